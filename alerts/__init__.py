@@ -1,0 +1,1 @@
+"""Series become alerts here, and alerts become commands."""

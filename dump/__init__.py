@@ -1,0 +1,1 @@
+"""Full tensors of a step: capture, the file contract, readers and writers."""

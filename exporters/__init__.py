@@ -1,0 +1,1 @@
+"""Series leave trainermon here: Prometheus text, the Parquet store."""

@@ -1,0 +1,295 @@
+"""The values that cross a border between two parts of trainermon, and nothing else.
+
+Everything here is frozen and made of standard-library types, so that the rank, the agent, the exporters and the offline
+tools can share it without importing torch or numpy. A value is never turned into text and parsed back: text is made at
+the outermost border (a label, a file name, a page) and only there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+
+class Kind(str, enum.Enum):
+    """What a series is a statistic of. The text form is the name that users of msprobe's monitor know."""
+
+    LOSS = "loss"
+    GRAD_UNREDUCED = "grad_unreduced"
+    GRAD_REDUCED = "grad_reduced"
+    PARAM_ORIGIN = "param_origin"
+    PARAM_UPDATED = "param_updated"
+    EXP_AVG = "exp_avg"
+    EXP_AVG_SQ = "exp_avg_sq"
+    UPDATE = "update"
+    ACTV = "actv"
+    ACTV_GRAD = "actv_grad"
+    COMM = "comm"
+    FEATURE = "feature"
+    STEP = "step"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class Moments(NamedTuple):
+    """Eight mergeable numbers that describe a set of elements; the columns of every row, in this order.
+
+    `count` includes non-finite elements. `min`, `max`, `sum` and `sum_sq` are taken over the finite ones only; without
+    any finite element they are +inf, -inf, 0 and 0, the neutral elements of a merge. `zeros` counts +0 and -0.
+    """
+
+    count: float
+    min: float
+    max: float
+    sum: float
+    sum_sq: float
+    zeros: float
+    nans: float
+    infs: float
+
+    @property
+    def finite(self) -> float:
+        """Number of finite elements."""
+        return self.count - self.nans - self.infs
+
+    @property
+    def nonfinite(self) -> float:
+        """Number of NaN and infinite elements."""
+        return self.nans + self.infs
+
+    @property
+    def mean(self) -> float:
+        """Mean of the finite elements; NaN if there is none."""
+        return self.sum / self.finite if self.finite else math.nan
+
+    @property
+    def norm(self) -> float:
+        """L2 norm of the finite elements; 0 if there is none."""
+        return math.sqrt(self.sum_sq)
+
+    @property
+    def rms(self) -> float:
+        """Root mean square of the finite elements; NaN if there is none."""
+        return math.sqrt(self.sum_sq / self.finite) if self.finite else math.nan
+
+    @property
+    def std(self) -> float:
+        """Population standard deviation of the finite elements; NaN if there is none."""
+        if not self.finite:
+            return math.nan
+        return math.sqrt(max(0.0, self.sum_sq / self.finite - self.mean**2))
+
+    @property
+    def zero_ratio(self) -> float:
+        """Share of zeros among all elements, 0 to 1; NaN for an empty set."""
+        return self.zeros / self.count if self.count else math.nan
+
+    def merge(self, other: Moments) -> Moments:
+        """Return the moments of the union of two disjoint sets of elements; exact up to rounding of the two sums."""
+        return Moments(
+            self.count + other.count,
+            min(self.min, other.min),
+            max(self.max, other.max),
+            self.sum + other.sum,
+            self.sum_sq + other.sum_sq,
+            self.zeros + other.zeros,
+            self.nans + other.nans,
+            self.infs + other.infs,
+        )
+
+
+STATISTICS: tuple[str, ...] = Moments._fields
+NO_ELEMENTS = Moments(0.0, math.inf, -math.inf, 0.0, 0.0, 0.0, 0.0, 0.0)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Coordinates:
+    """Where a rank stands in the job. Sizes are at least 1, places count from 0."""
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
+    dp: int = 0
+    dp_size: int = 1
+    tp: int = 0
+    tp_size: int = 1
+    pp: int = 0
+    pp_size: int = 1
+    cp: int = 0
+    cp_size: int = 1
+    ep: int = 0
+    ep_size: int = 1
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SeriesKey:
+    """What one series describes on one rank; equal keys are the same series on every step.
+
+    `name` is the parameter or module as the user's model names it, wrappers stripped (`h.3.mlp.fc.weight`). For
+    activations `slot` says which tensor of the module (`input.0`, `output.0`) and `call` which call of the module in
+    the (micro) step. `micro_step` is None for what exists once per step. `stage` is the virtual pipeline stage.
+    """
+
+    kind: Kind
+    name: str
+    slot: str = ""
+    call: int = 0
+    micro_step: int | None = None
+    stage: int = 0
+
+    @property
+    def label(self) -> str:
+        """Readable text for a page, a message or a label; not meant to be parsed."""
+        text = f"{self.name}.{self.slot}" if self.slot else self.name
+        if self.call:
+            text += f"#{self.call}"
+        if self.micro_step is not None:
+            text += f"@{self.micro_step}"
+        return f"{self.stage}:{text}" if self.stage else text
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """How the tensor that a rank holds relates to the whole one, so that rows of several ranks can be merged.
+
+    `offset` and `length` are the range of the flattened whole tensor that this rank's elements are (`length` None: all
+    of it). `replicated_over` and `partitioned_over` name axes of `Coordinates`. `in_global_norm` is true for exactly
+    one copy of each element over the job. `scale` is what the true value was multiplied by (loss scale, 1/accumulation).
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int = 0
+    length: int | None = None
+    replicated_over: tuple[str, ...] = ()
+    partitioned_over: tuple[str, ...] = ()
+    in_global_norm: bool = True
+    scale: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class StatBlock:
+    """All rows of one step of one rank.
+
+    `series` holds indices into the rank's series table (uint32), `values` the moments as a C-contiguous float64 array
+    `[num_statistics, num_series]` (struct of arrays: one statistic of all series is a contiguous slice), both as
+    anything that supports the buffer protocol. `time_s` is Unix time at the end of the step, for display only: order
+    is (attempt, step).
+    """
+
+    step: int
+    time_s: float
+    series: Any
+    values: Any
+
+
+class AlertState(str, enum.Enum):
+    """Life of an alert: a condition holds (pending), has held long enough (firing), is over (resolved)."""
+
+    PENDING = "pending"
+    FIRING = "firing"
+    RESOLVED = "resolved"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class Severity(str, enum.Enum):
+    """How urgent an alert is. `fatal`: the step itself is lost; the ranks replay it."""
+
+    INFO = "info"
+    WARNING = "warning"
+    CRITICAL = "critical"
+    FATAL = "fatal"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One series of a grouped alert: its value against what was expected."""
+
+    series: SeriesKey
+    value: float
+    baseline: float = math.nan
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Alert:
+    """One rule that fired on one rank from one step on, for all series concerned.
+
+    `id` depends on rule, rank, attempt and first step only: evaluating the same records again gives the same id.
+    `value` and `baseline` are those of the worst finding. `num_series` counts all series concerned, `findings` lists
+    the worst ones. `step` is the step of this state change, `first_step` the one on which the condition began.
+    """
+
+    id: str
+    rule: str
+    severity: Severity
+    state: AlertState
+    attempt: int
+    rank: int
+    step: int
+    first_step: int
+    time_s: float
+    kind: Kind
+    value: float
+    baseline: float
+    num_series: int
+    findings: tuple[Finding, ...]
+    message: str
+
+
+class Action(str, enum.Enum):
+    """What a command asks of a rank."""
+
+    COLLECT = "collect"
+    DUMP = "dump"
+    STOP = "stop"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """What a rank shall do from `first_step` on, for `num_steps` steps.
+
+    A rank that is already past `first_step` when it reads the command does nothing and says so (`late`): nothing ever
+    waits. `level` is L0 (modules); `task` is `statistics` or `tensor`; an empty `scope` means every module.
+    `max_bytes` bounds what this command may write on this rank.
+    """
+
+    id: str
+    action: Action
+    first_step: int
+    num_steps: int = 1
+    level: str = "L0"
+    task: str = "statistics"
+    scope: tuple[str, ...] = ()
+    max_bytes: int = 1 << 30
+    reason: str = ""
+
+
+def as_plain(value: Any) -> Any:
+    """Return `value` as JSON-ready lists, dicts, strings and numbers; non-finite floats become the text 'NaN', 'Infinity', '-Infinity'.
+
+    Works for every value of this module, nested in lists and dicts too.
+    """
+    if isinstance(value, enum.Enum):
+        return value.value
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: as_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): as_plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
+    return value

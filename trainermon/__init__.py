@@ -1,0 +1,27 @@
+"""trainermon watches distributed PyTorch training from the inside.
+
+    from trainermon import TrainerMon
+
+    monitor = TrainerMon("monitor_config.json")
+    monitor.set_monitor(model, optimizer=optimizer)
+
+Importing trainermon does not import torch; the public names are resolved on first use.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trainermon.monitor.session import TrainerMon
+
+__all__ = ["TrainerMon", "__version__"]
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    if name == "TrainerMon":
+        from trainermon.monitor.session import TrainerMon  # noqa: PLC0415  # loads torch, so only when asked for
+
+        return TrainerMon
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
