@@ -1,1 +1,1 @@
-"""The node daemon: follows the journals of all local ranks, and hands what they hold to store, rules, metrics and page."""
+"""The node daemon: follows the journals of all local ranks and feeds store, rules, metrics and page from them."""

@@ -15,7 +15,7 @@ __all__ = ["TrainerMon", "set_monitor"]
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        from trainermon.monitor import session  # noqa: PLC0415  # loads torch, so only when asked for
+        from trainermon.monitor import session  # loads torch, so only when asked for
 
         return getattr(session, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -11,7 +11,7 @@ import dataclasses
 import enum
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 
 class Kind(str, enum.Enum):
@@ -35,7 +35,8 @@ class Kind(str, enum.Enum):
         return self.value
 
 
-class Moments(NamedTuple):
+@dataclasses.dataclass(frozen=True, slots=True)
+class Moments:
     """Eight mergeable numbers that describe a set of elements; the columns of every row, in this order.
 
     `count` includes non-finite elements. `min`, `max`, `sum` and `sum_sq` are taken over the finite ones only; without
@@ -102,7 +103,7 @@ class Moments(NamedTuple):
         )
 
 
-STATISTICS: tuple[str, ...] = Moments._fields
+STATISTICS: tuple[str, ...] = tuple(field.name for field in dataclasses.fields(Moments))
 NO_ELEMENTS = Moments(0.0, math.inf, -math.inf, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
@@ -159,7 +160,8 @@ class Placement:
 
     `offset` and `length` are the range of the flattened whole tensor that this rank's elements are (`length` None: all
     of it). `replicated_over` and `partitioned_over` name axes of `Coordinates`. `in_global_norm` is true for exactly
-    one copy of each element over the job. `scale` is what the true value was multiplied by (loss scale, 1/accumulation).
+    one copy of each element over the job. `scale` is what the true value was multiplied by (loss scale,
+    1/accumulation).
     """
 
     dtype: str
@@ -278,9 +280,10 @@ class Command:
 
 
 def as_plain(value: Any) -> Any:
-    """Return `value` as JSON-ready lists, dicts, strings and numbers; non-finite floats become the text 'NaN', 'Infinity', '-Infinity'.
+    """Return `value` as JSON-ready lists, dicts, strings and numbers.
 
-    Works for every value of this module, nested in lists and dicts too.
+    Works for every value of this module, nested in lists and dicts too. Non-finite floats, which JSON does not have,
+    become the text 'NaN', 'Infinity' or '-Infinity'.
     """
     if isinstance(value, enum.Enum):
         return value.value

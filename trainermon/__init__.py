@@ -21,7 +21,7 @@ __version__ = "0.1.0"
 
 def __getattr__(name: str) -> Any:
     if name == "TrainerMon":
-        from trainermon.monitor.session import TrainerMon  # noqa: PLC0415  # loads torch, so only when asked for
+        from trainermon.monitor.session import TrainerMon  # loads torch, so only when asked for
 
         return TrainerMon
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

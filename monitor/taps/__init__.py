@@ -1,1 +1,1 @@
-
+"""Hooks into model, gradients and optimizer: what they see is handed on, what they touch is restored."""
