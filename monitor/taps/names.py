@@ -1,0 +1,37 @@
+"""Names as the user's model has them, whatever it was wrapped in, and the patterns that choose among them."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Sequence
+
+# What DDP, torch.compile, FSDP and activation checkpointing put into the path of a module.
+WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
+
+
+def plain_name(name: str) -> str:
+    """Return `name` without the path parts that wrappers add.
+
+    A leading `module` and any part that starts with an underscore and belongs to a known wrapper are dropped; a
+    `module` in the middle may be the user's own and stays.
+
+    >>> plain_name("module.h.0._orig_mod.attn.weight")
+    'h.0.attn.weight'
+    """
+    parts = name.split(".")
+    while parts and parts[0] in WRAPPERS:
+        parts = parts[1:]
+    return ".".join(part for part in parts if part == "module" or part not in WRAPPERS)
+
+
+def chosen(name: str, targets: Sequence[str]) -> bool:
+    """Return whether one of `targets` names `name`: exactly, as a path prefix, or as a `*` pattern; no targets mean all.
+
+    >>> chosen("h.1.mlp.fc", ["h.1"]), chosen("h.10.mlp", ["h.1"]), chosen("h.10.mlp", ["h.*.mlp"])
+    (True, False, True)
+    """
+    if not targets:
+        return True
+    return any(
+        name == target or name.startswith(f"{target}.") or fnmatch.fnmatchcase(name, target) for target in targets
+    )
