@@ -1,0 +1,187 @@
+"""Tables of moments that leave the device once per step, a step late, without anybody waiting.
+
+A slab holds the rows of one step. While it is open, rows are computed into its table on the device. `seal` starts one
+asynchronous copy to pinned host memory on a side stream (on a CPU there is nothing to copy); when the copy's event has
+passed, the ring hands the slab out. What the rows mean, and where they go, is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainermon.monitor.statistics.kernel import moments
+from trainermon.monitor.statistics.merge import NUM_STATISTICS
+
+ROW_BYTES = 8 * NUM_STATISTICS
+
+
+class Slab:
+    """The rows of one step: open, then sealed (its copy in flight), then ready, then released.
+
+    Attributes:
+        step: the step that the rows belong to.
+        num_rows: rows taken so far.
+    """
+
+    def __init__(self, device: torch.device, *, capacity: int) -> None:
+        self.step = -1
+        self.num_rows = 0
+        self._table = torch.empty((capacity, NUM_STATISTICS), dtype=torch.float64, device=device)
+        self._host = self._table
+        self._packed = bytearray()
+        self._copy = None if device.type == "cpu" else _AsyncCopy(device)
+
+    def take(self, tensors: Sequence[Tensor]) -> int:
+        """Compute the moments of `tensors` into the next rows and return the index of the first of them.
+
+        The tensors are read before this returns (CPU) or in the order of the current stream (accelerator): they may be
+        changed or freed right after. Costs no host-device synchronisation.
+        """
+        first = self._extend(len(tensors))
+        moments(tensors, self._table[first : self.num_rows])
+        return first
+
+    def copy_row(self, row: int) -> int:
+        """Repeat an earlier row (the same tensor under another name) and return the new row's index."""
+        copy = self._extend(1)
+        self._table[copy] = self._table[row]
+        return copy
+
+    def seal(self) -> None:
+        """End the step's collection and start the copy to the host. The slab must not be added to any more."""
+        if self._copy is not None:
+            self._host = self._copy.start(self._table, self.num_rows)
+
+    def is_ready(self) -> bool:
+        """Whether the rows of a sealed slab have arrived on the host. Never waits."""
+        return self._copy is None or self._copy.done()
+
+    def rows(self) -> Tensor:
+        """Return the rows of a ready slab, float64 `[num_rows, 8]` in host memory, valid until it is released."""
+        return self._host[: self.num_rows]
+
+    def columns(self) -> memoryview:
+        """Return the rows of a ready slab as C-contiguous float64 `[8, num_rows]`, one statistic after another.
+
+        The bytes are valid until the slab is released; the buffer is kept and used again.
+        """
+        size_bytes = self.num_rows * ROW_BYTES
+        if len(self._packed) < size_bytes:
+            self._packed = bytearray(self._host.shape[0] * ROW_BYTES)
+        if size_bytes:
+            packed = torch.frombuffer(self._packed, dtype=torch.float64, count=self.num_rows * NUM_STATISTICS)
+            packed.view(NUM_STATISTICS, self.num_rows).copy_(self.rows().t())
+        return memoryview(self._packed)[:size_bytes]
+
+    def _open(self, step: int) -> None:
+        self.step = step
+        self.num_rows = 0
+
+    def _extend(self, count: int) -> int:
+        first = self.num_rows
+        self.num_rows = first + count
+        if self.num_rows > self._table.shape[0]:
+            grown = self._table.new_empty((max(self.num_rows, 2 * self._table.shape[0]), NUM_STATISTICS))
+            grown[:first] = self._table[:first]
+            self._table = grown
+            if self._copy is None:
+                self._host = grown
+        return first
+
+    def _wait(self) -> None:
+        if self._copy is not None:
+            self._copy.wait()
+
+
+class _AsyncCopy:
+    """A copy to pinned host memory on a side stream, and the event that tells when it is over."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._module: Any = torch.get_device_module(device)
+        self._stream = self._module.Stream(device)
+        self._event = self._module.Event()
+        self._host = torch.empty((0, NUM_STATISTICS), dtype=torch.float64)
+
+    def start(self, table: Tensor, num_rows: int) -> Tensor:
+        if self._host.shape[0] < num_rows:
+            self._host = torch.empty((table.shape[0], NUM_STATISTICS), dtype=torch.float64, pin_memory=True)
+        self._stream.wait_stream(self._module.current_stream(self._device))
+        with self._module.stream(self._stream):
+            self._host[:num_rows].copy_(table[:num_rows], non_blocking=True)
+            self._event.record(self._stream)
+        return self._host
+
+    def done(self) -> bool:
+        return bool(self._event.query())
+
+    def wait(self) -> None:
+        self._event.synchronize()
+
+
+class SlabRing:
+    """A fixed number of slabs that are used in turn.
+
+    Args:
+        device: where the monitored tensors are.
+        num_slabs: at least 3: one open, one whose copy is in flight, one that is being written out.
+        capacity: rows that a slab starts with; it grows as needed and stays grown.
+
+    Attributes:
+        skipped: steps on which no slab was free. A step is skipped rather than waited for.
+    """
+
+    def __init__(self, device: torch.device | str = "cpu", *, num_slabs: int = 3, capacity: int = 1024) -> None:
+        if num_slabs < 3:
+            raise ValueError(f"num_slabs is {num_slabs}, expected at least 3: open, in flight, being written out")
+        self.skipped = 0
+        self._free = [Slab(torch.device(device), capacity=capacity) for _ in range(num_slabs)]
+        self._sealed: deque[Slab] = deque()
+        self._open: Slab | None = None
+
+    def begin(self, step: int) -> Slab | None:
+        """Open a slab for `step`; None, counted in `skipped`, if none is free. An open slab is discarded first."""
+        self.discard()
+        if not self._free:
+            self.skipped += 1
+            return None
+        self._open = self._free.pop()
+        self._open._open(step)
+        return self._open
+
+    def seal(self) -> None:
+        """Seal the open slab, if there is one; it is handed out by `ready` when its rows are on the host."""
+        if self._open is not None:
+            self._open.seal()
+            self._sealed.append(self._open)
+            self._open = None
+
+    def discard(self) -> None:
+        """Drop the open slab and its rows, if there is one."""
+        if self._open is not None:
+            self._free.append(self._open)
+            self._open = None
+
+    def ready(self) -> list[Slab]:
+        """Return the sealed slabs whose rows have arrived, oldest first. Never waits. Give each back by `release`."""
+        slabs = []
+        while self._sealed and self._sealed[0].is_ready():
+            slabs.append(self._sealed.popleft())
+        return slabs
+
+    def flush(self) -> list[Slab]:
+        """Wait for every sealed slab and return them all, oldest first. For the end of a run only."""
+        slabs = list(self._sealed)
+        self._sealed.clear()
+        for slab in slabs:
+            slab._wait()
+        return slabs
+
+    def release(self, slab: Slab) -> None:
+        """Make a slab that `ready` or `flush` returned available again; its rows are no longer valid."""
+        self._free.append(slab)
