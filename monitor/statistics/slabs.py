@@ -46,11 +46,19 @@ class Slab:
         moments(tensors, self._table[first : self.num_rows])
         return first
 
-    def copy_row(self, row: int) -> int:
-        """Repeat an earlier row (the same tensor under another name) and return the new row's index."""
-        copy = self._extend(1)
-        self._table[copy] = self._table[row]
-        return copy
+    def copy_rows(self, first: int, count: int) -> Tensor:
+        """Return a copy of rows taken earlier, float64 `[count, 8]` on the device. No synchronisation."""
+        return self._table[first : first + count].clone()
+
+    def put_rows(self, rows: Tensor) -> int:
+        """Append rows that `copy_rows` of any slab of this device returned; return the index of the first."""
+        first = self._extend(len(rows))
+        self._table[first : self.num_rows] = rows
+        return first
+
+    def any_nonfinite(self, rows: Sequence[int]) -> bool:
+        """Whether one of `rows` counts a NaN or an Inf. Waits for the device: one synchronisation."""
+        return bool(self._table[list(rows)][:, NUM_STATISTICS - 2 :].any())
 
     def seal(self) -> None:
         """End the step's collection and start the copy to the host. The slab must not be added to any more."""

@@ -54,5 +54,5 @@ class Guard:
         logger.error(message, exc_info=error)
         try:
             self._on_fault(message)
-        except Exception:  # noqa: BLE001  # a second fault while letting go of the first
+        except Exception:  # a second fault while letting go of the first
             logger.exception("the monitor could not detach cleanly")

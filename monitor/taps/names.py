@@ -25,7 +25,7 @@ def plain_name(name: str) -> str:
 
 
 def chosen(name: str, targets: Sequence[str]) -> bool:
-    """Return whether one of `targets` names `name`: exactly, as a path prefix, or as a `*` pattern; no targets mean all.
+    """Return whether one of `targets` is `name`, a path prefix of it, or a `*` pattern of it; no targets mean all.
 
     >>> chosen("h.1.mlp.fc", ["h.1"]), chosen("h.10.mlp", ["h.1"]), chosen("h.10.mlp", ["h.*.mlp"])
     (True, False, True)

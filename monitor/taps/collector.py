@@ -1,0 +1,147 @@
+"""The rows of the step that is open, which series each belongs to, and their way into the journal.
+
+A tap says "these tensors are these series"; the statistics are taken at once, on the device, into the open slab. A
+series that is taken twice in one step keeps its last row; several series may share one row (one tensor, several names).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from trainermon.monitor.journal import JournalWriter
+from trainermon.monitor.statistics.slabs import Slab, SlabRing
+from trainermon.monitor.values import Placement, SeriesKey, StatBlock
+
+
+class SeriesTable:
+    """Numbers series in the order in which they are first seen."""
+
+    def __init__(self) -> None:
+        self.keys: list[SeriesKey] = []
+        self.placements: list[Placement | None] = []
+        self._ids: dict[SeriesKey, int] = {}
+        self._num_written = 0
+
+    def id_of(self, key: SeriesKey, placement: Placement | None = None) -> int:
+        """Return the number of `key`, a new one if it is new."""
+        found = self._ids.get(key)
+        if found is None:
+            found = self._ids[key] = len(self.keys)
+            self.keys.append(key)
+            self.placements.append(placement)
+        return found
+
+    def write_new(self, journal: JournalWriter) -> None:
+        """Append the series that the journal does not know yet."""
+        if self._num_written < len(self.keys):
+            journal.add_series(self.keys[self._num_written :], self.placements[self._num_written :])
+            self._num_written = len(self.keys)
+
+
+class Collector:
+    """Takes statistics for one step at a time and writes each sealed step to the journal.
+
+    Nothing here waits for a device. `muted` makes every take a no-op, while a replay runs through the same hooks.
+    """
+
+    def __init__(self, ring: SlabRing, journal: JournalWriter) -> None:
+        self.table = SeriesTable()
+        self.muted = False
+        self._ring = ring
+        self._journal = journal
+        self._step = 0
+        self._slab: Slab | None = None
+        self._rows: dict[int, int] = {}
+        self._scalars: dict[int, float] = {}
+        self._sealed: deque[tuple[dict[int, int], dict[int, float]]] = deque()
+
+    def begin(self, step: int) -> None:
+        """Make `step` the one that rows belong to; its slab is taken when the first row comes."""
+        self._step = step
+
+    def take(self, series: Sequence[int], tensors: Sequence[Tensor]) -> int:
+        """Take the statistics of `tensors` as rows of `series`; return the first row, or -1 if nothing was taken."""
+        slab = self._open()
+        if self.muted or slab is None:
+            return -1
+        first = slab.take(tensors)
+        self._rows.update(zip(series, range(first, first + len(tensors)), strict=True))
+        return first
+
+    def share(self, series: int, row: int) -> None:
+        """Give `series` the row of another series of this step: it is the same tensor."""
+        if row >= 0 and not self.muted:
+            self._rows[series] = row
+
+    def copy_rows(self, first: int, count: int) -> Tensor | None:
+        """Return a copy of `count` rows from `first` on, on the device; None if nothing was taken."""
+        return None if first < 0 or self._slab is None else self._slab.copy_rows(first, count)
+
+    def repeat(self, series: Sequence[int], rows: Tensor) -> None:
+        """Give `series` rows that `copy_rows` returned in an earlier step."""
+        slab = self._open()
+        if slab is not None and not self.muted:
+            first = slab.put_rows(rows)
+            self._rows.update(zip(series, range(first, first + len(series)), strict=True))
+
+    def put(self, series: int, value: float) -> None:
+        """Record a number that is on the host already."""
+        self._scalars[series] = value
+
+    def any_nonfinite(self, series: Iterable[int]) -> bool:
+        """Return whether a row of `series` taken in this step holds a NaN or an Inf. Waits for the device."""
+        rows = [self._rows[number] for number in series if number in self._rows]
+        return bool(self._slab is not None and rows and self._slab.any_nonfinite(rows))
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was taken for this step."""
+        return not self._rows and not self._scalars
+
+    def seal(self) -> None:
+        """End the step: start the copy to the host, and write every step whose copy has arrived."""
+        if not self.is_empty:
+            if self._open() is not None:
+                self._sealed.append((self._rows, self._scalars))
+                self._ring.seal()
+        self._slab, self._rows, self._scalars = None, {}, {}
+        self.write_ready()
+
+    def write_ready(self, *, wait: bool = False) -> None:
+        """Write the sealed steps whose statistics are on the host; with `wait`, all of them."""
+        for slab in self._ring.flush() if wait else self._ring.ready():
+            rows, scalars = self._sealed.popleft()
+            self.table.write_new(self._journal)
+            self._journal.append_block(_block(slab, rows, scalars))
+            self._ring.release(slab)
+
+    def _open(self) -> Slab | None:
+        if self._slab is None:
+            self._slab = self._ring.begin(self._step)
+        return self._slab
+
+
+def _block(slab: Slab, rows: dict[int, int], scalars: dict[int, float]) -> StatBlock:
+    values = slab.rows()[list(rows.values())] if rows else torch.empty((0, 8), dtype=torch.float64)
+    if scalars:
+        values = torch.cat([values, torch.tensor([_scalar_row(x) for x in scalars.values()], dtype=torch.float64)])
+    return StatBlock(
+        step=slab.step,
+        time_s=time.time(),
+        series=torch.tensor([*rows, *scalars], dtype=torch.int32).numpy(),
+        values=values.t().contiguous().numpy(),
+    )
+
+
+def _scalar_row(value: float) -> list[float]:
+    finite = value - value == 0.0
+    is_nan = value != value  # noqa: PLR0124  # the definition of NaN
+    low, high, total, square = (
+        (value, value, value, value * value) if finite else (float("inf"), -float("inf"), 0.0, 0.0)
+    )
+    return [1.0, low, high, total, square, float(value == 0.0), float(is_nan), float(not finite and not is_nan)]
