@@ -1,0 +1,134 @@
+"""What a diagnosis says. The JSON form (`values.as_plain`) is described field by field in README.md."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+
+SCHEMA_VERSION = 1
+
+
+class Verdict(str, enum.Enum):
+    """How far the diagnosis got."""
+
+    LOCATED = "located"
+    NOT_REPRODUCED = "not_reproduced"
+    FINITE = "finite"
+    NO_EVIDENCE = "no_evidence"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class FaultPhase(str, enum.Enum):
+    """In which part of the step the first non-finite value stood."""
+
+    PARAMETER = "parameter"
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    OPTIMIZER = "optimizer"
+    UNKNOWN = "unknown"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class Role(str, enum.Enum):
+    """What a rank has to do with the fault."""
+
+    ORIGIN = "origin"
+    INNOCENT = "innocent"
+    UNKNOWN = "unknown"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class BadTensor:
+    """A tensor with non-finite elements. `slot` is its place (`output.0`, `parameters.weight`, `input.0`).
+
+    `count`, `nans` and `infs` are numbers of elements, -1 where the source does not tell; `max` and `min` are those of
+    the finite elements, None without any.
+    """
+
+    slot: str
+    dtype: str = ""
+    shape: tuple[int, ...] = ()
+    count: int = -1
+    nans: int = -1
+    infs: int = -1
+    max: float | None = None
+    min: float | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """One module on the way of the non-finite values. `omitted` links were left out right before this one."""
+
+    module: str
+    class_name: str
+    direction: str
+    call: int
+    tensor: BadTensor
+    omitted: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RankFinding:
+    """What is known of one rank on the step.
+
+    `replay` is `nonfinite`, `clean` or `none` (no replay dump). `unreduced` and `reduced` are the numbers of
+    gradients (parameters) with a non-finite element before and after the reduction, None where none is stored.
+    """
+
+    rank: int
+    role: Role
+    replay: str
+    unreduced: int | None = None
+    reduced: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class BadParameter:
+    """A parameter that was non-finite before the forward of the step, on the origin rank."""
+
+    name: str
+    count: int
+    nans: int
+    infs: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """Where the first non-finite value of a step came from, as far as the run's files tell.
+
+    `module` is the plain name in the user's model; `(input)`, `(loss)` and `(optimizer)` stand for what is outside of
+    it, "" for unknown. `step`, `attempt` and `rank` are None where nothing is known. `headline` is one line, `reason`
+    one or two sentences, `source` the line of the user's code that called the module. `chain` runs from the origin to
+    the loss (forward) or from the origin to the model's input (backward). `dump` is the origin rank's dump, relative to the
+    run directory.
+    """
+
+    verdict: Verdict
+    run_id: str
+    headline: str
+    reason: str
+    step: int | None = None
+    attempt: int | None = None
+    rank: int | None = None
+    module: str = ""
+    class_name: str = ""
+    call: int = 0
+    micro_step: int | None = None
+    phase: FaultPhase = FaultPhase.UNKNOWN
+    tensor: BadTensor | None = None
+    source: str = ""
+    candidates: tuple[str, ...] = ()
+    chain: tuple[Link, ...] = ()
+    ranks: tuple[RankFinding, ...] = ()
+    parameters: tuple[BadParameter, ...] = ()
+    consequences: tuple[str, ...] = ()
+    evidence: tuple[str, ...] = ()
+    dump: str | None = None
+    version: int = SCHEMA_VERSION

@@ -1,0 +1,127 @@
+"""What a dump holds, once read: tensors, entries, and what is known about the dump itself. Standard library only."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+INFO_FILE = "dump_info.json"
+DUMP_FILE = "dump.json"
+STACK_FILE = "stack.json"
+CONSTRUCT_FILE = "construct.json"
+PARTIAL_FILE = "dump.partial.jsonl"
+TENSOR_FOLDER = "dump_tensor_data"
+
+FORWARD = "forward"
+BACKWARD = "backward"
+PARAMETERS_GRAD = "parameters_grad"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TensorRecord:
+    """One tensor of an entry.
+
+    `slot` is its place: `input.0`, `kwargs.mask`, `output.0.1`, `parameters.weight`. Statistics are None where there
+    is no such number (an empty tensor, a boolean's mean); ours are over finite elements, with the non-finite ones
+    counted, msprobe's are over all elements and not counted (None). `order` is the place of the moment in which the
+    value became known, in one sequence over forward and backward; tensors with equal order are one tensor in several
+    slots. `hooked` tells that the script itself had a gradient hook on the tensor.
+    """
+
+    slot: str
+    dtype: str
+    shape: tuple[int, ...]
+    max: float | None = None
+    min: float | None = None
+    mean: float | None = None
+    norm: float | None = None
+    nans: int | None = None
+    infs: int | None = None
+    zeros: int | None = None
+    requires_grad: bool = False
+    order: int | None = None
+    hooked: bool = False
+    data_path: Path | None = None
+
+    @property
+    def count(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nonfinite(self) -> bool:
+        """Whether an element is NaN or infinite; without counts, by the extrema, the mean and the norm."""
+        if self.nans is not None and self.infs is not None:
+            return self.nans + self.infs > 0
+        return any(value is not None and not math.isfinite(value) for value in (self.max, self.min, self.mean))
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One forward or backward of one module call, or the gradients of its parameters.
+
+    In a backward entry `inputs` are the gradients of the module's outputs and `outputs` those of its inputs, as
+    autograd sees it. In a `parameters_grad` entry the gradients are `outputs`. `parent` is the key of the enclosing call.
+    """
+
+    key: str
+    module: str
+    class_name: str
+    direction: str
+    call: int
+    order: int | None = None
+    micro_step: int | None = None
+    inputs: tuple[TensorRecord, ...] = ()
+    outputs: tuple[TensorRecord, ...] = ()
+    parameters: tuple[TensorRecord, ...] = ()
+    stack: tuple[str, ...] = ()
+    parent: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class DumpInfo:
+    """What is known about a dump as a whole; a dump of msprobe's has the defaults.
+
+    `over_quota` counts tensors that were not written for lack of quota, `errors` entries that were lost to an error
+    of which `first_error` is the first. `micro_steps` counts replayed micro steps, `uncovered` says which were not.
+    """
+
+    id: str = ""
+    step: int | None = None
+    attempt: int | None = None
+    rank: int | None = None
+    reason: str = ""
+    replay: bool = False
+    micro_steps: int = 0
+    uncovered: str = ""
+    complete: bool = True
+    bytes_written: int = 0
+    over_quota: int = 0
+    errors: int = 0
+    first_error: str = ""
+    notes: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Dump:
+    """A dump of one rank and one step. `entries` are in order; `root` holds those of the model as a whole."""
+
+    directory: Path
+    task: str
+    level: str
+    info: DumpInfo
+    entries: tuple[Entry, ...]
+    root: tuple[Entry, ...] = ()
+
+    def tensors(self) -> Iterator[tuple[Entry, TensorRecord]]:
+        """Yield every tensor with its entry."""
+        for entry in (*self.entries, *self.root):
+            for tensor in (*entry.inputs, *entry.outputs, *entry.parameters):
+                yield entry, tensor
+
+    @property
+    def nonfinite(self) -> bool:
+        """Whether any tensor of the dump has a non-finite element."""
+        return any(tensor.nonfinite for _, tensor in self.tensors())
