@@ -1,0 +1,178 @@
+"""Orders to ranks: checked, remembered by id, merged with what is outstanding, and handed to the ranks concerned.
+
+The same order may arrive twice: a client repeats a request, an agent that was killed sees the same alert again. An id
+is therefore carried out once per run; the same id with another content is an error. Nothing here waits for a rank.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trainermon.monitor.errors import ConfigError
+from trainermon.monitor.values import Action, Command, as_plain
+
+BOOK_FILE = "commands.jsonl"
+MAX_REMEMBERED = 1000
+MAX_STEPS = 1000
+MAX_SCOPE = 1000
+MAX_TEXT = 1000
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")  # it becomes the name of a folder
+
+Sender = Callable[[int, Sequence[Command]], None]
+
+
+class DuplicateError(ConfigError):
+    """A command's id was used before for another command."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """A command, the ranks that carry it out, and the attempt it was given in."""
+
+    command: Command
+    ranks: tuple[int, ...]
+    attempt: int
+
+
+def parse_command(body: Any, *, next_step: int) -> Command:
+    """Return the command that a client's JSON `body` describes.
+
+    `first_step` may be left out: then it is `next_step`. Everything is checked, because it came over a network.
+
+    Raises:
+        ConfigError: A key is unknown, missing, of the wrong type or out of range.
+    """
+    _require(isinstance(body, Mapping), "the body", body, "a JSON object")
+    known = {field.name for field in dataclasses.fields(Command)}
+    for key in body:
+        _require(key in known, "the body", key, f"only the keys {', '.join(sorted(known))}")
+    identity, action = body.get("id"), body.get("action")
+    _require(
+        isinstance(identity, str) and _ID.fullmatch(identity) is not None, "id", identity, "a name of A-Za-z0-9._-"
+    )
+    actions = [item.value for item in Action]
+    _require(action in actions, "action", action, " or ".join(actions))
+    scope = body.get("scope", [])
+    good = isinstance(scope, list) and len(scope) <= MAX_SCOPE and all(_is_text(item) for item in scope)
+    _require(good, "scope", scope, f"a list of at most {MAX_SCOPE} module names")
+    _require(body.get("level", "L0") == "L0", "level", body.get("level"), "'L0'")
+    task = body.get("task", "statistics")
+    _require(task in ("statistics", "tensor"), "task", task, "'statistics' or 'tensor'")
+    reason = body.get("reason", "")
+    _require(_is_text(reason), "reason", reason, f"a text of at most {MAX_TEXT} characters")
+    return Command(
+        id=str(identity),
+        action=Action(action),
+        first_step=_whole(body, "first_step", next_step, 0, 1 << 62),
+        num_steps=_whole(body, "num_steps", 1, 1, MAX_STEPS),
+        max_bytes=_whole(body, "max_bytes", 1 << 30, 0, 1 << 62),
+        task=task,
+        scope=tuple(scope),
+        reason=reason,
+    )
+
+
+class CommandBook:
+    """What was ordered in this run, kept in the spool; hands each rank the whole set of what it has yet to do.
+
+    Args:
+        spool: Folder of the book's file, which survives the agent.
+        send: Hands a set of commands to a rank; replaces the rank's former set.
+    """
+
+    def __init__(self, spool: Path, send: Sender) -> None:
+        self._path = spool / BOOK_FILE
+        self._send = send
+        self._orders: dict[str, Order] = {}
+        for order in _read_orders(self._path):
+            self._remember(order)
+
+    def submit(self, command: Command, ranks: Collection[int], *, attempt: int, steps: Mapping[int, int]) -> bool:
+        """Hand `command` to `ranks`; return False if it was given before.
+
+        `steps` holds the step each rank is on: what lies wholly before it has expired and is not sent again.
+
+        Raises:
+            DuplicateError: The id was used for another command.
+            OSError: The book cannot be written; then nothing was sent.
+        """
+        known = self._orders.get(command.id)
+        if known is not None:
+            if known.command != command:
+                raise DuplicateError(f"command id {command.id!r} was used before for another command; choose a new id")
+            return False
+        order = Order(command=command, ranks=tuple(sorted(ranks)), attempt=attempt)
+        with self._path.open("a", encoding="utf-8") as stream:
+            # A line of its own even after the torn last line of an agent that was killed.
+            stream.write("\n" + json.dumps(as_plain(order), allow_nan=False) + "\n")
+        self._remember(order)
+        for rank in order.ranks:
+            self._send(rank, self.outstanding(rank, attempt=attempt, step=steps.get(rank, 0)))
+        return True
+
+    def first_step(self, identity: str) -> int | None:
+        """Return the first step of the command with this id, or None if there is none."""
+        order = self._orders.get(identity)
+        return None if order is None else order.command.first_step
+
+    def resend(self, rank: int, *, attempt: int, step: int) -> None:
+        """Hand `rank` its set again: what a killed agent had only written down, and nothing of earlier attempts.
+
+        The steps that an earlier attempt's command names are other steps now.
+        """
+        self._send(rank, self.outstanding(rank, attempt=attempt, step=step))
+
+    def outstanding(self, rank: int, *, attempt: int, step: int) -> list[Command]:
+        """Return what `rank`, being on `step`, has yet to do or to finish in this attempt."""
+        return [
+            order.command
+            for order in self._orders.values()
+            if rank in order.ranks
+            and order.attempt == attempt
+            and order.command.first_step + order.command.num_steps > step
+        ]
+
+    def _remember(self, order: Order) -> None:
+        self._orders[order.command.id] = order
+        while len(self._orders) > MAX_REMEMBERED:
+            del self._orders[next(iter(self._orders))]
+
+
+def _read_orders(path: Path) -> list[Order]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        return []
+    orders = (_read_order(line) for line in lines)
+    return [order for order in orders if order is not None]
+
+
+def _read_order(line: str) -> Order | None:
+    try:
+        plain = json.loads(line)
+        command = parse_command(plain["command"], next_step=0)
+        return Order(command=command, ranks=tuple(plain["ranks"]), attempt=int(plain["attempt"]))
+    except (ValueError, KeyError, TypeError):
+        return None  # the torn last line of an agent that was killed: that order was never sent
+
+
+def _whole(body: Mapping[str, Any], key: str, default: int, low: int, high: int) -> int:
+    value = body.get(key, default)
+    good = isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+    _require(good, key, value, f"a whole number from {low} to {high}")
+    return int(value)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and len(value) <= MAX_TEXT
+
+
+def _require(condition: bool, path: str, found: Any, expected: str) -> None:  # noqa: FBT001 - an assertion's shape
+    if not condition:
+        shown = repr(found)
+        raise ConfigError(f"{path}: found {shown[:100]}, expected {expected}")

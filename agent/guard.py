@@ -1,0 +1,158 @@
+"""Who may ask the agent for what, and how much: the border in front of the web application.
+
+Loopback is no authentication: every local user reaches it, and so does any web page in the user's browser. Therefore a
+request must name a host we know (against DNS rebinding), every request that changes something must carry the run's
+token, a body is read only after that and only up to a limit, and no answer may be framed, sniffed or scripted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+from collections.abc import Awaitable, Callable, Collection, MutableMapping
+from typing import Any
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Application = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+MAX_BODY_BYTES = 1 << 20
+BODY_TIMEOUT_S = 10.0
+READING_METHODS = frozenset({"GET", "HEAD"})
+LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
+CONTENT_SECURITY_POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self' data:",
+        "connect-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+    )
+)
+_HEADERS = (
+    (b"content-security-policy", CONTENT_SECURITY_POLICY.encode()),
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+)
+
+
+class Refusal(Exception):  # noqa: N818 - not an error of ours: the answer to a request
+    """A request that is answered here: HTTP status and what the client should know."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+class Guard:
+    """ASGI application that lets through to `inner` what is allowed and answers the rest itself."""
+
+    def __init__(self, inner: Application, *, token: str, hosts: Collection[str] = ()) -> None:
+        self._inner = inner
+        self._token = token.encode()
+        self._hosts = frozenset(host.lower() for host in (*LOOPBACK_NAMES, *hosts))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            return  # no lifespan is needed and web sockets are not spoken
+        send = _with_headers(scope["path"], send)
+        try:
+            receive = await self._admit(scope, receive)
+        except Refusal as refusal:
+            await _answer(send, refusal)
+            return
+        await self._inner(scope, receive, send)
+
+    async def _admit(self, scope: Scope, receive: Receive) -> Receive:
+        headers = [(name.decode("latin-1"), value) for name, value in scope["headers"]]
+        self._check_host(headers)
+        if scope["method"] in READING_METHODS:
+            return receive
+        self._check_origin(headers)
+        self._check_token(headers)
+        try:
+            body = await asyncio.wait_for(_read_body(headers, receive), BODY_TIMEOUT_S)
+        except asyncio.TimeoutError:
+            raise Refusal(408, f"the body did not arrive within {BODY_TIMEOUT_S:g} s") from None
+        return _replay(body, receive)
+
+    def _check_host(self, headers: list[tuple[str, bytes]]) -> None:
+        values = [value for name, value in headers if name == "host"]
+        if len(values) != 1 or _host_name(values[0]) not in self._hosts:
+            raise Refusal(421, "this host name is not served here; add it to allowed_hosts if it is meant to be")
+
+    def _check_origin(self, headers: list[tuple[str, bytes]]) -> None:
+        host = next(value for name, value in headers if name == "host")
+        for name, value in headers:
+            if name == "origin" and value.partition(b"://")[2].lower() != host.lower():
+                raise Refusal(403, "requests from other origins are refused")
+
+    def _check_token(self, headers: list[tuple[str, bytes]]) -> None:
+        given = [value for name, value in headers if name == "authorization"]
+        scheme, _, credential = given[0].partition(b" ") if len(given) == 1 else (b"", b"", b"")
+        if not hmac.compare_digest(credential.strip(), self._token) or scheme.lower() != b"bearer":
+            raise Refusal(401, "this needs the run's token: Authorization: Bearer <nodes/<host>/token of the run>")
+
+
+def _host_name(value: bytes) -> str:
+    text = value.decode("latin-1").lower()
+    name, colon, port = text.rpartition(":")
+    return name if colon and port.isdigit() else text
+
+
+async def _read_body(headers: list[tuple[str, bytes]], receive: Receive) -> bytes:
+    for name, value in headers:
+        if name == "content-length" and (not value.isdigit() or int(value) > MAX_BODY_BYTES):
+            raise Refusal(413, f"a body may have up to {MAX_BODY_BYTES} bytes")
+    parts: list[bytes] = []
+    size_bytes = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise Refusal(400, "the client left")
+        parts.append(message.get("body", b""))
+        size_bytes += len(parts[-1])
+        if size_bytes > MAX_BODY_BYTES:
+            raise Refusal(413, f"a body may have up to {MAX_BODY_BYTES} bytes")
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def next_message() -> Message:
+        return pending.pop() if pending else await receive()
+
+    return next_message
+
+
+def _with_headers(path: str, send: Send) -> Send:
+    cache = b"no-cache" if path == "/" or path.startswith("/static/") else b"no-store"
+
+    async def guarded_send(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message.get("headers", ()), *_HEADERS, (b"cache-control", cache)]
+        await send(message)
+
+    return guarded_send
+
+
+async def _answer(send: Send, refusal: Refusal) -> None:
+    body = json.dumps({"detail": str(refusal)}).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    if refusal.status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    # The body of a refused request is not read; the connection cannot be used for another one.
+    headers.append((b"connection", b"close"))
+    await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,194 @@
+"""The web application of the agent: the page, its JSON and binary answers, `/metrics`, events and control calls.
+
+What is served comes from a `Node`; this module only speaks HTTP. It runs behind `trainermon.agent.guard.Guard`, which
+has already checked host, origin, token and size of the body when a request arrives here.
+"""
+
+from __future__ import annotations
+
+import importlib.resources
+import json
+import mimetypes
+from typing import TYPE_CHECKING, Any, Protocol
+
+from fastapi import FastAPI, HTTPException, Request
+from fastapi.responses import Response, StreamingResponse
+
+from trainermon.agent.commands import DuplicateError
+from trainermon.agent.feed import Feed
+from trainermon.agent.guard import Application, Guard
+from trainermon.monitor.errors import TrainermonError
+from trainermon.monitor.values import as_plain
+
+if TYPE_CHECKING:
+    from importlib.abc import Traversable  # moved in Python 3.11 and gone from here in 3.14
+
+MAX_COLUMNS = 4000
+PAGE = "index.html"
+
+
+class Node(Protocol):
+    """What the application shows and hands on; every method returns at once unless it is a coroutine."""
+
+    feed: Feed
+
+    def run(self) -> dict[str, Any]:
+        """Return the state of run and ranks."""
+
+    def lines(self, names: list[str]) -> dict[str, Any]:
+        """Return values per step over all ranks. Raises QueryError for an unknown name."""
+
+    def heatmap(self, kind: str, statistic: str, columns: int) -> bytes:
+        """Return a framed float32 array, rows x steps. Raises QueryError for an unknown kind or statistic."""
+
+    def ranks(self, quantity: str, columns: int) -> bytes:
+        """Return a framed float32 array, ranks x steps. Raises QueryError for an unknown quantity."""
+
+    def alerts(self) -> list[dict[str, Any]]:
+        """Return every alert of the run in its last state."""
+
+    def dumps(self) -> list[dict[str, Any]]:
+        """Return every dump of the run."""
+
+    async def diagnosis(self, identity: str, attempt: int, step: int) -> bytes | None:
+        """Return the JSON report of a dump, or None if there is none."""
+
+    def metrics(self, accept: str) -> tuple[bytes, str]:
+        """Return the exposition and its content type."""
+
+    def order(self, body: Any) -> dict[str, Any]:
+        """Carry out the command that a client's JSON describes. Raises ConfigError or DuplicateError."""
+
+    async def flush(self) -> bool:
+        """Commit everything followed so far; return whether that succeeded."""
+
+    def stop(self) -> None:
+        """Flush and end, soon."""
+
+
+def build_application(node: Node, *, token: str, hosts: tuple[str, ...] = ()) -> Application:
+    """Return the guarded ASGI application that shows `node`."""
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_exception_handler(TrainermonError, _refuse)
+    _add_page(app)
+    _add_reading(app, node)
+    _add_stream(app, node)
+    _add_control(app, node)
+    return Guard(app, token=token, hosts=hosts)
+
+
+def _add_page(app: FastAPI) -> None:
+    # Only names that were listed here can be asked for, so no path from a request ever reaches the file system.
+    folder = importlib.resources.files("trainermon.dashboards") / "web"
+    files: dict[str, Traversable] = {entry.name: entry for entry in folder.iterdir() if entry.is_file()}
+
+    @app.get("/")
+    async def page() -> Response:
+        return _file(files, PAGE)
+
+    @app.get("/static/{name}")
+    async def static(name: str) -> Response:
+        return _file(files, name)
+
+    @app.get("/favicon.ico")
+    async def favicon() -> Response:
+        return Response(status_code=204)
+
+
+def _add_reading(app: FastAPI, node: Node) -> None:
+    @app.get("/healthz")
+    async def healthz() -> Response:
+        return _json({"status": "ok"})
+
+    @app.get("/api/run")
+    async def run() -> Response:
+        return _json(node.run())
+
+    @app.get("/api/lines")
+    async def lines(names: str) -> Response:
+        return _json(node.lines([name for name in names.split(",") if name]))
+
+    @app.get("/api/heatmap")
+    async def heatmap(kind: str, statistic: str, columns: int = 1000) -> Response:
+        return _binary(node.heatmap(kind, statistic, _clip(columns)))
+
+    @app.get("/api/ranks")
+    async def ranks(quantity: str, columns: int = 1000) -> Response:
+        return _binary(node.ranks(quantity, _clip(columns)))
+
+    @app.get("/api/alerts")
+    async def alerts() -> Response:
+        return _json(node.alerts())
+
+    @app.get("/api/dumps")
+    async def dumps() -> Response:
+        return _json(node.dumps())
+
+    @app.get("/api/diagnosis/{identity}/{attempt}/{step}")
+    async def diagnosis(identity: str, attempt: int, step: int) -> Response:
+        report = await node.diagnosis(identity, attempt, step)
+        if report is None:
+            raise HTTPException(404, "there is no diagnosis of this dump (yet)")
+        return Response(report, media_type="application/json")
+
+
+def _add_stream(app: FastAPI, node: Node) -> None:
+    @app.get("/metrics")
+    async def metrics(request: Request) -> Response:
+        content, content_type = node.metrics(request.headers.get("accept", ""))
+        return Response(content, headers={"content-type": content_type})
+
+    @app.get("/events")
+    async def events() -> Response:
+        stream = node.feed.subscribe()
+        if stream is None:
+            raise HTTPException(503, "too many pages are open, or the agent is about to end")
+        return StreamingResponse(stream, media_type="text/event-stream")
+
+
+def _add_control(app: FastAPI, node: Node) -> None:
+    @app.post("/api/commands")
+    async def commands(request: Request) -> Response:
+        try:
+            body = json.loads(await request.body())
+        except ValueError as error:
+            raise HTTPException(400, f"the body is not JSON: {error}") from None
+        return _json(node.order(body), status=202)
+
+    @app.post("/api/flush")
+    async def flush() -> Response:
+        if not await node.flush():
+            raise HTTPException(503, "the commit did not succeed; agent.status.json says why")
+        return _json({"status": "flushed"})
+
+    @app.post("/api/stop")
+    async def stop() -> Response:
+        node.stop()
+        return _json({"status": "stopping"}, status=202)
+
+
+async def _refuse(request: Request, error: Exception) -> Response:
+    del request
+    status = 409 if isinstance(error, DuplicateError) else 400
+    return _json({"detail": str(error)}, status=status)
+
+
+def _json(value: Any, *, status: int = 200) -> Response:
+    content = json.dumps(as_plain(value), allow_nan=False, separators=(",", ":"))
+    return Response(content, status_code=status, media_type="application/json")
+
+
+def _binary(content: bytes) -> Response:
+    return Response(content, media_type="application/octet-stream")
+
+
+def _file(files: dict[str, Traversable], name: str) -> Response:
+    entry = files.get(name)
+    if entry is None:
+        raise HTTPException(404, "there is no such file")
+    media_type = mimetypes.guess_type(name)[0] or "application/octet-stream"
+    return Response(entry.read_bytes(), media_type=media_type)
+
+
+def _clip(columns: int) -> int:
+    return max(1, min(columns, MAX_COLUMNS))

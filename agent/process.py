@@ -1,0 +1,78 @@
+"""Makes a process that was started by a rank a quiet guest of the node, with a log that cannot hold it up.
+
+The output directory may be on a file system that hangs for minutes. Log records therefore go through a bounded queue to
+a thread of their own, which also opens the file; what does not fit is dropped, never waited for.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import logging.handlers
+import os
+import queue
+import signal
+from pathlib import Path
+from typing import Any
+
+LOG_FILE = "agent.log"
+LOG_BYTES = 4 << 20
+NICE = 5
+_PENDING_RECORDS = 1000
+
+_log = logging.getLogger(__name__)
+
+
+def settle(nice: int = NICE) -> None:
+    """Give this process every CPU, a lower priority, no blocked signals, private files and `/` as its folder."""
+    os.chdir("/")
+    os.umask(0o077)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    try:
+        os.sched_setaffinity(0, range(os.cpu_count() or 1))
+    except OSError as error:  # a cpuset without any of these numbers; then the inherited set is the right one
+        _log.debug("CPU affinity stays as it is: %s", error)
+    os.nice(nice)
+
+
+def open_log(folder: Path, fallback: Path) -> logging.handlers.QueueListener:
+    """Send this package's log to `folder/agent.log`, or to `fallback/agent.log` where that cannot be written.
+
+    Returns a started listener; stopping it writes out what is pending and may block as long as the file system does.
+    """
+    pending: queue.Queue[Any] = queue.Queue(_PENDING_RECORDS)
+    logger = logging.getLogger("trainermon")
+    logger.addHandler(_DroppingHandler(pending))
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    target = _NodeLog(folder, fallback)
+    target.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    listener = logging.handlers.QueueListener(pending, target)
+    listener.start()
+    return listener
+
+
+class _DroppingHandler(logging.handlers.QueueHandler):
+    """Drops what the queue has no room for."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
+        del record
+
+
+class _NodeLog(logging.handlers.RotatingFileHandler):
+    """Opens its file with the first record, in the listener's thread; a full disk costs records, not the agent."""
+
+    def __init__(self, folder: Path, fallback: Path) -> None:
+        self._fallback = fallback / LOG_FILE
+        super().__init__(folder / LOG_FILE, maxBytes=LOG_BYTES, backupCount=1, encoding="utf-8", delay=True)
+
+    def _open(self) -> io.TextIOWrapper:
+        try:
+            Path(self.baseFilename).parent.mkdir(parents=True, exist_ok=True)
+            return super()._open()
+        except OSError:
+            self.baseFilename = str(self._fallback)
+            return super()._open()
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
+        del record

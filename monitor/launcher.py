@@ -1,0 +1,118 @@
+"""Starts the node agent from a training process, so that it outlives the job and disturbs nothing in it.
+
+Only the standard library is used, and the agent is named, never imported: this stands below everything. What the
+agent must not inherit from a rank is decided here: its standard streams (an open stdout keeps `torchrun | tee` alive),
+its session (torchrun kills process groups), its working directory and the variables that make it look like a rank.
+Re-parenting itself is done by the new process (`trainermon.agent.__main__`): a rank has threads and device contexts and
+must never fork.
+"""
+
+from __future__ import annotations
+
+import os
+import site
+import subprocess
+import sys
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+
+import trainermon
+from trainermon.monitor.errors import SpoolError
+
+START_TIMEOUT_S = 20.0
+STDERR_FILE = "agent.stderr"
+# `trainermon run` sets this to a folder; every agent that is started under it is registered there.
+LAUNCHER_VARIABLE = "TRAINERMON_LAUNCHER"
+
+_DROPPED_PREFIXES = (
+    "ASCEND_",
+    "CUDA_",
+    "GOMP_",
+    "GROUP_",
+    "HCCL_",
+    "KMP_",
+    "MASTER_",
+    "NCCL_",
+    "OMP_",
+    "ROLE_",
+    "TORCH",
+)
+_DROPPED = frozenset(
+    {
+        "LD_PRELOAD",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "PYTHONINSPECT",
+        "PYTHONSTARTUP",
+        "RANK",
+        "WORLD_SIZE",
+        LAUNCHER_VARIABLE,
+    }
+)
+
+
+def start_agent(spool: Path) -> None:
+    """Start the agent of `spool` as a process of its own; return once it has left this process's family.
+
+    Whether it stays is its own affair: where another agent already follows this spool, the new one ends at once.
+    Takes about as long as a Python interpreter needs to start (20-50 ms). `agent.json` must stand in the spool. What
+    the agent says before its log is open is kept in `agent.stderr` there.
+
+    Raises:
+        SpoolError: The interpreter could not be started, or it could not import trainermon.
+    """
+    register(spool)
+    errors = spool / STDERR_FILE
+    try:
+        with errors.open("wb") as stream:
+            command = [sys.executable, "-m", "trainermon.agent", "--detach", str(spool.absolute())]
+            child = subprocess.Popen(  # noqa: S603 - our own interpreter and module
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=stream,
+                cwd="/",
+                env=agent_environment(os.environ),
+                start_new_session=True,
+            )
+            status = child.wait(START_TIMEOUT_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise SpoolError(f"the agent cannot be started by {sys.executable!r}: {error}") from error
+    if status != 0:
+        said = errors.read_text(errors="replace").strip().rpartition("\n")[2]
+        raise SpoolError(f"the agent ended at its start with status {status}: {said or 'without a word'}; see {errors}")
+
+
+def register(spool: Path) -> None:
+    """Tell the `trainermon run` that started this job, if there is one, which spool its agent follows."""
+    folder = os.environ.get(LAUNCHER_VARIABLE)
+    if folder and Path(folder).is_dir():
+        (Path(folder) / uuid.uuid4().hex).write_text(str(spool.absolute()), encoding="utf-8")
+
+
+def agent_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return `environment` without what belongs to a rank, with one thread per library and an absolute import path."""
+    kept = {
+        name: value
+        for name, value in environment.items()
+        if name not in _DROPPED and not name.startswith(_DROPPED_PREFIXES)
+    }
+    kept |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONSAFEPATH": "1"}
+    path = _import_path(environment.get("PYTHONPATH", ""))
+    if path:
+        kept["PYTHONPATH"] = path
+    return kept
+
+
+def _import_path(python_path: str) -> str:
+    """Return PYTHONPATH as it means here, where the working directory still is the user's.
+
+    A source checkout that is found only through the script's folder or the working directory is added at the end. A
+    site folder never is: in PYTHONPATH it would come before the standard library.
+    """
+    folders = [str(Path(entry).absolute()) for entry in python_path.split(os.pathsep) if entry]
+    package = str(Path(trainermon.__file__).absolute().parent.parent)
+    if package not in folders and package not in {*site.getsitepackages(), site.getusersitepackages()}:
+        folders.append(package)
+    return os.pathsep.join(folders)

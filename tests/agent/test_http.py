@@ -1,0 +1,392 @@
+"""The border that everything from the network passes, and what stands behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import httpx
+import pytest
+
+from trainermon.agent.commands import CommandBook, DuplicateError, parse_command
+from trainermon.agent.feed import MAX_CLIENTS, MAX_PENDING, Feed
+from trainermon.agent.guard import MAX_BODY_BYTES
+from trainermon.agent.http import build_application
+from trainermon.agent.server import Server
+from trainermon.monitor.errors import ConfigError, QueryError
+from trainermon.monitor.values import Action, Command
+
+TOKEN = "correct-horse"
+AUTHORISED = {"authorization": f"Bearer {TOKEN}"}
+
+
+class FakeNode:
+    """Answers like an agent and keeps what it was asked to do."""
+
+    def __init__(self) -> None:
+        self.feed = Feed()
+        self.orders: list[object] = []
+        self.flushed = True
+        self.stopped = False
+
+    def run(self):
+        return {"run_id": "r", "loss": float("nan"), "state": "running"}
+
+    def lines(self, names):
+        if "nonsense" in names:
+            raise QueryError("unknown line nonsense")
+        return {"steps": [1], "series": {name: [float("inf")] for name in names}}
+
+    def heatmap(self, kind, statistic, columns):
+        return f"{kind} {statistic} {columns}".encode()
+
+    def ranks(self, quantity, columns):
+        return f"{quantity} {columns}".encode()
+
+    def alerts(self):
+        return [{"message": "<script>"}]
+
+    def dumps(self):
+        return []
+
+    async def diagnosis(self, identity, attempt, step):
+        return b'{"found": true}' if (identity, attempt, step) == ("a1", 1, 7) else None
+
+    def metrics(self, accept):
+        return b"# EOF\n", "application/openmetrics-text" if "openmetrics" in accept else "text/plain"
+
+    def order(self, body):
+        if body == {"id": "twice"}:
+            raise DuplicateError("used before")
+        command = parse_command(body, next_step=12)
+        self.orders.append(command)
+        return {"id": command.id}
+
+    async def flush(self):
+        return self.flushed
+
+    def stop(self):
+        self.stopped = True
+
+
+@pytest.fixture
+def node():
+    return FakeNode()
+
+
+def request(node, method, path, **options):
+    async def send():
+        application = build_application(node, token=TOKEN, hosts=("gpu7",))
+        transport = httpx.ASGITransport(app=application)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:1") as client:
+            return await client.request(method, path, **options)
+
+    return asyncio.run(send())
+
+
+def test_page_and_data_are_readable_without_a_token(node):
+    for path in ("/", "/healthz", "/api/run", "/api/lines?names=loss", "/api/alerts", "/api/dumps", "/metrics"):
+        assert request(node, "GET", path).status_code == 200, path
+
+
+def test_non_finite_numbers_become_texts_that_json_has(node):
+    assert json.loads(request(node, "GET", "/api/run").text)["loss"] == "NaN"
+    assert request(node, "GET", "/api/lines?names=loss").json() == {"steps": [1], "series": {"loss": ["Infinity"]}}
+
+
+def test_arrays_are_passed_through_and_columns_are_bounded(node):
+    assert request(node, "GET", "/api/heatmap?kind=actv&statistic=rms&columns=1000000").content == b"actv rms 4000"
+    assert request(node, "GET", "/api/ranks?quantity=loss").content == b"loss 1000"
+
+
+def test_metrics_are_negotiated_by_accept(node):
+    answer = request(node, "GET", "/metrics", headers={"accept": "application/openmetrics-text"})
+    assert answer.headers["content-type"] == "application/openmetrics-text"
+
+
+def test_a_wrong_query_is_the_clients_fault(node):
+    answer = request(node, "GET", "/api/lines?names=nonsense")
+    assert (answer.status_code, answer.json()["detail"]) == (400, "unknown line nonsense")
+
+
+def test_a_diagnosis_is_served_once_it_is_there(node):
+    assert request(node, "GET", "/api/diagnosis/a1/1/7").json() == {"found": True}
+    assert request(node, "GET", "/api/diagnosis/a1/1/8").status_code == 404
+
+
+@pytest.mark.parametrize("path", ["/docs", "/redoc", "/openapi.json"])
+def test_documentation_of_the_interface_is_not_served(node, path):
+    assert request(node, "GET", path).status_code == 404
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/static/../settings.py", "/static/..%2f..%2fagent%2fsettings.py", "/static/%2e%2e/__init__.py", "/static/"],
+)
+def test_only_listed_files_are_served(node, path):
+    assert request(node, "GET", path).status_code == 404
+
+
+@pytest.mark.parametrize("path", ["/", "/api/run", "/nowhere"])
+def test_every_answer_forbids_framing_sniffing_and_foreign_scripts(node, path):
+    headers = request(node, "GET", path).headers
+    policy = headers["content-security-policy"]
+    assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:;")
+    assert "connect-src 'self'" in policy
+    assert "frame-ancestors 'none'" in policy
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["x-frame-options"] == "DENY"
+
+
+def test_data_is_never_stored_by_a_browser(node):
+    assert request(node, "GET", "/api/run").headers["cache-control"] == "no-store"
+    assert request(node, "GET", "/metrics").headers["cache-control"] == "no-store"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:80", "localhost", "LOCALHOST:1", "[::1]:9", "gpu7:9100", "127.0.0.1"])
+def test_known_hosts_are_served(node, host):
+    assert request(node, "GET", "/healthz", headers={"host": host}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "127.0.0.1.evil.example", "evil.example:80", "", "localhost.", "gpu7.x"]
+)
+def test_unknown_hosts_are_refused(node, host):
+    assert request(node, "GET", "/api/run", headers={"host": host}).status_code == 421
+
+
+@pytest.mark.parametrize("path", ["/api/commands", "/api/flush", "/api/stop", "/nowhere"])
+@pytest.mark.parametrize(
+    "headers",
+    [{}, {"authorization": "Bearer wrong"}, {"authorization": TOKEN}, {"authorization": f"Basic {TOKEN}"}],
+)
+def test_every_post_needs_the_token(node, path, headers):
+    answer = request(node, "POST", path, headers=headers, json={"id": "a", "action": "stop"})
+    assert answer.status_code == 401
+    assert TOKEN not in answer.text
+    assert not node.orders
+    assert not node.stopped
+
+
+@pytest.mark.parametrize("method", ["PUT", "DELETE", "PATCH", "OPTIONS"])
+def test_other_methods_need_the_token_too(node, method):
+    assert request(node, method, "/api/run").status_code == 401
+
+
+@pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://127.0.0.1:2", "http://localhost:1"])
+def test_a_post_from_another_origin_is_refused_even_with_the_token(node, origin):
+    answer = request(node, "POST", "/api/stop", headers={**AUTHORISED, "origin": origin})
+    assert answer.status_code == 403
+    assert not node.stopped
+
+
+def test_a_post_from_the_page_itself_is_accepted(node):
+    answer = request(node, "POST", "/api/stop", headers={**AUTHORISED, "origin": "http://127.0.0.1:1"})
+    assert answer.status_code == 202
+    assert node.stopped
+
+
+def test_a_command_is_checked_and_handed_on(node):
+    body = {"id": "manual-1", "action": "dump", "num_steps": 2, "scope": ["h.3"], "task": "tensor"}
+    answer = request(node, "POST", "/api/commands", headers=AUTHORISED, json=body)
+    assert answer.status_code == 202
+    expected = Command(id="manual-1", action=Action.DUMP, first_step=12, num_steps=2, scope=("h.3",), task="tensor")
+    assert node.orders == [expected]
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"id": "../../etc"}, "id"),
+        ({"id": ".."}, "id"),
+        ({"id": 3}, "id"),
+        ({"action": "explode"}, "action"),
+        ({"first_step": -1}, "first_step"),
+        ({"first_step": True}, "first_step"),
+        ({"num_steps": 1.5}, "num_steps"),
+        ({"num_steps": 10**6}, "num_steps"),
+        ({"scope": "h.3"}, "scope"),
+        ({"scope": [1]}, "scope"),
+        ({"task": "everything"}, "task"),
+        ({"level": "L9"}, "level"),
+        ({"max_bytes": "many"}, "max_bytes"),
+        ({"reason": "x" * 2000}, "reason"),
+        ({"nonsense": 1}, "nonsense"),
+    ],
+)
+def test_a_wrong_command_is_refused_by_the_name_of_what_is_wrong(node, change, named):
+    answer = request(node, "POST", "/api/commands", headers=AUTHORISED, json={"id": "a", "action": "dump", **change})
+    assert answer.status_code == 400
+    assert named in answer.json()["detail"]
+    assert not node.orders
+
+
+def test_a_body_that_is_no_json_is_refused(node):
+    assert request(node, "POST", "/api/commands", headers=AUTHORISED, content=b"\xff{").status_code == 400
+    assert request(node, "POST", "/api/commands", headers=AUTHORISED, content=b"[]").status_code == 400
+
+
+def test_the_same_id_for_another_command_is_a_conflict(node):
+    assert request(node, "POST", "/api/commands", headers=AUTHORISED, json={"id": "twice"}).status_code == 409
+
+
+def test_a_failed_flush_is_not_called_done(node):
+    node.flushed = False
+    assert request(node, "POST", "/api/flush", headers=AUTHORISED).status_code == 503
+
+
+def test_a_large_body_is_refused_by_its_announced_size(node):
+    headers = {**AUTHORISED, "content-length": str(10**9)}
+    assert request(node, "POST", "/api/commands", headers=headers, content=b"{}").status_code == 413
+
+
+def test_a_large_body_is_refused_while_it_streams(node):
+    sent = 0
+
+    async def endless():
+        nonlocal sent
+        while True:
+            sent += 1 << 16
+            yield b" " * (1 << 16)
+
+    answer = request(node, "POST", "/api/commands", headers=AUTHORISED, content=endless())
+    assert answer.status_code == 413
+    assert sent <= MAX_BODY_BYTES + (2 << 16)
+
+
+def test_events_reach_an_open_page_and_closing_ends_them(node):
+    async def scenario():
+        server = Server(build_application(node, token=TOKEN), host="127.0.0.1", port=0)
+        received: list[str] = []
+        async with httpx.AsyncClient() as client, client.stream("GET", f"{server.url}events") as stream:
+            assert stream.headers["content-type"].startswith("text/event-stream")
+            assert "server" not in stream.headers
+            async for line in stream.aiter_lines():
+                received.append(line)
+                if line.startswith("retry"):
+                    node.feed.publish("step", {"step": 3, "loss": float("nan")})
+                    node.feed.close()
+        await server.close()
+        return received
+
+    received = asyncio.run(scenario())
+
+    assert "event: step" in received
+    assert 'data: {"step":3,"loss":"NaN"}' in received
+
+
+def test_a_server_ends_although_a_page_is_open(node):
+    async def scenario():
+        server = Server(build_application(node, token=TOKEN), host="127.0.0.1", port=0)
+        loop = asyncio.get_running_loop()
+        async with httpx.AsyncClient() as client, client.stream("GET", f"{server.url}events") as stream:
+            await stream.aiter_lines().__anext__()
+            began = loop.time()
+            await server.close()
+            return loop.time() - began
+
+    assert asyncio.run(scenario()) < 4
+
+
+def test_a_slow_page_loses_the_oldest_events_and_they_are_counted():
+    async def scenario():
+        feed = Feed()
+        stream = feed.subscribe()
+        await stream.__anext__()
+        for step in range(MAX_PENDING + 10):
+            feed.publish("step", {"step": step})
+        first = await stream.__anext__()
+        await stream.aclose()
+        return feed, first
+
+    feed, first = asyncio.run(scenario())
+
+    assert b'"step":10}' in first
+    assert feed.dropped == 10
+    assert feed.num_clients == 0
+
+
+def test_the_number_of_open_pages_is_bounded():
+    async def scenario():
+        feed = Feed()
+        streams = [feed.subscribe() for _ in range(MAX_CLIENTS)]
+        for stream in streams:
+            await stream.__anext__()
+        assert feed.subscribe() is None
+        await streams[0].aclose()
+        assert feed.subscribe() is not None
+        for stream in streams:
+            await stream.aclose()
+
+    asyncio.run(scenario())
+
+
+class Ranks:
+    """Keeps the last set that each rank was handed."""
+
+    def __init__(self) -> None:
+        self.sets: dict[int, list[str]] = {}
+
+    def __call__(self, rank, commands):
+        self.sets[rank] = [command.id for command in commands]
+
+
+def dump(identity, first_step, **options):
+    return Command(id=identity, action=Action.DUMP, first_step=first_step, **options)
+
+
+def test_a_second_command_keeps_the_first_one_outstanding(tmp_path):
+    ranks = Ranks()
+    book = CommandBook(tmp_path, ranks)
+
+    book.submit(dump("a", 10), [0, 1], attempt=1, steps={0: 8, 1: 8})
+    book.submit(dump("b", 11), [1], attempt=1, steps={0: 8, 1: 8})
+
+    assert ranks.sets == {0: ["a"], 1: ["a", "b"]}
+
+
+def test_expired_commands_are_left_out(tmp_path):
+    ranks = Ranks()
+    book = CommandBook(tmp_path, ranks)
+
+    book.submit(dump("a", 10, num_steps=2), [0], attempt=1, steps={0: 8})
+    book.submit(dump("b", 20), [0], attempt=1, steps={0: 12})
+
+    assert ranks.sets == {0: ["b"]}
+
+
+def test_a_command_is_given_once_over_restarts_of_the_agent(tmp_path):
+    assert CommandBook(tmp_path, Ranks()).submit(dump("a", 10), [0], attempt=1, steps={})
+    again = Ranks()
+
+    assert not CommandBook(tmp_path, again).submit(dump("a", 10), [0], attempt=1, steps={})
+
+    assert again.sets == {}
+    with pytest.raises(DuplicateError, match="'a' was used before"):
+        CommandBook(tmp_path, again).submit(dump("a", 11), [0], attempt=1, steps={})
+
+
+def test_a_torn_book_loses_only_the_torn_order(tmp_path):
+    CommandBook(tmp_path, Ranks()).submit(dump("a", 10), [0], attempt=1, steps={})
+    file = tmp_path / "commands.jsonl"
+    file.write_text(file.read_text() + '{"command": {"id": "b"')
+
+    book = CommandBook(tmp_path, Ranks())
+    book.submit(dump("c", 10), [0], attempt=1, steps={})
+
+    assert [item.id for item in CommandBook(tmp_path, Ranks()).outstanding(0, attempt=1, step=0)] == ["a", "c"]
+
+
+def test_a_new_attempt_takes_back_the_commands_of_the_old_one(tmp_path):
+    ranks = Ranks()
+    book = CommandBook(tmp_path, ranks)
+    book.submit(dump("a", 10), [0], attempt=1, steps={})
+
+    book.resend(0, attempt=2, step=0)
+
+    assert ranks.sets == {0: []}
+
+
+def test_parse_command_reports_what_was_found_and_expected():
+    with pytest.raises(ConfigError, match="num_steps: found 'x', expected a whole number from 1 to 1000"):
+        parse_command({"id": "a", "action": "dump", "num_steps": "x"}, next_step=0)
