@@ -1,0 +1,117 @@
+"""Follows the journals of all local ranks: who is there, what is new, and who has come to an end.
+
+One turn asks every rank once and takes a bounded number of bytes from each, so that a rank with much to tell does not
+keep the others waiting, and ranks stay close to each other in steps. What is done with the records is not decided here
+(`trainermon.agent.pipeline`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from trainermon.exporters.segments import Position
+from trainermon.monitor.errors import JournalError
+from trainermon.monitor.journal import (
+    START,
+    BlockRecord,
+    EndRecord,
+    EventRecord,
+    Header,
+    HeaderRecord,
+    JournalReader,
+    SeriesRecord,
+)
+from trainermon.monitor.spool import list_ranks, rank_alive
+
+logger = logging.getLogger(__name__)
+
+TURN_BYTES = 1 << 20
+
+
+class Followed(NamedTuple):
+    """A record with its context: `header` holds the rank's whole series table and placements up to the record."""
+
+    header: Header
+    record: HeaderRecord | BlockRecord | EventRecord | EndRecord
+
+
+class Follower:
+    """Reads the journals in one spool directory from the given positions on; ranks may come and go at any time.
+
+    Attributes:
+        refused: By rank, why its journal cannot be read (it was written by an incompatible release); it is left alone.
+    """
+
+    def __init__(self, spool: Path, positions: Mapping[int, Position] | None = None) -> None:
+        self.refused: dict[int, str] = {}
+        self._spool = spool
+        self._resume = dict(positions or {})
+        self._readers: dict[int, JournalReader] = {}
+        self._headers: dict[int, Header] = {}
+        self._ended: set[int] = set()
+
+    @property
+    def positions(self) -> dict[int, Position]:
+        """By rank, the position after the last record that was returned; ranks without any are left out."""
+        return {rank: Position(header.attempt, self._readers[rank].cursor) for rank, header in self._headers.items()}
+
+    @property
+    def headers(self) -> dict[int, Header]:
+        """By rank, the newest header with the whole series table."""
+        return dict(self._headers)
+
+    @property
+    def lost_files(self) -> int:
+        """Number of journal files that were removed for the spool's budget before they were read."""
+        return sum(reader.lost_files for reader in self._readers.values())
+
+    def poll(self, turn_bytes: int = TURN_BYTES) -> list[Followed]:
+        """Return what is new, at most about `turn_bytes` of each rank, by rank and in order; empty if nothing is."""
+        for rank in list_ranks(self._spool):
+            if rank not in self._readers:
+                position = self._resume.get(rank)
+                self._readers[rank] = JournalReader(self._spool, rank, position.cursor if position else START)
+        return [followed for rank in sorted(self._readers) for followed in self._poll_rank(rank, turn_bytes)]
+
+    def is_over(self, rank: int) -> bool:
+        """Whether the rank has ended: it said so, or it is gone. There may still be records of it to be read."""
+        return rank in self._ended or not rank_alive(self._spool, rank)
+
+    def close(self) -> None:
+        """Close all files; the positions stay valid."""
+        for reader in self._readers.values():
+            reader.close()
+
+    def _poll_rank(self, rank: int, turn_bytes: int) -> list[Followed]:
+        if rank in self.refused:
+            return []
+        try:
+            records = self._readers[rank].poll(turn_bytes)
+        except JournalError as error:
+            self.refused[rank] = str(error)
+            logger.error("rank %d is not followed: %s", rank, error)  # noqa: TRY400  (the message says it all)
+            return []
+        followed = []
+        for record in records:
+            if isinstance(record, HeaderRecord):
+                self._headers[rank] = record.header
+                self._ended.discard(rank)
+            elif isinstance(record, SeriesRecord):
+                self._headers[rank] = _extended(self._headers[rank], record)
+                continue
+            elif isinstance(record, EndRecord):
+                self._ended.add(rank)
+            followed.append(Followed(self._headers[rank], record))
+        return followed
+
+
+def _extended(header: Header, record: SeriesRecord) -> Header:
+    return dataclasses.replace(
+        header,
+        series=(*header.series[: record.first_id], *record.keys),
+        placements=(*header.placements[: record.first_id], *record.placements),
+    )

@@ -1,0 +1,99 @@
+"""Gives the newest stored blocks back as they were, for those who lost their memory: rules and page after a restart."""
+
+# ruff: noqa: S608  (the SQL consists of our own column names and of quoted paths)
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from trainermon.exporters.segments import SERIES_COLUMNS, Metadata, connect, cover, read_metadata, scan
+from trainermon.monitor.journal import Header
+from trainermon.monitor.values import STATISTICS, Coordinates, Kind, Placement, SeriesKey, StatBlock
+
+if TYPE_CHECKING:
+    import duckdb
+
+
+def read_blocks(directory: Path, *, max_rows: int = 2_000_000) -> Iterator[tuple[Header, StatBlock]]:
+    """Yield the newest blocks of the segments, oldest first: by segment, then attempt, step and rank.
+
+    Whole segments are read, the newest ones that hold `max_rows` together (at least one), one at a time in memory. The
+    headers carry run id, attempt, coordinates and the series table of the segment (`header.series`), with placements
+    that say no more than `in_global_norm` and `scale`. Rows that were merged over steps come back as the block of the
+    last of them.
+
+    Raises:
+        StoreError: A segment cannot be read.
+    """
+    chosen: list[tuple[Path, Metadata]] = []
+    num_rows = 0
+    for segment in reversed(cover(directory)):
+        metadata = read_metadata(segment.path)
+        num_rows += metadata.num_rows
+        if chosen and num_rows > max_rows:
+            break
+        chosen.append((segment.path, metadata))
+    for path, metadata in reversed(chosen):
+        yield from _segment_blocks(path, metadata)
+
+
+def _segment_blocks(path: Path, metadata: Metadata) -> Iterator[tuple[Header, StatBlock]]:
+    with connect() as connection:
+        series = _read_series(connection, path)
+        moments = ", ".join(f"rows.{name}::DOUBLE AS {name}" for name in STATISTICS)
+        same = " AND ".join(f"rows.{name} IS NOT DISTINCT FROM series.{name}" for name in SERIES_COLUMNS)
+        columns = connection.execute(
+            f"SELECT id, attempt, rank, step, time_s, {moments} FROM {scan([path])} AS rows JOIN series ON {same}"
+        ).fetchnumpy()
+    order = np.lexsort((columns["id"], columns["rank"], columns["step"], columns["attempt"]))
+    places = np.stack([columns[name][order] for name in ("attempt", "step", "rank")])
+    values = np.stack([columns[name][order] for name in STATISTICS])
+    ids = columns["id"][order].astype(np.uint32)
+    starts = np.flatnonzero(np.r_[True, (places[:, 1:] != places[:, :-1]).any(axis=0)])
+    headers: dict[tuple[int, int], Header] = {}
+    for start, end in zip(starts, np.r_[starts[1:], len(ids)], strict=True):
+        attempt, step, rank = (int(place) for place in places[:, start])
+        header = headers.setdefault((attempt, rank), _header(attempt, rank, metadata, series))
+        yield (
+            header,
+            StatBlock(
+                step=step,
+                time_s=float(columns["time_s"][order[start]]),
+                series=ids[start:end],
+                values=np.ascontiguousarray(values[:, start:end]),
+            ),
+        )
+
+
+def _read_series(connection: duckdb.DuckDBPyConnection, path: Path) -> list[tuple[SeriesKey, Placement]]:
+    """Create the table `series` of all series in the segment, and return them in order of their ids."""
+    columns = ", ".join(SERIES_COLUMNS)
+    connection.execute(
+        "CREATE TABLE series AS SELECT row_number() OVER () - 1 AS id, *"
+        f" FROM (SELECT DISTINCT {columns} FROM {scan([path])})"
+    )
+    rows = connection.execute(f"SELECT {columns} FROM series ORDER BY id").fetchall()
+    return [
+        (
+            SeriesKey(Kind(kind), name, slot, call, micro_step, stage),
+            Placement(dtype="", shape=(), in_global_norm=in_global_norm, scale=scale),
+        )
+        for kind, name, slot, call, micro_step, stage, in_global_norm, scale in rows
+    ]
+
+
+def _header(attempt: int, rank: int, metadata: Metadata, series: list[tuple[SeriesKey, Placement]]) -> Header:
+    return Header(
+        run_id="",
+        attempt=attempt,
+        coordinates=Coordinates(**metadata.coordinates[rank]),
+        host="",
+        pid=0,
+        started_s=0.0,
+        series=tuple(key for key, _ in series),
+        placements=tuple(placement for _, placement in series),
+    )

@@ -1,0 +1,149 @@
+"""A run directory as SQL tables, while the run is on and after it: `stats`, `all_stats`, `steps` and `alerts`."""
+
+# ruff: noqa: S608  (the SQL consists of our own column names and of quoted paths)
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainermon.exporters.segments import SegmentFile, connect, cover, read_metadata, scan
+from trainermon.monitor.errors import StoreError
+
+if TYPE_CHECKING:
+    import duckdb
+
+# The formulas of trainermon.monitor.values.Moments, as columns beside the moments.
+_DERIVED = """
+    count - nans - infs AS finite,
+    nans + infs AS nonfinite,
+    sum / nullif(count - nans - infs, 0) AS mean,
+    sqrt(sum_sq) AS norm,
+    sqrt(sum_sq / nullif(count - nans - infs, 0)) AS rms,
+    sqrt(greatest(0, sum_sq / nullif(count - nans - infs, 0) - (sum / nullif(count - nans - infs, 0)) ** 2)) AS std,
+    zeros / nullif(count, 0) AS zero_ratio
+"""
+
+# A row that was merged over n steps holds the sum over them: its share is that of the mean step.
+_STEPS = """
+    SELECT
+        attempt,
+        step,
+        max(time_s) AS time_s,
+        count(DISTINCT rank) AS num_ranks,
+        if(sum(nonfinite) FILTER (kind = 'loss' AND name = 'loss') > 0, 'inf'::DOUBLE,
+            sum(sum) FILTER (kind = 'loss' AND name = 'loss')
+            / nullif(sum(finite) FILTER (kind = 'loss' AND name = 'loss'), 0)) AS loss,
+        if(sum(nonfinite) FILTER (kind = 'grad_reduced' AND in_global_norm) > 0, 'inf'::DOUBLE,
+            sqrt(sum(sum_sq / scale ** 2 / num_steps) FILTER (kind = 'grad_reduced' AND in_global_norm))) AS grad_norm,
+        max(max) FILTER (kind = 'step' AND name = 'duration_seconds' AND finite > 0) AS duration_s,
+        max(num_steps) AS num_steps
+    FROM stats
+    GROUP BY ALL
+    ORDER BY ALL
+"""
+
+_ALERT_COLUMNS: Mapping[str, str] = {
+    "id": "VARCHAR",
+    "rule": "VARCHAR",
+    "severity": "VARCHAR",
+    "state": "VARCHAR",
+    "attempt": "INTEGER",
+    "rank": "INTEGER",
+    "step": "BIGINT",
+    "first_step": "BIGINT",
+    "time_s": "DOUBLE",
+    "kind": "VARCHAR",
+    "value": "DOUBLE",
+    "baseline": "DOUBLE",
+    "num_series": "INTEGER",
+    "message": "VARCHAR",
+}
+
+
+def open_run(run_dir: Path, *, memory_bytes: int = 1 << 30, threads: int = 1) -> duckdb.DuckDBPyConnection:
+    """Return a database with the run's tables as they are now: the views `stats`, `all_stats`, `steps`, and `alerts`.
+
+    The views read the segments of all nodes when they are queried; a run without any has empty ones. `stats` leaves out
+    what a later attempt has repeated: the rows of an attempt from the first step of the next one on. While the run is
+    going on a segment may be replaced by a merged one: a query that then fails with `duckdb.IOException` succeeds on a
+    newly opened run. The caller closes the connection.
+
+    Raises:
+        StoreError: The directory does not exist or a segment is of another format.
+    """
+    if not run_dir.is_dir():
+        raise StoreError(f"{run_dir}: no such run directory")
+    nodes = [cover(path) for path in sorted(run_dir.glob("nodes/*/segments"))]
+    attempts = _first_steps(nodes)
+    connection = connect(memory_bytes=memory_bytes, spill=_spill_directory())
+    connection.execute(f"SET threads = {threads:d}")
+    segments = scan(segment.path for node in nodes for segment in node)
+    connection.execute(f"CREATE VIEW all_stats AS SELECT *, {_DERIVED} FROM {segments}")
+    connection.execute(f"CREATE VIEW stats AS SELECT * FROM all_stats WHERE {_last_attempt(attempts)}")
+    connection.execute(f"CREATE VIEW steps AS {_STEPS}")
+    _create_alerts(connection, sorted(run_dir.glob("nodes/*/alerts.jsonl")))
+    return connection
+
+
+def _first_steps(nodes: Sequence[Sequence[SegmentFile]]) -> dict[int, int]:
+    """Return the first step of each attempt over all nodes, from the newest segment of each."""
+    attempts: dict[int, int] = {}
+    for node in nodes:
+        if node:
+            for attempt, step in read_metadata(node[-1].path).attempts.items():
+                attempts[attempt] = min(step, attempts.get(attempt, step))
+    return attempts
+
+
+def _last_attempt(first_steps: Mapping[int, int]) -> str:
+    """Return the SQL condition that leaves out what later attempts have repeated."""
+    repeated = [
+        f"NOT (attempt = {attempt:d} AND step >= {superseded_from:d})"
+        for attempt, superseded_from in superseded(first_steps).items()
+    ]
+    return " AND ".join(repeated) or "true"
+
+
+def superseded(first_steps: Mapping[int, int]) -> dict[int, int]:
+    """Return, by attempt, the step from which on later attempts stand for it; the last attempt is left out."""
+    attempts = sorted(first_steps)
+    return {
+        attempt: min(first_steps[later] for later in attempts[place + 1 :])
+        for place, attempt in enumerate(attempts[:-1])
+    }
+
+
+def _spill_directory() -> Path | None:
+    try:
+        return Path(tempfile.gettempdir(), f"trainermon-query-{os.getuid()}")
+    except FileNotFoundError:  # no writable temporary directory at all
+        return None
+
+
+def _create_alerts(connection: duckdb.DuckDBPyConnection, logs: Iterable[Path]) -> None:
+    """Create the table `alerts` of all state changes in the nodes' logs; lines that are not whole are left out."""
+    columns = ", ".join(f"{name} {kind}" for name, kind in _ALERT_COLUMNS.items())
+    connection.execute(f"CREATE TABLE alerts (host VARCHAR, {columns}, findings VARCHAR)")
+    marks = ", ".join("?" * (len(_ALERT_COLUMNS) + 2))
+    rows = [
+        [log.parent.name, *(alert.get(name) for name in _ALERT_COLUMNS), json.dumps(alert.get("findings"))]
+        for log in logs
+        for alert in _read_lines(log)
+    ]
+    if rows:
+        connection.executemany(f"INSERT INTO alerts VALUES ({marks})", rows)
+
+
+def _read_lines(log: Path) -> Iterator[dict[str, Any]]:
+    with log.open(encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            with contextlib.suppress(ValueError):  # the last line may be half written
+                alert = json.loads(line)
+                if isinstance(alert, dict):
+                    yield alert
