@@ -1,0 +1,59 @@
+"""Tells Prometheus where the agents of a node listen: one file per run, in the form of its file-based discovery.
+
+An embedded agent has a port chosen by the system, and several jobs may share a node, so no fixed list of targets works.
+A node's Prometheus reads `<folder>/*.json` (a `*` is allowed in the last part of the path only) and follows changes.
+
+Source: Prometheus documentation, configuration, `<file_sd_config>`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+RESERVED = frozenset({"run", "rank"})
+"""Labels of the metrics themselves; a target label of that name would make Prometheus rename ours to `exported_…`."""
+
+
+def write_targets(path: Path, address: str, labels: Mapping[str, str] | None = None, *, mode: int = 0o600) -> None:
+    """Replace `path` in one step by a target list with one agent. The folder must exist.
+
+    Args:
+        path: The file; its name ends in `.json`.
+        address: `host:port` as Prometheus reaches it.
+        labels: Target labels, such as the node's name; they are attached to every series of this agent.
+        mode: Permissions; Prometheus usually runs as another user than the job.
+
+    Raises:
+        ValueError: `address` has no port, or a label is one of the metrics' own.
+        OSError: The file cannot be written.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        raise ValueError(f"target address {address!r}: expected host:port")
+    taken = sorted(RESERVED.intersection(labels or ()))
+    if taken:
+        raise ValueError(f"target labels {taken} are labels of the metrics themselves; use other names")
+    _replace(path, [{"targets": [address], "labels": dict(labels or {})}], mode)
+
+
+def clear_targets(path: Path) -> None:
+    """Replace `path` by an empty list, which ends the scraping at once; does nothing if there is no such file.
+
+    An empty list rather than no file: Prometheus keeps the targets of a file that has gone until its next refresh.
+    """
+    if path.exists():
+        _replace(path, [], path.stat().st_mode & 0o777)
+
+
+def _replace(path: Path, groups: list[dict[str, object]], mode: int) -> None:
+    # The temporary name does not end in .json: a Prometheus that follows *.json must not read it.
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+    with open(descriptor, "w", encoding="utf-8") as file:
+        os.fchmod(descriptor, mode)  # what the umask took away
+        json.dump(groups, file)
+        file.write("\n")
+    unfinished.replace(path)
