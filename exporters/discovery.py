@@ -40,10 +40,7 @@ def write_targets(path: Path, address: str, labels: Mapping[str, str] | None = N
 
 
 def clear_targets(path: Path) -> None:
-    """Replace `path` by an empty list, which ends the scraping at once; does nothing if there is no such file.
-
-    An empty list rather than no file: Prometheus keeps the targets of a file that has gone until its next refresh.
-    """
+    """Replace `path` by an empty list, which ends the scraping; does nothing if there is no such file."""
     if path.exists():
         _replace(path, [], path.stat().st_mode & 0o777)
 

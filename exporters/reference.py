@@ -44,9 +44,9 @@ nodes on.
 What does not fit is merged or left out when series are registered, by names and sizes only, never by values:
 
 * parameters, gradients and optimizer state are merged into modules (`h.3.attn.q.weight` → `h.3.attn` → `h.3`), moment
-  by moment, so that a merged root mean square is that of all its elements. All modules are shown down to the same depth;
-  what is left of the budget shows the largest ones in more detail. A list of layers that is too long becomes ranges
-  (`h.0-3`). The modules shown never overlap;
+  by moment, so that a merged root mean square is that of all its elements. All modules are shown down to the same
+  depth; what is left of the budget shows the largest ones in more detail. A list of layers that is too long becomes
+  ranges (`h.0-3`). The modules shown never overlap;
 * of activations the outermost modules are shown, each for itself;
 * in jobs of more than 64 ranks the ranks of a node share one histogram.
 
@@ -73,7 +73,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.path.write_text(wanted, encoding="utf-8")
         return 0
     found = options.path.read_text(encoding="utf-8") if options.path.exists() else ""
-    difference = difflib.unified_diff(found.splitlines(True), wanted.splitlines(True), str(options.path), "catalogue")
+    before, after = (text.splitlines(keepends=True) for text in (found, wanted))
+    difference = difflib.unified_diff(before, after, str(options.path), "catalogue")
     sys.stdout.writelines(difference)
     return int(found != wanted)
 
@@ -88,7 +89,7 @@ def _metrics() -> Iterator[str]:
 
 def _properties(metric: Metric) -> tuple[str, ...]:
     labels = ", ".join(f"`{label}`" for label in metric.labels)
-    return metric.type.value, metric.unit or "–", labels, metric.cost
+    return metric.type.value, metric.unit or "none", labels, metric.cost
 
 
 def _budget() -> str:

@@ -1,0 +1,200 @@
+"""The series of one rank: chosen once per series table, within the rank's budget, then only given new numbers.
+
+Per block, rows are copied by series id and non-finite elements are counted; merging modules and taking roots is left to
+the scrape. What is not known or not finite becomes NaN here and no sample in the exposition: several stores drop NaN
+silently, so non-finite elements have a counter of their own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from trainermon.exporters.module_series import ModuleSeries
+from trainermon.exporters.openmetrics import Exemplar, Histogram, Samples, label_text, sample_prefix
+from trainermon.monitor.catalogue import LOSS_SERIES, METRICS, STEP_TIME_SERIES
+from trainermon.monitor.values import STATISTICS, Kind, Placement, SeriesKey, StatBlock
+
+if TYPE_CHECKING:
+    from trainermon.monitor.journal import Header
+
+MAX_LOSSES = 8
+COUNTERS = ("trainermon_skipped_records_total", "trainermon_lost_files_total")
+STEP_DURATION = METRICS["trainermon_step_duration_seconds"]
+
+Array = npt.NDArray[Any]
+
+_COUNT, _SUM, _SUM_SQ, _NANS, _INFS = (STATISTICS.index(name) for name in ("count", "sum", "sum_sq", "nans", "infs"))
+
+
+class Table(NamedTuple):
+    """A rank's series table: its header, keys, and placements parallel to the keys or shorter."""
+
+    header: Header
+    keys: Sequence[SeriesKey]
+    placements: Sequence[Placement | None]
+
+
+class RankSeries:
+    """Everything that is shown of one rank.
+
+    Attributes:
+        counters: Totals of the metrics in `COUNTERS`, set from outside.
+        rolled_up: Number of the rank's series that are merged into a parent module.
+        left_out: Number of series for which the budget has no room.
+    """
+
+    def __init__(self, run_id: str, rank: int) -> None:
+        self.counters = dict.fromkeys(COUNTERS, 0.0)
+        self.rolled_up = 0
+        self.left_out = 0
+        self._labels = {"run": run_id, "rank": str(rank)}
+        self._version: tuple[int, ...] = ()
+        self._nonfinite: dict[Kind, float] = {}
+        self._step = self._time_s = math.nan
+        self._rows: Array = np.zeros((3, 0))
+        self._index = _Index.of((), ())
+        self._own_histogram: Histogram | None = None
+        self._histogram: Histogram | None = None
+        self._single: list[_Single] = []
+        self._modules: ModuleSeries | None = None
+
+    @property
+    def registered(self) -> bool:
+        """Whether a series table of this rank is known."""
+        return bool(self._version)
+
+    def register(self, table: Table, *, budget: int, shared: Histogram | None) -> None:
+        """Choose the series of a table; does nothing if it was registered with this budget before.
+
+        Args:
+            table: Of the rank's newest attempt; within an attempt it only grows.
+            budget: Most series of this rank.
+            shared: The node's histogram of step durations, in jobs with too many ranks for one each.
+        """
+        header, keys, placements = table
+        version = (header.attempt, header.coordinates.world_size, len(keys), budget)
+        if version == self._version:
+            return
+        rows = np.zeros((3, len(keys)))
+        if version[:1] == self._version[:1]:
+            rows[:, : self._rows.shape[1]] = self._rows
+        self._version, self._rows, self._index = version, rows, _Index.of(keys, placements)
+        for kind in self._index.kinds:
+            self._nonfinite.setdefault(kind, 0.0)
+        candidates = list(self._candidates(header))
+        self._single = candidates[:budget]
+        self.left_out = len(candidates) - len(self._single)
+        room = budget - len(self._single)
+        if shared is None:
+            shared = self._own_histogram = self._own_histogram or Histogram(STEP_DURATION, self._labels)
+            room -= len(shared)
+        self._histogram = shared
+        self._modules = ModuleSeries.choose(self._labels, keys, placements, room=room)
+        self.rolled_up = self._modules.rolled_up
+        self.left_out += self._modules.left_out
+
+    def update(self, block: StatBlock) -> None:
+        """Take the rows of a block; rows of series that are not in it stay as they were."""
+        series, values = np.asarray(block.series), np.asarray(block.values)
+        bad = values[_NANS] + values[_INFS]
+        self._rows[:, series] = values[_COUNT] - bad, values[_SUM], values[_SUM_SQ]
+        if bad.any():
+            kinds = self._index.kinds
+            totals = np.bincount(self._index.kind_of[series], weights=bad, minlength=len(kinds))
+            for kind, total in zip(kinds, totals.tolist(), strict=True):
+                self._nonfinite[kind] += total
+        self._step, self._time_s = block.step, block.time_s
+        step_time = self._index.step_time
+        if self._histogram is not None and np.isin(step_time, series).any():
+            labels = label_text({"rank": self._labels["rank"], "step": str(block.step)})
+            self._histogram.observe(Exemplar(labels, self._mean(step_time), block.time_s))
+
+    def samples(self) -> Iterator[tuple[str, Samples | Histogram]]:
+        """Return what is known now, by metric name; what is not known or not finite as NaN or infinity."""
+        for single in self._single:
+            yield single.metric, Samples((single.prefix,), (single.value(),))
+        if self._own_histogram is not None:
+            yield STEP_DURATION.name, self._own_histogram
+        if self._modules is not None:
+            yield from self._modules.samples(self._rows[0], self._rows[2])
+
+    def _candidates(self, header: Header) -> Iterator[_Single]:
+        """Return the series that are not about a module, the most wanted first."""
+        yield self._one("trainermon_step", lambda: self._step)
+        yield self._one("trainermon_last_step_timestamp_seconds", lambda: self._time_s)
+        for kind in self._index.kinds:
+            yield self._one(
+                "trainermon_nonfinite_elements_total", partial(self._nonfinite.__getitem__, kind), kind=kind
+            )
+        for term, ids in self._index.losses.items():
+            yield self._one("trainermon_loss", partial(self._mean, ids), term=term)
+        if len(self._index.gradients):
+            yield self._one("trainermon_gradient_norm", partial(self._norm, self._index.gradients))
+        if len(self._index.counted_gradients):
+            yield self._one("trainermon_gradient_norm_part", partial(self._norm, self._index.counted_gradients))
+        for name in COUNTERS:
+            yield self._one(name, partial(self.counters.__getitem__, name))
+        places = {axis: str(getattr(header.coordinates, axis)) for axis in ("world_size", "dp", "tp", "pp", "cp", "ep")}
+        info = {"attempt": str(header.attempt), **places, "version": header.version}
+        yield self._one("trainermon_run_info", lambda: 1.0, **info)
+
+    def _one(self, name: str, value: Callable[[], float], **labels: str) -> _Single:
+        return _Single(name, sample_prefix(METRICS[name], {**self._labels, **labels}), value)
+
+    def _mean(self, ids: Array) -> float:
+        finite = float(self._rows[0, ids].sum())
+        return float(self._rows[1, ids].sum()) / finite if finite else math.nan
+
+    def _norm(self, ids: Array) -> float:
+        return math.sqrt(float(self._rows[2, ids].sum())) if self._rows[0, ids].any() else math.nan
+
+
+class _Single(NamedTuple):
+    """A series of its own, and how to read its value."""
+
+    metric: str
+    prefix: str
+    value: Callable[[], float]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Index:
+    """Where in the series table things stand: series ids, and the kind of each id as a position in `kinds`."""
+
+    kinds: list[Kind]
+    kind_of: Array
+    losses: dict[str, Array]
+    step_time: Array
+    gradients: Array
+    counted_gradients: Array
+
+    @classmethod
+    def of(cls, keys: Sequence[SeriesKey], placements: Sequence[Placement | None]) -> _Index:
+        kinds = list(dict.fromkeys(key.kind for key in keys))
+        losses = dict.fromkeys(key.name for key in keys if key.kind is Kind.LOSS)
+        terms = sorted(losses, key=lambda name: name != LOSS_SERIES)[:MAX_LOSSES]
+        elsewhere = {i for i, placement in enumerate(placements) if placement and not placement.in_global_norm}
+        gradients = [i for i, key in enumerate(keys) if key.kind is Kind.GRAD_REDUCED]
+        return cls(
+            kinds=kinds,
+            kind_of=_ids(kinds.index(key.kind) for key in keys),
+            losses={term: _ids(_named(keys, Kind.LOSS, term)) for term in terms},
+            step_time=_ids(_named(keys, Kind.STEP, STEP_TIME_SERIES)),
+            gradients=_ids(gradients),
+            counted_gradients=_ids(i for i in gradients if i not in elsewhere),
+        )
+
+
+def _named(keys: Sequence[SeriesKey], kind: Kind, name: str) -> Iterator[int]:
+    return (i for i, key in enumerate(keys) if key.kind is kind and key.name == name)
+
+
+def _ids(values: Iterable[int]) -> Array:
+    return np.fromiter(values, dtype=np.intp)
