@@ -8,15 +8,13 @@ right name: the user's wish is met or refused, never silently replaced.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
-import types
-import typing
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from trainermon.monitor.errors import ConfigError
+from trainermon.monitor.strict import build, require
 
 # Keys of msprobe's monitor that choose an output form. All eight moments are always kept, so they change nothing here.
 WITHOUT_EFFECT = (
@@ -62,9 +60,9 @@ class AgentConfig:
     flush_s: float = 30.0
 
     def __post_init__(self) -> None:
-        _require(0 <= self.port <= 65535, "agent.port", self.port, "0 to 65535")
+        require(0 <= self.port <= 65535, "agent.port", self.port, "0 to 65535")
         for key in ("linger_s", "wait_s", "flush_s"):
-            _require(getattr(self, key) >= 0, f"agent.{key}", getattr(self, key), "a number of seconds, 0 or more")
+            require(getattr(self, key) >= 0, f"agent.{key}", getattr(self, key), "a number of seconds, 0 or more")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,9 +84,9 @@ class ReplayConfig:
     max_dump_mb: float = 4096.0
 
     def __post_init__(self) -> None:
-        _require(self.task in ("statistics", "tensor"), "replay.task", self.task, "'statistics' or 'tensor'")
+        require(self.task in ("statistics", "tensor"), "replay.task", self.task, "'statistics' or 'tensor'")
         for key in ("memory_mb", "max_replays", "max_dump_mb"):
-            _require(getattr(self, key) >= 0, f"replay.{key}", getattr(self, key), "0 or more")
+            require(getattr(self, key) >= 0, f"replay.{key}", getattr(self, key), "0 or more")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,10 +110,10 @@ class EscalationConfig:
     max_dump_mb: float = 4096.0
 
     def __post_init__(self) -> None:
-        _require(self.task in ("statistics", "tensor"), "escalation.task", self.task, "'statistics' or 'tensor'")
-        _require(self.num_steps >= 1, "escalation.num_steps", self.num_steps, "1 or more")
+        require(self.task in ("statistics", "tensor"), "escalation.task", self.task, "'statistics' or 'tensor'")
+        require(self.num_steps >= 1, "escalation.num_steps", self.num_steps, "1 or more")
         for key in ("margin_steps", "max_per_hour", "max_dump_mb"):
-            _require(getattr(self, key) >= 0, f"escalation.{key}", getattr(self, key), "0 or more")
+            require(getattr(self, key) >= 0, f"escalation.{key}", getattr(self, key), "0 or more")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,11 +172,11 @@ class MonitorConfig:
     escalation: EscalationConfig = EscalationConfig()
 
     def __post_init__(self) -> None:
-        _require(self.start_step >= 0, "start_step", self.start_step, "0 or more")
-        _require(self.step_interval >= 1, "step_interval", self.step_interval, "1 or more")
-        _require(self.collect_times >= 0, "collect_times", self.collect_times, "0 or more")
-        _require(self.spool_mb >= 1, "spool_mb", self.spool_mb, "1 or more")
-        _require(min(self.module_ranks, default=0) >= 0, "module_ranks", self.module_ranks, "ranks of 0 or more")
+        require(self.start_step >= 0, "start_step", self.start_step, "0 or more")
+        require(self.step_interval >= 1, "step_interval", self.step_interval, "1 or more")
+        require(self.collect_times >= 0, "collect_times", self.collect_times, "0 or more")
+        require(self.spool_mb >= 1, "spool_mb", self.spool_mb, "1 or more")
+        require(min(self.module_ranks, default=0) >= 0, "module_ranks", self.module_ranks, "ranks of 0 or more")
         self._refuse_impossible_pairs()
 
     def _refuse_impossible_pairs(self) -> None:
@@ -222,7 +220,7 @@ def parse_config(raw: Mapping[str, Any]) -> tuple[MonitorConfig, tuple[str, ...]
     ignored = tuple(key for key in WITHOUT_EFFECT if wanted.pop(key, None) is not None)
     if isinstance(wanted.get("targets"), Mapping):
         wanted["targets"] = list(wanted["targets"])  # msprobe's form: name -> selectors
-    config = _build(MonitorConfig, wanted, "")
+    config = build(MonitorConfig, wanted, "")
     return config, ignored
 
 
@@ -249,42 +247,3 @@ def _read_mapping(path: Path) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise ConfigError(f"found a {type(value).__name__} at the top, expected a mapping of keys to values")
     return value
-
-
-def _build(cls: type[Any], raw: Mapping[str, Any], prefix: str) -> Any:
-    hints = typing.get_type_hints(cls)
-    for key in raw:
-        if key not in hints:
-            known = [*hints, *(WITHOUT_EFFECT if not prefix else ())]
-            near = difflib.get_close_matches(str(key), known, n=1)
-            advice = f"did you mean {prefix + near[0]!r}?" if near else f"known keys: {', '.join(sorted(hints))}"
-            raise ConfigError(f"{prefix}{key}: unknown key; {advice}")
-    return cls(**{key: _convert(hints[key], value, prefix + str(key)) for key, value in raw.items()})
-
-
-def _convert(wanted: Any, value: Any, path: str) -> Any:
-    if dataclasses.is_dataclass(wanted):
-        _require(isinstance(value, Mapping), path, value, "a mapping")
-        return _build(typing.cast("type[Any]", wanted), value, f"{path}.")
-    origin = typing.get_origin(wanted)
-    if origin is tuple:
-        _require(isinstance(value, list | tuple), path, value, "a list")
-        item = typing.get_args(wanted)[0]
-        return tuple(_convert(item, entry, f"{path}[{index}]") for index, entry in enumerate(value))
-    if origin in (types.UnionType, typing.Union):
-        return None if value is None else _convert(typing.get_args(wanted)[0], value, path)
-    if wanted is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    exact = isinstance(value, wanted) and not (wanted is int and isinstance(value, bool))
-    _require(
-        exact,
-        path,
-        value,
-        {"int": "a whole number", "str": "text", "bool": "true or false"}.get(wanted.__name__, "a number"),
-    )
-    return value
-
-
-def _require(condition: object, path: str, found: object, expected: str) -> None:
-    if not condition:
-        raise ConfigError(f"{path}: found {found!r}, expected {expected}")

@@ -105,10 +105,9 @@ class Collector:
 
     def seal(self) -> None:
         """End the step: start the copy to the host, and write every step whose copy has arrived."""
-        if not self.is_empty:
-            if self._open() is not None:
-                self._sealed.append((self._rows, self._scalars))
-                self._ring.seal()
+        if not self.is_empty and self._open() is not None:
+            self._sealed.append((self._rows, self._scalars))
+            self._ring.seal()
         self._slab, self._rows, self._scalars = None, {}, {}
         self.write_ready()
 

@@ -30,10 +30,6 @@ class ParameterTaps:
         self._after_last: list[tuple[int, int]] = []
         self._rows_after_last: Tensor | None = None
 
-    def forget(self) -> None:
-        """Read every parameter again at the next entry: a step was not watched."""
-        self._after_last, self._rows_after_last = [], None
-
     def at_entry(self) -> None:
         """Take the parameters as the optimizer finds them."""
         now = self._states()
@@ -89,7 +85,7 @@ class MomentTaps:
 
     def _states(self) -> list[dict[str, Any]]:
         states = self._optimizer.state
-        return [states[p.tensor] if p.tensor in states else {} for p in self._parameters]
+        return [states.get(p.tensor, {}) for p in self._parameters]
 
 
 def has_adam_groups(optimizer: torch.optim.Optimizer) -> bool:

@@ -1,0 +1,40 @@
+"""DistributedDataParallel: every rank holds all parameters, gradients are averaged during the backward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from trainermon.monitor.frameworks import plain
+from trainermon.monitor.frameworks.training import Training
+from trainermon.monitor.values import Coordinates
+
+
+def recognises(chunks: Sequence[nn.Module]) -> bool:
+    """Return whether the model is wrapped by DistributedDataParallel, possibly compiled around it."""
+    return any(isinstance(module, DistributedDataParallel) for chunk in chunks for module in _outermost(chunk))
+
+
+def describe(chunks: Sequence[nn.Module], optimizer: torch.optim.Optimizer, coordinates: Coordinates) -> Training:
+    """Return the set-up of a model in DistributedDataParallel.
+
+    The roots are the modules below the wrapper: their forward communicates nothing, so it can be replayed by one rank.
+    """
+    inner = [next(m.module for m in _outermost(chunk) if isinstance(m, DistributedDataParallel)) for chunk in chunks]
+    return Training(
+        framework="ddp",
+        roots=tuple(inner),
+        modules=plain.modules_of(inner),
+        parameters=plain.parameters_of(inner, replicated_over=("dp",), in_global_norm=coordinates.dp == 0),
+        optimizer=optimizer,
+        is_reduced=True,
+        replay_refusal=plain.replay_refusal(inner),
+    )
+
+
+def _outermost(chunk: nn.Module) -> list[nn.Module]:
+    compiled = getattr(chunk, "_orig_mod", None)
+    return [chunk] if compiled is None else [chunk, compiled]

@@ -1,0 +1,34 @@
+"""What the rest of the monitor needs to know of a training set-up, whatever framework made it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import nn
+
+from trainermon.monitor.taps.gradients import Parameter
+from trainermon.monitor.taps.modules import Module
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """A model and its optimizer as a framework holds them.
+
+    Attributes:
+        framework: Its name, for people.
+        roots: The modules whose forwards make up the model's, below any wrapper that communicates.
+        modules: Every module below the roots, in definition order.
+        parameters: Every parameter that requires a gradient.
+        optimizer: The optimizer whose step ends a training step.
+        is_reduced: Whether gradients are averaged over ranks during the backward.
+        replay_refusal: Why a step cannot be replayed by this rank alone; empty if it can.
+    """
+
+    framework: str
+    roots: tuple[nn.Module, ...]
+    modules: tuple[Module, ...]
+    parameters: tuple[Parameter, ...]
+    optimizer: torch.optim.Optimizer
+    is_reduced: bool
+    replay_refusal: str

@@ -1,0 +1,192 @@
+"""What exists between `set_monitor` and `close`: spool, journal, page, step loop, and the agent that follows them."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import trainermon
+from trainermon.monitor import launcher
+from trainermon.monitor.config import MonitorConfig, load_config
+from trainermon.monitor.control import ControlPage, Phase
+from trainermon.monitor.errors import TrainermonError
+from trainermon.monitor.frameworks import Training
+from trainermon.monitor.journal import Header, JournalWriter
+from trainermon.monitor.session.checks import check_against_model
+from trainermon.monitor.session.dumps import Dumps
+from trainermon.monitor.session.run_files import MIB, write_agent_settings, write_run_files
+from trainermon.monitor.session.step_loop import StepLoop
+from trainermon.monitor.spool import RankLock, open_spool
+from trainermon.monitor.statistics.kernel import kernel_name
+from trainermon.monitor.taps.guard import Guard
+from trainermon.monitor.topology import Run
+from trainermon.monitor.values import STATISTICS, Coordinates
+
+logger = logging.getLogger("trainermon")
+
+STATUS_FILE = "agent.status.json"
+PAGE_WAIT_S = 3.0
+POLL_S = 0.02
+JOURNAL_BYTES_PER_ROW = 8 * len(STATISTICS) + 4
+STORED_BYTES_PER_ROW = 20
+
+
+class Attached:
+    """One watched training on one rank. Errors are raised up to the end of `start`, never after."""
+
+    def __init__(self, run: Run, coordinates: Coordinates, config: MonitorConfig, training: Training) -> None:
+        self.run = run
+        self._coordinates = coordinates
+        self._config = config
+        self._training = training
+        self._spool = open_spool(run.run_id, Path(config.spool_dir) if config.spool_dir else None)
+        self._lock = RankLock(self._spool, coordinates.rank)
+        self._page = ControlPage(self._spool, coordinates.rank)
+        self._journal = JournalWriter(self._spool, self._header(), budget_bytes=int(config.spool_mb * MIB))
+        self._dumps = Dumps(run, coordinates, config, training, journal=self._journal, page=self._page)
+        self._guard = Guard(self._let_go)
+        self._loop: StepLoop | None = None
+        self._config_source: Path | None = None
+        self._config_mtime_ns = 0
+
+    def start(self, *, num_micro_steps: int, step: int, config_source: object) -> None:
+        """Attach the hooks, write what others need to know, and start the agent on local rank 0."""
+        self._loop = StepLoop(
+            self._training,
+            self._config,
+            step=step,
+            num_micro_steps=num_micro_steps,
+            journal=self._journal,
+            page=self._page,
+            dumps=self._dumps,
+            guard=self._guard,
+            between_steps=self._between_steps,
+        )
+        rows = self._loop.estimate_rows()
+        bytes_per_step = rows * JOURNAL_BYTES_PER_ROW
+        write_run_files(self.run, self._coordinates, self._config, self._training, bytes_per_step=bytes_per_step)
+        self._page.beat(step, Phase.STEP, time.time())
+        if self._coordinates.local_rank == 0:
+            self._start_agent(rows)
+        if isinstance(config_source, str | Path) and _is_dynamic(self._config):
+            self._config_source = Path(config_source)
+            self._config_mtime_ns = self._config_source.stat().st_mtime_ns
+        self._loop.start()
+
+    def record(self, values: Mapping[str, Any]) -> None:
+        """File numbers of the step; contained."""
+        if self._loop is not None:
+            self._guard.wrap(self._loop.record)(values)
+
+    def close(self) -> None:
+        """Take every hook away, write what is left, and wait for the agent as long as the configuration says."""
+        self._guard.wrap(self._stop)()
+        if self._coordinates.local_rank == 0 and self._config.agent.start:
+            self._guard.wrap(self._wait_for_agent)()
+
+    def _stop(self) -> None:
+        if self._loop is not None:
+            self._loop.stop()
+            self._loop.finish()
+            self._page.beat(self._loop.step, Phase.CLOSED, time.time())
+        self._journal.close()
+        self._page.close()
+        self._lock.close()
+
+    def _let_go(self, message: str) -> None:
+        """Detach after a fault of the monitor's own; the rank stays alive for the agent, but silent."""
+        if self._loop is not None:
+            self._loop.stop()
+        self._journal.append_event({"type": "detached", "message": message})
+
+    def _header(self) -> Header:
+        return Header(
+            run_id=self.run.run_id,
+            attempt=self.run.attempt,
+            coordinates=self._coordinates,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            started_s=time.time(),
+            version=trainermon.__version__,
+            series=(),
+            placements=(),
+        )
+
+    def _start_agent(self, rows: int) -> None:
+        write_agent_settings(self._spool, self.run, self._config)
+        logger.info("run %s (attempt %d) in %s", self.run.run_id, self.run.attempt, self.run.directory)
+        logger.info(
+            "collects about %d rows a step: %.0f kB journal, %.0f kB stored (kernel: %s)",
+            rows,
+            rows * JOURNAL_BYTES_PER_ROW / 1e3,
+            rows * STORED_BYTES_PER_ROW / 1e3,
+            kernel_name(),
+        )
+        if not self._config.agent.start:
+            return
+        launcher.start_agent(self._spool)
+        status = self._wait_for_status(lambda status: bool(status.get("url")), PAGE_WAIT_S)
+        if status:
+            logger.info("page %s  metrics %s/metrics", status["url"], status["url"].rstrip("/"))
+        else:
+            logger.warning("the agent has not said within %.0f s where its page is; see %s", PAGE_WAIT_S, self._spool)
+
+    def _wait_for_agent(self) -> None:
+        written = self._journal.cursor
+        rank = str(self._coordinates.rank)
+        flushed = self._wait_for_status(
+            lambda status: tuple(status.get("flushed", {}).get(rank, (0, 0))) >= (written.file, written.offset),
+            self._config.agent.wait_s,
+        )
+        if flushed is None:
+            logger.warning(
+                "the agent has not stored everything within %.0f s; it goes on by itself, see %s",
+                self._config.agent.wait_s,
+                self.run.directory,
+            )
+
+    def _wait_for_status(self, wanted: Callable[[dict[str, Any]], bool], limit_s: float) -> dict[str, Any] | None:
+        deadline = time.monotonic() + limit_s
+        while True:
+            try:
+                status: dict[str, Any] = json.loads((self._spool / STATUS_FILE).read_text(encoding="utf-8"))
+                if wanted(status):
+                    return status
+            except (OSError, ValueError):
+                if not self._spool.exists():  # the agent has stored everything and removed the spool
+                    return {}
+            if time.monotonic() >= deadline:
+                return None
+            time.sleep(POLL_S)
+
+    def _between_steps(self, step: int) -> None:
+        """Look for commands and for an edited configuration; the page is polled, and the file only where asked for."""
+        self._dumps.poll_commands(step)
+        if self._config_source is None or self._loop is None:
+            return
+        mtime_ns = self._config_source.stat().st_mtime_ns if self._config_source.exists() else self._config_mtime_ns
+        if mtime_ns != self._config_mtime_ns:
+            self._config_mtime_ns = mtime_ns
+            self._reload(self._loop)
+
+    def _reload(self, loop: StepLoop) -> None:
+        try:
+            wanted, _ = load_config(self._config_source)
+            self._config = check_against_model(wanted, self._training, self._coordinates)
+        except TrainermonError as error:
+            message = f"the edited configuration is refused, the old one stays: {error}"
+            logger.warning(message)
+            self._journal.append_event({"type": "warning", "message": message})
+            return
+        loop.reconfigure(self._config)
+        logger.info("configuration %s applies from step %d on", self._config_source, loop.step)
+
+
+def _is_dynamic(config: MonitorConfig) -> bool:
+    return config.dynamic_on or os.environ.get("DYNAMIC_MONITOR", "").lower() in ("true", "1")

@@ -1,0 +1,53 @@
+"""Whether a configuration can be met on the model at hand; asked before anything is attached."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+
+import torch
+
+from trainermon.monitor.config import MonitorConfig
+from trainermon.monitor.errors import ConfigError
+from trainermon.monitor.frameworks import Training
+from trainermon.monitor.taps.names import chosen
+from trainermon.monitor.taps.optimizer import has_adam_groups
+from trainermon.monitor.values import Coordinates
+
+
+def check_against_model(config: MonitorConfig, training: Training, coordinates: Coordinates) -> MonitorConfig:
+    """Return the configuration of this rank: `config`, or one that collects nothing where the rank is not chosen.
+
+    Raises:
+        ConfigError: Something is asked for that this model or optimizer does not have.
+    """
+    if config.xy_distribution and _is_compiled(training):
+        raise ConfigError(
+            "xy_distribution is true but the model is compiled: hooks attached after torch.compile never fire; set "
+            "xy_distribution to false, or call set_monitor on the model that is not compiled and train that one"
+        )
+    if config.ur_distribution and not has_adam_groups(training.optimizer):
+        name = type(training.optimizer).__name__
+        raise ConfigError(
+            f"ur_distribution is true but {name} has no betas and eps: the formula of the update is Adam's"
+        )
+    _check_targets(config, training)
+    if config.module_ranks and coordinates.rank not in config.module_ranks:
+        return dataclasses.replace(config, collect_times=0)
+    return config
+
+
+def _check_targets(config: MonitorConfig, training: Training) -> None:
+    names = [p.name for p in training.parameters] + [m.name for m in training.modules]
+    for target in config.targets:
+        if not any(chosen(name, [target]) for name in names):
+            near = difflib.get_close_matches(target, names, n=1, cutoff=0.0)
+            raise ConfigError(f"targets: {target!r} names no module or parameter of the model; nearest: {near[0]!r}")
+
+
+def _is_compiled(training: Training) -> bool:
+    return any(
+        isinstance(module, torch._dynamo.OptimizedModule) or getattr(module, "_compiled_call_impl", None) is not None
+        for root in training.roots
+        for module in root.modules()
+    )

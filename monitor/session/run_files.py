@@ -1,0 +1,109 @@
+"""What a rank writes beside its journal: who it is, what the run is, what the agent is told; never the environment."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import trainermon
+from trainermon.monitor.config import MonitorConfig
+from trainermon.monitor.errors import AttachError
+from trainermon.monitor.frameworks import Training
+from trainermon.monitor.topology import Run
+from trainermon.monitor.values import Coordinates, as_plain
+
+MIB = 1 << 20
+
+
+def write_run_files(
+    run: Run, coordinates: Coordinates, config: MonitorConfig, training: Training, *, bytes_per_step: int
+) -> None:
+    """Write `ranks/rank00000.json`, on rank 0 `run.json`, and on local rank 0 the token of this node.
+
+    Raises:
+        AttachError: The run directory cannot be written.
+    """
+    try:
+        _write(
+            run.directory / "ranks" / f"rank{coordinates.rank:05d}.json",
+            {
+                "rank": coordinates.rank,
+                "pid": os.getpid(),
+                "host": socket.gethostname(),
+                "attempt": run.attempt,
+                "coordinates": coordinates,
+                "framework": training.framework,
+                "parameters": sum(p.tensor.numel() for p in training.parameters),
+                "tensors": len(training.parameters),
+                "modules": [module.name for module in training.modules],
+                "bytes_per_step": bytes_per_step,
+            },
+        )
+        if coordinates.rank == 0:
+            _write(
+                run.directory / "run.json",
+                {
+                    "run_id": run.run_id,
+                    "attempt": run.attempt,
+                    "started_s": time.time(),
+                    "world_size": coordinates.world_size,
+                    "version": trainermon.__version__,
+                    "config": config,
+                },
+            )
+        if coordinates.local_rank == 0:
+            _write_token(run.directory / "nodes" / socket.gethostname() / "token")
+    except OSError as error:
+        raise AttachError(
+            f"the run directory {run.directory} cannot be written ({error}): set output_dir or TRAINERMON_OUTPUT to a "
+            "folder that every node can write to"
+        ) from error
+
+
+def write_agent_settings(spool: Path, run: Run, config: MonitorConfig) -> None:
+    """Write `agent.json`, from which the node agent of this run learns everything."""
+    escalation = config.escalation
+    _write(
+        spool / "agent.json",
+        {
+            "run_id": run.run_id,
+            "output": str(run.directory),
+            "rules": str(Path(config.rules).absolute()) if config.rules else None,
+            "host": config.agent.host,
+            "port": config.agent.port,
+            "linger_s": config.agent.linger_s,
+            "flush_s": config.agent.flush_s,
+            "escalation": {
+                "max_bytes": int(escalation.max_dump_mb * MIB) if escalation.enabled else 0,
+                "max_per_hour": escalation.max_per_hour,
+                "num_steps": escalation.num_steps,
+                "task": escalation.task,
+                "margin_steps": escalation.margin_steps,
+            },
+        },
+    )
+
+
+def _write(path: Path, content: Mapping[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        json.dump(as_plain(content), file, indent=1)
+    temporary.replace(path)
+
+
+def _write_token(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(secrets.token_urlsafe(32))

@@ -1,0 +1,151 @@
+"""`TrainerMon`: three lines in a training script.
+
+Until `set_monitor` returns, anything that is wrong is refused with an error. After it, nothing the monitor does reaches
+training: a fault is logged once, and the monitor detaches itself.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from torch import Tensor, nn
+
+from trainermon.monitor.config import load_config
+from trainermon.monitor.errors import AttachError
+from trainermon.monitor.frameworks import detect
+from trainermon.monitor.session.attached import Attached
+from trainermon.monitor.session.checks import check_against_model
+from trainermon.monitor.session.log import make_log_visible
+from trainermon.monitor.topology import find_coordinates, name_run
+
+logger = logging.getLogger("trainermon")
+
+
+class TrainerMon:
+    """Watches the training of one model by one optimizer, from `set_monitor` to `close`.
+
+    Args:
+        config_file_path: JSON or YAML file, or a mapping of the same keys (`MonitorConfig` lists them); without one,
+            gradients, loss and step time are collected at every step.
+        process_group: The pipeline-parallel group, if there is one.
+        params_have_main_grad: Accepted for compatibility; where gradients live is found out, not assumed.
+
+    Raises:
+        ConfigError: The configuration cannot be met as written.
+    """
+
+    def __init__(
+        self,
+        config_file_path: str | Path | Mapping[str, Any] | None = None,
+        process_group: Any = None,
+        params_have_main_grad: bool = True,  # noqa: FBT001, FBT002  # the signature that users know
+    ) -> None:
+        del params_have_main_grad
+        self._source = config_file_path
+        self._config, self._ignored = load_config(config_file_path)
+        self._pipeline_group = process_group
+        self._attached: Attached | None = None
+
+    def set_monitor(  # noqa: PLR0913, PLR0917  # the signature that users know
+        self,
+        model: nn.Module | Sequence[nn.Module],
+        optimizer: Any = None,
+        grad_acc_steps: Any = 1,
+        tp_group: Any = None,
+        dp_group: Any = None,
+        start_iteration: int = 0,
+    ) -> None:
+        """Start watching: the next `optimizer.step()` ends step `start_iteration`.
+
+        Args:
+            model: The model as the training loop calls it, or the list of its virtual pipeline stages.
+            optimizer: The optimizer whose `step()` ends a training step. `(model, grad_acc_steps, optimizer)`, the
+                order of msprobe's manual, is understood as well.
+            grad_acc_steps: Backward passes per optimizer step.
+            tp_group: Tensor-parallel process group, if there is one.
+            dp_group: Data-parallel process group; without it, all ranks.
+            start_iteration: Number of the first step.
+
+        Every rank of a job calls it. Ranks agree on the run's name through the process group's store; there is no
+        collective. Starts the node agent on local rank 0 (about 50 ms, at most 3 s to learn its address).
+
+        Raises:
+            AttachError, ConfigError, SpoolError: Something cannot be watched, or written, as asked.
+        """
+        if isinstance(optimizer, int) and not isinstance(grad_acc_steps, int):
+            optimizer, grad_acc_steps = grad_acc_steps, optimizer
+        self._refuse_bad_arguments(model, grad_acc_steps)
+        groups = {"tp": tp_group, "dp": dp_group, "pp": self._pipeline_group}
+        coordinates = find_coordinates(groups=groups)
+        make_log_visible(quiet=coordinates.local_rank != 0)
+        chunks = list(model) if isinstance(model, Sequence) else [model]
+        training = detect(chunks, optimizer, coordinates)
+        config = check_against_model(self._config, training, coordinates)
+        run = name_run(coordinates, run_id=config.run_id, output_dir=config.output_dir)
+        self._attached = Attached(run, coordinates, config, training)
+        self._attached.start(num_micro_steps=grad_acc_steps, step=start_iteration, config_source=self._source)
+        atexit.register(self.close)
+        if self._ignored:
+            logger.info("%s have no effect: all eight moments are always kept", ", ".join(self._ignored))
+
+    def record(self, *, loss: Tensor | float | None = None, **values: Tensor | float) -> None:
+        """File the loss, and any other number of the step (`lr=…`, `tokens=…`), under the step it belongs to.
+
+        A tensor may have any shape; it is reduced to its moments on its device, and nothing waits for it. Of several
+        calls in one step (one per micro step), the last one counts.
+        """
+        if loss is not None:
+            values["loss"] = loss
+        if self._attached is not None:
+            self._attached.record(values)
+
+    def close(self) -> None:
+        """Write what is left, take every hook away, and wait a bounded time for the agent to have stored it."""
+        if self._attached is not None:
+            atexit.unregister(self.close)
+            attached, self._attached = self._attached, None
+            attached.close()
+
+    @property
+    def run_directory(self) -> Path | None:
+        """The folder that holds what this run leaves behind; None before `set_monitor` and after `close`."""
+        return None if self._attached is None else self._attached.run.directory
+
+    def __enter__(self) -> TrainerMon:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _refuse_bad_arguments(self, model: object, grad_acc_steps: object) -> None:
+        if self._attached is not None:
+            raise AttachError("set_monitor was called already: close() this TrainerMon first, or make another one")
+        modules = list(model) if isinstance(model, Sequence) else [model]
+        if not modules or not all(isinstance(module, nn.Module) for module in modules):
+            found = ", ".join(type(module).__name__ for module in modules) or "an empty list"
+            raise AttachError(f"model: found {found}, expected a torch.nn.Module or a list of them")
+        if not isinstance(grad_acc_steps, int) or isinstance(grad_acc_steps, bool) or grad_acc_steps < 1:
+            raise AttachError(f"grad_acc_steps: found {grad_acc_steps!r}, expected a whole number, 1 or more")
+
+
+def set_monitor(  # noqa: PLR0913, PLR0917  # the signature that users know, and where the configuration is
+    model: nn.Module | Sequence[nn.Module],
+    optimizer: Any = None,
+    grad_acc_steps: Any = 1,
+    tp_group: Any = None,
+    dp_group: Any = None,
+    start_iteration: int = 0,
+    *,
+    config_file_path: str | Path | Mapping[str, Any] | None = None,
+) -> TrainerMon:
+    """Make a `TrainerMon`, call its `set_monitor`, and return it; it is closed at exit if not before."""
+    monitor = TrainerMon(config_file_path)
+    monitor.set_monitor(model, optimizer, grad_acc_steps, tp_group, dp_group, start_iteration)
+    return monitor

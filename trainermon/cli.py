@@ -1,0 +1,42 @@
+"""The command line. Each subcommand is a module of its own; only the one that is asked for is imported."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+import trainermon
+from trainermon.monitor.errors import TrainermonError
+
+COMMANDS = {
+    "run": ("trainermon.agent.launch", "run a training command, with its agent, to the last stored record"),
+    "query": ("trainermon.exporters.query", "ask a run's statistics in SQL, while it is on or after it"),
+    "diagnose": ("trainermon.analysis.diagnose_command", "name the first bad module of a step, and explain it"),
+    "agent": ("trainermon.agent.daemon", "follow the journals of this node's ranks (usually started for you)"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit status: 0 done, 1 refused or failed, 2 wrong usage."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    parser = argparse.ArgumentParser(
+        prog="trainermon", description="Watches distributed PyTorch training from the inside."
+    )
+    parser.add_argument("--version", action="version", version=f"trainermon {trainermon.__version__}")
+    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, (module_name, summary) in COMMANDS.items():
+        subparser = subparsers.add_parser(name, help=summary, description=summary.capitalize() + ".")
+        if name in words:
+            importlib.import_module(module_name).add_arguments(subparser)
+    arguments = parser.parse_args(words)
+    module = importlib.import_module(COMMANDS[arguments.command][0])
+    try:
+        status: int = module.main(arguments)
+    except TrainermonError as error:
+        print(f"trainermon {arguments.command}: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        return 0
+    return status
