@@ -1,0 +1,170 @@
+// Wiring: what the agent says goes into the charts, tables and the sentence on top. Decides nothing else.
+
+import { diagnosisHash, getJson, listen, number } from "./api.js";
+import { showDiagnosis } from "./diagnosis.js";
+import { byId, perFrame, setText } from "./dom.js";
+import { showFigures, showRun, showState } from "./header.js";
+import { assess, principal, showHealth } from "./health.js";
+import { LineChart } from "./lines.js";
+import { LayerPanel, RankPanel } from "./panels.js";
+import { Ruler } from "./ruler.js";
+import { formatStep } from "./scales.js";
+import { showAlerts, showDumps } from "./tables.js";
+import { Lines, StepView } from "./view.js";
+
+const RUN_REFRESH_MS = 2000;
+const NAMES = ["loss", "grad_norm", "step_time"];
+
+const view = new StepView();
+const lines = new Lines();
+const state = { run: null, alerts: new Map(), dumps: [], now: {}, verdicts: new Map(), connected: false, lostAt: null };
+
+const parent = byId("timeline");
+const alerts = () => [...state.alerts.values()].filter((alert) => alert.state !== "pending");
+const charts = [
+  new Ruler({ parent, view, alerts, dumps: () => state.dumps }),
+  new LineChart({ parent, view, lines, alerts, name: "loss", colour: "accent", log: false, height: 116, title: "Loss", hint: "mean of the ranks", label: "Loss over steps" }),
+  new LineChart({ parent, view, lines, alerts, name: "grad_norm", colour: "accent-2", log: true, height: 116, title: "Gradient norm", hint: "of all parameters, before clipping", label: "Gradient norm over steps" }),
+];
+const layers = new LayerPanel({ parent, view });
+const ranks = new RankPanel({ parent, view });
+
+const onShow = (step) => {
+  location.hash = "";
+  view.focus(step);
+  parent.scrollIntoView({ block: "nearest" });
+};
+
+const repaint = perFrame(() => {
+  if (!state.run) return;
+  const all = [...state.alerts.values()];
+  const firing = all.filter((alert) => alert.state === "firing").length;
+  showFigures(state.run, state.now, firing);
+  showHealth(assess(state.run, all, state.now.step, state.verdicts.get(principal(all)?.diagnosis)), onShow);
+  for (const chart of charts) chart.redraw();
+  document.title = `${firing ? `▲ ${firing} · ` : ""}${formatStep(state.now.step)} · ${state.run.run_id}`;
+});
+
+const retable = perFrame(() => {
+  showAlerts([...state.alerts.values()], { rules: state.run?.rules, onShow });
+  showDumps(state.dumps, { onShow });
+  repaint();
+});
+
+function takeRun(run) {
+  state.run = run;
+  const { step, loss, grad_norm, step_time_s } = run;
+  if (state.now.step === undefined || state.now.step === null || step >= state.now.step) state.now = { step, loss, grad_norm, step_time_s };
+  showRun(run);
+  layers.offer(run.heatmaps);
+  takeConnection();
+  repaint();
+}
+
+function takeLines({ steps, series }) {
+  lines.load(steps, Object.fromEntries(NAMES.map((name) => [name, (series[name] ?? []).map(number)])));
+  if (steps.length) view.extend(steps[0], steps[steps.length - 1]);
+}
+
+function takeAlert(alert) {
+  state.alerts.set(alert.id, alert);
+  fetchVerdict();
+  retable();
+}
+
+function takeDump(dump) {
+  state.dumps = [...state.dumps.filter(({ id, attempt, step }) => id !== dump.id || attempt !== dump.attempt || step !== dump.step), dump];
+  // A dump links alerts to a diagnosis that did not exist when they fired.
+  getJson("api/alerts").then((list) => list.forEach(takeAlert), () => {});
+  retable();
+}
+
+function takeStep(event) {
+  lines.append(event.step, { loss: number(event.loss), grad_norm: number(event.grad_norm), step_time: number(event.step_time_s) });
+  state.now = event;
+  view.extend(lines.steps[0], lines.steps[lines.steps.length - 1]);
+  layers.touch();
+  ranks.touch();
+  repaint();
+}
+
+/** The diagnosis's own sentence for the alert that the page speaks of; asked for once. */
+function fetchVerdict() {
+  const address = principal([...state.alerts.values()])?.diagnosis;
+  const hash = diagnosisHash(address);
+  if (!hash || state.verdicts.has(address)) return;
+  state.verdicts.set(address, undefined);
+  getJson(`api${hash.slice(1)}`).then((report) => (state.verdicts.set(address, report.headline), repaint()), () => state.verdicts.delete(address));
+}
+
+function takeConnection() {
+  const finished = state.run?.state === "finished";
+  const name = state.connected ? { running: "live" }[state.run?.state] ?? state.run?.state ?? "live" : finished ? "finished" : "reconnecting";
+  showState(name);
+  const banner = byId("banner");
+  banner.hidden = state.connected || state.lostAt === null;
+  if (banner.hidden) return;
+  banner.dataset.tone = finished ? "calm" : "bad";
+  const since = state.lostAt.toLocaleTimeString();
+  setText(banner, finished
+    ? `The run has finished and its agent has ended. This is what it recorded, up to step ${formatStep(state.now.step)}.`
+    : `The agent has not answered since ${since}. Shown is what it said up to step ${formatStep(state.now.step)}; trying again.`);
+}
+
+function onConnection(event) {
+  const again = event === "open" && state.lostAt !== null;
+  state.connected = event === "open";
+  if (event === "lost") state.lostAt ??= new Date();
+  else state.lostAt = null;
+  takeConnection();
+  // What happened in between was missed.
+  if (again) loadAll().catch(() => {});
+}
+
+async function loadAll() {
+  const [, list, dumps] = await Promise.all([
+    getJson("api/run").then((run) => (takeRun(run), layers.load())),
+    getJson("api/alerts"),
+    getJson("api/dumps"),
+    getJson(`api/lines?names=${NAMES.join(",")}`).then(takeLines),
+    ranks.load(),
+  ]);
+  state.alerts = new Map(list.map((alert) => [alert.id, alert]));
+  state.dumps = dumps;
+  fetchVerdict();
+  retable();
+}
+
+/** Ranks, lag and counters change without a step, too. */
+async function refreshRun() {
+  if (!document.hidden && state.connected) await getJson("api/run").then(takeRun, () => {});
+  setTimeout(refreshRun, RUN_REFRESH_MS);
+}
+
+function showZoom() {
+  const [first, last] = view.range;
+  byId("zoom-reset").hidden = view.zoomed === null;
+  setText(byId("zoom-text"), view.zoomed ? `steps ${formatStep(first)} to ${formatStep(last)}` : "drag across a chart to look closer");
+}
+
+function route() {
+  const match = /^#\/diagnosis\/([^/]+)\/(\d+)\/(\d+)$/.exec(location.hash);
+  byId("run").hidden = Boolean(match);
+  byId("diagnosis").hidden = !match;
+  if (match) showDiagnosis(byId("diagnosis"), { dump: match[1], attempt: match[2], step: match[3] });
+  scrollTo(0, 0);
+}
+
+/** The moment at which everything has been drawn is written down for the benchmark and the tests. */
+function markReady() {
+  requestAnimationFrame(() => requestAnimationFrame(() => (document.documentElement.dataset.ready = performance.now().toFixed(1))));
+}
+
+view.addEventListener("range", showZoom);
+byId("zoom-reset").addEventListener("click", () => view.reset());
+addEventListener("hashchange", route);
+showZoom();
+route();
+listen({ step: takeStep, alert: takeAlert, dump: takeDump, state: (run) => state.run && takeRun({ ...state.run, ...run }) }, onConnection);
+loadAll().then(markReady, () => onConnection("lost"));
+setTimeout(refreshRun, RUN_REFRESH_MS);

@@ -1,0 +1,80 @@
+// Colour maps, computed. A map is a path through OKLab (Ottosson, "A perceptual color space for image processing",
+// 2020) walked at constant speed, so equal differences of the value look equally large wherever they are on the scale.
+// Its pale end is the page's own surface: what is ordinary recedes, in light as in dark.
+
+const STEPS = 256;
+
+function oklabToRgb([lightness, a, b]) {
+  const l = (lightness + 0.3963377774 * a + 0.2158037573 * b) ** 3;
+  const m = (lightness - 0.1055613458 * a - 0.0638541728 * b) ** 3;
+  const s = (lightness - 0.0894841775 * a - 1.291485548 * b) ** 3;
+  return [
+    4.0767416621 * l - 3.3077115913 * m + 0.2309699292 * s,
+    -1.2684380046 * l + 2.6097574011 * m - 0.3413193965 * s,
+    -0.0041960863 * l - 0.7034186147 * m + 1.707614701 * s,
+  ];
+}
+
+const displayable = (rgb) => rgb.every((part) => part > -1e-4 && part < 1.0001);
+
+const gamma = (part) => (part <= 0.0031308 ? 12.92 * part : 1.055 * part ** (1 / 2.4) - 0.055);
+
+/** The nearest colour of the same lightness and hue that a display can show. */
+function fitted(lightness, chroma, hueDegrees) {
+  const hue = (hueDegrees * Math.PI) / 180;
+  const lab = (c) => [lightness, c * Math.cos(hue), c * Math.sin(hue)];
+  let [lo, hi] = [0, chroma];
+  if (displayable(oklabToRgb(lab(hi)))) return lab(hi);
+  for (let k = 0; k < 20; k++) {
+    const middle = (lo + hi) / 2;
+    if (displayable(oklabToRgb(lab(middle)))) lo = middle;
+    else hi = middle;
+  }
+  return lab(lo);
+}
+
+const mix = (a, b, t) => a + (b - a) * t;
+
+/** 256 packed pixels along `path(t)`, at equal distances in OKLab. */
+function tabulate(path) {
+  const samples = Array.from({ length: 4 * STEPS }, (_, k) => path(k / (4 * STEPS - 1)));
+  const walked = [0];
+  for (let k = 1; k < samples.length; k++) {
+    walked.push(walked[k - 1] + Math.hypot(...samples[k].map((part, i) => part - samples[k - 1][i])));
+  }
+  const table = new Uint32Array(STEPS);
+  for (let k = 0, at = 0; k < STEPS; k++) {
+    const wanted = (walked[walked.length - 1] * k) / (STEPS - 1);
+    while (at < samples.length - 1 && walked[at] < wanted) at++;
+    table[k] = pack(oklabToRgb(samples[at]).map((part) => 255 * gamma(Math.min(1, Math.max(0, part)))));
+  }
+  return table;
+}
+
+/** A little-endian RGBA pixel, as ImageData wants it; every browser's platform is little-endian. */
+export const pack = ([red, green, blue]) =>
+  ((255 << 24) | (Math.round(blue) << 16) | (Math.round(green) << 8) | Math.round(red)) >>> 0;
+
+export const css = (pixel) => `rgb(${pixel & 255} ${(pixel >> 8) & 255} ${(pixel >> 16) & 255})`;
+
+export function parseHex(text) {
+  const bits = parseInt(text.trim().slice(1), 16);
+  return [(bits >> 16) & 255, (bits >> 8) & 255, bits & 255];
+}
+
+/** Low to high. Dark: deep violet to pale yellow; light: pale yellow to deep violet. */
+export function sequential(dark) {
+  return tabulate((t) => {
+    const u = dark ? t : 1 - t;
+    return fitted(mix(0.23, 0.95, u), mix(0.13, 0.12, u), mix(300, 100, u ** 0.9));
+  });
+}
+
+/** Below, ordinary, above: blue, the surface, orange. */
+export function diverging(dark) {
+  const [middle, ends] = dark ? [0.27, 0.8] : [0.965, 0.5];
+  return tabulate((t) => {
+    const away = Math.abs(2 * t - 1);
+    return fitted(mix(middle, ends, away), mix(0.004, 0.16, away), t < 0.5 ? 245 : 50);
+  });
+}

@@ -1,0 +1,127 @@
+// The report of `trainermon diagnose` for one dump: what happened, the way of the first bad value through the model,
+// and the evidence. The JSON is described in analysis/README.md.
+
+import { getJson, number } from "./api.js";
+import { el } from "./dom.js";
+import { formatCount, formatStep, formatValue } from "./scales.js";
+import { table } from "./tables.js";
+
+const PHASES = {
+  parameter: "in a weight, before the step", forward: "in the forward pass", backward: "in the backward pass",
+  optimizer: "in the optimizer", unknown: "unknown",
+};
+const ROLES = { origin: ["began here", "firing"], innocent: ["innocent", "resolved"], unknown: ["unknown", "pending"] };
+const REPLAYS = { nonfinite: "not finite again", clean: "clean", none: "no replay" };
+
+/** Fills `main` with the report of the dump; says so when there is none. */
+export async function showDiagnosis(main, { dump, attempt, step }) {
+  main.replaceChildren(back(), el("p", { cls: "empty" }, "Reading the dump…"));
+  try {
+    const report = await getJson(`api/diagnosis/${dump}/${attempt}/${step}`);
+    main.replaceChildren(back(), ...article(report));
+  } catch (error) {
+    main.replaceChildren(back(), el("section", { cls: "panel" },
+      el("p", { cls: "empty" }, el("strong", {}, "No diagnosis to show. "), error.message),
+      el("p", { cls: "empty" }, "In the run's directory, ", el("code", {}, `trainermon diagnose . --step ${step}`), " tells more.")));
+  }
+}
+
+const back = () => el("a", { href: "#", cls: "back" }, "← Back to the run");
+
+function article(report) {
+  const found = report.verdict === "located";
+  const head = el("section", { cls: "health report-head", "data-tone": found ? "bad" : "calm" },
+    el("span", { cls: "lamp", "aria-hidden": "true" }),
+    el("div", {}, el("p", { cls: "eyebrow" }, eyebrow(report)), el("h1", { cls: "headline" }, report.headline), el("p", { cls: "detail" }, report.reason)));
+  const evidence = [ranks(report), parameters(report), list("What followed", report.consequences), list("Also possible", report.candidates), list("What this rests on", report.evidence)];
+  return [head, facts(report), el("div", { cls: "two" }, chain(report), el("div", { cls: "stack" }, evidence.filter(Boolean)))];
+}
+
+function eyebrow({ run_id: run, step, attempt }) {
+  return step === null ? `Diagnosis of ${run}` : `Diagnosis of ${run}, step ${formatStep(step)}, attempt ${attempt}`;
+}
+
+function facts({ rank, module, class_name: type, call, phase, micro_step: microStep, tensor, source, dump }) {
+  const entry = (label, ...value) => el("div", { cls: "figure" }, el("dt", {}, label), el("dd", {}, ...value));
+  return el("dl", { cls: "figures facts-of-report" },
+    entry("Rank", rank === null ? "unknown" : String(rank)),
+    entry("Module", el("code", {}, module || "unknown"), type ? el("small", {}, ` ${type}`) : null, call ? el("small", {}, ` call ${call}`) : null),
+    entry("Where", PHASES[phase] ?? phase),
+    tensor && entry("Tensor", el("code", {}, tensor.slot), el("small", {}, ` ${shapeText(tensor)}`)),
+    microStep === null || microStep === undefined ? null : entry("Micro step", String(microStep)),
+    source && entry("Called from", el("code", {}, source)),
+    dump && entry("Dump", el("code", {}, dump)));
+}
+
+const shapeText = ({ shape, dtype }) => [dtype, shape?.length ? `[${shape.join(" × ")}]` : ""].filter(Boolean).join(" ");
+
+function countsText({ count, nans, infs }) {
+  const bad = [nans > 0 && `${formatStep(nans)} NaN`, infs > 0 && `${formatStep(infs)} Inf`].filter(Boolean).join(", ");
+  if (!bad) return nans < 0 && infs < 0 ? "not finite" : "";
+  return count > 0 ? `${bad} of ${formatCount(count)} elements` : bad;
+}
+
+function rangeText({ min, max }) {
+  if (min === null || max === null || min === undefined || max === undefined) return "no finite element";
+  return `finite ones ${formatValue(number(min))} to ${formatValue(number(max))}`;
+}
+
+/** A bar as wide as the share of non-finite elements; even one element gets a visible sliver. */
+function shareBar({ count, nans, infs }) {
+  const bad = Math.max(0, nans) + Math.max(0, infs);
+  if (!(count > 0) || !bad) return null;
+  const fill = el("i");
+  fill.style.width = `${Math.max(2, (100 * bad) / count)}%`;
+  return el("span", { cls: "share", "aria-hidden": "true" }, fill);
+}
+
+function chain({ chain: links, phase }) {
+  if (!links.length) return el("section", { cls: "panel" }, el("h2", {}, "Its way through the model"), el("p", { cls: "empty" }, "No module is known."));
+  const backward = phase === "backward";
+  const items = links.flatMap((link, k) => [omitted(link), node(link, k === 0)]);
+  const end = backward ? "to the model's input" : "to the loss";
+  return el("section", { cls: "panel" },
+    el("header", { cls: "panel-head" }, el("h2", {}, "Its way through the model"), el("span", { cls: "hint" }, `from where it began ${end}`)),
+    el("ol", { cls: "chain" }, items.filter(Boolean)));
+}
+
+const omitted = ({ omitted: count }) =>
+  count ? el("li", { cls: "omitted" }, `${formatStep(count)} ${count === 1 ? "module" : "modules"} left out`) : null;
+
+function node({ module, class_name: type, direction, call, tensor }, first) {
+  return el("li", { cls: first ? "first" : null },
+    el("div", { cls: "node-head" }, el("code", {}, module), type && module !== type ? el("span", { cls: "hint" }, type) : null,
+      el("span", { cls: "direction" }, direction === "backward" ? "↑ backward" : "↓ forward"),
+      first ? el("span", { cls: "pill firing" }, "began here") : null),
+    el("div", { cls: "node-stats" }, el("code", {}, tensor.slot), el("span", {}, shapeText(tensor)),
+      el("span", { cls: "bad" }, countsText(tensor)), el("span", {}, rangeText(tensor)),
+      call ? el("span", {}, `call ${call}`) : null),
+    shareBar(tensor));
+}
+
+function ranks({ ranks: findings }) {
+  if (!findings.length) return null;
+  const gradients = (count) => (count === null || count === undefined ? "–" : formatStep(count));
+  const rows = findings.map(({ rank, role, replay, unreduced, reduced }) => {
+    const [text, tone] = ROLES[role] ?? [role, "pending"];
+    return el("tr", {}, el("td", { cls: "num" }, String(rank)), el("td", {}, el("span", { cls: `pill ${tone}` }, text)),
+      el("td", {}, REPLAYS[replay] ?? replay), el("td", { cls: "num" }, gradients(unreduced)), el("td", { cls: "num" }, gradients(reduced)));
+  });
+  return el("section", { cls: "panel" },
+    el("header", { cls: "panel-head" }, el("h2", {}, "Ranks"), el("span", { cls: "hint" }, "gradients that were not finite, before and after the reduction")),
+    el("div", { cls: "scroll" }, table("rank-table", ["Rank", "Role", "Replay", "Before", "After"], rows)));
+}
+
+function parameters({ parameters: bad, rank }) {
+  if (!bad.length) return null;
+  const rows = bad.map(({ name, count, nans, infs }) => el("tr", {},
+    el("td", { cls: "where" }, el("code", { title: name }, name)), el("td", { cls: "num bad" }, countsText({ count, nans, infs }))));
+  return el("section", { cls: "panel" },
+    el("header", { cls: "panel-head" }, el("h2", {}, "Weights that were not finite"), el("span", { cls: "hint" }, `before the step, on rank ${rank}`)),
+    el("div", { cls: "scroll" }, table("parameter-table", ["Parameter", "Value"], rows)));
+}
+
+function list(title, texts) {
+  if (!texts?.length) return null;
+  return el("section", { cls: "panel" }, el("h2", {}, title), el("ul", { cls: "notes" }, texts.map((text) => el("li", {}, text))));
+}

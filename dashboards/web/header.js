@@ -1,0 +1,96 @@
+// The run's name, state and figures.
+
+import { byId, el, setText } from "./dom.js";
+import { number } from "./api.js";
+import { formatCount, formatSeconds, formatStep, formatValue } from "./scales.js";
+
+const STATES = {
+  live: ["live", "good"],
+  finished: ["finished", "calm"],
+  draining: ["finishing", "calm"],
+  reconnecting: ["reconnecting", "warn"],
+};
+const MOST_DOTS = 64;
+
+export function showState(name) {
+  const [text, tone] = STATES[name] ?? [name, "calm"];
+  setText(byId("state"), text);
+  byId("state").dataset.tone = tone;
+}
+
+export function showRun(run) {
+  setText(byId("run-id"), run.run_id);
+  const model = run.model && `${formatCount(run.model.parameters)} parameters in ${formatStep(run.model.tensors)} tensors`;
+  const started = run.started_s && `started ${new Date(run.started_s * 1000).toLocaleString([], { dateStyle: "medium", timeStyle: "short" })}`;
+  const attempt = run.attempt > 1 ? `attempt ${run.attempt}` : null;
+  const facts = [model, `host ${run.host}`, attempt, started].filter(Boolean);
+  byId("run-facts").replaceChildren(...facts.map((text) => el("span", {}, text)), outputPath(run.output));
+  showFooter(run);
+}
+
+function outputPath(path) {
+  const button = el("button", { type: "button", cls: "path", title: "Copy the output path" }, path ?? "");
+  button.addEventListener("click", async () => {
+    // The clipboard needs a secure context, which plain HTTP to another host is not: then the text gets selected.
+    try {
+      await navigator.clipboard.writeText(path);
+      button.dataset.copied = "";
+      setTimeout(() => delete button.dataset.copied, 1200);
+    } catch {
+      getSelection().selectAllChildren(button);
+    }
+  });
+  return button;
+}
+
+function showFooter(run) {
+  const stored = run.bytes_per_step && `${formatCount(run.bytes_per_step)}B recorded per step and rank`;
+  const skipped = run.skipped_records ? `${formatStep(run.skipped_records)} records skipped because the disk was too slow` : null;
+  byId("footer").replaceChildren(
+    ...[`trainermon ${run.version ?? ""}`.trim(), stored, skipped].filter(Boolean).map((text) => el("span", {}, text)),
+    el("a", { href: "metrics" }, "metrics"),
+    el("code", {}, `trainermon query ${run.output} "SELECT …"`),
+  );
+}
+
+/** Figures that the step event updates come from `now`: {step, loss, grad_norm, step_time_s}. */
+export function showFigures(run, now, firing) {
+  const alive = run.ranks.filter((rank) => rank.alive).length;
+  const finished = run.state === "finished";
+  figure("step", "Step", formatStep(now.step));
+  figure("loss", "Loss", ...valued(now.loss));
+  figure("grad-norm", "Gradient norm", ...valued(now.grad_norm));
+  figure("step-time", "Step time", formatSeconds(number(now.step_time_s)));
+  const short = !finished && alive < run.world_size;
+  figure("ranks", finished ? "Ranks" : "Ranks alive", finished ? `${run.world_size}` : `${alive} / ${run.world_size}`, short && "bad", dots(run));
+  figure("lag", "Journal lag", formatSeconds(number(run.lag_s)), number(run.lag_s) > 5 && "warn");
+  figure("firing", "Alerts firing", String(firing), firing > 0 && "bad");
+}
+
+function valued(value) {
+  const read = number(value);
+  return [formatValue(read), read !== null && !Number.isFinite(read) && "nonfinite"];
+}
+
+/** One square per rank; which one is missing is seen at once. Beyond 64 ranks the number alone is clearer. */
+function dots(run) {
+  if (run.state === "finished" || run.ranks.length > MOST_DOTS || run.ranks.length < 2) return null;
+  const squares = run.ranks.map((rank) => {
+    const state = rank.alive ? rank.phase : "gone";
+    return el("i", { cls: rank.alive ? null : "gone", title: `rank ${rank.rank}: ${state}, step ${formatStep(rank.step)}` });
+  });
+  return el("span", { cls: "dots", "aria-hidden": "true" }, squares);
+}
+
+function figure(id, label, text, tone, extra) {
+  let value = byId(`figure-${id}`);
+  if (!value) {
+    value = el("dd", { id: `figure-${id}` }, el("span", { cls: "number" }));
+    byId("figures").append(el("div", { cls: "figure" }, el("dt", {}, label), value));
+  }
+  setText(value.previousSibling, label);
+  setText(value.firstChild, text);
+  value.dataset.tone = tone || "";
+  value.querySelector(".dots")?.remove();
+  if (extra) value.append(extra);
+}

@@ -1,0 +1,210 @@
+// Rows × steps as colours. Cells that contain a non-finite element are hatched, and where a row turns non-finite a mark
+// of at least six pixels says so: one bad cell among 400 000 cannot get lost.
+
+import { css } from "./colour.js";
+import { linearTicks, logTicks, formatStep, formatTick, formatValue } from "./scales.js";
+import { encode, NONFINITE, onsets, rasterise } from "./raster.js";
+import { blocksOf, fitText, paintLabels } from "./rows.js";
+import { theme } from "./theme.js";
+import { Track } from "./track.js";
+
+const BOTTOM = 20;
+const MARK = 6;
+const MOST_MARKS = 4000;
+
+export class HeatMap extends Track {
+  grid = null;
+
+  /** `tip(row, column)` returns the tooltip's lines for a cell of the current grid. */
+  constructor({ mode, tip, ...track }) {
+    super(track);
+    Object.assign(this, { mode, tip });
+  }
+
+  show(grid) {
+    this.grid = grid;
+    this.blocks = blocksOf(grid.rows);
+    this.#encode();
+  }
+
+  setMode(mode) {
+    this.mode = mode;
+    if (this.grid) this.#encode();
+  }
+
+  #encode() {
+    this.encoded = encode(this.grid, this.mode);
+    this.onsets = onsets(this.encoded, this.grid.rows.length, this.grid.columns);
+    this.redraw();
+  }
+
+  get #inner() {
+    return this.height - BOTTOM;
+  }
+
+  /** First step of a column. */
+  stepOf(column) {
+    return this.grid.firstStep + column * this.grid.stride;
+  }
+
+  columnOf(step) {
+    const column = Math.floor((step - this.grid.firstStep) / this.grid.stride);
+    return column >= 0 && column < this.grid.columns ? column : -1;
+  }
+
+  paint(context, box) {
+    const height = this.#inner;
+    context.fillStyle = theme.plot;
+    context.fillRect(box.left, 0, box.width, height);
+    this.paintSteps(context, box, { height, labels: true });
+    if (!this.grid?.rows.length) return this.#paintEmpty(context, box, height);
+    this.#paintCells(context, box, height);
+    this.#paintBlocks(context, box, height);
+    this.#paintMarks(context, box, height);
+    paintLabels(context, this.grid.rows, this.blocks, { right: box.left - 8, width: box.left - 12, height });
+    this.#paintScale(context, box, height);
+  }
+
+  #paintEmpty(context, box, height) {
+    context.fillStyle = theme.muted;
+    context.textAlign = "center";
+    context.fillText(this.grid ? "No values yet." : "Loading…", box.left + box.width / 2, height / 2);
+  }
+
+  #paintCells(context, box, height) {
+    const ratio = window.devicePixelRatio || 1;
+    const { firstStep, stride, columns, rows } = this.grid;
+    const [first, last] = this.view.range;
+    const image = context.createImageData(Math.round(box.width * ratio), Math.round(height * ratio));
+    rasterise(image, this.encoded, {
+      rows: rows.length, columns, ...theme.pixels,
+      from: (first - firstStep) / stride, to: (last + 1 - firstStep) / stride,
+      table: this.encoded.diverging ? theme.maps.diverging : theme.maps.sequential,
+    });
+    context.putImageData(image, Math.round(box.left * ratio), 0);
+  }
+
+  #paintBlocks(context, box, height) {
+    const rowHeight = height / this.grid.rows.length;
+    const borders = rowHeight >= 7 ? this.grid.rows.map((_, row) => row) : this.blocks.map(({ from }) => from);
+    if (height / borders.length < 5) return;
+    context.fillStyle = theme.panel;
+    context.globalAlpha = 0.55;
+    for (const row of borders.slice(1)) context.fillRect(box.left, Math.round(row * rowHeight), box.width, 1);
+    context.globalAlpha = 1;
+  }
+
+  /** Upright bars where rows turn non-finite; neighbouring rows that turn in the same column share one. */
+  #marks(box, height) {
+    const rowHeight = height / this.grid.rows.length;
+    const marks = [];
+    for (const { row, column } of this.onsets) {
+      const last = marks[marks.length - 1];
+      if (last?.column === column && last.to === row) last.to = row + 1;
+      else if (marks.length < MOST_MARKS) marks.push({ column, from: row, to: row + 1 });
+    }
+    return marks.map(({ column, from, to }) => {
+      const step = this.stepOf(column);
+      const middle = (this.x(step, box) + this.x(step + this.grid.stride, box)) / 2;
+      const width = Math.max(MARK, Math.min(12, this.x(step + this.grid.stride, box) - this.x(step, box)));
+      const tall = Math.max(MARK, (to - from) * rowHeight);
+      const top = Math.min(height - tall, Math.max(0, ((from + to) / 2) * rowHeight - tall / 2));
+      return { x: middle - width / 2, y: top, width, height: tall };
+    }).filter(({ x, width }) => x + width > box.left && x < box.right);
+  }
+
+  #paintMarks(context, box, height) {
+    const marks = this.#marks(box, height);
+    context.save();
+    context.beginPath();
+    context.rect(box.left - MARK, 0, box.width + 2 * MARK, height);
+    context.clip();
+    context.fillStyle = theme.panel;
+    for (const mark of marks) context.fillRect(mark.x - 1.5, mark.y - 1.5, mark.width + 3, mark.height + 3);
+    context.fillStyle = theme.nonfinite;
+    for (const mark of marks) context.fillRect(mark.x, mark.y, mark.width, mark.height);
+    context.restore();
+  }
+
+  #paintScale(context, box, height) {
+    const left = box.right + 12;
+    const tall = height - (this.onsets.length ? 30 : 8);
+    const table = this.encoded.diverging ? theme.maps.diverging : theme.maps.sequential;
+    for (let y = 0; y < tall; y++) {
+      context.fillStyle = css(table[Math.round(255 * (1 - y / (tall - 1)))]);
+      context.fillRect(left, 4 + y, 9, 1.5);
+    }
+    context.fillStyle = theme.muted;
+    context.textAlign = "left";
+    for (const [at, text] of this.#scaleLabels(tall)) {
+      context.fillText(text, left + 14, Math.min(tall, Math.max(9, 4 + (1 - at) * tall)));
+    }
+    if (!this.onsets.length) return;
+    context.fillStyle = theme.nonfinite;
+    context.fillRect(left, height - 14, 9, 9);
+    context.fillText(box.right + 64 > box.outer ? "" : "NaN, Inf", left + 14, height - 9);
+  }
+
+  #scaleLabels(tall) {
+    const { lo, hi, scale } = this.encoded;
+    const place = (t) => (t - lo) / (hi - lo);
+    const count = Math.max(2, Math.floor(tall / 40));
+    if (scale === "ratio") {
+      const ratio = formatTick(Number((2 ** hi).toPrecision(3)));
+      return [[1, `× ${ratio}`], [0.5, "× 1"], [0, `÷ ${ratio}`]].filter((_, k) => tall > 50 || k !== 1);
+    }
+    if (scale === "linear") return linearTicks(lo, hi, count).map((tick) => [place(tick), formatTick(tick)]);
+    return logTicks(10 ** lo, 10 ** hi, count).map((tick) => [place(Math.log10(tick)), formatTick(tick)]);
+  }
+
+  /** Where it began: the first column with a non-finite cell, and the rows that turn in it; null if there is none. */
+  get firstNonfinite() {
+    if (!this.onsets?.length) return null;
+    const { column } = this.onsets[0];
+    const rows = this.onsets.filter((cell) => cell.column === column).map(({ row }) => this.grid.rows[row]);
+    return { step: this.stepOf(column), rows };
+  }
+
+  #rowAt(y) {
+    if (!this.grid || y >= this.#inner) return -1;
+    return Math.min(this.grid.rows.length - 1, Math.floor((y / this.#inner) * this.grid.rows.length));
+  }
+
+  describe(step, y) {
+    const row = this.#rowAt(y);
+    const column = this.grid ? this.columnOf(step) : -1;
+    return row < 0 || column < 0 ? null : this.tip(row, column);
+  }
+
+  isNonfinite(row, column) {
+    return this.encoded.codes[row * this.grid.columns + column] === NONFINITE;
+  }
+
+  /** "1,640", or "1,640–1,649" where a column stands for several steps. */
+  stepText(column) {
+    const step = this.stepOf(column);
+    return this.grid.stride > 1 ? `${formatStep(step)}–${formatStep(step + this.grid.stride - 1)}` : formatStep(step);
+  }
+
+  valueText(row, column) {
+    const value = this.grid.values[row * this.grid.columns + column];
+    if (value === Infinity) return "contains NaN or Inf";
+    return Number.isNaN(value) ? "no value" : formatValue(value);
+  }
+
+  paintCursor(context, box) {
+    const row = this.view.origin === this && this.pointer ? this.#rowAt(this.pointer.y) : -1;
+    if (row < 0) return;
+    const height = this.#inner / this.grid.rows.length;
+    const y = (row + 0.5) * height;
+    context.strokeStyle = theme.ink;
+    context.strokeRect(box.left + 0.5, row * height + 0.5, box.width - 1, Math.max(2, height - 1));
+    context.fillStyle = theme.panel;
+    context.fillRect(0, Math.max(0, y - 9), box.left - 4, 18);
+    context.fillStyle = theme.ink;
+    context.textAlign = "right";
+    context.font = `600 11px ${theme.font}`;
+    context.fillText(fitText(context, this.grid.rows[row], box.left - 12), box.left - 8, Math.max(9, y));
+  }
+}
+

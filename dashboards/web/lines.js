@@ -1,0 +1,182 @@
+// A value over steps. A step whose value is not finite is never a gap: it is a mark at the upper edge.
+
+import { segmented } from "./dom.js";
+import { axis, extent, formatStep, formatTick, formatValue, lowerBound } from "./scales.js";
+import { theme } from "./theme.js";
+import { Track } from "./track.js";
+
+const TOP = 12;
+const BOTTOM = 6;
+// More points than this per pixel column are drawn as the column's lowest and highest value: same picture, bounded cost.
+const POINTS_PER_PIXEL = 4;
+
+export class LineChart extends Track {
+  /** `name` is the column of `lines`; `colour` a name of theme.js; `alerts` returns the alerts to mark. */
+  constructor({ name, lines, colour, log, alerts, format = formatValue, ...track }) {
+    super(track);
+    Object.assign(this, { name, lines, colour, log, alerts, format });
+    const scales = [["linear", "linear"], ["log", "log"]];
+    const choose = (scale) => ((this.log = scale === "log"), this.redraw());
+    this.controls.append(segmented(`${track.title} scale`, scales, log ? "log" : "linear", choose));
+  }
+
+  /** Indices of the first and last shown step, one more on either side so that the line runs out of the frame. */
+  #shown() {
+    const [first, last] = this.view.range;
+    const { steps } = this.lines;
+    return [Math.max(0, lowerBound(steps, first) - 1), Math.min(steps.length - 1, lowerBound(steps, last + 1))];
+  }
+
+  paint(context, box) {
+    const values = this.lines.series[this.name] ?? [];
+    const [first, last] = this.#shown();
+    const inner = { ...box, height: this.height - TOP - BOTTOM };
+    const range = extent(values, first, last, this.log);
+    context.fillStyle = theme.plot;
+    context.fillRect(box.left, 0, box.width, this.height);
+    this.paintSteps(context, box, { height: this.height });
+    this.#paintAlerts(context, box);
+    this.axis = range && axis(range[0], range[1], inner.height, this.log);
+    if (this.axis) this.#paintValues(context, box);
+    context.save();
+    context.beginPath();
+    context.rect(box.left, 0, box.width, this.height);
+    context.clip();
+    if (this.axis) this.#paintLine(context, box, values, first, last);
+    this.#paintNonfinite(context, box, values, first, last);
+    context.restore();
+  }
+
+  y(value) {
+    return this.height - BOTTOM - this.axis.at(value);
+  }
+
+  #paintValues(context, box) {
+    context.textAlign = "right";
+    context.strokeStyle = theme.grid;
+    context.fillStyle = theme.muted;
+    for (const tick of this.axis.ticks(Math.max(2, Math.floor(this.height / 30)))) {
+      const y = Math.round(this.y(tick)) + 0.5;
+      if (y < 5 || y > this.height - 3) continue;
+      context.beginPath();
+      context.moveTo(box.left, y);
+      context.lineTo(box.right, y);
+      context.stroke();
+      context.fillText(formatTick(tick), box.left - 8, y);
+    }
+  }
+
+  #paintAlerts(context, box) {
+    for (const alert of this.alerts()) {
+      const x = Math.round(this.x(alert.first_step + 0.5, box)) + 0.5;
+      if (x < box.left || x > box.right) continue;
+      context.strokeStyle = theme.severity[alert.severity] ?? theme.muted;
+      context.setLineDash([2, 3]);
+      context.beginPath();
+      context.moveTo(x, 0);
+      context.lineTo(x, this.height);
+      context.stroke();
+      context.setLineDash([]);
+    }
+  }
+
+  /** The points to draw, as [x, y] pairs broken by null where there is no finite value. */
+  #points(box, values, first, last) {
+    const { steps } = this.lines;
+    const dense = last - first > POINTS_PER_PIXEL * box.width;
+    const points = [];
+    let column = null;
+    const flush = () => {
+      if (!column) return;
+      points.push([column.x, column.low]);
+      if (column.high !== column.low) points.push([column.x, column.high]);
+      column = null;
+    };
+    for (let i = first; i <= last; i++) {
+      const value = values[i];
+      if (value === null || !Number.isFinite(value) || (this.log && value <= 0)) {
+        flush();
+        points.push(null);
+        continue;
+      }
+      const [x, y] = [this.x(steps[i] + 0.5, box), this.y(value)];
+      if (!dense) points.push([x, y]);
+      else if (column && Math.floor(x) === column.x) {
+        column.low = Math.min(column.low, y);
+        column.high = Math.max(column.high, y);
+      } else {
+        flush();
+        column = { x: Math.floor(x), low: y, high: y };
+      }
+    }
+    flush();
+    return points;
+  }
+
+  #paintLine(context, box, values, first, last) {
+    const points = this.#points(box, values, first, last);
+    context.strokeStyle = theme[this.colour];
+    context.fillStyle = theme[this.colour];
+    context.lineWidth = 1.25;
+    context.lineJoin = "round";
+    context.beginPath();
+    let pen = false;
+    points.forEach((point, k) => {
+      // A value between two that are not finite has no segment: it is a dot.
+      if (point && !pen && !points[k + 1]) context.rect(point[0] - 1.5, point[1] - 1.5, 3, 3);
+      else if (point && pen) context.lineTo(...point);
+      else if (point) context.moveTo(...point);
+      pen = point !== null;
+    });
+    context.stroke();
+    context.lineWidth = 1;
+  }
+
+  /** A bar along the upper edge over every run of non-finite steps, with a diamond and its value where it begins. */
+  #paintNonfinite(context, box, values, first, last) {
+    const { steps } = this.lines;
+    context.fillStyle = theme.nonfinite;
+    context.textAlign = "left";
+    let labelled = -Infinity;
+    for (let i = first; i <= last; i++) {
+      if (values[i] === null || Number.isFinite(values[i])) continue;
+      const begin = i;
+      while (i < last && values[i + 1] !== null && !Number.isFinite(values[i + 1])) i++;
+      const x = this.x(steps[begin] + 0.5, box);
+      context.fillRect(x, 0, Math.max(1, this.x(steps[i] + 1, box) - x), 4);
+      context.beginPath();
+      context.moveTo(x, 0);
+      context.lineTo(x + 5, 6);
+      context.lineTo(x, 12);
+      context.lineTo(x - 5, 6);
+      context.fill();
+      if (x - labelled < 90 || x < box.left) continue;
+      labelled = x;
+      const text = `${formatValue(values[begin])} from step ${formatStep(steps[begin])}`;
+      const width = context.measureText(text).width;
+      context.fillText(text, x + 9 + width > box.right ? x - 9 - width : x + 9, 11);
+    }
+  }
+
+  paintCursor(context, box) {
+    const values = this.lines.series[this.name] ?? [];
+    const { cursor } = this.view;
+    const at = cursor === null ? -1 : this.lines.nearest(cursor);
+    if (at < 0) return this.#say("");
+    this.#say(`${this.format(values[at])} at step ${formatStep(this.lines.steps[at])}`);
+    const value = values[at];
+    if (value === null || !Number.isFinite(value) || !this.axis || (this.log && value <= 0)) return;
+    context.beginPath();
+    context.arc(this.x(this.lines.steps[at] + 0.5, box), this.y(value), 3.5, 0, 2 * Math.PI);
+    context.fillStyle = theme[this.colour];
+    context.fill();
+    context.strokeStyle = theme.panel;
+    context.lineWidth = 1.5;
+    context.stroke();
+    context.lineWidth = 1;
+  }
+
+  #say(text) {
+    if (this.readout.textContent !== text) this.readout.textContent = text;
+  }
+}

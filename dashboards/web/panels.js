@@ -1,0 +1,191 @@
+// The two heat maps with their choices, and how they are kept fresh: at most one request a second for each, ten times
+// less often than a request takes, and none for what nobody sees.
+
+import { getGrid } from "./api.js";
+import { el, segmented, select, setText } from "./dom.js";
+import { HeatMap } from "./heatmap.js";
+import { formatSeconds, formatStep, formatValue } from "./scales.js";
+
+const COLUMNS = 2000;
+const SHORTEST_MS = 1000;
+const SPARE = 10;
+
+const KINDS = {
+  grad_reduced: "gradients", grad_unreduced: "gradients before reduction", param_origin: "parameters before the step",
+  param_updated: "parameters after the step", exp_avg: "Adam: mean", exp_avg_sq: "Adam: variance", update: "update",
+  actv: "activations", actv_grad: "activation gradients", comm: "collectives", feature: "features",
+};
+const STATISTICS = {
+  rms: "RMS", norm: "norm", std: "standard deviation", mean: "mean", min: "minimum", max: "maximum", sum: "sum",
+  sum_sq: "sum of squares", zero_ratio: "share of zeros", nonfinite: "non-finite elements", nans: "NaNs", infs: "Infs",
+};
+const QUANTITIES = { step_time: "step time, relative to the median rank", loss: "loss", grad_norm: "gradient norm", lag: "lag behind the first rank" };
+
+class LivePanel {
+  #serial = 0;
+  #last = 0;
+  #cost = 0;
+  #timer = null;
+  #visible = true;
+  stale = true;
+
+  watch() {
+    const seen = ([entry]) => ((this.#visible = entry.isIntersecting), this.#plan());
+    new IntersectionObserver(seen, { rootMargin: "200px" }).observe(this.map.root);
+    document.addEventListener("visibilitychange", () => this.#plan());
+  }
+
+  /** There is newer data: load it when it is worth it. */
+  touch() {
+    this.stale = true;
+    this.#plan();
+  }
+
+  #plan() {
+    if (!this.stale || this.#timer || !this.#visible || document.hidden) return;
+    const wait = Math.max(SHORTEST_MS, SPARE * this.#cost) - (performance.now() - this.#last);
+    this.#timer = setTimeout(() => ((this.#timer = null), this.load().catch(() => {})), Math.max(0, wait));
+  }
+
+  /** Loads and shows the current choice; an answer that was overtaken by a newer choice is dropped. */
+  async load() {
+    const serial = ++this.#serial;
+    const begin = performance.now();
+    this.stale = false;
+    this.#last = begin;
+    try {
+      const grid = await getGrid(this.address());
+      if (serial !== this.#serial) return;
+      this.map.show(grid);
+      this.shown();
+    } finally {
+      this.#cost = performance.now() - begin;
+    }
+  }
+
+  reload() {
+    this.load().catch((error) => setText(this.map.hint, error.message));
+  }
+
+  shown() {}
+}
+
+export class LayerPanel extends LivePanel {
+  constructor({ parent, view }) {
+    super();
+    this.map = new HeatMap({
+      parent, view, title: "Layers", height: 320, label: "Heat map of layers over steps", mode: "log",
+      tip: (row, column) => this.#tip(row, column),
+    });
+    this.origin = el("button", { type: "button", cls: "origin", hidden: true });
+    this.origin.addEventListener("click", () => view.focus(this.map.firstNonfinite.step));
+    this.map.readout.replaceWith(this.origin);
+    this.watch();
+  }
+
+  /** `heatmaps` is what the run offers: [{kind, statistics}]. Keeps the choice when it is still on offer. */
+  offer(heatmaps) {
+    const key = JSON.stringify(heatmaps);
+    if (key === this.offered || !heatmaps?.length) return;
+    this.offered = key;
+    this.heatmaps = heatmaps;
+    this.kind = heatmaps.some(({ kind }) => kind === this.kind) ? this.kind : heatmaps[0].kind;
+    this.#fit();
+    this.#controls();
+  }
+
+  #fit() {
+    const { statistics } = this.heatmaps.find(({ kind }) => kind === this.kind);
+    if (!statistics.includes(this.statistic)) this.statistic = statistics.includes("rms") ? "rms" : statistics[0];
+    this.statistics = statistics;
+  }
+
+  #controls() {
+    const kinds = this.heatmaps.map(({ kind }) => [kind, KINDS[kind] ?? kind]);
+    const statistics = this.statistics.map((name) => [name, STATISTICS[name] ?? name]);
+    const modes = [["log", "log"], ["linear", "linear"], ["change", "vs own median"]];
+    const change = (name) => (value) => ((this[name] = value), this.#fit(), name === "kind" && this.#controls(), this.reload());
+    this.map.controls.replaceChildren(
+      select("Quantity", kinds, this.kind, change("kind")),
+      select("Statistic", statistics, this.statistic, change("statistic")),
+      segmented("Colours", modes, this.map.mode, (mode) => this.map.setMode(mode)),
+    );
+  }
+
+  address() {
+    const query = new URLSearchParams({ kind: this.kind, statistic: this.statistic, columns: COLUMNS });
+    return `api/heatmap?${query}`;
+  }
+
+  load() {
+    return this.kind ? super.load() : Promise.resolve();
+  }
+
+  shown() {
+    const { rows, stride } = this.map.grid;
+    const each = stride > 1 ? `, each column the largest of ${stride} steps` : "";
+    setText(this.map.hint, `${formatStep(rows.length)} rows, the input on top, the loss below${each}`);
+    this.map.resize(rows.length < 12 ? Math.max(90, 20 + 26 * rows.length) : 320);
+    this.#showOrigin();
+  }
+
+  #showOrigin() {
+    const first = this.map.firstNonfinite;
+    this.origin.hidden = !first;
+    if (!first) return;
+    const { step, rows } = first;
+    const which = rows.length === 1 ? rows[0] : `${rows.length} rows, ${rows[0]} to ${rows[rows.length - 1]}`;
+    setText(this.origin, `◆ not finite from step ${formatStep(step)}: ${which}`);
+    this.origin.title = "Show this step";
+  }
+
+  #tip(row, column) {
+    const name = `${KINDS[this.kind] ?? this.kind}, ${STATISTICS[this.statistic] ?? this.statistic}`;
+    return [this.map.grid.rows[row], `step ${this.map.stepText(column)}`, `${name}: ${this.map.valueText(row, column)}`];
+  }
+}
+
+export class RankPanel extends LivePanel {
+  quantity = "step_time";
+
+  constructor({ parent, view }) {
+    super();
+    this.map = new HeatMap({
+      parent, view, title: "Ranks", height: 60, label: "Heat map of ranks over steps", mode: "peers",
+      tip: (row, column) => this.#tip(row, column),
+    });
+    const choose = (quantity) => {
+      this.quantity = quantity;
+      this.map.mode = { step_time: "peers", grad_norm: "log" }[quantity] ?? "linear";
+      this.reload();
+    };
+    this.map.controls.append(select("Quantity of the ranks", Object.entries(QUANTITIES), this.quantity, choose));
+    this.watch();
+  }
+
+  address() {
+    return `api/ranks?${new URLSearchParams({ quantity: this.quantity, columns: COLUMNS })}`;
+  }
+
+  shown() {
+    const { rows } = this.map.grid;
+    // One rank has no peers: its own usual step time is the measure then.
+    if (this.quantity === "step_time") this.map.setMode(rows.length > 1 ? "peers" : "change");
+    this.map.resize(20 + Math.min(180, Math.max(26, rows.length * (rows.length > 8 ? 9 : 16))));
+  }
+
+  #median(column) {
+    const { values, columns, rows } = this.map.grid;
+    const peers = rows.map((_, row) => values[row * columns + column]).filter(Number.isFinite).sort((a, b) => a - b);
+    return peers.length % 2 ? peers[peers.length >> 1] : (peers[peers.length / 2 - 1] + peers[peers.length / 2]) / 2;
+  }
+
+  #tip(row, column) {
+    const head = [this.map.grid.rows[row], `step ${this.map.stepText(column)}`];
+    const value = this.map.grid.values[row * this.map.grid.columns + column];
+    if (!Number.isFinite(value)) return [...head, this.map.valueText(row, column)];
+    if (this.quantity !== "step_time") return [...head, `${QUANTITIES[this.quantity]}: ${formatValue(value)}`];
+    const median = this.#median(column);
+    return [...head, `step time ${formatSeconds(value)}`, `${formatValue(value / median, 3)} × the median rank (${formatSeconds(median)})`];
+  }
+}

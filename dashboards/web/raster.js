@@ -1,0 +1,153 @@
+// From cells to pixels, without a canvas: values to colour codes, and codes to the pixels of a window of the grid.
+// Codes: -1 no data, 0…255 a place in the colour map, 256 contains a non-finite element.
+
+export const NONE = -1;
+export const NONFINITE = 256;
+
+const SAMPLE = 20000;
+// A diverging scale ends at one of these ratios, so that its labels are readable.
+const RATIOS = [1.1, 1.2, 1.5, 2, 3, 5, 10, 30, 100, 1e3, 1e4, 1e6, 1e9, 1e12];
+
+function quantiles(values, wanted) {
+  const every = Math.max(1, Math.floor(values.length / SAMPLE));
+  const sample = [];
+  for (let i = 0; i < values.length; i += every) if (Number.isFinite(values[i])) sample.push(values[i]);
+  if (!sample.length) return wanted.map(() => NaN);
+  sample.sort((a, b) => a - b);
+  return wanted.map((share) => sample[Math.round(share * (sample.length - 1))]);
+}
+
+const median = (values) => quantiles(values, [0.5])[0];
+
+/** What each cell is compared with: the median of its row, or of its column (the other ranks at that step). */
+function baselines({ rows, columns, values }, mode) {
+  if (mode === "change") {
+    return Float64Array.from(rows, (_, r) => median(values.subarray(r * columns, (r + 1) * columns)));
+  }
+  const column = new Float32Array(rows.length);
+  return Float64Array.from({ length: columns }, (_, c) => {
+    for (let r = 0; r < rows.length; r++) column[r] = values[r * columns + c];
+    return median(column);
+  });
+}
+
+/** Each cell on the scale's own axis (logarithm, ratio, difference); NaN and +Infinity keep their meaning. */
+function transformed(grid, mode, negative) {
+  const { columns, values } = grid;
+  const result = new Float32Array(values.length);
+  const relative = mode === "change" || mode === "peers";
+  const bases = relative && baselines(grid, mode);
+  for (let i = 0; i < values.length; i++) {
+    const value = values[i];
+    if (!relative) result[i] = mode === "linear" || negative || value === Infinity ? value : Math.log10(value);
+    else if (value === Infinity) result[i] = Infinity;
+    else {
+      const base = bases[mode === "change" ? Math.floor(i / columns) : i % columns];
+      result[i] = negative ? value - base : Math.log2(value / base);
+    }
+  }
+  return result;
+}
+
+function domainOf(values, diverging, isRatio) {
+  const [low, high] = quantiles(values, [0.005, 0.999]);
+  if (Number.isNaN(low)) return [0, 1];
+  if (!diverging) return high > low ? [low, high] : [low - 0.5, high + 0.5];
+  const reach = Math.max(Math.abs(low), Math.abs(high));
+  if (!isRatio) return [-reach || -1, reach || 1];
+  const ratio = RATIOS.find((candidate) => Math.log2(candidate) >= reach * 0.999) ?? 2 ** reach;
+  return [-Math.log2(ratio), Math.log2(ratio)];
+}
+
+/**
+ * Codes of all cells. `mode`: "log", "linear", "change" (ratio to the row's median) or "peers" (ratio to the column's).
+ * The scale covers 99 % of the cells; what lies outside has its end colour. Values of either sign are shown linearly.
+ */
+export function encode(grid, mode) {
+  const negative = grid.values.some((value) => value < 0);
+  const isRatio = (mode === "change" || mode === "peers") && !negative;
+  const diverging = isRatio || negative;
+  const scaled = transformed(grid, mode, negative);
+  const [lo, hi] = domainOf(scaled, diverging, isRatio);
+  const codes = new Int16Array(scaled.length);
+  const factor = 255 / (hi - lo);
+  for (let i = 0; i < scaled.length; i++) {
+    const t = scaled[i];
+    if (grid.values[i] === Infinity) codes[i] = NONFINITE;
+    else if (t !== t) codes[i] = NONE;
+    else codes[i] = Math.max(0, Math.min(255, Math.round((t - lo) * factor)));
+  }
+  const scale = isRatio ? "ratio" : negative || mode === "linear" ? "linear" : "log";
+  return { codes, diverging, scale, lo, hi };
+}
+
+/** The cells where a row turns non-finite, in the order of steps: [{row, column}]. */
+export function onsets({ codes }, rows, columns) {
+  const found = [];
+  for (let row = 0; row < rows; row++) {
+    for (let column = 0, i = row * columns; column < columns; column++, i++) {
+      if (codes[i] === NONFINITE && (column === 0 || codes[i - 1] !== NONFINITE)) found.push({ row, column });
+    }
+  }
+  return found.sort((a, b) => a.column - b.column || a.row - b.row);
+}
+
+/** First and one-past-last cell that each of `pixels` pixels shows, for a window from…to of `cells` cells. */
+function spans(from, to, cells, pixels) {
+  const first = new Int32Array(pixels);
+  const end = new Int32Array(pixels);
+  for (let p = 0; p < pixels; p++) {
+    const a = from + ((to - from) * p) / pixels;
+    const b = from + ((to - from) * (p + 1)) / pixels;
+    first[p] = Math.max(0, Math.floor(a + 1e-9));
+    end[p] = Math.min(cells, Math.max(Math.floor(a + 1e-9) + 1, Math.ceil(b - 1e-9)));
+  }
+  return { first, end };
+}
+
+/** How much a code stands out; where several cells share a pixel the one that stands out most is seen. */
+function strengths(diverging) {
+  const strength = new Int16Array(NONFINITE + 2);
+  for (let code = NONE; code <= NONFINITE; code++) {
+    strength[code + 1] = diverging && code >= 0 ? Math.abs(2 * code - 255) : code;
+  }
+  strength[NONFINITE + 1] = 1000;
+  return strength;
+}
+
+/**
+ * Fills `image` with all rows and the columns `from`…`to` (fractions allowed). Non-finite cells get two alternating
+ * shades, a hatching that no colour of the scale can be mistaken for.
+ */
+export function rasterise(image, { codes, diverging }, { rows, columns, from, to, table, none, nonfinite, nonfinite2 }) {
+  const { width, height } = image;
+  const pixels = new Uint32Array(image.data.buffer);
+  const across = spans(from, to, columns, width);
+  const down = spans(0, rows, rows, height);
+  const strength = strengths(diverging);
+  const line = new Int16Array(width);
+  for (let y = 0; y < height; y++) {
+    const same = y > 0 && down.first[y] === down.first[y - 1] && down.end[y] === down.end[y - 1];
+    if (!same) {
+      line.fill(NONE);
+      for (let row = down.first[y]; row < down.end[y]; row++) pool(line, codes, row * columns, across, strength);
+    }
+    for (let x = 0, at = y * width; x < width; x++, at++) {
+      const code = line[x];
+      if (code === NONE) pixels[at] = none;
+      else if (code === NONFINITE) pixels[at] = (x + y) % 6 < 3 ? nonfinite : nonfinite2;
+      else pixels[at] = table[code];
+    }
+  }
+}
+
+function pool(line, codes, offset, { first, end }, strength) {
+  for (let x = 0; x < line.length; x++) {
+    let strongest = line[x];
+    for (let column = first[x]; column < end[x]; column++) {
+      const code = codes[offset + column];
+      if (strength[code + 1] > strength[strongest + 1]) strongest = code;
+    }
+    line[x] = strongest;
+  }
+}

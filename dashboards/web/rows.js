@@ -1,0 +1,62 @@
+// The names beside a heat map: every row where there is room, else the blocks they belong to, else every k-th block.
+
+import { theme } from "./theme.js";
+
+const LINE = 12;
+const EVERY = [1, 2, 5, 10, 20, 50, 100, 200, 500];
+
+/** "model.layers.3.mlp.fc.weight" belongs to "model.layers.3", "wte.weight" to "wte". */
+function blockOf(name) {
+  const parts = name.split(".");
+  const numbered = parts.findIndex((part) => /^\d+$/.test(part));
+  if (numbered > 0) return { text: parts.slice(0, numbered + 1).join("."), index: Number(parts[numbered]) };
+  return { text: parts.length > 1 ? parts.slice(0, -1).join(".") : name, index: null };
+}
+
+/** Neighbouring rows of one block: [{text, index, from, to}], `to` exclusive. */
+export function blocksOf(names) {
+  const blocks = [];
+  names.forEach((name, row) => {
+    const block = blockOf(name);
+    const last = blocks[blocks.length - 1];
+    if (last?.text === block.text) last.to = row + 1;
+    else blocks.push({ ...block, from: row, to: row + 1 });
+  });
+  return blocks;
+}
+
+/** Cuts on the left, because the end of a module's name is what tells it from its neighbours. */
+export function fitText(context, text, width) {
+  if (context.measureText(text).width <= width) return text;
+  let [lo, hi] = [0, text.length];
+  while (lo < hi) {
+    const middle = (lo + hi) >> 1;
+    if (context.measureText(`…${text.slice(middle)}`).width > width) lo = middle + 1;
+    else hi = middle;
+  }
+  return `…${text.slice(lo)}`;
+}
+
+function labels(names, blocks, rowHeight) {
+  if (rowHeight >= LINE - 1) return names.map((text, row) => ({ text, at: row + 0.5 }));
+  const numbered = blocks.filter(({ index }) => index !== null);
+  const blockHeight = numbered.length ? (rowHeight * numbered.reduce((sum, { from, to }) => sum + to - from, 0)) / numbered.length : LINE;
+  const every = EVERY.find((k) => k * blockHeight >= LINE) ?? 1000;
+  return blocks
+    .filter(({ index }) => index === null || index % every === 0)
+    .map(({ text, from, to }) => ({ text, at: (from + to) / 2 }));
+}
+
+/** Paints the labels right-aligned at `right`; one that would touch its neighbour is left out, never the first one. */
+export function paintLabels(context, names, blocks, { right, width, height }) {
+  const rowHeight = height / names.length;
+  context.textAlign = "right";
+  context.fillStyle = theme.muted;
+  let last = -Infinity;
+  for (const { text, at } of labels(names, blocks, rowHeight)) {
+    const y = Math.min(height - 5, Math.max(6, at * rowHeight));
+    if (y - last < LINE - 1) continue;
+    context.fillText(fitText(context, text, width), right, y);
+    last = y;
+  }
+}

@@ -1,0 +1,109 @@
+// Numbers: axes with round ticks, and how values, steps and times are written.
+
+const MANTISSAS = [1, 2, 5, 10];
+
+/** Round numbers (1, 2 or 5 × 10^k apart) that cover lo…hi with about `count` of them. */
+export function linearTicks(lo, hi, count, smallest = 0) {
+  const span = hi - lo;
+  if (!(span > 0) || !Number.isFinite(span)) return [lo];
+  const power = 10 ** Math.floor(Math.log10(span / count));
+  const step = Math.max(smallest, power * MANTISSAS.find((mantissa) => (span / count) <= mantissa * power * 1.0001));
+  const ticks = [];
+  for (let k = Math.ceil(lo / step - 1e-9); k * step <= hi + step * 1e-9; k++) ticks.push(k * step);
+  return ticks;
+}
+
+/** Powers of ten, thinned when there are many; with 2 and 5 between when there are few. */
+export function logTicks(lo, hi, count) {
+  const [first, last] = [Math.floor(Math.log10(lo)), Math.ceil(Math.log10(hi))];
+  const decades = Math.log10(hi) - Math.log10(lo);
+  if (decades < 0.7) return linearTicks(lo, hi, count).filter((tick) => tick > 0);
+  const mantissas = decades < count / 2.5 ? [1, 2, 5] : [1];
+  const every = Math.max(1, Math.ceil(decades / count));
+  const ticks = [];
+  for (let k = first; k <= last; k++) {
+    if (k % every) continue;
+    for (const mantissa of mantissas) ticks.push(mantissa * 10 ** k);
+  }
+  return ticks.filter((tick) => tick >= lo * 0.999 && tick <= hi * 1.001);
+}
+
+/** A value axis over `pixels` that grows upwards: `at(value)` is the distance from the lower end. */
+export function axis(lo, hi, pixels, log) {
+  if (log) {
+    const [a, b] = [Math.log10(lo), Math.log10(hi)];
+    const scale = pixels / (b - a || 1);
+    return { at: (value) => (Math.log10(value) - a) * scale, ticks: (count) => logTicks(lo, hi, count) };
+  }
+  const scale = pixels / (hi - lo || 1);
+  return { at: (value) => (value - lo) * scale, ticks: (count) => linearTicks(lo, hi, count) };
+}
+
+/** Lower and upper end of a value axis with some air, for finite values only; null when there is none. */
+export function extent(values, first, last, log) {
+  let [lo, hi] = [Infinity, -Infinity];
+  for (let i = first; i <= last; i++) {
+    const value = values[i];
+    if (value === null || !Number.isFinite(value) || (log && value <= 0)) continue;
+    if (value < lo) lo = value;
+    if (value > hi) hi = value;
+  }
+  if (lo > hi) return null;
+  if (log) {
+    const air = Math.max((hi / lo) ** 0.06, 1.05);
+    return [lo / air, hi * air];
+  }
+  const air = (hi - lo) * 0.08 || Math.abs(hi) * 0.1 || 1;
+  return [lo - air, hi + air];
+}
+
+/** First index whose element is not below `wanted`, in an ascending array. */
+export function lowerBound(sorted, wanted) {
+  let [lo, hi] = [0, sorted.length];
+  while (lo < hi) {
+    const middle = (lo + hi) >> 1;
+    if (sorted[middle] < wanted) lo = middle + 1;
+    else hi = middle;
+  }
+  return lo;
+}
+
+export function formatValue(value, digits = 4) {
+  if (value === null || value === undefined) return "–";
+  if (Number.isNaN(value)) return "NaN";
+  if (!Number.isFinite(value)) return value > 0 ? "∞" : "−∞";
+  const size = Math.abs(value);
+  if (size !== 0 && (size >= 1e6 || size < 1e-3)) return minus(value.toExponential(Math.max(0, digits - 2)));
+  if (Number.isInteger(value)) return minus(value.toLocaleString("en-US"));
+  return minus(size >= 1000 ? value.toFixed(1) : value.toPrecision(digits));
+}
+
+/** Shortest text that is still exact for a round tick. */
+export function formatTick(value) {
+  const size = Math.abs(value);
+  if (size !== 0 && (size >= 1e5 || size < 1e-3)) return minus(Number(value.toPrecision(3)).toExponential());
+  return minus(String(Number(value.toPrecision(6))));
+}
+
+const minus = (text) => text.replace(/^-/, "−");
+
+export const formatStep = (step) => (step === null || step === undefined ? "–" : Number(step).toLocaleString("en-US"));
+
+export function formatSeconds(seconds) {
+  if (seconds === null || seconds === undefined || Number.isNaN(seconds)) return "–";
+  if (seconds < 0.001) return `${(seconds * 1e6).toFixed(0)} µs`;
+  if (seconds < 1) return `${(seconds * 1e3).toFixed(seconds < 0.1 ? 1 : 0)} ms`;
+  if (seconds < 120) return `${seconds.toPrecision(3)} s`;
+  const minutes = Math.floor(seconds / 60);
+  if (minutes < 120) return `${minutes} min`;
+  return minutes < 2880 ? `${Math.floor(minutes / 60)} h ${minutes % 60} min` : `${Math.floor(minutes / 1440)} d`;
+}
+
+const PREFIXES = ["", "k", "M", "G", "T", "P"];
+
+/** 30 123 456 → "30.1 M". */
+export function formatCount(count) {
+  const power = Math.min(PREFIXES.length - 1, Math.max(0, Math.floor(Math.log10(Math.max(1, count)) / 3)));
+  const scaled = count / 1000 ** power;
+  return `${power ? scaled.toPrecision(3) : String(count)} ${PREFIXES[power]}`.trim();
+}

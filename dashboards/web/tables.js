@@ -1,0 +1,129 @@
+// Alerts and dumps as tables.
+
+import { diagnosisHash, number } from "./api.js";
+import { byId, el, setText } from "./dom.js";
+import { formatStep, formatValue } from "./scales.js";
+import { GLYPHS } from "./theme.js";
+
+const SHOWN = 100;
+const open = new Set();
+let showAll = false;
+
+/** Readable name of a series; the same text as SeriesKey.label in Python. */
+export function seriesLabel({ name, slot, call, micro_step: microStep, stage }) {
+  let text = slot ? `${name}.${slot}` : name;
+  if (call) text += `#${call}`;
+  if (microStep !== null && microStep !== undefined) text += `@${microStep}`;
+  return stage ? `${stage}:${text}` : text;
+}
+
+/** Firing ones first; then by where they began, because the first one is most often the cause of the others. */
+function order(alerts) {
+  const key = ({ state }) => ["firing", "pending", "resolved"].indexOf(state);
+  return [...alerts].sort((a, b) => key(a) - key(b) || a.attempt - b.attempt || a.first_step - b.first_step || a.rank - b.rank);
+}
+
+export function showAlerts(alerts, { rules, onShow }) {
+  const firing = alerts.filter(({ state }) => state === "firing").length;
+  setText(byId("alerts-hint"), alerts.length ? `${firing} firing, ${alerts.length} in all` : "");
+  if (!alerts.length) {
+    byId("alerts").replaceChildren(empty("No alerts.", rules ? `${rules} rules are watching.` : "The rules are watching."));
+    return;
+  }
+  const redraw = () => showAlerts(alerts, { rules, onShow });
+  const shown = showAll ? order(alerts) : order(alerts).slice(0, SHOWN);
+  const head = ["Severity", "Rule", "Step", "Rank", "Where", "Value", "Expected", "State", ""];
+  const rows = shown.flatMap((alert) => alertRows(alert, { onShow, redraw }));
+  const more = shown.length < alerts.length
+    && el("button", { type: "button", cls: "more", onclick: () => ((showAll = true), redraw()) }, `Show all ${alerts.length}`);
+  keepFocus(() => byId("alerts").replaceChildren(table("alert-table", head, rows), more || ""));
+}
+
+/** A table that is built anew must not take the focus away from the button that was pressed. */
+function keepFocus(rebuild) {
+  const id = document.activeElement?.id;
+  rebuild();
+  if (id && document.activeElement?.id !== id) byId(id)?.focus();
+}
+
+function alertRows(alert, { onShow, redraw }) {
+  const { id, severity, state, findings = [] } = alert;
+  const toggle = () => (open.has(id) ? open.delete(id) : open.add(id), redraw());
+  const isOpen = open.has(id);
+  const row = el("tr", { cls: `alert ${state}`, "data-severity": severity },
+    el("td", {}, el("span", { cls: `severity ${severity}` }, el("span", { "aria-hidden": "true" }, `${GLYPHS[severity] ?? "●"} `), severity)),
+    el("td", {}, alert.rule),
+    el("td", { cls: "num" }, el("button", { type: "button", cls: "link", title: "Show this step in the charts", onclick: () => onShow(alert.first_step) }, formatStep(alert.first_step))),
+    el("td", { cls: "num" }, String(alert.rank)),
+    el("td", { cls: "where" }, where(alert, { toggle, isOpen })),
+    el("td", { cls: "num" }, ...against(alert)),
+    el("td", { cls: "num" }, formatValue(number(alert.baseline))),
+    el("td", {}, el("span", { cls: `pill ${state}` }, state === "resolved" ? `resolved at ${formatStep(alert.step)}` : state)),
+    el("td", { cls: "links" }, diagnosisLink(alert.diagnosis)));
+  if (!isOpen) return [row];
+  return [row, el("tr", { cls: "detail-row" }, el("td", { colspan: "9", id: `detail-${id}` }, detail(alert, findings)))];
+}
+
+function where(alert, { toggle, isOpen }) {
+  const findings = alert.findings ?? [];
+  const label = findings.length ? seriesLabel(findings[0].series) : alert.kind;
+  const others = Math.max(0, alert.num_series - 1);
+  const text = others ? `+ ${formatStep(others)} more` : "details";
+  const button = el("button", { type: "button", cls: "link more-series", id: `toggle-${alert.id}`, "aria-expanded": String(isOpen), "aria-controls": `detail-${alert.id}`, onclick: toggle }, text);
+  return [el("code", { title: label }, label), " ", button];
+}
+
+/** The value, and how many times the expected one it is where that says something. */
+function against(alert) {
+  const [value, baseline] = [number(alert.value), number(alert.baseline)];
+  const ratio = value / baseline;
+  const says = Number.isFinite(ratio) && ratio > 0 && (ratio >= 1.05 || ratio <= 0.95);
+  const text = ratio >= 1 ? ` ${formatValue(ratio, 2)} ×` : ` ÷ ${formatValue(1 / ratio, 2)}`;
+  return [formatValue(value), says ? el("span", { cls: "ratio" }, text) : null];
+}
+
+function detail(alert, findings) {
+  const rows = findings.map(({ series, value, baseline }) => el("tr", {},
+    el("td", {}, el("code", {}, seriesLabel(series))),
+    el("td", {}, series.kind),
+    el("td", { cls: "num" }, formatValue(number(value))),
+    el("td", { cls: "num" }, formatValue(number(baseline)))));
+  const rest = alert.num_series - findings.length;
+  return el("div", { cls: "findings" },
+    el("p", {}, alert.message),
+    rows.length ? table("finding-table", ["Series", "Kind", "Value", "Expected"], rows) : null,
+    rest > 0 ? el("p", { cls: "hint" }, `and ${formatStep(rest)} more series; these are the worst.`) : null);
+}
+
+export function showDumps(dumps, { onShow }) {
+  setText(byId("dumps-hint"), dumps.length ? String(dumps.length) : "");
+  if (!dumps.length) {
+    byId("dumps").replaceChildren(empty("No dumps.", "A step whose gradients are not finite is replayed and dumped by itself."));
+    return;
+  }
+  const rows = dumps.map((dump) => el("tr", {},
+    el("td", { cls: "num" }, el("button", { type: "button", cls: "link", onclick: () => onShow(dump.step) }, formatStep(dump.step))),
+    el("td", { cls: "num" }, String(dump.attempt)),
+    el("td", {}, (dump.ranks ?? []).join(", ")),
+    el("td", {}, el("span", { cls: `pill ${dump.status === "written" ? "resolved" : "pending"}` }, dump.status)),
+    el("td", { cls: "where" }, el("code", { title: dump.path }, dump.path ?? "–")),
+    el("td", { cls: "links" }, diagnosisLink(dump.diagnosis))));
+  byId("dumps").replaceChildren(table("dump-table", ["Step", "Attempt", "Ranks", "Status", "Path", ""], rows));
+}
+
+function diagnosisLink(address) {
+  const hash = diagnosisHash(address);
+  return hash ? el("a", { href: hash }, "diagnosis") : "";
+}
+
+const NUMERIC = ["Step", "Rank", "Value", "Expected", "Attempt"];
+
+export function table(cls, head, rows) {
+  const titles = head.map((text) => el("th", { scope: "col", cls: NUMERIC.includes(text) ? "num" : null }, text || el("span", { cls: "visually-hidden" }, "Links")));
+  return el("table", { cls }, el("thead", {}, el("tr", {}, titles)), el("tbody", {}, rows));
+}
+
+export function empty(headline, detail) {
+  return el("p", { cls: "empty" }, el("strong", {}, headline), ` ${detail}`);
+}
+

@@ -1,0 +1,200 @@
+// One chart on the shared step axis: frame, gutters, crosshair, zoom by drag, keys. What is drawn inside is up to the
+// subclass: paint(context, box), and optionally paintCursor(context, box) and describe(step, y, box) for the tooltip.
+
+import { el, fitCanvas, perFrame } from "./dom.js";
+import { formatStep, linearTicks } from "./scales.js";
+import { onTheme, theme } from "./theme.js";
+import { hideTip, showTip } from "./tip.js";
+
+const DRAG_PIXELS = 4;
+
+/** Equal gutters line all charts up, so that one crosshair runs through the whole page. */
+function gutters(width) {
+  return width < 1100 ? { left: 132, right: 66 } : { left: 168, right: 84 };
+}
+
+export class Track {
+  /** `label` is what a screen reader says; `height` is in CSS pixels. */
+  constructor({ parent, view, title, hint = "", height, label }) {
+    this.view = view;
+    this.height = height;
+    this.title = el("h2", {}, title);
+    this.hint = el("span", { cls: "hint" }, hint);
+    this.readout = el("output", { cls: "readout" });
+    this.controls = el("div", { cls: "controls" });
+    this.base = el("canvas", { "aria-hidden": "true" });
+    this.overlay = el("canvas", { "aria-hidden": "true" });
+    const keys = `${label}. Arrow keys move the crosshair, plus and minus zoom, Escape resets.`;
+    this.plot = el("div", { cls: "plot", tabindex: "0", role: "group", "aria-label": keys }, this.base, this.overlay);
+    this.header = el("header", {}, this.title, this.hint, this.readout, this.controls);
+    this.root = el("section", { cls: "track" }, this.header, this.plot);
+    parent.append(this.root);
+    this.redraw = perFrame(() => this.#paintAll());
+    this.redrawCursor = perFrame(() => this.#paintOverlay());
+    this.#listen();
+  }
+
+  /** Plot area in CSS pixels. */
+  get box() {
+    const width = this.plot.clientWidth;
+    const { left, right } = gutters(width);
+    return { left, top: 0, width: Math.max(1, width - left - right), height: this.height, right: width - right, outer: width };
+  }
+
+  /** Horizontal place of a step's left edge; step + 1 is its right edge, step + 0.5 its middle. */
+  x(step, box) {
+    const [first, last] = this.view.range;
+    return box.left + ((step - first) / (last - first + 1)) * box.width;
+  }
+
+  stepAt(x, box) {
+    const [first, last] = this.view.range;
+    return Math.floor(first + ((x - box.left) / box.width) * (last - first + 1));
+  }
+
+  resize(height) {
+    this.height = height;
+    this.plot.style.height = `${height}px`;
+    this.redraw();
+  }
+
+  #listen() {
+    this.plot.style.height = `${this.height}px`;
+    new ResizeObserver(this.redraw).observe(this.plot);
+    onTheme(this.redraw);
+    this.view.addEventListener("range", this.redraw);
+    this.view.addEventListener("cursor", this.redrawCursor);
+    this.plot.addEventListener("pointermove", (event) => this.#move(event));
+    this.plot.addEventListener("pointerleave", () => this.#leave());
+    this.plot.addEventListener("pointerdown", (event) => this.#press(event));
+    this.plot.addEventListener("pointerup", (event) => this.#release(event));
+    this.plot.addEventListener("pointercancel", () => this.#cancel());
+    this.plot.addEventListener("dblclick", () => this.view.reset());
+    this.plot.addEventListener("keydown", (event) => this.#key(event));
+    this.plot.addEventListener("blur", () => this.#leave());
+  }
+
+  #locate(event) {
+    const frame = this.plot.getBoundingClientRect();
+    return { x: event.clientX - frame.left, y: event.clientY - frame.top, box: this.box };
+  }
+
+  #move(event) {
+    const { x, y, box } = this.#locate(event);
+    if (this.dragFrom !== undefined) this.view.select(this.dragFrom, this.stepAt(x, box));
+    if (x < box.left || x > box.right) return this.dragFrom === undefined && this.#leave();
+    this.pointer = { x, y };
+    this.view.point(this.stepAt(x, box), this);
+    this.#tip(event.clientX, event.clientY);
+  }
+
+  #tip(clientX, clientY) {
+    const lines = this.describe?.(this.view.cursor, this.pointer.y, this.box, this.pointer.x);
+    if (lines) showTip(lines, clientX, clientY);
+    else hideTip();
+  }
+
+  #leave() {
+    this.pointer = null;
+    hideTip();
+    this.view.point(null);
+  }
+
+  #press(event) {
+    const { x, box } = this.#locate(event);
+    if (event.button !== 0 || x < box.left || x > box.right) return;
+    this.dragStart = x;
+    this.dragFrom = this.stepAt(x, box);
+    this.plot.setPointerCapture(event.pointerId);
+  }
+
+  #release(event) {
+    if (this.dragFrom === undefined) return;
+    const { x, y, box } = this.#locate(event);
+    const [from, to] = [this.dragFrom, this.stepAt(Math.min(box.right - 1, Math.max(box.left, x)), box)];
+    const moved = Math.abs(x - this.dragStart) > DRAG_PIXELS;
+    this.#cancel();
+    if (moved) this.view.zoom(from, to);
+    else this.click?.(x, y, box);
+  }
+
+  #cancel() {
+    this.dragFrom = undefined;
+    this.view.select(null);
+  }
+
+  #key(event) {
+    const [first, last] = this.view.range;
+    const span = last - first;
+    const cursor = this.view.cursor ?? last;
+    const actions = {
+      ArrowLeft: () => this.view.point(cursor - (event.shiftKey ? Math.ceil(span / 20) : 1), this),
+      ArrowRight: () => this.view.point(cursor + (event.shiftKey ? Math.ceil(span / 20) : 1), this),
+      Home: () => this.view.point(first, this),
+      End: () => this.view.point(last, this),
+      "+": () => this.view.zoom(cursor - span / 4, cursor + span / 4),
+      "-": () => this.view.zoom(first - span / 2, last + span / 2),
+      Escape: () => this.view.reset(),
+    };
+    if (!actions[event.key]) return;
+    event.preventDefault();
+    actions[event.key]();
+  }
+
+  #paintAll() {
+    const box = this.box;
+    const context = fitCanvas(this.base, box.outer, this.height);
+    context.font = `11px ${theme.font}`;
+    context.textBaseline = "middle";
+    this.paint(context, box);
+    this.#paintOverlay();
+  }
+
+  #paintOverlay() {
+    const box = this.box;
+    const context = fitCanvas(this.overlay, box.outer, this.height);
+    context.font = `11px ${theme.font}`;
+    context.textBaseline = "middle";
+    if (this.view.brush) {
+      const [a, b] = this.view.brush;
+      const [from, to] = [Math.max(box.left, this.x(a, box)), Math.min(box.right, this.x(b + 1, box))];
+      context.globalAlpha = 0.16;
+      context.fillStyle = theme.accent;
+      context.fillRect(from, 0, to - from, this.height);
+      context.globalAlpha = 1;
+    }
+    if (this.view.cursor !== null) {
+      const x = Math.round(this.x(this.view.cursor + 0.5, box)) + 0.5;
+      context.strokeStyle = theme.ink;
+      context.globalAlpha = 0.55;
+      context.beginPath();
+      context.moveTo(x, 0);
+      context.lineTo(x, this.height);
+      context.stroke();
+      context.globalAlpha = 1;
+    }
+    this.paintCursor?.(context, box);
+  }
+
+  /** Round steps along the axis, about 90 pixels apart, never between two steps. */
+  stepTicks(box) {
+    const [first, last] = this.view.range;
+    return linearTicks(first, last, Math.max(2, Math.floor(box.width / 90)), 1);
+  }
+
+  /** Vertical grid lines; with `labels`, the step numbers below `y`. */
+  paintSteps(context, box, { height, labels = false }) {
+    context.strokeStyle = theme.grid;
+    context.fillStyle = theme.muted;
+    context.textAlign = "center";
+    context.lineWidth = 1;
+    for (const step of this.stepTicks(box)) {
+      const x = Math.round(this.x(step + 0.5, box)) + 0.5;
+      context.beginPath();
+      context.moveTo(x, 0);
+      context.lineTo(x, height);
+      context.stroke();
+      if (labels) context.fillText(formatStep(step), x, height + 10);
+    }
+  }
+}

@@ -1,0 +1,90 @@
+// The one step axis that every chart shares: its full extent, the zoomed part, the crosshair and the brush. A chart
+// listens to "range" and "cursor" and never knows another chart.
+
+import { lowerBound } from "./scales.js";
+
+export class StepView extends EventTarget {
+  full = [0, 1];
+  zoomed = null;
+  cursor = null;
+  brush = null;
+
+  /** First and last step shown. */
+  get range() {
+    return this.zoomed ?? this.full;
+  }
+
+  extend(first, last) {
+    if (first === this.full[0] && last === this.full[1]) return;
+    this.full = [first, Math.max(last, first + 1)];
+    this.#tell("range");
+  }
+
+  /** Shows steps a…b (in any order); at least five, so that a slip of the mouse does not lose the reader. */
+  zoom(a, b) {
+    const centre = Math.round((a + b) / 2);
+    const [lo, hi] = [Math.min(a, b, centre - 2), Math.max(a, b, centre + 2)];
+    this.zoomed = [Math.max(this.full[0], Math.round(lo)), Math.min(this.full[1], Math.round(hi))];
+    this.#tell("range");
+  }
+
+  /** A window around one step, for the links in tables. */
+  focus(step, around = 40) {
+    this.zoom(step - around, step + around);
+    this.point(step);
+  }
+
+  reset() {
+    this.zoomed = null;
+    this.#tell("range");
+  }
+
+  /** `origin` is the chart under the pointer: only that one shows a tooltip. */
+  point(step, origin = null) {
+    this.cursor = step === null ? null : Math.min(this.range[1], Math.max(this.range[0], Math.round(step)));
+    this.origin = origin;
+    this.#tell("cursor");
+  }
+
+  select(a, b) {
+    this.brush = a === null ? null : [Math.min(a, b), Math.max(a, b)];
+    this.#tell("cursor");
+  }
+
+  #tell(type) {
+    this.dispatchEvent(new Event(type));
+  }
+}
+
+/** Values per step over all ranks, ascending by step; a repeated step (a resumed run) replaces the earlier one. */
+export class Lines {
+  steps = [];
+  series = {};
+
+  load(steps, series) {
+    this.steps = steps;
+    this.series = series;
+  }
+
+  append(step, values) {
+    const at = this.steps.length && step <= this.steps[this.steps.length - 1] ? lowerBound(this.steps, step) : this.steps.length;
+    const fresh = this.steps[at] !== step;
+    if (fresh) this.steps.splice(at, 0, step);
+    for (const [name, column] of Object.entries(this.series)) {
+      column.splice(at, fresh ? 0 : 1, values[name] ?? null);
+    }
+  }
+
+  /** Index of the step nearest to `step`; -1 when there is none. */
+  nearest(step) {
+    const at = lowerBound(this.steps, step);
+    if (at === 0 || at === this.steps.length) return Math.min(at, this.steps.length - 1);
+    return step - this.steps[at - 1] < this.steps[at] - step ? at - 1 : at;
+  }
+
+  last(name) {
+    const column = this.series[name] ?? [];
+    for (let i = column.length - 1; i >= 0; i--) if (column[i] !== null) return column[i];
+    return null;
+  }
+}
