@@ -105,9 +105,9 @@ class Diagnosis:
 
     `module` is the plain name in the user's model; `(input)`, `(loss)` and `(optimizer)` stand for what is outside of
     it, "" for unknown. `step`, `attempt` and `rank` are None where nothing is known. `headline` is one line, `reason`
-    one or two sentences, `source` the line of the user's code that called the module. `chain` runs from the origin to
-    the loss (forward) or from the origin to the model's input (backward). `dump` is the origin rank's dump, relative to the
-    run directory.
+    one or two sentences, `source` the line of the user's code that called the module. `candidates` are modules that
+    the evidence cannot tell apart. `chain` runs from the origin to the loss (forward) or to the model's input
+    (backward). `dump` is the origin rank's dump, relative to the run directory.
     """
 
     verdict: Verdict

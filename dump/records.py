@@ -63,7 +63,8 @@ class Entry:
     """One forward or backward of one module call, or the gradients of its parameters.
 
     In a backward entry `inputs` are the gradients of the module's outputs and `outputs` those of its inputs, as
-    autograd sees it. In a `parameters_grad` entry the gradients are `outputs`. `parent` is the key of the enclosing call.
+    autograd sees it. In a `parameters_grad` entry the gradients are `outputs`. `parent` is the key of the enclosing
+    call.
     """
 
     key: str

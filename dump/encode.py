@@ -1,0 +1,127 @@
+"""What a module takes and returns, in the form that msprobe's dump.json gives it.
+
+Decides the encoding of every type; the numbers of a tensor are filled in by `statistics`. Where msprobe 26.2 and its
+documentation differ, the program counts for structures (a named tuple becomes a dict), the documentation for values
+that the program leaves empty (dtypes and devices).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from types import EllipsisType
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+# A longer container is cut: a module that takes a whole corpus as a list must not fill the disk with numbers.
+MAX_ITEMS = 1024
+MAX_DEPTH = 16
+
+
+class Leaf(NamedTuple):
+    """A tensor that was met, its place (`input.0.mask`), and the dict that stands for it in the file."""
+
+    slot: str
+    tensor: Tensor
+    form: dict[str, Any]
+
+
+def encode(value: Any, slot: str, leaves: list[Leaf]) -> Any:
+    """Return the JSON form of `value`, and append every tensor inside to `leaves`.
+
+    The forms of tensors have no numbers yet. Types that msprobe does not know become None, containers beyond 1 024
+    items or 16 levels are cut. No device is touched.
+    """
+    return _encode(value, slot, leaves, MAX_DEPTH)
+
+
+def encode_output(output: Any, leaves: list[Leaf]) -> Any:
+    """Return the form of what a module returned: the items of a tuple, else a list of the one value."""
+    if isinstance(output, tuple):
+        return encode(output, "output", leaves)
+    return [encode(output, "output.0", leaves)]
+
+
+def tensor_form(tensor: Tensor) -> dict[str, Any]:
+    """Return the form of a tensor with its statistics still None."""
+    form: dict[str, Any] = {
+        "type": "torch.Tensor",
+        "dtype": str(tensor.dtype),
+        "shape": list(tensor.shape),
+        "Max": None,
+        "Min": None,
+        "Mean": None,
+        "Norm": None,
+        "requires_grad": tensor.requires_grad,
+    }
+    if hasattr(tensor, "device_mesh") and hasattr(tensor, "placements"):
+        form["type"] = "torch.distributed.tensor.DTensor"
+        form["device_mesh"] = tensor.device_mesh.mesh.tolist()
+        form["placements"] = [_placement(placement) for placement in tensor.placements]
+    return form
+
+
+def _encode(value: Any, slot: str, leaves: list[Leaf], depth: int) -> Any:
+    if isinstance(value, Tensor):
+        form = tensor_form(value)
+        leaves.append(Leaf(slot, value, form))
+        return form
+    if value is None or depth == 0:
+        return None
+    for kind, encoder in _SCALARS:
+        if isinstance(value, kind):
+            return encoder(value)
+    return _encode_container(value, slot, leaves, depth - 1)
+
+
+def _encode_container(value: Any, slot: str, leaves: list[Leaf], depth: int) -> Any:
+    items = _named_items(value)
+    if items is not None:
+        return {str(name): _encode(item, f"{slot}.{name}", leaves, depth) for name, item in items[:MAX_ITEMS]}
+    if isinstance(value, list | tuple):
+        return [_encode(item, f"{slot}.{index}", leaves, depth) for index, item in enumerate(value[:MAX_ITEMS])]
+    return None
+
+
+def _named_items(value: Any) -> Sequence[tuple[Any, Any]] | None:
+    if isinstance(value, Mapping):
+        return list(value.items())
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return list(zip(value._fields, value, strict=True))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
+    return None
+
+
+def _placement(placement: Any) -> dict[str, Any]:
+    if placement.is_shard():
+        return {"Shard": {"dim": placement.dim}}
+    if placement.is_partial():
+        return {"Partial": {"reduce_op": placement.reduce_op}}
+    return {"Replicate": {}}
+
+
+def _process_group(group: Any) -> dict[str, Any]:
+    ranks = dist.get_process_group_ranks(group)
+    return {"type": "torch.ProcessGroup", "group_ranks": ranks, "group_id": f"{zlib.crc32(str(ranks).encode()):08x}"}
+
+
+_SCALARS: list[tuple[Any, Callable[[Any], dict[str, Any]]]] = [
+    # torch.Size before the containers, being a tuple
+    (torch.Size, lambda size: {"type": "torch.Size", "value": list(size)}),
+    (bool | int | float | str, lambda scalar: {"type": type(scalar).__name__, "value": scalar}),
+    (slice, lambda part: {"type": "slice", "value": [part.start, part.stop, part.step]}),
+    (EllipsisType, lambda _: {"type": "ellipsis", "value": "..."}),
+    (torch.dtype, lambda dtype: {"type": "torch.dtype", "value": str(dtype)}),
+    (torch.device, lambda device: {"type": "torch.device", "value": str(device)}),
+    (torch.memory_format, lambda form: {"type": "torch.memory_format", "format": str(form).removeprefix("torch.")}),
+]
+if dist.is_available():
+    _SCALARS += [
+        (dist.ProcessGroup, _process_group),
+        (dist.ReduceOp, lambda op: {"type": "torch.distributed.ReduceOp", "value": str(op)}),
+    ]

@@ -1,0 +1,178 @@
+"""Sees gradients by hooks on the very tensors that flow, and gathers them into entries; the run keeps every bit.
+
+A full backward hook or an alias in front of a module would change the order in which gradients are added. Without
+them an input's gradient is that of the tensor: the sum over all its consumers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from trainermon.dump.encode import Leaf, tensor_form
+from trainermon.dump.statistics import TensorMemory
+from trainermon.dump.writer import DumpWriter
+
+Sink = Callable[[str, dict[str, Any]], None]
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Backward:
+    """The backward entry of one module call, filled as gradients arrive, in any order.
+
+    `inputs` and `outputs` are lists of forms (None: no gradient), `kwargs` the gradients of keyword arguments.
+    """
+
+    key: str
+    sink: Sink
+    inputs: list[dict[str, Any] | None] = dataclasses.field(default_factory=list)
+    outputs: list[dict[str, Any] | None] = dataclasses.field(default_factory=list)
+    kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
+    extra: dict[str, Any] = dataclasses.field(default_factory=dict)
+    missing: int = 0
+    received: int = 0
+    written: bool = False
+
+    def place(self, slot: str, form: dict[str, Any], order: int) -> None:
+        """Put an arrived gradient into `slot`; the entry is written when none is missing any more."""
+        side, _, name = slot.partition(".")
+        if side == "kwargs":
+            self.kwargs[name] = form
+        else:
+            (self.inputs if side == "input" else self.outputs)[int(name)] = form
+        self.received += 1
+        self.missing -= 1
+        self.extra["order"] = order
+        if self.missing == 0:
+            self.write()
+
+    def write(self) -> None:
+        """Hand over the entry as it stands, once."""
+        if self.written or not self.received:
+            return
+        self.written = True
+        value: dict[str, Any] = {"input": self.inputs, "output": self.outputs}
+        if self.kwargs:
+            value["output_kwargs"] = self.kwargs
+        self.sink(self.key, {**value, **self.extra})
+
+
+class _Place(NamedTuple):
+    backward: Backward
+    slot: str
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class _Watched:
+    places: list[_Place]
+    num_hooks: int
+    hooked: bool
+
+
+class GradientHooks:
+    """Registers gradient hooks on activations and parameters, and records what they see.
+
+    `contain` wraps every hook such that it never raises. `next_order` numbers the moments in which values become known.
+    """
+
+    def __init__(
+        self,
+        writer: DumpWriter,
+        *,
+        next_order: Callable[[], int],
+        contain: Callable[[Callable[..., None]], Callable[..., None]],
+    ) -> None:
+        self._writer = writer
+        self._next_order = next_order
+        self._contain = contain
+        self._memory: TensorMemory[_Watched] = TensorMemory()
+        self._leaf_handles: list[Any] = []
+        self._parameter_calls: dict[int, int] = {}
+        self._num_parameters: Counter[str] = Counter()
+        self._open: dict[str, dict[str, list[dict[str, Any]]]] = {}
+
+    def watch_outputs(self, backward: Backward, leaves: Sequence[Leaf]) -> None:
+        """Watch the gradients of what a module returned: the inputs of its backward."""
+        backward.inputs = self._watch(backward, "input", leaves)
+
+    def watch_inputs(self, backward: Backward, leaves: Sequence[Leaf]) -> None:
+        """Watch the gradients of what a module took: the outputs of its backward."""
+        backward.outputs = self._watch(backward, "output", [leaf for leaf in leaves if leaf.slot.startswith("input")])
+        for leaf in leaves:
+            if leaf.slot.startswith("kwargs") and leaf.tensor.requires_grad:
+                self._register(leaf.tensor, _Place(backward, leaf.slot))
+
+    def watch_parameters(self, owners: dict[nn.Parameter, list[tuple[str, str]]]) -> None:
+        """Watch the gradients of parameters; `owners` lists (key stem, name) of every module that owns one."""
+        self._num_parameters = Counter(stem for places in owners.values() for stem, _ in places)
+        for parameter, places in owners.items():
+            hook = self._contain(functools.partial(self._parameter_gradient, id(parameter), places))
+            self._leaf_handles.append(parameter.register_hook(hook))  # type: ignore[no-untyped-call]
+
+    def close(self) -> None:
+        """Take the hooks off all leaves, and write parameter gradients whose siblings never came."""
+        for handle in self._leaf_handles:
+            handle.remove()
+        self._leaf_handles.clear()
+        for key, forms in self._open.items():
+            self._writer.add_gradients(key, forms)
+        self._open.clear()
+
+    def _watch(self, backward: Backward, side: str, leaves: Sequence[Leaf]) -> list[dict[str, Any] | None]:
+        wanted = [index for index, leaf in enumerate(leaves) if leaf.tensor.requires_grad]
+        for index in wanted:
+            self._register(leaves[index].tensor, _Place(backward, f"{side}.{index}"))
+        return [None] * (len(leaves) if wanted else 0)
+
+    def _register(self, tensor: Tensor, place: _Place) -> None:
+        hooks: dict[int, Any] = tensor._backward_hooks or {}
+        watched = self._memory.recall(tensor)
+        place.backward.missing += 1
+        if watched is not None and watched.num_hooks == len(hooks):
+            watched.places.append(place)
+            return
+        watched = _Watched([place], len(hooks) + 1, any(map(_is_foreign, hooks.values())))
+        hook = self._contain(functools.partial(self._gradient, watched))
+        handle = tensor.register_hook(hook)  # type: ignore[no-untyped-call]
+        self._memory.remember(tensor, watched)
+        if tensor.is_leaf:  # the hook of any other tensor goes with its graph
+            self._leaf_handles.append(handle)
+
+    def _gradient(self, watched: _Watched, gradient: Tensor) -> None:
+        order = self._next_order()
+        for backward, slot in watched.places:
+            if backward.written:
+                continue
+            form = self._record(backward.key, slot, gradient, order)
+            if watched.hooked:
+                form["hooked"] = True
+            backward.place(slot, form, order)
+
+    def _parameter_gradient(self, number: int, places: list[tuple[str, str]], gradient: Tensor) -> None:
+        order = self._next_order()
+        call = self._parameter_calls[number] = self._parameter_calls.get(number, -1) + 1
+        for stem, name in places:
+            key = f"{stem}.parameters_grad.{call}"
+            forms = self._open.setdefault(key, {})
+            forms[name] = [self._record(key, name, gradient, order)]
+            if len(forms) == self._num_parameters[stem]:
+                self._writer.add_gradients(key, self._open.pop(key))
+
+    def _record(self, key: str, slot: str, gradient: Tensor, order: int) -> dict[str, Any]:
+        form = tensor_form(gradient)
+        form["order"] = order
+        with torch.no_grad():
+            self._writer.record(key, [Leaf(slot, gradient, form)])
+        return form
+
+
+def _is_foreign(hook: Any) -> bool:
+    """Return whether a gradient hook is the script's own, not one of this package."""
+    function = hook.func if isinstance(hook, functools.partial) else hook
+    return not str(getattr(function, "__module__", "")).startswith("trainermon.")

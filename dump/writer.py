@@ -1,0 +1,250 @@
+"""Writes a dump such that a killed process loses nothing that was captured.
+
+While capturing, every entry is appended as one JSON line to a partial file. At the end dump_info.json, stack.json and
+construct.json are put in place by rename, and dump.json last: its rename is the commit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import re
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainermon.dump.encode import Leaf
+from trainermon.dump.reader import RawDump, load_partial
+from trainermon.dump.records import (
+    CONSTRUCT_FILE,
+    DUMP_FILE,
+    INFO_FILE,
+    PARTIAL_FILE,
+    STACK_FILE,
+    TENSOR_FOLDER,
+    DumpInfo,
+)
+from trainermon.dump.statistics import Statistics, TensorMemory
+from trainermon.monitor.errors import DumpError
+
+TASKS = ("statistics", "tensor")
+# Entries whose numbers are still on an accelerator; then one wait for all of them.
+MAX_UNRESOLVED = 512
+MAX_NAME = 200
+
+
+class DumpWriter:
+    """One dump of one rank and one step, being written.
+
+    `task` is `statistics` or `tensor`. Beyond `max_bytes` tensors are not written any more (counted in the info), while
+    statistics go on. Files are 0600, folders 0700. It survives the death of the process, not that of the machine:
+    nothing is synchronised to the disk, so that no step waits for one.
+
+    Raises:
+        DumpError: unknown task, or the directory cannot be written.
+    """
+
+    def __init__(self, directory: Path, info: DumpInfo, *, task: str = "statistics", max_bytes: int = 1 << 30) -> None:
+        if task not in TASKS:
+            raise DumpError(f"task of a dump is {task!r}, expected one of {', '.join(TASKS)}")
+        self.directory = Path(directory)
+        self.task = task
+        self.info = dataclasses.replace(info, complete=False)
+        self.with_tensors = task == "tensor"
+        self._max_bytes = max_bytes
+        self._statistics = Statistics()
+        self._memory: TensorMemory[dict[str, Any]] = TensorMemory()
+        self._unresolved: list[dict[str, Any]] = []
+        self._stacks: dict[tuple[str, ...], int] = {}
+        self._folder = self.directory / TENSOR_FOLDER
+        self._bytes = self._over_quota = self._errors = 0
+        self._first_error = ""
+        try:
+            make_private_folder(self._folder if self.with_tensors else self.directory)
+            with contextlib.suppress(FileNotFoundError):
+                (self.directory / DUMP_FILE).unlink()
+            self._file = os.open(self.directory / PARTIAL_FILE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        except OSError as error:
+            raise DumpError(f"cannot write a dump in {self.directory}: {error}") from error
+        self._append({"info": self._plain_info(), "task": task, "level": "L0"})
+
+    @property
+    def bytes_written(self) -> int:
+        """Bytes written so far, tensors and lines."""
+        return self._bytes
+
+    def record(self, key: str, leaves: Sequence[Leaf]) -> None:
+        """Take the statistics of tensors as they are now, and save them if the task asks for it."""
+        fresh: list[Leaf] = []
+        for leaf in leaves:
+            source = self._memory.recall(leaf.tensor)
+            if source is None:
+                fresh.append(leaf)
+                self._memory.remember(leaf.tensor, leaf.form)
+            else:
+                self._statistics.share(leaf.form, source)
+        self._statistics.fill(fresh)
+        if self.with_tensors:
+            for leaf in leaves:
+                self._save(f"{key}.{leaf.slot}", leaf)
+
+    def add(
+        self, key: str, value: dict[str, Any], *, parent: str | None = None, stack: Sequence[str] | None = None
+    ) -> None:
+        """Append an entry whose tensors were recorded; `stack` is shared with entries that have the same."""
+        line: dict[str, Any] = {"key": key, "value": value, "parent": parent}
+        if stack is not None:
+            line["stack"] = self._stack_number(tuple(stack))
+        self._put(line)
+
+    def add_gradients(self, key: str, value: dict[str, Any]) -> None:
+        """Append the gradients of a module's parameters, which have no place in the tree of calls."""
+        self._put({"key": key, "value": value})
+
+    def add_root(self, key: str, value: dict[str, Any]) -> None:
+        """Append an entry of the model as a whole, which msprobe's files do not have; it goes to the info."""
+        self._put({"root": key, "value": value})
+
+    def count_error(self, error: BaseException) -> None:
+        """Count an entry that was lost to an error; the first one's text is kept."""
+        self._errors += 1
+        self._first_error = self._first_error or f"{type(error).__name__}: {error}"
+
+    def close(self, **changes: Any) -> DumpInfo:
+        """Put the dump's files in place and return the final info; `changes` are fields of `DumpInfo`.
+
+        Raises:
+            DumpError: a file cannot be written; the partial file is left and can be read.
+        """
+        try:
+            self._flush()
+            os.close(self._file)
+            partial = self.directory / PARTIAL_FILE
+            self.info = dataclasses.replace(self.info, **changes, complete=True)
+            raw = load_partial(partial)
+            _write(self.directory / STACK_FILE, json.dumps(raw.stacks, indent=1))
+            _write(self.directory / CONSTRUCT_FILE, json.dumps(raw.construct, indent=1))
+            _write(self.directory / INFO_FILE, json.dumps({**self._plain_info(), "root": raw.root}, indent=1))
+            _write(self.directory / DUMP_FILE, "".join(self._dump_text(raw)))
+            partial.unlink()
+        except OSError as error:
+            raise DumpError(f"cannot finish the dump in {self.directory}: {error}") from error
+        return self.info
+
+    def _plain_info(self) -> dict[str, Any]:
+        self.info = dataclasses.replace(
+            self.info,
+            bytes_written=self._bytes,
+            over_quota=self._over_quota,
+            errors=self._errors,
+            first_error=self._first_error,
+        )
+        return dataclasses.asdict(self.info)
+
+    def _dump_text(self, raw: RawDump) -> Iterator[str]:
+        head = {
+            "task": self.task,
+            "level": raw.level,
+            "framework": "pytorch",
+            "dump_data_dir": str(self._folder.absolute()) if self.with_tensors else None,
+        }
+        yield json.dumps(head, indent=1).removesuffix("\n}") + ',\n "data": {'
+        separator = "\n"
+        for key, value in raw.data.items():
+            yield f"{separator}  {json.dumps(key)}: {json.dumps(value)}"
+            separator = ",\n"
+        yield "\n }\n}\n"
+
+    def _put(self, line: dict[str, Any]) -> None:
+        self._unresolved.append(line)
+        if not self._statistics.unresolved or len(self._unresolved) >= MAX_UNRESOLVED:
+            self._flush()
+
+    def _flush(self) -> None:
+        self._statistics.resolve()
+        for line in self._unresolved:
+            self._append(line)
+        self._unresolved.clear()
+
+    def _append(self, line: dict[str, Any]) -> None:
+        text = json.dumps(line).encode() + b"\n"
+        written = os.write(self._file, text)
+        if written < len(text):  # a full disk: what stands there stays readable
+            os.ftruncate(self._file, os.lseek(self._file, -written, os.SEEK_CUR))
+            raise DumpError(f"no space left for an entry in {self.directory}")
+        self._bytes += written
+
+    def _stack_number(self, frames: tuple[str, ...]) -> int:
+        number = self._stacks.get(frames)
+        if number is None:
+            number = self._stacks[frames] = len(self._stacks)
+            self._append({"stack": number, "frames": frames})
+        return number
+
+    def _save(self, name: str, leaf: Leaf) -> None:
+        """Save a tensor as it is now; one that was saved before gets a second name for the same file."""
+        tensor = leaf.tensor
+        if not tensor.numel() or tensor.device.type == "meta":
+            return
+        file_name = _file_name(name)
+        source = self._memory.recall(tensor)
+        known = source.get("data_name") if source is not None and source is not leaf.form else None
+        if known is None and self._bytes + tensor.numel() * tensor.element_size() > self._max_bytes:
+            self._over_quota += 1
+            return
+        if known is None or not self._link(known, file_name):
+            self._bytes += save_tensor(tensor, self._folder / file_name)
+        leaf.form["data_name"] = file_name
+
+    def _link(self, known: str, file_name: str) -> bool:
+        try:
+            os.link(self._folder / known, self._folder / file_name)
+        except OSError:  # a file system without links, or a name that is there already
+            return False
+        return True
+
+
+def save_tensor(tensor: Tensor, path: Path) -> int:
+    """Save a dense copy on the CPU, readable with `weights_only=True`; return the bytes written.
+
+    A DTensor's local shard is saved. A view is saved without the rest of its storage.
+    """
+    tensor = tensor.detach()
+    to_local = getattr(tensor, "to_local", None)
+    tensor = to_local() if to_local is not None else tensor
+    dense = tensor.to("cpu", copy=True).contiguous().resolve_conj()
+    with open(path, "wb", opener=_private) as file:
+        torch.save(dense, file)
+        return file.tell()
+
+
+def make_private_folder(folder: Path) -> None:
+    """Create `folder` and what is missing above it, all 0700."""
+    for parent in (*reversed(folder.parents), folder):
+        if not parent.is_dir():
+            parent.mkdir(mode=0o700, exist_ok=True)
+
+
+def _write(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}.tmp")
+    with open(temporary, "w", encoding="utf-8", opener=_private) as file:
+        file.write(text)
+    temporary.replace(path)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def _file_name(name: str) -> str:
+    """Return a file name for a slot; what a file system may refuse is replaced, and what is too long is shortened."""
+    safe = re.sub(r"[^\w.\-]", "_", name)
+    if len(safe) > MAX_NAME:
+        safe = f"{safe[: MAX_NAME - 9]}-{zlib.crc32(name.encode()):08x}"
+    return f"{safe}.pt"
