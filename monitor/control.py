@@ -244,7 +244,7 @@ def _read_slot(page: mmap.mmap | bytearray, offset: int) -> Heartbeat | None:
     if _CRC.unpack_from(slot, _BEAT.size)[0] != zlib.crc32(slot[: _BEAT.size]):
         return None
     generation, step, time_s, phase, pid = _BEAT.unpack_from(slot)
-    if not generation:
+    if phase > max(Phase):
         return None
     return Heartbeat(step=step, phase=Phase(phase), time_s=time_s, generation=generation, pid=pid)
 

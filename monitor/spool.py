@@ -22,7 +22,7 @@ SPOOL_VARIABLE = "TRAINERMON_SPOOL"
 RUN_ID_LENGTH = 128
 
 _RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:,=@+-]*", re.ASCII)
-_RANK_FILE = re.compile(r"rank(\d{5,})\.(?:page|cmd|lock|\d+\.jnl)", re.ASCII)
+_RANK_FILE = re.compile(r"rank(\d{5,})\.(?:page|cmd(?:\.\d+\.tmp)?|lock|\d+\.jnl)", re.ASCII)
 _AGENT_FILE = re.compile(r"agent\.[a-z.]+", re.ASCII)
 
 # write() on these waits for another machine, without a bound.
@@ -107,10 +107,10 @@ def filesystem_type(path: Path, mountinfo: str) -> str:
     """
     target = os.path.realpath(path)
     best, found = "", ""
-    for line in mountinfo.splitlines():
+    for line in mountinfo.split("\n"):
         mount, _, filesystem = line.partition(" - ")
-        fields, types = mount.split(), filesystem.split()
-        if len(fields) < 5 or not types:
+        fields, types = mount.split(" "), filesystem.split(" ")
+        if len(fields) < 5:
             continue
         point = _unescape(fields[4])
         inside = target == point or target.startswith(point.rstrip("/") + "/")
@@ -170,7 +170,7 @@ class RankLock:
             raise unusable(self._path, error) from error
         try:
             fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        except BlockingIOError as error:
             holder = _lock_holder(self._descriptor)
             os.close(self._descriptor)
             raise SpoolError(
@@ -229,16 +229,19 @@ def _check_run_id(run_id: str) -> None:
 
 
 def _refuse_network(root: Path) -> None:
-    try:
-        mountinfo = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
-    except OSError:
-        return
-    found = filesystem_type(root, mountinfo)
+    found = filesystem_type(root, _read_mountinfo())
     if is_network_type(found):
         raise SpoolError(
             f"the spool {root} lies on a {found} file system, where a write may hold up the training step; expected a "
             f"local disk or memory of this node. Set {SPOOL_VARIABLE} to a directory on one"
         )
+
+
+def _read_mountinfo() -> str:
+    try:
+        return Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError:
+        return ""
 
 
 def _check_root(root: Path) -> None:
@@ -247,6 +250,9 @@ def _check_root(root: Path) -> None:
     A mount point is exempt from the mode: the volume that a container gets for this purpose (emptyDir) is 0777, and who
     can reach it was decided by whoever mounted it.
     """
+    link = os.lstat(root)
+    if link.st_uid not in (os.getuid(), 0):  # a link that somebody else laid in /var/tmp may lead anywhere
+        raise _foreign(root, link.st_uid)
     status = os.stat(root)
     if status.st_uid not in (os.getuid(), 0):
         raise _foreign(root, status.st_uid)

@@ -115,14 +115,18 @@ class Head:
     crc: int
 
 
-def encode_head(frame_type: int, sequence: int, buffers: Sequence[Any]) -> bytes:
-    """Return the head of a frame whose payload is `buffers` one after another. Cost: one CRC over the payload."""
-    length = crc = 0
-    for buffer in buffers:
-        length += memoryview(buffer).nbytes
+def encode_frame(frame_type: int, sequence: int, payload: Sequence[Any]) -> list[Any]:
+    """Return a frame as buffers, the head and those of `payload`; nothing is copied. Cost: one CRC of the payload."""
+    crc = 0
+    for buffer in payload:
         crc = zlib.crc32(buffer, crc)
-    head = _HEAD.pack(MAGIC, FORMAT_VERSION, frame_type, sequence, length, crc, 0)
-    return head + _HEAD_CRC.pack(zlib.crc32(head))
+    head = _HEAD.pack(MAGIC, FORMAT_VERSION, frame_type, sequence, num_bytes(payload), crc, 0)
+    return [head + _HEAD_CRC.pack(zlib.crc32(head)), *payload]
+
+
+def num_bytes(buffers: Sequence[Any]) -> int:
+    """Return the bytes of some buffers together."""
+    return sum(memoryview(buffer).nbytes for buffer in buffers)
 
 
 def decode_head(data: memoryview | bytes) -> Head | None:

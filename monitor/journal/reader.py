@@ -89,8 +89,13 @@ class JournalReader:
                 self._file = self._enter()
                 if self._file is None:
                     return
-                if self.cursor.offset:
-                    yield from self._catch_up(self._file)
+                try:
+                    header = self._header_at_cursor(self._file)
+                except JournalError:
+                    self.close()
+                    raise
+                if header is not None:
+                    yield HeaderRecord(cursor=self.cursor, header=header), 0
             while found := self._file.find(self.cursor.offset, finished=self._finished):
                 yield from self._take(*found)
             if self._finished:
@@ -117,24 +122,24 @@ class JournalReader:
         self._num_series = None
         return file
 
-    def _catch_up(self, file: FrameFile) -> Iterator[tuple[Record, int]]:
-        """Read what stands in front of the cursor for the series table there; give it as a header of no bytes."""
+    def _header_at_cursor(self, file: FrameFile) -> Header | None:
+        """Return the header as of a cursor inside the file; None at its beginning, or if the header is damaged."""
         header: Header | None = None
         offset = 0
-        while (found := file.find(offset, finished=True)) and found[0] < self.cursor.offset:
+        while offset < self.cursor.offset and (found := file.find(offset, finished=True)):
             position, head, payload = found
             offset = position + HEAD_BYTES + head.length
+            if head.type in (frames.HEADER, frames.SERIES):
+                record = frames.decode_record(head.type, payload, self.cursor)
+                if isinstance(record, HeaderRecord):
+                    header = record.header
+                elif isinstance(record, SeriesRecord) and header and record.first_id == len(header.series):
+                    header = _extended(header, record)
             self._sequence = head.sequence + (head.type not in _UNNUMBERED)
-            if head.type not in (frames.HEADER, frames.SERIES):
-                continue
-            record = frames.decode_record(head.type, payload, self.cursor)
-            if isinstance(record, HeaderRecord):
-                header = record.header
-            elif isinstance(record, SeriesRecord) and header and record.first_id == len(header.series):
-                header = _extended(header, record)
         if header is not None:
-            self._meet(header)
-            yield HeaderRecord(cursor=self.cursor, header=header), 0
+            self._writer = _writer(header)
+            self._num_series = len(header.series)
+        return header
 
     def _take(self, offset: int, head: Head, payload: bytes) -> Iterator[tuple[Record, int]]:
         cursor = Cursor(self.cursor.file, offset + HEAD_BYTES + head.length)
@@ -143,7 +148,9 @@ class JournalReader:
         self.corrupt += offset > self.cursor.offset
         self.cursor = cursor
         if isinstance(record, HeaderRecord):
-            self._meet(record.header)
+            if self._writer != _writer(record.header):
+                self._writer, self._sequence = _writer(record.header), 0
+            self._num_series = len(record.header.series)
         expected = head.sequence if self._sequence is None else self._sequence
         self.lost_records += max(0, head.sequence - expected)
         self._sequence = head.sequence + (head.type not in _UNNUMBERED)
@@ -154,13 +161,6 @@ class JournalReader:
         if isinstance(record, SeriesRecord):
             self._num_series = record.first_id + len(record.keys)
         yield record, num_bytes
-
-    def _meet(self, header: Header) -> None:
-        writer = (header.attempt, header.pid, header.started_s)
-        if writer != self._writer and self.cursor.offset == 0:
-            self._sequence = 0
-        self._writer = writer
-        self._num_series = len(header.series)
 
     def _is_known(self, record: Record) -> bool:
         """Whether the ids of a record stand in the table that was given before."""
@@ -181,6 +181,10 @@ class JournalReader:
         if self.cursor.offset or not file.is_removed():
             self.cursor = Cursor(self.cursor.file + 1, 0)
         self.close()
+
+
+def _writer(header: Header) -> tuple[int, int, float]:
+    return header.attempt, header.pid, header.started_s
 
 
 def _extended(header: Header, record: SeriesRecord) -> Header:

@@ -74,7 +74,9 @@ class FrameFile:
         """Return `count` bytes at `position`, fewer only where the file ends now."""
         begin = position - self._begin
         if begin < 0 or begin + count > len(self._buffer):
-            self._buffer = os.pread(self._descriptor, max(count, self._window_bytes), position)
+            # A frame may claim 4 GB and be torn after its head: ask for what is there, the buffer is made beforehand.
+            wanted = min(max(count, self._window_bytes), max(self.size() - position, 0))
+            self._buffer = os.pread(self._descriptor, wanted, position)
             self._begin = position
             begin = 0
         return memoryview(self._buffer)[begin : begin + count]
