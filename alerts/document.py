@@ -1,0 +1,196 @@
+"""A YAML file that is taken apart key by key, so that every mistake is reported with its place and the right name.
+
+What the keys mean is decided in `rules`; here only: how YAML is read, and what an error says. YAML 1.1 has three traps
+that would make a rule mean something else than it says: `on` and `no` are booleans, `1e-5` is text, and of two equal
+keys the last one wins silently. The loader here reads the first two as people mean them and refuses the third.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from trainermon.monitor.errors import RuleError
+
+T = TypeVar("T")
+
+_BOOLEAN = re.compile(r"^(?:true|True|false|False)$")
+_FLOAT = re.compile(r"^[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?$|^[-+]?\.(?:inf|Inf)$|^\.(?:nan|NaN)$")
+_REPLACED = ("tag:yaml.org,2002:bool", "tag:yaml.org,2002:float")
+
+
+class _Loader(yaml.SafeLoader):
+    """PyYAML's safe loader with the booleans and floats of YAML 1.2 and without repeated keys."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag not in _REPLACED]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+# The integer resolver stands first in its lists, so a number without point or exponent stays an integer.
+_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", _BOOLEAN, list("tTfF"))
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))
+
+
+def _construct_mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
+    seen: set[Any] = set()
+    for key_node, _ in node.value:
+        key = loader.construct_object(key_node, deep=True)
+        if not isinstance(key, str | int | float | bool):
+            continue  # construct_mapping reports it
+        if key in seen:
+            raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} stands twice", key_node.start_mark)
+        seen.add(key)
+    return loader.construct_mapping(node, deep=True)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:map", _construct_mapping)
+
+
+def read_document(path: Path) -> Any:
+    """Return the content of a YAML file as plain values.
+
+    Raises:
+        RuleError: the file cannot be read, is not UTF-8, or is not YAML; the message names the file and the line.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RuleError(f"{path}: cannot be read as a file of alert rules: {error}") from error
+    try:
+        return yaml.load(text, Loader=_Loader)  # noqa: S506 - a subclass of SafeLoader
+    except yaml.YAMLError as error:
+        raise RuleError(f"{path}: is not valid YAML: {error}") from error
+
+
+class Node:
+    """One mapping of the file and the path to it.
+
+    Args:
+        value: What stands there; anything but a mapping is an error.
+        known: The keys that may stand here.
+        where: The file and the rule, as an error message begins.
+        path: The keys that lead here, joined by dots; empty at the top of a rule.
+    """
+
+    def __init__(self, value: Any, known: Sequence[str], *, where: str, path: str = "") -> None:
+        self.where = where
+        self.path = path
+        if not isinstance(value, Mapping):
+            raise self.error(path, f"found {describe(value)}, expected a mapping with the keys {', '.join(known)}")
+        for key in value:
+            if key not in known:
+                raise self.fail(str(key), f"unknown key{nearest(str(key), known)}")
+        self._value: Mapping[str, Any] = value
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._value
+
+    def error(self, path: str, message: str) -> RuleError:
+        """Return the error that says `message` about what stands at `path`."""
+        return RuleError(": ".join(part for part in (self.where, path, message) if part))
+
+    def fail(self, key: str, message: str) -> RuleError:
+        """Return the error that says `message` about `key`."""
+        return self.error(self._at(key), message)
+
+    def child(self, key: str, known: Sequence[str]) -> Node:
+        """Return the mapping under `key`."""
+        return Node(self.raw(key), known, where=self.where, path=self._at(key))
+
+    def raw(self, key: str) -> Any:
+        """Return whatever stands under `key`."""
+        return self._value_or(key, None)
+
+    def text(self, key: str, default: str | None = None) -> str:
+        """Return a text that is not empty."""
+        value = self._value_or(key, default)
+        if not isinstance(value, str) or not value.strip():
+            raise self.fail(key, f"found {describe(value)}, expected text")
+        return value
+
+    def choice(self, key: str, known: Sequence[str], default: str | None = None) -> str:
+        """Return one of the texts `known`."""
+        value = self.text(key, default)
+        if value not in known:
+            raise self.fail(key, f"found {value!r}{nearest(value, known)}")
+        return value
+
+    def flag(self, key: str, *, default: bool) -> bool:
+        """Return a boolean."""
+        value = self._value_or(key, default)
+        if not isinstance(value, bool):
+            raise self.fail(key, f"found {describe(value)}, expected true or false")
+        return value
+
+    def whole(self, key: str, default: int | None = None, *, at_least: int = 0) -> int:
+        """Return a whole number that is at least `at_least`."""
+        value = self._value_or(key, default)
+        if not isinstance(value, int) or isinstance(value, bool) or value < at_least:
+            raise self.fail(key, f"found {describe(value)}, expected a whole number, at least {at_least}")
+        return value
+
+    def number(self, key: str, default: float | None = None, *, above: float = -math.inf) -> float:
+        """Return a finite number greater than `above`."""
+        value = self._value_or(key, default)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value <= above:
+            limit = f", above {above:g}" if math.isfinite(above) else ""
+            raise self.fail(key, f"found {describe(value)}, expected a finite number{limit}")
+        return float(value)
+
+    def texts(self, key: str, default: Sequence[str] | None = None) -> tuple[str, ...]:
+        """Return one or several texts: a single one may stand without the list around it."""
+        value = self._value_or(key, default)
+        items = [value] if isinstance(value, str) else value
+        if not isinstance(items, list | tuple) or not all(isinstance(item, str) and item for item in items):
+            raise self.fail(key, f"found {describe(value)}, expected text or a list of texts")
+        return tuple(items)
+
+    def only(self, known: Sequence[str]) -> str:
+        """Return the single one of the keys `known` that is given."""
+        given = [key for key in known if key in self]
+        if len(given) != 1:
+            found = " and ".join(given) or "none"
+            raise self.error(self.path, f"found {found}, expected exactly one of {', '.join(known)}")
+        return given[0]
+
+    def _at(self, key: str) -> str:
+        return f"{self.path}.{key}" if self.path else key
+
+    def _value_or(self, key: str, default: Any) -> Any:
+        if key in self._value:
+            return self._value[key]
+        if default is None:
+            raise self.fail(key, "is missing")
+        return default
+
+
+def nearest(found: str, known: Sequence[str]) -> str:
+    """Return the end of an error message: the known name that was probably meant, and the whole list."""
+    close = difflib.get_close_matches(found, known, n=1)
+    meant = f"; did you mean {close[0]!r}?" if close else "."
+    return f"{meant} Known: {', '.join(known)}"
+
+
+def describe(value: Any) -> str:
+    """Return what stands in the file, as an error message says it."""
+    if value is None:
+        return "nothing"
+    if isinstance(value, Mapping):
+        return "a mapping"
+    if isinstance(value, list):
+        return "a list"
+    return repr(value)
+
+
+def items(value: Any, path: str) -> Iterator[Any]:
+    """Yield the entries of a list that must not be empty."""
+    if not isinstance(value, list) or not value:
+        raise RuleError(f"{path}: found {describe(value) if value != [] else 'an empty list'}, expected a list")
+    yield from value

@@ -1,0 +1,218 @@
+"""Which alerts are followed by a dump, on which ranks, from which step on, and how much may be written.
+
+The first rung of the ladder, the replay of a step that is lost, is decided by the rank itself and needs no command.
+Here is the second: alerts whose rule says `escalate` become commands, under a quota of bytes and a rate limit. Whatever
+is decided is recorded with its reason, and read back after a restart.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trainermon.alerts.lines import append_line, read_lines
+from trainermon.alerts.rules import TASKS, Escalation, Rule
+from trainermon.monitor.errors import ConfigError
+from trainermon.monitor.values import Action, Alert, AlertState, Command, Kind
+
+_logger = logging.getLogger(__name__)
+
+_PERIOD_S = 3600.0
+_QUOTA_SHARE = 4  # one escalation may take at most a quarter of the quota, so that the first does not take it all
+_MIN_BYTES = 1 << 20  # less than this would cut a dump of statistics short
+
+REPLICATED = frozenset(
+    {Kind.GRAD_REDUCED, Kind.PARAM_ORIGIN, Kind.PARAM_UPDATED, Kind.EXP_AVG, Kind.EXP_AVG_SQ, Kind.UPDATE, Kind.COMM}
+)
+"""Kinds that look alike on all ranks of a group, whichever of them is the cause."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class EscalationSettings:
+    """Limits of a run's dumps on one node.
+
+    Attributes:
+        max_bytes: What all dumps together may write.
+        max_per_hour: How many alerts may be followed by a dump in any hour.
+        num_steps: For how many steps, where the rule does not say it.
+        task: `statistics` or `tensor`, where the rule does not say it.
+        margin_steps: How far ahead of the fastest rank the dump begins, so that every rank reads the command in time.
+    """
+
+    max_bytes: int = 4 << 30
+    max_per_hour: int = 3
+    num_steps: int = 1
+    task: str = "statistics"
+    margin_steps: int = 2
+
+    def __post_init__(self) -> None:
+        for name, least in (("max_bytes", 0), ("max_per_hour", 0), ("num_steps", 1), ("margin_steps", 1)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise ConfigError(f"escalation.{name}: found {value!r}, expected a whole number, at least {least}")
+        if self.task not in TASKS:
+            raise ConfigError(f"escalation.task: found {self.task!r}, expected one of {', '.join(TASKS)}")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What was decided about one alert.
+
+    Attributes:
+        alert: Id of the alert.
+        incident: Alerts of one rule that began on the same step, on whichever ranks.
+        command: Id of the command: that of the first alert of the incident that was followed by a dump.
+        time_s: When, as given to `decide`.
+        ranks: Which ranks were told to dump; empty if it was suppressed.
+        first_step: From which step on; -1 if it was suppressed.
+        bytes_per_rank: What each of them may write.
+        reason: Why, in words.
+    """
+
+    alert: str
+    incident: str
+    command: str
+    time_s: float
+    ranks: tuple[int, ...] = ()
+    first_step: int = -1
+    bytes_per_rank: int = 0
+    reason: str
+
+
+class Escalator:
+    """Turns alerts into commands.
+
+    Args:
+        settings: The limits.
+        rules: The rules that the alerts come from.
+        path: Where decisions are recorded, one JSON object per line; None keeps them in memory only. Decisions that
+            stand there count as made.
+    """
+
+    def __init__(self, settings: EscalationSettings, rules: Sequence[Rule], *, path: Path | None = None) -> None:
+        self._settings = settings
+        self._escalations = {rule.name: rule.escalate for rule in rules if rule.escalate}
+        self._path = path
+        self._decisions: dict[str, Decision] = {}
+        self._written: dict[tuple[str, int], int] = {}  # by command and rank
+        for entry in read_lines(path) if path else ():
+            try:
+                self._apply(entry)
+            except (KeyError, TypeError) as error:
+                _logger.warning("%s: a line that is no decision is left out: %r", path, error)
+
+    @property
+    def decisions(self) -> list[Decision]:
+        """What was decided so far, in order."""
+        return list(self._decisions.values())
+
+    @property
+    def suppressed(self) -> list[Decision]:
+        """The alerts whose rule says `escalate` that were not followed by a dump, with the reason."""
+        return [decision for decision in self._decisions.values() if not decision.ranks]
+
+    def bytes_left(self) -> int:
+        """Return how many bytes may still be written: the quota without what was written or is reserved."""
+        return self._settings.max_bytes - sum(
+            self._written.get((decision.command, rank), decision.bytes_per_rank)
+            for decision in self._decisions.values()
+            for rank in decision.ranks
+        )
+
+    def decide(self, alert: Alert, steps: Mapping[int, int], now_s: float) -> dict[int, list[Command]]:
+        """Return the commands that follow from an alert: at most one for each rank concerned, nothing for most alerts.
+
+        An alert that was decided about before, that is not firing, or whose rule does not escalate has no consequence.
+        Of kinds that look alike on all ranks (`REPLICATED`) no rank is known to be the cause: all known ranks dump. Of
+        other kinds the alert's own rank dumps. Alerts of one rule that began on the same step are one incident: they
+        count once for the rate limit, and their dumps have one id.
+
+        Args:
+            alert: As it came from the engine.
+            steps: The last known step of every local rank that is alive.
+            now_s: Unix time; only differences matter.
+        """
+        escalation = self._escalations.get(alert.rule)
+        if escalation is None or alert.state is not AlertState.FIRING or alert.id in self._decisions:
+            return {}
+        decision = self._judge(alert, steps, now_s)
+        self._decisions[alert.id] = decision
+        self._record({"decision": dataclasses.asdict(decision)})
+        if not decision.ranks:
+            _logger.info("no dump follows alert %s (%s): %s", alert.id, alert.rule, decision.reason)
+        return {rank: [self._command(alert, decision, escalation)] for rank in decision.ranks}
+
+    def settle(self, command_id: str, rank: int, num_bytes: int) -> None:
+        """Note what a rank has really written for a command, 0 if it was late: the rest of its share is free again."""
+        if any(decision.command == command_id for decision in self._decisions.values()):
+            self._written[command_id, rank] = num_bytes
+            self._record({"settled": {"command": command_id, "rank": rank, "num_bytes": num_bytes}})
+
+    def _judge(self, alert: Alert, steps: Mapping[int, int], now_s: float) -> Decision:
+        incident = f"{alert.rule}/{alert.attempt}/{alert.first_step}"
+        followed = [other for other in self._decisions.values() if other.ranks]
+        same = [other for other in followed if other.incident == incident]
+        told = {rank for other in same for rank in other.ranks}
+        concerned = set(steps) if alert.kind in REPLICATED else {alert.rank} & set(steps)
+        ranks = tuple(sorted(concerned - told))
+        share = min(self.bytes_left(), self._settings.max_bytes // _QUOTA_SHARE) // max(1, len(ranks))
+        # A clock that was set back leaves decisions in the future; they count as recent.
+        recent = {other.incident for other in followed if now_s - other.time_s < _PERIOD_S} - {incident}
+        decision = Decision(
+            alert=alert.id,
+            incident=incident,
+            command=same[0].command if same else alert.id,
+            time_s=now_s,
+            reason=self._objection(alert, concerned=concerned, ranks=ranks, num_recent=len(recent), share=share),
+        )
+        if decision.reason:
+            return decision
+        ahead = max(alert.step, *steps.values()) + self._settings.margin_steps
+        first_step = max(ahead, *(other.first_step for other in same)) if same else ahead
+        return dataclasses.replace(
+            decision, ranks=ranks, first_step=first_step, bytes_per_rank=share, reason=alert.message
+        )
+
+    def _objection(
+        self, alert: Alert, *, concerned: set[int], ranks: tuple[int, ...], num_recent: int, share: int
+    ) -> str:
+        if not concerned:
+            return f"rank {alert.rank} is not running"
+        if not ranks:
+            return "an alert of the same incident is followed by a dump"
+        if num_recent >= self._settings.max_per_hour:
+            return f"{num_recent} dumps in the last hour, at most {self._settings.max_per_hour} are allowed"
+        if share < _MIN_BYTES:
+            return f"{self.bytes_left()} of {self._settings.max_bytes} bytes are left, too few for {len(ranks)} ranks"
+        return ""
+
+    def _command(self, alert: Alert, decision: Decision, escalation: Escalation) -> Command:
+        return Command(
+            id=decision.command,
+            action=Action.DUMP,
+            first_step=decision.first_step,
+            num_steps=escalation.steps or self._settings.num_steps,
+            task=escalation.task or self._settings.task,
+            max_bytes=decision.bytes_per_rank,
+            reason=decision.reason,
+        )
+
+    def _apply(self, entry: Mapping[str, Any]) -> None:
+        if "decision" in entry:
+            decision = Decision(**{**entry["decision"], "ranks": tuple(entry["decision"]["ranks"])})
+            self._decisions[decision.alert] = decision
+        elif "settled" in entry:
+            settled = entry["settled"]
+            self._written[settled["command"], settled["rank"]] = settled["num_bytes"]
+
+    def _record(self, entry: Mapping[str, Any]) -> None:
+        if self._path is None:
+            return
+        try:
+            append_line(self._path, entry)
+        except OSError as error:
+            # The limits still hold in this process; only a restarted agent would not know of this decision.
+            _logger.warning("a decision about dumps cannot be recorded in %s: %s", self._path, error)

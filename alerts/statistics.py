@@ -1,0 +1,59 @@
+"""The statistics that a rule may look at, computed from the moments of many series at once.
+
+The scalar form of most of them stands in `monitor.values.Moments`; a test holds the two together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainermon.monitor.values import STATISTICS
+
+Array = NDArray[np.float64]
+
+COUNT, MIN, MAX, SUM, SUM_SQ, ZEROS, NANS, INFS = range(len(STATISTICS))
+"""Rows of a block's values, in the order of `monitor.values.STATISTICS`."""
+
+
+def _finite(moments: Array) -> Array:
+    return moments[COUNT] - moments[NANS] - moments[INFS]
+
+
+def _extreme(row: int, moments: Array) -> Array:
+    # Without a finite element the moments hold the neutral ±inf, which no rule may take for a value.
+    return np.where(np.isfinite(moments[row]), moments[row], np.nan)
+
+
+def _std(moments: Array) -> Array:
+    finite = _finite(moments)
+    return np.sqrt(np.maximum(moments[SUM_SQ] / finite - np.square(moments[SUM] / finite), 0.0))
+
+
+DERIVED: Mapping[str, Callable[[Array], Array]] = MappingProxyType(
+    {
+        "norm": lambda m: np.sqrt(m[SUM_SQ]),
+        "rms": lambda m: np.sqrt(m[SUM_SQ] / _finite(m)),
+        "mean": lambda m: m[SUM] / _finite(m),
+        "std": _std,
+        "absmax": lambda m: np.maximum(np.abs(_extreme(MIN, m)), np.abs(_extreme(MAX, m))),
+        "max": lambda m: _extreme(MAX, m),
+        "min": lambda m: _extreme(MIN, m),
+        "sum": lambda m: m[SUM],
+        "sum_sq": lambda m: m[SUM_SQ],
+        "zero_ratio": lambda m: m[ZEROS] / m[COUNT],
+        "zeros": lambda m: m[ZEROS],
+        "nonfinite": lambda m: m[NANS] + m[INFS],
+        "nans": lambda m: m[NANS],
+        "infs": lambda m: m[INFS],
+        "finite": _finite,
+        "count": lambda m: m[COUNT],
+    }
+)
+"""From moments `[8, n]` to one value per series `[n]`; NaN where it is not defined. Call under `np.errstate`."""
+
+NEVER_NEGATIVE = frozenset({"norm", "rms", "std", "absmax", "sum_sq"})
+"""Statistics whose spread grows with their level, so that they are compared by their logarithms."""

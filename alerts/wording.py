@@ -1,0 +1,92 @@
+"""The values and the sentence of an alert, from the state of its group."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainermon.alerts.rules import Rule
+from trainermon.alerts.state import Peaks, alert_id
+from trainermon.monitor.values import Alert, AlertState, Finding, SeriesKey
+
+MAX_FINDINGS = 20
+"""An alert lists so many series, the worst ones, and counts the others."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """Where and when an alert changed."""
+
+    rank: int
+    attempt: int
+    step: int
+    time_s: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Concern:
+    """What an alert is about.
+
+    Attributes:
+        slots: The series, worst first; at least one.
+        keys: The key of every series that the rule looks at.
+        peaks: The worst values.
+        first_step: The step on which the condition began.
+    """
+
+    slots: NDArray[np.intp]
+    keys: list[SeriesKey]
+    peaks: Peaks
+    first_step: int
+
+
+def make_alert(rule: Rule, state: AlertState, concern: Concern, moment: Moment) -> Alert:
+    """Return the alert of a group; its message names the worst series with its numbers."""
+    worst = concern.slots[0]
+    peaks = concern.peaks
+    return Alert(
+        id=alert_id(rule.name, rank=moment.rank, attempt=moment.attempt, first_step=concern.first_step),
+        rule=rule.name,
+        severity=rule.severity,
+        state=state,
+        attempt=moment.attempt,
+        rank=moment.rank,
+        step=moment.step,
+        first_step=concern.first_step,
+        time_s=moment.time_s,
+        kind=concern.keys[worst].kind,
+        value=float(peaks.value[worst]),
+        baseline=float(peaks.baseline[worst]),
+        num_series=len(concern.slots),
+        findings=tuple(
+            Finding(series=concern.keys[slot], value=float(peaks.value[slot]), baseline=float(peaks.baseline[slot]))
+            for slot in concern.slots[:MAX_FINDINGS]
+        ),
+        message=f"{rule.name}: {_sentence(rule, state, concern, moment)}",
+    )
+
+
+def _sentence(rule: Rule, state: AlertState, concern: Concern, moment: Moment) -> str:
+    worst, peaks = concern.slots[0], concern.peaks
+    value, usual = float(peaks.value[worst]), float(peaks.baseline[worst])
+    fields = {
+        "k": len(concern.slots),
+        "n": len(concern.keys),
+        "step": moment.step,
+        "rank": moment.rank,
+        "worst": concern.keys[worst].label,
+        "value": f"{value:.4g}",
+        "usual": f"{usual:.4g}",
+        "times": f"{value / usual:.3g}" if usual else "inf",
+        "score": f"{peaks.score[worst]:.1f}",
+        "nans": f"{peaks.nans[worst]:.0f}",
+        "infs": f"{peaks.infs[worst]:.0f}",
+        "count": f"{peaks.count[worst]:.0f}",
+        "for": moment.step - concern.first_step + 1,
+    }
+    if state is not AlertState.RESOLVED:
+        return rule.summary.format_map(fields)
+    begun = "over at step {step} on rank {rank}, began at step {first}; {k} of {n} series were concerned, worst {worst}"
+    return begun.format(first=concern.first_step, **fields)
