@@ -21,7 +21,7 @@ from trainermon.monitor.values import Kind
 LOSS_SERIES = "loss"
 """Name of the `Kind.LOSS` series of the training loss; other losses that a user records have their own names."""
 
-STEP_TIME_SERIES = "step_time"
+STEP_TIME_SERIES = "duration_seconds"
 """Name of the `Kind.STEP` series of the wall time of a step in seconds, end of step to end of step."""
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trainermon.monitor.catalogue import LOSS_SERIES, STEP_TIME_SERIES
 from trainermon.monitor.config import MonitorConfig
 from trainermon.monitor.control import ControlPage, Phase
 from trainermon.monitor.frameworks import Training
@@ -31,7 +32,7 @@ from trainermon.monitor.taps.names import chosen
 from trainermon.monitor.taps.optimizer import MomentTaps, ParameterTaps
 from trainermon.monitor.values import Kind, SeriesKey
 
-DURATION = SeriesKey(Kind.STEP, "duration_seconds")
+DURATION = SeriesKey(Kind.STEP, STEP_TIME_SERIES)
 
 
 class StepLoop:
@@ -135,7 +136,7 @@ class StepLoop:
         if late:
             self.collector.begin(self.step - 1)
         for name, value in values.items():
-            series = self.collector.table.id_of(SeriesKey(Kind.LOSS if name == "loss" else Kind.STEP, name))
+            series = self.collector.table.id_of(SeriesKey(Kind.LOSS if name == LOSS_SERIES else Kind.STEP, name))
             if isinstance(value, Tensor):
                 self.collector.take((series,), (value,))
             else:

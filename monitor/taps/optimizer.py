@@ -96,7 +96,8 @@ def has_adam_groups(optimizer: torch.optim.Optimizer) -> bool:
 @torch.no_grad()
 def _adam_update(group: dict[str, Any], state: dict[str, Any]) -> Tensor:
     beta1, beta2 = group["betas"]
+    step = torch.as_tensor(state["step"], dtype=torch.float64)  # in float32, 1 - 0.999 is 6e-5 off
     second: Tensor = state["max_exp_avg_sq"] if group.get("amsgrad") else state["exp_avg_sq"]
-    denominator = (second / (1 - beta2 ** state["step"])).sqrt_().add_(group["eps"])
-    update: Tensor = state["exp_avg"] / (1 - beta1 ** state["step"])
+    denominator = (second / (1 - beta2**step)).sqrt_().add_(group["eps"])
+    update: Tensor = state["exp_avg"] / (1 - beta1**step)
     return update.div_(denominator)

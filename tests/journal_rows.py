@@ -1,0 +1,42 @@
+"""What a rank wrote, read back: rows by step and series."""
+
+from pathlib import Path
+
+from trainermon.monitor.journal import BlockRecord, EventRecord, HeaderRecord, JournalReader, SeriesRecord
+from trainermon.monitor.values import Moments, SeriesKey
+
+
+class RankJournal:
+    """All rows (`rows[step][key]`), events and series of one rank's journal."""
+
+    def __init__(self, spool: Path, rank: int = 0) -> None:
+        self.keys: list[SeriesKey] = []
+        self.rows: dict[int, dict[SeriesKey, Moments]] = {}
+        self.events: list[dict] = []
+        reader = JournalReader(spool, rank)
+        while records := reader.poll():
+            for record in records:
+                self._add(record)
+
+    def _add(self, record) -> None:
+        match record:
+            case HeaderRecord():
+                self.keys = list(record.header.series)
+            case SeriesRecord():
+                self.keys += record.keys
+            case BlockRecord():
+                step = self.rows.setdefault(record.block.step, {})
+                for column, number in enumerate(record.block.series):
+                    step[self.keys[number]] = Moments(*record.block.values[:, column].tolist())
+            case EventRecord():
+                self.events.append(record.event)
+
+    def of(self, step: int, kind) -> dict[str, Moments]:
+        """Return the rows of one kind on one step by label."""
+        return {key.label: row for key, row in self.rows.get(step, {}).items() if key.kind == kind}
+
+
+def only_spool(root: Path) -> Path:
+    """Return the spool directory of the only run below `root`."""
+    (spool,) = [path for path in root.iterdir() if path.is_dir()]
+    return spool

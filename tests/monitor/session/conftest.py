@@ -1,0 +1,12 @@
+"""A place of its own for what a test's monitor writes, and no agent unless a test wants one."""
+
+import pytest
+
+
+@pytest.fixture
+def places(tmp_path, monkeypatch):
+    """Return (spool root, output root), both empty and told to the monitor through the environment."""
+    spool, output = tmp_path / "spool", tmp_path / "output"
+    monkeypatch.setenv("TRAINERMON_SPOOL", str(spool))
+    monkeypatch.setenv("TRAINERMON_OUTPUT", str(output))
+    return spool, output

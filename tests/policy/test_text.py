@@ -1,0 +1,30 @@
+"""Nothing in the repository names a package registry's host or a path of somebody's machine."""
+
+import re
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+REGISTRY = re.compile(r"(extra-)?index-url|https?://[a-z.]*/(simple|packages)/|\"resolved\": *\"http", re.IGNORECASE)
+HOME = re.compile(r"/(home|Users|root)/[A-Za-z]")
+
+
+def tracked_texts():
+    names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in filter(None, names.split("\0")):
+        path = ROOT / name
+        if path.is_file() and path.suffix not in {".png"} and path != Path(__file__):
+            yield name, path.read_text(encoding="utf-8")
+
+
+def test_no_registry_address_and_no_home_folder_is_named():
+    found = [name for name, text in tracked_texts() if REGISTRY.search(text) or HOME.search(text)]
+
+    assert found == []
+
+
+def test_every_link_of_the_face_points_into_the_repository():
+    links = [path for path in (ROOT / "trainermon").iterdir() if path.is_symlink()]
+
+    assert len(links) == 7
+    assert all(path.resolve().parent == ROOT and path.resolve().name == path.name for path in links)
