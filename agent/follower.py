@@ -8,6 +8,7 @@ keep the others waiting, and ranks stay close to each other in steps. What is do
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -70,12 +71,17 @@ class Follower:
         return sum(reader.lost_files for reader in self._readers.values())
 
     def poll(self, turn_bytes: int = TURN_BYTES) -> list[Followed]:
-        """Return what is new, at most about `turn_bytes` of each rank, by rank and in order; empty if nothing is."""
+        """Return what is new, at most about `turn_bytes` of each rank; empty if nothing is.
+
+        The records of a rank are in order; those of different ranks take turns, so that a step of all ranks comes
+        together as far as possible.
+        """
         for rank in list_ranks(self._spool):
             if rank not in self._readers:
                 position = self._resume.get(rank)
                 self._readers[rank] = JournalReader(self._spool, rank, position.cursor if position else START)
-        return [followed for rank in sorted(self._readers) for followed in self._poll_rank(rank, turn_bytes)]
+        turns = itertools.zip_longest(*(self._poll_rank(rank, turn_bytes) for rank in sorted(self._readers)))
+        return [followed for turn in turns for followed in turn if followed]
 
     def is_over(self, rank: int) -> bool:
         """Whether the rank has ended: it said so, or it is gone. There may still be records of it to be read."""

@@ -1,0 +1,251 @@
+"""What the page shows of a run, kept in memory and answered without touching the disk.
+
+`RunHistory` is fed block by block and merges the local ranks: lines (loss, gradient norm, step time), heat maps of
+series by steps for every kind, and of ranks by steps. The whole run is kept, at a resolution that falls with its length
+(see `StepGrid`); full detail is in the store. Memory: `max_bytes` for the heat maps, at most 16 MiB for the steps that
+some rank has not reached yet, and about 1 MB for the rest.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from trainermon.exporters.blocks import read_blocks
+from trainermon.exporters.grid import MIN_COLUMNS, Pooled, StepGrid
+from trainermon.exporters.merge import HEATMAP_STATISTICS, OpenStep, SeriesTable, StepSummary, series_table
+from trainermon.monitor.errors import QueryError
+from trainermon.monitor.journal import Header
+from trainermon.monitor.values import STATISTICS, Kind, SeriesKey, StatBlock, as_plain
+
+LINES = ("loss", "grad_norm", "step_time")
+RANK_QUANTITIES = ("step_time", "loss", "grad_norm", "lag")
+
+_LINE_CELLS = 8192
+_OPEN_BYTES = 16 << 20
+_MAX_OPEN_STEPS = 64
+_MAX_SUMMARIES = 1024
+
+
+class _Row(NamedTuple):
+    """A row of the heat maps: one series over all local ranks and micro steps."""
+
+    kind: Kind
+    label: str
+
+
+class RunHistory:
+    """The run so far, as the page shows it. All methods belong to one thread.
+
+    A step is complete when every rank that has begun and not ended is past it; until then it is shown as far as it is
+    known. When a new attempt begins, what the former ones recorded from its first step on is forgotten. Series beyond
+    4 000 for each MiB of `max_bytes` / 3 are not shown.
+    """
+
+    def __init__(self, *, max_bytes: int = 48 << 20) -> None:
+        cells = max_bytes // 4 // len(HEATMAP_STATISTICS)
+        self._heat = {statistic: StepGrid(max_cells=cells) for statistic in HEATMAP_STATISTICS}
+        self._lines = {name: StepGrid(max_columns=_LINE_CELLS) for name in LINES}
+        self._ranks = {quantity: StepGrid(max_cells=1 << 16) for quantity in RANK_QUANTITIES}
+        self._rows: dict[_Row, int] = {}
+        self._max_rows = cells // MIN_COLUMNS
+        self._places: dict[int, tuple[int, int]] = {}  # by row: pipeline chunk, and place in the rank's table
+        self._tables: dict[int, SeriesTable] = {}
+        self._rank_rows: dict[int, int] = {}
+        self._open: dict[int, OpenStep] = {}
+        self._attempt = -1
+        self._first_step: int | None = None  # of the newest attempt
+        self._newest: dict[int, int] = {}  # by rank that has not ended, the newest step
+        self._summaries: collections.deque[StepSummary] = collections.deque(maxlen=_MAX_SUMMARIES)
+        self._summarised = -1
+        self.latest: StepSummary | None = None
+
+    def start(self, header: Header) -> None:
+        """Expect blocks of this rank: no step is complete without it. Optional, and without effect when repeated."""
+        if header.attempt > self._attempt:
+            self._attempt, self._first_step = header.attempt, None
+            self._newest = {}
+        if header.attempt == self._attempt:
+            self._newest.setdefault(header.coordinates.rank, -1)
+
+    def end(self, rank: int) -> None:
+        """Expect nothing more of this rank."""
+        self._newest.pop(rank, None)
+        self._close_steps()
+
+    def add(self, header: Header, keys: Sequence[SeriesKey], block: StatBlock) -> None:
+        """Take one block; about 0.2 ms for 3 000 series."""
+        self.start(header)
+        if header.attempt == self._attempt:
+            if self._first_step is None:
+                self._begin_attempt(block.step)
+            self._newest[header.coordinates.rank] = block.step
+        elif self._first_step is None or block.step >= self._first_step:
+            return  # repeated by a later attempt
+        step = self._open.setdefault(block.step, OpenStep())
+        step.add(self._table(header, keys), block)
+        self._close_steps()
+
+    def refill(self, directory: Path, *, max_rows: int = 2_000_000) -> None:
+        """Take the newest blocks of a node's segments, at most about `max_rows` rows; about 1 µs a row.
+
+        Raises:
+            StoreError: A segment cannot be read.
+        """
+        for header, block in read_blocks(directory, max_rows=max_rows):
+            self.add(header, header.series, block)
+        self._newest = {}
+        self._close_steps()
+
+    def take_summaries(self) -> list[StepSummary]:
+        """Return the steps that have been completed since the last call, each once, at most the newest 1 024."""
+        taken = list(self._summaries)
+        self._summaries.clear()
+        return taken
+
+    def heatmaps(self) -> list[dict[str, Any]]:
+        """Return which heat maps there are: [{"kind": "grad_reduced", "statistics": ["rms", ...]}, ...]."""
+        present = {row.kind for row in self._rows}
+        return [{"kind": kind.value, "statistics": list(HEATMAP_STATISTICS)} for kind in Kind if kind in present]
+
+    def lines(self, names: Sequence[str]) -> dict[str, Any]:
+        """Return {"steps": [...], "series": {name: [...]}}, ready for JSON; None where nothing was recorded.
+
+        Beyond 8 192 steps a value is the largest of several steps, and its step the first of them.
+
+        Raises:
+            QueryError: A name is unknown.
+        """
+        grids = {name: _named(self._lines, name, "line").select(np.arange(1)) for name in names}
+        for step, now in sorted(self._open.items()):
+            for name, value in _line_values(now.summary(step)).items():
+                if name in grids:
+                    grids[name].put(step, np.array([value]))
+        points: dict[int, dict[str, float]] = {}
+        for name, grid in grids.items():
+            pooled = grid.pool(_LINE_CELLS)
+            for column in np.flatnonzero(~np.isnan(pooled.values).all(axis=0)).tolist():
+                value = float(f"{pooled.values[0, column]:.7g}")
+                points.setdefault(pooled.first_step + column * pooled.stride, {})[name] = value
+        steps = sorted(points)
+        return {
+            "steps": steps,
+            "series": {name: as_plain([points[step].get(name) for step in steps]) for name in names},
+        }
+
+    def heatmap(self, kind: str, statistic: str, columns: int) -> bytes:
+        """Return a heat map in the page's binary format; its rows are in model order, the input's side first.
+
+        Raises:
+            QueryError: There is no such heat map.
+        """
+        grid = _named(self._heat, statistic, "statistic")
+        rows = [(self._places[index], row.label, index) for row, index in self._rows.items() if row.kind.value == kind]
+        if not rows:
+            known = ", ".join(entry["kind"] for entry in self.heatmaps())
+            raise QueryError(f"no heat map of kind {kind!r}; expected one of: {known or 'none yet'}")
+        rows.sort()
+        chosen = np.array([index for *_, index in rows])
+        copy = grid.select(chosen)
+        for step, now in sorted(self._open.items()):
+            copy.put(step, _padded(now.heat(statistic), len(self._rows))[chosen])
+        return _encode(copy.pool(columns), [label for _, label, _ in rows], kind=kind, statistic=statistic)
+
+    def ranks(self, quantity: str, columns: int) -> bytes:
+        """Return a quantity of ranks by steps in the page's binary format; `step_time` and `lag` are in seconds.
+
+        Raises:
+            QueryError: The quantity is unknown.
+        """
+        grid = _named(self._ranks, quantity, "quantity")
+        known = sorted(self._rank_rows)
+        chosen = np.array([self._rank_rows[rank] for rank in known], np.intp)
+        copy = grid.select(chosen)
+        for step, now in sorted(self._open.items()):
+            copy.put(step, now.by_rank(quantity, self._rank_rows)[chosen])
+        return _encode(copy.pool(columns), [f"rank {rank}" for rank in known], quantity=quantity)
+
+    def num_bytes(self) -> int:
+        """Return the memory held in arrays, in bytes."""
+        grids = [*self._heat.values(), *self._lines.values(), *self._ranks.values()]
+        return sum(grid.num_bytes for grid in grids) + sum(step.moments.nbytes for step in self._open.values())
+
+    def _begin_attempt(self, step: int) -> None:
+        self._first_step = step
+        self._summarised = step - 1
+        self._open = {earlier: now for earlier, now in self._open.items() if earlier < step}
+        for grid in (*self._heat.values(), *self._lines.values(), *self._ranks.values()):
+            grid.cut(step)
+
+    def _table(self, header: Header, keys: Sequence[SeriesKey]) -> SeriesTable:
+        """Return how the rank's series are used; worked out again when its table has changed."""
+        rank = header.coordinates.rank
+        table = self._tables.get(rank)
+        if table is None or table.header is not header or len(table.rows) != len(keys):
+            self._rank_rows.setdefault(rank, len(self._rank_rows))
+            table = self._tables[rank] = series_table(header, keys, lambda key, place: self._row(header, key, place))
+        return table
+
+    def _row(self, header: Header, key: SeriesKey, place: int) -> int:
+        row = _Row(key.kind, SeriesKey(key.kind, key.name, key.slot, key.call, stage=key.stage).label)
+        if row not in self._rows and len(self._rows) == self._max_rows:
+            return -1
+        index = self._rows.setdefault(row, len(self._rows))
+        self._places[index] = (key.stage * header.coordinates.pp_size + header.coordinates.pp, place)
+        return index
+
+    def _close_steps(self) -> None:
+        """Put the steps that no rank will add to into the grids; if too many wait for a rank, the oldest of them."""
+        complete = min(self._newest.values(), default=None)
+        size = 8 * len(STATISTICS) * max(1, len(self._rows))
+        max_open = max(2, min(_MAX_OPEN_STEPS, _OPEN_BYTES // size))
+        steps = sorted(self._open)
+        for place, step in enumerate(steps):
+            if complete is None or step <= complete or place < len(steps) - max_open:
+                self._close_step(step, self._open.pop(step))
+
+    def _close_step(self, step: int, now: OpenStep) -> None:
+        for statistic, grid in self._heat.items():
+            grid.put(step, now.heat(statistic))
+        for quantity, grid in self._ranks.items():
+            grid.put(step, now.by_rank(quantity, self._rank_rows))
+        summary = now.summary(step)
+        for name, value in _line_values(summary).items():
+            self._lines[name].put(step, np.array([value]))
+        if step > self._summarised:
+            self._summarised = step
+            self.latest = summary
+            self._summaries.append(summary)
+
+
+def _line_values(summary: StepSummary) -> dict[str, float]:
+    return dict(zip(LINES, (summary.loss, summary.grad_norm, summary.step_time_s), strict=True))
+
+
+def _padded(values: np.ndarray, length: int) -> np.ndarray:
+    return np.concatenate([values, np.full(length - len(values), np.nan)])
+
+
+def _named(grids: dict[str, StepGrid], name: str, what: str) -> StepGrid:
+    if name not in grids:
+        raise QueryError(f"unknown {what} {name!r}; expected one of: {', '.join(grids)}")
+    return grids[name]
+
+
+def _encode(pooled: Pooled, rows: Sequence[str], **what: str) -> bytes:
+    """Return uint32 length of the JSON header, the header (padded to a multiple of 4 bytes), float32 cells by row."""
+    header = {
+        "rows": list(rows),
+        "first_step": pooled.first_step,
+        "stride": pooled.stride,
+        "columns": pooled.values.shape[1],
+        **what,
+    }
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 4)
+    return len(text).to_bytes(4, "little") + text + pooled.values.astype("<f4").tobytes()
