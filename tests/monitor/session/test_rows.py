@@ -69,7 +69,9 @@ def train(model, config, steps=STEPS, each_step=lambda step: None, accumulation=
             seen.keep(step, Kind.PARAM_ORIGIN, dict(model.named_parameters()))
             for micro_step in range(accumulation):
                 tokens = torch.randint(11, (4, 5))
-                before = {n: torch.zeros_like(p) if p.grad is None else p.grad.clone() for n, p in model.named_parameters()}
+                before = {
+                    n: torch.zeros_like(p) if p.grad is None else p.grad.clone() for n, p in model.named_parameters()
+                }
                 loss = model(tokens, use_all=step == 0).square().mean()
                 loss.backward()
                 grads = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
