@@ -16,8 +16,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainermon.alerts.conditions import Slots, watcher
-from trainermon.alerts.rules import Rule, Spike, inhibitors
+from trainermon.alerts.conditions import (
+    DeadWatcher,
+    FlatWatcher,
+    NonFiniteWatcher,
+    Slots,
+    ThresholdWatcher,
+    Watcher,
+    as_indices,
+)
+from trainermon.alerts.rules import Condition, Dead, Flat, NonFinite, Rule, Spike, Threshold, inhibitors
+from trainermon.alerts.spikes import SpikeWatcher
 from trainermon.alerts.state import Group
 from trainermon.alerts.statistics import Array
 from trainermon.alerts.wording import Concern, Moment, make_alert
@@ -37,7 +46,7 @@ class RuleEngine:
     that were on are then resolved. A rule whose `inhibits` names others holds their alerts back on the same rank from
     the moment it fires until it is over; what still holds then is reported late, with its true first step.
 
-    Cost: see benchmarks/bench_rules.py; memory per spike rule is 4 bytes × window × series.
+    Cost: see benchmarks/bench_rules.py. A spike rule keeps four bytes for each place in the window of each series.
 
     Args:
         rules: From `load_rules`.
@@ -226,7 +235,7 @@ class _Watch:
         self.slot_of_id = np.zeros(0, np.intp)
         self.on = False
         self.announced = 0
-        self._watcher = watcher(rule)
+        self._watcher = _watcher(rule.when, rule.on.statistic)
         self._keys: list[SeriesKey] = []
         self._slot_of: dict[SeriesKey, int] = {}
         self._first_step = 0
@@ -250,10 +259,15 @@ class _Watch:
     def observe(self, slots: Slots, moments: Array, step: int) -> None:
         """Advance by the moments of this step's series."""
         verdict = self._watcher.judge(slots, moments)
-        self.group.advance(slots, verdict, step)
         restless = self.group.restless
-        if restless is not None:
-            self.group.record(slots, verdict, moments, self._watcher.baseline(slots))
+        stirred = verdict.bad if restless is None else verdict.bad | restless[slots]
+        chosen = np.flatnonzero(stirred)
+        if chosen.size:
+            indices = as_indices(slots, len(self._keys))[chosen]
+            part = verdict.of(chosen)
+            self.group.advance(indices, part, step)
+            self.group.record(indices, part, moments[:, chosen], self._watcher.baseline(indices))
+            restless = self.group.restless
         self._watcher.learn(slots, None if restless is None else restless[slots])
 
     def begin(self, resumed: dict[str, Alert], moment: Moment) -> None:
@@ -295,6 +309,20 @@ class _Watch:
     def _concern(self, series: NDArray[np.bool_], first_step: int) -> Concern:
         slots = self.group.worst_first(series)
         return Concern(slots=slots, keys=self._keys, peaks=self.group.peaks, first_step=first_step)
+
+
+def _watcher(when: Condition, statistic: str) -> Watcher:
+    match when:
+        case Spike():
+            return SpikeWatcher(when, statistic)
+        case NonFinite():
+            return NonFiniteWatcher(when)
+        case Threshold():
+            return ThresholdWatcher(when, statistic)
+        case Dead():
+            return DeadWatcher(when)
+        case Flat():
+            return FlatWatcher(when, statistic)
 
 
 def _compact(indices: NDArray[np.intp]) -> Slots:

@@ -99,10 +99,7 @@ class Escalator:
         self._decisions: dict[str, Decision] = {}
         self._written: dict[tuple[str, int], int] = {}  # by command and rank
         for entry in read_lines(path) if path else ():
-            try:
-                self._apply(entry)
-            except (KeyError, TypeError) as error:
-                _logger.warning("%s: a line that is no decision is left out: %r", path, error)
+            self._apply(entry)
 
     @property
     def decisions(self) -> list[Decision]:
@@ -143,7 +140,7 @@ class Escalator:
         self._record({"decision": dataclasses.asdict(decision)})
         if not decision.ranks:
             _logger.info("no dump follows alert %s (%s): %s", alert.id, alert.rule, decision.reason)
-        return {rank: [self._command(alert, decision, escalation)] for rank in decision.ranks}
+        return {rank: [self._command(decision, escalation)] for rank in decision.ranks}
 
     def settle(self, command_id: str, rank: int, num_bytes: int) -> None:
         """Note what a rank has really written for a command, 0 if it was late: the rest of its share is free again."""
@@ -189,7 +186,7 @@ class Escalator:
             return f"{self.bytes_left()} of {self._settings.max_bytes} bytes are left, too few for {len(ranks)} ranks"
         return ""
 
-    def _command(self, alert: Alert, decision: Decision, escalation: Escalation) -> Command:
+    def _command(self, decision: Decision, escalation: Escalation) -> Command:
         return Command(
             id=decision.command,
             action=Action.DUMP,
@@ -201,12 +198,15 @@ class Escalator:
         )
 
     def _apply(self, entry: Mapping[str, Any]) -> None:
-        if "decision" in entry:
-            decision = Decision(**{**entry["decision"], "ranks": tuple(entry["decision"]["ranks"])})
-            self._decisions[decision.alert] = decision
-        elif "settled" in entry:
-            settled = entry["settled"]
-            self._written[settled["command"], settled["rank"]] = settled["num_bytes"]
+        try:
+            if "decision" in entry:
+                decision = Decision(**{**entry["decision"], "ranks": tuple(entry["decision"]["ranks"])})
+                self._decisions[decision.alert] = decision
+            else:
+                settled = entry["settled"]
+                self._written[settled["command"], settled["rank"]] = settled["num_bytes"]
+        except (KeyError, TypeError) as error:
+            _logger.warning("%s: a line that is no decision is left out: %r", self._path, error)
 
     def _record(self, entry: Mapping[str, Any]) -> None:
         if self._path is None:

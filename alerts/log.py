@@ -62,13 +62,8 @@ class AlertLog:
 
     def read(self) -> list[Alert]:
         """Return the alerts in the file, in order; lines that are torn or not an alert are left out."""
-        alerts = []
-        for entry in read_lines(self._path):
-            try:
-                alerts.append(parse_alert(entry))
-            except ValueError as error:
-                _logger.warning("%s: a line is left out: %s", self._path, error)
-        return alerts
+        alerts = (self._parse(entry) for entry in read_lines(self._path))
+        return [alert for alert in alerts if alert is not None]
 
     def open_alerts(self) -> list[Alert]:
         """Return the alerts in the file that fired and were not resolved, for `RuleEngine.resume`."""
@@ -79,6 +74,13 @@ class AlertLog:
             else:
                 fired[alert.id] = alert
         return list(fired.values())
+
+    def _parse(self, entry: Any) -> Alert | None:
+        try:
+            return parse_alert(entry)
+        except ValueError as error:
+            _logger.warning("%s: a line is left out: %s", self._path, error)
+            return None
 
 
 def parse_alert(plain: Any) -> Alert:

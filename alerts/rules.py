@@ -89,7 +89,7 @@ class Threshold:
 class Spike:
     """The statistic left its usual range.
 
-    The score is the distance from the median of the last values, in robust standard deviations (1.4826 × the median
+    The score is the distance from the median of the last values, in robust standard deviations (1.4826 times the median
     absolute deviation); statistics that cannot be negative are compared by their logarithms.
 
     Attributes:
@@ -251,7 +251,7 @@ def _read_selection(node: Node, when: Condition) -> Selection:
     names = on.texts("names", ("*",))
     if not kinds or not names:
         raise on.fail("names" if kinds else "kind", "found an empty list, expected at least one entry")
-    implied = {NonFinite: "nonfinite", Dead: "zero_ratio"}.get(type(when))
+    implied = "nonfinite" if isinstance(when, NonFinite) else "zero_ratio" if isinstance(when, Dead) else None
     if implied and "statistic" in on and on.text("statistic") != implied:
         raise on.fail(
             "statistic", f"found {on.text('statistic')!r}, but this condition is on {implied!r}: leave it out"

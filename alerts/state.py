@@ -13,7 +13,7 @@ import hashlib
 import numpy as np
 from numpy.typing import NDArray
 
-from trainermon.alerts.conditions import Mask, Slots, Verdict
+from trainermon.alerts.conditions import Mask, Verdict
 from trainermon.alerts.rules import Rule
 from trainermon.alerts.statistics import COUNT, INFS, NANS, Array
 
@@ -64,9 +64,10 @@ class Group:
         self._cooldown = rule.cooldown_steps
         self.peaks = Peaks.empty(0)
         self.members: Mask = np.zeros(0, np.bool_)
-        self._bad_run = np.zeros(0, np.int32)
+        self._bad_run = np.zeros(0, np.int32)  # values in a row
         self._clear_run = np.zeros(0, np.int32)
         self._fired: Mask = np.zeros(0, np.bool_)
+        self._restless: Mask = np.zeros(0, np.bool_)
         self._began: NDArray[np.int64] = np.zeros(0, np.int64)
         self.reset()
 
@@ -75,12 +76,12 @@ class Group:
         self.first_step = _NEVER
         self._last_end = _NEVER
         self._active = False
-        for array in (self._bad_run, self._clear_run, self._fired, self._began, self.members):
+        for array in (self._bad_run, self._clear_run, self._fired, self._restless, self._began, self.members):
             array[:] = 0
 
     def grow(self, size: int) -> None:
         """Make room for so many series; the state of those that are known stays."""
-        for name in ("_bad_run", "_clear_run", "_fired", "_began", "members"):
+        for name in ("_bad_run", "_clear_run", "_fired", "_restless", "_began", "members"):
             array = getattr(self, name)
             setattr(self, name, np.concatenate((array, np.zeros(size - len(array), array.dtype))))
         self.peaks = self.peaks.grown(size)
@@ -93,7 +94,7 @@ class Group:
     @property
     def restless(self) -> Mask | None:
         """Mark the series that are pending or firing; None if there are none."""
-        return (self._bad_run > 0) | self._fired if self._active else None
+        return self._restless if self._active else None
 
     def pending_since(self) -> int | None:
         """Return the step on which the oldest pending condition began; None if an alert is on or nothing is pending."""
@@ -111,11 +112,12 @@ class Group:
         slots = np.flatnonzero(series)
         return slots[np.argsort(-self.peaks.score[slots], kind="stable")]
 
-    def advance(self, slots: Slots, verdict: Verdict, step: int) -> None:
-        """Take the verdict of one step into account for the series `slots`; cost 5 µs where nothing is wrong."""
-        if not self._active and not verdict.bad.any():
-            return
-        self._count(slots, verdict, step)
+    def advance(self, indices: NDArray[np.intp], verdict: Verdict, step: int) -> None:
+        """Take the verdict of one step into account; `indices` are the slots of the series that it is about.
+
+        Series that are neither bad nor restless may be left out, as nothing changes for them.
+        """
+        self._count(indices, verdict, step)
         fired = self._fired
         if self.firing:
             self.members |= fired
@@ -127,12 +129,12 @@ class Group:
         elif self.firing and not fired.any():
             self._last_end = step
             self.first_step = _NEVER
-        self._active = bool(fired.any() or self._bad_run.any())
+        self._active = bool(self._restless.any())
 
-    def record(self, slots: Slots, verdict: Verdict, moments: Array, baseline: Array) -> None:
-        """Keep the values that are worse than what the series of `slots` showed since their condition began."""
+    def record(self, indices: NDArray[np.intp], verdict: Verdict, moments: Array, baseline: Array) -> None:
+        """Keep the values that are worse than what the series showed since their condition began."""
         peaks = self.peaks
-        worse = verdict.bad & ~(verdict.score <= peaks.score[slots])
+        worse = verdict.bad & ~(verdict.score <= peaks.score[indices])
         found = {
             "score": verdict.score,
             "value": verdict.value,
@@ -143,26 +145,24 @@ class Group:
         }
         for name, values in found.items():
             peak: Array = getattr(peaks, name)
-            peak[slots] = np.where(worse, values, peak[slots])
+            peak[indices[worse]] = values[worse]
 
-    def _count(self, slots: Slots, verdict: Verdict, step: int) -> None:
-        bad, fired = verdict.bad, self._fired[slots]
-        held = bad if verdict.blind is None else bad | verdict.blind
-        bad_run = self._bad_run[slots]
+    def _count(self, indices: NDArray[np.intp], verdict: Verdict, step: int) -> None:
+        bad, fired, bad_run = verdict.bad, self._fired[indices], self._bad_run[indices]
+        blind = np.zeros_like(bad) if verdict.blind is None else verdict.blind
         begins = bad & (bad_run == 0) & ~fired
-        self._began[slots] = np.where(begins, step, self._began[slots])
-        anew = begins & ~self.members[slots] if self.firing else begins
-        self.peaks.score[slots] = np.where(anew, np.nan, self.peaks.score[slots])
-        bad_run = np.where(bad, bad_run + 1, np.where(held | fired, bad_run, 0))
-        clear_run = np.where(
-            verdict.clear, self._clear_run[slots] + 1, np.where(held & ~bad, self._clear_run[slots], 0)
-        )
+        self._began[indices[begins]] = step
+        anew = begins & ~self.members[indices] if self.firing else begins
+        self.peaks.score[indices[anew]] = np.nan
+        bad_run = np.where(bad, bad_run + 1, np.where(blind | fired, bad_run, 0))
+        clear_run = np.where(blind, self._clear_run[indices], np.where(verdict.clear, self._clear_run[indices] + 1, 0))
         if self.firing or self._last_end == _NEVER or step > self._last_end + self._cooldown:
             fired = fired | (bad & (bad_run >= self._for))
         over = fired & ~bad & (clear_run >= self._keep)
-        self._fired[slots] = fired & ~over
-        self._bad_run[slots] = np.where(over, 0, bad_run)
-        self._clear_run[slots] = clear_run
+        bad_run[over] = 0
+        fired = fired & ~over
+        self._fired[indices], self._bad_run[indices], self._clear_run[indices] = fired, bad_run, clear_run
+        self._restless[indices] = fired | (bad_run > 0)
 
 
 def alert_id(rule: str, *, rank: int, attempt: int, first_step: int) -> str:

@@ -20,7 +20,8 @@ COUNT, MIN, MAX, SUM, SUM_SQ, ZEROS, NANS, INFS = range(len(STATISTICS))
 
 
 def _finite(moments: Array) -> Array:
-    return moments[COUNT] - moments[NANS] - moments[INFS]
+    finite: Array = moments[COUNT] - moments[NANS] - moments[INFS]
+    return finite
 
 
 def _extreme(row: int, moments: Array) -> Array:
@@ -30,7 +31,8 @@ def _extreme(row: int, moments: Array) -> Array:
 
 def _std(moments: Array) -> Array:
     finite = _finite(moments)
-    return np.sqrt(np.maximum(moments[SUM_SQ] / finite - np.square(moments[SUM] / finite), 0.0))
+    variance: Array = moments[SUM_SQ] / finite - np.square(moments[SUM] / finite)
+    return np.sqrt(np.maximum(variance, 0.0))
 
 
 DERIVED: Mapping[str, Callable[[Array], Array]] = MappingProxyType(
