@@ -16,7 +16,7 @@ from typing import Any
 from trainermon.monitor.errors import ConfigError
 from trainermon.monitor.values import Action, Command, as_plain
 
-BOOK_FILE = "commands.jsonl"
+BOOK_FILE = "agent.commands.jsonl"
 MAX_REMEMBERED = 1000
 MAX_STEPS = 1000
 MAX_SCOPE = 1000
@@ -125,7 +125,8 @@ class CommandBook:
 
         The steps that an earlier attempt's command names are other steps now.
         """
-        self._send(rank, self.outstanding(rank, attempt=attempt, step=step))
+        if self._orders:
+            self._send(rank, self.outstanding(rank, attempt=attempt, step=step))
 
     def outstanding(self, rank: int, *, attempt: int, step: int) -> list[Command]:
         """Return what `rank`, being on `step`, has yet to do or to finish in this attempt."""

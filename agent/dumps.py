@@ -16,6 +16,7 @@ import re
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,11 @@ class Dumps:
         match = _PATH.fullmatch(str(event.get("dump") or ""))
         if match is None:
             return None
-        return self._add(match, str(event.get("status")))
+        known = self.entries.get(_key(match))
+        is_new = known is None or int(match[4]) not in known.ranks
+        entry = self._add(match, str(event.get("status")))
+        entry.diagnosed = entry.diagnosed and not is_new  # one more rank may change the verdict
+        return entry
 
     def scan(self, run_dir: Path) -> None:
         """Take in what the run directory holds; blocks as long as the file system does."""
@@ -107,7 +112,7 @@ class Dumps:
         return next((entry for entry in of_attempt if entry.key.step == step), None)
 
     def _add(self, match: re.Match[str], status: str) -> DumpEntry:
-        key = DumpKey(match[1], int(match[2]), int(match[3]))
+        key = _key(match)
         entry = self.entries.setdefault(key, DumpEntry(key))
         rank = int(match[4])
         if rank not in entry.ranks or status in _RANKING:
@@ -120,6 +125,7 @@ class Diagnoser:
 
     Args:
         run_dir: The run directory.
+        executor: Writes the report.
         commit: Stores everything followed so far; the diagnosis reads the store.
         finished: Called with the entry when its report is there.
         command: Program and arguments; the step and `--json` are appended.
@@ -129,11 +135,13 @@ class Diagnoser:
         self,
         run_dir: Path,
         *,
+        executor: Executor,
         commit: Callable[[], Awaitable[object]],
         finished: Callable[[DumpEntry], None],
         command: tuple[str, ...] = (sys.executable, "-m", "trainermon", "diagnose"),
     ) -> None:
         self._run_dir = run_dir
+        self._executor = executor
         self._commit = commit
         self._finished = finished
         self._command = command
@@ -171,7 +179,8 @@ class Diagnoser:
         try:
             await self._commit()
             report = await self._run(entry.key)
-            await asyncio.to_thread(_write_report, self._run_dir / entry.key.report, report)
+            path = self._run_dir / entry.key.report
+            await asyncio.get_running_loop().run_in_executor(self._executor, _write_report, path, report)
         except asyncio.TimeoutError:
             self._fail(entry, f"not ready after {TIME_LIMIT_S:g} s")
             return
@@ -209,6 +218,10 @@ class Diagnoser:
             last = said.decode(errors="replace").strip().rpartition("\n")[2]
             raise OSError(f"`trainermon diagnose` ended with status {process.returncode}: {last}")
         return report
+
+
+def _key(match: re.Match[str]) -> DumpKey:
+    return DumpKey(match[1], int(match[2]), int(match[3]))
 
 
 def _write_report(path: Path, report: bytes) -> None:

@@ -79,6 +79,7 @@ def claim(
     the new ranks and runs again, or it releases the lock. A job that restarts is therefore never left without an agent.
     """
     deadline = time.monotonic() + patience_s
+    refusals = 0
     while time.monotonic() < deadline:
         try:
             lock = RunLock.try_acquire(spool)
@@ -87,10 +88,24 @@ def claim(
         if lock is not None:
             return lock
         status = read_status(spool)
-        if status is not None and status.get("state") == RUNNING:
+        running = status is not None and status.get("state") == RUNNING
+        refusals = refusals + 1 if running else 0
+        if refusals > 1:  # once may have been `is_followed` beside the last word of an agent that was killed
             return None
         sleep(0.1)
     return None
+
+
+def is_followed(spool: Path) -> bool:
+    """Return whether an agent holds the lock of `spool`; false if the spool is gone."""
+    try:
+        lock = RunLock.try_acquire(spool)
+    except FileNotFoundError:
+        return False
+    if lock is None:
+        return True
+    lock.release()
+    return False
 
 
 def write_status(spool: Path, status: Status) -> None:
@@ -109,7 +124,7 @@ def read_status(spool: Path) -> dict[str, Any] | None:
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Replace `path` (0600) by `content` in one step; readers see the old file or the new one."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f"{path.name}.tmp")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "wb") as stream:
         stream.write(content)

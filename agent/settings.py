@@ -15,37 +15,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from trainermon.alerts.escalation import EscalationSettings
 from trainermon.monitor.errors import ConfigError
 
 SETTINGS_FILE = "agent.json"
 MIB = 1 << 20
 
 T = TypeVar("T")
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class EscalationSettings:
-    """What an alert that is not fatal may make the ranks do.
-
-    Attributes:
-        max_bytes: Most bytes that escalations may write in the whole run on this node; 0 switches escalation off.
-        max_per_hour: Most escalations in an hour.
-        num_steps: Steps that one escalation dumps.
-        task: `statistics` or `tensor`.
-        margin_steps: How far ahead of the newest known step a dump begins.
-    """
-
-    max_bytes: int = 4096 * MIB
-    max_per_hour: int = 3
-    num_steps: int = 1
-    task: str = "statistics"
-    margin_steps: int = 2
-
-    def __post_init__(self) -> None:
-        _require(self.task in ("statistics", "tensor"), "escalation.task", self.task, "'statistics' or 'tensor'")
-        _require(self.num_steps >= 1, "escalation.num_steps", self.num_steps, "1 or more")
-        for key in ("max_bytes", "max_per_hour", "margin_steps"):
-            _require(getattr(self, key) >= 0, f"escalation.{key}", getattr(self, key), "0 or more")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,8 +69,8 @@ class AgentSettings:
     linger_s: float = 60.0
     flush_s: float = 30.0
     flush_bytes: int = 32 * MIB
-    escalation: EscalationSettings = EscalationSettings()
-    retention: RetentionSettings = RetentionSettings()
+    escalation: EscalationSettings = dataclasses.field(default_factory=EscalationSettings)
+    retention: RetentionSettings = dataclasses.field(default_factory=RetentionSettings)
     series_budget: int | None = None
 
     def __post_init__(self) -> None:
@@ -137,7 +113,8 @@ def _build(cls: type[T], plain: Any, path: str) -> T:
             raise ConfigError(f"unknown key {path}{key}" + (f"; did you mean {path}{near[0]}?" if near else ""))
     fields = dataclasses.fields(cls)  # type: ignore[arg-type]  # T is always a dataclass here
     for field in fields:
-        if field.name not in plain and field.default is dataclasses.MISSING:
+        optional = field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
+        if field.name not in plain and not optional:
             raise ConfigError(f"key {path}{field.name} is missing")
     return cls(**{key: _convert(hints[key], value, f"{path}{key}") for key, value in plain.items()})
 

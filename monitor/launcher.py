@@ -9,6 +9,7 @@ must never fork.
 
 from __future__ import annotations
 
+import json
 import os
 import site
 import subprocess
@@ -22,8 +23,9 @@ from trainermon.monitor.errors import SpoolError
 
 START_TIMEOUT_S = 20.0
 STDERR_FILE = "agent.stderr"
-# `trainermon run` sets this to a folder; every agent that is started under it is registered there.
+# `trainermon run` sets this to `<its pid>:<folder>`; every spool whose agent is started under it is told there.
 LAUNCHER_VARIABLE = "TRAINERMON_LAUNCHER"
+LINGER_FILE = "agent.linger"
 
 _DROPPED_PREFIXES = (
     "ASCEND_",
@@ -85,10 +87,16 @@ def start_agent(spool: Path) -> None:
 
 
 def register(spool: Path) -> None:
-    """Tell the `trainermon run` that started this job, if there is one, which spool its agent follows."""
-    folder = os.environ.get(LAUNCHER_VARIABLE)
-    if folder and Path(folder).is_dir():
+    """Bring agent and `trainermon run` together, if the job was started by it: afterwards each knows the other.
+
+    The agent then stays until the launcher lets it go, and not a fixed time after the last rank.
+    """
+    pid, _, folder = os.environ.get(LAUNCHER_VARIABLE, "").partition(":")
+    if pid.isdecimal() and Path(folder).is_dir():
+        (spool / LINGER_FILE).write_text(json.dumps({"hold_pid": int(pid)}), encoding="utf-8")
         (Path(folder) / uuid.uuid4().hex).write_text(str(spool.absolute()), encoding="utf-8")
+    else:
+        (spool / LINGER_FILE).unlink(missing_ok=True)
 
 
 def agent_environment(environment: Mapping[str, str]) -> dict[str, str]:

@@ -368,7 +368,7 @@ def test_a_command_is_given_once_over_restarts_of_the_agent(tmp_path):
 
 def test_a_torn_book_loses_only_the_torn_order(tmp_path):
     CommandBook(tmp_path, Ranks()).submit(dump("a", 10), [0], attempt=1, steps={})
-    file = tmp_path / "commands.jsonl"
+    file = tmp_path / "agent.commands.jsonl"
     file.write_text(file.read_text() + '{"command": {"id": "b"')
 
     book = CommandBook(tmp_path, Ranks())

@@ -1,0 +1,201 @@
+"""Puts an agent together from its parts, and brings back what an earlier agent of the run knew.
+
+All of this touches the run directory, which may be slow, so it runs in the worker thread.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import secrets
+import time
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from pathlib import Path
+
+import numpy as np
+
+from trainermon.agent.alerting import AlertBook
+from trainermon.agent.commands import CommandBook
+from trainermon.agent.dumps import Dumps
+from trainermon.agent.feed import Feed
+from trainermon.agent.follower import Follower
+from trainermon.agent.lock import write_atomically
+from trainermon.agent.pipeline import Pipeline
+from trainermon.agent.reactions import HistoryConsumer, MetricsConsumer, Reactions, RuleConsumer
+from trainermon.agent.settings import AgentSettings
+from trainermon.agent.watch import RankWatch
+from trainermon.alerts.engine import RuleEngine
+from trainermon.alerts.escalation import Escalator
+from trainermon.alerts.log import AlertLog
+from trainermon.alerts.rules import Rule, load_rules
+from trainermon.exporters.blocks import read_blocks
+from trainermon.exporters.budget import SeriesBudget
+from trainermon.exporters.prometheus import Exposition
+from trainermon.exporters.store import read_cursors
+from trainermon.exporters.views import RunHistory
+from trainermon.monitor.errors import RuleError
+from trainermon.monitor.journal import Header
+from trainermon.monitor.values import SeriesKey, StatBlock
+
+TOKEN_FILE = "token"  # noqa: S105 - the name of the file
+ALERTS_FILE = "alerts.jsonl"
+ESCALATIONS_FILE = "agent.escalations.jsonl"
+
+_log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What an agent is made of."""
+
+    settings: AgentSettings
+    node_dir: Path
+    token: str
+    rules: tuple[Rule, ...]
+    alerts: AlertBook
+    commands: CommandBook
+    dumps: Dumps
+    engine: RuleEngine
+    feed: Feed
+    history: RunHistory
+    metrics: Exposition
+    pipeline: Pipeline
+    reactions: Reactions
+    watch: RankWatch
+
+
+def assemble(spool: Path, settings: AgentSettings, node_dir: Path, executor: Executor) -> Parts:
+    """Return the parts of the agent of `spool`, with everything restored that the run directory holds.
+
+    Raises:
+        OSError, StoreError: The run directory cannot be read or written.
+    """
+    segments = node_dir / "segments"
+    node_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    rules = _load_rules(settings)
+    log = AlertLog(node_dir / ALERTS_FILE)
+    alerts = AlertBook(executor, log)
+    engine = RuleEngine(rules)
+    history = RunHistory()
+    metrics = Exposition(
+        settings.run_id, rules={rule.name: rule.severity for rule in rules}, budget=_series_budget(settings)
+    )
+    watch = RankWatch(spool)
+    commands = CommandBook(spool, watch.send)
+    dumps = Dumps()
+    dumps.scan(settings.run_dir)
+    feed = Feed()
+    reactions = Reactions(
+        alerts=alerts,
+        commands=commands,
+        dumps=dumps,
+        escalator=Escalator(settings.escalation, rules, path=spool / ESCALATIONS_FILE),
+        feed=feed,
+        metrics=metrics,
+        watch=watch,
+    )
+    pipeline = Pipeline(
+        spool,
+        segments,
+        executor=executor,
+        consumers=[
+            RuleConsumer(engine, reactions.on_alert),
+            MetricsConsumer(metrics),
+            HistoryConsumer(history),
+            reactions,
+        ],
+        flush_bytes=settings.flush_bytes,
+        flush_s=settings.flush_s,
+    )
+    restore(spool, segments, engine=engine, history=history, log=log)
+    return Parts(
+        settings=settings,
+        node_dir=node_dir,
+        token=read_token(node_dir / TOKEN_FILE),
+        rules=rules,
+        alerts=alerts,
+        commands=commands,
+        dumps=dumps,
+        engine=engine,
+        feed=feed,
+        history=history,
+        metrics=metrics,
+        pipeline=pipeline,
+        reactions=reactions,
+        watch=watch,
+    )
+
+
+def restore(spool: Path, segments: Path, *, engine: RuleEngine, history: RunHistory, log: AlertLog) -> None:
+    """Give rules and history back what the store holds: usual ranges, open alerts, lines and heat maps.
+
+    The rules know a series by its number in the rank's own table, a segment has a table of its own; so the series are
+    looked up in the tables that the journals have now.
+    """
+    began_s = time.monotonic()
+    engine.resume(log.open_alerts())
+    history.refill(segments)
+    tables = _live_tables(spool, segments)
+    num_blocks = 0
+    numbers: dict[tuple[int, int], tuple[tuple[SeriesKey, ...], np.ndarray]] = {}
+    for header, block in read_blocks(segments):
+        live = tables.get(header.coordinates.rank)
+        if live is None:
+            continue
+        place = (header.coordinates.rank, header.attempt)
+        if place not in numbers or numbers[place][0] is not header.series:
+            index = {key: number for number, key in enumerate(live.series)}
+            numbers[place] = (header.series, np.array([index.get(key, -1) for key in header.series], np.int64))
+        translated = _translate(block, numbers[place][1])
+        engine.prime(dataclasses.replace(live, attempt=header.attempt), live.series, [translated])
+        num_blocks += 1
+    if num_blocks:
+        _log.info("%d steps of the store were taken back in %.1f s", num_blocks, time.monotonic() - began_s)
+
+
+def read_token(path: Path) -> str:
+    """Return the token that control calls on this node need; it is made (0600) if local rank 0 has not done so."""
+    try:
+        token = path.read_text(encoding="utf-8").strip()
+    except FileNotFoundError:
+        token = ""
+    if not token:
+        token = secrets.token_urlsafe(32)
+        write_atomically(path, token.encode())
+    os.chmod(path, 0o600)
+    return token
+
+
+def _load_rules(settings: AgentSettings) -> tuple[Rule, ...]:
+    try:
+        return load_rules(settings.rules)
+    except RuleError as error:
+        # The rank has accepted this file, so it was changed since. Watching by other rules beats not watching.
+        _log.error("the built-in rules are used instead of %s: %s", settings.rules, error)
+        return load_rules()
+
+
+def _series_budget(settings: AgentSettings) -> SeriesBudget | None:
+    return None if settings.series_budget is None else SeriesBudget(per_node=settings.series_budget)
+
+
+def _live_tables(spool: Path, segments: Path) -> dict[int, Header]:
+    """Return, by rank, the header of its journal at the position up to which it is stored."""
+    follower = Follower(spool, read_cursors(segments))
+    try:
+        follower.poll(turn_bytes=1)
+        return follower.headers
+    finally:
+        follower.close()
+
+
+def _translate(block: StatBlock, numbers: np.ndarray) -> StatBlock:
+    series = numbers[np.asarray(block.series)]
+    known: Sequence[bool] | np.ndarray = series >= 0
+    return dataclasses.replace(
+        block,
+        series=series[known].astype(np.uint32),
+        values=np.ascontiguousarray(np.asarray(block.values)[:, known]),
+    )

@@ -1,0 +1,148 @@
+"""The agent as a process: from the command line to the last flush.
+
+Everything heavy is imported only once the lock of the spool is held.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainermon.agent.lock import RunLock, Status, claim, write_status
+from trainermon.agent.process import open_log, settle
+from trainermon.monitor.errors import StoreError, TrainermonError
+
+if TYPE_CHECKING:
+    from trainermon.agent.assembly import Parts
+    from trainermon.agent.settings import AgentSettings
+
+SUMMARY = "follow the journals of one run on this node: store, rules, metrics and page"
+START_RETRY_S = 5.0
+END_LIMIT_S = 2.0
+
+_log = logging.getLogger(__name__)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `trainermon agent`."""
+    parser.add_argument("spool", type=Path, help="spool directory of the run, with agent.json")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Be the agent of a spool in this process until its run is over; return the exit status.
+
+    Raises:
+        ConfigError: The settings in the spool are wrong.
+    """
+    spool = args.spool.absolute()
+    settle()
+    lock = claim(spool)
+    if lock is None:
+        return 0
+    from trainermon.agent.settings import load_settings
+
+    settings = load_settings(spool)
+    write_status(spool, Status(pid=os.getpid(), run_id=settings.run_id, output=settings.output))
+    return follow(spool, settings, lock)
+
+
+def run_command_line() -> int:
+    """Run `python -m trainermon.agent SPOOL`; errors become one line on standard error."""
+    parser = argparse.ArgumentParser(prog="python -m trainermon.agent", description=SUMMARY)
+    add_arguments(parser)
+    try:
+        return main(parser.parse_args())
+    except TrainermonError as error:
+        sys.stderr.write(f"trainermon agent: {error}\n")
+        return 2
+
+
+def follow(spool: Path, settings: AgentSettings, lock: RunLock) -> int:
+    """Follow `spool` until its run is over, then take it away if everything in it is stored.
+
+    Returns 0 if so, else 1. If a thread hangs in a file system that does not answer, the process ends here.
+    """
+    from trainermon.agent.release import remove_run_spool
+
+    host = socket.gethostname()
+    listener = open_log(settings.run_dir / "nodes" / host, spool)
+    executor = ThreadPoolExecutor(1, thread_name_prefix="store")
+    stored = False
+    try:
+        stored = asyncio.run(_follow(spool, settings, executor, host=host))
+    except Exception:  # noqa: BLE001 - the border: whatever it was, the log shall say it, and the spool stays as it is
+        _log.exception("the agent ends by a fault of its own; the next one goes on from the last commit")
+    if stored and remove_run_spool(spool):
+        _log.info("everything is stored; the spool is gone")
+    lock.release()
+    status = 0 if stored else 1
+    endings = (partial(executor.shutdown, cancel_futures=True), listener.stop)
+    ended = [_ends_within(ending, END_LIMIT_S) for ending in endings]
+    if not all(ended):
+        os._exit(status)  # the interpreter would wait for that thread for ever
+    return status
+
+
+async def _follow(spool: Path, settings: AgentSettings, executor: Executor, *, host: str) -> bool:
+    from trainermon.agent.loop import Agent
+
+    loop = asyncio.get_running_loop()
+    stopping = asyncio.Event()
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the terminal that a job was started from is nothing to us
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    parts = await _assembled(spool, settings, executor, stopping, host=host)
+    if parts is None:
+        return False
+    agent = Agent(parts, spool, executor, host=host)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, agent.stop)
+    if stopping.is_set():
+        agent.stop()
+    return await agent.run()
+
+
+async def _assembled(
+    spool: Path, settings: AgentSettings, executor: Executor, stopping: asyncio.Event, *, host: str
+) -> Parts | None:
+    """Return the agent's parts, however long the run directory cannot be used, or None if it is told to leave first."""
+    from trainermon.agent.assembly import assemble
+
+    node_dir = settings.run_dir / "nodes" / host
+    stop = asyncio.ensure_future(stopping.wait())
+    while not stop.done():
+        job = asyncio.get_running_loop().run_in_executor(executor, assemble, spool, settings, node_dir, executor)
+        await asyncio.wait((job, stop), return_when=asyncio.FIRST_COMPLETED)
+        if not job.done():
+            break
+        error = job.exception()
+        if error is None:
+            stop.cancel()
+            return job.result()
+        if not isinstance(error, OSError | StoreError):
+            raise error
+        _log.error("the run directory cannot be used: %s; it is tried again every %g s", error, START_RETRY_S)
+        status = Status(pid=os.getpid(), run_id=settings.run_id, output=settings.output, problem=str(error))
+        with contextlib.suppress(OSError):
+            write_status(spool, status)
+        await asyncio.wait((stop,), timeout=START_RETRY_S)
+    return None
+
+
+def _ends_within(action: Callable[[], object], limit_s: float) -> bool:
+    thread = threading.Thread(target=action, daemon=True)
+    thread.start()
+    thread.join(limit_s)
+    return not thread.is_alive()

@@ -1,0 +1,258 @@
+"""The agent's one loop: turns of the pipeline, looks at the ranks, and the decision when it is over.
+
+    running ── every rank gone ──▶ draining ── all stored ──▶ finished ── linger over ──▶ end
+       ▲                              │                          │
+       └────── a rank is there ◀──────┴──────────────────────────┘
+
+Time is this process's monotonic clock. If the loop itself stood still (the agent was stopped, the node suspended), the
+timers start anew: nobody is judged for a time in which nobody looked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Mapping
+from concurrent.futures import Executor, Future
+from pathlib import Path
+
+from trainermon.agent.assembly import Parts
+from trainermon.agent.dumps import Diagnoser, DumpEntry
+from trainermon.agent.http import build_application
+from trainermon.agent.lock import DRAINING, FINISHED, RUNNING, Status, write_status
+from trainermon.agent.node import RankFile, RunNode, read_rank_file
+from trainermon.agent.release import linger_s
+from trainermon.agent.server import Server
+from trainermon.exporters.discovery import clear_targets, write_targets
+
+TARGETS_FILE = "prometheus_sd.json"
+BUSY_PAUSE_S = 0.01
+MAX_PAUSE_S = 0.1
+LOOK_S = 0.2
+GAP_S = 5.0
+FLUSH_LIMIT_S = 20.0
+CLEAR_LIMIT_S = 2.0
+DRAIN_LIMIT_S = 900.0
+
+_log = logging.getLogger(__name__)
+
+
+class Agent:
+    """Follows one spool until its run is over.
+
+    Args:
+        parts: From `assemble`.
+        spool: The spool; its lock is held.
+        executor: Does what touches the run directory; one job at a time.
+        host: Name of this node.
+    """
+
+    def __init__(self, parts: Parts, spool: Path, executor: Executor, *, host: str) -> None:
+        self._parts = parts
+        self._spool = spool
+        self._host = host
+        self._executor = executor
+        self._node = RunNode(parts, executor=executor, host=host, flush=self._flush, stop=self.stop)
+        self._diagnoser = Diagnoser(
+            parts.settings.run_dir, executor=executor, commit=self._flush, finished=self._show_diagnosis
+        )
+        self._server: Server | None = None
+        self._stopping = False
+        self._state = RUNNING
+        self._num_ended = self._num_commits = 0
+        self._gone: set[int] = set()
+        self._last_turn_s = self._looked_s = self._gone_s = time.monotonic()
+        self._draining: Future[None] | None = None
+        self._status: Status | None = None
+        self._rank_files: set[tuple[int, int]] = set()
+
+    def stop(self) -> None:
+        """End soon: store what was followed, and leave."""
+        self._stopping = True
+
+    async def run(self) -> bool:
+        """Work until the run is over or `stop`; return whether everything that was written is stored."""
+        self._serve()
+        pause_s = BUSY_PAUSE_S
+        try:
+            while not self._stopping and not self._is_over():
+                num_records = self._turn()
+                pause_s = BUSY_PAUSE_S if num_records else min(2 * pause_s, MAX_PAUSE_S)
+                await asyncio.sleep(pause_s)
+            if self._stopping:
+                await self._leave_early()
+        finally:
+            await self._close()
+        return self._state == FINISHED
+
+    def _turn(self) -> int:
+        now_s = time.monotonic()
+        if now_s - self._last_turn_s > GAP_S:
+            _log.warning("this process stood still for %.0f s; timers start anew", now_s - self._last_turn_s)
+            self._gone_s = now_s
+            self._parts.watch.restart_timers(now_s)
+        self._last_turn_s = now_s
+        if now_s - self._looked_s >= LOOK_S:
+            self._looked_s = now_s
+            self._look(now_s)
+        num_records = self._parts.pipeline.step()
+        if not num_records:
+            self._forget_gone()
+        self._react()
+        self._advance(now_s, num_records)
+        self._report()
+        return num_records
+
+    def _look(self, now_s: float) -> None:
+        for rank in self._parts.watch.look(now_s):
+            _log.info("rank %d is gone", rank)
+            self._gone.add(rank)
+        for rank, header in self._parts.pipeline.follower.headers.items():
+            if (rank, header.attempt) not in self._rank_files:
+                self._rank_files.add((rank, header.attempt))
+                self._read_rank_file(rank)
+        self._diagnoser.poll()
+
+    def _forget_gone(self) -> None:
+        """Show nothing more of ranks that have gone, now that all they wrote was read."""
+        for rank in self._gone:
+            self._parts.history.end(rank)
+            self._parts.metrics.remove_rank(rank)
+        self._gone.clear()
+
+    def _react(self) -> None:
+        """Set in motion what the records of this turn call for."""
+        for summary in self._parts.history.take_summaries():
+            self._parts.feed.publish("step", summary)
+        reactions = self._parts.reactions
+        self._parts.alerts.poll()
+        for entry in reactions.new_dumps:
+            self._diagnoser.schedule(entry)
+        reactions.new_dumps.clear()
+        if reactions.num_ended > self._num_ended:
+            self._num_ended = reactions.num_ended
+            self._parts.pipeline.flush()  # a rank that has closed its journal waits to hear that it is stored
+
+    def _advance(self, now_s: float, num_records: int) -> None:
+        """Go from state to state; every look may find a rank again."""
+        if self._parts.watch.num_alive:
+            self._gone_s = now_s
+            self._draining = None
+            self._state = RUNNING
+        elif num_records:
+            self._draining = None  # what the last of them have left is still being read
+        elif self._draining is None:
+            self._state = DRAINING
+            self._draining = self._parts.pipeline.flush()
+        elif self._draining.done() and self._parts.alerts.written:
+            self._state = FINISHED
+        if self._node.state != self._state:
+            self._node.state = self._state
+            self._parts.feed.publish("state", {"state": self._state})
+
+    def _is_over(self) -> bool:
+        """Whether the agent may go; looks once more for ranks that have come since."""
+        waited_s = time.monotonic() - self._gone_s
+        wanted_s = linger_s(self._spool, self._parts.settings.linger_s)
+        if self._state == DRAINING and waited_s > max(DRAIN_LIMIT_S, self._parts.settings.linger_s):
+            _log.error("not everything could be stored within %g s; the rest stays in %s", DRAIN_LIMIT_S, self._spool)
+            return True
+        if self._state != FINISHED or waited_s < wanted_s or not self._diagnoser.idle:
+            return False
+        self._look(time.monotonic())
+        return self._parts.watch.num_alive == 0 and self._parts.pipeline.step() == 0
+
+    def _serve(self) -> None:
+        settings = self._parts.settings
+        application = build_application(self._node, token=self._parts.token, hosts=settings.allowed_hosts)
+        try:
+            self._server = Server(application, host=settings.host, port=settings.port)
+        except OSError as error:
+            _log.error("no page and no metrics: cannot listen on %s: %s", settings.host, error)
+            return
+        _log.info("page %s", self._server.url)
+        path = self._parts.node_dir / TARGETS_FILE
+        self._executor.submit(_write_targets, path, self._server.target, {"node": self._host})
+
+    def _report(self) -> None:
+        """Replace the status file if it says something else than the last one."""
+        pipeline = self._parts.pipeline
+        if pipeline.num_commits != self._num_commits:
+            self._num_commits = pipeline.num_commits
+            self._parts.metrics.set("trainermon_last_commit_timestamp_seconds", time.time())
+        status = Status(
+            pid=os.getpid(),
+            run_id=self._parts.settings.run_id,
+            output=self._parts.settings.output,
+            state=self._state,
+            url=self._server.url if self._server else None,
+            flushed={
+                str(rank): (position.cursor.file, position.cursor.offset) for rank, position in pipeline.flushed.items()
+            },
+            problem=pipeline.store_error,
+        )
+        if status == self._status:
+            return
+        self._status = status
+        try:
+            write_status(self._spool, status)
+        except OSError as error:
+            _log.warning("the status file cannot be written: %s", error)
+
+    def _read_rank_file(self, rank: int) -> None:
+        def take(job: asyncio.Future[RankFile]) -> None:
+            self._node.rank_files[rank] = job.result()
+
+        loop = asyncio.get_running_loop()
+        job = loop.run_in_executor(self._executor, read_rank_file, self._parts.settings.run_dir, rank)
+        job.add_done_callback(take)
+
+    def _show_diagnosis(self, entry: DumpEntry) -> None:
+        self._parts.feed.publish("dump", entry.as_plain())
+        for alert in self._parts.alerts.latest.values():
+            plain = self._parts.reactions.plain_alert(alert)
+            if plain["diagnosis"] == entry.key.url:
+                self._parts.feed.publish("alert", plain)
+
+    async def _flush(self) -> bool:
+        """Commit everything followed so far, within a limit; the loop's turns do the work."""
+        done = asyncio.wrap_future(self._parts.pipeline.flush())
+        await asyncio.wait([done], timeout=FLUSH_LIMIT_S)
+        return done.done()
+
+    async def _leave_early(self) -> None:
+        """Store what is there, within a limit; whoever comes next goes on from that."""
+        done = self._parts.pipeline.flush()
+        deadline = time.monotonic() + FLUSH_LIMIT_S
+        while not (done.done() and self._parts.alerts.written) and time.monotonic() < deadline:
+            self._parts.pipeline.step()
+            self._parts.alerts.poll()
+            await asyncio.sleep(BUSY_PAUSE_S)
+        is_over = done.done() and not self._parts.watch.num_alive
+        self._state = FINISHED if is_over else DRAINING
+
+    async def _close(self) -> None:
+        await self._diagnoser.close()
+        self._report()
+        self._parts.feed.close()
+        if self._server is not None:
+            await self._server.close()
+        cleared = self._executor.submit(_clear_targets, self._parts.node_dir / TARGETS_FILE)
+        await asyncio.wait([asyncio.wrap_future(cleared)], timeout=CLEAR_LIMIT_S)
+        self._parts.pipeline.close()
+        self._parts.watch.close()
+
+
+def _write_targets(path: Path, target: str, labels: Mapping[str, str]) -> None:
+    try:
+        write_targets(path, target, labels)
+    except OSError as error:
+        _log.warning("Prometheus cannot find this agent: %s", error)
+
+
+def _clear_targets(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        clear_targets(path)

@@ -1,0 +1,200 @@
+"""What the page, Prometheus and control calls get to see of an agent: answers made from its parts, nothing kept."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import math
+import time
+from collections.abc import Awaitable, Callable, Collection
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import Any
+
+import trainermon
+from trainermon.agent.assembly import Parts
+from trainermon.agent.commands import parse_command
+from trainermon.agent.dumps import MAX_REPORT_BYTES, DumpKey
+from trainermon.monitor.errors import ConfigError
+from trainermon.monitor.values import as_plain
+
+READ_TIMEOUT_S = 10.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RankFile:
+    """What a rank wrote about itself in `ranks/rank00000.json`."""
+
+    parameters: int = 0
+    tensors: int = 0
+    bytes_per_step: int = 0
+
+
+class RunNode:
+    """The `Node` of `trainermon.agent.http`, for a running agent.
+
+    Args:
+        parts: Of the agent.
+        executor: Reads files of the run directory.
+        host: Name of this node.
+        flush: Commits what was followed; returns whether it succeeded.
+        stop: Ends the agent soon.
+
+    Attributes:
+        state: `running`, `draining` or `finished`.
+        rank_files: By rank, what it wrote about itself.
+    """
+
+    def __init__(
+        self,
+        parts: Parts,
+        *,
+        executor: Executor,
+        host: str,
+        flush: Callable[[], Awaitable[bool]],
+        stop: Callable[[], None],
+    ) -> None:
+        self.feed = parts.feed
+        self.state = "running"
+        self.rank_files: dict[int, RankFile] = {}
+        self._parts = parts
+        self._executor = executor
+        self._host = host
+        self._flush = flush
+        self._stop = stop
+
+    def run(self) -> dict[str, Any]:
+        """Return the state of run and ranks."""
+        parts = self._parts
+        headers = parts.pipeline.follower.headers.values()
+        files = self.rank_files.values()
+        latest = parts.history.latest
+        now_s = time.monotonic()
+        return {
+            "run_id": parts.settings.run_id,
+            "attempt": max((header.attempt for header in headers), default=0),
+            "host": self._host,
+            "state": self.state,
+            "step": latest.step if latest else None,
+            "started_s": min((header.started_s for header in headers), default=None),
+            "world_size": max((header.coordinates.world_size for header in headers), default=0),
+            "output": parts.settings.output,
+            "ranks": self._ranks(now_s),
+            "loss": latest.loss if latest else math.nan,
+            "grad_norm": latest.grad_norm if latest else math.nan,
+            "step_time_s": latest.step_time_s if latest else math.nan,
+            "alerts_firing": len(parts.alerts.firing),
+            "bytes_per_step": max((file.bytes_per_step for file in files), default=0),
+            "skipped_records": parts.pipeline.follower.lost_files,
+            "lag_s": parts.reactions.lag_s,
+            "version": trainermon.__version__,
+            "model": _model(files),
+            "heatmaps": parts.history.heatmaps(),
+            "rules": len(parts.rules),
+            "problem": parts.pipeline.store_error,
+        }
+
+    def lines(self, names: list[str]) -> dict[str, Any]:
+        """Return values per step over all local ranks."""
+        return self._parts.history.lines(names)
+
+    def heatmap(self, kind: str, statistic: str, columns: int) -> bytes:
+        """Return a heat map in the page's binary form."""
+        return self._parts.history.heatmap(kind, statistic, columns)
+
+    def ranks(self, quantity: str, columns: int) -> bytes:
+        """Return ranks x steps in the page's binary form."""
+        return self._parts.history.ranks(quantity, columns)
+
+    def alerts(self) -> list[dict[str, Any]]:
+        """Return every alert of the run in its last state."""
+        return [self._parts.reactions.plain_alert(alert) for alert in self._parts.alerts.latest.values()]
+
+    def dumps(self) -> list[dict[str, Any]]:
+        """Return every dump of the run, oldest first."""
+        entries = self._parts.dumps.entries.values()
+        return [entry.as_plain() for entry in sorted(entries, key=lambda entry: (entry.key.attempt, entry.key.step))]
+
+    async def diagnosis(self, identity: str, attempt: int, step: int) -> bytes | None:
+        """Return the report of a dump that is known here; no other file can be named."""
+        entry = self._parts.dumps.entries.get(DumpKey(identity, attempt, step))
+        if entry is None or not entry.diagnosed:
+            return None
+        path = self._parts.settings.run_dir / entry.key.report
+        try:
+            return await asyncio.wait_for(self._read(path), READ_TIMEOUT_S)
+        except (OSError, asyncio.TimeoutError):
+            return None
+
+    def metrics(self, accept: str) -> tuple[bytes, str]:
+        """Return the exposition."""
+        metrics, pipeline = self._parts.metrics, self._parts.pipeline
+        metrics.set_alerts(self._parts.alerts.firing)
+        metrics.set("trainermon_commits_total", pipeline.num_commits)
+        metrics.set("trainermon_errors_total", pipeline.num_consumer_errors)
+        return metrics.render(accept)
+
+    def order(self, body: Any) -> dict[str, Any]:
+        """Hand a client's command to the ranks it names in `ranks`, without that to all that live."""
+        watch, book = self._parts.watch, self._parts.commands
+        body = dict(body) if isinstance(body, dict) else body
+        ranks = body.pop("ranks", None) if isinstance(body, dict) else None
+        steps = watch.steps
+        known = book.first_step(str(body.get("id"))) if isinstance(body, dict) else None
+        soon = max(steps.values(), default=0) + self._parts.settings.escalation.margin_steps
+        command = parse_command(body, next_step=soon if known is None else known)
+        chosen = _checked_ranks(ranks, steps)
+        is_new = book.submit(command, chosen, attempt=self._parts.reactions.attempt, steps=steps)
+        return {"status": "accepted" if is_new else "duplicate", "command": as_plain(command), "ranks": sorted(chosen)}
+
+    async def flush(self) -> bool:
+        """Commit everything followed so far."""
+        return await self._flush()
+
+    def stop(self) -> None:
+        """Flush and end, soon."""
+        self._stop()
+
+    def _read(self, path: Path) -> asyncio.Future[bytes]:
+        return asyncio.get_running_loop().run_in_executor(self._executor, _read_report, path)
+
+    def _ranks(self, now_s: float) -> list[dict[str, Any]]:
+        states = sorted(self._parts.watch.ranks.values(), key=lambda state: state.rank)
+        return [
+            {
+                "rank": state.rank,
+                "alive": state.alive,
+                "step": state.step,
+                "phase": state.phase.name.lower(),
+                "lag_s": round(now_s - state.changed_s, 3),
+            }
+            for state in states
+        ]
+
+
+def read_rank_file(run_dir: Path, rank: int) -> RankFile:
+    """Return what `rank` wrote about itself; zeros where it cannot be read."""
+    try:
+        plain = json.loads((run_dir / "ranks" / f"rank{rank:05d}.json").read_text(encoding="utf-8"))
+        return RankFile(**{field.name: int(plain.get(field.name, 0)) for field in dataclasses.fields(RankFile)})
+    except (OSError, ValueError, TypeError, AttributeError):
+        return RankFile()
+
+
+def _model(files: Collection[RankFile]) -> dict[str, int] | None:
+    largest = max(files, key=lambda file: file.parameters, default=None)
+    return {"parameters": largest.parameters, "tensors": largest.tensors} if largest and largest.tensors else None
+
+
+def _checked_ranks(ranks: Any, steps: dict[int, int]) -> list[int]:
+    if ranks is None:
+        return list(steps)
+    if not isinstance(ranks, list) or not all(type(rank) is int and rank in steps for rank in ranks):
+        raise ConfigError(f"ranks: found {str(ranks)[:100]}, expected some of the living ranks {sorted(steps)}")
+    return ranks
+
+
+def _read_report(path: Path) -> bytes:
+    with path.open("rb") as stream:
+        return stream.read(MAX_REPORT_BYTES)

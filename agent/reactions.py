@@ -1,0 +1,175 @@
+"""What follows from a record: the consumers on the hot path, and what an alert or an event sets in motion.
+
+Nothing here waits: writing is handed to the worker thread, ranks read their commands when they come by, and a diagnosis
+runs in a process of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from trainermon.agent.alerting import AlertBook
+from trainermon.agent.commands import CommandBook, DuplicateError
+from trainermon.agent.dumps import DumpEntry, Dumps
+from trainermon.agent.feed import Feed
+from trainermon.agent.pipeline import Consumer
+from trainermon.agent.watch import RankWatch
+from trainermon.alerts.engine import RuleEngine
+from trainermon.alerts.escalation import Escalator
+from trainermon.exporters.prometheus import Exposition
+from trainermon.exporters.views import RunHistory
+from trainermon.monitor.journal import Header
+from trainermon.monitor.values import Alert, Command, SeriesKey, StatBlock, as_plain
+
+_DUMPED = frozenset({"written", "nonfinite", "clean"})
+
+_log = logging.getLogger(__name__)
+
+
+class RuleConsumer(Consumer):
+    """Evaluates the rules on every block and hands on what changed."""
+
+    def __init__(self, engine: RuleEngine, report: Callable[[Alert], None]) -> None:
+        self._engine = engine
+        self._report = report
+
+    def on_block(self, header: Header, keys: Sequence[SeriesKey], block: StatBlock) -> None:
+        """Evaluate one step of one rank."""
+        for alert in self._engine.evaluate(header, keys, block):
+            self._report(alert)
+
+
+class MetricsConsumer(Consumer):
+    """Feeds the exposition."""
+
+    def __init__(self, metrics: Exposition) -> None:
+        self._metrics = metrics
+
+    def on_block(self, header: Header, keys: Sequence[SeriesKey], block: StatBlock) -> None:
+        """Show one step of one rank."""
+        self._metrics.update(header, keys, block)
+
+
+class HistoryConsumer(Consumer):
+    """Feeds what the page shows."""
+
+    def __init__(self, history: RunHistory) -> None:
+        self._history = history
+
+    def on_header(self, header: Header) -> None:
+        """Expect steps of this rank."""
+        self._history.start(header)
+
+    def on_block(self, header: Header, keys: Sequence[SeriesKey], block: StatBlock) -> None:
+        """Take one step of one rank."""
+        self._history.add(header, keys, block)
+
+    def on_end(self, header: Header) -> None:
+        """Expect no more steps of this rank."""
+        self._history.end(header.coordinates.rank)
+
+
+class Reactions(Consumer):
+    """Brings alerts to page, log and ranks, and the ranks' events to page and diagnosis.
+
+    Attributes:
+        new_dumps: Dumps that a rank has reported since this was last emptied.
+        attempt: The newest one.
+        lag_s: Wall time from the end of the newest block's step to its evaluation; 0 if the clocks say it was negative.
+        num_ended: How many journals were closed in good order.
+    """
+
+    def __init__(  # noqa: PLR0913 - the places where an alert or an event goes
+        self,
+        *,
+        alerts: AlertBook,
+        commands: CommandBook,
+        dumps: Dumps,
+        escalator: Escalator,
+        feed: Feed,
+        metrics: Exposition,
+        watch: RankWatch,
+    ) -> None:
+        self.new_dumps: list[DumpEntry] = []
+        self.num_ended = 0
+        self.attempt = 0
+        self.lag_s = 0.0
+        self._alerts = alerts
+        self._commands = commands
+        self._dumps = dumps
+        self._escalator = escalator
+        self._feed = feed
+        self._metrics = metrics
+        self._watch = watch
+
+    def on_alert(self, alert: Alert) -> None:
+        """Show the alert, have it written, and order what its rule escalates to."""
+        if not self._alerts.add(alert):
+            return
+        _log.info("%s %s: %s", alert.severity, alert.state, alert.message)
+        self._feed.publish("alert", self.plain_alert(alert))
+        orders = self._escalator.decide(alert, self._watch.steps, time.time())
+        ranks: dict[Command, list[int]] = {}
+        for rank, commands in orders.items():
+            for command in commands:
+                ranks.setdefault(command, []).append(rank)
+        for command, concerned in ranks.items():
+            self._order(command, concerned, attempt=alert.attempt)
+
+    def on_header(self, header: Header) -> None:
+        """Hand the rank what it has yet to do in this attempt."""
+        self.attempt = max(self.attempt, header.attempt)
+        rank = header.coordinates.rank
+        self._commands.resend(rank, attempt=header.attempt, step=self._watch.steps.get(rank, 0))
+
+    def on_block(self, header: Header, keys: Sequence[SeriesKey], block: StatBlock) -> None:
+        """Note how far behind the rank this agent is."""
+        del header, keys
+        self.lag_s = max(0.0, time.time() - block.time_s)
+        self._metrics.set("trainermon_journal_lag_seconds", self.lag_s)
+
+    def on_event(self, header: Header, event: Mapping[str, Any]) -> None:
+        """Take note of a dump, or log what the rank has to say."""
+        rank = header.coordinates.rank
+        if event.get("type") in ("warning", "detached"):
+            _log.warning("rank %d %s: %s", rank, event["type"], event.get("message"))
+            return
+        if event.get("type") not in ("dump", "replay"):
+            return
+        self._count(event)
+        if event["type"] == "dump":
+            num_bytes = event.get("bytes")
+            self._escalator.settle(str(event.get("command")), rank, num_bytes if isinstance(num_bytes, int) else 0)
+        entry = self._dumps.record(event)
+        if entry is not None:
+            if not entry.diagnosed:
+                self.new_dumps.append(entry)
+            self._feed.publish("dump", entry.as_plain())
+        _log.info("rank %d %s of step %s: %s", rank, event["type"], event.get("step"), event.get("status"))
+
+    def on_end(self, header: Header) -> None:
+        """Note that a rank has ended in good order."""
+        del header
+        self.num_ended += 1
+
+    def plain_alert(self, alert: Alert) -> dict[str, Any]:
+        """Return the alert for the page, with the dump that shows its step and that dump's diagnosis."""
+        entry = self._dumps.find(identity=alert.id, attempt=alert.attempt, step=alert.first_step)
+        plain: dict[str, Any] = as_plain(alert)
+        plain["dump"] = entry.key.id if entry else None
+        plain["diagnosis"] = entry.key.url if entry and entry.diagnosed else None
+        return plain
+
+    def _order(self, command: Command, ranks: Sequence[int], *, attempt: int) -> None:
+        try:
+            self._commands.submit(command, ranks, attempt=attempt, steps=self._watch.steps)
+        except (DuplicateError, OSError) as error:
+            _log.warning("the dump for alert %s was not ordered: %s", command.id, error)
+
+    def _count(self, event: Mapping[str, Any]) -> None:
+        self._metrics.add("trainermon_dumps_total")
+        if event.get("status") not in _DUMPED:
+            self._metrics.add("trainermon_dump_failures_total")

@@ -1,0 +1,100 @@
+"""Who is alive on this node, on which step, and for how long a rank has given no sign.
+
+A rank's lock is the truth about its life: the kernel drops it when the process ends, a zombie included, and every pid
+namespace sees it. A heartbeat only says how far a living rank has come. Ages are measured by this process's own
+monotonic clock from the moment a change was *seen*: neither a stepped clock nor a rank's wrong one makes a rank look
+hung.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from trainermon.monitor.control import ControlReader, Phase
+from trainermon.monitor.errors import SpoolError
+from trainermon.monitor.spool import list_ranks, rank_alive
+from trainermon.monitor.values import Command
+
+_log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(slots=True)
+class RankState:
+    """What is known of one rank. `changed_s` is when its heartbeat was last seen to change, monotonic."""
+
+    rank: int
+    alive: bool = False
+    step: int = -1
+    phase: Phase = Phase.SETUP
+    generation: int = -1
+    changed_s: float = 0.0
+
+
+class RankWatch:
+    """The ranks that have left files in one spool.
+
+    Attributes:
+        ranks: By rank, its state at the last `look`.
+    """
+
+    def __init__(self, spool: Path) -> None:
+        self.ranks: dict[int, RankState] = {}
+        self._spool = spool
+        self._readers: dict[int, ControlReader] = {}
+
+    @property
+    def num_alive(self) -> int:
+        """How many ranks lived at the last look."""
+        return sum(state.alive for state in self.ranks.values())
+
+    @property
+    def steps(self) -> dict[int, int]:
+        """By living rank, the step it is on."""
+        return {state.rank: state.step for state in self.ranks.values() if state.alive}
+
+    def look(self, now_s: float, *, ended: Collection[int] = ()) -> list[int]:
+        """Bring every rank up to date; return the ranks that have gone since the last look.
+
+        `ended` are the ranks that closed their journal. A rank that still holds its lock after that has nothing more
+        to tell, and is not waited for.
+        """
+        gone = []
+        for rank in list_ranks(self._spool):
+            state = self.ranks.setdefault(rank, RankState(rank, changed_s=now_s))
+            alive = rank not in ended and rank_alive(self._spool, rank)
+            if state.alive and not alive:
+                gone.append(rank)
+            state.alive = alive
+            self._read_beat(state, now_s)
+        return gone
+
+    def restart_timers(self, now_s: float) -> None:
+        """Forget how long ranks have been silent: this process itself was stopped, and has not been looking."""
+        for state in self.ranks.values():
+            state.changed_s = now_s
+
+    def send(self, rank: int, commands: Sequence[Command]) -> None:
+        """Replace the commands of `rank`. A rank that is gone could not carry them out, so that is only logged."""
+        try:
+            self._reader(rank).send(commands)
+        except SpoolError as error:
+            _log.warning("rank %d was not told its commands: %s", rank, error)
+
+    def close(self) -> None:
+        """Unmap every page."""
+        for reader in self._readers.values():
+            reader.close()
+
+    def _reader(self, rank: int) -> ControlReader:
+        if rank not in self._readers:
+            self._readers[rank] = ControlReader(self._spool, rank)
+        return self._readers[rank]
+
+    def _read_beat(self, state: RankState, now_s: float) -> None:
+        beat = self._reader(state.rank).heartbeat()
+        if beat is not None and beat.generation != state.generation:
+            state.step, state.phase, state.generation = beat.step, beat.phase, beat.generation
+            state.changed_s = now_s
