@@ -2,7 +2,7 @@
 
 Source: Prometheus text format 0.0.4 (prometheus/docs, instrumenting/exposition_formats) and OpenMetrics 1.0.0
 (prometheus/docs, specs/om/open_metrics_spec). Label text is made once, when a series is registered; rendering only
-joins it with numbers, which is why 5 000 series cost about 3 ms instead of the 30 ms of prometheus_client.
+joins it with numbers: a quarter to a seventh of the cost of prometheus_client (benchmarks/bench_metrics.py).
 
 What this module does not decide: which series there are, and their values.
 """
@@ -13,6 +13,7 @@ import bisect
 import dataclasses
 import itertools
 import math
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -107,10 +108,10 @@ def render_families(families: Iterable[tuple[Metric, Sequence[Samples | Histogra
     """Return the exposition of `families`, each metric at most once, metrics without a sample left out."""
     parts: list[str] = []
     for metric, groups in families:
-        lines = [line for group in groups for line in _lines(group, openmetrics=openmetrics)]
-        if lines:
+        if any(map(len, groups)):
             parts.append(_header(metric, openmetrics=openmetrics))
-            parts.extend(lines)
+            for group in groups:
+                parts.extend(_lines(group, openmetrics=openmetrics))
     if openmetrics:
         parts.append("# EOF")
     # A lone surrogate, which may stand in a path, has no UTF-8 form: one '?' instead of a lost scrape.
@@ -138,7 +139,7 @@ def _lines(group: Samples | Histogram, *, openmetrics: bool) -> Iterable[str]:
     if isinstance(group, Histogram):
         return group.lines(openmetrics=openmetrics)
     to_text = repr if all(map(math.isfinite, group.values)) else format_number  # half the time for what is usual
-    return map("".join, zip(group.prefixes, map(to_text, map(float, group.values)), strict=True))
+    return map(operator.add, group.prefixes, map(to_text, map(float, group.values)))
 
 
 def _header(metric: Metric, *, openmetrics: bool) -> str:

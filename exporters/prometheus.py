@@ -85,7 +85,7 @@ class Exposition:
             block: The rows.
             placements: Parallel to `keys`; without it those of the header. They decide what is shown in more detail.
 
-        Cost: some copies of the rows (about 50 µs for 3 000 series); 20 ms where the series table has grown.
+        Cost: some copies of the rows (60 µs for 2 600 series); about 20 ms where the series table has grown.
         """
         coordinates = header.coordinates
         if coordinates.world_size > MAX_RANK_HISTOGRAMS and self._histogram is None:
