@@ -66,7 +66,7 @@ def read_document(path: Path) -> Any:
     try:
         return yaml.load(text, Loader=_Loader)  # noqa: S506 - a subclass of SafeLoader
     except yaml.YAMLError as error:
-        raise RuleError(f"{path}: is not valid YAML: {error}") from error
+        raise RuleError(f"{path}: is not valid YAML: {' '.join(str(error).split())}") from error
 
 
 class Node:
@@ -173,6 +173,7 @@ class Node:
 
 def nearest(found: str, known: Sequence[str]) -> str:
     """Return the end of an error message: the known name that was probably meant, and the whole list."""
+    known = [str(name) for name in known]
     close = difflib.get_close_matches(found, known, n=1)
     meant = f"; did you mean {close[0]!r}?" if close else "."
     return f"{meant} Known: {', '.join(known)}"

@@ -65,7 +65,7 @@ class CleanRun:
 
     The logarithm of the rms of a tensor is a random walk, plus noise of its own (Student's t with 4 degrees of
     freedom, correlated in time, 2 to 30 % strong), plus noise that all tensors share, in which now and then a batch
-    stands out by far. `start` adds what the first steps do: gradients fall tenfold and updates rise with the learning
+    stands out, by a factor of two at most. `start` adds what the first steps do: gradients fall tenfold and updates rise with the learning
     rate, which then decays along a cosine.
     """
 
@@ -85,7 +85,7 @@ class CleanRun:
         random = self._random
         self._level += random.normal(0.0, 0.003, self._size)
         self._noise = 0.3 * self._noise + random.standard_t(4, self._size) * self._strength
-        self._shared = 0.5 * self._shared + random.standard_t(3) * 0.03
+        self._shared = 0.5 * self._shared + np.clip(random.standard_t(3) * 0.03, -0.7, 0.7)
         logarithm = self._level + self._noise + self._shared
         if self._start:
             logarithm += self._schedule(step)[self._kinds]

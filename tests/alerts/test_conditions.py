@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.alerts.series import INF, NAN, row
+from trainermon.alerts.conditions import DeadWatcher, FlatWatcher, NonFiniteWatcher, ThresholdWatcher, Watcher
+from trainermon.alerts.rules import Dead, Flat, NonFinite, Threshold
+from trainermon.alerts.statistics import DERIVED
+from trainermon.monitor.catalogue import STATISTICS
+from trainermon.monitor.values import Moments
+
+ELEMENTS = st.lists(
+    st.one_of(st.floats(-1e6, 1e6), st.sampled_from([NAN, INF, -INF, 0.0, -0.0])), min_size=0, max_size=8
+)
+ALL = slice(None)
+
+
+def judge(watcher: Watcher, *elements: list[float]) -> list[bool | None]:
+    """Return for each of several series: bad, clear (False), or nothing can be said (None)."""
+    with np.errstate(all="ignore"):
+        verdict = watcher.judge(ALL, np.array([row(each) for each in elements]).T)
+    blind = np.zeros_like(verdict.bad) if verdict.blind is None else verdict.blind
+    assert not (verdict.bad & verdict.clear).any()
+    assert not (blind & (verdict.bad | verdict.clear)).any()
+    return [None if hidden else bool(bad) for bad, hidden in zip(verdict.bad, blind, strict=True)]
+
+
+def test_every_published_statistic_can_be_watched() -> None:
+    assert set(STATISTICS) <= set(DERIVED)
+
+
+@given(st.lists(ELEMENTS, min_size=1, max_size=5))
+def test_statistics_equal_their_scalar_form(elements: list[list[float]]) -> None:
+    rows = [row(each) for each in elements]
+    with np.errstate(all="ignore"):
+        found = {name: derive(np.array(rows).T) for name, derive in DERIVED.items()}
+
+    for place, moments in enumerate(Moments(*each) for each in rows):
+        for name, values in found.items():
+            if name == "absmax":
+                expected = max(abs(moments.min), abs(moments.max)) if moments.finite else NAN
+            elif name in ("min", "max") and not moments.finite:
+                expected = NAN
+            else:
+                expected = getattr(moments, name)
+            assert values[place] == pytest.approx(expected, rel=1e-12, abs=1e-9, nan_ok=True), name
+
+
+def test_one_bad_element_is_enough() -> None:
+    watcher = NonFiniteWatcher(NonFinite())
+    watcher.grow(5)
+
+    assert judge(watcher, [1.0, NAN], [INF, 2.0], [-INF], [0.0, 1.0], []) == [True, True, True, False, False]
+
+
+def test_score_is_the_share_of_bad_elements() -> None:
+    watcher = NonFiniteWatcher(NonFinite())
+    watcher.grow(1)
+
+    assert watcher.judge(ALL, np.array([row([NAN, 1.0, INF, 2.0])]).T).score[0] == 0.5
+
+
+def test_inf_that_was_there_from_the_start_is_allowed_but_nan_is_not() -> None:
+    watcher = NonFiniteWatcher(NonFinite(allow_initial_inf=True))
+    watcher.grow(3)
+
+    assert judge(watcher, [-INF, 0.0], [1.0, 2.0], [NAN, INF]) == [False, False, True]
+    assert judge(watcher, [-INF, -INF], [1.0, INF], [1.0, INF]) == [False, True, True]
+    assert judge(watcher, [-INF, NAN], [1.0, 2.0], [1.0, 2.0]) == [True, False, False]
+
+    watcher.reset()
+    assert judge(watcher, [1.0], [INF], [1.0]) == [False, False, False]
+    assert judge(watcher, [INF], [INF], [1.0]) == [True, False, False]
+
+
+def test_threshold_has_two_sides_and_no_opinion_on_nothing() -> None:
+    watcher = ThresholdWatcher(Threshold(above=2.0, below=-1.0), "mean")
+    watcher.grow(5)
+
+    assert judge(watcher, [2.5], [-1.5], [2.0], [], [NAN]) == [True, True, False, None, None]
+
+
+def test_threshold_on_max_ignores_what_is_not_finite() -> None:
+    watcher = ThresholdWatcher(Threshold(above=2.0), "max")
+    watcher.grow(3)
+
+    assert judge(watcher, [1.0, INF], [3.0, NAN], [INF]) == [False, True, None]
+
+
+def test_dead_means_at_least_the_share() -> None:
+    watcher = DeadWatcher(Dead(zero_ratio=0.75))
+    watcher.grow(4)
+
+    assert judge(watcher, [0.0, 0.0, -0.0, 1.0], [0.0, 1.0], [0.0], []) == [True, False, True, None]
+
+
+def test_flat_compares_with_one_value_so_that_a_slow_drift_is_no_standstill() -> None:
+    watcher = FlatWatcher(Flat(relative_change=0.01), "mean")
+    watcher.grow(1)
+
+    found = [judge(watcher, [value])[0] for value in (100.0, 100.5, 101.0, 101.5, 101.6, NAN, 101.5)]
+
+    assert found == [False, True, True, False, True, None, True]
