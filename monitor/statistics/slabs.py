@@ -43,7 +43,7 @@ class Slab:
         changed or freed right after. Costs no host-device synchronisation.
         """
         first = self._extend(len(tensors))
-        moments(tensors, self._table[first : self.num_rows])
+        moments(tensors, self._table, first)
         return first
 
     def copy_rows(self, first: int, count: int) -> Tensor:

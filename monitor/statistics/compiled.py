@@ -1,0 +1,140 @@
+"""The binding of moments.c: finds the compiled library, and tells it where the elements of CPU tensors lie."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.machinery
+import logging
+import os
+import struct
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from trainermon.monitor.statistics import fallback
+from trainermon.monitor.statistics.layout import plain, runs
+
+# In the order of KINDS in moments.c. A bool is an integer of one byte that is 0 or 1.
+_KIND_OF = {
+    torch.float32: 0,
+    torch.bfloat16: 1,
+    torch.float16: 2,
+    torch.float64: 3,
+    torch.int8: 4,
+    torch.int16: 5,
+    torch.int32: 6,
+    torch.int64: 7,
+    torch.uint8: 8,
+    torch.bool: 8,
+    torch.uint16: 9,
+    torch.uint32: 10,
+    torch.uint64: 11,
+}
+_PLAIN_TYPES = (Tensor, torch.nn.Parameter)
+_ROW_BYTES = 64
+
+_logger = logging.getLogger(__name__)
+
+
+def load() -> Callable[[Sequence[Tensor], Tensor, int], None] | None:
+    """Return the function that computes moments with the compiled library, or None if it is not there.
+
+    It is missing where there was no compiler when the package was built, and is passed over if TRAINERMON_KERNEL is
+    `torch`.
+
+    Raises:
+        ValueError: TRAINERMON_KERNEL is neither `c`, `torch` nor unset, or is `c` while there is no library.
+    """
+    wanted = os.environ.get("TRAINERMON_KERNEL", "")
+    if wanted not in ("", "c", "torch"):
+        raise ValueError(f"TRAINERMON_KERNEL is {wanted!r}, expected 'c', 'torch' or nothing")
+    library = None if wanted == "torch" else _open_library()
+    if library is not None:
+        return _Kernel(library).moments
+    if wanted == "c":
+        raise ValueError("TRAINERMON_KERNEL is 'c', but the library was not built: install a C compiler and reinstall")
+    return None
+
+
+def _open_library() -> ctypes.CDLL | None:
+    for suffix in importlib.machinery.EXTENSION_SUFFIXES:
+        path = Path(__file__).with_name(f"_moments{suffix}")
+        if path.exists():
+            try:
+                return ctypes.CDLL(str(path))
+            except OSError as error:  # built for another machine or C library
+                _logger.warning("statistics are computed by torch calls: cannot load %s: %s", path, error)
+                return None
+    return None
+
+
+class _Kernel:
+    """The library's two functions, with the arguments that they take."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._moments = library.trainermon_moments
+        self._moments.argtypes = (ctypes.c_char_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64)
+        self._moments.restype = ctypes.c_int64
+        self._strided = library.trainermon_moments_strided
+        self._strided.argtypes = (ctypes.c_void_p, *[ctypes.c_int64] * 4, ctypes.c_void_p)
+        self._strided.restype = None
+
+    def moments(self, tensors: Sequence[Tensor], out: Tensor, first_row: int) -> None:
+        """Write the moments of CPU tensors into the rows of `out` from `first_row` on; see `kernel.moments`."""
+        fields: list[int] = []
+        others: list[tuple[int, Tensor]] = []
+        for tensor in tensors:
+            kind = _KIND_OF.get(tensor.dtype)
+            if type(tensor) in _PLAIN_TYPES and kind is not None and tensor.is_cpu and tensor.is_contiguous():
+                fields += (tensor.data_ptr(), tensor.numel(), kind)
+            else:
+                fields += self._describe(tensor, first_row + len(fields) // 3, others)
+        num_tensors = len(fields) // 3
+        missing = self._moments(
+            _packer(len(fields))(*fields), num_tensors, out.data_ptr() + first_row * _ROW_BYTES, torch.get_num_threads()
+        )
+        if missing:
+            tensor = tensors[missing - 1]
+            raise ValueError(
+                f"{type(tensor).__name__} of shape {tuple(tensor.shape)} at position {missing - 1} has no memory of "
+                "its own, expected a tensor whose storage is allocated: read it while its parameter is gathered"
+            )
+        for row, tensor in others:
+            self._write_row(tensor, out, row)
+
+    def _describe(self, tensor: Tensor, row: int, others: list[tuple[int, Tensor]]) -> tuple[int, int, int]:
+        """Return pointer, count and kind of a tensor that is dense in memory; leave any other to `_write_row`."""
+        tensor = plain(tensor)
+        if not tensor.is_cpu:
+            raise ValueError(f"tensor is on {tensor.device}, expected the device of the rows: cpu")
+        if tensor.numel() == 0:
+            return 0, 0, 0
+        kind = _KIND_OF.get(tensor.dtype)
+        if kind is not None and tensor.layout is torch.strided:
+            lies = runs(tensor)
+            if lies is not None and lies.num_runs == lies.repeats == 1:
+                return tensor.data_ptr(), lies.length, kind
+        others.append((row, tensor))
+        return 0, 0, 0
+
+    def _write_row(self, tensor: Tensor, out: Tensor, row: int) -> None:
+        kind = _KIND_OF.get(tensor.dtype)
+        if kind is None or tensor.layout is not torch.strided:
+            out[row] = fallback.row_of(tensor)
+            return
+        lies = runs(tensor)
+        if lies is None:
+            self.moments([tensor.contiguous()], out, row)
+            return
+        address = out.data_ptr() + row * _ROW_BYTES
+        self._strided(tensor.data_ptr(), kind, lies.num_runs, lies.length, lies.stride, address)
+        if lies.repeats > 1:
+            out[row] *= torch.tensor([lies.repeats, 1, 1, *[lies.repeats] * 5], dtype=torch.float64)
+
+
+@functools.lru_cache(maxsize=256)
+def _packer(num_fields: int) -> Callable[..., bytes]:
+    return struct.Struct(f"{num_fields}q").pack

@@ -1,0 +1,87 @@
+"""How the elements of any tensor lie in memory: which are a tensor's own, and in which runs they can be read.
+
+To the moments the order of elements does not matter, so a permuted tensor needs no copy, and of an expanded one each
+element in memory is read once.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Runs(NamedTuple):
+    """Elements in memory: `num_runs` runs of `length`, `stride` elements apart, each standing for `repeats` ones."""
+
+    num_runs: int
+    length: int
+    stride: int
+    repeats: int
+
+
+def plain(tensor: Tensor) -> Tensor:
+    """Return the tensor whose memory holds the elements of `tensor`, with a real dtype, outside of autograd.
+
+    A DTensor stands for its local shard, which costs no communication. A complex tensor stands for its real and
+    imaginary parts, so that its norm, zeros and non-finite values are seen; its count is twice the number of elements.
+    A result of a functional collective that is still in flight is waited for.
+
+    Raises:
+        TypeError: the tensor is quantized, or sparse in a layout other than COO.
+    """
+    tensor = tensor.detach()
+    if not _is_plain_type(tensor):
+        tensor = _unwrap(tensor)
+    if tensor.layout is not torch.strided and tensor.layout is not torch.sparse_coo:
+        raise TypeError(f"tensor has layout {tensor.layout}, expected torch.strided or torch.sparse_coo")
+    if tensor.is_quantized:
+        raise TypeError(f"tensor is quantized ({tensor.dtype}), expected a real dtype: watch its dequantized form")
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    return tensor.resolve_neg()
+
+
+def runs(tensor: Tensor) -> Runs | None:
+    """Return how the elements of a strided tensor lie in memory, or None if that is more than runs at one distance.
+
+    >>> runs(torch.empty(4, 6).t())
+    Runs(num_runs=1, length=24, stride=24, repeats=1)
+    >>> runs(torch.empty(4, 6)[:, :2].expand(5, 4, 2))
+    Runs(num_runs=4, length=2, stride=6, repeats=5)
+    """
+    sizes, strides = tensor.shape, tensor.stride()
+    repeats = math.prod(size for size, stride in zip(sizes, strides, strict=True) if stride == 0)
+    blocks = [[1, 1]]
+    for stride, size in sorted((b, a) for a, b in zip(sizes, strides, strict=True) if a != 1 and b != 0):
+        if stride == blocks[-1][0] * blocks[-1][1]:
+            blocks[-1][1] *= size
+        else:
+            blocks.append([stride, size])
+    if len(blocks) > 2:
+        return None
+    length = blocks[0][1]
+    stride, num_runs = blocks[1] if len(blocks) == 2 else (length, 1)
+    return Runs(num_runs, length, stride, repeats)
+
+
+def _is_plain_type(tensor: Tensor) -> bool:
+    return type(tensor) is Tensor or type(tensor) is torch.nn.Parameter
+
+
+def _unwrap(tensor: Tensor) -> Tensor:
+    # Looked up, not imported: a process that never loaded these modules has no such tensor, and loading them is slow.
+    for module in ("torch.distributed.tensor", "torch.distributed._tensor"):
+        kind = getattr(sys.modules.get(module), "DTensor", None)
+        if kind is not None and isinstance(tensor, kind):
+            with torch.no_grad():
+                local: Tensor = tensor.to_local()
+            return plain(local)
+    pending = getattr(sys.modules.get("torch.distributed._functional_collectives"), "AsyncCollectiveTensor", None)
+    if pending is not None and isinstance(tensor, pending):
+        result: Tensor = tensor.wait()
+        return result
+    return tensor
