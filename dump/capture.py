@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,7 +19,7 @@ from torch.utils.hooks import RemovableHandle
 
 from trainermon.dump.encode import Leaf, encode, encode_output, tensor_form
 from trainermon.dump.gradients import Backward, GradientHooks
-from trainermon.dump.records import BACKWARD, FORWARD
+from trainermon.dump.records import BACKWARD, EXTRA, FORWARD
 from trainermon.dump.stacks import call_stack
 from trainermon.dump.writer import DumpWriter
 from trainermon.monitor.taps.names import chosen, plain_name
@@ -67,13 +66,12 @@ class ModuleCapture:
 
     def __init__(self, root: nn.Module, writer: DumpWriter, *, scope: Sequence[str] = ()) -> None:
         self.micro_step: int | None = None
-        self._writer = writer
-        self._orders = itertools.count()
+        self.writer = writer
         self._paused = False
         self._handles: list[RemovableHandle] = []
         self._stack: list[tuple[nn.Module, _Call | None]] = []
         self._backwards: list[Backward] = []
-        self._gradients = GradientHooks(writer, next_order=self._next_order, contain=self._contain)
+        self._gradients = GradientHooks(writer, self._contain)
         self._watched = [
             _Watched(module, _stem(name, module), is_root=module is root)
             for name, module in root.named_modules()
@@ -183,18 +181,18 @@ class ModuleCapture:
             leaves = [*leaves, Leaf(f"parameters.{name}", parameter, parameters[name])]
         key = call.key(FORWARD)
         self._record(key, leaves)
-        value = {**call.value, "output": outputs, "parameters": parameters, **self._extra()}
-        value["order"] = self._next_order()
+        value = {**call.value, "output": outputs, "parameters": parameters}
+        value[EXTRA] = {"order": self.writer.next_order(), **self._extra()}
         call.value = {}
         if call.watched.is_root:
-            self._writer.add_root(key, value)
+            self.writer.add_root(key, value)
         else:
-            self._writer.add(key, value, parent=_parent_key(call.parent, FORWARD), stack=call.stack)
+            self.writer.add(key, value, parent=_parent_key(call.parent, FORWARD), stack=call.stack)
 
     def _sink(self, watched: _Watched, parent: _Call | None) -> Callable[[str, dict[str, Any]], None]:
         if watched.is_root:
-            return self._writer.add_root
-        return functools.partial(self._writer.add, parent=_parent_key(parent, BACKWARD))
+            return self.writer.add_root
+        return functools.partial(self.writer.add, parent=_parent_key(parent, BACKWARD))
 
     def _leave(self, module: nn.Module) -> _Call | None:
         """Pop the stack down to the call of `module`; what lies above was left by an exception."""
@@ -210,10 +208,7 @@ class ModuleCapture:
 
     def _record(self, key: str, leaves: Sequence[Leaf]) -> None:
         with torch.no_grad():
-            self._writer.record(key, leaves)
-
-    def _next_order(self) -> int:
-        return next(self._orders)
+            self.writer.record(key, leaves)
 
     def _contain(self, function: Callable[..., None]) -> Callable[..., None]:
         """Return `function` such that it does nothing while paused and never raises."""
@@ -228,7 +223,7 @@ class ModuleCapture:
         try:
             function(*args)
         except Exception as error:  # noqa: BLE001  # the border to training: one entry is lost, training goes on
-            self._writer.count_error(error)
+            self.writer.count_error(error)
 
 
 def _stem(name: str, module: nn.Module) -> str:

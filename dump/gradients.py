@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from trainermon.dump.encode import Leaf, tensor_form
+from trainermon.dump.records import EXTRA
 from trainermon.dump.statistics import TensorMemory
 from trainermon.dump.writer import DumpWriter
 
@@ -39,7 +40,7 @@ class Backward:
     received: int = 0
     written: bool = False
 
-    def place(self, slot: str, form: dict[str, Any], order: int) -> None:
+    def place(self, slot: str, form: dict[str, Any]) -> None:
         """Put an arrived gradient into `slot`; the entry is written when none is missing any more."""
         side, _, name = slot.partition(".")
         if side == "kwargs":
@@ -48,7 +49,7 @@ class Backward:
             (self.inputs if side == "input" else self.outputs)[int(name)] = form
         self.received += 1
         self.missing -= 1
-        self.extra["order"] = order
+        self.extra["order"] = form["order"]
         if self.missing == 0:
             self.write()
 
@@ -60,7 +61,7 @@ class Backward:
         value: dict[str, Any] = {"input": self.inputs, "output": self.outputs}
         if self.kwargs:
             value["output_kwargs"] = self.kwargs
-        self.sink(self.key, {**value, **self.extra})
+        self.sink(self.key, {**value, EXTRA: self.extra})
 
 
 class _Place(NamedTuple):
@@ -78,18 +79,11 @@ class _Watched:
 class GradientHooks:
     """Registers gradient hooks on activations and parameters, and records what they see.
 
-    `contain` wraps every hook such that it never raises. `next_order` numbers the moments in which values become known.
+    `contain` wraps every hook such that it never raises.
     """
 
-    def __init__(
-        self,
-        writer: DumpWriter,
-        *,
-        next_order: Callable[[], int],
-        contain: Callable[[Callable[..., None]], Callable[..., None]],
-    ) -> None:
+    def __init__(self, writer: DumpWriter, contain: Callable[[Callable[..., None]], Callable[..., None]]) -> None:
         self._writer = writer
-        self._next_order = next_order
         self._contain = contain
         self._memory: TensorMemory[_Watched] = TensorMemory()
         self._leaf_handles: list[Any] = []
@@ -145,28 +139,25 @@ class GradientHooks:
             self._leaf_handles.append(handle)
 
     def _gradient(self, watched: _Watched, gradient: Tensor) -> None:
-        order = self._next_order()
         for backward, slot in watched.places:
             if backward.written:
                 continue
-            form = self._record(backward.key, slot, gradient, order)
+            form = self._record(backward.key, slot, gradient)
             if watched.hooked:
                 form["hooked"] = True
-            backward.place(slot, form, order)
+            backward.place(slot, form)
 
     def _parameter_gradient(self, number: int, places: list[tuple[str, str]], gradient: Tensor) -> None:
-        order = self._next_order()
         call = self._parameter_calls[number] = self._parameter_calls.get(number, -1) + 1
         for stem, name in places:
             key = f"{stem}.parameters_grad.{call}"
             forms = self._open.setdefault(key, {})
-            forms[name] = [self._record(key, name, gradient, order)]
+            forms[name] = [self._record(key, name, gradient)]
             if len(forms) == self._num_parameters[stem]:
                 self._writer.add_gradients(key, self._open.pop(key))
 
-    def _record(self, key: str, slot: str, gradient: Tensor, order: int) -> dict[str, Any]:
+    def _record(self, key: str, slot: str, gradient: Tensor) -> dict[str, Any]:
         form = tensor_form(gradient)
-        form["order"] = order
         with torch.no_grad():
             self._writer.record(key, [Leaf(slot, gradient, form)])
         return form

@@ -12,6 +12,7 @@ from trainermon.dump.records import (
     BACKWARD,
     CONSTRUCT_FILE,
     DUMP_FILE,
+    EXTRA,
     FORWARD,
     INFO_FILE,
     PARAMETERS_GRAD,
@@ -137,14 +138,15 @@ def _entries(raw: RawDump, data: Mapping[str, Any], directory: Path) -> Iterator
         slots = _Slots(directory / TENSOR_FOLDER)
         inputs, outputs, parameters = slots.of_entry(value, direction)
         parent = raw.construct.get(key)
+        extra = value.get(EXTRA, {})
         yield Entry(
             key=key,
             module=module,
             class_name=class_name,
             direction=direction,
             call=call,
-            order=_entry_order(value, outputs, position),
-            micro_step=call if direction == PARAMETERS_GRAD else value.get("micro_step"),
+            order=_entry_order(extra, outputs, position),
+            micro_step=call if direction == PARAMETERS_GRAD else extra.get("micro_step"),
             inputs=inputs,
             outputs=outputs,
             parameters=parameters,
@@ -219,8 +221,8 @@ def _number(value: Any) -> float | None:
     return float(value) if isinstance(value, int | float) else None
 
 
-def _entry_order(value: Mapping[str, Any], outputs: tuple[TensorRecord, ...], position: int) -> int:
-    own = value.get("order")
+def _entry_order(extra: Mapping[str, Any], outputs: tuple[TensorRecord, ...], position: int) -> int:
+    own = extra.get("order")
     if isinstance(own, int):
         return own
     return min((record.order for record in outputs if record.order is not None), default=position)

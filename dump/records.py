@@ -14,6 +14,9 @@ CONSTRUCT_FILE = "construct.json"
 PARTIAL_FILE = "dump.partial.jsonl"
 TENSOR_FOLDER = "dump_tensor_data"
 
+# What we add to an entry of dump.json stands in one dict under this name: msprobe's compare cannot bear a number there.
+EXTRA = "trainermon"
+
 FORWARD = "forward"
 BACKWARD = "backward"
 PARAMETERS_GRAD = "parameters_grad"
@@ -26,8 +29,8 @@ class TensorRecord:
     `slot` is its place: `input.0`, `kwargs.mask`, `output.0.1`, `parameters.weight`. Statistics are None where there
     is no such number (an empty tensor, a boolean's mean); ours are over finite elements, with the non-finite ones
     counted, msprobe's are over all elements and not counted (None). `order` is the place of the moment in which the
-    value became known, in one sequence over forward and backward; tensors with equal order are one tensor in several
-    slots. `hooked` tells that the script itself had a gradient hook on the tensor.
+    value became known, in one sequence over forward and backward; equal orders are one unchanged tensor in several
+    slots, which tells who consumes what whom produced. `hooked` tells that the script itself had a gradient hook on it.
     """
 
     slot: str
@@ -116,13 +119,18 @@ class Dump:
     entries: tuple[Entry, ...]
     root: tuple[Entry, ...] = ()
 
-    def tensors(self) -> Iterator[tuple[Entry, TensorRecord]]:
-        """Yield every tensor with its entry."""
-        for entry in (*self.entries, *self.root):
-            for tensor in (*entry.inputs, *entry.outputs, *entry.parameters):
-                yield entry, tensor
+    def vital(self) -> Iterator[TensorRecord]:
+        """Yield the tensors that must be finite in a sound step: parameters, their gradients, and the model's output.
+
+        Others may well hold infinities on purpose, as an attention mask does.
+        """
+        for entry in self.entries:
+            yield from entry.outputs if entry.direction == PARAMETERS_GRAD else entry.parameters
+        for entry in self.root:
+            yield from entry.inputs if entry.direction == BACKWARD else entry.outputs
+            yield from entry.parameters
 
     @property
     def nonfinite(self) -> bool:
-        """Whether any tensor of the dump has a non-finite element."""
-        return any(tensor.nonfinite for _, tensor in self.tensors())
+        """Whether a parameter, a parameter's gradient, or what the model returned is not finite."""
+        return any(tensor.nonfinite for tensor in self.vital())

@@ -63,7 +63,7 @@ class DumpWriter:
         self._unresolved: list[dict[str, Any]] = []
         self._stacks: dict[tuple[str, ...], int] = {}
         self._folder = self.directory / TENSOR_FOLDER
-        self._bytes = self._over_quota = self._errors = 0
+        self._bytes = self._over_quota = self._errors = self._order = 0
         self._first_error = ""
         try:
             make_private_folder(self._folder if self.with_tensors else self.directory)
@@ -79,15 +79,25 @@ class DumpWriter:
         """Bytes written so far, tensors and lines."""
         return self._bytes
 
+    def next_order(self) -> int:
+        """Return the next place in the sequence of what became known."""
+        self._order += 1
+        return self._order
+
     def record(self, key: str, leaves: Sequence[Leaf]) -> None:
-        """Take the statistics of tensors as they are now, and save them if the task asks for it."""
+        """Take the statistics of tensors as they are now, and save them if the task asks for it.
+
+        A tensor that was recorded before and is unchanged gets the numbers and the order that it had.
+        """
         fresh: list[Leaf] = []
         for leaf in leaves:
             source = self._memory.recall(leaf.tensor)
             if source is None:
+                leaf.form["order"] = self.next_order()
                 fresh.append(leaf)
                 self._memory.remember(leaf.tensor, leaf.form)
             else:
+                leaf.form["order"] = source["order"]
                 self._statistics.share(leaf.form, source)
         self._statistics.fill(fresh)
         if self.with_tensors:

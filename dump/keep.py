@@ -1,0 +1,176 @@
+"""Keeps, for the micro steps of one training step, what is needed to run their forwards and backwards again."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from trainermon.dump.state import AutocastState, Buffers, KeptBuffer, RandomState, accelerators
+from trainermon.monitor.taps.tree import tensors_of
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class KeptForward:
+    """One forward of the root: arguments by reference, the state before it, and the gradients of what it returned.
+
+    `gradients` has one place per returned tensor that requires a gradient, in the order of `tensors_of`.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    versions: tuple[int, ...]
+    random: RandomState
+    autocast: AutocastState
+    training: tuple[bool, ...]
+    buffers: list[KeptBuffer]
+    parameter_versions: int
+    gradients: list[Tensor | None] = dataclasses.field(default_factory=list)
+    size_bytes: int = 0
+
+    @property
+    def has_gradient(self) -> bool:
+        """Whether a backward has come through this forward."""
+        return any(gradient is not None for gradient in self.gradients)
+
+    def changed_input(self) -> bool:
+        """Return whether an argument was written to since; its old value is gone then."""
+        return self.versions != versions_of(self.args, self.kwargs)
+
+
+class ForwardKeeper:
+    """Keeps the forwards of `entry`, the module that the training loop calls, within `memory_bytes`.
+
+    `model` is what is inside of its wrappers. Beyond the budget the oldest forwards are let go: the fault that shows at
+    the end of a step is likeliest in what is still there, and `dropped` counts the rest. Forwards without gradient are
+    never kept. Arguments and gradients are kept by reference, generators and changing buffers as copies.
+    """
+
+    def __init__(self, entry: nn.Module, model: nn.Module, *, memory_bytes: int) -> None:
+        self.forwards: list[KeptForward] = []
+        self.dropped = 0
+        self.muted = False
+        self.error = ""
+        self._entry = entry
+        self._memory_bytes = memory_bytes
+        self._modules = list(model.modules())
+        self._parameters = list(model.parameters())
+        self._devices = accelerators(model)
+        self._buffers = Buffers(model)
+        self._handles: list[RemovableHandle] = []
+        self._current: KeptForward | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes that are kept alive: arguments, copies of buffers, gradients."""
+        return sum(kept.size_bytes for kept in self.forwards)
+
+    def attach(self) -> None:
+        """Watch the forwards from now on: before all other pre hooks, behind all other hooks."""
+        if self._handles:
+            return
+        before = self._entry.register_forward_pre_hook(self._before, prepend=True, with_kwargs=True)
+        behind = self._entry.register_forward_hook(self._behind)
+        self._handles = [before, behind]
+
+    def detach(self) -> None:
+        """Take the two hooks away; what was kept stays."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._current = None
+
+    def clear(self) -> None:
+        """Let go of everything that was kept: the step is over."""
+        self.forwards.clear()
+        self.dropped = 0
+        self.error = ""
+        self._current = None
+
+    def _before(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._current = None
+        if self.muted or not torch.is_grad_enabled() or torch._C._current_graph_task_id() != -1:
+            return
+        try:
+            self._current = KeptForward(
+                args=args,
+                kwargs=kwargs,
+                versions=versions_of(args, kwargs),
+                random=RandomState.take(self._devices),
+                autocast=AutocastState.take(self._devices),
+                training=tuple(module.training for module in self._modules),
+                buffers=self._buffers.take(),
+                parameter_versions=self._parameter_versions(),
+            )
+        except Exception as error:  # noqa: BLE001  # the border to training: this forward is not kept
+            self.error = f"{type(error).__name__}: {error}"
+
+    def _behind(self, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
+        kept, self._current = self._current, None
+        if kept is None:
+            return
+        try:
+            self._keep(kept, output)
+        except Exception as error:  # noqa: BLE001  # the border to training
+            self.error = f"{type(error).__name__}: {error}"
+
+    def _keep(self, kept: KeptForward, output: Any) -> None:
+        returned = differentiable(output)
+        if not returned:
+            return
+        if self._parameter_versions() != kept.parameter_versions:
+            # as an embedding with max_norm does; a replay would do it once more
+            self.error = "the model writes to its parameters in its forward"
+            return
+        kept.buffers = self._buffers.learn(kept.buffers)
+        kept.gradients = [None] * len(returned)
+        for index, tensor in enumerate(returned):
+            tensor.register_hook(functools.partial(self._gradient, kept, index))  # type: ignore[no-untyped-call]
+        clones = [buffer.clone for buffer in kept.buffers if buffer.clone is not None]
+        kept.size_bytes = _size_bytes([*_tensors(kept.args, kept.kwargs), *clones])
+        self.forwards.append(kept)
+        self._hold_budget()
+
+    def _parameter_versions(self) -> int:
+        return sum(parameter._version for parameter in self._parameters)
+
+    def _gradient(self, kept: KeptForward, index: int, gradient: Tensor) -> None:
+        if self.muted:
+            return
+        before = kept.gradients[index]
+        kept.gradients[index] = gradient.detach() if before is None else before + gradient.detach()
+        if before is None:
+            kept.size_bytes += _size_bytes([gradient])
+        self._hold_budget()
+
+    def _hold_budget(self) -> None:
+        while self.forwards and self.size_bytes > self._memory_bytes:
+            self.forwards.pop(0)
+            self.dropped += 1
+
+
+def differentiable(output: Any) -> list[Tensor]:
+    """Return the distinct tensors in what a module returned through which a backward can come."""
+    found: list[Tensor] = []
+    for _, tensor in tensors_of(output):
+        if tensor.grad_fn is not None and not any(tensor is other for other in found):
+            found.append(tensor)
+    return found
+
+
+def versions_of(args: Any, kwargs: Any) -> tuple[int, ...]:
+    """Return how often each tensor among the arguments has been written to."""
+    return tuple(0 if tensor.is_inference() else tensor._version for tensor in _tensors(args, kwargs))
+
+
+def _tensors(args: Any, kwargs: Any) -> list[Tensor]:
+    return [tensor for _, tensor in tensors_of((args, kwargs))]
+
+
+def _size_bytes(tensors: Sequence[Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

@@ -1,0 +1,188 @@
+"""Runs one kept forward and its backward again such that the training does not notice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from trainermon.dump.capture import ModuleCapture
+from trainermon.dump.keep import KeptForward, differentiable
+from trainermon.dump.state import NotCoveredError, RandomState, accelerators, clone_buffers, same_bits
+
+
+class CommunicationError(Exception):
+    """The model's forward or backward wanted to talk to other ranks, which are not replaying with it."""
+
+
+class _NoCommunication(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Stops the first collective before it is sent."""
+
+    supports_higher_order_operators = True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "c10d" in str(getattr(func, "namespace", "")):
+            raise CommunicationError(f"the model communicates in its forward or backward ({func})")
+        return func(*args, **(kwargs or {}))
+
+
+def rerun(model: nn.Module, kept: KeptForward, capture: ModuleCapture, shadows: list[nn.Parameter]) -> None:
+    """Run `model` on kept arguments under the kept state, and a backward from the kept gradients.
+
+    Call it inside `undisturbed` and `shadow_parameters`, which give `shadows`.
+
+    Raises:
+        NotCoveredError: something that is needed was not kept or is gone.
+        CommunicationError: the model wanted to talk to other ranks; nothing was sent.
+    """
+    if kept.changed_input():
+        raise NotCoveredError("an input of the model was overwritten after the forward")
+    for module, training in zip(model.modules(), kept.training, strict=True):
+        module.training = training
+    for buffer in kept.buffers:
+        buffer.put_back()
+    kept.random.put_back()
+    args, kwargs = pytree.tree_map(_fresh_leaf, (kept.args, kept.kwargs))
+    with _silent(), torch.inference_mode(mode=False), torch.enable_grad():
+        with kept.autocast.active():
+            output = model(*args, **kwargs)
+        returned = differentiable(output)
+        if len(returned) != len(kept.gradients):
+            raise NotCoveredError(f"the model returned {len(returned)} tensors, not {len(kept.gradients)} as before")
+        with capture.paused():
+            pairs = _external_gradients(returned, kept.gradients)
+        del output, returned
+        _backward([tensor for tensor, _ in pairs], [gradient for _, gradient in pairs], shadows)
+
+
+def _external_gradients(returned: list[Tensor], totals: list[Tensor | None]) -> list[tuple[Tensor, Tensor]]:
+    """Return what the outside gave each returned tensor.
+
+    The kept gradient of `logits` in a returned `(loss, logits)` is the sum over all uses, the model's own computation
+    of the loss among them; starting a backward from it as well would count that part twice.
+    """
+    kept = [(tensor, total) for tensor, total in zip(returned, totals, strict=True) if total is not None]
+    kept.sort(key=lambda pair: pair[0].grad_fn._sequence_nr(), reverse=True)  # type: ignore[union-attr]
+    pairs: list[tuple[Tensor, Tensor]] = []
+    for tensor, total in kept:
+        internal = None
+        if pairs:
+            (internal,) = torch.autograd.grad(
+                [later for later, _ in pairs],
+                [tensor],
+                [gradient for _, gradient in pairs],
+                retain_graph=True,
+                allow_unused=True,
+            )
+        if internal is None:
+            pairs.append((tensor, total))
+        elif not same_bits(internal, total):
+            pairs.append((tensor, total - internal))
+    return pairs
+
+
+def _backward(tensors: list[Tensor], gradients: list[Tensor], shadows: list[nn.Parameter]) -> None:
+    """Run the backward into the shadows only.
+
+    Reentrant checkpointing refuses to be told where to stop. There every leaf in the graph is a shadow or a fresh copy
+    of an argument, unless the model holds a parameter that is not registered.
+    """
+    if _has_reentrant_checkpoint(tensors):
+        torch.autograd.backward(tensors, gradients)
+    else:
+        torch.autograd.backward(tensors, gradients, inputs=shadows)
+
+
+def _has_reentrant_checkpoint(tensors: list[Tensor]) -> bool:
+    waiting: list[Any] = [tensor.grad_fn for tensor in tensors]
+    seen = set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        if node.name() == "CheckpointFunctionBackward":
+            return True
+        seen.add(node)
+        waiting.extend(following for following, _ in node.next_functions)
+    return False
+
+
+@contextmanager
+def shadow_parameters(model: nn.Module) -> Iterator[list[nn.Parameter]]:
+    """Let the model hold leaves of our own that share the parameters' storage; yield those that require a gradient."""
+    owned = [(module, name, parameter) for module in model.modules() for name, parameter in module._parameters.items()]
+    shadows: dict[int, nn.Parameter] = {}
+    gradients = [(parameter, parameter.grad) for _, _, parameter in owned if parameter is not None]
+    for _, _, parameter in owned:
+        if parameter is not None and id(parameter) not in shadows:
+            shadow = nn.Parameter(parameter.detach(), requires_grad=parameter.requires_grad)
+            shadow.__dict__.update(parameter.__dict__)
+            if shadow.requires_grad:
+                shadow.register_post_accumulate_grad_hook(_forget_gradient)  # type: ignore[no-untyped-call]
+            shadows[id(parameter)] = shadow
+    try:
+        for module, name, parameter in owned:
+            if parameter is not None:
+                _hold(module, name, shadows[id(parameter)])
+        yield [shadow for shadow in shadows.values() if shadow.requires_grad]
+    finally:
+        for module, name, parameter in owned:
+            if parameter is not None:
+                _hold(module, name, parameter)
+        for parameter, gradient in gradients:
+            if parameter.grad is not gradient:
+                parameter.grad = gradient
+
+
+def _hold(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
+    module._parameters[name] = parameter
+    if type(module).__setattr__ is not nn.Module.__setattr__:  # recurrent modules keep a second list of their weights
+        setattr(module, name, parameter)
+
+
+def _forget_gradient(shadow: Tensor) -> None:
+    """Free a gradient that has been recorded, so that the replay needs no second set of them."""
+    shadow.grad = None
+
+
+@contextmanager
+def undisturbed(model: nn.Module) -> Iterator[None]:
+    """Put generators, buffers and training flags back afterwards, bit for bit."""
+    random_state = RandomState.take(accelerators(model))
+    buffers = clone_buffers(model)
+    training = [(module, module.training) for module in model.modules()]
+    try:
+        yield
+    finally:
+        random_state.put_back()
+        for buffer in buffers:
+            buffer.put_back()
+        for module, flag in training:
+            module.training = flag
+
+
+@contextmanager
+def eager(*, compiled: bool) -> Iterator[None]:
+    """Run compiled parts of the model in eager mode, where their modules' hooks fire."""
+    with ExitStack() as stack:
+        if compiled and hasattr(torch.compiler, "set_stance"):
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        yield
+
+
+def _silent() -> AbstractContextManager[Any]:
+    several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    return _NoCommunication() if several else nullcontext()  # type: ignore[no-untyped-call]
+
+
+def _fresh_leaf(value: Any) -> Any:
+    """Cut an argument that requires a gradient from the graph that it came from."""
+    if isinstance(value, Tensor) and value.requires_grad:
+        return value.detach().requires_grad_()
+    return value

@@ -1,0 +1,161 @@
+"""Everything besides its arguments and parameters that a forward depends on: taken, set, and put back bit for bit."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class NotCoveredError(Exception):
+    """Something that the replay needs was not kept; the text says what."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RandomState:
+    """The state of every generator a model may draw from: Python's, numpy's, torch's on the CPU and on its devices."""
+
+    python: Any
+    numpy: Any
+    cpu: Tensor
+    devices: tuple[tuple[torch.device, Tensor], ...]
+
+    @classmethod
+    def take(cls, devices: Iterable[torch.device]) -> RandomState:
+        """Return the present state. Cost: copies of about 8 KB; no device is waited for."""
+        numpy = sys.modules.get("numpy")
+        return cls(
+            python=random.getstate(),
+            numpy=None if numpy is None else numpy.random.get_state(),
+            cpu=torch.get_rng_state(),
+            devices=tuple((device, _device_module(device).get_rng_state(device)) for device in devices),
+        )
+
+    def put_back(self) -> None:
+        """Set every generator to this state."""
+        random.setstate(self.python)
+        if self.numpy is not None:
+            sys.modules["numpy"].random.set_state(self.numpy)
+        torch.set_rng_state(self.cpu)
+        for device, state in self.devices:
+            _device_module(device).set_rng_state(state, device)
+
+
+def accelerators(model: nn.Module) -> tuple[torch.device, ...]:
+    """Return the devices with a generator of their own on which `model` has parameters or buffers."""
+    tensors = (*model.parameters(), *model.buffers())
+    devices = {tensor.device for tensor in tensors if tensor.device.type not in ("cpu", "meta")}
+    return tuple(sorted(devices, key=str))
+
+
+def _device_module(device: torch.device) -> Any:
+    return getattr(torch, device.type)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class AutocastState:
+    """Which automatic casts are on, per device type."""
+
+    types: tuple[tuple[str, bool, torch.dtype], ...]
+    cache: bool
+
+    @classmethod
+    def take(cls, devices: Iterable[torch.device]) -> AutocastState:
+        """Return the present state for the CPU and for the types of `devices`."""
+        names = dict.fromkeys(["cpu", *(device.type for device in devices)])
+        return cls(
+            tuple((name, torch.is_autocast_enabled(name), torch.get_autocast_dtype(name)) for name in names),
+            torch.is_autocast_cache_enabled(),
+        )
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Run the block under this state."""
+        with ExitStack() as stack:
+            for name, enabled, dtype in self.types:
+                if enabled:
+                    stack.enter_context(torch.autocast(name, dtype=dtype, cache_enabled=self.cache))
+                elif torch.is_autocast_enabled(name):
+                    stack.enter_context(torch.autocast(name, enabled=False))
+            yield
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class KeptBuffer:
+    """A buffer before a forward. `clone` is None for one that has never changed; then its version must still hold."""
+
+    module: nn.Module
+    name: str
+    tensor: Tensor
+    version: int
+    clone: Tensor | None
+
+    def put_back(self) -> None:
+        """Make the module hold the same tensor with the same bits again; untouched if it does already."""
+        self.module._buffers[self.name] = self.tensor
+        if self.clone is None:
+            if self.tensor._version != self.version:
+                raise NotCoveredError(f"buffer {self.name} of {type(self.module).__name__} changed for the first time")
+        elif not same_bits(self.tensor, self.clone):
+            with torch.no_grad():
+                self.tensor.copy_(self.clone)
+
+
+class Buffers:
+    """Keeps the buffers of a model, and learns which of them are constants (masks, tables) that need no copy.
+
+    A version alone does not tell: BatchNorm writes its running statistics without counting one. So a buffer counts as
+    constant once a forward has left it bit for bit as it was, and until its version changes. Learning waits for the
+    device once per constant buffer.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._modules = list(model.modules())
+        self._constant: dict[int, tuple[Tensor, int]] = {}
+
+    def take(self) -> list[KeptBuffer]:
+        """Return all buffers as they are now, with a clone of each that is not known to be constant."""
+        kept = []
+        for module in self._modules:
+            for name, tensor in module._buffers.items():
+                if tensor is None:
+                    continue
+                known = self._constant.get(id(tensor))
+                constant = known is not None and known[0] is tensor and known[1] == tensor._version
+                clone = None if constant else tensor.detach().clone()
+                kept.append(KeptBuffer(module, name, tensor, tensor._version, clone))
+        return kept
+
+    def learn(self, kept: Sequence[KeptBuffer]) -> list[KeptBuffer]:
+        """Return `kept` without the clones of buffers that the forward left alone."""
+        return [self._judged(buffer) for buffer in kept]
+
+    def _judged(self, buffer: KeptBuffer) -> KeptBuffer:
+        tensor, clone = buffer.tensor, buffer.clone
+        untouched = buffer.module._buffers.get(buffer.name) is tensor and tensor._version == buffer.version
+        if clone is None or not untouched or not same_bits(tensor, clone):
+            return buffer
+        self._constant[id(tensor)] = (tensor, tensor._version)
+        return dataclasses.replace(buffer, clone=None)
+
+
+def clone_buffers(model: nn.Module) -> list[KeptBuffer]:
+    """Return all buffers of `model` with a clone each, whatever is known of them."""
+    return Buffers(model).take()
+
+
+def same_bits(left: Tensor, right: Tensor) -> bool:
+    """Return whether two tensors of one dtype and shape are equal bit for bit, NaNs included. Waits for the device."""
+    if left.shape != right.shape or left.dtype != right.dtype:
+        return False
+    return torch.equal(_bytes(left), _bytes(right))
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
