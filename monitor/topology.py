@@ -111,7 +111,7 @@ def _scheduler_run_id(environ: Mapping[str, str]) -> str | None:
     found = next((environ[name] for name in SCHEDULER_RUN_IDS if environ.get(name)), None)
     if found is None:
         elastic = environ.get("TORCHELASTIC_RUN_ID", "none")  # torchrun's own word for "not given"
-        return None if elastic == "none" else elastic
+        return None if elastic == "none" else f"run-{elastic[:8]}"  # by default a long random one
     return f"job-{found}"
 
 
@@ -124,8 +124,8 @@ def _new_attempt(root: Path, run_id: str) -> Run:
     directory = root / run_id
     try:
         known = json.loads((directory / "run.json").read_text(encoding="utf-8"))["attempt"]
-    except FileNotFoundError:
-        known = 0
+    except (FileNotFoundError, NotADirectoryError):
+        known = 0  # whether the folder can be written is found out by writing
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
             f"{directory / 'run.json'} cannot be read ({error}): remove the folder or choose another run_id"

@@ -25,17 +25,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="trainermon", description="Watches distributed PyTorch training from the inside."
     )
     parser.add_argument("--version", action="version", version=f"trainermon {trainermon.__version__}")
-    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    subparsers = parser.add_subparsers(dest="subcommand", required=True, metavar="COMMAND")
     for name, (module_name, summary) in COMMANDS.items():
         subparser = subparsers.add_parser(name, help=summary, description=summary.capitalize() + ".")
         if name in words:
             importlib.import_module(module_name).add_arguments(subparser)
     arguments = parser.parse_args(words)
-    module = importlib.import_module(COMMANDS[arguments.command][0])
+    module = importlib.import_module(COMMANDS[arguments.subcommand][0])
     try:
         status: int = module.main(arguments)
     except TrainermonError as error:
-        print(f"trainermon {arguments.command}: {error}", file=sys.stderr)
+        print(f"trainermon {arguments.subcommand}: {error}", file=sys.stderr)
         return 1
     except BrokenPipeError:
         return 0

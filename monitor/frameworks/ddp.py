@@ -26,12 +26,12 @@ def describe(chunks: Sequence[nn.Module], optimizer: torch.optim.Optimizer, coor
     inner = [next(m.module for m in _outermost(chunk) if isinstance(m, DistributedDataParallel)) for chunk in chunks]
     return Training(
         framework="ddp",
+        model=chunks[0],
         roots=tuple(inner),
         modules=plain.modules_of(inner),
         parameters=plain.parameters_of(inner, replicated_over=("dp",), in_global_norm=coordinates.dp == 0),
         optimizer=optimizer,
         is_reduced=True,
-        replay_refusal=plain.replay_refusal(inner),
     )
 
 

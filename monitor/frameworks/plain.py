@@ -18,12 +18,12 @@ def describe(chunks: Sequence[nn.Module], optimizer: torch.optim.Optimizer, _coo
     """Return the set-up of `chunks` (one module, or the virtual pipeline stages in order) without any wrapper."""
     return Training(
         framework="plain",
+        model=chunks[0],
         roots=tuple(chunks),
         modules=modules_of(chunks),
         parameters=parameters_of(chunks),
         optimizer=optimizer,
         is_reduced=False,
-        replay_refusal=replay_refusal(chunks),
     )
 
 
@@ -57,13 +57,3 @@ def parameters_of(
         for name, parameter in chunk.named_parameters()
         if parameter.requires_grad
     )
-
-
-def replay_refusal(chunks: Sequence[nn.Module]) -> str:
-    """Return why the forward of `chunks` cannot be run again by one rank alone; empty if it can."""
-    if len(chunks) > 1:
-        return "the model is split into pipeline stages"
-    batch_norms = [name for name, module in chunks[0].named_modules() if isinstance(module, nn.SyncBatchNorm)]
-    if batch_norms:
-        return f"{batch_norms[0]} is a SyncBatchNorm, which communicates inside the forward"
-    return ""

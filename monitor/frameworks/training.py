@@ -17,18 +17,18 @@ class Training:
 
     Attributes:
         framework: Its name, for people.
+        model: The model as the training loop calls it; the first of its stages.
         roots: The modules whose forwards make up the model's, below any wrapper that communicates.
         modules: Every module below the roots, in definition order.
         parameters: Every parameter that requires a gradient.
         optimizer: The optimizer whose step ends a training step.
         is_reduced: Whether gradients are averaged over ranks during the backward.
-        replay_refusal: Why a step cannot be replayed by this rank alone; empty if it can.
     """
 
     framework: str
+    model: nn.Module
     roots: tuple[nn.Module, ...]
     modules: tuple[Module, ...]
     parameters: tuple[Parameter, ...]
     optimizer: torch.optim.Optimizer
     is_reduced: bool
-    replay_refusal: str

@@ -49,7 +49,7 @@ class Attached:
         self._lock = RankLock(self._spool, coordinates.rank)
         self._page = ControlPage(self._spool, coordinates.rank)
         self._journal = JournalWriter(self._spool, self._header(), budget_bytes=int(config.spool_mb * MIB))
-        self._dumps = Dumps(run, coordinates, config, training, journal=self._journal, page=self._page)
+        self._dumps = Dumps(run, coordinates, training, journal=self._journal, page=self._page)
         self._guard = Guard(self._let_go)
         self._loop: StepLoop | None = None
         self._config_source: Path | None = None

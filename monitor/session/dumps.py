@@ -1,41 +1,200 @@
-"""Dumps of this rank: the replay of a step whose gradients are not finite, and dumps that a command ordered."""
+"""Dumps of this rank: the replay of a step whose gradients are not finite, and what a command ordered."""
 
 from __future__ import annotations
 
+import dataclasses
+import logging
+from pathlib import Path
+
+from trainermon.dump.capture import ModuleCapture
+from trainermon.dump.records import DumpInfo
+from trainermon.dump.replay import StepKeeper
+from trainermon.dump.writer import DumpWriter
 from trainermon.monitor.config import MonitorConfig
 from trainermon.monitor.control import ControlPage
+from trainermon.monitor.errors import DumpError
 from trainermon.monitor.frameworks import Training
 from trainermon.monitor.journal import JournalWriter
 from trainermon.monitor.topology import Run
-from trainermon.monitor.values import Coordinates
+from trainermon.monitor.values import Action, Command, Coordinates
+
+logger = logging.getLogger("trainermon")
+
+MIB = 1 << 20
+REPLAY_ID = "gradient-nonfinite"
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class _Order:
+    """A command that this rank carries out, and how many bytes it may still write."""
+
+    command: Command
+    bytes_left: int
+
+    def covers(self, step: int) -> bool:
+        return self.command.first_step <= step < self.command.first_step + self.command.num_steps
 
 
 class Dumps:
-    """Decides what is dumped on which step, and says in the journal what became of it."""
+    """Decides what is dumped on which step, and says in the journal what became of it.
+
+    A step is replayed when its gradients are not finite while those of the step before were: later steps only show the
+    consequences.
+    """
 
     def __init__(
-        self,
-        run: Run,
-        coordinates: Coordinates,
-        config: MonitorConfig,
-        training: Training,
-        *,
-        journal: JournalWriter,
-        page: ControlPage,
+        self, run: Run, coordinates: Coordinates, training: Training, *, journal: JournalWriter, page: ControlPage
     ) -> None:
-        self.replay_armed = False
+        self._run = run
+        self._rank = coordinates.rank
+        self._training = training
+        self._journal = journal
+        self._page = page
+        self._keeper: StepKeeper | None = None
+        self._replay = MonitorConfig().replay
+        self._num_replays = 0
+        self._nonfinite_before = False
+        self._epoch = page.epoch()
+        self._known: set[str] = set()
+        self._orders: list[_Order] = []
+        self._capture: ModuleCapture | None = None
+        self._writer: DumpWriter | None = None
+        self._order: _Order | None = None
+
+    def configure(self, config: MonitorConfig) -> None:
+        """Follow `config` from the next step on."""
+        if self._keeper is not None:
+            self._keeper.detach()
+        self._replay = config.replay
+        self._keeper = None
+        if config.replay.enabled and config.wg_distribution and len(self._training.roots) == 1:
+            self._keeper = StepKeeper(self._training.model, memory_bytes=int(config.replay.memory_mb * MIB))
+            if self._keeper.refusal:
+                logger.info("a step cannot be replayed: %s", self._keeper.refusal)
+
+    @property
+    def replay_armed(self) -> bool:
+        """Whether the gradients of this step are to be checked, for a replay if one is not finite."""
+        return self._keeper is not None and self._num_replays < self._replay.max_replays
+
+    def collects(self, step: int) -> bool:
+        """Return whether a command asks to collect `step` beside the schedule."""
+        return any(order.command.action is Action.COLLECT and order.covers(step) for order in self._orders)
 
     def prepare(self, step: int, *, gradients_due: bool) -> None:
-        pass
+        """Attach what `step` needs: the keeper of a replay, the capture of an ordered dump."""
+        if self._keeper is not None:
+            if gradients_due and self.replay_armed:
+                self._keeper.attach()
+            else:
+                self._keeper.detach()
+        self._orders = [order for order in self._orders if step < order.command.first_step + order.command.num_steps]
+        due = [order for order in self._orders if order.command.action is Action.DUMP and order.covers(step)]
+        if due:
+            self._start_capture(step, due[0])
 
-    def gradients_finite(self) -> None:
-        pass
-
-    def replay(self, step: int) -> None:
-        pass
+    def checked(self, step: int, *, nonfinite: bool) -> None:
+        """Replay `step` if its gradients are the first that are not finite. Never raises."""
+        if nonfinite and not self._nonfinite_before and self._keeper is not None:
+            self._num_replays += 1
+            info = self._info(REPLAY_ID, step, "a gradient is not finite at the entry of the optimizer step")
+            result = self._keeper.replay(
+                self._directory(REPLAY_ID, step),
+                info,
+                task=self._replay.task,
+                max_bytes=int(self._replay.max_dump_mb * MIB),
+            )
+            dump = self._relative(result.dump)
+            self._journal.append_event(
+                {
+                    "type": "replay",
+                    "step": step,
+                    "status": result.status,
+                    "dump": dump,
+                    "reason": result.reason,
+                    "seconds": result.seconds,
+                    "micro_steps": result.micro_steps,
+                    "bytes": result.bytes_written,
+                }
+            )
+            logger.warning(
+                "rank %d, step %d: gradients are not finite; replay: %s%s",
+                self._rank,
+                step,
+                result.status,
+                f" ({result.reason})" if result.reason else f", dumped to {dump}",
+            )
+        self._nonfinite_before = nonfinite
 
     def finish_step(self, step: int) -> None:
-        pass
+        """Let go of what was kept, and end the dump of `step` if there is one."""
+        if self._keeper is not None:
+            self._keeper.clear()
+        if self._capture is None or self._writer is None or self._order is None:
+            return
+        self._capture.detach()
+        try:
+            written = self._writer.close()
+        except DumpError as error:
+            self._tell(self._order.command, step, "failed", reason=str(error))
+        else:
+            self._order.bytes_left -= written.bytes_written
+            status = "over quota" if written.over_quota else "written"
+            dump = self._relative(self._writer.directory)
+            self._tell(self._order.command, step, status, dump=dump, bytes=written.bytes_written)
+        self._capture = self._writer = self._order = None
+
+    def abandon(self) -> None:
+        """Take every hook away; an unfinished dump keeps what was captured."""
+        if self._capture is not None:
+            self._capture.detach()
+        if self._keeper is not None:
+            self._keeper.detach()
+            self._keeper.clear()
 
     def poll_commands(self, step: int) -> None:
-        pass
+        """Take up new commands; `step` is the next one to begin. Costs one memory read when there is none."""
+        epoch = self._page.epoch()
+        if epoch == self._epoch:
+            return
+        self._epoch = epoch
+        for command in self._page.read_commands():
+            if command.id not in self._known:
+                self._known.add(command.id)
+                self._take_up(command, step)
+
+    def _take_up(self, command: Command, step: int) -> None:
+        if command.action is Action.STOP:
+            self._orders.clear()
+        elif command.first_step < step:
+            self._tell(command, step, "late")
+        else:
+            self._orders.append(_Order(command=command, bytes_left=command.max_bytes))
+
+    def _start_capture(self, step: int, order: _Order) -> None:
+        command = order.command
+        info = self._info(command.id, step, command.reason)
+        try:
+            writer = DumpWriter(
+                self._directory(command.id, step), info, task=command.task, max_bytes=max(order.bytes_left, 0)
+            )
+        except DumpError as error:
+            self._orders.remove(order)
+            self._tell(command, step, "failed", reason=str(error))
+            return
+        self._capture = ModuleCapture(self._training.roots[0], writer, scope=command.scope)
+        self._capture.attach()
+        self._writer, self._order = writer, order
+
+    def _tell(self, command: Command, step: int, status: str, **details: object) -> None:
+        self._journal.append_event({"type": "dump", "step": step, "command": command.id, "status": status, **details})
+
+    def _info(self, dump_id: str, step: int, reason: str) -> DumpInfo:
+        return DumpInfo(id=dump_id, step=step, attempt=self._run.attempt, rank=self._rank, reason=reason)
+
+    def _directory(self, dump_id: str, step: int) -> Path:
+        place = f"attempt{self._run.attempt}/step{step}/rank{self._rank}"
+        return self._run.directory / "dumps" / dump_id / place
+
+    def _relative(self, dump: Path | None) -> str | None:
+        return None if dump is None else str(dump.relative_to(self._run.directory))

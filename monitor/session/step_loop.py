@@ -68,6 +68,7 @@ class StepLoop:
         self._steps = MicroSteps(
             training.roots, guard, on_forward_end=self._forward_ended, on_backward_end=self._backward_ended
         )
+        dumps.configure(config)
         self._make_taps()
 
     def _make_taps(self) -> None:
@@ -100,6 +101,7 @@ class StepLoop:
             handle.remove()
         self._handles.clear()
         self._detach()
+        self._dumps.abandon()
 
     def finish(self) -> None:
         """Write everything that was taken, waiting for the device if need be."""
@@ -111,6 +113,7 @@ class StepLoop:
         self._detach()
         self._config = config
         self._schedule = Schedule(config.start_step, config.step_interval, config.collect_times)
+        self._dumps.configure(config)
         self._make_taps()
 
     def estimate_rows(self) -> int:
@@ -147,7 +150,7 @@ class StepLoop:
 
     def _prepare(self) -> None:
         """Attach what the coming step needs, and take away what it does not."""
-        self._due = self._schedule.due(self.step)
+        self._due = self._schedule.due(self.step) or self._dumps.collects(self.step)
         if self._due and not self._steps.attached:
             self._attach()
         elif not self._due and self._steps.attached:
@@ -187,18 +190,18 @@ class StepLoop:
         backward_to_come = len(args) > 1 or kwargs.get("closure") is not None
         if self._config.wg_distribution and not backward_to_come:
             self._gradients.at_optimizer_entry(self._steps.backward)
-            if self._dumps.replay_armed and self.collector.any_nonfinite(self._gradients.reduced):
-                self._replay()
-            elif self._dumps.replay_armed:
-                self._dumps.gradients_finite()
+            if self._dumps.replay_armed:
+                self._check_gradients()
         if self._config.param_distribution:
             self._parameters.at_entry()
 
-    def _replay(self) -> None:
-        self._page.beat(self.step, Phase.REPLAY, time.time())
+    def _check_gradients(self) -> None:
+        nonfinite = self.collector.any_nonfinite(self._gradients.reduced)
+        if nonfinite:
+            self._page.beat(self.step, Phase.REPLAY, time.time())
         self.collector.muted = self._steps.muted = True
         try:
-            self._dumps.replay(self.step)
+            self._dumps.checked(self.step, nonfinite=nonfinite)
         finally:
             self.collector.muted = self._steps.muted = False
 

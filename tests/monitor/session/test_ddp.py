@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from tests.journal_rows import RankJournal
 from tests.monitor.session.ddp_worker import VARIANTS
 from tests.ranks import run_ranks
-
 from trainermon.monitor.values import Kind
 
 pytestmark = pytest.mark.distributed

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from tests.journal_rows import RankJournal, only_spool
-from tests.reference import assert_equal
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from tests.journal_rows import RankJournal, only_spool
+from tests.reference import assert_equal
 from trainermon import TrainerMon
 from trainermon.monitor.values import Kind
 
@@ -212,7 +212,7 @@ def test_schedule_chooses_steps_and_nothing_is_attached_between_them(places):
             look(step)
 
     assert sorted(RankJournal(only_spool(places[0])).rows) == [1, 4]
-    assert hooks == [(1, 1), (0, 0), (0, 0), (1, 1), *[(0, 0)] * 5]
+    assert hooks == [(2, 2), (0, 0), (0, 0), (2, 2), *[(0, 0)] * 5]
 
 
 @pytest.mark.parametrize("place", ["before", "after"])
