@@ -7,6 +7,12 @@ export function number(value) {
   return Number(value);
 }
 
+/** A value of a step: null where nothing was recorded (NaN), an infinity where something was not finite. */
+export function measured(value) {
+  const read = number(value);
+  return Number.isNaN(read) ? null : read;
+}
+
 export async function getJson(path) {
   const reply = await fetch(path, { headers: { Accept: "application/json" }, cache: "no-store" });
   if (!reply.ok) throw new Error(await reason(reply));

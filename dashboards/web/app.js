@@ -1,6 +1,6 @@
 // Wiring: what the agent says goes into the charts, tables and the sentence on top. Decides nothing else.
 
-import { diagnosisHash, getJson, listen, number } from "./api.js";
+import { diagnosisHash, getJson, listen, measured } from "./api.js";
 import { showDiagnosis } from "./diagnosis.js";
 import { byId, perFrame, setText } from "./dom.js";
 import { showFigures, showRun, showState } from "./header.js";
@@ -13,8 +13,9 @@ import { showAlerts, showDumps } from "./tables.js";
 import { Lines, StepView } from "./view.js";
 
 const RUN_REFRESH_MS = 2000;
-const NAMES = ["loss", "grad_norm", "step_time"];
 
+// Asked for before the charts are built, so that the answers travel meanwhile.
+const asked = ask();
 const view = new StepView();
 const lines = new Lines();
 const state = { run: null, alerts: new Map(), dumps: [], now: {}, verdicts: new Map(), connected: false, lostAt: null };
@@ -23,8 +24,8 @@ const parent = byId("timeline");
 const alerts = () => [...state.alerts.values()].filter((alert) => alert.state !== "pending");
 const charts = [
   new Ruler({ parent, view, alerts, dumps: () => state.dumps }),
-  new LineChart({ parent, view, lines, alerts, name: "loss", colour: "accent", log: false, height: 116, title: "Loss", hint: "mean of the ranks", label: "Loss over steps" }),
-  new LineChart({ parent, view, lines, alerts, name: "grad_norm", colour: "accent-2", log: true, height: 116, title: "Gradient norm", hint: "of all parameters, before clipping", label: "Gradient norm over steps" }),
+  new LineChart({ parent, view, lines, alerts, name: "loss", colour: "accent", log: false, title: "Loss", hint: "mean of the ranks", label: "Loss over steps" }),
+  new LineChart({ parent, view, lines, alerts, name: "grad_norm", colour: "accent-2", log: true, title: "Gradient norm", hint: "of all parameters, before clipping", label: "Gradient norm over steps" }),
 ];
 const layers = new LayerPanel({ parent, view });
 const ranks = new RankPanel({ parent, view });
@@ -40,7 +41,7 @@ const repaint = perFrame(() => {
   const all = [...state.alerts.values()];
   const firing = all.filter((alert) => alert.state === "firing").length;
   showFigures(state.run, state.now, firing);
-  showHealth(assess(state.run, all, state.now.step, state.verdicts.get(principal(all)?.diagnosis)), onShow);
+  showHealth(assess({ run: state.run, alerts: all, step: state.now.step, verdict: state.verdicts.get(principal(all)?.diagnosis), lost: state.lostAt !== null }), onShow);
   for (const chart of charts) chart.redraw();
   document.title = `${firing ? `▲ ${firing} · ` : ""}${formatStep(state.now.step)} · ${state.run.run_id}`;
 });
@@ -62,7 +63,7 @@ function takeRun(run) {
 }
 
 function takeLines({ steps, series }) {
-  lines.load(steps, Object.fromEntries(NAMES.map((name) => [name, (series[name] ?? []).map(number)])));
+  lines.load(steps, Object.fromEntries(Object.entries(series).map(([name, column]) => [name, column.map(measured)])));
   if (steps.length) view.extend(steps[0], steps[steps.length - 1]);
 }
 
@@ -80,7 +81,7 @@ function takeDump(dump) {
 }
 
 function takeStep(event) {
-  lines.append(event.step, { loss: number(event.loss), grad_norm: number(event.grad_norm), step_time: number(event.step_time_s) });
+  lines.append(event.step, { loss: measured(event.loss), grad_norm: measured(event.grad_norm) });
   state.now = event;
   view.extend(lines.steps[0], lines.steps[lines.steps.length - 1]);
   layers.touch();
@@ -102,8 +103,10 @@ function takeConnection() {
   const name = state.connected ? { running: "live" }[state.run?.state] ?? state.run?.state ?? "live" : finished ? "finished" : "reconnecting";
   showState(name);
   const banner = byId("banner");
-  banner.hidden = state.connected || state.lostAt === null;
+  const problem = state.lostAt === null ? state.run?.problem : null;
+  banner.hidden = state.lostAt === null && !problem;
   if (banner.hidden) return;
+  if (problem) return void ((banner.dataset.tone = "bad"), setText(banner, `The agent cannot store what it reads: ${problem}`));
   banner.dataset.tone = finished ? "calm" : "bad";
   const since = state.lostAt.toLocaleTimeString();
   setText(banner, finished
@@ -117,22 +120,31 @@ function onConnection(event) {
   if (event === "lost") state.lostAt ??= new Date();
   else state.lostAt = null;
   takeConnection();
+  repaint();
   // What happened in between was missed.
-  if (again) loadAll().catch(() => {});
+  if (again) loadAll(ask()).catch(() => {});
 }
 
-async function loadAll() {
-  const [, list, dumps] = await Promise.all([
-    getJson("api/run").then((run) => (takeRun(run), layers.load())),
-    getJson("api/alerts"),
-    getJson("api/dumps"),
-    getJson(`api/lines?names=${NAMES.join(",")}`).then(takeLines),
-    ranks.load(),
-  ]);
+function ask() {
+  return {
+    run: getJson("api/run"),
+    alerts: getJson("api/alerts"),
+    dumps: getJson("api/dumps"),
+    lines: getJson("api/lines?names=loss,grad_norm"),
+  };
+}
+
+async function loadAll(answers) {
+  const grids = [answers.run.then((run) => (layers.offer(run.heatmaps), layers.load())), ranks.load()];
+  const [run, list, dumps, columns] = await Promise.all([answers.run, answers.alerts, answers.dumps, answers.lines]);
   state.alerts = new Map(list.map((alert) => [alert.id, alert]));
   state.dumps = dumps;
+  takeLines(columns);
+  takeRun(run);
   fetchVerdict();
   retable();
+  view.release();
+  await Promise.all(grids);
 }
 
 /** Ranks, lag and counters change without a step, too. */
@@ -166,5 +178,5 @@ addEventListener("hashchange", route);
 showZoom();
 route();
 listen({ step: takeStep, alert: takeAlert, dump: takeDump, state: (run) => state.run && takeRun({ ...state.run, ...run }) }, onConnection);
-loadAll().then(markReady, () => onConnection("lost"));
+loadAll(asked).then(markReady, () => onConnection("lost"));
 setTimeout(refreshRun, RUN_REFRESH_MS);

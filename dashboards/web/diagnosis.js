@@ -3,7 +3,7 @@
 
 import { getJson, number } from "./api.js";
 import { el } from "./dom.js";
-import { formatCount, formatStep, formatValue } from "./scales.js";
+import { formatCount, formatSpans, formatStep, formatValue } from "./scales.js";
 import { table } from "./tables.js";
 
 const PHASES = {
@@ -53,12 +53,14 @@ function facts({ rank, module, class_name: type, call, phase, micro_step: microS
     dump && entry("Dump", el("code", {}, dump)));
 }
 
-const shapeText = ({ shape, dtype }) => [dtype, shape?.length ? `[${shape.join(" × ")}]` : ""].filter(Boolean).join(" ");
+const shapeText = ({ shape, dtype }) => [dtype?.replace(/^torch\./, ""), shape?.length ? `[${shape.join(" × ")}]` : ""].filter(Boolean).join(" ");
 
 function countsText({ count, nans, infs }) {
+  const all = count > 0 && nans + infs === count;
+  if (all && count > 1 && !(nans > 0 && infs > 0)) return `all ${formatCount(count)} elements ${nans ? "NaN" : "Inf"}`;
   const bad = [nans > 0 && `${formatStep(nans)} NaN`, infs > 0 && `${formatStep(infs)} Inf`].filter(Boolean).join(", ");
   if (!bad) return nans < 0 && infs < 0 ? "not finite" : "";
-  return count > 0 ? `${bad} of ${formatCount(count)} elements` : bad;
+  return count > 1 ? `${bad} of ${formatCount(count)} elements` : bad;
 }
 
 function rangeText({ min, max }) {
@@ -99,17 +101,29 @@ function node({ module, class_name: type, direction, call, tensor }, first) {
     shareBar(tensor));
 }
 
+/** Ranks of which the same is known share a row: with a thousand of them the odd one out must be seen. */
+function alike(findings) {
+  const groups = new Map();
+  for (const { rank, ...known } of findings) {
+    const key = JSON.stringify(known);
+    if (!groups.has(key)) groups.set(key, { ...known, ranks: [] });
+    groups.get(key).ranks.push(rank);
+  }
+  const order = ["origin", "unknown", "innocent"];
+  return [...groups.values()].sort((a, b) => order.indexOf(a.role) - order.indexOf(b.role));
+}
+
 function ranks({ ranks: findings }) {
   if (!findings.length) return null;
   const gradients = (count) => (count === null || count === undefined ? "–" : formatStep(count));
-  const rows = findings.map(({ rank, role, replay, unreduced, reduced }) => {
+  const rows = alike(findings).map(({ ranks: members, role, replay, unreduced, reduced }) => {
     const [text, tone] = ROLES[role] ?? [role, "pending"];
-    return el("tr", {}, el("td", { cls: "num" }, String(rank)), el("td", {}, el("span", { cls: `pill ${tone}` }, text)),
+    return el("tr", {}, el("td", {}, formatSpans(members)), el("td", {}, el("span", { cls: `pill ${tone}` }, text)),
       el("td", {}, REPLAYS[replay] ?? replay), el("td", { cls: "num" }, gradients(unreduced)), el("td", { cls: "num" }, gradients(reduced)));
   });
   return el("section", { cls: "panel" },
-    el("header", { cls: "panel-head" }, el("h2", {}, "Ranks"), el("span", { cls: "hint" }, "gradients that were not finite, before and after the reduction")),
-    el("div", { cls: "scroll" }, table("rank-table", ["Rank", "Role", "Replay", "Before", "After"], rows)));
+    el("header", { cls: "panel-head" }, el("h2", {}, "Ranks"), el("span", { cls: "hint" }, "with the number of gradients that were not finite, before and after the reduction")),
+    el("div", { cls: "scroll" }, table("rank-table", ["Ranks", "Role", "Replay", "Before", "After"], rows)));
 }
 
 function parameters({ parameters: bad, rank }) {

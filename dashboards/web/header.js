@@ -1,8 +1,8 @@
 // The run's name, state and figures.
 
 import { byId, el, setText } from "./dom.js";
-import { number } from "./api.js";
-import { formatCount, formatSeconds, formatStep, formatValue } from "./scales.js";
+import { measured, number } from "./api.js";
+import { formatCount, formatMeasured, formatSeconds, formatStep } from "./scales.js";
 
 const STATES = {
   live: ["live", "good"],
@@ -60,7 +60,7 @@ export function showFigures(run, now, firing) {
   figure("step", "Step", formatStep(now.step));
   figure("loss", "Loss", ...valued(now.loss));
   figure("grad-norm", "Gradient norm", ...valued(now.grad_norm));
-  figure("step-time", "Step time", formatSeconds(number(now.step_time_s)));
+  figure("step-time", "Step time", formatSeconds(measured(now.step_time_s)));
   const short = !finished && alive < run.world_size;
   figure("ranks", finished ? "Ranks" : "Ranks alive", finished ? `${run.world_size}` : `${alive} / ${run.world_size}`, short && "bad", dots(run));
   figure("lag", "Journal lag", formatSeconds(number(run.lag_s)), number(run.lag_s) > 5 && "warn");
@@ -68,8 +68,8 @@ export function showFigures(run, now, firing) {
 }
 
 function valued(value) {
-  const read = number(value);
-  return [formatValue(read), read !== null && !Number.isFinite(read) && "nonfinite"];
+  const read = measured(value);
+  return [formatMeasured(read), read !== null && !Number.isFinite(read) && "nonfinite"];
 }
 
 /** One square per rank; which one is missing is seen at once. Beyond 64 ranks the number alone is clearer. */

@@ -1,63 +1,69 @@
 // The sentence on top of the page: is the training healthy, and if not, where did it begin?
 
-import { diagnosisHash, number } from "./api.js";
+import { diagnosisHash } from "./api.js";
 import { byId, el } from "./dom.js";
-import { formatStep, formatValue } from "./scales.js";
-import { seriesLabel } from "./tables.js";
+import { formatSpans, formatStep } from "./scales.js";
+import { sentence } from "./tables.js";
 
 const URGENCY = ["fatal", "critical", "warning", "info"];
 
-/** The alert to speak of: the most severe, of those the one that began first, which is most often the cause. */
+/** The alert to speak of: the most severe that fires, of those the one that began first, most often the cause. */
 export function principal(alerts) {
-  return [...alerts].sort(
-    (a, b) => URGENCY.indexOf(a.severity) - URGENCY.indexOf(b.severity)
-      || a.attempt - b.attempt || a.first_step - b.first_step,
+  return alerts.filter(({ state }) => state === "firing").sort(
+    (a, b) => URGENCY.indexOf(a.severity) - URGENCY.indexOf(b.severity) || a.attempt - b.attempt
+      || a.first_step - b.first_step || Boolean(b.diagnosis) - Boolean(a.diagnosis) || a.rank - b.rank,
   )[0];
 }
 
-/** What to say: {tone, headline, detail, link}. `verdict` is the headline of its diagnosis, when there is one. */
-export function assess(run, alerts, step, verdict) {
-  const active = alerts.filter(({ state }) => state === "firing");
-  const grave = alerts.filter(({ severity, state }) => severity === "fatal" && state !== "pending");
-  if (active.length || grave.length) return unhealthy(active.length ? [...active, ...grave] : grave, verdict, active.length);
-  if (step === null || step === undefined) {
-    const detail = "The charts fill in as soon as a rank has finished one.";
-    return { tone: "calm", headline: run.state === "finished" ? "The run ended without a step" : "Waiting for the first step", detail };
-  }
-  const lost = run.state === "running" ? run.ranks.filter((rank) => !rank.alive) : [];
-  if (lost.length) {
-    const names = lost.slice(0, 8).map(({ rank }) => rank).join(", ");
-    return { tone: "bad", headline: `Rank ${names}${lost.length > 8 ? " …" : ""} is gone`, detail: `Last seen at step ${formatStep(lost[0].step)}.` };
-  }
-  return healthy(run, alerts, step);
-}
-
-function healthy(run, alerts, step) {
-  const past = alerts.filter(({ state }) => state === "resolved");
-  const headline = run.state === "finished" ? `Finished healthy at step ${formatStep(step)}` : "Training is healthy";
-  const watching = run.rules ? `${run.rules} rules are watching` : "The rules are watching";
-  if (!past.length) return { tone: "good", headline, detail: `${watching}; none has fired.` };
-  const last = Math.max(...past.map((alert) => alert.step));
-  const count = past.length === 1 ? "One earlier alert is" : `${past.length} earlier alerts are`;
-  return { tone: "good", headline, detail: `${count} over, the last since step ${formatStep(last)}.` };
-}
-
-function unhealthy(alerts, verdict, firing) {
+/** What to say: {tone, headline, details, alert}. `verdict` is the headline of the diagnosis, when there is one. */
+export function assess({ run, alerts, step, verdict, lost }) {
+  const finished = run.state === "finished";
   const first = principal(alerts);
-  const tone = ["fatal", "critical"].includes(first.severity) ? "bad" : "warn";
-  const place = first.findings?.length ? seriesLabel(first.findings[0].series) : first.kind;
-  const headline = tone === "warn"
-    ? `Needs a look since step ${formatStep(first.first_step)}: ${first.message || first.rule}`
-    : `Not healthy since step ${formatStep(first.first_step)}: ${first.message || first.rule}`;
-  const fallback = `Rank ${first.rank}, ${place}: ${formatValue(number(first.value))} where ${formatValue(number(first.baseline))} was expected.`;
-  return { tone: firing || tone === "bad" ? tone : "calm", headline, detail: verdict ?? fallback, alert: first, link: diagnosisHash(first.diagnosis) };
+  if (first) return unhealthy(first, alerts, verdict);
+  const gone = run.state === "running" ? run.ranks.filter((rank) => !rank.alive) : [];
+  if (gone.length) {
+    const names = formatSpans(gone.map(({ rank }) => rank));
+    const headline = gone.length === 1 ? `Rank ${names} is gone` : `Ranks ${names} are gone`;
+    return { tone: "bad", headline, details: [`Last seen at step ${formatStep(gone[0].step)}.`] };
+  }
+  if (step === null || step === undefined) {
+    if (finished) return { tone: "calm", headline: "The run ended without a step", details: [] };
+    return { tone: "calm", headline: "Waiting for the first step", details: ["The charts fill in as soon as every rank has finished one."] };
+  }
+  const details = [history(run, alerts)];
+  if (finished) return { tone: "good", headline: `Finished healthy at step ${formatStep(step)}`, details };
+  if (lost) return { tone: "warn", headline: "The agent does not answer", details: [`Training was healthy up to step ${formatStep(step)}.`] };
+  return { tone: "good", headline: "Training is healthy", details };
 }
 
-export function showHealth({ tone, headline, detail, link, alert }, onShow) {
+function history(run, alerts) {
+  const past = alerts.filter(({ state }) => state === "resolved");
+  const watching = run.rules ? `${run.rules} rules are watching` : "The rules are watching";
+  if (!past.length) return `${watching}; none has fired.`;
+  const last = formatStep(Math.max(...past.map((alert) => alert.step)));
+  return past.length === 1 ? `One earlier alert is over since step ${last}.` : `${past.length} earlier alerts are over, the last since step ${last}.`;
+}
+
+function unhealthy(first, alerts, verdict) {
+  const tone = ["fatal", "critical"].includes(first.severity) ? "bad" : "warn";
+  const same = alerts.filter(({ rule, first_step: step, state }) => rule === first.rule && step === first.first_step && state === "firing");
+  const ranks = formatSpans(same.map(({ rank }) => rank));
+  // A reduction carries a bad gradient to every rank; where it came from only the diagnosis knows.
+  const where = verdict ? "" : ` on ${same.length === 1 ? "rank" : "ranks"} ${ranks}`;
+  const headline = `${tone === "bad" ? "Not healthy" : "Needs a look"} since step ${formatStep(first.first_step)}${where}`;
+  return { tone, headline, details: [verdict ?? sentence(first)], alert: first };
+}
+
+export function showHealth({ tone, headline, details, alert }, onShow) {
+  const key = JSON.stringify([tone, headline, details, alert?.diagnosis]);
+  // Built anew only when it says something new: a screen reader reads it out, and a button keeps the focus.
+  if (byId("health").dataset.key === key) return;
+  byId("health").dataset.key = key;
   const actions = el("div", { cls: "actions" });
+  const link = alert && diagnosisHash(alert.diagnosis);
   if (alert) actions.append(el("button", { type: "button", onclick: () => onShow(alert.first_step) }, "Show the step"));
   if (link) actions.append(el("a", { cls: "button primary", href: link }, "Open the diagnosis"));
-  const text = el("div", {}, el("p", { cls: "headline" }, headline), el("p", { cls: "detail" }, detail));
+  const text = el("div", {}, el("p", { cls: "headline" }, headline), details.map((detail) => el("p", { cls: "detail" }, detail)));
   byId("health").dataset.tone = tone;
   byId("health").replaceChildren(el("span", { cls: "lamp", "aria-hidden": "true" }), text, actions);
 }

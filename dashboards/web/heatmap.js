@@ -3,7 +3,7 @@
 
 import { css } from "./colour.js";
 import { linearTicks, logTicks, formatStep, formatTick, formatValue } from "./scales.js";
-import { encode, NONFINITE, onsets, rasterise } from "./raster.js";
+import { encode, NONE, NONFINITE, onsets, rasterise } from "./raster.js";
 import { blocksOf, fitText, paintLabels } from "./rows.js";
 import { theme } from "./theme.js";
 import { Track } from "./track.js";
@@ -57,7 +57,7 @@ export class HeatMap extends Track {
     context.fillStyle = theme.plot;
     context.fillRect(box.left, 0, box.width, height);
     this.paintSteps(context, box, { height, labels: true });
-    if (!this.grid?.rows.length) return this.#paintEmpty(context, box, height);
+    if (!this.grid || this.#isBlank) return this.paintNote(context, box, this.grid ? "No values yet." : "Loading…");
     this.#paintCells(context, box, height);
     this.#paintBlocks(context, box, height);
     this.#paintMarks(context, box, height);
@@ -65,10 +65,8 @@ export class HeatMap extends Track {
     this.#paintScale(context, box, height);
   }
 
-  #paintEmpty(context, box, height) {
-    context.fillStyle = theme.muted;
-    context.textAlign = "center";
-    context.fillText(this.grid ? "No values yet." : "Loading…", box.left + box.width / 2, height / 2);
+  get #isBlank() {
+    return this.encoded.codes.every((code) => code === NONE);
   }
 
   #paintCells(context, box, height) {
@@ -148,6 +146,7 @@ export class HeatMap extends Track {
   #scaleLabels(tall) {
     const { lo, hi, scale } = this.encoded;
     const place = (t) => (t - lo) / (hi - lo);
+    if (tall < 20) return [];
     const count = Math.max(2, Math.floor(tall / 40));
     if (scale === "ratio") {
       const ratio = formatTick(Number((2 ** hi).toPrecision(3)));
@@ -194,7 +193,7 @@ export class HeatMap extends Track {
 
   paintCursor(context, box) {
     const row = this.view.origin === this && this.pointer ? this.#rowAt(this.pointer.y) : -1;
-    if (row < 0) return;
+    if (!context || row < 0) return;
     const height = this.#inner / this.grid.rows.length;
     const y = (row + 0.5) * height;
     context.strokeStyle = theme.ink;

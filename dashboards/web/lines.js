@@ -1,7 +1,7 @@
 // A value over steps. A step whose value is not finite is never a gap: it is a mark at the upper edge.
 
 import { segmented } from "./dom.js";
-import { axis, extent, formatStep, formatTick, formatValue, lowerBound } from "./scales.js";
+import { axis, extent, formatMeasured, formatStep, formatTick, lowerBound } from "./scales.js";
 import { theme } from "./theme.js";
 import { Track } from "./track.js";
 
@@ -10,10 +10,13 @@ const BOTTOM = 6;
 // More points than this per pixel column are drawn as the column's lowest and highest value: same picture, bounded cost.
 const POINTS_PER_PIXEL = 4;
 
+/** Tall windows get taller charts; a window of 1060 pixels still shows the first alerts below them. */
+const lineHeight = () => Math.round(Math.min(150, Math.max(88, innerHeight * 0.09)));
+
 export class LineChart extends Track {
   /** `name` is the column of `lines`; `colour` a name of theme.js; `alerts` returns the alerts to mark. */
-  constructor({ name, lines, colour, log, alerts, format = formatValue, ...track }) {
-    super(track);
+  constructor({ name, lines, colour, log, alerts, format = formatMeasured, ...track }) {
+    super({ ...track, height: lineHeight() });
     Object.assign(this, { name, lines, colour, log, alerts, format });
     const scales = [["linear", "linear"], ["log", "log"]];
     const choose = (scale) => ((this.log = scale === "log"), this.redraw());
@@ -45,6 +48,7 @@ export class LineChart extends Track {
     if (this.axis) this.#paintLine(context, box, values, first, last);
     this.#paintNonfinite(context, box, values, first, last);
     context.restore();
+    if (!values.length) this.paintNote(context, box, this.lines.steps.length ? "Not recorded." : "No steps yet.");
   }
 
   y(value) {
@@ -55,7 +59,7 @@ export class LineChart extends Track {
     context.textAlign = "right";
     context.strokeStyle = theme.grid;
     context.fillStyle = theme.muted;
-    for (const tick of this.axis.ticks(Math.max(2, Math.floor(this.height / 30)))) {
+    for (const tick of this.axis.ticks(Math.max(2, Math.floor(this.height / 22)))) {
       const y = Math.round(this.y(tick)) + 0.5;
       if (y < 5 || y > this.height - 3) continue;
       context.beginPath();
@@ -132,7 +136,7 @@ export class LineChart extends Track {
     context.lineWidth = 1;
   }
 
-  /** A bar along the upper edge over every run of non-finite steps, with a diamond and its value where it begins. */
+  /** A bar along the upper edge over every run of non-finite steps, with a diamond where it begins. */
   #paintNonfinite(context, box, values, first, last) {
     const { steps } = this.lines;
     context.fillStyle = theme.nonfinite;
@@ -152,7 +156,7 @@ export class LineChart extends Track {
       context.fill();
       if (x - labelled < 90 || x < box.left) continue;
       labelled = x;
-      const text = `${formatValue(values[begin])} from step ${formatStep(steps[begin])}`;
+      const text = `not finite from step ${formatStep(steps[begin])}`;
       const width = context.measureText(text).width;
       context.fillText(text, x + 9 + width > box.right ? x - 9 - width : x + 9, 11);
     }
@@ -161,7 +165,7 @@ export class LineChart extends Track {
   paintCursor(context, box) {
     const values = this.lines.series[this.name] ?? [];
     const { cursor } = this.view;
-    const at = cursor === null ? -1 : this.lines.nearest(cursor);
+    const at = context && cursor !== null ? this.lines.nearest(cursor) : -1;
     if (at < 0) return this.#say("");
     this.#say(`${this.format(values[at])} at step ${formatStep(this.lines.steps[at])}`);
     const value = values[at];

@@ -7,6 +7,7 @@ import { HeatMap } from "./heatmap.js";
 import { formatSeconds, formatStep, formatValue } from "./scales.js";
 
 const COLUMNS = 2000;
+const layerHeight = () => Math.round(Math.min(460, Math.max(240, innerHeight * 0.25)));
 const SHORTEST_MS = 1000;
 const SPARE = 10;
 
@@ -16,10 +17,10 @@ const KINDS = {
   actv: "activations", actv_grad: "activation gradients", comm: "collectives", feature: "features",
 };
 const STATISTICS = {
-  rms: "RMS", norm: "norm", std: "standard deviation", mean: "mean", min: "minimum", max: "maximum", sum: "sum",
+  rms: "RMS", absmax: "largest magnitude", norm: "norm", std: "standard deviation", mean: "mean", min: "minimum", max: "maximum", sum: "sum",
   sum_sq: "sum of squares", zero_ratio: "share of zeros", nonfinite: "non-finite elements", nans: "NaNs", infs: "Infs",
 };
-const QUANTITIES = { step_time: "step time, relative to the median rank", loss: "loss", grad_norm: "gradient norm", lag: "lag behind the first rank" };
+const QUANTITIES = { step_time: "step time against the median", loss: "loss", grad_norm: "gradient norm", lag: "lag behind the first rank" };
 
 class LivePanel {
   #serial = 0;
@@ -74,7 +75,7 @@ export class LayerPanel extends LivePanel {
   constructor({ parent, view }) {
     super();
     this.map = new HeatMap({
-      parent, view, title: "Layers", height: 320, label: "Heat map of layers over steps", mode: "log",
+      parent, view, title: "Layers", height: layerHeight(), label: "Heat map of layers over steps", mode: "log",
       tip: (row, column) => this.#tip(row, column),
     });
     this.origin = el("button", { type: "button", cls: "origin", hidden: true });
@@ -124,8 +125,8 @@ export class LayerPanel extends LivePanel {
   shown() {
     const { rows, stride } = this.map.grid;
     const each = stride > 1 ? `, each column the largest of ${stride} steps` : "";
-    setText(this.map.hint, `${formatStep(rows.length)} rows, the input on top, the loss below${each}`);
-    this.map.resize(rows.length < 12 ? Math.max(90, 20 + 26 * rows.length) : 320);
+    setText(this.map.hint, `${formatStep(rows.length)} rows, the input on top${each}`);
+    this.map.resize(rows.length < 12 ? Math.max(90, 20 + 26 * rows.length) : layerHeight());
     this.#showOrigin();
   }
 
@@ -134,9 +135,9 @@ export class LayerPanel extends LivePanel {
     this.origin.hidden = !first;
     if (!first) return;
     const { step, rows } = first;
-    const which = rows.length === 1 ? rows[0] : `${rows.length} rows, ${rows[0]} to ${rows[rows.length - 1]}`;
+    const which = rows.length === 1 ? rows[0] : `${rows.length} rows`;
     setText(this.origin, `◆ not finite from step ${formatStep(step)}: ${which}`);
-    this.origin.title = "Show this step";
+    this.origin.title = rows.length === 1 ? rows[0] : `${rows[0]} to ${rows[rows.length - 1]}`;
   }
 
   #tip(row, column) {
@@ -171,7 +172,7 @@ export class RankPanel extends LivePanel {
     const { rows } = this.map.grid;
     // One rank has no peers: its own usual step time is the measure then.
     if (this.quantity === "step_time") this.map.setMode(rows.length > 1 ? "peers" : "change");
-    this.map.resize(20 + Math.min(180, Math.max(26, rows.length * (rows.length > 8 ? 9 : 16))));
+    this.map.resize(20 + Math.min(180, Math.max(36, rows.length * (rows.length > 4 ? 12 : 18))));
   }
 
   #median(column) {
@@ -184,7 +185,9 @@ export class RankPanel extends LivePanel {
     const head = [this.map.grid.rows[row], `step ${this.map.stepText(column)}`];
     const value = this.map.grid.values[row * this.map.grid.columns + column];
     if (!Number.isFinite(value)) return [...head, this.map.valueText(row, column)];
+    if (this.quantity === "lag") return [...head, `${formatSeconds(value)} behind the first rank`];
     if (this.quantity !== "step_time") return [...head, `${QUANTITIES[this.quantity]}: ${formatValue(value)}`];
+    if (this.map.grid.rows.length === 1) return [...head, `step time ${formatSeconds(value)}`];
     const median = this.#median(column);
     return [...head, `step time ${formatSeconds(value)}`, `${formatValue(value / median, 3)} × the median rank (${formatSeconds(median)})`];
   }

@@ -35,7 +35,7 @@ export class Ruler extends Track {
     context.fillStyle = theme.muted;
     context.textAlign = "right";
     context.fillText("alerts, dumps", box.left - 8, LANE / 2);
-    context.fillText("step", box.left - 8, LANE + 10);
+    context.fillText("step", box.left - 30, LANE + 10);
     for (const mark of this.#marks(box)) {
       if (mark.alert) this.#paintAlert(context, mark);
       else this.#paintDump(context, mark);
@@ -73,7 +73,7 @@ export class Ruler extends Track {
   }
 
   paintCursor(context, box) {
-    if (this.view.cursor === null) return;
+    if (!context || this.view.cursor === null) return;
     const text = formatStep(this.view.cursor);
     context.font = `600 11px ${theme.font}`;
     const width = context.measureText(text).width + 12;

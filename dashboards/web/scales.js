@@ -18,7 +18,7 @@ export function logTicks(lo, hi, count) {
   const [first, last] = [Math.floor(Math.log10(lo)), Math.ceil(Math.log10(hi))];
   const decades = Math.log10(hi) - Math.log10(lo);
   if (decades < 0.7) return linearTicks(lo, hi, count).filter((tick) => tick > 0);
-  const mantissas = decades < count / 2.5 ? [1, 2, 5] : [1];
+  const mantissas = decades < count / 1.8 ? [1, 2, 5] : [1];
   const every = Math.max(1, Math.ceil(decades / count));
   const ticks = [];
   for (let k = first; k <= last; k++) {
@@ -74,7 +74,7 @@ export function formatValue(value, digits = 4) {
   if (!Number.isFinite(value)) return value > 0 ? "∞" : "−∞";
   const size = Math.abs(value);
   if (size !== 0 && (size >= 1e6 || size < 1e-3)) return minus(value.toExponential(Math.max(0, digits - 2)));
-  if (Number.isInteger(value)) return minus(value.toLocaleString("en-US"));
+  if (Number.isInteger(value)) return minus(grouped(value));
   return minus(size >= 1000 ? value.toFixed(1) : value.toPrecision(digits));
 }
 
@@ -87,12 +87,29 @@ export function formatTick(value) {
 
 const minus = (text) => text.replace(/^-/, "−");
 
-export const formatStep = (step) => (step === null || step === undefined ? "–" : Number(step).toLocaleString("en-US"));
+/** "12,345". Not toLocaleString: its first call loads the locale's tables, up to 80 ms of a page that is ready in 300. */
+const grouped = (integer) => String(integer).replace(/\B(?=(\d{3})+$)/g, ",");
+
+export const formatStep = (step) => (step === null || step === undefined ? "–" : grouped(step));
+
+/** A value of a step, for which an infinity says only that something was not finite. */
+export const formatMeasured = (value) => (value === null || Number.isFinite(value) ? formatValue(value) : "not finite");
+
+/** [0, 1, 2, 5] is written 0–2, 5. */
+export function formatSpans(numbers) {
+  const runs = [];
+  for (const value of [...new Set(numbers)].sort((a, b) => a - b)) {
+    const last = runs[runs.length - 1];
+    if (last && value === last[1] + 1) last[1] = value;
+    else runs.push([value, value]);
+  }
+  return runs.map(([from, to]) => (from === to ? `${from}` : `${from}–${to}`)).join(", ");
+}
 
 export function formatSeconds(seconds) {
   if (seconds === null || seconds === undefined || Number.isNaN(seconds)) return "–";
   if (seconds < 0.001) return `${(seconds * 1e6).toFixed(0)} µs`;
-  if (seconds < 1) return `${(seconds * 1e3).toFixed(seconds < 0.1 ? 1 : 0)} ms`;
+  if (seconds < 1) return `${Number((seconds * 1e3).toPrecision(3))} ms`;
   if (seconds < 120) return `${seconds.toPrecision(3)} s`;
   const minutes = Math.floor(seconds / 60);
   if (minutes < 120) return `${minutes} min`;

@@ -2,10 +2,13 @@
 
 import { diagnosisHash, number } from "./api.js";
 import { byId, el, setText } from "./dom.js";
-import { formatStep, formatValue } from "./scales.js";
+import { formatSpans, formatStep, formatValue } from "./scales.js";
 import { GLYPHS } from "./theme.js";
 
 const SHOWN = 100;
+const MESSAGES = 8;
+const STATUSES = { nonfinite: "replayed, not finite again", clean: "replayed, clean" };
+const STATUS_TONES = { nonfinite: "firing", clean: "resolved", written: "resolved" };
 const open = new Set();
 let showAll = false;
 
@@ -17,10 +20,27 @@ export function seriesLabel({ name, slot, call, micro_step: microStep, stage }) 
   return stage ? `${stage}:${text}` : text;
 }
 
+/** An alert's message without the name of its rule, which stands beside it. */
+export const sentence = ({ rule, message }) => (message?.startsWith(`${rule}: `) ? message.slice(rule.length + 2) : message || rule);
+
+/** One row for what a rule found at one step, however many ranks have it: after a reduction that is all of them. */
+function grouped(alerts) {
+  const groups = new Map();
+  for (const alert of alerts) {
+    const key = [alert.rule, alert.attempt, alert.first_step, alert.state, alert.severity].join(" ");
+    if (!groups.has(key)) groups.set(key, []);
+    groups.get(key).push(alert);
+  }
+  return [...groups.values()].map((members) => {
+    members.sort((a, b) => Boolean(b.diagnosis) - Boolean(a.diagnosis) || a.rank - b.rank);
+    return { ...members[0], members, num_series: Math.max(...members.map((alert) => alert.num_series)) };
+  });
+}
+
 /** Firing ones first; then by where they began, because the first one is most often the cause of the others. */
 function order(alerts) {
   const key = ({ state }) => ["firing", "pending", "resolved"].indexOf(state);
-  return [...alerts].sort((a, b) => key(a) - key(b) || a.attempt - b.attempt || a.first_step - b.first_step || a.rank - b.rank);
+  return grouped(alerts).sort((a, b) => key(a) - key(b) || a.attempt - b.attempt || a.first_step - b.first_step || a.rank - b.rank);
 }
 
 export function showAlerts(alerts, { rules, onShow }) {
@@ -31,11 +51,12 @@ export function showAlerts(alerts, { rules, onShow }) {
     return;
   }
   const redraw = () => showAlerts(alerts, { rules, onShow });
-  const shown = showAll ? order(alerts) : order(alerts).slice(0, SHOWN);
-  const head = ["Severity", "Rule", "Step", "Rank", "Where", "Value", "Expected", "State", ""];
+  const all = order(alerts);
+  const shown = showAll ? all : all.slice(0, SHOWN);
+  const head = ["Severity", "Rule", "Step", "Ranks", "Where", "Value", "Expected", "State", ""];
   const rows = shown.flatMap((alert) => alertRows(alert, { onShow, redraw }));
-  const more = shown.length < alerts.length
-    && el("button", { type: "button", cls: "more", onclick: () => ((showAll = true), redraw()) }, `Show all ${alerts.length}`);
+  const more = shown.length < all.length
+    && el("button", { type: "button", cls: "more", onclick: () => ((showAll = true), redraw()) }, `Show all ${all.length}`);
   keepFocus(() => byId("alerts").replaceChildren(table("alert-table", head, rows), more || ""));
 }
 
@@ -54,7 +75,7 @@ function alertRows(alert, { onShow, redraw }) {
     el("td", {}, el("span", { cls: `severity ${severity}` }, el("span", { "aria-hidden": "true" }, `${GLYPHS[severity] ?? "●"} `), severity)),
     el("td", {}, alert.rule),
     el("td", { cls: "num" }, el("button", { type: "button", cls: "link", title: "Show this step in the charts", onclick: () => onShow(alert.first_step) }, formatStep(alert.first_step))),
-    el("td", { cls: "num" }, String(alert.rank)),
+    el("td", {}, formatSpans(alert.members.map(({ rank }) => rank))),
     el("td", { cls: "where" }, where(alert, { toggle, isOpen })),
     el("td", { cls: "num" }, ...against(alert)),
     el("td", { cls: "num" }, formatValue(number(alert.baseline))),
@@ -78,7 +99,7 @@ function against(alert) {
   const [value, baseline] = [number(alert.value), number(alert.baseline)];
   const ratio = value / baseline;
   const says = Number.isFinite(ratio) && ratio > 0 && (ratio >= 1.05 || ratio <= 0.95);
-  const text = ratio >= 1 ? ` ${formatValue(ratio, 2)} ×` : ` ÷ ${formatValue(1 / ratio, 2)}`;
+  const text = ratio >= 1 ? ` (${formatValue(ratio, 2)} ×)` : ` (÷ ${formatValue(1 / ratio, 2)})`;
   return [formatValue(value), says ? el("span", { cls: "ratio" }, text) : null];
 }
 
@@ -90,7 +111,8 @@ function detail(alert, findings) {
     el("td", { cls: "num" }, formatValue(number(baseline)))));
   const rest = alert.num_series - findings.length;
   return el("div", { cls: "findings" },
-    el("p", {}, alert.message),
+    alert.members.slice(0, MESSAGES).map((member) => el("p", {}, sentence(member))),
+    alert.members.length > MESSAGES ? el("p", { cls: "hint" }, `and alike on ${alert.members.length - MESSAGES} more ranks`) : null,
     rows.length ? table("finding-table", ["Series", "Kind", "Value", "Expected"], rows) : null,
     rest > 0 ? el("p", { cls: "hint" }, `and ${formatStep(rest)} more series; these are the worst.`) : null);
 }
@@ -104,8 +126,8 @@ export function showDumps(dumps, { onShow }) {
   const rows = dumps.map((dump) => el("tr", {},
     el("td", { cls: "num" }, el("button", { type: "button", cls: "link", onclick: () => onShow(dump.step) }, formatStep(dump.step))),
     el("td", { cls: "num" }, String(dump.attempt)),
-    el("td", {}, (dump.ranks ?? []).join(", ")),
-    el("td", {}, el("span", { cls: `pill ${dump.status === "written" ? "resolved" : "pending"}` }, dump.status)),
+    el("td", {}, formatSpans(dump.ranks ?? [])),
+    el("td", {}, el("span", { cls: `pill ${STATUS_TONES[dump.status] ?? "pending"}` }, STATUSES[dump.status] ?? dump.status)),
     el("td", { cls: "where" }, el("code", { title: dump.path }, dump.path ?? "–")),
     el("td", { cls: "links" }, diagnosisLink(dump.diagnosis))));
   byId("dumps").replaceChildren(table("dump-table", ["Step", "Attempt", "Ranks", "Status", "Path", ""], rows));
@@ -116,7 +138,7 @@ function diagnosisLink(address) {
   return hash ? el("a", { href: hash }, "diagnosis") : "";
 }
 
-const NUMERIC = ["Step", "Rank", "Value", "Expected", "Attempt"];
+const NUMERIC = ["Step", "Value", "Expected", "Attempt", "Before", "After"];
 
 export function table(cls, head, rows) {
   const titles = head.map((text) => el("th", { scope: "col", cls: NUMERIC.includes(text) ? "num" : null }, text || el("span", { cls: "visually-hidden" }, "Links")));

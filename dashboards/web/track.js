@@ -1,5 +1,5 @@
 // One chart on the shared step axis: frame, gutters, crosshair, zoom by drag, keys. What is drawn inside is up to the
-// subclass: paint(context, box), and optionally paintCursor(context, box) and describe(step, y, box) for the tooltip.
+// subclass: paint(context, box), and optionally paintCursor(context, box) (context null: nothing is pointed at) and describe(step, y, box) for the tooltip.
 
 import { el, fitCanvas, perFrame } from "./dom.js";
 import { formatStep, linearTicks } from "./scales.js";
@@ -60,7 +60,7 @@ export class Track {
 
   #listen() {
     this.plot.style.height = `${this.height}px`;
-    new ResizeObserver(this.redraw).observe(this.plot);
+    new ResizeObserver(() => this.plot.clientWidth !== this.paintedWidth && this.redraw()).observe(this.plot);
     onTheme(this.redraw);
     this.view.addEventListener("range", this.redraw);
     this.view.addEventListener("cursor", this.redrawCursor);
@@ -142,7 +142,9 @@ export class Track {
   }
 
   #paintAll() {
+    if (this.view.held) return;
     const box = this.box;
+    this.paintedWidth = box.outer;
     const context = fitCanvas(this.base, box.outer, this.height);
     context.font = `11px ${theme.font}`;
     context.textBaseline = "middle";
@@ -151,20 +153,24 @@ export class Track {
   }
 
   #paintOverlay() {
+    // Most of the time there is nothing to show, and a second canvas of this size is not free.
+    const { brush, cursor } = this.view;
+    this.overlay.hidden = cursor === null && brush === null;
+    if (this.overlay.hidden) return this.paintCursor?.(null);
     const box = this.box;
     const context = fitCanvas(this.overlay, box.outer, this.height);
     context.font = `11px ${theme.font}`;
     context.textBaseline = "middle";
-    if (this.view.brush) {
-      const [a, b] = this.view.brush;
+    if (brush) {
+      const [a, b] = brush;
       const [from, to] = [Math.max(box.left, this.x(a, box)), Math.min(box.right, this.x(b + 1, box))];
       context.globalAlpha = 0.16;
       context.fillStyle = theme.accent;
       context.fillRect(from, 0, to - from, this.height);
       context.globalAlpha = 1;
     }
-    if (this.view.cursor !== null) {
-      const x = Math.round(this.x(this.view.cursor + 0.5, box)) + 0.5;
+    if (cursor !== null) {
+      const x = Math.round(this.x(cursor + 0.5, box)) + 0.5;
       context.strokeStyle = theme.ink;
       context.globalAlpha = 0.55;
       context.beginPath();
@@ -176,9 +182,17 @@ export class Track {
     this.paintCursor?.(context, box);
   }
 
+  /** A few words in the middle of a chart that has nothing to show. */
+  paintNote(context, box, text) {
+    context.fillStyle = theme.muted;
+    context.textAlign = "center";
+    context.fillText(text, box.left + box.width / 2, this.height / 2);
+  }
+
   /** Round steps along the axis, about 90 pixels apart, never between two steps. */
   stepTicks(box) {
     const [first, last] = this.view.range;
+    if (!this.view.known) return [];
     return linearTicks(first, last, Math.max(2, Math.floor(box.width / 90)), 1);
   }
 

@@ -5,9 +5,18 @@ import { lowerBound } from "./scales.js";
 
 export class StepView extends EventTarget {
   full = [0, 1];
+  known = false;
   zoomed = null;
   cursor = null;
   brush = null;
+  // Until the first answers are here nothing is drawn: an empty frame first, and a second one a moment later, would only
+  // make the page ready later.
+  held = true;
+
+  release() {
+    this.held = false;
+    this.#tell("range");
+  }
 
   /** First and last step shown. */
   get range() {
@@ -15,7 +24,8 @@ export class StepView extends EventTarget {
   }
 
   extend(first, last) {
-    if (first === this.full[0] && last === this.full[1]) return;
+    if (this.known && first === this.full[0] && last === this.full[1]) return;
+    this.known = true;
     this.full = [first, Math.max(last, first + 1)];
     this.#tell("range");
   }
@@ -61,17 +71,19 @@ export class Lines {
   steps = [];
   series = {};
 
+  /** `series` maps names to columns; one without any value is left out. */
   load(steps, series) {
     this.steps = steps;
-    this.series = series;
+    this.series = Object.fromEntries(Object.entries(series).filter(([, column]) => column.some((value) => value !== null)));
   }
 
   append(step, values) {
     const at = this.steps.length && step <= this.steps[this.steps.length - 1] ? lowerBound(this.steps, step) : this.steps.length;
     const fresh = this.steps[at] !== step;
     if (fresh) this.steps.splice(at, 0, step);
-    for (const [name, column] of Object.entries(this.series)) {
-      column.splice(at, fresh ? 0 : 1, values[name] ?? null);
+    for (const [name, value] of Object.entries(values)) {
+      if (value !== null) this.series[name] ??= new Array(this.steps.length - Number(fresh)).fill(null);
+      this.series[name]?.splice(at, fresh ? 0 : 1, value);
     }
   }
 
