@@ -65,8 +65,8 @@ class CleanRun:
 
     The logarithm of the rms of a tensor is a random walk, plus noise of its own (Student's t with 4 degrees of
     freedom, correlated in time, 2 to 30 % strong), plus noise that all tensors share, in which now and then a batch
-    stands out, by a factor of two at most. `start` adds what the first steps do: gradients fall tenfold and updates rise with the learning
-    rate, which then decays along a cosine.
+    stands out, by a factor of two at most. `start` adds what the first steps do: gradients fall tenfold and updates
+    rise with the learning rate, which then decays along a cosine.
     """
 
     def __init__(self, num_series: int, num_steps: int, *, seed: int, start: bool) -> None:
@@ -104,7 +104,7 @@ class CleanRun:
     def _schedule(self, step: int) -> np.ndarray:
         done = step / self._num_steps
         rate = min(1.0, (step + 1) / 200.0) * (0.55 + 0.45 * np.cos(np.pi * done))
-        return np.array([2.3 * np.exp(-step / 60.0), np.log(rate), 0.5 * np.log1p(step / 50.0) / 5.0])
+        return np.array([2.3 * np.exp(-step / 60.0), np.log(rate), 0.1 * np.log1p(step / 50.0)])
 
 
 def blocks(run: CleanRun, num_steps: int, size: int) -> Iterator[StatBlock]:

@@ -5,8 +5,10 @@ Placeholder rows, first gradients, quickly falling losses and zero-initialised w
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,12 +16,12 @@ import pytest
 import torch
 from torch import nn
 
+from tests.alerts.series import header, row
 from trainermon.alerts.engine import RuleEngine
 from trainermon.alerts.rules import load_rules
-from trainermon.monitor.values import Alert, Coordinates, Kind, SeriesKey, StatBlock
+from trainermon.monitor.values import Alert, Kind, SeriesKey, StatBlock
 
-HEADER: Any = SimpleNamespace(attempt=0, coordinates=Coordinates())
-Fault = Callable[[nn.Module, int], None]
+Fault = Callable[[Any, torch.optim.Optimizer, int], None]
 
 
 class Block(nn.Module):
@@ -52,78 +54,73 @@ class TinyGPT(nn.Module):
         return self.head(self.ln_f(x))
 
 
-def moments(tensor: torch.Tensor) -> list[float]:
-    values = tensor.detach().numpy().astype(np.float64).ravel()
-    finite = values[np.isfinite(values)]
-    some = finite.size > 0
-    least, most = (finite.min(), finite.max()) if some else (np.inf, -np.inf)
-    nans, infs = np.isnan(values).sum(), np.isinf(values).sum()
-    return [values.size, least, most, finite.sum(), (finite**2).sum(), (values == 0).sum(), nans, infs]
+class Recorder:
+    """The rows of one step after the other, in the order in which the series were first seen."""
 
+    def __init__(self) -> None:
+        self.keys: list[SeriesKey] = []
+        self._rows: dict[SeriesKey, list[float]] = {}
 
-def steps(num_steps: int, *, seed: int, fault: Fault | None = None) -> Iterator[tuple[list[SeriesKey], StatBlock]]:
-    torch.manual_seed(seed)
-    text = torch.frombuffer(bytearray(open(argparse_source(), "rb").read()), dtype=torch.uint8).long()
-    model = TinyGPT()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    keys: list[SeriesKey] = []
-    ids: dict[SeriesKey, int] = {}
-    rows: dict[int, list[float]] = {}
-
-    def note(kind: Kind, name: str, tensor: torch.Tensor, slot: str = "") -> None:
+    def note(self, kind: Kind, name: str, tensor: torch.Tensor, slot: str = "") -> None:
         key = SeriesKey(kind, name, slot)
-        if key not in ids:
-            ids[key] = len(keys)
-            keys.append(key)
-        rows[ids[key]] = moments(tensor)
+        if key not in self.keys:
+            self.keys.append(key)
+        self._rows[key] = row(tensor.detach().numpy().ravel())
 
+    def note_call(self, name: str, _: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+        self.note(Kind.ACTV, name, inputs[0], "input.0")
+        self.note(Kind.ACTV, name, output, "output.0")
+
+    def take(self, step: int) -> StatBlock:
+        ids = [number for number, key in enumerate(self.keys) if key in self._rows]
+        values = np.array([self._rows[self.keys[number]] for number in ids]).T.copy()
+        self._rows.clear()
+        return StatBlock(step=step, time_s=float(step), series=np.array(ids, np.uint32), values=values)
+
+
+def train(num_steps: int, fault: Fault) -> Iterator[tuple[list[SeriesKey], StatBlock]]:
+    torch.manual_seed(0)
+    text = torch.tensor(list(Path(argparse.__file__).read_bytes()))
+    model, recorder = TinyGPT(), Recorder()
+    optimizer = torch.optim.AdamW(model.parameters())
     for name, module in model.named_modules():
         if not isinstance(module, nn.ModuleList):
-            module.register_forward_hook(
-                lambda _, inputs, output, name=name: (
-                    (
-                        note(Kind.ACTV, name, inputs[0], "input.0"),
-                        note(Kind.ACTV, name, output, "output.0"),
-                    )[2:]
-                    or None
-                )
-            )
+            module.register_forward_hook(partial(recorder.note_call, name))
     for step in range(num_steps):
-        rows.clear()
-        for group in optimizer.param_groups:
-            group["lr"] = 3e-3 * min(1.0, (step + 1) / 50) * (1.0 - 0.9 * step / num_steps)
-        if fault:
-            fault(model, step)
-        begin = torch.randint(len(text) - 40, (8,))
-        batch = torch.stack([text[at : at + 33] for at in begin])
+        optimizer.param_groups[0]["lr"] = rate = 3e-3 * min(1.0, (step + 1) / 50) * (1.0 - 0.9 * step / num_steps)
+        fault(model, optimizer, step)
+        batch = torch.stack([text[at : at + 33] for at in torch.randint(len(text) - 40, (8,))])
         loss = nn.functional.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
         optimizer.zero_grad()
         loss.backward()
-        note(Kind.LOSS, "loss", loss)
-        before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-        for name, parameter in model.named_parameters():
-            note(Kind.GRAD_REDUCED, name, parameter.grad)
+        recorder.note(Kind.LOSS, "loss", loss)
+        before = [parameter.detach().clone() for parameter in model.parameters()]
         optimizer.step()
-        for name, parameter in model.named_parameters():
-            note(Kind.PARAM_UPDATED, name, parameter)
-            note(Kind.UPDATE, name, (parameter - before[name]) / optimizer.param_groups[0]["lr"])
-        order = sorted(rows)
-        values = np.array([rows[index] for index in order]).T.copy()
-        yield keys, StatBlock(step=step, time_s=float(step), series=np.array(order, np.uint32), values=values)
+        for (name, parameter), old in zip(model.named_parameters(), before, strict=True):
+            recorder.note(Kind.GRAD_REDUCED, name, parameter.grad)
+            recorder.note(Kind.PARAM_UPDATED, name, parameter)
+            recorder.note(Kind.UPDATE, name, (parameter - old) / rate)
+        yield recorder.keys, recorder.take(step)
 
 
-def argparse_source() -> str:
-    import argparse
-
-    return argparse.__file__
+def no_fault(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+    pass
 
 
-def alerts(num_steps: int, *, seed: int = 0, fault: Fault | None = None) -> list[Alert]:
+def infinite_weight(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+    if step == 30:
+        with torch.no_grad():
+            model.h[1].fc.weight[3, 5] = float("inf")
+
+
+def huge_rate(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+    if 120 <= step < 123:
+        optimizer.param_groups[0]["lr"] *= 300.0
+
+
+def alerts(num_steps: int, fault: Fault) -> list[Alert]:
     engine = RuleEngine(load_rules())
-    found = []
-    for keys, block in steps(num_steps, seed=seed, fault=fault):
-        found += engine.evaluate(HEADER, keys, block)
-    return found
+    return [alert for keys, block in train(num_steps, fault) for alert in engine.evaluate(header(), keys, block)]
 
 
 @pytest.fixture(autouse=True)
@@ -134,5 +131,17 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def test_healthy_run_gives_no_alert() -> None:
-    assert alerts(250) == []
+def test_healthy_run_gives_no_alert_from_its_first_step_on() -> None:
+    assert alerts(200, no_fault) == []
+
+
+def test_weight_that_becomes_infinite_gives_one_alert_on_that_step() -> None:
+    assert [(alert.rule, alert.step) for alert in alerts(60, infinite_weight)] == [("gradient-nonfinite", 30)]
+
+
+def test_rate_that_is_far_too_high_is_found_within_five_steps() -> None:
+    found = alerts(128, huge_rate)
+
+    assert found
+    assert {alert.rule for alert in found} <= {"loss-spike", "gradient-spike", "activation-spike", "update-spike"}
+    assert min(alert.step for alert in found) < 125
