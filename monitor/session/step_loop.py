@@ -22,7 +22,6 @@ from trainermon.monitor.frameworks import Training
 from trainermon.monitor.journal import JournalWriter
 from trainermon.monitor.schedule import Schedule
 from trainermon.monitor.session.dumps import Dumps
-from trainermon.monitor.statistics.slabs import SlabRing
 from trainermon.monitor.taps.collector import Collector
 from trainermon.monitor.taps.gradients import GradientTaps
 from trainermon.monitor.taps.guard import Guard
@@ -64,7 +63,7 @@ class StepLoop:
         self._due = False
         self._recorded_after_step = False
         self._exited_s = 0.0
-        self.collector = Collector(SlabRing(training.parameters[0].tensor.device), journal)
+        self.collector = Collector(training.parameters[0].tensor.device, journal)
         self._steps = MicroSteps(
             training.roots, guard, on_forward_end=self._forward_ended, on_backward_end=self._backward_ended
         )

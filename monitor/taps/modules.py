@@ -8,7 +8,8 @@ all its consumers.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +21,8 @@ from trainermon.monitor.taps.guard import Guard
 from trainermon.monitor.taps.micro_steps import MicroSteps, in_backward
 from trainermon.monitor.taps.tree import tensors_of
 from trainermon.monitor.values import Kind, SeriesKey
+
+logger = logging.getLogger("trainermon")
 
 # A module's output is its parent's output and the next module's input: a short memory is enough not to read it again.
 MEMORY = 4
@@ -33,40 +36,60 @@ class Module(NamedTuple):
     stage: int = 0
 
 
-class _Seen(NamedTuple):
-    tensor: Tensor
-    version: int
-    row: int
-    gradient_series: list[int]
+class _Watched:
+    """A module's series numbers, and how often it was called in this micro step: forwards, recomputed forwards."""
+
+    __slots__ = ("calls", "module", "series")
+
+    def __init__(self, module: Module) -> None:
+        self.module = module
+        self.calls = [-1, -1]
+        self.series: dict[tuple[Kind, str, str, int, int | None], int] = {}
+
+
+class _Seen:
+    """A tensor that was looked at just now: its row, and the series that its gradient will have."""
+
+    __slots__ = ("gradient_series", "row", "tensor", "version")
+
+    def __init__(self, tensor: Tensor, row: int = -1) -> None:
+        self.tensor = tensor
+        self.version = tensor._version
+        self.row = row
+        self.gradient_series: list[int] = []
 
 
 class ModuleTaps:
     """Takes what goes into and comes out of `modules` in training forwards, and the gradients of both.
 
-    Calls of one module within a micro step are told apart by number. Evaluation and recomputation are not counted.
+    Calls of one module within a micro step are told apart by number. Evaluation and recomputation are not counted. A
+    tensor that has no memory to read (sparse, quantized, on the meta device) has no row, and the log says so once.
     """
 
     def __init__(self, modules: Sequence[Module], collector: Collector, steps: MicroSteps, guard: Guard) -> None:
-        self._modules = modules
+        self._watched = [_Watched(module) for module in modules]
         self._collector = collector
         self._steps = steps
-        self._guard = guard
+        self._before_hook = guard.wrap(self._before)
+        self._behind_hook = guard.wrap(self._behind)
+        self._gradient_hook = guard.wrap(self._gradient)
         self._handles: list[RemovableHandle] = []
-        self._calls: dict[tuple[int, bool], int] = {}
         self._seen: list[_Seen] = []
-        self._seen_gradients: list[tuple[Tensor, int, int]] = []
+        self._seen_gradients: list[_Seen] = []
+        self._unreadable: set[str] = set()
         self._forward = self._backward = True
         self._several_micro_steps = False
 
     def attach(self, *, forward: bool, backward: bool, micro_steps: int) -> None:
         """Put a hook before and one behind each module; `forward` and `backward` say what is taken."""
         self._forward, self._backward, self._several_micro_steps = forward, backward, micro_steps > 1
-        for index, watched in enumerate(self._modules):
-            before = self._guard.wrap(functools.partial(self._before, index))
-            behind = self._guard.wrap(functools.partial(self._behind, index))
-            self._handles.append(watched.module.register_forward_pre_hook(before, with_kwargs=True))
+        for watched in self._watched:
+            module = watched.module.module
+            before = functools.partial(self._before_hook, watched)
+            self._handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
             # non-reentrant checkpointing leaves a recomputed forward by an exception
-            self._handles.append(watched.module.register_forward_hook(behind, always_call=True))
+            behind = functools.partial(self._behind_hook, watched)
+            self._handles.append(module.register_forward_hook(behind, always_call=True))
 
     def detach(self) -> None:
         """Take every hook away again."""
@@ -83,69 +106,93 @@ class ModuleTaps:
     def forget(self) -> None:
         """Release the tensors that were seen last, and start counting calls from zero: a micro step has ended."""
         self.release()
-        self._calls.clear()
+        for watched in self._watched:
+            watched.calls = [-1, -1]
 
-    def _before(self, index: int, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not self._watching():
+    def _before(self, watched: _Watched, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        recomputing = not self._steps.counting
+        if recomputing and not self._recomputing():
             return
-        recomputing = in_backward()
-        call = self._calls.get((index, recomputing), -1) + 1
-        self._calls[index, recomputing] = call
-        self._look(index, call, "input", args, recomputing=recomputing)
+        watched.calls[recomputing] += 1
+        if len(args) == 1 and isinstance(args[0], Tensor):
+            self._look(watched, "input", ".0", args[0], recomputing=recomputing)
+        else:
+            self._look_at_all(watched, "input", tensors_of(args), recomputing=recomputing)
         if kwargs:
-            self._look(index, call, "input", kwargs, recomputing=recomputing)
+            self._look_at_all(watched, "input", tensors_of(kwargs), recomputing=recomputing)
 
-    def _behind(self, index: int, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
-        if not self._watching() or output is None:
+    def _behind(self, watched: _Watched, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
+        recomputing = not self._steps.counting
+        if recomputing and not self._recomputing():
             return
-        recomputing = in_backward()
-        self._look(index, self._calls.get((index, recomputing), 0), "output", output, recomputing=recomputing)
+        if isinstance(output, Tensor):
+            self._look(watched, "output", ".0", output, recomputing=recomputing)
+        else:
+            self._look_at_all(watched, "output", tensors_of(output), recomputing=recomputing)
 
-    def _watching(self) -> bool:
-        return not self._collector.muted and (self._steps.counting or in_backward())
+    def _recomputing(self) -> bool:
+        return in_backward() and not self._collector.muted
 
-    def _look(self, index: int, call: int, side: str, value: Any, *, recomputing: bool) -> None:
-        backward = self._backward and torch.is_grad_enabled()
-        forward = self._forward and not recomputing
-        for path, tensor in tensors_of(value):
-            slot = f"{side}{path or '.0'}"
-            seen = self._remember(tensor)
-            if forward:
-                series = self._series(Kind.ACTV, index, slot, call)
-                if seen.row >= 0:
-                    self._collector.share(series, seen.row)
-                else:
-                    self._seen[-1] = seen = seen._replace(row=self._collector.take((series,), (tensor,)))
-            if backward and tensor.requires_grad:
-                if not seen.gradient_series:
-                    hook = functools.partial(self._gradient, seen.gradient_series)
-                    tensor.register_hook(self._guard.wrap(hook))  # type: ignore[no-untyped-call]
-                seen.gradient_series.append(self._series(Kind.ACTV_GRAD, index, slot, call))
+    def _look_at_all(
+        self, watched: _Watched, side: str, found: Iterable[tuple[str, Tensor]], *, recomputing: bool
+    ) -> None:
+        for path, tensor in found:
+            self._look(watched, side, path, tensor, recomputing=recomputing)
 
-    def _remember(self, tensor: Tensor) -> _Seen:
-        for position, seen in enumerate(self._seen):
-            if seen.tensor is tensor and seen.version == tensor._version:
-                self._seen.append(self._seen.pop(position))
-                return seen
-        fresh = _Seen(tensor, tensor._version, -1, [])
-        self._seen = [*self._seen[-MEMORY + 1 :], fresh]
-        return fresh
+    def _look(self, watched: _Watched, side: str, path: str, tensor: Tensor, *, recomputing: bool) -> None:
+        call = watched.calls[recomputing]
+        seen = _find(self._seen, tensor)
+        if seen is None:
+            seen = _Seen(tensor)
+            self._seen.append(seen)
+            del self._seen[:-MEMORY]
+        if self._forward and not recomputing:
+            series = self._number(watched, Kind.ACTV, side, path, call)
+            if seen.row < 0:
+                seen.row = self._take(series, tensor)
+            else:
+                self._collector.share(series, seen.row)
+        if self._backward and tensor.requires_grad and torch.is_grad_enabled():
+            if not seen.gradient_series:
+                tensor.register_hook(  # type: ignore[no-untyped-call]
+                    functools.partial(self._gradient_hook, seen.gradient_series)
+                )
+            seen.gradient_series.append(self._number(watched, Kind.ACTV_GRAD, side, path, call))
 
     def _gradient(self, series: list[int], gradient: Tensor) -> None:
         if self._collector.muted:
             return
-        row = next(
-            (row for seen, version, row in self._seen_gradients if seen is gradient and version == gradient._version),
-            -1,
-        )
-        if row < 0:
-            row = self._collector.take(series[:1], (gradient,))
-            self._seen_gradients = [*self._seen_gradients[-MEMORY + 1 :], (gradient, gradient._version, row)]
+        seen = _find(self._seen_gradients, gradient)
+        if seen is None:
+            seen = _Seen(gradient, self._take(series[0], gradient))
+            self._seen_gradients.append(seen)
+            del self._seen_gradients[:-MEMORY]
         for number in series:
-            self._collector.share(number, row)
+            self._collector.share(number, seen.row)
 
-    def _series(self, kind: Kind, index: int, slot: str, call: int) -> int:
-        watched = self._modules[index]
+    def _take(self, series: int, tensor: Tensor) -> int:
+        try:
+            return self._collector.take((series,), (tensor,))
+        except (TypeError, ValueError) as error:
+            label = self._collector.table.keys[series].label
+            if label not in self._unreadable:
+                self._unreadable.add(label)
+                logger.warning("%s has no statistics: %s", label, error)
+            return -1
+
+    def _number(self, watched: _Watched, kind: Kind, side: str, path: str, call: int) -> int:
         micro_step = self._steps.forward if self._several_micro_steps else None
-        key = SeriesKey(kind, watched.name, slot, call, micro_step, watched.stage)
-        return self._collector.table.id_of(key)
+        short = (kind, side, path, call, micro_step)
+        number = watched.series.get(short)
+        if number is None:
+            slot = side + (path or ".0")
+            key = SeriesKey(kind, watched.module.name, slot, call, micro_step, watched.module.stage)
+            number = watched.series[short] = self._collector.table.id_of(key)
+        return number
+
+
+def _find(memory: list[_Seen], tensor: Tensor) -> _Seen | None:
+    for seen in memory:
+        if seen.tensor is tensor:
+            return seen if seen.version == tensor._version else None
+    return None
