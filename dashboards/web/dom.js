@@ -22,8 +22,8 @@ export function setText(node, text) {
 /** A labelled select; keyboard and screen readers come with the native element. */
 export function select(label, options, value, onchange) {
   const choices = options.map(([key, text]) => el("option", { value: key, selected: key === value }, text));
-  const input = el("select", { onchange: () => onchange(input.value) }, choices);
-  return el("label", { cls: "choice" }, el("span", { cls: "visually-hidden" }, label), input);
+  const input = el("select", { "aria-label": label, onchange: () => onchange(input.value) }, choices);
+  return input;
 }
 
 /** Two or three exclusive choices shown side by side. */

@@ -40,6 +40,7 @@ export class LineChart extends Track {
     this.paintSteps(context, box, { height: this.height });
     this.#paintAlerts(context, box);
     this.axis = range && axis(range[0], range[1], inner.height, this.log);
+    if (!values.length) return this.paintNote(context, box, this.lines.steps.length ? "Not recorded." : "No steps yet.");
     if (this.axis) this.#paintValues(context, box);
     context.save();
     context.beginPath();
@@ -48,7 +49,6 @@ export class LineChart extends Track {
     if (this.axis) this.#paintLine(context, box, values, first, last);
     this.#paintNonfinite(context, box, values, first, last);
     context.restore();
-    if (!values.length) this.paintNote(context, box, this.lines.steps.length ? "Not recorded." : "No steps yet.");
   }
 
   y(value) {
@@ -166,7 +166,7 @@ export class LineChart extends Track {
     const values = this.lines.series[this.name] ?? [];
     const { cursor } = this.view;
     const at = context && cursor !== null ? this.lines.nearest(cursor) : -1;
-    if (at < 0) return this.#say("");
+    if (at < 0 || !values.length) return this.#say("");
     this.#say(`${this.format(values[at])} at step ${formatStep(this.lines.steps[at])}`);
     const value = values[at];
     if (value === null || !Number.isFinite(value) || !this.axis || (this.log && value <= 0)) return;

@@ -98,7 +98,9 @@ class FakeAgent:
             raise TimeoutError("the fake agent did not start within 20 s")
 
     def stop(self) -> None:
-        """Return once nobody listens any more."""
+        """Return once nobody listens any more; nothing happens the second time."""
+        if not self._thread.is_alive():
+            return
         self._loop.call_soon_threadsafe(self._end.set)
         self._thread.join(20)
 

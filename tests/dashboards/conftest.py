@@ -1,0 +1,66 @@
+"""One Chromium for all tests of the page; every test gets a page that must stay free of errors."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from tests.dashboards.fake_agent import FakeAgent, serving
+from tests.server_programs import find_program
+
+CHROMIUM_FLAGS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+READY_MS = 60_000
+
+OpenPage = Callable[..., Page]
+Serve = Callable[..., FakeAgent]
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=find_program("chromium"), args=list(CHROMIUM_FLAGS))
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    """Serve a run until the test is over; the pages are closed before."""
+    with contextlib.ExitStack() as agents:
+        yield lambda run, port=0: agents.enter_context(serving(run, port=port))
+
+
+@pytest.fixture
+def open_page(browser: Browser, serve: Serve) -> Iterator[OpenPage]:
+    """Open an agent's page and wait until it is ready; afterwards nothing may have gone wrong on any of them.
+
+    A violation of the content policy is an error in the console, so it is seen here too.
+    """
+    complaints: list[str] = []
+    pages: list[Page] = []
+
+    def open_(agent: FakeAgent, fragment: str = "", *, may_lose: bool = False, **context: object) -> Page:
+        page = browser.new_page(**{"viewport": {"width": 1320, "height": 1060}, **context})
+        pages.append(page)
+        page.on("pageerror", lambda error: complaints.append(f"uncaught: {error}"))
+        page.on("console", lambda message: may_lose or message.type != "error" or complaints.append(message.text))
+        page.on("request", lambda request: request.url.startswith(agent.url) or complaints.append(request.url))
+        page.goto(agent.url + fragment)
+        page.locator("html[data-ready]").wait_for(timeout=READY_MS)
+        return page
+
+    yield open_
+    for page in pages:
+        page.close()
+    assert complaints == []

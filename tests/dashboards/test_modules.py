@@ -1,0 +1,162 @@
+"""The page's modules by themselves: colour maps, pooling of cells, axes. They run in the browser, where they live."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from playwright.sync_api import Browser, Page
+
+from tests.dashboards.fake_agent import serving
+from tests.dashboards.fake_run import Run
+
+pytestmark = pytest.mark.server
+
+
+@pytest.fixture(scope="module")
+def page(browser: Browser) -> Iterator[Page]:
+    with serving(Run(num_steps=5, num_blocks=1, world_size=1)) as agent:
+        page = browser.new_page()
+        page.goto(agent.url)
+        yield page
+        page.close()
+
+
+def call(page: Page, module: str, expression: str, argument: Any = None) -> Any:
+    """Evaluate `expression` with the module as `m` and `argument` as `a`."""
+    script = f"async (a) => {{ const m = await import('/static/{module}.js'); return {expression}; }}"
+    return page.evaluate(script, argument)
+
+
+def oklab(pixels: list[int]) -> np.ndarray:
+    """Convert packed RGBA pixels to OKLab; the matrices are those of the inverse direction in Ottosson's text."""
+    packed = np.array(pixels, np.uint32)
+    srgb = np.stack([packed & 255, packed >> 8 & 255, packed >> 16 & 255], axis=1) / 255
+    linear = np.where(srgb <= 0.04045, srgb / 12.92, ((srgb + 0.055) / 1.055) ** 2.4)
+    to_lms = [
+        [0.4122214708, 0.5363325363, 0.0514459929],
+        [0.2119034982, 0.6806995451, 0.1073969566],
+        [0.0883024619, 0.2817188376, 0.6299787005],
+    ]
+    to_lab = [
+        [0.2104542553, 0.7936177850, -0.0040720468],
+        [1.9779984951, -2.4285922050, 0.4505937099],
+        [0.0259040371, 0.7827717662, -0.8086757660],
+    ]
+    return np.cbrt(linear @ np.transpose(to_lms)) @ np.transpose(to_lab)
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("name", ["sequential", "diverging"])
+def test_equal_steps_of_the_value_look_equally_large(page: Page, name: str, dark: bool) -> None:
+    colours = oklab(call(page, "colour", f"[...m.{name}(a)]", dark))
+    # Sixteen entries apart, so that rounding to 8 bits does not count.
+    distances = np.linalg.norm(colours[16::16] - colours[:-16:16], axis=1)
+
+    assert len(colours) == 256
+    assert distances.min() > 0.75 * distances.max()
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_lightness_falls_or_rises_with_the_value(page: Page, dark: bool) -> None:
+    lightness = oklab(call(page, "colour", "[...m.sequential(a)]", dark))[::8, 0]
+
+    assert np.all(np.diff(lightness) > 0) if dark else np.all(np.diff(lightness) < 0)
+
+
+def test_one_bad_cell_among_millions_keeps_its_pixel(page: Page) -> None:
+    script = """(() => {
+        const [rows, columns, width, height] = [1500, 2000, 300, 100];
+        const values = new Float32Array(rows * columns).fill(1);
+        values[777 * columns + 1234] = Infinity;
+        const encoded = m.encode({rows: new Array(rows).fill(''), columns, values}, 'log');
+        const image = new ImageData(width, height);
+        m.rasterise(image, encoded, {rows, columns, from: 0, to: columns, table: new Uint32Array(256).fill(7),
+                                     none: 8, nonfinite: 9, nonfinite2: 9});
+        const found = [];
+        const place = (i) => [i % width, Math.floor(i / width)];
+        new Uint32Array(image.data.buffer).forEach((pixel, i) => pixel === 9 && found.push(place(i)));
+        return [found, m.onsets(encoded, rows, columns)];
+    })()"""
+    found, onsets = call(page, "raster", script)
+
+    assert found == [[math.floor(1234 / 2000 * 300), math.floor(777 / 1500 * 100)]]
+    assert onsets == [{"row": 777, "column": 1234}]
+
+
+def codes(page: Page, values: np.ndarray, mode: str) -> dict[str, Any]:
+    rows, columns = values.shape
+    cells = [
+        None if math.isnan(value) else ("inf" if math.isinf(value) else value) for value in values.ravel().tolist()
+    ]
+    script = """(() => {
+        const values = Float32Array.from(a.cells, (v) => v === null ? NaN : v === 'inf' ? Infinity : v);
+        const {codes, ...rest} = m.encode({rows: new Array(a.rows).fill(''), columns: a.columns, values}, a.mode);
+        return {codes: [...codes], ...rest};
+    })()"""
+    return call(page, "raster", script, {"cells": cells, "rows": rows, "columns": columns, "mode": mode})
+
+
+@pytest.mark.parametrize("mode", ["log", "linear", "change", "peers"])
+def test_missing_and_nonfinite_cells_are_never_colours(page: Page, mode: str) -> None:
+    values = np.random.default_rng(1).lognormal(size=(6, 50))
+    values[2, 10], values[3, 11] = np.nan, np.inf
+
+    found = np.array(codes(page, values, mode)["codes"]).reshape(values.shape)
+
+    assert found[2, 10] == -1
+    assert found[3, 11] == 256
+    rest = np.delete(found.ravel(), [2 * 50 + 10, 3 * 50 + 11])
+    assert rest.min() >= 0
+    assert rest.max() <= 255
+
+
+def test_zero_is_the_lowest_colour_of_a_logarithmic_scale(page: Page) -> None:
+    values = np.geomspace(1e-6, 1, 200).reshape(2, 100)
+    values[0, 0] = 0
+
+    assert codes(page, values, "log")["codes"][0] == 0
+
+
+def test_peers_are_compared_with_their_median(page: Page) -> None:
+    times = np.random.default_rng(2).uniform(0.9, 1.1, size=(5, 40)) * np.linspace(1, 10, 40)
+    times[3, 20] = 3 * np.median(np.delete(times[:, 20], 3))
+    expected = np.log2(times / np.median(times, axis=0))
+
+    found = codes(page, times, "peers")
+    middle = (np.array(found["codes"]).reshape(times.shape) / 255) * (found["hi"] - found["lo"]) + found["lo"]
+
+    inside = np.abs(expected) < found["hi"]
+    assert found["scale"] == "ratio"
+    np.testing.assert_allclose(middle[inside], expected[inside], atol=(found["hi"] - found["lo"]) / 250)
+
+
+@pytest.mark.parametrize(("lo", "hi", "count"), [(0, 1, 5), (-3.7, 12.2, 4), (1780, 2000, 9), (1e-9, 4e-9, 3)])
+def test_ticks_are_round_and_inside(page: Page, lo: float, hi: float, count: int) -> None:
+    ticks = call(page, "scales", "m.linearTicks(...a)", [lo, hi, count])
+
+    steps = np.diff(ticks)
+    mantissa = steps[0] / 10 ** math.floor(math.log10(steps[0]) + 1e-9)
+    assert 2 <= len(ticks) <= count + 2
+    assert min(ticks) >= lo - 1e-9 * (hi - lo)
+    assert max(ticks) <= hi + 1e-9 * (hi - lo)
+    np.testing.assert_allclose(steps, steps[0], rtol=1e-6)
+    assert min(abs(mantissa - nice) for nice in (1, 2, 5, 10)) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0"),
+        (12345, "12,345"),
+        (0.00012345, "1.23e-4"),
+        (-2.5, "\N{MINUS SIGN}2.500"),
+        (3.14159, "3.142"),
+        (7e9, "7.00e+9"),
+    ],
+)
+def test_values_are_written_short(page: Page, value: float, text: str) -> None:
+    assert call(page, "scales", "m.formatValue(a)", value) == text
