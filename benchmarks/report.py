@@ -1,0 +1,93 @@
+"""Runs every benchmark that the README quotes, ours and the other monitor's in turn, and writes the README's table.
+
+make bench
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+BEGIN, END = "<!-- bench: begin -->", "<!-- bench: end -->"
+LEVELS = {
+    "gradients": "weight gradients",
+    "state": "+ moments, parameters before and after",
+    "activations": "+ inputs and outputs of every module, and their gradients",
+}
+ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
+
+
+def run(python: str, script: str, *arguments: str) -> dict[str, Any]:
+    """Run a benchmark script with `--json` and return the object on its RESULT line."""
+    command = [python, str(ROOT / "benchmarks" / script), "--json", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | ENVIRONMENT, check=False)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+    if done.returncode or not lines:
+        raise SystemExit(f"{' '.join(command)} ended with status {done.returncode}:\n{done.stdout}\n{done.stderr}")
+    return json.loads(lines[-1].removeprefix("RESULT "))
+
+
+def cell(result: dict[str, Any]) -> str:
+    return (
+        f"**{result['median']:.3f} ×** [{result['low']:.3f}–{result['high']:.3f}], "
+        f"{result['extra_ms']:+.0f} ms, {result['peak_mb']:+.0f} MB"
+    )
+
+
+def step_table(python: str, other: str, pairs: int) -> list[str]:
+    """Return the rows that compare the cost on the training step."""
+    rows = ["| collected every step | mindstudio-probe | trainermon |", "|---|---|---|"]
+    for level, text in LEVELS.items():
+        arguments = ["--level", level, "--pairs", str(pairs)]
+        theirs = run(other, "bench_step.py", "--monitor", "mindstudio", *arguments)
+        ours = run(python, "bench_step.py", *arguments)
+        rows.append(f"| {text} | {cell(theirs)} | {cell(ours)} |")
+        print(rows[-1], flush=True)
+    idle = run(python, "bench_step.py", "--level", "activations", "--interval", "1000000", "--pairs", str(pairs))
+    rows.append(f"| nothing due on this step | – | {cell(idle)} |")
+    return rows
+
+
+def kernel_rows(python: str) -> list[str]:
+    """Return the lines about the statistics kernel against the best reader of the same bytes."""
+    result = run(python, "bench_statistics.py")
+    return [
+        "| statistics of 148 tensors, 29.8 M elements, one thread | fp32 | bf16 |",
+        "|---|---|---|",
+        *(
+            f"| {name} | {result['fp32'][key]:.2f} × | {result['bf16'][key]:.2f} × |"
+            for name, key in (("C kernel, against the best plain reader", "c"), ("torch calls, likewise", "torch"))
+        ),
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--python", default=sys.executable)
+    parser.add_argument("--other-python", required=True, help="interpreter of an environment with mindstudio-probe")
+    parser.add_argument("--pairs", type=int, default=16)
+    arguments = parser.parse_args()
+    lines = step_table(arguments.python, arguments.other_python, arguments.pairs)
+    lines += ["", *kernel_rows(arguments.python)]
+    lines += [
+        "",
+        f"CPU-time ratios, median of {arguments.pairs} back-to-back pairs [smallest–largest], one thread, "
+        f"{platform.machine()}, Python {platform.python_version()}; `make bench` measures them again.",
+    ]
+    readme = ROOT / "README.md"
+    text = readme.read_text(encoding="utf-8")
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    readme.write_text("\n".join([f"{before}{BEGIN}", *lines, f"{END}{after}"]), encoding="utf-8")
+    print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Documentation, and the programs that generate parts of it from the code."""

@@ -1,0 +1,77 @@
+"""Writes every page under docs/reference/ that is generated from the code: `make sync`."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from trainermon.exporters.reference import render_reference
+from trainermon.monitor.config import NOT_AVAILABLE, WITHOUT_EFFECT, MonitorConfig
+
+FOLDER = Path(__file__).parent / "reference"
+HEAD = """\
+# Configuration
+
+<!-- Generated from monitor/config.py by `make sync`. Do not edit. -->
+
+`TrainerMon(path)` reads a JSON or YAML file, `TrainerMon({...})` a mapping, `TrainerMon()` takes the defaults. An unknown
+key, a wrong type or an impossible pair is an error that names the key and the nearest right name.
+"""
+
+
+def render_configuration() -> str:
+    """Return the page of all configuration keys as Markdown."""
+    parts = [HEAD, *_table(MonitorConfig, "")]
+    for field in dataclasses.fields(MonitorConfig):
+        if dataclasses.is_dataclass(field.default):
+            parts += [f"\n## `{field.name}`\n\n{_summary(type(field.default))}\n"]
+            parts += _table(type(field.default), f"{field.name}.")
+    parts += ["\n## Keys of msprobe's monitor\n\n"]
+    parts += ["Accepted, without effect, because all eight moments are always kept: ", _names(WITHOUT_EFFECT), ".\n\n"]
+    parts += ["Refused where they ask for something, because this version does not collect it: ", _names(NOT_AVAILABLE)]
+    return "".join(parts) + ".\n"
+
+
+def _table(cls: type[Any], prefix: str) -> Iterator[str]:
+    documented = _attributes(cls)
+    yield "\n| key | default | meaning |\n|---|---|---|\n"
+    for field in dataclasses.fields(cls):
+        if not dataclasses.is_dataclass(field.default):
+            yield f"| `{prefix}{field.name}` | `{_default(field.default)}` | {documented[field.name]} |\n"
+
+
+def _attributes(cls: type[Any]) -> dict[str, str]:
+    text = inspect.getdoc(cls) or ""
+    section = text.partition("Attributes:\n")[2]
+    found = re.findall(r"^ {4}(\w+): (.+?)(?=^ {4}\w+: |\Z)", section, re.MULTILINE | re.DOTALL)
+    return {name: " ".join(meaning.split()) for name, meaning in found}
+
+
+def _summary(cls: type[Any]) -> str:
+    return (inspect.getdoc(cls) or "").partition("\n")[0]
+
+
+def _default(value: object) -> str:
+    return json.dumps(value).strip('"')
+
+
+def _names(keys: tuple[str, ...]) -> str:
+    return ", ".join(f"`{key}`" for key in keys)
+
+
+def main() -> int:
+    """Write all pages."""
+    pages = {"configuration.md": render_configuration(), "metrics.md": render_reference()}
+    for name, text in pages.items():
+        (FOLDER / name).write_text(text, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
