@@ -20,8 +20,8 @@ HEAD = """\
 
 <!-- Generated from monitor/config.py by `make sync`. Do not edit. -->
 
-`TrainerMon(path)` reads a JSON or YAML file, `TrainerMon({...})` a mapping, `TrainerMon()` takes the defaults. An unknown
-key, a wrong type or an impossible pair is an error that names the key and the nearest right name.
+`TrainerMon(path)` reads a JSON or YAML file, `TrainerMon({...})` a mapping, `TrainerMon()` takes the defaults. An
+unknown key, a wrong type or an impossible pair is an error that names the key and the nearest right name.
 """
 
 
