@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from trainermon.monitor.statistics import fallback
-from trainermon.monitor.statistics.layout import plain, runs
+from trainermon.monitor.statistics.layout import PLAIN_TYPES, no_memory, plain, runs
 
 # In the order of KINDS in moments.c. A bool is an integer of one byte that is 0 or 1.
 _KIND_OF = {
@@ -33,7 +33,6 @@ _KIND_OF = {
     torch.uint32: 10,
     torch.uint64: 11,
 }
-_PLAIN_TYPES = (Tensor, torch.nn.Parameter)
 _ROW_BYTES = 64
 
 _logger = logging.getLogger(__name__)
@@ -88,7 +87,7 @@ class _Kernel:
         others: list[tuple[int, Tensor]] = []
         for tensor in tensors:
             kind = _KIND_OF.get(tensor.dtype)
-            if type(tensor) in _PLAIN_TYPES and kind is not None and tensor.is_cpu and tensor.is_contiguous():
+            if type(tensor) in PLAIN_TYPES and kind is not None and tensor.is_cpu and tensor.is_contiguous():
                 fields += (tensor.data_ptr(), tensor.numel(), kind)
             else:
                 fields += self._describe(tensor, first_row + len(fields) // 3, others)
@@ -97,11 +96,7 @@ class _Kernel:
             _packer(len(fields))(*fields), num_tensors, out.data_ptr() + first_row * _ROW_BYTES, torch.get_num_threads()
         )
         if missing:
-            tensor = tensors[missing - 1]
-            raise ValueError(
-                f"{type(tensor).__name__} of shape {tuple(tensor.shape)} at position {missing - 1} has no memory of "
-                "its own, expected a tensor whose storage is allocated: read it while its parameter is gathered"
-            )
+            raise no_memory(tensors[missing - 1])
         for row, tensor in others:
             self._write_row(tensor, out, row)
 
@@ -110,29 +105,30 @@ class _Kernel:
         tensor = plain(tensor)
         if not tensor.is_cpu:
             raise ValueError(f"tensor is on {tensor.device}, expected the device of the rows: cpu")
-        if tensor.numel() == 0:
-            return 0, 0, 0
         kind = _KIND_OF.get(tensor.dtype)
         if kind is not None and tensor.layout is torch.strided:
-            lies = runs(tensor)
+            lies = runs(tensor.shape, tensor.stride())
             if lies is not None and lies.num_runs == lies.repeats == 1:
                 return tensor.data_ptr(), lies.length, kind
         others.append((row, tensor))
         return 0, 0, 0
 
     def _write_row(self, tensor: Tensor, out: Tensor, row: int) -> None:
+        """Write the row of a tensor that is on the CPU, but not dense or of no dtype that the library knows."""
         kind = _KIND_OF.get(tensor.dtype)
         if kind is None or tensor.layout is not torch.strided:
-            out[row] = fallback.row_of(tensor)
+            out[row] = fallback.row_of(tensor.detach())
             return
-        lies = runs(tensor)
+        lies = runs(tensor.shape, tensor.stride())
         if lies is None:
-            self.moments([tensor.contiguous()], out, row)
+            self.moments([tensor.detach().contiguous()], out, row)
             return
+        if tensor.numel() and not tensor.data_ptr():
+            raise no_memory(tensor)
         address = out.data_ptr() + row * _ROW_BYTES
         self._strided(tensor.data_ptr(), kind, lies.num_runs, lies.length, lies.stride, address)
         if lies.repeats > 1:
-            out[row] *= torch.tensor([lies.repeats, 1, 1, *[lies.repeats] * 5], dtype=torch.float64)
+            out[row] *= fallback.repeated(lies.repeats)
 
 
 @functools.lru_cache(maxsize=256)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from trainermon.monitor.statistics.layout import plain, runs
+from trainermon.monitor.statistics.layout import no_memory, plain, runs
 from trainermon.monitor.statistics.merge import NUM_STATISTICS, merge_rows
 
 # Elements per chunk. An accelerator wants few launches, and each temporary is 8 MiB then; a CPU makes several passes
@@ -38,11 +38,18 @@ def row_of(elements: Tensor) -> Tensor:
     if elements.layout is not torch.strided:
         stored = elements.coalesce().values()
         return _with_zeros(row_of(stored), elements.numel() - stored.numel())
-    lies = runs(elements)
+    if elements.numel() and not elements.data_ptr():
+        raise no_memory(elements)
+    lies = runs(elements.shape, elements.stride())
     if lies is not None and lies.num_runs == 1:
         row = _row_of_flat(elements.as_strided((lies.length,), (1,)))
-        return row * _repeated(lies.repeats, elements.device) if lies.repeats > 1 else row
+        return row * repeated(lies.repeats, elements.device) if lies.repeats > 1 else row
     return _row_of_flat(elements.reshape(-1))
+
+
+def repeated(times: int, device: torch.device | str = "cpu") -> Tensor:
+    """Return what a row is multiplied by if each of its elements is there `times` times: float64 `[8]`."""
+    return torch.tensor((times, 1, 1, *[times] * 5), dtype=torch.float64, device=device)
 
 
 def _row_of_flat(flat: Tensor) -> Tensor:
@@ -107,7 +114,3 @@ def _num_true(mask: Tensor) -> int:
 def _with_zeros(row: Tensor, count: int) -> Tensor:
     zeros = row.new_tensor((count, 0, 0, 0, 0, count, 0, 0))
     return merge_rows(torch.stack((row, zeros))) if count else row
-
-
-def _repeated(repeats: int, device: torch.device) -> Tensor:
-    return torch.tensor((repeats, 1, 1, *[repeats] * 5), dtype=torch.float64, device=device)

@@ -6,6 +6,7 @@ element in memory is read once.
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 from typing import NamedTuple
@@ -13,9 +14,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+PLAIN_TYPES = (Tensor, torch.nn.Parameter)
+
 
 class Runs(NamedTuple):
-    """Elements in memory: `num_runs` runs of `length`, `stride` elements apart, each standing for `repeats` ones."""
+    """Elements in memory: `num_runs` runs of `length`, `stride` elements apart, each standing for `repeats` of them."""
 
     num_runs: int
     length: int
@@ -24,7 +27,7 @@ class Runs(NamedTuple):
 
 
 def plain(tensor: Tensor) -> Tensor:
-    """Return the tensor whose memory holds the elements of `tensor`, with a real dtype, outside of autograd.
+    """Return a tensor whose memory holds the elements of `tensor` with a real dtype; often `tensor` itself.
 
     A DTensor stands for its local shard, which costs no communication. A complex tensor stands for its real and
     imaginary parts, so that its norm, zeros and non-finite values are seen; its count is twice the number of elements.
@@ -33,30 +36,39 @@ def plain(tensor: Tensor) -> Tensor:
     Raises:
         TypeError: the tensor is quantized, or sparse in a layout other than COO.
     """
-    tensor = tensor.detach()
-    if not _is_plain_type(tensor):
+    if type(tensor) not in PLAIN_TYPES:
         tensor = _unwrap(tensor)
     if tensor.layout is not torch.strided and tensor.layout is not torch.sparse_coo:
         raise TypeError(f"tensor has layout {tensor.layout}, expected torch.strided or torch.sparse_coo")
     if tensor.is_quantized:
         raise TypeError(f"tensor is quantized ({tensor.dtype}), expected a real dtype: watch its dequantized form")
     if tensor.is_complex():
-        tensor = torch.view_as_real(tensor.resolve_conj())
-    return tensor.resolve_neg()
+        tensor = torch.view_as_real(tensor.detach().resolve_conj())
+    return tensor.detach().resolve_neg() if tensor.is_neg() else tensor
 
 
-def runs(tensor: Tensor) -> Runs | None:
+def no_memory(tensor: Tensor) -> ValueError:
+    """Return the error for a tensor that has elements, but no memory that holds them."""
+    return ValueError(
+        f"{type(tensor).__name__} of shape {tuple(tensor.shape)} has no memory of its own, expected a tensor whose "
+        "storage is allocated: read a sharded parameter while it is gathered, or its local shard"
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def runs(shape: tuple[int, ...], strides: tuple[int, ...]) -> Runs | None:
     """Return how the elements of a strided tensor lie in memory, or None if that is more than runs at one distance.
 
-    >>> runs(torch.empty(4, 6).t())
+    >>> runs((6, 4), (1, 6))  # transposed
     Runs(num_runs=1, length=24, stride=24, repeats=1)
-    >>> runs(torch.empty(4, 6)[:, :2].expand(5, 4, 2))
+    >>> runs((5, 4, 2), (0, 6, 1))  # columns of a matrix, expanded
     Runs(num_runs=4, length=2, stride=6, repeats=5)
     """
-    sizes, strides = tensor.shape, tensor.stride()
-    repeats = math.prod(size for size, stride in zip(sizes, strides, strict=True) if stride == 0)
+    if 0 in shape:
+        return Runs(num_runs=1, length=0, stride=0, repeats=1)
+    repeats = math.prod(size for size, stride in zip(shape, strides, strict=True) if stride == 0)
     blocks = [[1, 1]]
-    for stride, size in sorted((b, a) for a, b in zip(sizes, strides, strict=True) if a != 1 and b != 0):
+    for stride, size in sorted((b, a) for a, b in zip(shape, strides, strict=True) if a != 1 and b != 0):
         if stride == blocks[-1][0] * blocks[-1][1]:
             blocks[-1][1] *= size
         else:
@@ -66,10 +78,6 @@ def runs(tensor: Tensor) -> Runs | None:
     length = blocks[0][1]
     stride, num_runs = blocks[1] if len(blocks) == 2 else (length, 1)
     return Runs(num_runs, length, stride, repeats)
-
-
-def _is_plain_type(tensor: Tensor) -> bool:
-    return type(tensor) is Tensor or type(tensor) is torch.nn.Parameter
 
 
 def _unwrap(tensor: Tensor) -> Tensor:

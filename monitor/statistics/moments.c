@@ -153,8 +153,8 @@ INLINE float float_of_bfloat16(uint32_t bits)
     return float_of_bits(bits << 16);
 }
 
-/* In integers, since not every compiler knows a half type; a subnormal goes by way of a conversion because multiplying
- * a subnormal float is slow, and zero where the training flushes subnormals. */
+/* In integers, since not every compiler knows a half type; a subnormal half by way of a conversion, since to multiply a
+ * subnormal float is slow. */
 INLINE float float_of_half(uint32_t bits)
 {
     uint32_t magnitude = bits & 0x7fff, sign = (bits & 0x8000) << 16, subnormal;
