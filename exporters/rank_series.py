@@ -60,8 +60,8 @@ class RankSeries:
         self._step = self._time_s = math.nan
         self._rows: Array = np.zeros((3, 0))
         self._index = _Index.of((), ())
-        self._own_histogram: Histogram | None = None
         self._histogram: Histogram | None = None
+        self._shows_histogram = False
         self._single: list[_Single] = []
         self._modules: ModuleSeries | None = None
 
@@ -92,10 +92,12 @@ class RankSeries:
         self._single = candidates[:budget]
         self.left_out = len(candidates) - len(self._single)
         room = budget - len(self._single)
-        if shared is None:
-            shared = self._own_histogram = self._own_histogram or Histogram(STEP_DURATION, self._labels)
-            room -= len(shared)
-        self._histogram = shared
+        self._histogram = shared or self._histogram or Histogram(STEP_DURATION, self._labels)
+        self._shows_histogram = shared is None and room >= len(self._histogram)
+        if self._shows_histogram:
+            room -= len(self._histogram)
+        elif shared is None:
+            self.left_out += len(self._histogram)
         self._modules = ModuleSeries.choose(self._labels, keys, placements, room=room)
         self.rolled_up = self._modules.rolled_up
         self.left_out += self._modules.left_out
@@ -120,8 +122,8 @@ class RankSeries:
         """Return what is known now, by metric name; what is not known or not finite as NaN or infinity."""
         for single in self._single:
             yield single.metric, Samples((single.prefix,), (single.value(),))
-        if self._own_histogram is not None:
-            yield STEP_DURATION.name, self._own_histogram
+        if self._histogram is not None and self._shows_histogram:
+            yield STEP_DURATION.name, self._histogram
         if self._modules is not None:
             yield from self._modules.samples(self._rows[0], self._rows[2])
 

@@ -71,6 +71,7 @@ def test_layers_that_do_not_fit_become_ranges_over_the_whole_depth():
 
     ranges = [f"model.layers.{i}-{i + 3}" for i in range(0, 80, 4)]
     assert labels == ["model.embed_tokens.weight", *ranges, "model.norm.weight", "lm_head.weight"]
+    assert roll_up(dict(reversed(llama(80).items())), 23) == roll_up(llama(80), 23)
 
 
 def test_members_of_a_too_wide_top_level_are_the_largest_and_the_rest():

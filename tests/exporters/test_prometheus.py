@@ -390,10 +390,43 @@ def test_ranks_and_nodes_of_every_size_stay_within_their_limits(world_size: int,
 
     values = read(exposition)
 
-    own = [key for key in values if "rank=0" in key]
-    assert len(own) <= 300
-    assert len(values) <= 5000
+    limit = min(300, 100_000 // world_size, 5_000 // local_world_size)
+    assert len([key for key in values if "rank=0" in key]) <= limit
+    assert len([key for key in values if any(part.startswith("rank=") for part in key)]) <= limit * local_world_size
+    assert len(values) <= 5_000
     assert all(key[0].removesuffix("_bucket").removesuffix("_sum").removesuffix("_count") in METRICS for key in values)
+
+
+@pytest.mark.parametrize(
+    ("limit", "own", "left_out"),
+    [(0, 0, 27), (1, 1, 26), (11, 11, 16), (12, 12, 14), (13, 13, 14), (26, 26, 0), (27, 27, 0), (100, 27, 0)],
+)
+def test_a_budget_that_is_too_small_leaves_out_the_least_wanted_and_says_so(limit: int, own: int, left_out: int):
+    agent = 13  # series of the agent; of the rank 11 that stand alone, then a histogram with 14, then 2 modules
+    exposition = Exposition("run", budget=SeriesBudget(per_node=agent + limit))
+    tensors = {STEP_TIME: np.ones(1), LOSS: np.ones(1), gradient("a"): np.ones(2), gradient("b"): np.ones(2)}
+    keys = list(tensors)
+
+    exposition.update(header_of(world_size=1, local_world_size=1), keys, block_of(tensors, keys))
+
+    values = read(exposition)
+    assert len([key for key in values if "rank=0" in key]) == own
+    assert values["trainermon_left_out_series",] == left_out
+    assert (("trainermon_step", "rank=0") in values) == (limit > 0)
+    assert len(values) <= agent + limit
+
+
+def test_what_has_more_elements_is_shown_in_more_detail():
+    exposition = Exposition("run", budget=SeriesBudget(per_node=13 + 22 + 3))
+    keys = [gradient(f"{module}.{end}") for module in "ab" for end in "wx"]
+    small, shard = Placement(dtype="float32", shape=(9, 9)), Placement(dtype="float32", shape=(40, 40), length=100)
+    tensors = {key: np.ones(2) for key in keys}
+
+    block = block_of(tensors, keys)
+    exposition.update(header_of(local_world_size=1), keys, block, placements=[small, small, shard, shard])
+
+    shown = {key[-1] for key in read(exposition) if key[0] == "trainermon_gradient_rms"}
+    assert shown == {"module=a", "module=b.w", "module=b.x"}
 
 
 @pytest.mark.server
