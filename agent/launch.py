@@ -29,6 +29,7 @@ from trainermon.monitor.launcher import LAUNCHER_VARIABLE, LINGER_FILE
 
 SUMMARY = "run a training command, wait for the last flush, keep its exit status"
 FLUSH_TIMEOUT_S = 60.0
+START_GRACE_S = 15.0
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 _FROM_TERMINAL = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
 _POLL_S = 0.05
@@ -135,19 +136,22 @@ class Agent:
         self.output = ""
         self.url: str | None = None
         self.stored = False
+        self._seen = False
+        self._appears_s = time.monotonic() + START_GRACE_S
         self.look()
 
     def look(self) -> bool:
-        """Read the agent's status; return whether it is still there."""
+        """Read the agent's status; return whether it is still there, or has only just been started."""
         status = read_status(self.spool)
         if status is not None:
             self.output = str(status.get("output") or self.output)
             self.url = status.get("url") or self.url
             self.stored = status.get("state") == FINISHED
-        if not is_followed(self.spool):
-            self.stored = self.stored or not self.spool.exists()
-            return False
-        return True
+        if is_followed(self.spool):
+            self._seen = True
+            return True
+        self.stored = self.stored or not self.spool.exists()
+        return not (self.stored or self._seen) and time.monotonic() < self._appears_s
 
     def let_go(self) -> None:
         """Allow the agent to end as soon as everything is stored."""
@@ -156,12 +160,12 @@ class Agent:
 
 
 def _serve(job: Job, agents: Sequence[Agent]) -> None:
-    for agent in agents:
-        agent.look()
-        if agent.url:
-            sys.stdout.write(f"page {agent.url}   metrics {agent.url}metrics   (Ctrl-C ends)\n")
-    sys.stdout.flush()
-    while not job.interrupted and any(agent.look() for agent in agents):
+    shown: set[str] = set()
+    while not job.interrupted and _num_followed(agents):
+        for url in {agent.url for agent in agents if agent.url} - shown:
+            sys.stdout.write(f"page {url}   metrics {url}metrics   (Ctrl-C ends)\n")
+            sys.stdout.flush()
+            shown.add(url)
         job.pause()
     job.interrupted = False
 

@@ -30,7 +30,9 @@ from trainermon.exporters.discovery import clear_targets, write_targets
 
 TARGETS_FILE = "prometheus_sd.json"
 BUSY_PAUSE_S = 0.01
-MAX_PAUSE_S = 0.1
+MAX_PAUSE_S = 0.05
+FAULT_PAUSE_S = 1.0
+MAX_FAULTS = 600
 LOOK_S = 0.2
 GAP_S = 5.0
 FLUSH_LIMIT_S = 20.0
@@ -63,7 +65,8 @@ class Agent:
         self._stopping = False
         self._state = RUNNING
         self._num_ended = self._num_commits = 0
-        self._gone: set[int] = set()
+        self._num_faults = 0
+        self._forgotten: set[int] = set()
         self._last_turn_s = self._looked_s = self._gone_s = time.monotonic()
         self._draining: Future[None] | None = None
         self._status: Status | None = None
@@ -76,11 +79,19 @@ class Agent:
     async def run(self) -> bool:
         """Work until the run is over or `stop`; return whether everything that was written is stored."""
         self._serve()
+        self._look(time.monotonic())
         pause_s = BUSY_PAUSE_S
         try:
-            while not self._stopping and not self._is_over():
-                num_records = self._turn()
-                pause_s = BUSY_PAUSE_S if num_records else min(2 * pause_s, MAX_PAUSE_S)
+            while not self._stopping and self._num_faults < MAX_FAULTS:
+                try:
+                    num_records = self._turn(time.monotonic())
+                    if self._is_over():
+                        break
+                    pause_s = BUSY_PAUSE_S if num_records else min(2 * pause_s, MAX_PAUSE_S)
+                    self._num_faults = 0
+                except Exception:  # noqa: BLE001 - the border: a fault in a turn must not end the watching
+                    pause_s = FAULT_PAUSE_S
+                    self._note_fault()
                 await asyncio.sleep(pause_s)
             if self._stopping:
                 await self._leave_early()
@@ -88,13 +99,8 @@ class Agent:
             await self._close()
         return self._state == FINISHED
 
-    def _turn(self) -> int:
-        now_s = time.monotonic()
-        if now_s - self._last_turn_s > GAP_S:
-            _log.warning("this process stood still for %.0f s; timers start anew", now_s - self._last_turn_s)
-            self._gone_s = now_s
-            self._parts.watch.restart_timers(now_s)
-        self._last_turn_s = now_s
+    def _turn(self, now_s: float) -> int:
+        self._note_gap(now_s)
         if now_s - self._looked_s >= LOOK_S:
             self._looked_s = now_s
             self._look(now_s)
@@ -109,7 +115,6 @@ class Agent:
     def _look(self, now_s: float) -> None:
         for rank in self._parts.watch.look(now_s):
             _log.info("rank %d is gone", rank)
-            self._gone.add(rank)
         for rank, header in self._parts.pipeline.follower.headers.items():
             if (rank, header.attempt) not in self._rank_files:
                 self._rank_files.add((rank, header.attempt))
@@ -117,11 +122,12 @@ class Agent:
         self._diagnoser.poll()
 
     def _forget_gone(self) -> None:
-        """Show nothing more of ranks that have gone, now that all they wrote was read."""
-        for rank in self._gone:
+        """Show nothing more of ranks that are gone, now that all they wrote was read."""
+        gone = {rank for rank, state in self._parts.watch.ranks.items() if not state.alive}
+        for rank in gone - self._forgotten:
             self._parts.history.end(rank)
             self._parts.metrics.remove_rank(rank)
-        self._gone.clear()
+        self._forgotten = gone
 
     def _react(self) -> None:
         """Set in motion what the records of this turn call for."""
@@ -143,9 +149,11 @@ class Agent:
             self._draining = None
             self._state = RUNNING
         elif num_records:
-            self._draining = None  # what the last of them have left is still being read
+            self._state = DRAINING  # what the last of them have left is still being read
+            self._draining = None
         elif self._draining is None:
             self._state = DRAINING
+            self._parts.metrics.end_run()
             self._draining = self._parts.pipeline.flush()
         elif self._draining.done() and self._parts.alerts.written:
             self._state = FINISHED
@@ -163,7 +171,24 @@ class Agent:
         if self._state != FINISHED or waited_s < wanted_s or not self._diagnoser.idle:
             return False
         self._look(time.monotonic())
-        return self._parts.watch.num_alive == 0 and self._parts.pipeline.step() == 0
+        if self._parts.watch.num_alive == 0 and self._parts.pipeline.step() == 0:
+            return True
+        self._state, self._draining = DRAINING, None
+        return False
+
+    def _note_gap(self, now_s: float) -> None:
+        """Start the timers anew if this process itself stood still."""
+        if now_s - self._last_turn_s > GAP_S:
+            _log.warning("this process stood still for %.0f s; timers start anew", now_s - self._last_turn_s)
+            self._gone_s = now_s
+            self._parts.watch.restart_timers(now_s)
+        self._last_turn_s = now_s
+
+    def _note_fault(self) -> None:
+        self._num_faults += 1
+        self._node.num_faults += 1
+        if self._node.num_faults.bit_count() == 1:  # 1st, 2nd, 4th ... so that a lasting fault does not fill the log
+            _log.exception("a turn of the agent failed (number %d)", self._node.num_faults)
 
     def _serve(self) -> None:
         settings = self._parts.settings

@@ -44,6 +44,7 @@ class RunNode:
     Attributes:
         state: `running`, `draining` or `finished`.
         rank_files: By rank, what it wrote about itself.
+        num_faults: Faults of the loop that were survived.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class RunNode:
         self.feed = parts.feed
         self.state = "running"
         self.rank_files: dict[int, RankFile] = {}
+        self.num_faults = 0
         self._parts = parts
         self._executor = executor
         self._host = host
@@ -132,7 +134,7 @@ class RunNode:
         metrics, pipeline = self._parts.metrics, self._parts.pipeline
         metrics.set_alerts(self._parts.alerts.firing)
         metrics.set("trainermon_commits_total", pipeline.num_commits)
-        metrics.set("trainermon_errors_total", pipeline.num_consumer_errors)
+        metrics.set("trainermon_errors_total", pipeline.num_consumer_errors + self.num_faults)
         return metrics.render(accept)
 
     def order(self, body: Any) -> dict[str, Any]:

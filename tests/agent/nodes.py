@@ -1,4 +1,4 @@
-"""Runs on this node, for tests: a spool, rank processes that can be told what to do, and the agent that follows them."""
+"""Runs on this node, for tests: a spool, rank processes that do what they are told, and the agent that follows them."""
 
 from __future__ import annotations
 
@@ -75,6 +75,8 @@ class Rank:
         self.wait()
 
     def wait(self):
+        if self.process.stdin.closed:
+            return
         self.process.stdin.close()
         self.process.wait(DEADLINE_S)
         self.process.stdout.close()
@@ -113,9 +115,14 @@ class Run:
             self._pids.add(status["pid"])
         return status or {}
 
-    def running(self):
-        """Return the agent's status once it answers."""
-        return wait_for(lambda: (s := self.status()).get("url") and s, "an agent with a page")
+    def running(self, *, other_than=0):
+        """Return the agent's status once it has a page."""
+
+        def found():
+            status = self.status()
+            return status.get("url") and status["pid"] != other_than and status
+
+        return wait_for(found, "an agent with a page")
 
     def get(self, path):
         url = self.running()["url"]
@@ -163,8 +170,7 @@ class Run:
         """End every process of the run."""
         self.status()
         for rank in self.ranks:
-            if rank.process.poll() is None:
-                rank.kill()
+            rank.kill()
         for pid in self._pids:
             if is_agent(pid):
                 os.kill(pid, signal.SIGCONT)
