@@ -83,7 +83,7 @@ class TrainerMon:
         groups = {"tp": tp_group, "dp": dp_group, "pp": self._pipeline_group}
         coordinates = find_coordinates(groups=groups)
         make_log_visible(quiet=coordinates.local_rank != 0)
-        chunks = list(model) if isinstance(model, Sequence) else [model]
+        chunks = list(model) if isinstance(model, list | tuple) else [model]
         training = detect(chunks, optimizer, coordinates)
         config = check_against_model(self._config, training, coordinates)
         run = name_run(coordinates, run_id=config.run_id, output_dir=config.output_dir)
@@ -127,7 +127,7 @@ class TrainerMon:
     def _refuse_bad_arguments(self, model: object, grad_acc_steps: object) -> None:
         if self._attached is not None:
             raise AttachError("set_monitor was called already: close() this TrainerMon first, or make another one")
-        modules = list(model) if isinstance(model, Sequence) else [model]
+        modules = list(model) if isinstance(model, list | tuple) else [model]
         if not modules or not all(isinstance(module, nn.Module) for module in modules):
             found = ", ".join(type(module).__name__ for module in modules) or "an empty list"
             raise AttachError(f"model: found {found}, expected a torch.nn.Module or a list of them")

@@ -1,0 +1,152 @@
+"""How `TrainerMon` is called, and what it refuses before training starts."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+import trainermon
+from tests.journal_rows import RankJournal, only_spool
+from trainermon import TrainerMon
+from trainermon.monitor.errors import AttachError, ConfigError
+
+QUIET = {"agent": {"start": False}}
+
+
+def parts():
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+    return model, torch.optim.AdamW(model.parameters())
+
+
+def step(model, optimizer):
+    model(torch.randn(2, 4)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda monitor, model, optimizer: monitor.set_monitor(model, optimizer),
+        lambda monitor, model, optimizer: monitor.set_monitor(model, optimizer, 2),
+        lambda monitor, model, optimizer: monitor.set_monitor(model, 2, optimizer),
+        lambda monitor, model, optimizer: monitor.set_monitor(model, grad_acc_steps=2, optimizer=optimizer),
+        lambda monitor, model, optimizer: monitor.set_monitor([model], optimizer, 1, None, None, 0),
+    ],
+)
+def test_both_orders_of_arguments_are_understood(places, call):
+    model, optimizer = parts()
+    with TrainerMon(QUIET) as monitor:
+        call(monitor, model, optimizer)
+        step(model, optimizer)
+
+    assert 0 in RankJournal(only_spool(places[0])).rows
+
+
+def test_the_module_level_function_returns_a_monitor(places, monkeypatch):
+    model, optimizer = parts()
+
+    monitor = trainermon.monitor.set_monitor(model, optimizer, start_iteration=9, config_file_path=QUIET)
+    step(model, optimizer)
+    monitor.close()
+
+    assert sorted(RankJournal(only_spool(places[0])).rows) == [9]
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"targets": ["2.weigth"]}, "'2.weigth' names no module or parameter of the model; nearest: '2.weight'"),
+        ({"ur_distribution": True}, "SGD has no betas and eps"),
+    ],
+)
+def test_a_wish_that_the_model_cannot_meet_is_refused(places, config, message):
+    model, _ = parts()
+    with pytest.raises(ConfigError, match=message):
+        TrainerMon(QUIET | config).set_monitor(model, torch.optim.SGD(model.parameters()))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (lambda m, o: ("model", o), "model: found str, expected a torch.nn.Module"),
+        (lambda m, o: ([], o), "model: found an empty list"),
+        (lambda m, o: (m, None), "optimizer: found builtins.NoneType, expected a torch.optim.Optimizer"),
+        (lambda m, o: (m, o, 0), "grad_acc_steps: found 0, expected a whole number, 1 or more"),
+        (lambda m, o: (m.requires_grad_(requires_grad=False), o), "no parameter requires a gradient"),
+    ],
+)
+def test_a_wrong_argument_is_refused(places, arguments, message):
+    with pytest.raises(AttachError, match=message):
+        TrainerMon(QUIET).set_monitor(*arguments(*parts()))
+
+
+def test_a_second_set_monitor_is_refused(places):
+    with TrainerMon(QUIET) as monitor:
+        monitor.set_monitor(*parts())
+        with pytest.raises(AttachError, match="set_monitor was called already"):
+            monitor.set_monitor(*parts())
+
+
+def test_activations_of_a_compiled_model_are_refused(places):
+    model, optimizer = parts()
+    with pytest.raises(ConfigError, match="the model is compiled"):
+        TrainerMon(QUIET | {"xy_distribution": True}).set_monitor(torch.compile(model, backend="eager"), optimizer)
+
+
+def test_targets_choose_parameters_and_modules(places):
+    model, optimizer = parts()
+    with TrainerMon(QUIET | {"targets": ["2"], "xy_distribution": True}) as monitor:
+        monitor.set_monitor(model, optimizer)
+        step(model, optimizer)
+
+    names = {key.name for key in RankJournal(only_spool(places[0])).rows[0]}
+    assert names == {"2", "2.weight", "2.bias"}
+
+
+def test_ranks_that_are_not_chosen_collect_nothing(places):
+    model, optimizer = parts()
+    with TrainerMon(QUIET | {"module_ranks": [1]}) as monitor:
+        monitor.set_monitor(model, optimizer)
+        step(model, optimizer)
+
+    assert RankJournal(only_spool(places[0])).rows == {}
+
+
+def test_a_closure_optimizer_and_a_later_scheduler_are_watched(places):
+    model, _ = parts()
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
+    x = torch.randn(2, 4)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model(x).square().sum()
+        loss.backward()
+        return loss
+
+    with TrainerMon(QUIET) as monitor:
+        monitor.set_monitor(model, optimizer)
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
+        for _ in range(2):
+            optimizer.step(closure)
+            scheduler.step()
+
+    journal = RankJournal(only_spool(places[0]))
+    assert sorted(journal.rows) == [0, 1]
+    assert {"0.weight", "2.bias"} <= set(journal.of(0, "grad_reduced"))
+
+
+def test_run_files_say_who_runs_and_never_hold_the_environment(places, monkeypatch):
+    monkeypatch.setenv("SECRET_TOKEN", "hunter2")
+    model, optimizer = parts()
+    with TrainerMon(QUIET) as monitor:
+        monitor.set_monitor(model, optimizer)
+        directory = monitor.run_directory
+
+    rank = json.loads((directory / "ranks" / "rank00000.json").read_text())
+    assert (rank["parameters"], rank["tensors"], rank["modules"]) == (49, 4, ["0", "1", "2"])
+    assert json.loads((directory / "run.json").read_text())["world_size"] == 1
+    written = [path for path in directory.rglob("*") if path.is_file()]
+    assert not any("hunter2" in path.read_text() for path in written)
+    assert {oct(path.stat().st_mode & 0o777) for path in written} == {"0o600"}

@@ -1,0 +1,113 @@
+"""The configuration is met or refused: messages name the key, what was found, and what to write instead."""
+
+import json
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainermon.monitor.config import AgentConfig, MonitorConfig, load_config, parse_config
+from trainermon.monitor.errors import ConfigError
+
+REFUSED = [
+    ({"wg_distribtion": True}, "wg_distribtion: unknown key; did you mean 'wg_distribution'?"),
+    ({"agent": {"prot": 1}}, "agent.prot: unknown key; did you mean 'agent.port'?"),
+    ({"step_interval": 0}, "step_interval: found 0, expected 1 or more"),
+    ({"step_interval": "2"}, "step_interval: found '2', expected a whole number"),
+    ({"step_interval": True}, "step_interval: found True, expected a whole number"),
+    ({"wg_distribution": 1}, "wg_distribution: found 1, expected true or false"),
+    ({"module_ranks": [0, "1"]}, r"module_ranks\[1\]: found '1', expected a whole number"),
+    ({"module_ranks": [-1]}, r"module_ranks: found \(-1,\), expected ranks of 0 or more"),
+    ({"targets": "h.0"}, "targets: found 'h.0', expected a list"),
+    ({"agent": 3}, "agent: found 3, expected a mapping"),
+    ({"agent": {"port": 70000}}, "agent.port: found 70000, expected 0 to 65535"),
+    ({"replay": {"task": "tensors"}}, "replay.task: found 'tensors', expected 'statistics' or 'tensor'"),
+    ({"xy_distribution": True, "forward_only": True, "backward_only": True}, "together they leave nothing"),
+    ({"all_xy": True}, "all_xy is true but xy_distribution is false"),
+    ({"wg_distribution": False, "monitor_mbs_grad": True}, "monitor_mbs_grad is true but wg_distribution is false"),
+    ({"cc_distribution": {"enable": True}}, "cc_distribution: .* does not collect it"),
+    ({"mg_direction": True}, "mg_direction: found True, but this version does not collect it"),
+]
+
+
+@pytest.mark.parametrize(("raw", "message"), REFUSED, ids=[message[:30] for _, message in REFUSED])
+def test_what_cannot_be_met_is_refused_with_the_path_of_the_key(raw, message):
+    with pytest.raises(ConfigError, match=message):
+        parse_config(raw)
+
+
+def test_a_configuration_of_msprobe_is_read():
+    raw = {
+        "targets": {"fc1": {"input": "tuple[1]:0"}, "fc2": {}},
+        "start_step": 3,
+        "collect_times": 5,
+        "step_interval": 2,
+        "xy_distribution": True,
+        "mv_distribution": True,
+        "cc_distribution": {"enable": False},
+        "mg_direction": False,
+        "format": "csv",
+        "ops": ["norm", "max"],
+        "ndigits": 16,
+        "alert": {},
+    }
+
+    config, ignored = parse_config(raw)
+
+    assert config.targets == ("fc1", "fc2")
+    assert (config.start_step, config.collect_times, config.step_interval) == (3, 5, 2)
+    assert ignored == ("format", "ndigits", "ops")
+
+
+@pytest.mark.parametrize("suffix", [".json", ".yaml", ".yml"])
+def test_a_file_and_its_mapping_give_the_same(tmp_path, suffix):
+    raw = {"targets": ["h.0"], "agent": {"port": 8000}, "replay": {"memory_mb": 10}}
+    path = tmp_path / f"config{suffix}"
+    path.write_text(json.dumps(raw) if suffix == ".json" else yaml.safe_dump(raw))
+
+    assert load_config(path) == load_config(raw)
+    assert load_config(path)[0].agent == AgentConfig(port=8000)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("missing.json", None, "cannot be read"),
+        ("broken.json", "{", "is not valid JSON"),
+        ("broken.yaml", "a: [", "is not valid YAML"),
+        ("list.json", "[1]", "found a list at the top"),
+        ("key.json", '{"start_stp": 1}', "start_stp: unknown key"),
+    ],
+)
+def test_a_bad_file_is_named(tmp_path, name, text, message):
+    path = tmp_path / name
+    if text is not None:
+        path.write_text(text)
+
+    with pytest.raises(ConfigError, match=f"{name}: .*{message}"):
+        load_config(path)
+
+
+def test_an_empty_yaml_file_means_the_defaults(tmp_path):
+    path = tmp_path / "empty.yaml"
+    path.write_text("# nothing\n")
+
+    assert load_config(path) == (MonitorConfig(), ())
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=8,
+)
+KEYS = st.sampled_from([*MonitorConfig.__dataclass_fields__, "ops", "alert", "l2_targets"]) | st.text()
+
+
+@given(st.dictionaries(KEYS, JSON, max_size=4))
+def test_any_mapping_is_read_or_refused_as_a_configuration_error(raw):
+    try:
+        config, _ = parse_config(raw)
+    except ConfigError:
+        return
+    assert isinstance(config, MonitorConfig)

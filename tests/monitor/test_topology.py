@@ -1,0 +1,70 @@
+"""What a run is called, and which attempt it is."""
+
+import json
+
+import pytest
+
+from trainermon.monitor.errors import AttachError, ConfigError
+from trainermon.monitor.topology import find_coordinates, name_run
+from trainermon.monitor.values import Coordinates
+
+
+@pytest.mark.parametrize(
+    ("run_id", "environ", "expected"),
+    [
+        ("mine", {"TRAINERMON_RUN_ID": "other", "SLURM_JOB_ID": "7"}, "mine"),
+        (None, {"TRAINERMON_RUN_ID": "other", "SLURM_JOB_ID": "7"}, "other"),
+        (None, {"SLURM_JOB_ID": "7", "TORCHELASTIC_RUN_ID": "x"}, "job-7"),
+        (None, {"TORCHELASTIC_RUN_ID": "0123456789abcdef"}, "run-01234567"),
+    ],
+)
+def test_the_explicit_name_comes_before_the_schedulers(tmp_path, run_id, environ, expected):
+    run = name_run(Coordinates(), run_id=run_id, output_dir=str(tmp_path), environ=environ)
+
+    assert run.run_id == expected
+    assert run.directory == tmp_path / expected
+
+
+@pytest.mark.parametrize("environ", [{}, {"TORCHELASTIC_RUN_ID": "none"}])
+def test_names_made_up_are_different(tmp_path, environ):
+    names = {name_run(Coordinates(), output_dir=str(tmp_path), environ=environ).run_id for _ in range(5)}
+
+    assert len(names) == 5
+
+
+def test_output_directory_comes_from_argument_then_environment(tmp_path):
+    ours = {"TRAINERMON_OUTPUT": str(tmp_path / "ours"), "MONITOR_OUTPUT_DIR": str(tmp_path / "theirs")}
+    theirs = {"MONITOR_OUTPUT_DIR": str(tmp_path / "theirs")}
+
+    assert name_run(Coordinates(), run_id="r", output_dir="/o", environ=ours).directory.as_posix() == "/o/r"
+    assert name_run(Coordinates(), run_id="r", environ=ours).directory == tmp_path / "ours" / "r"
+    assert name_run(Coordinates(), run_id="r", environ=theirs).directory == tmp_path / "theirs" / "r"
+
+
+def test_a_restart_under_the_same_name_is_the_next_attempt(tmp_path):
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r" / "run.json").write_text(json.dumps({"attempt": 4}))
+
+    assert name_run(Coordinates(), run_id="r", output_dir=str(tmp_path), environ={}).attempt == 5
+
+
+def test_a_foreign_run_file_is_refused(tmp_path):
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r" / "run.json").write_text("[]")
+
+    with pytest.raises(ConfigError, match="choose another run_id"):
+        name_run(Coordinates(), run_id="r", output_dir=str(tmp_path), environ={})
+
+
+def test_several_ranks_without_anything_to_agree_through_are_refused(tmp_path):
+    with pytest.raises(AttachError, match="init_process_group before set_monitor, or set TRAINERMON_RUN_ID"):
+        name_run(Coordinates(world_size=2), output_dir=str(tmp_path), environ={})
+
+
+def test_coordinates_come_from_the_launcher_where_nothing_is_initialised():
+    environ = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
+
+    found = find_coordinates(environ)
+
+    assert (found.rank, found.world_size, found.local_rank, found.local_world_size) == (5, 8, 1, 4)
+    assert (found.dp, found.dp_size) == (5, 8)
