@@ -79,11 +79,10 @@ class TrainerMon:
         """
         if isinstance(optimizer, int) and not isinstance(grad_acc_steps, int):
             optimizer, grad_acc_steps = grad_acc_steps, optimizer
-        self._refuse_bad_arguments(model, grad_acc_steps)
+        chunks = self._checked_arguments(model, grad_acc_steps)
         groups = {"tp": tp_group, "dp": dp_group, "pp": self._pipeline_group}
         coordinates = find_coordinates(groups=groups)
         make_log_visible(quiet=coordinates.local_rank != 0)
-        chunks = list(model) if isinstance(model, list | tuple) else [model]
         training = detect(chunks, optimizer, coordinates)
         config = check_against_model(self._config, training, coordinates)
         run = name_run(coordinates, run_id=config.run_id, output_dir=config.output_dir)
@@ -124,15 +123,18 @@ class TrainerMon:
     ) -> None:
         self.close()
 
-    def _refuse_bad_arguments(self, model: object, grad_acc_steps: object) -> None:
+    def _checked_arguments(self, model: object, grad_acc_steps: object) -> list[nn.Module]:
+        """Return the model's stages."""
         if self._attached is not None:
             raise AttachError("set_monitor was called already: close() this TrainerMon first, or make another one")
-        modules = list(model) if isinstance(model, list | tuple) else [model]
-        if not modules or not all(isinstance(module, nn.Module) for module in modules):
-            found = ", ".join(type(module).__name__ for module in modules) or "an empty list"
+        chunks = list(model) if isinstance(model, list | tuple) else [model]
+        modules = [chunk for chunk in chunks if isinstance(chunk, nn.Module)]
+        if not chunks or len(modules) != len(chunks):
+            found = ", ".join(type(chunk).__name__ for chunk in chunks) or "an empty list"
             raise AttachError(f"model: found {found}, expected a torch.nn.Module or a list of them")
         if not isinstance(grad_acc_steps, int) or isinstance(grad_acc_steps, bool) or grad_acc_steps < 1:
             raise AttachError(f"grad_acc_steps: found {grad_acc_steps!r}, expected a whole number, 1 or more")
+        return modules
 
 
 def set_monitor(  # noqa: PLR0913, PLR0917  # the signature that users know, and where the configuration is
