@@ -106,7 +106,8 @@ class GradientHooks:
         """Watch the gradients of parameters; `owners` lists (key stem, name) of every module that owns one."""
         self._num_parameters = Counter(stem for places in owners.values() for stem, _ in places)
         for parameter, places in owners.items():
-            hook = self._contain(functools.partial(self._parameter_gradient, id(parameter), places))
+            hooked = any(map(is_foreign, (parameter._backward_hooks or {}).values()))
+            hook = self._contain(functools.partial(self._parameter_gradient, id(parameter), places, hooked=hooked))
             self._leaf_handles.append(parameter.register_hook(hook))  # type: ignore[no-untyped-call]
 
     def close(self) -> None:
@@ -125,17 +126,20 @@ class GradientHooks:
         return [None] * (len(leaves) if wanted else 0)
 
     def _register(self, tensor: Tensor, place: _Place) -> None:
+        # Reading grad_fn brings up to date that of a view whose base was written to through another view; without it
+        # torch 2.13 dies of a segmentation fault in register_hook.
+        is_leaf = tensor.grad_fn is None
         hooks: dict[int, Any] = tensor._backward_hooks or {}
         watched = self._memory.recall(tensor)
         place.backward.missing += 1
         if watched is not None and watched.num_hooks == len(hooks):
             watched.places.append(place)
             return
-        watched = _Watched([place], len(hooks) + 1, any(map(_is_foreign, hooks.values())))
+        watched = _Watched([place], len(hooks) + 1, any(map(is_foreign, hooks.values())))
         hook = self._contain(functools.partial(self._gradient, watched))
         handle = tensor.register_hook(hook)  # type: ignore[no-untyped-call]
         self._memory.remember(tensor, watched)
-        if tensor.is_leaf:  # the hook of any other tensor goes with its graph
+        if is_leaf:  # the hook of any other tensor goes with its graph
             self._leaf_handles.append(handle)
 
     def _gradient(self, watched: _Watched, gradient: Tensor) -> None:
@@ -147,12 +151,17 @@ class GradientHooks:
                 form["hooked"] = True
             backward.place(slot, form)
 
-    def _parameter_gradient(self, number: int, places: list[tuple[str, str]], gradient: Tensor) -> None:
+    def _parameter_gradient(
+        self, number: int, places: list[tuple[str, str]], gradient: Tensor, *, hooked: bool
+    ) -> None:
         call = self._parameter_calls[number] = self._parameter_calls.get(number, -1) + 1
         for stem, name in places:
             key = f"{stem}.parameters_grad.{call}"
             forms = self._open.setdefault(key, {})
-            forms[name] = [self._record(key, name, gradient)]
+            form = self._record(key, name, gradient)
+            if hooked:
+                form["hooked"] = True
+            forms[name] = [form]
             if len(forms) == self._num_parameters[stem]:
                 self._writer.add_gradients(key, self._open.pop(key))
 
@@ -163,7 +172,7 @@ class GradientHooks:
         return form
 
 
-def _is_foreign(hook: Any) -> bool:
-    """Return whether a gradient hook is the script's own, not one of this package."""
+def is_foreign(hook: Any) -> bool:
+    """Return whether a gradient hook is the script's own, not one of this package's."""
     function = hook.func if isinstance(hook, functools.partial) else hook
     return not str(getattr(function, "__module__", "")).startswith("trainermon.")

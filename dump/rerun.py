@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainermon.dump.capture import ModuleCapture
+from trainermon.dump.gradients import is_foreign
 from trainermon.dump.keep import KeptForward, differentiable
 from trainermon.dump.state import NotCoveredError, RandomState, accelerators, clone_buffers, same_bits
 
@@ -124,6 +125,7 @@ def shadow_parameters(model: nn.Module) -> Iterator[list[nn.Parameter]]:
             shadow = nn.Parameter(parameter.detach(), requires_grad=parameter.requires_grad)
             shadow.__dict__.update(parameter.__dict__)
             if shadow.requires_grad:
+                _take_over_hooks(parameter, shadow)
                 shadow.register_post_accumulate_grad_hook(_forget_gradient)  # type: ignore[no-untyped-call]
             shadows[id(parameter)] = shadow
     try:
@@ -138,6 +140,13 @@ def shadow_parameters(model: nn.Module) -> Iterator[list[nn.Parameter]]:
         for parameter, gradient in gradients:
             if parameter.grad is not gradient:
                 parameter.grad = gradient
+
+
+def _take_over_hooks(parameter: nn.Parameter, shadow: nn.Parameter) -> None:
+    """Let the script's own gradient hooks act on the shadow, so that its gradient is what the script's would be."""
+    for hook in (parameter._backward_hooks or {}).values():
+        if is_foreign(hook):
+            shadow.register_hook(hook)  # type: ignore[no-untyped-call]
 
 
 def _hold(module: nn.Module, name: str, parameter: nn.Parameter) -> None:

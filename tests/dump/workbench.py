@@ -1,4 +1,4 @@
-"""A small training whose bits show whether somebody interfered, for use in one process and under DistributedDataParallel."""
+"""A small training whose bits show whether somebody interfered: in one process, or under DistributedDataParallel."""
 
 from __future__ import annotations
 

@@ -1,0 +1,262 @@
+"""Explains the step on which a run went wrong: step, rank, module, phase, and the way from there to the loss.
+
+A rank whose replay is not finite is where the fault arose; one whose replay is clean only received it through the
+reduction. Where no replay shows the fault, the stored statistics say as much as they can.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from trainermon.analysis.evidence import Evidence, RankDump, Row, gather
+from trainermon.analysis.findings import (
+    BadParameter,
+    BadTensor,
+    Diagnosis,
+    FaultPhase,
+    Link,
+    RankFinding,
+    Role,
+    Verdict,
+)
+from trainermon.analysis.origin import LOSS, Origin, bad_parameters, bad_tensor, find_origin
+from trainermon.analysis.stored import locate_in_rows
+from trainermon.monitor.values import Kind
+
+MAX_PARAMETERS = 20
+# If so many modules' parameters are bad, they were spoiled by an optimizer step, not one by one.
+WIDESPREAD = 0.5
+
+
+def diagnose(run_dir: Path, *, step: int | None = None) -> Diagnosis:
+    """Return where the first non-finite value of `step` came from; without a step, of the first such step of the run.
+
+    Raises:
+        DumpError: there is no such run directory.
+    """
+    evidence = gather(Path(run_dir), step)
+    found = [(entry, find_origin(entry.dump)) for entry in evidence.dumps]
+    origins = [(entry, origin) for entry, origin in found if origin is not None]
+    if origins:
+        diagnosis = _located(evidence, origins)
+    elif evidence.rows:
+        diagnosis = _from_rows(evidence)
+    else:
+        diagnosis = _nothing(evidence)
+    return dataclasses.replace(
+        diagnosis, step=evidence.step, attempt=evidence.attempt, evidence=_sources(evidence), version=diagnosis.version
+    )
+
+
+def _located(evidence: Evidence, origins: Sequence[tuple[RankDump, Origin]]) -> Diagnosis:
+    where, origin = min(origins, key=lambda pair: (pair[1].micro_step or 0, pair[1].order, pair[0].rank))
+    bad = {entry.rank for entry, _ in origins}
+    phase, history = _history(evidence, where, origin)
+    headline = f"{_WHAT[phase]} {origin.module} on rank {where.rank} in step {evidence.step}"
+    return Diagnosis(
+        verdict=Verdict.LOCATED,
+        run_id=evidence.run_id,
+        headline=headline,
+        reason=". ".join(filter(None, [_sentence(f"{origin.module}: {origin.reason}"), history, _others(bad, where)])),
+        rank=where.rank,
+        module=origin.module,
+        class_name=origin.class_name,
+        call=origin.call,
+        micro_step=origin.micro_step,
+        phase=phase,
+        tensor=bad_tensor(origin.tensor),
+        source=origin.source,
+        candidates=origin.candidates,
+        chain=_to_loss(evidence, where.rank, origin),
+        ranks=_ranks(evidence, bad),
+        parameters=_parameters(where),
+        consequences=_consequences(evidence, bad),
+        dump=where.path,
+    )
+
+
+_WHAT = {
+    FaultPhase.PARAMETER: "A parameter was not finite in",
+    FaultPhase.FORWARD: "A non-finite value arose in the forward of",
+    FaultPhase.BACKWARD: "A non-finite gradient arose in the backward of",
+    FaultPhase.OPTIMIZER: "The optimizer made a non-finite parameter of",
+    FaultPhase.UNKNOWN: "A non-finite value arose in",
+}
+
+
+def _history(evidence: Evidence, where: RankDump, origin: Origin) -> tuple[FaultPhase, str]:
+    """Return what made a parameter bad, as far as the stored step before tells."""
+    if origin.phase is not FaultPhase.PARAMETER:
+        return origin.phase, ""
+    before = evidence.step_before
+    rows = [row for row in evidence.rows_before if row.rank == where.rank]
+    if any(row.kind in (Kind.GRAD_REDUCED, Kind.GRAD_UNREDUCED, Kind.LOSS) for row in rows):
+        return origin.phase, f"Step {before} was not finite already: diagnose --step {before} tells where it came from"
+    name = f"{origin.module}.{origin.tensor.slot.removeprefix('parameters.')}"
+    if any(row.kind == Kind.PARAM_UPDATED and row.name == name for row in rows):
+        return (
+            FaultPhase.OPTIMIZER,
+            f"The gradients of step {before} were finite, the parameter after its update was not",
+        )
+    owners = {entry.module for entry in where.dump.entries if entry.parameters}
+    bad = {entry.module for entry in where.dump.entries if any(record.nonfinite for record in entry.parameters)}
+    if len(owners) > 3 and len(bad) > WIDESPREAD * len(owners):
+        return origin.phase, "Most parameters were bad already, so the fault lies in an earlier step"
+    return origin.phase, ""
+
+
+def _others(bad: set[int], where: RankDump) -> str:
+    others = sorted(bad - {where.rank})
+    return f"The same step was not finite on {_rank_list(others)} by itself, too" if others else ""
+
+
+def _to_loss(evidence: Evidence, rank: int, origin: Origin) -> tuple[Link, ...]:
+    loss = next((row for row in evidence.rows if row.kind == Kind.LOSS and row.rank == rank), None)
+    if loss is None or origin.phase is FaultPhase.BACKWARD:
+        return origin.chain
+    tensor = BadTensor(slot=loss.name, count=loss.count, nans=loss.nans, infs=loss.infs)
+    return (*origin.chain, Link(module=LOSS, class_name="", direction="forward", call=0, tensor=tensor))
+
+
+def _ranks(evidence: Evidence, bad: set[int]) -> tuple[RankFinding, ...]:
+    replays = {entry.rank: entry.dump for entry in evidence.dumps}
+    unreduced = _count_bad(evidence, Kind.GRAD_UNREDUCED)
+    reduced = _count_bad(evidence, Kind.GRAD_REDUCED)
+    findings = []
+    for rank in sorted({*replays, *evidence.ranks, *bad}):
+        replay = "none" if rank not in replays else ("nonfinite" if replays[rank].nonfinite else "clean")
+        role = Role.ORIGIN if rank in bad else (Role.INNOCENT if replay == "clean" and bad else Role.UNKNOWN)
+        findings.append(
+            RankFinding(
+                rank=rank,
+                role=role,
+                replay=replay,
+                unreduced=unreduced[rank] if Kind.GRAD_UNREDUCED in evidence.kinds else None,
+                reduced=reduced[rank] if Kind.GRAD_REDUCED in evidence.kinds else None,
+            )
+        )
+    return tuple(findings)
+
+
+def _count_bad(evidence: Evidence, kind: Kind) -> Counter[int]:
+    """Return by rank how many parameters have a non-finite gradient."""
+    pairs = {(row.rank, row.name) for row in evidence.rows if row.kind == kind}
+    return Counter(rank for rank, _ in pairs)
+
+
+def _parameters(where: RankDump) -> tuple[BadParameter, ...]:
+    return tuple(
+        BadParameter(name=name, count=record.count, nans=record.nans or 0, infs=record.infs or 0)
+        for name, record in bad_parameters(where.dump)[:MAX_PARAMETERS]
+    )
+
+
+def _consequences(evidence: Evidence, bad: set[int]) -> tuple[str, ...]:
+    found = []
+    reduced = _count_bad(evidence, Kind.GRAD_REDUCED)
+    if len(reduced) > len(bad):
+        found.append(
+            f"the reduction carried it to {_rank_list(sorted(reduced))}: {max(reduced.values())} gradients each"
+        )
+    elif reduced:
+        found.append(f"{max(reduced.values())} gradients were not finite")
+    losses = sorted({row.rank for row in evidence.rows if row.kind == Kind.LOSS})
+    if losses:
+        found.append(f"the loss was not finite on {_rank_list(losses)}")
+    updated = {row.name for row in evidence.rows if row.kind == Kind.PARAM_UPDATED}
+    if updated:
+        found.append(f"the optimizer step wrote it into {len(updated)} parameters")
+    return tuple(found)
+
+
+def _from_rows(evidence: Evidence) -> Diagnosis:
+    """Explain a step from stored statistics: no replay was made, or none shows the fault."""
+    place = locate_in_rows(evidence)
+    replayed = [entry for entry in evidence.dumps if entry.dump.info.replay]
+    verdict = Verdict.LOCATED
+    reason = f"No replay of the step was found; {place.reason}"
+    if replayed:
+        verdict = Verdict.NOT_REPRODUCED
+        reason = (
+            f"The replays of {_rank_list([entry.rank for entry in replayed])} are clean although the step was not: "
+            f"a transient fault, likely of the hardware, or a race. {_sentence(place.reason)}"
+        )
+    bad = {place.rank} if place.rank is not None else set()
+    where = f" on rank {place.rank}" if place.rank is not None else ""
+    kind = "A transient non-finite value" if replayed else "A non-finite value"
+    return Diagnosis(
+        verdict=verdict,
+        run_id=evidence.run_id,
+        headline=f"{kind} appeared{f' in {place.module}' if place.module else ''}{where} in step {evidence.step}",
+        reason=reason,
+        rank=place.rank,
+        module=place.module,
+        phase=place.phase,
+        tensor=None if place.row is None else _row_tensor(place.row),
+        ranks=_ranks(evidence, bad),
+        consequences=_consequences(evidence, bad),
+    )
+
+
+def _row_tensor(row: Row) -> BadTensor:
+    finite = row.count > row.nans + row.infs
+    return BadTensor(
+        slot=row.slot or row.kind,
+        count=row.count,
+        nans=row.nans,
+        infs=row.infs,
+        max=row.max if finite else None,
+        min=row.min if finite else None,
+    )
+
+
+def _nothing(evidence: Evidence) -> Diagnosis:
+    if not evidence.dumps and not evidence.kinds:
+        step = "" if evidence.step is None else f" of step {evidence.step}"
+        return Diagnosis(
+            verdict=Verdict.NO_EVIDENCE,
+            run_id=evidence.run_id,
+            headline=f"Nothing is known{step}",
+            reason=f"No dump and no stored statistics{step} were found in the run directory",
+        )
+    return Diagnosis(
+        verdict=Verdict.FINITE,
+        run_id=evidence.run_id,
+        headline=f"Nothing was non-finite in step {evidence.step}",
+        reason=_sentence(evidence.largest or "all dumped values are finite"),
+        ranks=_ranks(evidence, set()),
+    )
+
+
+def _sources(evidence: Evidence) -> tuple[str, ...]:
+    found = [_dump_source(entry) for entry in evidence.dumps]
+    if evidence.kinds:
+        found.append(f"stored statistics of {len(evidence.ranks)} ranks: {', '.join(sorted(evidence.kinds))}")
+    return (*found, *(f"alert: {message}" for message in evidence.alerts), *evidence.notes)
+
+
+def _dump_source(entry: RankDump) -> str:
+    info = entry.dump.info
+    words = [f"{'replay' if info.replay else 'dump'} of rank {entry.rank}: {entry.path}"]
+    if info.replay:
+        words.append(f"{info.micro_steps} micro step{'s' if info.micro_steps != 1 else ''}")
+    if not info.complete:
+        words.append("cut off")
+    if info.errors:
+        words.append(f"{info.errors} entries lost ({info.first_error})")
+    return "; ".join([*words, *filter(None, [info.uncovered]), *info.notes])
+
+
+def _rank_list(ranks: Sequence[int]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    shown = ", ".join(map(str, ranks[:8]))
+    return f"ranks {shown}{f' and {len(ranks) - 8} more' if len(ranks) > 8 else ''}"
+
+
+def _sentence(text: str) -> str:
+    """Return `text` with a capital letter, unless it begins with a module's name."""
+    return text if ":" in text.split(" ")[0] else text[:1].upper() + text[1:]

@@ -1,0 +1,35 @@
+"""`trainermon diagnose`: what went wrong in a run, for a terminal or as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from trainermon.analysis.diagnose import diagnose
+from trainermon.analysis.report import render_text
+from trainermon.monitor.values import as_plain
+
+SUMMARY = "explain the step on which a run went wrong"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `trainermon diagnose`."""
+    parser.add_argument("run", type=Path, help="the run directory, <output>/<run id>")
+    parser.add_argument("--step", type=int, help="the step to explain (default: the first non-finite one)")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON, see analysis/README.md")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Print the diagnosis and return 0, whatever it says.
+
+    Raises:
+        DumpError: there is no such run directory.
+    """
+    diagnosis = diagnose(args.run, step=args.step)
+    if args.json:
+        sys.stdout.write(json.dumps(as_plain(diagnosis), indent=1) + "\n")
+    else:
+        sys.stdout.write(render_text(diagnosis, colour=sys.stdout.isatty()))
+    return 0

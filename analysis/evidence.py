@@ -1,0 +1,222 @@
+"""What the files of a run tell about one step: dumps of its ranks, stored statistics, alerts."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from trainermon.dump.reader import read_dump
+from trainermon.dump.records import DUMP_FILE, PARTIAL_FILE, Dump
+from trainermon.exporters.store import open_run
+from trainermon.monitor.errors import DumpError, StoreError
+from trainermon.monitor.values import Kind
+
+if TYPE_CHECKING:
+    import duckdb
+
+_PLACE = re.compile(r"dumps/([^/]+)/attempt(\d+)/step(\d+)/rank(\d+)$")
+# What is never non-finite on purpose; activations may be (masks).
+_SURE_KINDS = (Kind.LOSS, Kind.GRAD_UNREDUCED, Kind.GRAD_REDUCED, Kind.PARAM_ORIGIN, Kind.PARAM_UPDATED)
+_MAX_ROWS = 100_000
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Row:
+    """One stored row with non-finite elements; the columns are those of the store's `stats`."""
+
+    kind: str
+    name: str
+    slot: str
+    call: int
+    micro_step: int | None
+    rank: int
+    step: int
+    count: int
+    nans: int
+    infs: int
+    min: float | None
+    max: float | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RankDump:
+    """The dump of one rank. `path` is relative to the run directory."""
+
+    rank: int
+    path: str
+    dump: Dump
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What is known about one step of a run.
+
+    `rows` are the stored rows of the step with non-finite elements, `rows_before` those of the stored step before it,
+    `kinds` and `kinds_before` which kinds were stored at all, `ranks` the ranks with stored rows. `modules` are the
+    names in definition order, the model's input first; empty if the run does not tell.
+    """
+
+    run_id: str
+    step: int | None = None
+    attempt: int | None = None
+    dumps: tuple[RankDump, ...] = ()
+    rows: tuple[Row, ...] = ()
+    rows_before: tuple[Row, ...] = ()
+    kinds: frozenset[str] = frozenset()
+    kinds_before: frozenset[str] = frozenset()
+    step_before: int | None = None
+    ranks: tuple[int, ...] = ()
+    modules: tuple[str, ...] = ()
+    largest: str = ""
+    alerts: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+class _Place(NamedTuple):
+    id: str
+    attempt: int
+    step: int
+    rank: int
+    path: Path
+
+
+def gather(run_dir: Path, step: int | None = None) -> Evidence:
+    """Return what `run_dir` tells about `step`; without one, about the first non-finite step of the newest attempt.
+
+    Raises:
+        DumpError: there is no such run directory.
+    """
+    if not run_dir.is_dir():
+        raise DumpError(f"{run_dir} is not a directory: expected the directory of a run (<output>/<run id>)")
+    places = list(_places(run_dir))
+    evidence = Evidence(run_id=_run_id(run_dir), modules=_modules(run_dir))
+    with _store(run_dir) as connection:
+        chosen = _choose_step(places, connection, step)
+        if chosen is None:
+            return dataclasses.replace(evidence, step=step)
+        attempt, step = chosen
+        dumps, notes = _read_dumps(run_dir, [place for place in places if (place.attempt, place.step) == chosen])
+        evidence = dataclasses.replace(evidence, step=step, attempt=attempt, dumps=dumps, notes=notes)
+        return evidence if connection is None else _with_store(evidence, connection, attempt, step)
+
+
+def _places(run_dir: Path) -> Iterator[_Place]:
+    for path in sorted(run_dir.glob("dumps/*/attempt*/step*/rank*")):
+        match = _PLACE.search(path.as_posix())
+        if match and ((path / DUMP_FILE).exists() or (path / PARTIAL_FILE).exists()):
+            yield _Place(match[1], int(match[2]), int(match[3]), int(match[4]), path)
+
+
+@contextlib.contextmanager
+def _store(run_dir: Path) -> Iterator[duckdb.DuckDBPyConnection | None]:
+    """Yield the run's tables, None if nothing has been stored."""
+    try:
+        connection = open_run(run_dir)
+    except StoreError:
+        connection = None
+    try:
+        yield connection
+    finally:
+        if connection is not None:
+            connection.close()
+
+
+def _choose_step(
+    places: Sequence[_Place], connection: duckdb.DuckDBPyConnection | None, step: int | None
+) -> tuple[int, int] | None:
+    found = [(place.attempt, place.step) for place in places]
+    if step is not None:
+        found = [pair for pair in found if pair[1] == step]
+        if connection is not None:
+            found += connection.execute("SELECT DISTINCT attempt, step FROM stats WHERE step = ?", [step]).fetchall()
+    elif connection is not None:
+        kinds = ", ".join(f"'{kind}'" for kind in _SURE_KINDS)
+        query = f"SELECT attempt, min(step) FROM stats WHERE nans + infs > 0 AND kind IN ({kinds}) GROUP BY attempt"  # noqa: S608
+        found += connection.execute(query).fetchall()
+        if not found:
+            found = connection.execute("SELECT attempt, max(step) FROM stats GROUP BY attempt").fetchall()
+    newest = max((attempt for attempt, _ in found), default=None)
+    return min((pair for pair in found if pair[0] == newest), default=None)
+
+
+def _read_dumps(run_dir: Path, places: Sequence[_Place]) -> tuple[tuple[RankDump, ...], tuple[str, ...]]:
+    """Read the best dump of each rank: a replay before an ordered dump, a complete one before a cut off one."""
+    best: dict[int, RankDump] = {}
+    notes = []
+    for place in places:
+        try:
+            dump = read_dump(place.path)
+        except DumpError as error:
+            notes.append(str(error))
+            continue
+        known = best.get(place.rank)
+        if known is None or _worth(dump) > _worth(known.dump):
+            path = place.path.relative_to(run_dir).as_posix()
+            best[place.rank] = RankDump(rank=place.rank, path=path, dump=dump)
+    return tuple(best[rank] for rank in sorted(best)), tuple(notes)
+
+
+def _worth(dump: Dump) -> tuple[bool, bool, int]:
+    return dump.info.replay, dump.info.complete, len(dump.entries)
+
+
+def _with_store(evidence: Evidence, connection: duckdb.DuckDBPyConnection, attempt: int, step: int) -> Evidence:
+    def column(query: str, *values: object) -> list[Any]:
+        return [row[0] for row in connection.execute(query, list(values)).fetchall()]
+
+    before = column("SELECT max(step) FROM all_stats WHERE attempt = ? AND step < ?", attempt, step)[0]
+    kinds = "SELECT DISTINCT kind FROM all_stats WHERE attempt = ? AND step = ?"
+    ranks = column("SELECT DISTINCT rank FROM all_stats WHERE attempt = ? AND step = ? ORDER BY rank", attempt, step)
+    alerts = "SELECT DISTINCT message FROM alerts WHERE attempt = ? AND first_step = ? AND state = 'firing' ORDER BY 1"
+    return dataclasses.replace(
+        evidence,
+        rows=_rows(connection, attempt, step),
+        rows_before=_rows(connection, attempt, before),
+        kinds=frozenset(map(str, column(kinds, attempt, step))),
+        kinds_before=frozenset(map(str, column(kinds, attempt, before))),
+        step_before=before,
+        ranks=tuple(ranks),
+        largest=_largest(connection, attempt, step),
+        alerts=tuple(map(str, column(alerts, attempt, step))),
+    )
+
+
+def _rows(connection: duckdb.DuckDBPyConnection, attempt: int, step: object) -> tuple[Row, ...]:
+    query = f"""
+        SELECT {", ".join(field.name for field in dataclasses.fields(Row))} FROM all_stats
+        WHERE attempt = ? AND step = ? AND nans + infs > 0 ORDER BY rank, kind, name, slot LIMIT {_MAX_ROWS}
+    """  # noqa: S608  # our own column names
+    return tuple(Row(*row) for row in connection.execute(query, [attempt, step]).fetchall())
+
+
+def _largest(connection: duckdb.DuckDBPyConnection, attempt: int, step: int) -> str:
+    """Return a few words on the largest finite element of the step."""
+    query = """
+        SELECT kind, name, slot, rank, greatest(abs(min), abs(max)) AS size FROM all_stats
+        WHERE attempt = ? AND step = ? AND finite > 0 AND kind <> 'step' ORDER BY size DESC LIMIT 1
+    """
+    row = connection.execute(query, [attempt, step]).fetchone()
+    if row is None:
+        return ""
+    kind, name, slot, rank, size = row
+    return f"the largest element is {size:.3g}, in {kind} of {name}{f' {slot}' if slot else ''} on rank {rank}"
+
+
+def _run_id(run_dir: Path) -> str:
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        return str(json.loads((run_dir / "run.json").read_bytes()).get("run_id") or run_dir.resolve().name)
+    return run_dir.resolve().name
+
+
+def _modules(run_dir: Path) -> tuple[str, ...]:
+    for path in sorted(run_dir.glob("ranks/rank*.json")):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            modules = json.loads(path.read_bytes()).get("modules")
+            if isinstance(modules, list):
+                return tuple(map(str, modules))
+    return ()

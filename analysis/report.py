@@ -1,0 +1,99 @@
+"""A diagnosis as text for a terminal: at most 40 lines, aligned, coloured only on a terminal."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Iterator
+
+from trainermon.analysis.findings import BadTensor, Diagnosis, Link, RankFinding
+
+WIDTH = 100
+MAX_LINES = 40
+_LABEL = 10
+_MAX_RANKS = 8
+_MAX_PARAMETERS = 4
+_MAX_EVIDENCE = 5
+
+
+def render_text(diagnosis: Diagnosis, *, colour: bool = False) -> str:
+    """Return the diagnosis as text that ends with a newline."""
+    lines = [_bold(line) if colour else line for line in _wrapped("", diagnosis.headline)]
+    for label, text in _facts(diagnosis):
+        lines += _wrapped(label, text)
+    lines += _block("chain", [_link_text(link, _chain_width(diagnosis)) for link in diagnosis.chain])
+    lines += _block("ranks", list(_rank_texts(diagnosis.ranks)))
+    lines += _block("after it", [line for text in diagnosis.consequences for line in _wrapped("", text)])
+    evidence = diagnosis.evidence[:_MAX_EVIDENCE]
+    room = max(1, MAX_LINES - len(lines) - 1)
+    lines += _block("evidence", [textwrap.shorten(text, WIDTH + 40) for text in evidence][:room])
+    return "\n".join(lines[:MAX_LINES]) + "\n"
+
+
+def describe_tensor(tensor: BadTensor) -> str:
+    """Return place, type, shape and the share of non-finite elements in a few words."""
+    shape = f"[{', '.join(map(str, tensor.shape))}]" if tensor.shape else ""
+    bad = [f"{number:,} {name}" for number, name in ((tensor.nans, "NaN"), (tensor.infs, "Inf")) if number > 0]
+    share = f"{' + '.join(bad) or 'non-finite'}{f' of {tensor.count:,}' if tensor.count > 0 else ''}"
+    words = [tensor.slot, f"{tensor.dtype}{shape}", share]
+    if tensor.min is not None and tensor.max is not None and math.isfinite(tensor.min):
+        words.append(f"the rest {tensor.min:.3g} … {tensor.max:.3g}")
+    return ", ".join(filter(None, words))
+
+
+def _facts(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
+    place = [f"step {diagnosis.step}", f"attempt {diagnosis.attempt}"] if diagnosis.step is not None else []
+    if diagnosis.rank is not None:
+        place.append(f"rank {diagnosis.rank}")
+    if diagnosis.micro_step:
+        place.append(f"micro step {diagnosis.micro_step}")
+    yield "run", ", ".join([diagnosis.run_id, *place])
+    yield "why", diagnosis.reason
+    if diagnosis.module:
+        kind = f" ({diagnosis.class_name})" if diagnosis.class_name else ""
+        call = f", call {diagnosis.call}" if diagnosis.call else ""
+        yield "module", f"{diagnosis.module}{kind}{call}, phase: {diagnosis.phase}"
+    if diagnosis.tensor is not None:
+        yield "tensor", describe_tensor(diagnosis.tensor)
+    if diagnosis.source:
+        yield "called in", diagnosis.source
+    if diagnosis.parameters:
+        names = [parameter.name for parameter in diagnosis.parameters]
+        more = f" and {len(names) - _MAX_PARAMETERS} more" if len(names) > _MAX_PARAMETERS else ""
+        yield "weights", f"not finite: {', '.join(names[:_MAX_PARAMETERS])}{more}"
+    if diagnosis.dump:
+        yield "dump", diagnosis.dump
+
+
+def _chain_width(diagnosis: Diagnosis) -> int:
+    return max((len(link.module) for link in diagnosis.chain), default=0)
+
+
+def _link_text(link: Link, width: int) -> str:
+    omitted = f"… {link.omitted} more …  " if link.omitted else ""
+    return f"{omitted}{link.module:<{width}}  {describe_tensor(link.tensor)}"
+
+
+def _rank_texts(ranks: tuple[RankFinding, ...]) -> Iterator[str]:
+    interesting = sorted(ranks, key=lambda finding: (finding.role != "origin", finding.rank))
+    for finding in interesting[:_MAX_RANKS]:
+        words = [f"{finding.rank:>4}  {finding.role:<8}  replay {finding.replay}"]
+        for name, number in (("before", finding.unreduced), ("after", finding.reduced)):
+            if number is not None:
+                words.append(f"{number} bad gradients {name} the reduction")
+        yield ", ".join(words)
+    if len(interesting) > _MAX_RANKS:
+        yield f"      and {len(interesting) - _MAX_RANKS} more ranks"
+
+
+def _block(label: str, lines: list[str]) -> list[str]:
+    return [f"{label if index == 0 else '':<{_LABEL}} {line}" for index, line in enumerate(lines)]
+
+
+def _wrapped(label: str, text: str) -> list[str]:
+    lines = textwrap.wrap(text, WIDTH, break_long_words=False, break_on_hyphens=False) or [""]
+    return _block(label, lines) if label else lines
+
+
+def _bold(text: str) -> str:
+    return f"\033[1m{text}\033[0m"

@@ -1,0 +1,112 @@
+"""Where a fault arose, as far as stored statistics tell: for faults that no replay shows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from trainermon.analysis.evidence import Evidence, Row
+from trainermon.analysis.findings import FaultPhase
+from trainermon.monitor.values import Kind
+
+
+class StoredPlace(NamedTuple):
+    """The rank and module that the rows point at; None and "" where they do not tell."""
+
+    rank: int | None
+    module: str
+    phase: FaultPhase
+    row: Row | None
+    reason: str
+
+
+def locate_in_rows(evidence: Evidence) -> StoredPlace:
+    """Return where the first non-finite value of the step arose, by the stored rows.
+
+    The rank is one whose own values are not finite: activations, loss, gradients before the reduction. Reduced
+    gradients tell of no rank. Within the rank the first module, in definition order, whose output is not finite while
+    its inputs are, else the last parameter whose own gradient is not finite: a backward spoils all that lies before it.
+    """
+    order = {name: place for place, name in enumerate(evidence.modules)}
+    local = [row for row in evidence.rows if row.kind in _LOCAL_KINDS and not _mask_like(row)]
+    if not local:
+        return _only_reduced(evidence)
+    ranks = sorted({row.rank for row in local})
+    rank = ranks[0]
+    rows = [row for row in local if row.rank == rank]
+    for locate in (_by_parameter, _by_activation, _by_gradient):
+        place = locate(rows, order)
+        if place is not None:
+            others = f"; ranks {', '.join(map(str, ranks[1:9]))} are concerned, too" if len(ranks) > 1 else ""
+            return place._replace(reason=place.reason + others)
+    return StoredPlace(rank, "", FaultPhase.UNKNOWN, rows[0], f"rank {rank}'s {rows[0].kind} was not finite")
+
+
+_LOCAL_KINDS = (Kind.PARAM_ORIGIN, Kind.ACTV, Kind.LOSS, Kind.ACTV_GRAD, Kind.GRAD_UNREDUCED)
+
+
+def _only_reduced(evidence: Evidence) -> StoredPlace:
+    rows = [row for row in evidence.rows if row.kind not in _LOCAL_KINDS]
+    kinds = ", ".join(sorted({row.kind for row in rows})) or "only masks"
+    single = evidence.ranks[0] if len(evidence.ranks) == 1 else None
+    names = sorted({row.name for row in rows})
+    reason = f"only {kinds} of {len(names)} tensors are known to be not finite, which does not tell where it arose"
+    return StoredPlace(single, "", FaultPhase.UNKNOWN, rows[0] if rows else None, reason)
+
+
+def _by_parameter(rows: Sequence[Row], order: dict[str, int]) -> StoredPlace | None:
+    found = [row for row in rows if row.kind == Kind.PARAM_ORIGIN]
+    if not found:
+        return None
+    row = min(found, key=lambda row: _place(_owner(row.name), order))
+    return StoredPlace(
+        row.rank, _owner(row.name), FaultPhase.PARAMETER, row, f"{row.name} was not finite before the step"
+    )
+
+
+def _by_activation(rows: Sequence[Row], order: dict[str, int]) -> StoredPlace | None:
+    outputs = [row for row in rows if row.kind == Kind.ACTV and row.slot.startswith("output")]
+    spoiled = {
+        (row.name, row.call, row.micro_step) for row in rows if row.kind == Kind.ACTV and row.slot.startswith("input")
+    }
+    found = [row for row in outputs if (row.name, row.call, row.micro_step) not in spoiled]
+    if not found:
+        return None
+    row = min(found, key=lambda row: (row.micro_step or 0, _first_leaf(row, outputs, order)))
+    reason = f"{row.name} is the first stored module whose output is not finite while its inputs are"
+    return StoredPlace(row.rank, row.name, FaultPhase.FORWARD, row, reason)
+
+
+def _first_leaf(row: Row, outputs: Sequence[Row], order: dict[str, int]) -> tuple[bool, int]:
+    """Order modules without a bad module inside before those around them."""
+    around = any(other.name.startswith(f"{row.name}.") for other in outputs)
+    return around, _place(row.name, order)
+
+
+def _by_gradient(rows: Sequence[Row], order: dict[str, int]) -> StoredPlace | None:
+    found = [row for row in rows if row.kind in (Kind.GRAD_UNREDUCED, Kind.ACTV_GRAD)]
+    if not found:
+        return None
+    row = max(found, key=lambda row: _place(_module(row), order))
+    if any(other.kind == Kind.LOSS for other in rows):
+        reason = f"the loss of rank {row.rank} was not finite, but no activations are stored to follow its forward"
+        return StoredPlace(row.rank, "", FaultPhase.UNKNOWN, row, reason)
+    reason = f"{row.name} is the last parameter whose gradient was not finite on rank {row.rank} before the reduction"
+    return StoredPlace(row.rank, _module(row), FaultPhase.BACKWARD, row, reason)
+
+
+def _module(row: Row) -> str:
+    return row.name if row.kind == Kind.ACTV_GRAD else _owner(row.name)
+
+
+def _owner(parameter: str) -> str:
+    return parameter.rpartition(".")[0]
+
+
+def _place(name: str, order: dict[str, int]) -> int:
+    return order.get(name, len(order))
+
+
+def _mask_like(row: Row) -> bool:
+    """Return whether infinities stand beside nothing but zeros and negative numbers: an additive attention mask."""
+    return row.kind == Kind.ACTV and not row.nans and row.max is not None and row.count > row.infs and row.max <= 0
