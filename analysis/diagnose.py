@@ -24,6 +24,7 @@ from trainermon.analysis.findings import (
 )
 from trainermon.analysis.origin import LOSS, Origin, bad_parameters, bad_tensor, find_origin
 from trainermon.analysis.stored import locate_in_rows
+from trainermon.dump.records import Dump
 from trainermon.monitor.values import Kind
 
 MAX_PARAMETERS = 20
@@ -39,11 +40,12 @@ def diagnose(run_dir: Path, *, step: int | None = None) -> Diagnosis:
     """
     evidence = gather(Path(run_dir), step)
     found = [(entry, find_origin(entry.dump)) for entry in evidence.dumps]
-    origins = [(entry, origin) for entry, origin in found if origin is not None]
+    # a fault that did not come back leaves but its gradient in the replay: nothing to locate it by
+    origins = [(entry, origin) for entry, origin in found if origin is not None and not entry.dump.info.lost_nonfinite]
     if origins:
         diagnosis = _located(evidence, origins)
-    elif evidence.rows:
-        diagnosis = _from_rows(evidence)
+    elif evidence.rows or any(entry.dump.info.replay for entry in evidence.dumps):
+        diagnosis = _not_in_replay(evidence)
     else:
         diagnosis = _nothing(evidence)
     return dataclasses.replace(
@@ -127,7 +129,7 @@ def _ranks(evidence: Evidence, bad: set[int]) -> tuple[RankFinding, ...]:
     reduced = _count_bad(evidence, Kind.GRAD_REDUCED)
     findings = []
     for rank in sorted({*replays, *evidence.ranks, *bad}):
-        replay = "none" if rank not in replays else ("nonfinite" if replays[rank].nonfinite else "clean")
+        replay = _replay_of(replays.get(rank))
         role = Role.ORIGIN if rank in bad else (Role.INNOCENT if replay == "clean" and bad else Role.UNKNOWN)
         findings.append(
             RankFinding(
@@ -139,6 +141,12 @@ def _ranks(evidence: Evidence, bad: set[int]) -> tuple[RankFinding, ...]:
             )
         )
     return tuple(findings)
+
+
+def _replay_of(dump: Dump | None) -> str:
+    if dump is None:
+        return "none"
+    return "nonfinite" if dump.nonfinite and not dump.info.lost_nonfinite else "clean"
 
 
 def _count_bad(evidence: Evidence, kind: Kind) -> Counter[int]:
@@ -172,32 +180,33 @@ def _consequences(evidence: Evidence, bad: set[int]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _from_rows(evidence: Evidence) -> Diagnosis:
+def _not_in_replay(evidence: Evidence) -> Diagnosis:
     """Explain a step from stored statistics: no replay was made, or none shows the fault."""
-    place = locate_in_rows(evidence)
     replayed = [entry for entry in evidence.dumps if entry.dump.info.replay]
-    verdict = Verdict.LOCATED
-    reason = f"No replay of the step was found; {place.reason}"
+    lost = [entry.rank for entry in replayed if entry.dump.info.lost_nonfinite]
+    place = locate_in_rows(evidence, lost[0] if lost else None)
+    if lost:
+        why = f"The model's output was not finite on {_rank_list(lost)}, but was in the replay of the same step"
+    elif replayed:
+        why = f"The replay of {_rank_list([entry.rank for entry in replayed])} is clean although the step was not"
+    else:
+        why = "No replay of the step was found"
     if replayed:
-        verdict = Verdict.NOT_REPRODUCED
-        reason = (
-            f"The replays of {_rank_list([entry.rank for entry in replayed])} are clean although the step was not: "
-            f"a transient fault, likely of the hardware, or a race. {_sentence(place.reason)}"
-        )
-    bad = {place.rank} if place.rank is not None else set()
-    where = f" on rank {place.rank}" if place.rank is not None else ""
+        why += ": not reproduced, so transient, likely the hardware or a race"
     kind = "A transient non-finite value" if replayed else "A non-finite value"
+    where = f" on rank {place.rank}" if place.rank is not None else ""
     return Diagnosis(
-        verdict=verdict,
+        verdict=Verdict.NOT_REPRODUCED if replayed else Verdict.LOCATED,
         run_id=evidence.run_id,
         headline=f"{kind} appeared{f' in {place.module}' if place.module else ''}{where} in step {evidence.step}",
-        reason=reason,
+        reason=". ".join(filter(None, [why, _sentence(place.reason)])),
         rank=place.rank,
         module=place.module,
         phase=place.phase,
         tensor=None if place.row is None else _row_tensor(place.row),
-        ranks=_ranks(evidence, bad),
-        consequences=_consequences(evidence, bad),
+        ranks=_ranks(evidence, set() if place.rank is None else {place.rank, *lost}),
+        consequences=_consequences(evidence, set() if place.rank is None else {place.rank}),
+        dump=next((entry.path for entry in replayed if entry.rank == place.rank), None),
     )
 
 

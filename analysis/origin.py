@@ -161,10 +161,13 @@ def _producer(calls: _Calls, entry: Entry) -> Entry | None:
 def _origin_outside(calls: _Calls, entry: Entry, record: TensorRecord) -> Origin:
     """Name what encloses `entry`: one of its own operations gave `entry` a non-finite input."""
     root = calls.root_of(entry, calls.root_forwards)
-    if root is not None and any(given.order == record.order for given in root.inputs if given.order is not None):
-        given = next(given for given in root.inputs if given.order == record.order)
-        return _given_input(calls, root, given, entry)
+    for enclosing in calls.ancestors(entry):
+        if not _bad(enclosing.inputs):
+            break
+        entry, record = enclosing, _bad(enclosing.inputs)[0]
     parent = next(iter(calls.ancestors(entry)), None)
+    if parent is None and root is not None and _bad(root.inputs):
+        return _given_input(calls, root, _bad(root.inputs)[0], entry)
     outer = parent or root
     weights = _nonfinite(outer.parameters) if outer else []
     before = _last_before(calls, entry)
@@ -288,11 +291,7 @@ def _innermost(places: Sequence[_Gradient]) -> _Gradient:
 
 
 def _backward(calls: _Calls, place: _Gradient, reason: str) -> Origin:
-    slot = place.record.slot
-    if place.entry.direction == BACKWARD:  # whose inputs are the gradients of the outputs
-        side, _, rest = slot.partition(".")
-        slot = f"{_OTHER_SIDE.get(side, side)}.{rest}"
-    record = dataclasses.replace(place.record, slot=f"gradient of {slot}")
+    record = _gradient_of(place.record)
     forward = calls.by_key.get(place.entry.key.replace(f".{BACKWARD}.", f".{FORWARD}."))
     return Origin(
         phase=FaultPhase.BACKWARD,
@@ -308,10 +307,16 @@ def _backward(calls: _Calls, place: _Gradient, reason: str) -> Origin:
     )
 
 
+def _gradient_of(record: TensorRecord) -> TensorRecord:
+    """Return `record` with a slot that says whose gradient it is: a backward's inputs are those of the outputs."""
+    side, dot, rest = record.slot.partition(".")
+    return dataclasses.replace(record, slot=f"gradient of {_OTHER_SIDE.get(side, side)}{dot}{rest}")
+
+
 def _backward_chain(calls: _Calls, entry: Entry, record: TensorRecord) -> tuple[Link, ...]:
     levels = {None, entry.parent, *(outer.key for outer in calls.ancestors(entry))}
     later = [
-        _link(other, _nonfinite(other.outputs)[0])
+        _link(other, _gradient_of(_nonfinite(other.outputs)[0]))
         for other in calls.backwards
         if _nonfinite(other.outputs)
         and other.parent in levels
@@ -319,7 +324,8 @@ def _backward_chain(calls: _Calls, entry: Entry, record: TensorRecord) -> tuple[
         and other.micro_step == entry.micro_step
         and (other.order or 0) >= (record.order or 0)
     ]
-    return _compressed([_link(entry, record), *later])
+    first = _link(entry, record)
+    return _compressed([dataclasses.replace(first, module=MODEL) if entry in calls.root_backwards else first, *later])
 
 
 def _forward_chain(calls: _Calls, entry: Entry, record: TensorRecord, start: Entry) -> tuple[Link, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -20,13 +21,19 @@ class StoredPlace(NamedTuple):
     reason: str
 
 
-def locate_in_rows(evidence: Evidence) -> StoredPlace:
+def locate_in_rows(evidence: Evidence, suspect: int | None = None) -> StoredPlace:
     """Return where the first non-finite value of the step arose, by the stored rows.
 
     The rank is one whose own values are not finite: activations, loss, gradients before the reduction. Reduced
     gradients tell of no rank. Within the rank the first module, in definition order, whose output is not finite while
     its inputs are, else the last parameter whose own gradient is not finite: a backward spoils all that lies before it.
+    `suspect` is a rank whose forward is known to have been bad.
     """
+    if suspect is not None:
+        own = tuple(row for row in evidence.rows if row.rank == suspect)
+        found = locate_in_rows(dataclasses.replace(evidence, rows=own, ranks=(suspect,)))
+        phase = FaultPhase.FORWARD if found.phase is FaultPhase.UNKNOWN else found.phase
+        return found._replace(rank=suspect, phase=phase)
     order = {name: place for place, name in enumerate(evidence.modules)}
     local = [row for row in evidence.rows if row.kind in _LOCAL_KINDS and not _mask_like(row)]
     if not local:
@@ -47,11 +54,13 @@ _LOCAL_KINDS = (Kind.PARAM_ORIGIN, Kind.ACTV, Kind.LOSS, Kind.ACTV_GRAD, Kind.GR
 
 def _only_reduced(evidence: Evidence) -> StoredPlace:
     rows = [row for row in evidence.rows if row.kind not in _LOCAL_KINDS]
-    kinds = ", ".join(sorted({row.kind for row in rows})) or "only masks"
+    if not rows:
+        return StoredPlace(None, "", FaultPhase.UNKNOWN, None, "no stored statistic tells more")
+    kinds = ", ".join(sorted({row.kind for row in rows}))
     single = evidence.ranks[0] if len(evidence.ranks) == 1 else None
     names = sorted({row.name for row in rows})
     reason = f"only {kinds} of {len(names)} tensors are known to be not finite, which does not tell where it arose"
-    return StoredPlace(single, "", FaultPhase.UNKNOWN, rows[0] if rows else None, reason)
+    return StoredPlace(single, "", FaultPhase.UNKNOWN, rows[0], reason)
 
 
 def _by_parameter(rows: Sequence[Row], order: dict[str, int]) -> StoredPlace | None:

@@ -19,7 +19,8 @@ from trainermon.monitor.taps.tree import tensors_of
 class KeptForward:
     """One forward of the root: arguments by reference, the state before it, and the gradients of what it returned.
 
-    `gradients` has one place per returned tensor that requires a gradient, in the order of `tensors_of`.
+    `gradients` has one place per returned tensor that requires a gradient, in the order of `tensors_of`; `outputs` are
+    those tensors with their versions, as long as the budget allows.
     """
 
     args: tuple[Any, ...]
@@ -31,12 +32,23 @@ class KeptForward:
     buffers: list[KeptBuffer]
     parameter_versions: int
     gradients: list[Tensor | None] = dataclasses.field(default_factory=list)
+    outputs: list[tuple[Tensor, int]] = dataclasses.field(default_factory=list)
     size_bytes: int = 0
 
     @property
     def has_gradient(self) -> bool:
         """Whether a backward has come through this forward."""
         return any(gradient is not None for gradient in self.gradients)
+
+    def original_outputs(self) -> list[Tensor]:
+        """Return what the step itself returned; nothing if it was not kept or has been written to since."""
+        intact = all(tensor._version == version for tensor, version in self.outputs)
+        return [tensor for tensor, _ in self.outputs] if intact else []
+
+    def forget_outputs(self) -> None:
+        """Let go of the outputs, which a replay can do without."""
+        self.size_bytes -= size_bytes([tensor for tensor, _ in self.outputs])
+        self.outputs = []
 
     def changed_input(self) -> bool:
         """Return whether an argument was written to since; its old value is gone then."""
@@ -48,7 +60,7 @@ class ForwardKeeper:
 
     `model` is what is inside of its wrappers. Beyond the budget the oldest forwards are let go: the fault that shows at
     the end of a step is likeliest in what is still there, and `dropped` counts the rest. Forwards without gradient are
-    never kept. Arguments and gradients are kept by reference, generators and changing buffers as copies.
+    never kept. Arguments, outputs and gradients are kept by reference, generators and changing buffers as copies.
     """
 
     def __init__(self, entry: nn.Module, model: nn.Module, *, memory_bytes: int) -> None:
@@ -132,7 +144,8 @@ class ForwardKeeper:
         for index, tensor in enumerate(returned):
             tensor.register_hook(functools.partial(self._gradient, kept, index))  # type: ignore[no-untyped-call]
         clones = [buffer.clone for buffer in kept.buffers if buffer.clone is not None]
-        kept.size_bytes = _size_bytes([*_tensors(kept.args, kept.kwargs), *clones])
+        kept.outputs = [(tensor.detach(), tensor._version) for tensor in returned]
+        kept.size_bytes = size_bytes([*_tensors(kept.args, kept.kwargs), *clones, *returned])
         self.forwards.append(kept)
         self._hold_budget()
 
@@ -145,10 +158,14 @@ class ForwardKeeper:
         before = kept.gradients[index]
         kept.gradients[index] = gradient.detach() if before is None else before + gradient.detach()
         if before is None:
-            kept.size_bytes += _size_bytes([gradient])
+            kept.size_bytes += size_bytes([gradient])
         self._hold_budget()
 
     def _hold_budget(self) -> None:
+        if self.size_bytes <= self._memory_bytes:
+            return
+        for kept in self.forwards:
+            kept.forget_outputs()
         while self.forwards and self.size_bytes > self._memory_bytes:
             self.forwards.pop(0)
             self.dropped += 1
@@ -172,5 +189,6 @@ def _tensors(args: Any, kwargs: Any) -> list[Tensor]:
     return [tensor for _, tensor in tensors_of((args, kwargs))]
 
 
-def _size_bytes(tensors: Sequence[Tensor]) -> int:
+def size_bytes(tensors: Sequence[Tensor]) -> int:
+    """Return how many bytes the elements of `tensors` take."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

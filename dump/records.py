@@ -90,6 +90,8 @@ class DumpInfo:
 
     `over_quota` counts tensors that were not written for lack of quota, `errors` entries that were lost to an error
     of which `first_error` is the first. `micro_steps` counts replayed micro steps, `uncovered` says which were not.
+    `reproduced` tells whether the replayed model returned what the step itself had, bit for bit (None: not known);
+    `lost_nonfinite` that the step's own output was not finite while the replay's is.
     """
 
     id: str = ""
@@ -99,6 +101,8 @@ class DumpInfo:
     reason: str = ""
     replay: bool = False
     micro_steps: int = 0
+    reproduced: bool | None = None
+    lost_nonfinite: bool = False
     uncovered: str = ""
     complete: bool = True
     bytes_written: int = 0

@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from torch import nn
@@ -23,7 +24,7 @@ from trainermon.dump.capture import ModuleCapture
 from trainermon.dump.keep import ForwardKeeper, KeptForward
 from trainermon.dump.reader import read_dump
 from trainermon.dump.records import DumpInfo
-from trainermon.dump.rerun import CommunicationError, eager, rerun, shadow_parameters, undisturbed
+from trainermon.dump.rerun import CommunicationError, Fidelity, eager, rerun, shadow_parameters, undisturbed
 from trainermon.dump.state import NotCoveredError
 from trainermon.dump.suitability import is_compiled, refusal_of, unwrap
 from trainermon.dump.writer import DumpWriter
@@ -107,51 +108,58 @@ class StepKeeper:
             writer = DumpWriter(directory, info, task=task, max_bytes=max_bytes)
         except Exception as error:  # noqa: BLE001  # the border to training: no dump, but the step goes on
             return _unreplayed(FAILED, f"{type(error).__name__}: {error}", started)
-        status, reason = self._run(writer, forwards)
-        return self._finished(writer, status, reason, len(forwards), started)
+        outcome = self._run(writer, forwards)
+        return self._finished(writer, outcome, len(forwards), started)
 
-    def _run(self, writer: DumpWriter, forwards: list[KeptForward]) -> tuple[str, str]:
+    def _run(self, writer: DumpWriter, forwards: list[KeptForward]) -> _Outcome:
         self.replaying = self._keeper.muted = True
         try:
             with undisturbed(self._model), eager(compiled=self._compiled), shadow_parameters(self._model) as shadows:
                 capture = ModuleCapture(self._model, writer)
                 capture.attach()
                 try:
-                    for micro_step, kept in enumerate(forwards, self._keeper.dropped):
-                        capture.micro_step = micro_step
-                        rerun(self._model, kept, capture, shadows)
+                    return _Outcome(fidelities=self._rerun_all(forwards, capture, shadows))
                 finally:
                     capture.detach()
         except (CommunicationError, NotCoveredError) as error:
-            return REFUSED, str(error)
+            return _Outcome(REFUSED, str(error))
         except Exception as error:  # the border to training: whatever the model raises, the step goes on
             logger.warning("the replay of a step failed: %s", error, exc_info=error)
-            return FAILED, f"{type(error).__name__}: {error}"
+            return _Outcome(FAILED, f"{type(error).__name__}: {error}")
         finally:
             self.replaying = self._keeper.muted = False
-        return CLEAN, ""
 
-    def _finished(self, writer: DumpWriter, status: str, reason: str, micro_steps: int, started: float) -> ReplayResult:
+    def _rerun_all(
+        self, forwards: list[KeptForward], capture: ModuleCapture, shadows: list[nn.Parameter]
+    ) -> list[Fidelity]:
+        fidelities = []
+        for micro_step, kept in enumerate(forwards, self._keeper.dropped):
+            capture.micro_step = micro_step
+            fidelities.append(rerun(self._model, kept, capture, shadows))
+        return fidelities
+
+    def _finished(self, writer: DumpWriter, outcome: _Outcome, micro_steps: int, started: float) -> ReplayResult:
         uncovered = self._uncovered()
         notes = ["the compiled model was replayed in eager mode: values may differ in the last bits"]
         try:
             written = writer.close(
                 replay=True,
                 micro_steps=micro_steps,
-                uncovered="; ".join(filter(None, [uncovered, reason])),
+                uncovered="; ".join(filter(None, [uncovered, outcome.reason])),
+                reproduced=outcome.reproduced,
+                lost_nonfinite=outcome.lost_nonfinite,
                 notes=tuple(notes if self._compiled else ()),
             )
             nonfinite = read_dump(writer.directory).nonfinite
         except Exception as error:  # noqa: BLE001  # the border to training
-            return _unreplayed(FAILED, reason or f"{type(error).__name__}: {error}", started)
-        if status == CLEAN and nonfinite:
-            status = NONFINITE
+            return _unreplayed(FAILED, outcome.reason or f"{type(error).__name__}: {error}", started)
+        lost = "the step's own output was not finite, the replay's is: a transient fault"
         return ReplayResult(
-            status=status,
+            status=NONFINITE if outcome.status == CLEAN and nonfinite else outcome.status,
             nonfinite=nonfinite,
             micro_steps=micro_steps,
             seconds=time.perf_counter() - started,
-            reason=reason or uncovered,
+            reason=outcome.reason or (lost if outcome.lost_nonfinite else uncovered),
             dump=writer.directory,
             bytes_written=written.bytes_written,
         )
@@ -167,6 +175,22 @@ class StepKeeper:
 
     def _nothing_kept(self) -> str:
         return self._uncovered() or "no forward with a gradient was kept for this step"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Outcome:
+    status: str = CLEAN
+    reason: str = ""
+    fidelities: Sequence[Fidelity] = ()
+
+    @property
+    def reproduced(self) -> bool | None:
+        known = [fidelity.same for fidelity in self.fidelities if fidelity.same is not None]
+        return all(known) if known else None
+
+    @property
+    def lost_nonfinite(self) -> bool:
+        return any(fidelity.lost_nonfinite for fidelity in self.fidelities)
 
 
 def _unreplayed(status: str, reason: str, started: float) -> ReplayResult:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -33,7 +33,17 @@ class _NoCommunication(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-def rerun(model: nn.Module, kept: KeptForward, capture: ModuleCapture, shadows: list[nn.Parameter]) -> None:
+class Fidelity(NamedTuple):
+    """Whether a replayed forward returned what the step itself had, bit for bit; None where that was not kept.
+
+    `lost_nonfinite`: the step's output was not finite, the replay's is. The fault did not come back.
+    """
+
+    same: bool | None
+    lost_nonfinite: bool
+
+
+def rerun(model: nn.Module, kept: KeptForward, capture: ModuleCapture, shadows: list[nn.Parameter]) -> Fidelity:
     """Run `model` on kept arguments under the kept state, and a backward from the kept gradients.
 
     Call it inside `undisturbed` and `shadow_parameters`, which give `shadows`.
@@ -56,10 +66,20 @@ def rerun(model: nn.Module, kept: KeptForward, capture: ModuleCapture, shadows: 
         returned = differentiable(output)
         if len(returned) != len(kept.gradients):
             raise NotCoveredError(f"the model returned {len(returned)} tensors, not {len(kept.gradients)} as before")
+        fidelity = _compare(kept.original_outputs(), returned)
         with capture.paused():
             pairs = _external_gradients(returned, kept.gradients)
         del output, returned
         _backward([tensor for tensor, _ in pairs], [gradient for _, gradient in pairs], shadows)
+    return fidelity
+
+
+def _compare(originals: list[Tensor], returned: list[Tensor]) -> Fidelity:
+    if not originals:
+        return Fidelity(None, lost_nonfinite=False)
+    pairs = list(zip(originals, returned, strict=True))
+    lost = any(bool(new.isfinite().all()) and not bool(old.isfinite().all()) for old, new in pairs)
+    return Fidelity(all(same_bits(old, new) for old, new in pairs), lost_nonfinite=lost)
 
 
 def _external_gradients(returned: list[Tensor], totals: list[Tensor | None]) -> list[tuple[Tensor, Tensor]]:
