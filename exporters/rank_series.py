@@ -24,7 +24,7 @@ from trainermon.monitor.values import STATISTICS, Kind, Placement, SeriesKey, St
 if TYPE_CHECKING:
     from trainermon.monitor.journal import Header
 
-MAX_LOSSES = 8
+MAX_RECORDED = 8
 COUNTERS = ("trainermon_skipped_records_total", "trainermon_lost_files_total")
 STEP_DURATION = METRICS["trainermon_step_duration_seconds"]
 
@@ -135,20 +135,22 @@ class RankSeries:
             yield self._one(
                 "trainermon_nonfinite_elements_total", partial(self._nonfinite.__getitem__, kind), kind=kind
             )
-        for term, ids in self._index.losses.items():
-            yield self._one("trainermon_loss", partial(self._mean, ids), term=term)
+        if len(self._index.loss):
+            yield self._one("trainermon_loss", partial(self._mean, self._index.loss))
         if len(self._index.gradients):
             yield self._one("trainermon_gradient_norm", partial(self._norm, self._index.gradients))
         if len(self._index.counted_gradients):
             yield self._one("trainermon_gradient_norm_part", partial(self._norm, self._index.counted_gradients))
+        for name, ids in self._index.recorded.items():
+            yield self._one("trainermon_recorded_value", partial(self._mean, ids), name=name)
         for name in COUNTERS:
             yield self._one(name, partial(self.counters.__getitem__, name))
         places = {axis: str(getattr(header.coordinates, axis)) for axis in ("world_size", "dp", "tp", "pp", "cp", "ep")}
         info = {"attempt": str(header.attempt), **places, "version": header.version}
         yield self._one("trainermon_run_info", lambda: 1.0, **info)
 
-    def _one(self, name: str, value: Callable[[], float], **labels: str) -> _Single:
-        return _Single(name, sample_prefix(METRICS[name], {**self._labels, **labels}), value)
+    def _one(self, metric: str, value: Callable[[], float], **labels: str) -> _Single:
+        return _Single(metric, sample_prefix(METRICS[metric], {**self._labels, **labels}), value)
 
     def _mean(self, ids: Array) -> float:
         finite = float(self._rows[0, ids].sum())
@@ -172,7 +174,8 @@ class _Index:
 
     kinds: list[Kind]
     kind_of: Array
-    losses: dict[str, Array]
+    loss: Array
+    recorded: dict[str, Array]
     step_time: Array
     gradients: Array
     counted_gradients: Array
@@ -180,14 +183,14 @@ class _Index:
     @classmethod
     def of(cls, keys: Sequence[SeriesKey], placements: Sequence[Placement | None]) -> _Index:
         kinds = list(dict.fromkeys(key.kind for key in keys))
-        losses = dict.fromkeys(key.name for key in keys if key.kind is Kind.LOSS)
-        terms = sorted(losses, key=lambda name: name != LOSS_SERIES)[:MAX_LOSSES]
+        names = dict.fromkeys(key.name for key in keys if key.kind is Kind.STEP and key.name != STEP_TIME_SERIES)
         elsewhere = {i for i, placement in enumerate(placements) if placement and not placement.in_global_norm}
         gradients = [i for i, key in enumerate(keys) if key.kind is Kind.GRAD_REDUCED]
         return cls(
             kinds=kinds,
             kind_of=_ids(kinds.index(key.kind) for key in keys),
-            losses={term: _ids(_named(keys, Kind.LOSS, term)) for term in terms},
+            loss=_ids(_named(keys, Kind.LOSS, LOSS_SERIES)),
+            recorded={name: _ids(_named(keys, Kind.STEP, name)) for name in list(names)[:MAX_RECORDED]},
             step_time=_ids(_named(keys, Kind.STEP, STEP_TIME_SERIES)),
             gradients=_ids(gradients),
             counted_gradients=_ids(i for i in gradients if i not in elsewhere),

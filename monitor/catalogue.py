@@ -19,10 +19,10 @@ from types import MappingProxyType
 from trainermon.monitor.values import Kind
 
 LOSS_SERIES = "loss"
-"""Name of the `Kind.LOSS` series of the training loss; other losses that a user records have their own names."""
+"""Name of the `Kind.LOSS` series, the training loss that the script records."""
 
 STEP_TIME_SERIES = "duration_seconds"
-"""Name of the `Kind.STEP` series of the wall time of a step in seconds, end of step to end of step."""
+"""Name of the `Kind.STEP` series of the wall time of a step in seconds; the other series of that kind are recorded."""
 
 
 class MetricType(str, enum.Enum):
@@ -70,7 +70,7 @@ class Metric:
 
 KINDS: Mapping[Kind, str] = MappingProxyType(
     {
-        Kind.LOSS: "Losses that the training script records; one element per micro step.",
+        Kind.LOSS: "The training loss that the script records; one element per micro step.",
         Kind.GRAD_UNREDUCED: "Gradients of parameters before they are reduced over ranks.",
         Kind.GRAD_REDUCED: "Gradients of parameters at entry of the optimizer step: reduced, scaled, not yet clipped.",
         Kind.PARAM_ORIGIN: "Parameters before the optimizer step.",
@@ -82,7 +82,7 @@ KINDS: Mapping[Kind, str] = MappingProxyType(
         Kind.ACTV_GRAD: "Gradients of inputs and outputs of modules.",
         Kind.COMM: "Operands of collectives.",
         Kind.FEATURE: "Model-specific features, such as attention logits or the load of experts.",
-        Kind.STEP: "Measures of the step itself, such as its duration.",
+        Kind.STEP: "The duration of the step, and what the script records beside the loss.",
     }
 )
 
@@ -153,9 +153,16 @@ _LIST = (
     Metric(
         name="trainermon_loss",
         type=MetricType.GAUGE,
-        help="Mean over micro steps of a recorded loss, newest step; absent while it is not finite.",
-        labels=(*_RANK, "term"),
-        cost="1 per rank and recorded loss, at most 8 losses",
+        help="Mean over micro steps of the training loss, newest step; absent while it is not finite.",
+        labels=_RANK,
+        cost=_PER_RANK,
+    ),
+    Metric(
+        name="trainermon_recorded_value",
+        type=MetricType.GAUGE,
+        help="Mean over micro steps of a value that the training script records beside the loss, newest step.",
+        labels=(*_RANK, "name"),
+        cost="1 per rank and recorded value, at most 8",
     ),
     Metric(
         name="trainermon_gradient_norm",

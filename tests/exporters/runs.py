@@ -13,6 +13,7 @@ from trainermon.monitor.values import Coordinates, Kind, Placement, SeriesKey, S
 
 LOSS = SeriesKey(Kind.LOSS, LOSS_SERIES)
 ACTIVATIONS = {Kind.ACTV, Kind.ACTV_GRAD}
+RECORDED = SeriesKey(Kind.STEP, "learning_rate")
 STEP_TIME = SeriesKey(Kind.STEP, STEP_TIME_SERIES)
 
 
@@ -44,11 +45,16 @@ class LargeRun:
 
     def keys(self) -> list[SeriesKey]:
         slots = {kind: "output.0" if kind in ACTIVATIONS else "" for kind in self.kinds}
-        return [LOSS, STEP_TIME, *(SeriesKey(kind, name, slots[kind]) for kind in slots for name in self._sizes())]
+        return [
+            LOSS,
+            STEP_TIME,
+            RECORDED,
+            *(SeriesKey(kind, name, slots[kind]) for kind in slots for name in self._sizes()),
+        ]
 
     def placements(self) -> list[Placement | None]:
         sizes = self._sizes().values()
-        return [None, None, *(Placement(dtype="bfloat16", shape=(size,)) for _ in self.kinds for size in sizes)]
+        return [None, None, None, *(Placement(dtype="bfloat16", shape=(size,)) for _ in self.kinds for size in sizes)]
 
     def block(self, *, step: int = 0, seed: int = 0) -> StatBlock:
         size = len(self.keys())

@@ -74,7 +74,7 @@ def test_a_rank_shows_step_loss_duration_and_place():
     values = read(exposition)
     assert values["trainermon_step", "rank=1"] == 7
     assert values["trainermon_last_step_timestamp_seconds", "rank=1"] == 1.7e9 + 7
-    assert values["trainermon_loss", "rank=1", "term=loss"] == 2.5
+    assert values["trainermon_loss", "rank=1"] == 2.5
     assert values["trainermon_step_duration_seconds_bucket", "rank=1", "le=0.1"] == 0
     assert values["trainermon_step_duration_seconds_bucket", "rank=1", "le=0.25"] == 1
     place = ("attempt=1", "world_size=2", "dp=1", "tp=0", "pp=0", "cp=0", "ep=0", "version=1 0.1")
@@ -146,6 +146,16 @@ def test_what_is_not_finite_is_counted_and_has_no_sample():
     assert all(math.isfinite(value) for value in after.values())
 
 
+def test_other_recorded_values_are_shown_by_name_and_not_without_end():
+    exposition = Exposition("run")
+    tensors = {SeriesKey(Kind.STEP, f"value_{i}"): np.array([float(i)]) for i in range(9)} | {LOSS: np.ones(1)}
+
+    exposition.update(header_of(), list(tensors), block_of(tensors, list(tensors)))
+
+    shown = {key[-1]: value for key, value in read(exposition).items() if key[0] == "trainermon_recorded_value"}
+    assert shown == {f"name=value_{i}": i for i in range(8)}
+
+
 def test_of_activations_the_outputs_are_shown_and_all_calls_merged():
     exposition = Exposition("run")
     tensors = {
@@ -173,7 +183,7 @@ def test_rows_that_are_not_in_a_block_keep_their_last_value():
 
     values = read(exposition)
     assert values["trainermon_gradient_rms", "rank=0", "module=w"] == 1
-    assert values["trainermon_loss", "rank=0", "term=loss"] == 4
+    assert values["trainermon_loss", "rank=0"] == 4
 
 
 def test_series_that_join_the_table_are_shown_and_the_others_keep_their_values():
@@ -198,7 +208,7 @@ def test_a_new_attempt_forgets_values_and_keeps_counting():
 
     values = read(exposition)
     assert values["trainermon_step", "rank=0"] == 800
-    assert ("trainermon_loss", "rank=0", "term=loss") not in values
+    assert ("trainermon_loss", "rank=0") not in values
     assert ("trainermon_gradient_rms", "rank=0", "module=w") not in values
     assert values["trainermon_nonfinite_elements_total", "rank=0", "kind=grad_reduced"] == 1
     assert values["trainermon_step_duration_seconds_count", "rank=0"] == 2
@@ -361,7 +371,7 @@ def large_exposition(**options) -> Exposition:
 def test_70_b_parameters_on_1024_ranks_stay_within_every_limit():
     run = LargeRun(num_layers=80)
     keys, placements = run.keys(), run.placements()
-    assert len(keys) == 723 * 3 + 2
+    assert len(keys) == 723 * 3 + 3
     exposition = Exposition("run", rules={f"rule_{i}": Severity.WARNING for i in range(12)})
     for local_rank in range(8):
         header = header_of(1016 + local_rank, world_size=1024, local_world_size=8)

@@ -156,7 +156,7 @@ def test_prometheus_reads_back_what_went_in_and_forgets_what_has_gone(
 
 def assert_values_and_labels_come_back(prometheus: Prometheus, step: int) -> None:
     assert prometheus.query("trainermon_step") == {"0": step, "1": step}
-    assert prometheus.query('trainermon_loss{term="loss",host="node-1",run="run"}') == {"0": 1 / 3, "1": 1 / 3 + 1}
+    assert prometheus.query('trainermon_loss{host="node-1",run="run"}') == {"0": 1 / 3, "1": 1 / 3 + 1}
     rms = {str(rank): float(np.sqrt(np.mean(np.square([0.1 + rank, 1e-30])))) for rank in range(2)}
     assert prometheus.query('trainermon_gradient_rms{module="h.0.\\"w\\"\\\\"}') == pytest.approx(rms, rel=1e-15)
     assert prometheus.query("sum by (rank) (trainermon_nonfinite_elements_total)") == {"0": 0, "1": 0}
