@@ -84,34 +84,27 @@ class _Kernel:
     def moments(self, tensors: Sequence[Tensor], out: Tensor, first_row: int) -> None:
         """Write the moments of CPU tensors into the rows of `out` from `first_row` on; see `kernel.moments`."""
         fields: list[int] = []
-        others: list[tuple[int, Tensor]] = []
-        for tensor in tensors:
+        others: list[tuple[int, Tensor, bool]] = []  # also keeps alive what `plain` made, until it has been read
+        for row, tensor in enumerate(tensors, start=first_row):
             kind = _KIND_OF.get(tensor.dtype)
             if type(tensor) in PLAIN_TYPES and kind is not None and tensor.is_cpu and tensor.is_contiguous():
                 fields += (tensor.data_ptr(), tensor.numel(), kind)
             else:
-                fields += self._describe(tensor, first_row + len(fields) // 3, others)
-        num_tensors = len(fields) // 3
+                elements = plain(tensor)
+                dense = _dense(elements)
+                fields += dense or (0, 0, 0)
+                others.append((row, elements, dense is not None))
         missing = self._moments(
-            _packer(len(fields))(*fields), num_tensors, out.data_ptr() + first_row * _ROW_BYTES, torch.get_num_threads()
+            _packer(len(fields))(*fields),
+            len(tensors),
+            out.data_ptr() + first_row * _ROW_BYTES,
+            torch.get_num_threads(),
         )
         if missing:
             raise no_memory(tensors[missing - 1])
-        for row, tensor in others:
-            self._write_row(tensor, out, row)
-
-    def _describe(self, tensor: Tensor, row: int, others: list[tuple[int, Tensor]]) -> tuple[int, int, int]:
-        """Return pointer, count and kind of a tensor that is dense in memory; leave any other to `_write_row`."""
-        tensor = plain(tensor)
-        if not tensor.is_cpu:
-            raise ValueError(f"tensor is on {tensor.device}, expected the device of the rows: cpu")
-        kind = _KIND_OF.get(tensor.dtype)
-        if kind is not None and tensor.layout is torch.strided:
-            lies = runs(tensor.shape, tensor.stride())
-            if lies is not None and lies.num_runs == lies.repeats == 1:
-                return tensor.data_ptr(), lies.length, kind
-        others.append((row, tensor))
-        return 0, 0, 0
+        for row, elements, is_dense in others:
+            if not is_dense:
+                self._write_row(elements, out, row)
 
     def _write_row(self, tensor: Tensor, out: Tensor, row: int) -> None:
         """Write the row of a tensor that is on the CPU, but not dense or of no dtype that the library knows."""
@@ -128,7 +121,20 @@ class _Kernel:
         address = out.data_ptr() + row * _ROW_BYTES
         self._strided(tensor.data_ptr(), kind, lies.num_runs, lies.length, lies.stride, address)
         if lies.repeats > 1:
-            out[row] *= fallback.repeated(lies.repeats)
+            fallback.repeat_row(out[row], lies.repeats)
+
+
+def _dense(tensor: Tensor) -> tuple[int, int, int] | None:
+    """Return pointer, count and kind of a tensor that is dense in memory, in any order; None for any other."""
+    if not tensor.is_cpu:
+        raise ValueError(f"tensor is on {tensor.device}, expected the device of the rows: cpu")
+    kind = _KIND_OF.get(tensor.dtype)
+    if kind is None or tensor.layout is not torch.strided:
+        return None
+    lies = runs(tensor.shape, tensor.stride())
+    if lies is None or lies.num_runs > 1 or lies.repeats > 1:
+        return None
+    return tensor.data_ptr(), lies.length, kind
 
 
 @functools.lru_cache(maxsize=256)

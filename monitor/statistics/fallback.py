@@ -43,13 +43,16 @@ def row_of(elements: Tensor) -> Tensor:
     lies = runs(elements.shape, elements.stride())
     if lies is not None and lies.num_runs == 1:
         row = _row_of_flat(elements.as_strided((lies.length,), (1,)))
-        return row * repeated(lies.repeats, elements.device) if lies.repeats > 1 else row
+        if lies.repeats > 1:
+            repeat_row(row, lies.repeats)
+        return row
     return _row_of_flat(elements.reshape(-1))
 
 
-def repeated(times: int, device: torch.device | str = "cpu") -> Tensor:
-    """Return what a row is multiplied by if each of its elements is there `times` times: float64 `[8]`."""
-    return torch.tensor((times, 1, 1, *[times] * 5), dtype=torch.float64, device=device)
+def repeat_row(row: Tensor, times: int) -> None:
+    """Make `row` that of `times` copies of its elements, in place."""
+    row[0].mul_(times)
+    row[3:].mul_(times)
 
 
 def _row_of_flat(flat: Tensor) -> Tensor:
@@ -112,5 +115,6 @@ def _num_true(mask: Tensor) -> int:
 
 
 def _with_zeros(row: Tensor, count: int) -> Tensor:
-    zeros = row.new_tensor((count, 0, 0, 0, 0, count, 0, 0))
+    zeros = torch.zeros_like(row)
+    zeros[0] = zeros[5] = count
     return merge_rows(torch.stack((row, zeros))) if count else row

@@ -32,7 +32,8 @@ def moments(tensors: Sequence[Tensor], out: Tensor, first_row: int = 0) -> None:
         first_row: row of the first tensor.
 
     Raises:
-        TypeError: a tensor is quantized, or sparse in a layout other than COO.
+        TypeError: a tensor is quantized.
+        RuntimeError: a tensor is sparse in a layout other than COO (torch's own error).
         ValueError: `out` does not fit, a tensor is on another device, or has elements but no memory (a parameter whose
             storage is freed between uses).
     """

@@ -34,12 +34,10 @@ def plain(tensor: Tensor) -> Tensor:
     A result of a functional collective that is still in flight is waited for.
 
     Raises:
-        TypeError: the tensor is quantized, or sparse in a layout other than COO.
+        TypeError: the tensor is quantized.
     """
     if type(tensor) not in PLAIN_TYPES:
         tensor = _unwrap(tensor)
-    if tensor.layout is not torch.strided and tensor.layout is not torch.sparse_coo:
-        raise TypeError(f"tensor has layout {tensor.layout}, expected torch.strided or torch.sparse_coo")
     if tensor.is_quantized:
         raise TypeError(f"tensor is quantized ({tensor.dtype}), expected a real dtype: watch its dequantized form")
     if tensor.is_complex():

@@ -34,7 +34,8 @@
 #define PREFETCH(address) __builtin_prefetch((const char *)(address) + READ_AHEAD, 0, 2)
 
 /* One copy of each loop per instruction set; the loader picks one, which takes a libc with ifunc. */
-#if defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__) && __GNUC__ >= 12
+#ifdef CLONED /* a test builds one instruction set at a time */
+#elif defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__) && __GNUC__ >= 12
 #define CLONED __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
 #define CLONED

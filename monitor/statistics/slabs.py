@@ -17,8 +17,6 @@ from torch import Tensor
 from trainermon.monitor.statistics.kernel import moments
 from trainermon.monitor.statistics.merge import NUM_STATISTICS
 
-ROW_BYTES = 8 * NUM_STATISTICS
-
 
 class Slab:
     """The rows of one step: open, then sealed (its copy in flight), then ready, then released.
@@ -33,7 +31,6 @@ class Slab:
         self.num_rows = 0
         self._table = torch.empty((capacity, NUM_STATISTICS), dtype=torch.float64, device=device)
         self._host = self._table
-        self._packed = bytearray()
         self._copy = None if device.type == "cpu" else _AsyncCopy(device)
 
     def take(self, tensors: Sequence[Tensor]) -> int:
@@ -72,19 +69,6 @@ class Slab:
     def rows(self) -> Tensor:
         """Return the rows of a ready slab, float64 `[num_rows, 8]` in host memory, valid until it is released."""
         return self._host[: self.num_rows]
-
-    def columns(self) -> memoryview:
-        """Return the rows of a ready slab as C-contiguous float64 `[8, num_rows]`, one statistic after another.
-
-        The bytes are valid until the slab is released; the buffer is kept and used again.
-        """
-        size_bytes = self.num_rows * ROW_BYTES
-        if len(self._packed) < size_bytes:
-            self._packed = bytearray(self._host.shape[0] * ROW_BYTES)
-        if size_bytes:
-            packed = torch.frombuffer(self._packed, dtype=torch.float64, count=self.num_rows * NUM_STATISTICS)
-            packed.view(NUM_STATISTICS, self.num_rows).copy_(self.rows().t())
-        return memoryview(self._packed)[:size_bytes]
 
     def _open(self, step: int) -> None:
         self.step = step
@@ -154,7 +138,9 @@ class SlabRing:
 
     def begin(self, step: int) -> Slab | None:
         """Open a slab for `step`; None, counted in `skipped`, if none is free. An open slab is discarded first."""
-        self.discard()
+        if self._open is not None:
+            self._free.append(self._open)
+            self._open = None
         if not self._free:
             self.skipped += 1
             return None
@@ -167,12 +153,6 @@ class SlabRing:
         if self._open is not None:
             self._open.seal()
             self._sealed.append(self._open)
-            self._open = None
-
-    def discard(self) -> None:
-        """Drop the open slab and its rows, if there is one."""
-        if self._open is not None:
-            self._free.append(self._open)
             self._open = None
 
     def ready(self) -> list[Slab]:

@@ -1,0 +1,188 @@
+"""The life of slabs: taken, sealed, ready, released, and never waited for."""
+
+import numpy as np
+import pytest
+import torch
+
+from tests.monitor.statistics.numpy_moments import assert_moments, elements_of
+from trainermon.monitor.statistics import SlabRing
+from trainermon.monitor.statistics import slabs as slabs_module
+
+
+class FakeCopy:
+    """Stands for an accelerator's copy to the host: it arrives when the test says so."""
+
+    def __init__(self, device):
+        self.arrived = False
+
+    def start(self, table, num_rows):
+        self.arrived = False
+        return table.clone()
+
+    def done(self):
+        return self.arrived
+
+    def wait(self):
+        self.arrived = True
+
+
+@pytest.fixture
+def copies(monkeypatch):
+    """Make slabs of a CPU copy like those of an accelerator, and return the copies in the order of the slabs."""
+    made = []
+
+    def open_slab(self, device, *, capacity):
+        init(self, device, capacity=capacity)
+        self._copy = FakeCopy(device)
+        made.append(self._copy)
+
+    init = slabs_module.Slab.__init__
+    monkeypatch.setattr(slabs_module.Slab, "__init__", open_slab)
+    return made
+
+
+def write_step(ring, step):
+    slab = ring.begin(step)
+    if slab is not None:
+        slab.take([torch.full((2,), float(step))])
+        ring.seal()
+    return slab
+
+
+def test_rows_are_those_of_the_tensors_in_order():
+    ring = SlabRing(capacity=1)
+    tensors = [torch.randn(size) for size in (3, 1, 7, 20)]
+    slab = ring.begin(5)
+
+    firsts = [slab.take(tensors[:1]), slab.take(tensors[1:]), slab.take([])]
+    ring.seal()
+
+    [ready] = ring.ready()
+    assert (ready.step, ready.num_rows, firsts) == (5, 4, [0, 1, 4])
+    for row, tensor in zip(ready.rows(), tensors, strict=True):
+        assert_moments(row, elements_of(tensor))
+
+
+def test_rows_are_taken_when_they_are_taken():
+    slab = SlabRing().begin(0)
+    tensor = torch.ones(4)
+
+    slab.take([tensor])
+    tensor.fill_(9.0)
+
+    assert slab.rows()[0].tolist() == [4.0, 1.0, 1.0, 4.0, 4.0, 0.0, 0.0, 0.0]
+
+
+def test_rows_of_one_step_can_be_repeated_in_the_next():
+    ring = SlabRing(capacity=1)
+    first = ring.begin(0)
+    first.take([torch.randn(4), torch.randn(5), torch.randn(6)])
+    kept = first.copy_rows(1, 2)
+    ring.seal()
+    second = ring.begin(1)
+    second.take([torch.randn(2)])
+
+    row = second.put_rows(kept)
+
+    assert row == 1
+    np.testing.assert_array_equal(second.rows()[1:], first.rows()[1:])
+
+
+def test_any_nonfinite_looks_at_the_named_rows_only():
+    slab = SlabRing().begin(0)
+    slab.take([torch.ones(3), torch.tensor([1.0, torch.nan]), torch.tensor([-torch.inf])])
+
+    assert [slab.any_nonfinite([row]) for row in (0, 1, 2)] == [False, True, True]
+    assert slab.any_nonfinite([0, 2])
+
+
+def test_a_step_is_handed_out_when_its_copy_has_arrived_and_in_order(copies):
+    ring = SlabRing()
+    write_step(ring, 0)
+    write_step(ring, 1)
+    [second, first] = copies[-2:]  # the ring takes its slabs from the end
+
+    assert ring.ready() == []
+    second.arrived = True
+    assert ring.ready() == []
+    first.arrived = True
+    assert [slab.step for slab in ring.ready()] == [0, 1]
+
+
+def test_a_step_without_a_free_slab_is_skipped_and_counted(copies):
+    ring = SlabRing(num_slabs=3)
+
+    slabs = [write_step(ring, step) for step in range(5)]
+
+    assert [slab is None for slab in slabs] == [False, False, False, True, True]
+    assert ring.skipped == 2
+
+
+def test_a_released_slab_serves_again(copies):
+    ring = SlabRing(num_slabs=3)
+    for step in range(3):
+        write_step(ring, step)
+    copies[2].arrived = True
+
+    [slab] = ring.ready()
+    ring.release(slab)
+
+    assert write_step(ring, 3) is slab
+    assert slab.step == 3
+
+
+def test_flush_waits_for_every_sealed_slab(copies):
+    ring = SlabRing()
+    write_step(ring, 0)
+    write_step(ring, 1)
+
+    slabs = ring.flush()
+
+    assert [(slab.step, slab.rows()[0, 1].item()) for slab in slabs] == [(0, 0.0), (1, 1.0)]
+    assert ring.flush() == []
+
+
+def test_an_open_slab_that_was_never_sealed_is_used_again():
+    ring = SlabRing()
+    for step in range(10):
+        ring.begin(step).take([torch.ones(1)])
+    ring.seal()
+
+    [slab] = ring.ready()
+
+    assert (slab.step, slab.num_rows, ring.skipped) == (9, 1, 0)
+
+
+def test_fewer_than_three_slabs_are_refused():
+    with pytest.raises(ValueError, match="num_slabs is 2, expected at least 3"):
+        SlabRing(num_slabs=2)
+
+
+@pytest.mark.gpu
+def test_an_accelerator_is_never_waited_for():
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    ring = SlabRing("cuda", capacity=1)
+    tensors = [
+        torch.randn(3_000_001),
+        torch.tensor([1.0, torch.nan, -torch.inf, 0.0]),
+        torch.randn(40, 60).bfloat16(),
+        torch.arange(9),
+        torch.randn(6).half().expand(4, 6),
+        torch.empty(0),
+    ]
+    on_device = [tensor.cuda() for tensor in tensors]
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        slab = ring.begin(0)
+        slab.take(on_device)
+        slab.put_rows(slab.copy_rows(0, 1))
+        ring.seal()
+        ring.ready()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+    [slab] = ring.flush() or [slab]
+
+    for row, tensor in zip(slab.rows(), tensors, strict=False):
+        assert_moments(row, elements_of(tensor))
