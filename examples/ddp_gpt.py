@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 import sysconfig
 import time
 from collections.abc import Iterator
@@ -129,6 +128,7 @@ class Fault:
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--log-every", type=int, default=10)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--heads", type=int, default=4)
@@ -167,12 +167,9 @@ def main() -> None:
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        if rank == 0:
+        if rank == 0 and (step + 1) % arguments.log_every == 0:
             pace = (step + 1) / (time.perf_counter() - begin)
-            sys.stdout.write(f"\rstep {step + 1}/{arguments.steps}  loss {loss.item():.4f}  {pace:.1f} steps/s   ")
-            sys.stdout.flush()
-    if rank == 0:
-        sys.stdout.write("\n")
+            print(f"step {step + 1:3}/{arguments.steps}   loss {loss.item():7.4f}   {pace:.1f} steps/s", flush=True)
     monitor.close()
     if dist.is_initialized():
         dist.barrier()
