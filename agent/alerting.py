@@ -1,22 +1,20 @@
 """Every alert of the run, and how it is written down.
 
-The log lies on a file system that may hang or be full, so it is written in the same worker thread as the segments;
-alerts wait in memory until it succeeds. After a restart the same records give the same alerts with the same ids, which
-the log and the command book take only once.
+The log lies on a file system that may hang or be full, so it is written in the same worker thread as the segments, and
+in the order of things: an alert is handed over before the segment that holds its records can be. An agent that is
+killed in between sees the records again and gives the same alert with the same id, which the log takes only once.
 """
 
 from __future__ import annotations
 
-import collections
 import math
 import time
-from collections.abc import Sequence
 from concurrent.futures import Executor, Future
 
 from trainermon.alerts.log import AlertLog
 from trainermon.monitor.values import Alert, AlertState
 
-MAX_WAITING = 10_000
+MAX_PENDING = 10_000
 RETRY_S = 5.0
 
 
@@ -24,16 +22,20 @@ class AlertBook:
     """Every alert of the run in its last state, and the writing of the log.
 
     Args:
-        executor: Runs the writing; one job at a time.
+        executor: Runs the writing; one job at a time, in order.
         log: The log; after this only the executor's thread touches it.
+
+    Attributes:
+        latest: By id, the last state of each alert.
+        dropped: Alerts that were not written because the file system has not answered for too long.
     """
 
     def __init__(self, executor: Executor, log: AlertLog) -> None:
         self.latest = {alert.id: alert for alert in log.read()}
+        self.dropped = 0
         self._executor = executor
         self._log = log
-        self._waiting: collections.deque[Alert] = collections.deque(maxlen=MAX_WAITING)
-        self._job: Future[bool] | None = None
+        self._jobs: list[Future[bool]] = []
         self._retry_s = math.inf
 
     @property
@@ -44,7 +46,7 @@ class AlertBook:
     @property
     def written(self) -> bool:
         """Whether everything is in the log."""
-        return self._job is None and not self._waiting and self._retry_s == math.inf
+        return not self._jobs and self._retry_s == math.inf
 
     def add(self, alert: Alert) -> bool:
         """Take a new state of an alert; return False if nothing is new, as when an agent was restarted."""
@@ -52,23 +54,18 @@ class AlertBook:
         if known is not None and _place(known) >= _place(alert):
             return False
         self.latest[alert.id] = alert
-        self._waiting.append(alert)
+        if len(self._jobs) < MAX_PENDING:
+            self._jobs.append(self._executor.submit(self._log.append, alert))
+        else:
+            self.dropped += 1
         return True
 
     def poll(self) -> None:
-        """Start writing what waits, and take note of what was written; never waits itself."""
-        if self._job is not None and self._job.done():
-            self._retry_s = math.inf if self._job.result() else time.monotonic() + RETRY_S
-            self._job = None
-        if self._job is None and (self._waiting or time.monotonic() >= self._retry_s):
-            alerts = tuple(self._waiting)
-            self._waiting.clear()
-            self._job = self._executor.submit(self._write, alerts)
-
-    def _write(self, alerts: Sequence[Alert]) -> bool:
-        for alert in alerts:
-            self._log.append(alert)
-        return self._log.retry()
+        """Take note of what was written, and try again what was not; never waits."""
+        while self._jobs and self._jobs[0].done():
+            self._retry_s = math.inf if self._jobs.pop(0).result() else time.monotonic() + RETRY_S
+        if not self._jobs and time.monotonic() >= self._retry_s:
+            self._jobs.append(self._executor.submit(self._log.retry))
 
 
 def _place(alert: Alert) -> tuple[int, bool, int]:

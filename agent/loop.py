@@ -80,6 +80,7 @@ class Agent:
         """Work until the run is over or `stop`; return whether everything that was written is stored."""
         self._serve()
         self._look(time.monotonic())
+        self._resume_diagnoses()
         pause_s = BUSY_PAUSE_S
         try:
             while not self._stopping and self._num_faults < MAX_FAULTS:
@@ -234,6 +235,12 @@ class Agent:
         loop = asyncio.get_running_loop()
         job = loop.run_in_executor(self._executor, read_rank_file, self._parts.settings.run_dir, rank)
         job.add_done_callback(take)
+
+    def _resume_diagnoses(self) -> None:
+        """Have those dumps of local ranks diagnosed that an earlier agent was not able to."""
+        for entry in self._parts.dumps.entries.values():
+            if not entry.diagnosed and not self._parts.watch.ranks.keys().isdisjoint(entry.ranks):
+                self._diagnoser.schedule(entry)
 
     def _show_diagnosis(self, entry: DumpEntry) -> None:
         self._parts.feed.publish("dump", entry.as_plain())

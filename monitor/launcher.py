@@ -17,6 +17,7 @@ import sys
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
+from typing import BinaryIO
 
 import trainermon
 from trainermon.monitor.errors import SpoolError
@@ -67,7 +68,7 @@ def start_agent(spool: Path) -> None:
     register(spool)
     errors = spool / STDERR_FILE
     try:
-        with errors.open("wb") as stream:
+        with _open_private(errors) as stream:
             command = [sys.executable, "-m", "trainermon.agent", "--detach", str(spool.absolute())]
             child = subprocess.Popen(  # noqa: S603 - our own interpreter and module
                 command,
@@ -93,10 +94,15 @@ def register(spool: Path) -> None:
     """
     pid, _, folder = os.environ.get(LAUNCHER_VARIABLE, "").partition(":")
     if pid.isdecimal() and Path(folder).is_dir():
-        (spool / LINGER_FILE).write_text(json.dumps({"hold_pid": int(pid)}), encoding="utf-8")
+        with _open_private(spool / LINGER_FILE) as file:
+            file.write(json.dumps({"hold_pid": int(pid)}).encode())
         (Path(folder) / uuid.uuid4().hex).write_text(str(spool.absolute()), encoding="utf-8")
     else:
         (spool / LINGER_FILE).unlink(missing_ok=True)
+
+
+def _open_private(path: Path) -> BinaryIO:
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb")
 
 
 def agent_environment(environment: Mapping[str, str]) -> dict[str, str]:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from trainermon.agent.lock import read_status
 from trainermon.exporters.store import open_run
+from trainermon.monitor.launcher import start_agent
 
 RANK_SCRIPT = Path(__file__).with_name("rank_process.py")
 DEADLINE_S = 20.0
@@ -36,15 +37,17 @@ def wait_for(condition, what, *, deadline_s=DEADLINE_S):
 class Rank:
     """A rank process under the test's control."""
 
-    def __init__(self, run, rank, *, attempt=1, start_agent=False, environment=None):
-        command = [sys.executable, RANK_SCRIPT, run.spool, run.run_id, rank, attempt, run.world_size]
+    def __init__(self, run, rank, *, attempt=1, start_agent=False, environment=None, prefix=(), folder=None):
+        command = [*prefix, sys.executable, RANK_SCRIPT, run.spool, run.run_id, rank, attempt, run.world_size]
         self.process = subprocess.Popen(
             [str(word) for word in command + ["start"] * start_agent],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             env={**os.environ, **(environment or {})},
+            cwd=folder,
         )
+        run.ranks.append(self)
         assert self.answer() == "ready"
 
     def answer(self):
@@ -105,9 +108,11 @@ class Run:
         (self.spool / "agent.json").write_text(json.dumps(text))
 
     def rank(self, number=0, **options):
-        rank = Rank(self, number, **options)
-        self.ranks.append(rank)
-        return rank
+        return Rank(self, number, **options)
+
+    def launch_agent(self):
+        """Start an agent, as local rank 0 does."""
+        start_agent(self.spool)
 
     def status(self):
         status = read_status(self.spool)

@@ -1,0 +1,488 @@
+"""What a running agent shows, obeys and survives; with real processes, and in this one where something is broken."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+import threading
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.agent.nodes import expected, is_agent, wait_for
+from trainermon.agent import pipeline as pipeline_module
+from trainermon.agent.alerting import AlertBook
+from trainermon.agent.assembly import assemble, read_token
+from trainermon.agent.dumps import Diagnoser, DumpKey, Dumps
+from trainermon.agent.loop import Agent
+from trainermon.agent.settings import load_settings
+from trainermon.alerts.log import AlertLog
+from trainermon.monitor.errors import ConfigError
+from trainermon.monitor.launcher import start_agent
+
+REPLAY = {"type": "replay", "step": 7, "status": "nonfinite", "reason": "", "seconds": 0.1, "micro_steps": 1}
+FOLDER = "dumps/a1/attempt1/step7/rank"
+
+
+def follow_in_this_process(run, talk, *, stop=True):
+    """Run the agent of `run` on this thread's loop while `talk(agent)` runs on another; return what `talk` returns."""
+
+    async def main():
+        with ThreadPoolExecutor(1) as executor:
+            parts = assemble(run.spool, load_settings(run.spool), run.node_dir, executor)
+            agent = Agent(parts, run.spool, executor, host="node")
+            following = asyncio.create_task(agent.run())
+            try:
+                return await asyncio.to_thread(talk, agent)
+            finally:
+                if stop:
+                    agent.stop()
+                await following
+
+    return asyncio.run(main())
+
+
+def test_the_run_is_described_as_agreed_with_the_page(make_run):
+    run = make_run(world_size=1)
+    (run.output / "ranks").mkdir()
+    about = {"parameters": 1000, "tensors": 4, "bytes_per_step": 288}
+    (run.output / "ranks" / "rank00000.json").write_text(json.dumps(about))
+    rank = run.rank(start_agent=True)
+    rank.steps(0, 6)
+
+    found = wait_for(lambda: (r := run.get_json("api/run"))["step"] == 5 and r["model"] and r, "step 5")
+
+    assert set(found) >= {
+        "run_id", "attempt", "host", "state", "step", "started_s", "world_size", "output", "ranks", "loss", "grad_norm",
+        "step_time_s", "alerts_firing", "bytes_per_step", "skipped_records", "lag_s", "version", "model", "heatmaps",
+    }  # fmt: skip
+    assert (found["run_id"], found["attempt"], found["state"], found["world_size"]) == ("run", 1, "running", 1)
+    assert found["loss"] == pytest.approx(10 / 6)
+    assert found["grad_norm"] == pytest.approx((4 * 5001) ** 0.5)
+    assert found["model"] == {"parameters": 1000, "tensors": 4}
+    assert found["bytes_per_step"] == 288
+    (state,) = found["ranks"]
+    assert set(state) == {"rank", "alive", "step", "phase", "lag_s"}
+    assert (state["alive"], state["step"], state["phase"]) == (True, 5, "step")
+    lines = run.get_json("api/lines?names=loss,grad_norm,step_time")
+    assert lines["steps"] == list(range(6))
+    assert lines["series"]["step_time"] == pytest.approx([0.1] * 6)
+    grid = run.get("api/heatmap?kind=grad_reduced&statistic=rms")
+    header = json.loads(grid[4 : 4 + int.from_bytes(grid[:4], "little")])
+    assert header["rows"] == [f"h.{layer}.weight" for layer in range(4)]
+
+
+def test_alerts_reach_an_open_page(run):
+    rank = run.rank(start_agent=True)
+    with urllib.request.urlopen(run.running()["url"] + "events", timeout=20) as stream:
+        assert stream.readline() == b"retry: 1000\n"
+        rank.steps(0, 1, nan=True)
+        rank.steps(1, 1)
+        lines = [stream.readline()]
+        while sum(line in (b"event: step\n", b"event: alert\n") for line in lines) < 2 or lines[-1] != b"\n":
+            lines.append(stream.readline())
+
+    alert = next(json.loads(line[6:]) for line in lines if b"gradient-nonfinite" in line)
+    assert (alert["rank"], alert["step"], alert["value"]) == (0, 0, 3.0)
+
+
+def test_no_series_of_a_rank_is_exposed_after_its_end(make_run):
+    run = make_run(linger_s=60, world_size=2)
+    first, second = run.rank(0, start_agent=True), run.rank(1)
+    first.steps(0, 3)
+    second.steps(0, 3)
+    both = {b'rank="0"', b'rank="1"'}
+    wait_for(lambda: all(name in run.get("metrics") for name in both), "series of both ranks")
+
+    first.kill()
+    wait_for(lambda: b'rank="0"' not in run.get("metrics"), "the end of rank 0's series")
+    assert b'rank="1"' in run.get("metrics")
+    second.end()
+    wait_for(lambda: run.status()["state"] == "finished", "a finished run")
+
+    assert not any(name in run.get("metrics") for name in both)
+    assert b"trainermon_commits_total" in run.get("metrics")
+
+
+def test_a_rank_that_closes_hears_soon_that_all_is_stored(make_run):
+    run = make_run(linger_s=60, flush_s=1000)
+    rank = run.rank(start_agent=True)
+    run.running()
+    rank.steps(0, 5)
+
+    position = rank.end()
+
+    wait_for(lambda: run.status()["flushed"].get("0") == position, "the acknowledgement", deadline_s=5)
+    assert run.stored() == expected(0, range(5))
+
+
+def test_files_are_private_and_prometheus_finds_the_agent(make_run):
+    run = make_run(linger_s=60)
+    run.rank(start_agent=True).steps(0, 2)
+    url = run.running()["url"]
+    targets = run.node_dir / "prometheus_sd.json"
+
+    (group,) = wait_for(lambda: targets.exists() and json.loads(targets.read_text()), "the target file")
+
+    assert f"http://{group['targets'][0]}/" == url
+    wait_for(lambda: list(run.node_dir.glob("segments/*.parquet")), "a segment")
+    for path in [*run.node_dir.rglob("*"), *run.spool.iterdir()]:
+        assert path.stat().st_mode & 0o077 == 0 or path.name == "agent.json", path  # the test's own
+    run.post("api/stop")
+    wait_for(lambda: json.loads(targets.read_text()) == [], "an empty target list")
+
+
+def test_a_posted_command_reaches_the_ranks_once(make_run):
+    run = make_run(world_size=2)
+    first, second = run.rank(0, start_agent=True), run.rank(1)
+    first.steps(0, 10)
+    second.steps(0, 12)
+    wait_for(lambda: [r["step"] for r in run.get_json("api/run")["ranks"]] == [9, 11], "both heartbeats")
+
+    status, accepted = run.post("api/commands", {"id": "m1", "action": "dump"})
+    assert (status, accepted["status"], accepted["ranks"]) == (202, "accepted", [0, 1])
+    assert accepted["command"]["first_step"] == 13  # ahead of the fastest rank
+    assert run.post("api/commands", {"id": "m2", "action": "dump", "ranks": [1]})[0] == 202
+    assert first.commands() == [1, ["m1"]]
+    assert second.commands() == [2, ["m1", "m2"]]
+
+    second.steps(12, 1)
+    assert run.post("api/commands", {"id": "m1", "action": "dump"})[1]["status"] == "duplicate"
+    assert run.post("api/commands", {"id": "m1", "action": "dump", "num_steps": 2})[0] == 409
+    assert run.post("api/commands", {"id": "m3", "action": "dump", "ranks": [7]})[0] == 400
+    assert run.post("api/commands", {"id": "m4", "action": "dump"}, token="wrong")[0] == 401
+    assert second.commands() == [2, ["m1", "m2"]]
+
+
+def test_a_command_is_remembered_by_the_next_agent(run):
+    rank = run.rank(start_agent=True)
+    rank.steps(0, 1)
+    pid = run.running()["pid"]
+    wait_for(lambda: run.get_json("api/run")["attempt"] == 1, "the journal's header")
+    run.post("api/commands", {"id": "m1", "action": "dump", "first_step": 50})
+    run.post("api/stop")
+    wait_for(lambda: not is_agent(pid), "the end of the first agent")
+
+    start_agent(run.spool)
+    run.running(other_than=pid)
+
+    assert run.post("api/commands", {"id": "m1", "action": "dump", "first_step": 50})[1]["status"] == "duplicate"
+    assert rank.commands()[1] == ["m1"]
+    attempt_2 = json.loads((run.spool / "agent.commands.jsonl").read_text().strip())
+    assert attempt_2["ranks"] == [0]
+
+
+def test_flush_stores_now(make_run):
+    run = make_run(flush_s=1000)
+    rank = run.rank(start_agent=True)
+    rank.steps(0, 3)
+    wait_for(lambda: run.get_json("api/run")["step"] == 2, "step 2")
+
+    assert run.post("api/flush") == (200, {"status": "flushed"})
+
+    assert run.stored() == expected(0, range(3))
+
+
+def test_an_alert_that_escalates_orders_a_dump(make_run, tmp_path):
+    rules = tmp_path / "rules.yaml"
+    rules.write_text(
+        "rules:\n"
+        "  - name: loss-low\n"
+        "    severity: warning\n"
+        "    on: {kind: loss, statistic: mean}\n"
+        "    when: {threshold: {below: 4.0}}\n"
+        "    for: 1\n"
+        "    escalate: {action: dump, task: statistics, steps: 2}\n"
+        "    summary: loss is low\n"
+    )
+    run = make_run(rules=str(rules))
+    rank = run.rank(start_agent=True)
+    run.running()
+    rank.steps(0, 3)
+
+    wait_for(lambda: rank.commands()[0], "a command")
+
+    (identity,) = rank.commands()[1]
+    assert identity == run.get_json("api/alerts")[0]["id"]
+
+
+def test_a_fault_of_one_consumer_costs_neither_the_store_nor_the_others(run, monkeypatch):
+    def broken(*_):
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr("trainermon.exporters.prometheus.Exposition.update", broken)
+    rank = run.rank()
+
+    def talk(_agent):
+        run.running()
+        rank.steps(0, 5, nan=True)
+        wait_for(lambda: run.get_json("api/alerts"), "an alert")
+        wait_for(lambda: len(run.stored()) == 5, "five stored steps")
+        return run.get("metrics").decode()
+
+    metrics = follow_in_this_process(run, talk)
+
+    assert run.stored() == expected(0, range(5))
+    assert 'trainermon_errors_total{run="run"} 5.0' in metrics
+
+
+def test_a_fault_of_a_turn_is_survived_and_counted(run, monkeypatch):
+    monkeypatch.setattr("trainermon.agent.loop.FAULT_PAUSE_S", 0.01)
+    faults = iter([True] * 5)
+    step = pipeline_module.Pipeline.step
+
+    def sometimes(self):
+        if next(faults, False):
+            raise RuntimeError("planted")
+        return step(self)
+
+    monkeypatch.setattr(pipeline_module.Pipeline, "step", sometimes)
+    rank = run.rank()
+    rank.steps(0, 5)
+
+    def talk(agent):
+        wait_for(lambda: len(run.stored()) == 5, "five stored steps")
+        return run.get("metrics").decode()
+
+    assert 'trainermon_errors_total{run="run"} 5.0' in follow_in_this_process(run, talk)
+
+
+def test_a_worker_thread_that_hangs_in_a_commit_holds_up_neither_rules_nor_metrics_nor_page(run, monkeypatch):
+    """A file system whose server does not answer, as seen from here: the commit does not return."""
+    answers = threading.Event()
+    commit = pipeline_module.commit
+
+    def hanging(*arguments):
+        answers.wait()
+        return commit(*arguments)
+
+    monkeypatch.setattr(pipeline_module, "commit", hanging)
+    rank = run.rank()
+
+    def talk(_agent):
+        try:
+            run.running()
+            rank.steps(0, 5)
+            wait_for(lambda: run.get_json("api/run")["step"] == 4, "step 4")
+            rank.steps(5, 5, nan=True)
+            wait_for(lambda: run.get_json("api/alerts"), "an alert")
+            wait_for(lambda: b'trainermon_step{run="run",rank="0"} 9.0' in run.get("metrics"), "step 9 in /metrics")
+            assert run.stored() == []
+            assert len(list(run.spool.glob("*.jnl"))) == 1
+        finally:
+            answers.set()
+        wait_for(lambda: len(run.stored()) == 10, "ten stored steps")
+        wait_for(run.alerts, "the alert in the log")
+
+    follow_in_this_process(run, talk)
+
+    assert run.stored() == expected(0, range(10))
+
+
+def test_an_alert_is_handed_to_the_disk_before_the_segment_with_its_records(run, monkeypatch):
+    """Killed between the two, the next agent sees the records again; the other way round the alert would be lost."""
+    jobs = []
+    submit = ThreadPoolExecutor.submit
+
+    def noted(self, function, *arguments, **options):
+        jobs.append(getattr(function, "__qualname__", repr(function)))
+        return submit(self, function, *arguments, **options)
+
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", noted)
+    run.write_settings(flush_s=0.001)
+    rank = run.rank()
+
+    def talk(_agent):
+        run.running()
+        rank.steps(0, 3, nan=True)
+        wait_for(lambda: len(run.stored()) == 3, "three stored steps")
+
+    follow_in_this_process(run, talk)
+
+    assert jobs.index("AlertLog.append") < jobs.index("commit")
+
+
+def test_alerts_wait_for_a_disk_that_takes_nothing(tmp_path, monkeypatch, run):
+    log = AlertLog(tmp_path / "missing" / "alerts.jsonl")
+    rank = run.rank()
+    rank.steps(0, 1, nan=True)
+    monkeypatch.setattr("trainermon.agent.alerting.RETRY_S", 0)
+
+    def talk(agent):
+        return wait_for(lambda: list(agent._parts.alerts.latest.values()), "an alert")
+
+    (alert,) = follow_in_this_process(run, talk)
+    with ThreadPoolExecutor(1) as executor:
+        book = AlertBook(executor, log)
+        assert book.add(alert)
+        assert not book.add(alert)
+        wait_for(lambda: book.poll() or book._jobs, "a second try")
+        assert not book.written
+        (tmp_path / "missing").mkdir()
+        wait_for(lambda: book.poll() or book.written, "the alert written")
+
+    assert [written.id for written in log.read()] == [alert.id]
+
+
+def test_a_token_is_made_once_and_private(tmp_path):
+    token = read_token(tmp_path / "token")
+
+    assert len(token) >= 32
+    assert read_token(tmp_path / "token") == token
+    assert (tmp_path / "token").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"linger": 3}, "unknown key linger; did you mean linger_s?"),
+        ({"port": "80"}, "port: found '80', expected a value of type int"),
+        ({"port": True}, "port: found True, expected a value of type int"),
+        ({"port": 70000}, "port: found 70000, expected 0 to 65535"),
+        ({"output": "here"}, "output: found 'here', expected an absolute path"),
+        ({"retention": {"hours": 3}}, "unknown key retention.hours"),
+        ({"retention": 3}, "retention.: found 3, expected an object"),
+        ({"flush_s": 0}, "flush_s: found 0.0, expected a number of seconds above 0"),
+        ({"allowed_hosts": "x"}, "allowed_hosts: found 'x', expected a list of texts"),
+        ({"escalation": {"task": "all"}}, "escalation.task: found 'all'"),
+    ],
+)
+def test_settings_are_read_strictly(run, change, message):
+    run.write_settings(**change)
+
+    with pytest.raises(ConfigError) as error:
+        load_settings(run.spool)
+
+    assert message in str(error.value)
+    assert str(run.spool / "agent.json") in str(error.value)
+
+
+def test_settings_that_are_missing_are_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"agent\.json cannot be read"):
+        load_settings(tmp_path)
+    (tmp_path / "agent.json").write_text('{"run_id": "r"}')
+    with pytest.raises(ConfigError, match="key output is missing"):
+        load_settings(tmp_path)
+
+
+def test_dumps_are_known_by_what_ranks_report():
+    dumps = Dumps()
+    dumps.record({**REPLAY, "dump": f"{FOLDER}0", "status": "clean"})
+    entry = dumps.record({**REPLAY, "dump": f"{FOLDER}1"})
+
+    assert entry.key == DumpKey("a1", 1, 7)
+    assert entry.as_plain() == {
+        "id": "a1",
+        "attempt": 1,
+        "step": 7,
+        "ranks": [0, 1],
+        "path": "dumps/a1/attempt1/step7",
+        "status": "nonfinite",
+        "diagnosis": None,
+    }
+
+
+@pytest.mark.parametrize("path", [None, "", "/etc", "dumps/../x/attempt1/step7/rank0", f"{FOLDER}0/../../..", 3])
+def test_a_path_that_is_no_dump_is_left_out(path):
+    assert Dumps().record({**REPLAY, "dump": path}) is None
+
+
+def test_dumps_and_reports_are_found_again_on_disk(tmp_path):
+    (tmp_path / f"{FOLDER}0").mkdir(parents=True)
+    dumps = Dumps()
+    dumps.scan(tmp_path)
+    assert not dumps.entries[DumpKey("a1", 1, 7)].diagnosed
+
+    (tmp_path / "reports").mkdir()
+    (tmp_path / "reports/a1-attempt1-step7.json").write_text("{}")
+    dumps.scan(tmp_path)
+    assert dumps.entries[DumpKey("a1", 1, 7)].diagnosed
+    assert dumps.record({**REPLAY, "dump": f"{FOLDER}0"}).diagnosed
+    assert not dumps.record({**REPLAY, "dump": f"{FOLDER}1"}).diagnosed  # one more rank may change the verdict
+
+
+def diagnose(tmp_path, script, *, num=1):
+    """Diagnose dumps of steps 0 to num - 1 by a Python script; return the diagnoser and the finished entries."""
+    finished = []
+
+    async def committed():
+        return True
+
+    async def main():
+        dumps = Dumps()
+        with ThreadPoolExecutor(1) as executor:
+            diagnoser = Diagnoser(
+                tmp_path,
+                executor=executor,
+                commit=committed,
+                finished=finished.append,
+                command=(sys.executable, "-c", script),
+            )
+            for step in range(num):
+                entry = dumps.record({**REPLAY, "dump": f"dumps/a1/attempt1/step{step}/rank0"})
+                diagnoser.schedule(entry, settle_s=0.01)
+            while not diagnoser.idle:
+                diagnoser.poll()
+                await asyncio.sleep(0.01)
+        return diagnoser
+
+    return asyncio.run(main()), finished
+
+
+def test_a_settled_dump_is_diagnosed_at_low_priority(tmp_path):
+    script = "import json, os, sys; print(json.dumps({'argv': sys.argv[1:], 'nice': os.nice(0)}))"
+
+    diagnoser, (entry,) = diagnose(tmp_path, script)
+
+    report = json.loads((tmp_path / "reports/a1-attempt1-step0.json").read_text())
+    assert report == {"argv": [str(tmp_path), "--step", "0", "--json"], "nice": 10}
+    assert entry.as_plain()["diagnosis"] == "/api/diagnosis/a1/1/0"
+    assert diagnoser.failures == 0
+
+
+def test_dumps_are_diagnosed_one_at_a_time(tmp_path):
+    (tmp_path / "running").touch()
+    script = f"import os; os.rename({str(tmp_path / 'running')!r}, {str(tmp_path / 'mine')!r}); print('{{}}'); " + (
+        f"os.rename({str(tmp_path / 'mine')!r}, {str(tmp_path / 'running')!r})"
+    )
+
+    diagnoser, finished = diagnose(tmp_path, script, num=3)
+
+    assert diagnoser.failures == 0
+    assert len(finished) == 3
+
+
+@pytest.mark.parametrize("script", ["raise SystemExit('no dump')", "import time; time.sleep(100)"])
+def test_a_diagnosis_that_fails_or_takes_too_long_is_counted(tmp_path, script, monkeypatch, caplog):
+    monkeypatch.setattr("trainermon.agent.dumps.TIME_LIMIT_S", 0.5)
+
+    diagnoser, finished = diagnose(tmp_path, script)
+
+    assert diagnoser.failures == 1
+    assert not finished
+    assert "no diagnosis of dumps/a1/attempt1/step0" in caplog.text
+    assert not (tmp_path / "reports").exists()
+
+
+def test_a_reported_dump_gets_a_diagnosis_that_is_served(run, monkeypatch):
+    monkeypatch.setattr("trainermon.agent.dumps.SETTLE_S", 0.1)
+    rank = run.rank()
+
+    def talk(agent):
+        agent._diagnoser._command = (sys.executable, "-c", "print('{\"verdict\": 1}')")
+        run.running()
+        rank.steps(7, 1, nan=True)
+        rank.event(**REPLAY, dump=f"{FOLDER}0")
+        (alert,) = wait_for(lambda: [a for a in run.get_json("api/alerts") if a["diagnosis"]], "a diagnosis")
+        (dump,) = run.get_json("api/dumps")
+        return alert, dump, run.get_json(dump["diagnosis"][1:])
+
+    with contextlib.suppress(TimeoutError):
+        alert, dump, report = follow_in_this_process(run, talk)
+
+    assert alert["dump"] == dump["id"] == "a1"
+    assert dump["status"] == "nonfinite"
+    assert report == {"verdict": 1}
