@@ -94,7 +94,7 @@ class Run:
     losses: list[float]
     weights: list[torch.Tensor]
     generator: torch.Tensor
-    directory: Path | None = None
+    directory: Path | None
     gradients: list[dict[str, torch.Tensor]] = dataclasses.field(default_factory=list)
     results: list = dataclasses.field(default_factory=list)
 
@@ -117,14 +117,13 @@ def train(watch="nothing", *, directory=None, dtype=torch.float32, steps=3, micr
     keeper = StepKeeper(root) if watch == "replay" else None
     _disturb(model, watch)
     run = Run([], [], torch.empty(0), directory)
+    own = _own_gradients(model) if watch == "replay" else {}
     rank = dist.get_rank() if ddp else 0
     torch.manual_seed(100 + rank)
     for step in range(steps):
         capture = _watch(model, watch, directory, step)
         if keeper is not None:
             keeper.attach()
-        before = {name: p.grad for name, p in model.named_parameters()}
-        assert all(gradient is None for gradient in before.values())
         for _ in range(micro_steps):
             loss = _loss(root, torch.randint(VOCABULARY, (BATCH, LENGTH + 1)), model.returns)
             (loss / micro_steps).backward()
@@ -132,8 +131,8 @@ def train(watch="nothing", *, directory=None, dtype=torch.float32, steps=3, micr
         if capture is not None:
             capture.detach()
             assert capture.writer.close().errors == 0
-        run.gradients.append({name: p.grad.clone() for name, p in model.named_parameters()})
         if keeper is not None:
+            run.gradients.append(dict(own))
             run.results.append(keeper.replay(directory / f"step{step}", DumpInfo(step=step), task="tensor"))
             keeper.clear()
         optimizer.step()
@@ -141,6 +140,14 @@ def train(watch="nothing", *, directory=None, dtype=torch.float32, steps=3, micr
     run.weights = [value.clone() for value in model.state_dict().values()]
     run.generator = torch.get_rng_state()
     return run
+
+
+def _own_gradients(model):
+    """Return a dict that holds the rank's own gradients after each backward, before DDP reduces them."""
+    own = {}
+    for name, parameter in model.named_parameters():
+        parameter.register_post_accumulate_grad_hook(lambda p, name=name: own.update({name: p.grad.clone()}))
+    return own
 
 
 def _loss(root, text, returns):
@@ -194,25 +201,65 @@ def _is_one(own, replayed):
     return len(replayed) == 1 and torch.equal(own, replayed[0])
 
 
+def _compare(case, folder):
+    wrong = []
+    plain = case()
+    for watch in ("tensor", "replay"):
+        run = case(watch, directory=folder / watch)
+        if not identical(plain, run):
+            wrong.append(f"{folder.name} {watch} is not identical")
+        wrong += [f"{folder.name} {watch}: {r.status} {r.reason}" for r in run.results if r.status != "clean"]
+        if watch == "replay":
+            wrong += [f"{folder.name}: gradient of {place}" for place in wrong_gradients(run)]
+    if identical(plain, case("full_backward")):
+        wrong.append(f"{folder.name}: full backward hooks did not show")
+    return wrong
+
+
+class Talkative(nn.Module):
+    """Talks to the other ranks in its forward, or only in its backward."""
+
+    def __init__(self, where):
+        super().__init__()
+        self.inner, self.where = nn.Linear(2, 2), where
+
+    def forward(self, x):
+        output = self.inner(x)
+        if self.where == "forward":
+            dist.all_reduce(torch.ones(1))
+        else:
+            output.register_hook(lambda gradient: dist.all_reduce(torch.ones(1)) and None)
+        return output
+
+
+def _talkative(rank, folder):
+    """Rank 0 alone replays a model that communicates: it must be refused, and nobody may wait for anybody."""
+    wrong = []
+    for where in ("forward", "backward"):
+        model = Talkative(where)
+        keeper = StepKeeper(model)
+        keeper.attach()
+        model(torch.ones(1, 2)).sum().backward()
+        if rank == 0:
+            result = keeper.replay(folder / where, DumpInfo())
+            if result.status != "refused" or "all_reduce" not in result.reason.replace("allreduce", "all_reduce"):
+                wrong.append(f"communication in the {where}: {result}")
+    return wrong
+
+
 def main() -> int:
     """Under two ranks: compare all cases of DistributedDataParallel and print what is wrong."""
     dist.init_process_group("gloo")
     rank, wrong = dist.get_rank(), []
     with tempfile.TemporaryDirectory() as folder:
-        for dtype in (torch.float32, torch.bfloat16):
-            for checkpointing in ("none", "nonreentrant", "reentrant"):
-                case = functools.partial(train, dtype=dtype, checkpointing=checkpointing, ddp=True, steps=2)
-                plain = case()
-                for watch in ("tensor", "replay"):
-                    run = case(watch, directory=Path(folder) / f"{dtype}{checkpointing}{watch}")
-                    label = f"rank {rank}: {dtype} {checkpointing} {watch}"
-                    if not identical(plain, run):
-                        wrong.append(f"{label} is not identical")
-                    wrong += [f"{label}: {r.status} {r.reason}" for r in run.results if r.status != "clean"]
-                if dtype == torch.float32 and checkpointing != "reentrant":
-                    disturbed = case("full_backward")
-                    if identical(plain, disturbed):
-                        wrong.append(f"rank {rank}: full backward hooks did not show")
+        for dtype, checkpointing in (
+            (torch.float32, "none"),
+            (torch.float32, "reentrant"),
+            (torch.bfloat16, "nonreentrant"),
+        ):
+            case = functools.partial(train, dtype=dtype, checkpointing=checkpointing, ddp=True, steps=2)
+            wrong += [f"rank {rank}: {text}" for text in _compare(case, Path(folder) / f"{dtype}{checkpointing}")]
+        wrong += _talkative(rank, Path(folder))
         dist.barrier()
     sys.stdout.write("\n".join([*wrong, f"rank {rank} done\n"]))
     sys.stdout.flush()

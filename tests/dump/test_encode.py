@@ -1,0 +1,167 @@
+"""The encodings of msprobe 26.2, as observed on its own dumps (`Mean` and `Norm` of more dtypes are ours)."""
+
+import collections
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from trainermon.dump.encode import MAX_ITEMS, encode, encode_output, tensor_form
+from trainermon.dump.statistics import Statistics, TensorMemory
+
+Pair = collections.namedtuple("Pair", "a b")
+
+
+@dataclasses.dataclass
+class Output:
+    logits: torch.Tensor
+    size: int
+
+
+def slots(value, encoder=lambda value, leaves: encode(value, "input.0", leaves)):
+    leaves = []
+    encoder(value, leaves)
+    return [leaf.slot for leaf in leaves]
+
+
+@pytest.mark.parametrize(
+    ("value", "form"),
+    [
+        (2.0, {"type": "float", "value": 2.0}),
+        (3, {"type": "int", "value": 3}),
+        (True, {"type": "bool", "value": True}),
+        ("mean", {"type": "str", "value": "mean"}),
+        (slice(1, 2), {"type": "slice", "value": [1, 2, None]}),
+        (..., {"type": "ellipsis", "value": "..."}),
+        (None, None),
+        (2 + 1j, None),
+        (b"x", None),
+        (range(3), None),
+        (object(), None),
+        (torch.Size([2, 3]), {"type": "torch.Size", "value": [2, 3]}),
+        (torch.float32, {"type": "torch.dtype", "value": "torch.float32"}),
+        (torch.device("cpu"), {"type": "torch.device", "value": "cpu"}),
+        (torch.contiguous_format, {"type": "torch.memory_format", "format": "contiguous_format"}),
+        ([1, (2.0, None)], [{"type": "int", "value": 1}, [{"type": "float", "value": 2.0}, None]]),
+        ({"k": {"n": 1}}, {"k": {"n": {"type": "int", "value": 1}}}),
+    ],
+)
+def test_value_has_msprobes_form(value, form):
+    assert encode(value, "input.0", []) == form
+
+
+def test_tensors_in_any_structure_are_found_with_their_place():
+    tensor = torch.ones(2)
+
+    assert slots([tensor, (tensor, {"mask": tensor})]) == ["input.0.0", "input.0.1.0", "input.0.1.1.mask"]
+    assert slots(Pair(tensor, [tensor])) == ["input.0.a", "input.0.b.0"]
+    assert slots(Output(tensor, 3)) == ["input.0.logits"]
+
+
+@pytest.mark.parametrize(
+    ("output", "places"),
+    [
+        (torch.ones(1), ["output.0"]),
+        ((torch.ones(1), torch.ones(1)), ["output.0", "output.1"]),
+        ([torch.ones(1), torch.ones(1)], ["output.0.0", "output.0.1"]),
+        ({"u": torch.ones(1)}, ["output.0.u"]),
+        (Pair(torch.ones(1), {"k": [torch.ones(1)]}), ["output.a", "output.b.k.0"]),
+        (Output(torch.ones(1), 3), ["output.0.logits"]),
+    ],
+)
+def test_output_places_are_msprobes(output, places):
+    assert slots(output, encode_output) == places
+
+
+def test_what_is_endless_is_cut():
+    endless = []
+    endless.append(endless)
+
+    assert len(encode(list(range(5000)), "input.0", [])) == MAX_ITEMS
+    assert str(encode(endless, "input.0", [])).count("[") <= 16
+
+
+def filled(tensor):
+    leaves = []
+    encode(tensor, "input.0", leaves)
+    Statistics().fill(leaves)
+    return leaves[0].form
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32, torch.int64]
+)
+def test_four_numbers_for_every_dtype(dtype):
+    values = np.array([3, -4, 0, 12], dtype=np.float64)
+
+    form = filled(torch.tensor(values).to(dtype))
+
+    assert (form["Max"], form["Min"], form["Mean"], form["Norm"]) == (12, -4, 2.75, 13)
+    assert (form["nans"], form["infs"], form["zeros"]) == (0, 0, 1)
+    assert isinstance(form["Max"], int) == ("int" in str(dtype))
+
+
+def test_one_nan_does_not_hide_the_rest():
+    form = filled(torch.tensor([3.0, math.nan, -4.0, math.inf, -math.inf]))
+
+    assert (form["Max"], form["Min"], form["Mean"], form["Norm"]) == (3, -4, -0.5, 5)
+    assert (form["nans"], form["infs"], form["zeros"]) == (1, 2, 0)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "numbers"),
+    [
+        (torch.zeros(0), (None, None, None, None)),
+        (torch.ones(3, device="meta"), (None, None, None, None)),
+        (torch.full((2,), math.nan), (None, None, None, None)),
+        (torch.tensor(-2.5), (-2.5, -2.5, -2.5, 2.5)),
+        (torch.tensor(3), (3, 3, 3, 3)),
+        (torch.tensor([True, False]), (True, False, None, None)),
+        (torch.tensor([3 + 4j, 0]), (5.0, 0.0, 2.5, 5.0)),
+    ],
+)
+def test_odd_tensors(tensor, numbers):
+    form = filled(tensor)
+
+    assert tuple(form[name] for name in ("Max", "Min", "Mean", "Norm")) == numbers
+    assert form["shape"] == list(tensor.shape)
+    assert form["dtype"] == str(tensor.dtype)
+
+
+def test_dtensor_form_has_mesh_and_placements(tmp_path):
+    import torch.distributed as dist
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
+
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1, 1))
+        form = filled(distribute_tensor(torch.tensor([3.0, 4.0]), mesh, [Shard(0), Replicate()]))
+        group = encode(dist.group.WORLD, "input.0", [])
+    finally:
+        dist.destroy_process_group()
+
+    assert form["type"] == "torch.distributed.tensor.DTensor"
+    assert form["device_mesh"] == [[0]]
+    assert form["placements"] == [{"Shard": {"dim": 0}}, {"Replicate": {}}]
+    assert form["Norm"] == 5
+    assert group == {"type": "torch.ProcessGroup", "group_ranks": [0], "group_id": "553403f9"}
+
+
+def test_memory_knows_only_the_unchanged_object():
+    memory = TensorMemory()
+    tensor = torch.ones(2)
+    memory.remember(tensor, "note")
+
+    assert memory.recall(tensor) == "note"
+    assert memory.recall(torch.ones(2)) is None
+    assert memory.recall(tensor.detach()) is None
+    tensor.add_(1)
+    assert memory.recall(tensor) is None
+
+
+def test_inference_tensors_are_taken_as_they_come():
+    with torch.inference_mode():
+        assert filled(torch.ones(2))["Norm"] == pytest.approx(math.sqrt(2))
+    assert tensor_form(torch.ones(2, requires_grad=True))["requires_grad"] is True
