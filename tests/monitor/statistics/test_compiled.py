@@ -1,10 +1,12 @@
 """Finding the compiled library, and every instruction set that it is built for."""
 
 import ctypes
+import itertools
 import shutil
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,6 +16,8 @@ from tests.strategies import FLOATS, INTEGERS, PATTERNS, fill
 from trainermon.monitor.statistics import compiled
 
 NEEDED_FLAGS = {"x86-64": set(), "x86-64-v3": {"avx2", "fma", "f16c"}, "x86-64-v4": {"avx512f", "avx512bw", "avx512dq"}}
+
+ITEM = 65_536  # as in moments.c: one thread reads these after each other
 
 
 @pytest.fixture
@@ -68,6 +72,20 @@ def test_every_instruction_set_gives_the_right_moments(tmp_path, instructions):
 
     for row, tensor in zip(rows, tensors, strict=True):
         assert_moments(row, elements_of(tensor))
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_an_item_gets_the_same_bits_whatever_came_before_it(compiled_rows, dtype):
+    items = [fill(pattern, ITEM, dtype=dtype, seed=3) for pattern in sorted(PATTERNS)]
+    ends = [item[5:] for item in items]  # not a whole number of vectors
+    first, second = compiled_rows(items), compiled_rows(ends)
+    pairs = list(itertools.product(range(len(items)), repeat=2))
+
+    rows = compiled_rows([torch.cat((items[a], ends[b])) for a, b in pairs])
+
+    sums = [3, 4]
+    for row, (a, b) in zip(rows, pairs, strict=True):
+        np.testing.assert_array_equal(row[sums], first[a][sums] + second[b][sums])
 
 
 def test_short_rows_far_apart_are_gathered(compiled_rows):
