@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
+import signal
 import sys
 import threading
 import urllib.request
@@ -108,8 +110,9 @@ def test_no_series_of_a_rank_is_exposed_after_its_end(make_run):
 
 
 def test_a_rank_that_closes_hears_soon_that_all_is_stored(make_run):
-    run = make_run(linger_s=60, flush_s=1000)
+    run = make_run(flush_s=1000, world_size=2)
     rank = run.rank(start_agent=True)
+    run.rank(1)  # is still there: it is not the end of the run that makes the agent store
     run.running()
     rank.steps(0, 5)
 
@@ -325,6 +328,45 @@ def test_alerts_wait_for_a_disk_that_takes_nothing(tmp_path, monkeypatch, run):
         wait_for(lambda: book.poll() or book.written, "the alert written")
 
     assert [written.id for written in log.read()] == [alert.id]
+
+
+def test_rules_get_back_from_the_store_what_they_had_seen(run, monkeypatch):
+    """The store sorts series its own way; the rules must find each under its number in the rank's own table."""
+    rank = run.rank()
+    rank.steps(0, 5)
+    follow_in_this_process(run, lambda _: wait_for(lambda: len(run.stored()) == 5, "five stored steps"))
+    primed = {}
+
+    def prime(_self, header, keys, blocks):
+        for block in blocks:
+            primed[header.attempt, block.step] = {
+                keys[number].name: block.values[4, place] for place, number in enumerate(block.series)
+            }
+
+    monkeypatch.setattr("trainermon.alerts.engine.RuleEngine.prime", prime)
+    follow_in_this_process(run, lambda _: None)
+
+    assert list(primed) == [(1, step) for step in range(5)]
+    gradients = dict.fromkeys([f"h.{layer}.weight" for layer in range(4)], 3001.0)
+    assert primed[1, 3] == pytest.approx({"loss": (10 / 4) ** 2, "duration_seconds": 0.01, **gradients})
+
+
+def test_an_alert_that_goes_on_is_not_announced_again_by_the_next_agent(run):
+    rank = run.rank(start_agent=True)
+    rank.steps(0, 3, nan=True)
+    wait_for(run.alerts, "the alert in the log")
+    pid = run.running()["pid"]
+    wait_for(lambda: len(run.stored()) == 3, "three stored steps")
+    os.kill(pid, signal.SIGKILL)
+
+    start_agent(run.spool)
+    run.running(other_than=pid)
+    rank.steps(3, 3, nan=True)
+    wait_for(lambda: run.get_json("api/run")["step"] == 5, "step 5")
+
+    (alert,) = run.get_json("api/alerts")
+    assert (alert["state"], alert["first_step"]) == ("firing", 0)
+    assert len(run.alerts()) == 1
 
 
 def test_a_token_is_made_once_and_private(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -267,16 +268,21 @@ def test_the_last_word_of_a_killed_agent_makes_nobody_leave(tmp_path):
     assert claim(tmp_path) is not None
 
 
-def test_a_lock_file_that_was_replaced_is_locked_anew(tmp_path):
-    first = RunLock.try_acquire(tmp_path)
-    (tmp_path / "agent.lock").unlink()
+def test_a_lock_file_that_a_leaving_agent_removed_meanwhile_is_locked_anew(tmp_path, monkeypatch):
+    flock = fcntl.flock
 
-    second = RunLock.try_acquire(tmp_path)
+    def removed_before(descriptor, operation):
+        monkeypatch.setattr(fcntl, "flock", flock)
+        (tmp_path / "agent.lock").unlink()
+        flock(descriptor, operation)
 
-    assert second is not None
+    monkeypatch.setattr(fcntl, "flock", removed_before)
+
+    lock = RunLock.try_acquire(tmp_path)
+
+    assert lock is not None
     assert RunLock.try_acquire(tmp_path) is None
-    first.release()
-    second.release()
+    lock.release()
 
 
 def test_a_spool_that_is_gone_needs_no_agent(tmp_path):
