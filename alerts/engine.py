@@ -75,8 +75,8 @@ class RuleEngine:
             At most one alert per rule, and none for a healthy step.
         """
         rank = self._rank(header)
-        before = rank.unconfirmed(block)
-        return before + rank.take(header, keys, block)
+        changes = rank.take(header, keys, block)
+        return rank.ended_unseen() + changes
 
     def prime(self, header: Header, keys: Sequence[SeriesKey], blocks: Iterable[StatBlock]) -> None:
         """Take steps that were evaluated before a restart, in order, without reporting anything.
@@ -91,8 +91,8 @@ class RuleEngine:
     def resume(self, alerts: Iterable[Alert]) -> None:
         """Tell which alerts were on before a restart; call it before `prime`.
 
-        An alert that `prime` finds still on keeps its id, although the step on which it began may not be among the
-        primed ones. One that is no longer on is resolved by the first `evaluate` of its rank.
+        An alert that is found still on keeps its id, although the step on which it began may not be among the primed
+        ones. One that is no longer on is reported as resolved by the first `evaluate` that has come as far.
         """
         for alert in alerts:
             self._rank_number(alert.rank).resume(alert)
@@ -160,14 +160,19 @@ class _Rank:
                 watch.observe(slots, values[:, rows], block.step)
         return ended + self._changes()
 
-    def unconfirmed(self, block: StatBlock) -> list[Alert]:
-        """Return, once, the ends of the alerts that were on before a restart and are no longer."""
-        if not self._resumed_ids:
+    def ended_unseen(self) -> list[Alert]:
+        """Return, once each, the ends of alerts that were on before a restart and are no longer.
+
+        An alert whose step has not come again yet, as its records were not stored before the restart, is waited for.
+        """
+        if not self._resumed and not self._unreported:
             return []
-        lost = [_ended(alert, block, "no longer on after a restart of the agent") for alert in self._resumed.values()]
-        ended = self._unreported + lost
-        self._resumed, self._resumed_ids, self._unreported = {}, set(), []
-        return ended
+        now = (self._moment.attempt, self._moment.step)
+        lost = [alert for alert in self._resumed.values() if (alert.attempt, alert.step) <= now]
+        for alert in lost:
+            del self._resumed[alert.rule]
+        ended, self._unreported = self._unreported, []
+        return ended + [_lost(alert, self._moment) for alert in lost]
 
     def alerts(self, state: AlertState, *, held: bool) -> list[Alert]:
         """Return the alerts of this rank that are in `state`, held back or not."""
@@ -338,6 +343,8 @@ def _history(rule: Rule) -> int:
     return kept + rule.when.window + rule.when.adopt if isinstance(rule.when, Spike) else kept
 
 
-def _ended(alert: Alert, block: StatBlock, why: str) -> Alert:
-    message = f"{alert.rule}: {why}, step {block.step} on rank {alert.rank}; began at step {alert.first_step}"
-    return dataclasses.replace(alert, state=AlertState.RESOLVED, step=block.step, time_s=block.time_s, message=message)
+def _lost(alert: Alert, moment: Moment) -> Alert:
+    message = f"{alert.rule}: no longer on at step {moment.step} on rank {alert.rank}, began at step {alert.first_step}"
+    return dataclasses.replace(
+        alert, state=AlertState.RESOLVED, step=moment.step, time_s=moment.time_s, message=message
+    )

@@ -47,12 +47,9 @@ class SpikeWatcher(Watcher):
     def judge(self, slots: Slots, moments: Array) -> Verdict:  # noqa: D102
         value = self._derive(moments)
         usable = (moments[NANS] + moments[INFS]) == 0
-        seen = value
-        if self._logarithmic:
-            usable &= value > 0
-            seen = np.log(value)
+        seen = np.log(value) if self._logarithmic else value
         self._seen = seen.astype(np.float32)
-        usable &= np.isfinite(self._seen)
+        usable &= np.isfinite(self._seen)  # the logarithm of zero is not
         self._unusable = mask_or_none(~usable)
         score = (self._seen - self._level[slots]) * self._weight[slots]
         if self._unusable is not None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+from hypothesis import HealthCheck, settings
 
 from trainermon.alerts.engine import RuleEngine
 from trainermon.alerts.rules import Rule, load_rules
@@ -13,6 +14,11 @@ from trainermon.monitor.journal import Header
 from trainermon.monitor.values import Alert, Coordinates, Kind, SeriesKey, StatBlock
 
 NAN, INF = float("nan"), float("inf")
+
+PATIENT = settings(
+    deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture], max_examples=50
+)
+"""For property tests: a loaded machine is no failure, and a temporary folder may be shared by the examples."""
 
 
 def header(rank: int = 0, attempt: int = 0) -> Header:

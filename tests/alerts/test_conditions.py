@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.alerts.series import INF, NAN, row
+from tests.alerts.series import INF, NAN, PATIENT, row
 from trainermon.alerts.conditions import DeadWatcher, FlatWatcher, NonFiniteWatcher, ThresholdWatcher, Watcher
 from trainermon.alerts.rules import Dead, Flat, NonFinite, Threshold
 from trainermon.alerts.statistics import DERIVED
@@ -32,6 +32,7 @@ def test_every_published_statistic_can_be_watched() -> None:
     assert set(STATISTICS) <= set(DERIVED)
 
 
+@PATIENT
 @given(st.lists(ELEMENTS, min_size=1, max_size=5))
 def test_statistics_equal_their_scalar_form(elements: list[list[float]]) -> None:
     rows = [row(each) for each in elements]

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.alerts.alerts_by_hand import alert
+from tests.alerts.series import PATIENT
 from trainermon.alerts.escalation import EscalationSettings, Escalator
 from trainermon.alerts.rules import Escalation, Rule, load_rules
 from trainermon.monitor.errors import ConfigError
@@ -124,6 +125,7 @@ def test_rate_limit_holds_for_any_hour() -> None:
     assert deciding.suppressed[0].reason == "2 dumps in the last hour, at most 2 are allowed"
 
 
+@PATIENT
 @given(st.lists(st.floats(0.0, 4 * HOUR), max_size=30).map(sorted), st.integers(0, 4))
 def test_no_hour_ever_sees_more_dumps_than_allowed(times: list[float], limit: int) -> None:
     deciding = escalator(max_per_hour=limit, max_bytes=1 << 50)
@@ -140,6 +142,7 @@ def test_clock_that_is_set_back_does_not_open_the_limit() -> None:
     assert deciding.decide(spike(2), STEPS, 9 * HOUR) == {}
 
 
+@PATIENT
 @given(st.lists(st.tuples(st.booleans(), st.none() | st.floats(0.0, 1.0)), max_size=20), st.integers(0, 200 << 20))
 def test_quota_is_never_exceeded(alerts: list[tuple[bool, float | None]], quota: int) -> None:
     deciding = escalator(max_bytes=quota, max_per_hour=1000)

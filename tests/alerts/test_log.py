@@ -7,10 +7,11 @@ import stat
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.alerts.alerts_by_hand import alert
+from tests.alerts.series import PATIENT
 from trainermon.alerts.log import AlertLog, parse_alert
 from trainermon.monitor.values import AlertState, Finding, Kind, SeriesKey, as_plain
 
@@ -32,7 +33,7 @@ KEYS = st.builds(
     message=st.text(max_size=40),
     state=st.sampled_from(AlertState),
 )
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@PATIENT
 def test_what_is_written_is_read(
     tmp_path: Path, value: float, findings: list[Finding], message: str, state: AlertState
 ) -> None:

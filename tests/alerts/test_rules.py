@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.alerts.series import PATIENT
 from trainermon.alerts.rules import (
     DEFAULT_RULES,
     RUNBOOK,
@@ -271,7 +272,7 @@ DEFAULTS = yaml.load(DEFAULT_RULES.read_text(), Loader=yaml.BaseLoader)
 ALL_PATHS = [path for path in paths(DEFAULTS) if len(path) > 2]
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@PATIENT
 @given(path=st.sampled_from(ALL_PATHS), at=st.integers(0, 20))
 def test_key_misspelled_anywhere_in_the_defaults_is_found(tmp_path: Path, path: tuple[Any, ...], at: int) -> None:
     document = load_plain(DEFAULT_RULES)

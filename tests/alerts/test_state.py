@@ -10,6 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from tests.alerts.series import PATIENT
 from trainermon.alerts.conditions import Verdict
 from trainermon.alerts.rules import NonFinite, Rule, Selection
 from trainermon.alerts.state import Group, alert_id
@@ -135,7 +136,7 @@ class GroupMachine(RuleBasedStateMachine):
         assert found == {index for index, each in enumerate(self.series) if each.fires or each.run(BAD)}
 
 
-GroupMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+GroupMachine.TestCase.settings = settings(PATIENT, stateful_step_count=40)
 TestGroup = GroupMachine.TestCase
 
 
