@@ -104,8 +104,9 @@ class Fault:
     def __init__(self, arguments: argparse.Namespace, model: GPT, rank: int) -> None:
         self.kind, self.step = arguments.fault, arguments.fault_step
         self.here = self.kind != "none" and rank == arguments.fault_rank
-        self.module = dict(model.named_modules())[arguments.fault_layer]
         self.now = False
+        if self.here:
+            self.module = model.get_submodule(arguments.fault_layer)
         if self.here and self.kind == "activation":
             self.module.register_forward_hook(self._break_output)
         elif self.here and self.kind == "gradient":
