@@ -176,18 +176,32 @@ def test_cooldown_delays_the_next_alert() -> None:
     assert group.first_step == 2
 
 
+def show_scores(group: Group, step: int, *scores: float) -> None:
+    found = np.array(scores)
+    indices = np.arange(len(scores))
+    verdict = Verdict(10 * found, found, found > 1, found <= 1)
+    group.advance(indices, verdict, step)
+    group.record(indices, verdict, np.full((8, len(scores)), float(step)), np.ones(len(scores)))
+
+
 def test_worst_value_since_the_begin_is_kept() -> None:
     group = Group(make_rule(for_steps=1, keep_steps=5))
     group.grow(2)
     for step, score in enumerate([3.0, 9.0, 5.0]):
-        scores = np.array([score, 4.0])
-        verdict = Verdict(10 * scores, scores, np.ones(2, bool), np.zeros(2, bool))
-        group.advance(np.arange(2), verdict, step)
-        group.record(np.arange(2), verdict, np.full((8, 2), float(step)), np.ones(2))
+        show_scores(group, step, score, 4.0)
 
     assert group.peaks.value.tolist() == [90.0, 40.0]
     assert group.peaks.count.tolist() == [1.0, 0.0]
     assert group.worst_first(group.members).tolist() == [0, 1]
+
+
+def test_new_alert_does_not_show_the_worst_value_of_the_one_before() -> None:
+    group = Group(make_rule(for_steps=1, keep_steps=1))
+    group.grow(1)
+    for step, score in enumerate([9.0, 0.0, 3.0]):
+        show_scores(group, step, score)
+
+    assert group.peaks.value.tolist() == [30.0]
 
 
 def test_equally_bad_series_come_in_their_order() -> None:
