@@ -174,7 +174,7 @@ def _refine(level: list[_Node], free: int) -> dict[str, str]:
 def _ranges(node: _Node, below: list[_Node], limit: int) -> dict[str, str]:
     """Return at most `limit` labels for contiguous ranges of numbered parts; none if they are not numbered."""
     numbers = [part.path.rpartition(".")[2] for part in below]
-    if limit < 2 or not all(map(str.isdecimal, numbers)):
+    if limit < 2 or node.named or not all(map(str.isdecimal, numbers)):
         return {}
     width = -(-len(below) // limit)
     labels: dict[str, str] = {}

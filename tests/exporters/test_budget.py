@@ -1,7 +1,7 @@
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from trainermon.exporters.budget import REST, SeriesBudget, outermost, roll_up, share
@@ -38,6 +38,7 @@ def test_roll_up_does_not_depend_on_the_order_of_registration(elements: dict[str
 
 
 @given(trees, st.integers(1, 50))
+@example(dict.fromkeys(("h", "h.h", "h.0", "0.h", "1.0", "0", "1", "2", "1.1"), 0), 8)
 def test_a_label_is_the_name_a_parent_a_range_or_the_rest(elements: dict[str, int], limit: int):
     for name, label in roll_up(elements, limit).items():
         parent, _, last = label.rpartition(".")

@@ -1,4 +1,5 @@
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -18,8 +19,12 @@ def test_the_file_lists_one_agent_and_its_labels(tmp_path: Path):
 @pytest.mark.parametrize("mode", [0o600, 0o640, 0o644])
 def test_permissions_are_those_asked_for_and_stay(tmp_path: Path, mode: int):
     path = tmp_path / "run.json"
+    before = os.umask(0o077)
 
-    write_targets(path, "[::1]:9000", mode=mode)
+    try:
+        write_targets(path, "[::1]:9000", mode=mode)
+    finally:
+        os.umask(before)
     written = path.stat().st_mode & 0o777
     clear_targets(path)
 

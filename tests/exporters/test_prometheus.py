@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import psutil
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
@@ -82,6 +82,7 @@ def test_a_rank_shows_step_loss_duration_and_place():
     assert values["trainermon_ranks",] == 1
 
 
+@settings(deadline=None)
 @given(st.integers(1, 12), st.integers(0, 2**32 - 1))
 def test_merged_modules_have_the_root_mean_square_of_all_their_elements(limit: int, seed: int):
     random = np.random.default_rng(seed)
