@@ -1,5 +1,5 @@
 // Colour maps, computed. A map is a path through OKLab (Ottosson, "A perceptual color space for image processing",
-// 2020) walked at constant speed, so equal differences of the value look equally large wherever they are on the scale.
+// 2020) with steady steps of lightness and hue, so equal differences of the value look about equally large everywhere.
 // Its pale end is the page's own surface: what is ordinary recedes, in light as in dark.
 
 const STEPS = 256;
@@ -35,21 +35,10 @@ function fitted(lightness, chroma, hueDegrees) {
 
 const mix = (a, b, t) => a + (b - a) * t;
 
-/** 256 packed pixels along `path(t)`, at equal distances in OKLab. */
-function tabulate(path) {
-  const samples = Array.from({ length: 4 * STEPS }, (_, k) => path(k / (4 * STEPS - 1)));
-  const walked = [0];
-  for (let k = 1; k < samples.length; k++) {
-    walked.push(walked[k - 1] + Math.hypot(...samples[k].map((part, i) => part - samples[k - 1][i])));
-  }
-  const table = new Uint32Array(STEPS);
-  for (let k = 0, at = 0; k < STEPS; k++) {
-    const wanted = (walked[walked.length - 1] * k) / (STEPS - 1);
-    while (at < samples.length - 1 && walked[at] < wanted) at++;
-    table[k] = pack(oklabToRgb(samples[at]).map((part) => 255 * gamma(Math.min(1, Math.max(0, part)))));
-  }
-  return table;
-}
+/** 256 packed pixels along `path(t)`. */
+const tabulate = (path) =>
+  Uint32Array.from({ length: STEPS }, (_, k) =>
+    pack(oklabToRgb(path(k / (STEPS - 1))).map((part) => 255 * gamma(Math.min(1, Math.max(0, part))))));
 
 /** A little-endian RGBA pixel, as ImageData wants it; every browser's platform is little-endian. */
 export const pack = ([red, green, blue]) =>

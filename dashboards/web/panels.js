@@ -28,7 +28,7 @@ class LivePanel {
   #cost = 0;
   #timer = null;
   #visible = true;
-  stale = true;
+  #stale = false;
 
   watch() {
     const seen = ([entry]) => ((this.#visible = entry.isIntersecting), this.#plan());
@@ -38,12 +38,12 @@ class LivePanel {
 
   /** There is newer data: load it when it is worth it. */
   touch() {
-    this.stale = true;
+    this.#stale = true;
     this.#plan();
   }
 
   #plan() {
-    if (!this.stale || this.#timer || !this.#visible || document.hidden) return;
+    if (!this.#stale || this.#timer || !this.#visible || document.hidden) return;
     const wait = Math.max(SHORTEST_MS, SPARE * this.#cost) - (performance.now() - this.#last);
     this.#timer = setTimeout(() => ((this.#timer = null), this.load().catch(() => {})), Math.max(0, wait));
   }
@@ -52,7 +52,7 @@ class LivePanel {
   async load() {
     const serial = ++this.#serial;
     const begin = performance.now();
-    this.stale = false;
+    this.#stale = false;
     this.#last = begin;
     try {
       const grid = await getGrid(this.address());

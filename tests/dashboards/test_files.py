@@ -86,8 +86,8 @@ def test_page_knows_what_the_agent_offers() -> None:
 
 
 READ = {
-    findings.Diagnosis: "verdict run_id headline reason step attempt rank module class_name call micro_step phase tensor "
-    "source candidates chain ranks parameters consequences evidence dump",
+    findings.Diagnosis: "verdict run_id headline reason step attempt rank module class_name call micro_step phase "
+    "tensor source candidates chain ranks parameters consequences evidence dump",
     findings.BadTensor: "slot dtype shape count nans infs max min",
     findings.Link: "module class_name direction call tensor omitted",
     findings.RankFinding: "rank role replay unreduced reduced",

@@ -57,7 +57,7 @@ def test_equal_steps_of_the_value_look_equally_large(page: Page, name: str, dark
     distances = np.linalg.norm(colours[16::16] - colours[:-16:16], axis=1)
 
     assert len(colours) == 256
-    assert distances.min() > 0.75 * distances.max()
+    assert distances.min() > 0.8 * distances.max()
 
 
 @pytest.mark.parametrize("dark", [False, True])

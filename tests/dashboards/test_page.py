@@ -105,7 +105,7 @@ def test_mark_is_seen_in_the_dark_too(serve: Serve, open_page: OpenPage) -> None
 
 def test_loss_that_is_not_finite_is_a_mark_at_the_upper_edge(serve: Serve, open_page: OpenPage) -> None:
     run = small_run()
-    run.loss[120] = np.inf
+    run.loss[120:141] = np.inf
 
     agent = serve(run)
     page = open_page(agent)
@@ -113,7 +113,9 @@ def test_loss_that_is_not_finite_is_a_mark_at_the_upper_edge(serve: Serve, open_
 
     assert pixel(page, 1, {"x": at["x"], "y": 1}) == LIGHT_MARK
     assert pixel(page, 1, {"x": at["x"], "y": 6}) == LIGHT_MARK
-    assert pixel(page, 1, {"x": at["x"] + 20, "y": 1}) != LIGHT_MARK
+    middle, after = (cell_centre(page, 1, row=0, step=step, rows=1, steps=200)["x"] for step in (131, 143))
+    assert pixel(page, 1, {"x": middle, "y": 1}) == LIGHT_MARK
+    assert pixel(page, 1, {"x": after, "y": 1}) != LIGHT_MARK
 
 
 def test_tooltip_tells_row_step_and_value(serve: Serve, open_page: OpenPage) -> None:
@@ -379,7 +381,8 @@ def test_agent_that_went_away_is_told_and_its_return_is_noticed(serve: Serve, op
     serve(run, port=agent.port)
     expect(page.locator("#banner")).to_be_hidden(timeout=20_000)
     expect(page.locator("#state")).to_have_text("live")
-    expect(page.locator("#figure-step .number")).to_have_text("201")
+    hover(page, 1, {"x": cell_centre(page, 1, row=0, step=201, rows=1, steps=201)["x"], "y": 40})
+    expect(page.locator(".readout").nth(1)).to_contain_text("at step 201")
 
 
 def test_end_of_a_run_is_no_alarm(serve: Serve, open_page: OpenPage) -> None:
