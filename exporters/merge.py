@@ -10,6 +10,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from trainermon.monitor.catalogue import LOSS_SERIES, STEP_TIME_SERIES
 from trainermon.monitor.journal import Header
 from trainermon.monitor.values import NO_ELEMENTS, STATISTICS, Kind, Placement, SeriesKey, StatBlock
 
@@ -18,8 +19,8 @@ Indices: TypeAlias = npt.NDArray[np.intp]
 
 HEATMAP_STATISTICS = ("rms", "absmax", "zero_ratio")
 SCALAR_KINDS = frozenset({Kind.LOSS, Kind.STEP})
-LOSS_SERIES = SeriesKey(Kind.LOSS, "loss")
-DURATION_SERIES = SeriesKey(Kind.STEP, "duration_seconds")
+LOSS = SeriesKey(Kind.LOSS, LOSS_SERIES)
+DURATION = SeriesKey(Kind.STEP, STEP_TIME_SERIES)
 
 _COUNT, _MIN, _MAX, _SUM, _SUM_SQ, _ZEROS, _NANS, _INFS = range(len(STATISTICS))
 _NEUTRAL = np.array([[getattr(NO_ELEMENTS, name)] for name in STATISTICS])
@@ -128,8 +129,8 @@ def series_table(header: Header, keys: Sequence[SeriesKey], row_of: Callable[[Se
         ),
         weights=np.array([_weight(key, at) for key, at in zip(keys, placements, strict=True)], np.float64),
         in_global_norm=np.array([at.in_global_norm if at else is_first_copy for at in placements], np.bool_),
-        is_loss=np.array([key == LOSS_SERIES for key in keys], np.bool_),
-        is_duration=np.array([key == DURATION_SERIES for key in keys], np.bool_),
+        is_loss=np.array([key == LOSS for key in keys], np.bool_),
+        is_duration=np.array([key == DURATION for key in keys], np.bool_),
     )
 
 

@@ -86,9 +86,9 @@ class Batch:
         with connect() as connection:
             _create_series(connection, [self.series[index] for index in used])
             connection.register("moments", columns)
-            write_segment(
-                connection, "SELECT *, 1 AS num_steps FROM moments JOIN series USING (id)", self.path, self.metadata
-            )
+            # The larger side of a join keeps its order, so the rows stay sorted.
+            rows = "SELECT *, 1 AS num_steps FROM moments JOIN series USING (id)"
+            write_segment(connection, rows, self.path, self.metadata)
         return self.path
 
     def _columns(self) -> tuple[dict[str, npt.NDArray[Any]], list[int]]:

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainermon.exporters.segments import SegmentFile, connect, cover, read_metadata, scan
+from trainermon.monitor.catalogue import LOSS_SERIES, STEP_TIME_SERIES
 from trainermon.monitor.errors import StoreError
+from trainermon.monitor.values import Kind
 
 if TYPE_CHECKING:
     import duckdb
@@ -25,27 +27,31 @@ _DERIVED = """
     sum / nullif(count - nans - infs, 0) AS mean,
     sqrt(sum_sq) AS norm,
     sqrt(sum_sq / nullif(count - nans - infs, 0)) AS rms,
-    sqrt(greatest(0, sum_sq / nullif(count - nans - infs, 0) - (sum / nullif(count - nans - infs, 0)) ** 2)) AS std,
+    CASE WHEN count > nans + infs
+        THEN sqrt(greatest(0, sum_sq / (count - nans - infs) - (sum / (count - nans - infs)) ** 2)) END AS std,
     zeros / nullif(count, 0) AS zero_ratio
 """
 
-# A row that was merged over n steps holds the sum over them: its share is that of the mean step.
-_STEPS = """
+_IS_LOSS = f"kind = '{Kind.LOSS}' AND name = '{LOSS_SERIES}'"
+_IS_DURATION = f"kind = '{Kind.STEP}' AND name = '{STEP_TIME_SERIES}'"
+_IS_COUNTED_GRAD = f"kind = '{Kind.GRAD_REDUCED}' AND in_global_norm"
+
+# A row that was merged over n steps holds the sum over them; its norm is that of the mean step.
+_STEPS = f"""
     SELECT
         attempt,
         step,
+        max(num_steps) AS num_steps,
         max(time_s) AS time_s,
         count(DISTINCT rank) AS num_ranks,
-        if(sum(nonfinite) FILTER (kind = 'loss' AND name = 'loss') > 0, 'inf'::DOUBLE,
-            sum(sum) FILTER (kind = 'loss' AND name = 'loss')
-            / nullif(sum(finite) FILTER (kind = 'loss' AND name = 'loss'), 0)) AS loss,
-        if(sum(nonfinite) FILTER (kind = 'grad_reduced' AND in_global_norm) > 0, 'inf'::DOUBLE,
-            sqrt(sum(sum_sq / scale ** 2 / num_steps) FILTER (kind = 'grad_reduced' AND in_global_norm))) AS grad_norm,
-        max(max) FILTER (kind = 'step' AND name = 'duration_seconds' AND finite > 0) AS duration_s,
-        max(num_steps) AS num_steps
+        if(sum(nonfinite) FILTER ({_IS_LOSS}) > 0, 'inf'::DOUBLE,
+            sum(sum) FILTER ({_IS_LOSS}) / nullif(sum(finite) FILTER ({_IS_LOSS}), 0)) AS loss,
+        if(sum(nonfinite) FILTER ({_IS_COUNTED_GRAD}) > 0, 'inf'::DOUBLE,
+            sqrt(sum(sum_sq / scale ** 2 / num_steps) FILTER ({_IS_COUNTED_GRAD}))) AS grad_norm,
+        max(max) FILTER ({_IS_DURATION} AND finite > 0) AS duration_s
     FROM stats
-    GROUP BY ALL
-    ORDER BY ALL
+    GROUP BY attempt, step
+    ORDER BY attempt, step
 """
 
 _ALERT_COLUMNS: Mapping[str, str] = {
