@@ -121,9 +121,20 @@ class Fault:
     def _break_output(self, _module: nn.Module, _args: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
         return output * torch.where(torch.arange(output.shape[-1]) == 3, float("inf"), 1.0) if self.now else None
 
-    def _break_gradient(self, _module: nn.Module, args: tuple[Tensor, ...], _output: Tensor) -> None:
-        if self.now and args[0].requires_grad:
-            args[0].register_hook(lambda gradient: gradient * float("nan"))
+    def _break_gradient(self, _module: nn.Module, _args: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
+        return BrokenBackward.apply(output) if self.now else None
+
+
+class BrokenBackward(torch.autograd.Function):
+    """The identity with a backward that loses its gradient, as a kernel with a bug might."""
+
+    @staticmethod
+    def forward(_context: object, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(_context: object, gradient: Tensor) -> Tensor:
+        return gradient * float("nan")
 
 
 def parse_arguments() -> argparse.Namespace:
