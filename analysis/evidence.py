@@ -56,9 +56,9 @@ class RankDump:
 class Evidence:
     """What is known about one step of a run.
 
-    `rows` are the stored rows of the step with non-finite elements, `rows_before` those of the stored step before it,
-    `kinds` and `kinds_before` which kinds were stored at all, `ranks` the ranks with stored rows. `modules` are the
-    names in definition order, the model's input first; empty if the run does not tell.
+    `rows` are the stored rows of the step with non-finite elements (masks left out), `rows_before` those of the stored
+    step before it, `kinds` tells which kinds were stored at all, `ranks` which ranks have rows. `modules` are the names
+    in definition order, the model's input first; empty if the run does not tell.
     """
 
     run_id: str
@@ -68,7 +68,6 @@ class Evidence:
     rows: tuple[Row, ...] = ()
     rows_before: tuple[Row, ...] = ()
     kinds: frozenset[str] = frozenset()
-    kinds_before: frozenset[str] = frozenset()
     step_before: int | None = None
     ranks: tuple[int, ...] = ()
     modules: tuple[str, ...] = ()
@@ -178,7 +177,6 @@ def _with_store(evidence: Evidence, connection: duckdb.DuckDBPyConnection, attem
         rows=_rows(connection, attempt, step),
         rows_before=_rows(connection, attempt, before),
         kinds=frozenset(map(str, column(kinds, attempt, step))),
-        kinds_before=frozenset(map(str, column(kinds, attempt, before))),
         step_before=before,
         ranks=tuple(ranks),
         largest=_largest(connection, attempt, step),
@@ -191,7 +189,14 @@ def _rows(connection: duckdb.DuckDBPyConnection, attempt: int, step: object) -> 
         SELECT {", ".join(field.name for field in dataclasses.fields(Row))} FROM all_stats
         WHERE attempt = ? AND step = ? AND nans + infs > 0 ORDER BY rank, kind, name, slot LIMIT {_MAX_ROWS}
     """  # noqa: S608  # our own column names
-    return tuple(Row(*row) for row in connection.execute(query, [attempt, step]).fetchall())
+    rows = (Row(*row) for row in connection.execute(query, [attempt, step]).fetchall())
+    return tuple(row for row in rows if not _mask_like(row))
+
+
+def _mask_like(row: Row) -> bool:
+    """Return whether infinities stand beside nothing but zeros and negative numbers: an additive attention mask."""
+    finite = row.count > row.nans + row.infs
+    return row.kind == Kind.ACTV and not row.nans and finite and row.max is not None and row.max <= 0
 
 
 def _largest(connection: duckdb.DuckDBPyConnection, attempt: int, step: int) -> str:

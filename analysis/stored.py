@@ -35,7 +35,7 @@ def locate_in_rows(evidence: Evidence, suspect: int | None = None) -> StoredPlac
         phase = FaultPhase.FORWARD if found.phase is FaultPhase.UNKNOWN else found.phase
         return found._replace(rank=suspect, phase=phase)
     order = {name: place for place, name in enumerate(evidence.modules)}
-    local = [row for row in evidence.rows if row.kind in _LOCAL_KINDS and not _mask_like(row)]
+    local = [row for row in evidence.rows if row.kind in _LOCAL_KINDS]
     if not local:
         return _only_reduced(evidence)
     ranks = sorted({row.rank for row in local})
@@ -114,8 +114,3 @@ def _owner(parameter: str) -> str:
 
 def _place(name: str, order: dict[str, int]) -> int:
     return order.get(name, len(order))
-
-
-def _mask_like(row: Row) -> bool:
-    """Return whether infinities stand beside nothing but zeros and negative numbers: an additive attention mask."""
-    return row.kind == Kind.ACTV and not row.nans and row.max is not None and row.count > row.infs and row.max <= 0

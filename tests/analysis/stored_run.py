@@ -1,0 +1,69 @@
+"""Run directories made by hand: stored rows, and dumps of small models."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+
+import numpy as np
+
+from trainermon.dump.records import DumpInfo
+from trainermon.dump.writer import DumpWriter
+from trainermon.exporters.segments import Position
+from trainermon.exporters.store import SegmentWriter
+from trainermon.monitor.journal import Cursor, Header
+from trainermon.monitor.values import Coordinates, Kind, SeriesKey, StatBlock
+
+FINITE = (4, -1.0, 2.0, 1.0, 5.0, 0, 0, 0)
+ALL_NAN = (4, math.inf, -math.inf, 0.0, 0.0, 0, 4, 0)
+ONE_INF = (4, -1.0, 2.0, 1.0, 5.0, 0, 0, 1)
+MASK = (4, 0.0, 0.0, 0.0, 0.0, 2, 0, 2)
+
+
+def store(run_dir, steps, *, attempt=1, modules=()):
+    """Commit `steps`: {step: {rank: {SeriesKey: moments}}}, and tell the modules in definition order."""
+    writer = SegmentWriter(run_dir / "nodes/node/segments")
+    for step, ranks in steps.items():
+        for rank, rows in ranks.items():
+            keys = tuple(rows)
+            header = Header(
+                run_id="run",
+                attempt=attempt,
+                coordinates=Coordinates(rank=rank, world_size=2),
+                host="node",
+                pid=1,
+                started_s=0.0,
+                series=keys,
+                placements=(None,) * len(keys),
+            )
+            values = np.ascontiguousarray(np.array(list(rows.values()), np.float64).T)
+            block = StatBlock(
+                step=step, time_s=float(step), series=np.arange(len(keys), dtype=np.uint32), values=values
+            )
+            writer.add(header, keys, block)
+    writer.commit({0: Position(attempt, Cursor(0, step))})
+    if modules:
+        (run_dir / "ranks").mkdir(exist_ok=True)
+        (run_dir / "ranks/rank00000.json").write_text(json.dumps({"modules": list(modules)}))
+
+
+def grad(name, kind=Kind.GRAD_REDUCED):
+    return SeriesKey(kind, name)
+
+
+def actv(name, slot):
+    return SeriesKey(Kind.ACTV, name, slot)
+
+
+def dump(run_dir, rank, weight, *, step=5, attempt=1, **info):
+    """Write the replay of a one-layer model whose weight has these (max, nans, infs)."""
+    maximum, nans, infs = weight
+    folder = run_dir / f"dumps/replay/attempt{attempt}/step{step}/rank{rank}"
+    fields = {"id": "replay", "step": step, "attempt": attempt, "rank": rank, "replay": True, "micro_steps": 1}
+    writer = DumpWriter(folder, dataclasses.replace(DumpInfo(**fields), **info))
+    numbers = {"Max": maximum, "Min": -1.0, "Mean": 0.0, "Norm": 1.0, "nans": nans, "infs": infs, "zeros": 0}
+    form = {"type": "torch.Tensor", "dtype": "torch.float32", "shape": [2, 2], "requires_grad": True, **numbers}
+    value = {"input_args": [], "input_kwargs": {}, "output": [dict(form)], "parameters": {"weight": dict(form)}}
+    writer.add("Module.fc.Linear.forward.0", value)
+    writer.close()

@@ -1,0 +1,225 @@
+"""Diagnoses from stored statistics and small dumps in run directories made by hand."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.analysis.stored_run import ALL_NAN, FINITE, MASK, ONE_INF, actv, dump, grad, store
+from trainermon import cli
+from trainermon.analysis import findings
+from trainermon.analysis.diagnose import diagnose
+from trainermon.analysis.findings import FaultPhase, Role, Verdict
+from trainermon.analysis.report import render_text
+from trainermon.monitor.errors import DumpError
+from trainermon.monitor.values import Kind, SeriesKey, as_plain
+
+LOSS = SeriesKey(Kind.LOSS, "loss")
+SOUND = (2.0, 0, 0)
+BAD = (2.0, 0, 1)
+MODULES = ["emb", "h", "h.0", "h.0.up", "h.0.down", "head"]
+
+
+def own(name):
+    return grad(name, Kind.GRAD_UNREDUCED)
+
+
+def test_no_run_directory_is_refused(tmp_path):
+    with pytest.raises(DumpError, match="is not a directory: expected the directory of a run"):
+        diagnose(tmp_path / "none")
+
+
+def test_empty_run_has_no_evidence(tmp_path):
+    diagnosis = diagnose(tmp_path)
+
+    assert diagnosis.verdict is Verdict.NO_EVIDENCE
+    assert diagnosis.step is None
+    assert "Nothing is known" in render_text(diagnosis)
+
+
+def test_finite_run_says_so_and_names_the_largest(tmp_path):
+    large = (4, -1.0, 7e9, 1.0, 5.0, 0, 0, 0)
+    store(
+        tmp_path, {1: {0: {grad("fc.weight"): FINITE}}, 2: {0: {grad("fc.weight"): large, actv("m", "input.0"): MASK}}}
+    )
+
+    diagnosis = diagnose(tmp_path)
+
+    assert (diagnosis.verdict, diagnosis.step) == (Verdict.FINITE, 2)
+    assert "7e+09, in grad_reduced of fc.weight on rank 0" in diagnosis.reason
+
+
+def test_replays_tell_the_ranks_and_the_store_the_consequences(tmp_path):
+    rows = {grad("fc.weight"): ALL_NAN, grad("fc.bias"): ALL_NAN, own("fc.weight"): FINITE, LOSS: FINITE}
+    store(tmp_path, {4: {0: {LOSS: FINITE}}, 5: {0: rows, 1: {**rows, own("fc.weight"): ONE_INF, LOSS: ALL_NAN}}})
+    dump(tmp_path, 0, SOUND)
+    dump(tmp_path, 1, BAD)
+
+    diagnosis = diagnose(tmp_path)
+
+    assert (diagnosis.verdict, diagnosis.step, diagnosis.attempt) == (Verdict.LOCATED, 5, 1)
+    assert (diagnosis.rank, diagnosis.module, diagnosis.phase) == (1, "fc", FaultPhase.PARAMETER)
+    zero, one = diagnosis.ranks
+    assert (zero.role, zero.replay, zero.unreduced, zero.reduced) == (Role.INNOCENT, "clean", 0, 2)
+    assert (one.role, one.replay, one.unreduced, one.reduced) == (Role.ORIGIN, "nonfinite", 1, 2)
+    assert diagnosis.consequences == (
+        "the reduction carried it to ranks 0, 1: 2 gradients each",
+        "the loss was not finite on rank 1",
+    )
+    assert diagnosis.chain[-1].module == "(loss)"
+    assert diagnosis.parameters[0].name == "fc.weight"
+    assert diagnosis.dump == "dumps/replay/attempt1/step5/rank1"
+
+
+def test_clean_replays_mean_a_transient_fault_located_by_the_store(tmp_path):
+    sound = {own(name): FINITE for name in ("emb.weight", "h.0.up.weight", "head.weight")}
+    bad = {**sound, own("emb.weight"): ALL_NAN, own("h.0.up.weight"): ONE_INF}
+    store(tmp_path, {5: {0: sound, 1: bad}}, modules=MODULES)
+    dump(tmp_path, 0, SOUND)
+    dump(tmp_path, 1, SOUND)
+
+    diagnosis = diagnose(tmp_path)
+
+    assert diagnosis.verdict is Verdict.NOT_REPRODUCED
+    assert (diagnosis.rank, diagnosis.module, diagnosis.phase) == (1, "h.0.up", FaultPhase.BACKWARD)
+    assert "not reproduced, so transient" in diagnosis.reason
+
+
+def test_clean_replays_alone_still_mean_a_transient_fault(tmp_path):
+    dump(tmp_path, 0, SOUND)
+
+    diagnosis = diagnose(tmp_path)
+
+    assert (diagnosis.verdict, diagnosis.rank, diagnosis.step) == (Verdict.NOT_REPRODUCED, None, 5)
+
+
+def test_lost_output_names_the_rank_and_stored_activations_the_module(tmp_path):
+    rows = {
+        actv("h.0", "input.0"): FINITE, actv("h.0", "output.0"): ALL_NAN, actv("h.0.up", "input.0"): FINITE,
+        actv("h.0.up", "output.0"): ONE_INF, actv("h.0.down", "input.0"): ONE_INF,
+        actv("h.0.down", "output.0"): ALL_NAN, actv("emb", "output.0"): MASK, LOSS: ALL_NAN,
+    }  # fmt: skip
+    store(tmp_path, {5: {0: {LOSS: FINITE}, 1: rows}}, modules=MODULES)
+    dump(tmp_path, 0, SOUND)
+    dump(tmp_path, 1, SOUND, reproduced=False, lost_nonfinite=True)
+
+    diagnosis = diagnose(tmp_path)
+
+    assert diagnosis.verdict is Verdict.NOT_REPRODUCED
+    assert (diagnosis.rank, diagnosis.module, diagnosis.phase) == (1, "h.0.up", FaultPhase.FORWARD)
+
+
+def test_without_a_replay_the_store_locates_as_well_as_it_can(tmp_path):
+    weights = {
+        SeriesKey(Kind.PARAM_ORIGIN, "h.0.up.weight"): ONE_INF,
+        SeriesKey(Kind.PARAM_ORIGIN, "emb.weight"): FINITE,
+    }
+    store(
+        tmp_path, {5: {0: {grad("emb.weight"): ALL_NAN}, 1: {**weights, grad("emb.weight"): ALL_NAN}}}, modules=MODULES
+    )
+
+    diagnosis = diagnose(tmp_path)
+
+    assert (diagnosis.verdict, diagnosis.rank, diagnosis.module) == (Verdict.LOCATED, 1, "h.0.up")
+    assert diagnosis.phase is FaultPhase.PARAMETER
+    assert diagnosis.reason.startswith("No replay of the step was found")
+
+
+def test_reduced_gradients_alone_tell_no_rank(tmp_path):
+    store(tmp_path, {5: {rank: {grad("emb.weight"): ALL_NAN} for rank in (0, 1)}})
+
+    diagnosis = diagnose(tmp_path)
+
+    assert (diagnosis.rank, diagnosis.module, diagnosis.phase) == (None, "", FaultPhase.UNKNOWN)
+    assert "does not tell where it arose" in diagnosis.reason
+
+
+def test_bad_loss_without_activations_tells_the_rank_only(tmp_path):
+    store(tmp_path, {5: {0: {LOSS: FINITE}, 1: {LOSS: ALL_NAN, own("emb.weight"): ALL_NAN}}})
+
+    diagnosis = diagnose(tmp_path)
+
+    assert (diagnosis.rank, diagnosis.module) == (1, "")
+
+
+def test_a_parameter_that_the_optimizer_spoiled_is_the_optimizers(tmp_path):
+    updated = SeriesKey(Kind.PARAM_UPDATED, "fc.weight")
+    store(tmp_path, {4: {0: {updated: ONE_INF, grad("fc.weight"): FINITE}}, 5: {0: {grad("fc.weight"): ALL_NAN}}})
+    dump(tmp_path, 0, BAD)
+
+    diagnosis = diagnose(tmp_path, step=5)
+
+    assert (diagnosis.phase, diagnosis.module) == (FaultPhase.OPTIMIZER, "fc")
+    assert "gradients of step 4 were finite" in diagnosis.reason
+
+
+def test_a_step_too_late_points_at_the_first(tmp_path):
+    store(tmp_path, {4: {0: {grad("fc.weight"): ALL_NAN}}, 5: {0: {grad("fc.weight"): ALL_NAN}}})
+    dump(tmp_path, 0, BAD)
+
+    assert "diagnose --step 4" in diagnose(tmp_path, step=5).reason
+    assert diagnose(tmp_path).step == 4
+
+
+def test_the_newest_attempt_is_explained(tmp_path):
+    dump(tmp_path, 0, BAD, step=3, attempt=1)
+    dump(tmp_path, 0, BAD, step=9, attempt=2)
+    dump(tmp_path, 0, BAD, step=12, attempt=2)
+
+    assert (diagnose(tmp_path).attempt, diagnose(tmp_path).step) == (2, 9)
+    assert diagnose(tmp_path, step=3).attempt == 1
+    assert diagnose(tmp_path, step=4).verdict is Verdict.NO_EVIDENCE
+
+
+def test_a_damaged_dump_is_noted_not_fatal(tmp_path):
+    dump(tmp_path, 0, BAD)
+    dump(tmp_path, 1, SOUND)
+    (tmp_path / "dumps/replay/attempt1/step5/rank1/dump.json").write_text("{")
+
+    diagnosis = diagnose(tmp_path)
+
+    assert diagnosis.rank == 0
+    assert any("is not JSON" in source for source in diagnosis.evidence)
+
+
+def test_ordered_dump_gives_way_to_a_replay(tmp_path):
+    dump(tmp_path, 0, BAD)
+    folder = tmp_path / "dumps/manual/attempt1/step5"
+    folder.mkdir(parents=True)
+    dump(tmp_path / "other", 0, SOUND, replay=False)
+    (tmp_path / "other/dumps/replay/attempt1/step5/rank0").rename(folder / "rank0")
+
+    assert diagnose(tmp_path).dump.startswith("dumps/replay/")
+
+
+def test_command_prints_text_and_json(tmp_path, capsys):
+    dump(tmp_path, 0, BAD, notes=("a note",))
+    assert cli.main(["diagnose", str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    assert cli.main(["diagnose", str(tmp_path), "--step", "5", "--json"]) == 0
+    plain = json.loads(capsys.readouterr().out)
+
+    assert "A parameter was not finite in fc on rank 0 in step 5" in text
+    assert "\033" not in text
+    assert plain == json.loads(json.dumps(as_plain(diagnose(tmp_path, step=5))))
+
+
+def test_every_field_is_documented():
+    text = (Path(__file__).parents[2] / "analysis/README.md").read_text()
+    for value in (findings.Diagnosis, findings.BadTensor, findings.Link, findings.RankFinding, findings.BadParameter):
+        for field in dataclasses.fields(value):
+            assert f"`{field.name}`" in text, f"{value.__name__}.{field.name}"
+    for kind in (Verdict, FaultPhase, Role):
+        for member in kind:
+            assert f"`{member.value}`" in text
+
+
+def test_text_is_aligned_and_coloured_only_on_demand(tmp_path):
+    dump(tmp_path, 0, BAD)
+    diagnosis = diagnose(tmp_path)
+
+    plain, coloured = render_text(diagnosis), render_text(diagnosis, colour=True)
+
+    assert plain == coloured.replace("\033[1m", "").replace("\033[0m", "")
+    assert all(line[10] == " " for line in plain.splitlines()[1:])
