@@ -19,7 +19,7 @@ class FrameFile:
 
     def __init__(self, path: Path, window_bytes: int) -> None:
         self._path = path
-        self._window_bytes = window_bytes
+        self._window_bytes = max(window_bytes, HEAD_BYTES)
         self._descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         self._buffer = b""
         self._begin = 0
@@ -62,7 +62,7 @@ class FrameFile:
             # The common case first: without it, a window would be read for every frame.
             if self._load(position, len(MAGIC)) == MAGIC:
                 return position
-            window = self._load(position, max(self._window_bytes, len(MAGIC)))
+            window = self._load(position, self._window_bytes)
             index = bytes(window).find(MAGIC)
             if index >= 0:
                 return position + index
