@@ -29,7 +29,7 @@ from trainermon.monitor.values import Coordinates, Kind, Placement, SeriesKey, S
 
 KINDS = (Kind.GRAD_REDUCED, Kind.PARAM_ORIGIN, Kind.EXP_AVG, Kind.EXP_AVG_SQ)
 NUM_RANKS = 20
-NUM_LAYERS = 110
+NUM_LAYERS = 108
 
 
 class Parsed:
