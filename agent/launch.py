@@ -61,11 +61,15 @@ def main(args: argparse.Namespace) -> int:
             status = job.run(command)
             agents = [Agent(Path(file.read_text(encoding="utf-8"))) for file in sorted(folder.iterdir())]
             agents = list({agent.spool: agent for agent in agents}.values())
-            if args.serve and agents:
-                _serve(job, agents)
+            if not args.serve:
+                _let_go(agents)
             _wait_for(job, agents, args.flush_timeout)
-        if not args.quiet:
-            sys.stdout.write("".join(summarise(Path(agent.output)) for agent in agents if agent.output))
+            if not args.quiet:
+                sys.stdout.write("".join(summarise(Path(agent.output)) for agent in agents if agent.output))
+            if args.serve:
+                _serve(job, agents)
+                _let_go(agents)
+                _wait_for(job, agents, args.flush_timeout)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return status
@@ -82,6 +86,7 @@ class Job:
         self._variable = f"{os.getpid()}:{folder}"
         self._pid = 0
         self._status: int | None = None
+        self._early: list[int] = []
         self.interrupted = False
 
     def run(self, command: Sequence[str]) -> int:
@@ -92,6 +97,8 @@ class Job:
             sys.stderr.write(f"trainermon run: cannot start {command[0]!r}: {error.strerror}\n")
             return 127 if error.errno == errno.ENOENT else 126
         self._pid = child.pid
+        for number in self._early:
+            child.send_signal(number)
         while self._status is None:
             self._reap(0)
         child.returncode = self._status  # reaped here, together with everything that was re-parented to us
@@ -102,7 +109,9 @@ class Job:
         """Pass a signal on while the command runs; afterwards remember that somebody wants to leave."""
         del frame
         self.interrupted = True
-        if self._pid and self._status is None and not _came_from_terminal(number):
+        if not self._pid:
+            self._early.append(number)
+        elif self._status is None and not _came_from_terminal(number):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._pid, number)
 
@@ -136,7 +145,7 @@ class Agent:
         self.output = ""
         self.url: str | None = None
         self.stored = False
-        self._seen = False
+        self._seen = self._free = False
         self._appears_s = time.monotonic() + START_GRACE_S
         self.look()
 
@@ -155,13 +164,19 @@ class Agent:
 
     def let_go(self) -> None:
         """Allow the agent to end as soon as everything is stored."""
+        self._free = True
         with contextlib.suppress(OSError):
             write_atomically(self.spool / LINGER_FILE, json.dumps({"hold_pid": None}).encode())
+
+    def is_done(self) -> bool:
+        """Whether there is nothing to wait for: all is stored, and the agent has ended if it may."""
+        return not self.look() or (self.stored and not self._free)
 
 
 def _serve(job: Job, agents: Sequence[Agent]) -> None:
     shown: set[str] = set()
-    while not job.interrupted and _num_followed(agents):
+    job.interrupted = False
+    while not job.interrupted and sum(agent.look() for agent in agents):
         for url in {agent.url for agent in agents if agent.url} - shown:
             sys.stdout.write(f"page {url}   metrics {url}metrics   (Ctrl-C ends)\n")
             sys.stdout.flush()
@@ -171,10 +186,8 @@ def _serve(job: Job, agents: Sequence[Agent]) -> None:
 
 
 def _wait_for(job: Job, agents: Sequence[Agent], timeout_s: float) -> None:
-    for agent in agents:
-        agent.let_go()
     deadline = time.monotonic() + timeout_s
-    while _num_followed(agents) and time.monotonic() < deadline and not job.interrupted:
+    while not all(agent.is_done() for agent in agents) and time.monotonic() < deadline and not job.interrupted:
         job.pause()
     for agent in agents:
         if not agent.stored:
@@ -184,8 +197,9 @@ def _wait_for(job: Job, agents: Sequence[Agent], timeout_s: float) -> None:
             )
 
 
-def _num_followed(agents: Sequence[Agent]) -> int:
-    return sum(agent.look() for agent in agents)
+def _let_go(agents: Sequence[Agent]) -> None:
+    for agent in agents:
+        agent.let_go()
 
 
 def _came_from_terminal(number: int) -> bool:

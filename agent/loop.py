@@ -243,6 +243,7 @@ class Agent:
                 self._diagnoser.schedule(entry)
 
     def _show_diagnosis(self, entry: DumpEntry) -> None:
+        _log.info("diagnosis of %s: %s", entry.key.folder, self._parts.settings.run_dir / entry.key.report)
         self._parts.feed.publish("dump", entry.as_plain())
         for alert in self._parts.alerts.latest.values():
             plain = self._parts.reactions.plain_alert(alert)

@@ -137,11 +137,11 @@ def test_serving_goes_on_until_the_user_leaves(make_run):
         [*LAUNCH, "--serve", "--", *job(run)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     try:
-        line = ""
-        while not line.startswith("page http://"):
-            line = process.stdout.readline()
-            assert line, process.stderr.read()
-        wait_for(lambda: run.status().get("state") == "finished", "a finished run")
+        lines = [""]
+        while not lines[-1].startswith("page http://"):
+            lines.append(process.stdout.readline())
+            assert lines[-1], process.stderr.read()
+        assert f"run        {run.output}\n" in lines  # what happened is said before, not after the user has left
         time.sleep(0.5)  # longer than the linger of 0 s: the page must still be there
         assert run.get_json("api/run")["state"] == "finished"
         process.send_signal(signal.SIGINT)
