@@ -202,7 +202,6 @@ class _Rank:
         for watch in self._watches.values():
             watch.extend(added)
         self._num_keys = len(keys)
-        self._plans.clear()
 
     def _plan(self, series: NDArray[Any]) -> list[tuple[_Watch, Slots, Slots]]:
         pattern = series.tobytes()

@@ -256,6 +256,20 @@ def test_lost_step_gives_one_clear_alert() -> None:
     assert [(alert.rule, alert.step) for alert in found] == [("gradient-nonfinite", 150)]
 
 
+@pytest.mark.parametrize(
+    ("kind", "slot", "rule"),
+    [(Kind.PARAM_UPDATED, "", "parameter-nonfinite"), (Kind.ACTV, "output.0", "activation-nonfinite")],
+)
+def test_lost_step_gives_one_clear_alert_without_gradients_too(kind: Kind, slot: str, rule: str) -> None:
+    engine = RuleEngine(load_rules())
+    keys = [LOSS, SeriesKey(Kind.ACTV, "h.1", "output.0"), SeriesKey(kind, "h.0", slot)]
+    feed(engine, keys, calm(range(150), 3))
+
+    found = feed(engine, keys, [block(step, {0: NAN, 1: 500.0, 2: [NAN, 1.0]}) for step in range(150, 160)])
+
+    assert [alert.rule for alert in found] == [rule]
+
+
 def test_gradient_that_falls_tenfold_is_found_within_five_steps() -> None:
     engine, keys = RuleEngine(load_rules()), [grad("a")]
     feed(engine, keys, calm(range(150), 1))
@@ -283,6 +297,16 @@ def test_lasting_shift_is_reported_once(engine: RuleEngine) -> None:
     found = feed(engine, keys, calm(range(40, 400), 1, level=100.0))
 
     assert [alert.state for alert in found] == [FIRING, RESOLVED]
+
+
+def test_series_may_stand_in_any_order_in_a_block(engine: RuleEngine) -> None:
+    keys = [grad(name) for name in "abcd"]
+
+    (alert,) = engine.evaluate(header(), keys, block(0, {0: 1.0, 2: 1.0, 1: NAN, 3: 1.0}))
+    (grown,) = engine.evaluate(header(), keys, block(1, {3: NAN, 0: 1.0}))
+
+    assert [finding.series.name for finding in alert.findings] == ["b"]
+    assert [finding.series.name for finding in grown.findings] == ["b", "d"]
 
 
 def test_table_as_any_sequence_and_values_as_any_buffer(engine: RuleEngine) -> None:
