@@ -25,7 +25,20 @@ from tests.dashboards.fake_run import Run
 from tests.server_programs import find_program
 
 ROWS_BESIDE_BLOCKS, ROWS_PER_BLOCK = 4, 4
-UNITS = {"ready": "ms", "main thread CPU": "ms", "heap": "MB", "transferred": "MB", "requests": ""}
+# The work for one refresh of the layers, apart from the drawing of labels: values to codes, codes to pixels.
+HEAT_MAP = """async ([rows, columns]) => {
+    const { encode, onsets, rasterise } = await import("/static/raster.js");
+    const { getGrid } = await import("/static/api.js");
+    const grid = await getGrid(`api/heatmap?kind=grad_reduced&statistic=rms&columns=${columns}`);
+    const image = new ImageData(1036, 245);
+    const begin = performance.now();
+    const encoded = encode(grid, "log");
+    onsets(encoded, rows, columns);
+    const pixels = { table: new Uint32Array(256), none: 0, nonfinite: 1, nonfinite2: 2 };
+    rasterise(image, encoded, { rows, columns, from: 0, to: columns, ...pixels });
+    return performance.now() - begin;
+}"""
+UNITS = {"ready": "ms", "main thread CPU": "ms", "heat map": "ms", "heap": "MB", "transferred": "MB", "requests": ""}
 
 
 def main() -> None:
@@ -35,12 +48,12 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=2000)
     options = parser.parse_args()
     blocks = math.ceil((options.layers - ROWS_BESIDE_BLOCKS) / ROWS_PER_BLOCK)
+    rows = ROWS_BESIDE_BLOCKS + ROWS_PER_BLOCK * blocks
     with _agent(blocks, options.steps) as url, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=find_program("chromium"), args=list(CHROMIUM_FLAGS))
-        _load(browser, url)  # the first one also starts the browser's own processes
-        loads = [_load(browser, url) for _ in range(options.loads)]
+        _load(browser, url, [rows, options.steps])  # the first one also starts the browser's own processes
+        loads = [_load(browser, url, [rows, options.steps]) for _ in range(options.loads)]
         browser.close()
-    rows = ROWS_BESIDE_BLOCKS + ROWS_PER_BLOCK * blocks
     print(f"{rows} layers x {options.steps} steps, {options.loads} loads: median (least to most)")
     for name, unit in UNITS.items():
         values = [load[name] for load in loads]
@@ -65,7 +78,7 @@ def _serve(pipe: Connection, blocks: int, steps: int) -> None:
         pipe.recv()
 
 
-def _load(browser: Browser, url: str) -> dict[str, float]:
+def _load(browser: Browser, url: str, shape: list[int]) -> dict[str, float]:
     page = browser.new_page(viewport={"width": 1320, "height": 1060})
     session = page.context.new_cdp_session(page)
     session.send("Performance.enable", {"timeDomain": "threadTicks"})
@@ -79,6 +92,7 @@ def _load(browser: Browser, url: str) -> dict[str, float]:
     result = {
         "ready": float(ready.get_attribute("data-ready") or "nan"),
         "main thread CPU": 1e3 * metrics["TaskDuration"],
+        "heat map": page.evaluate(HEAT_MAP, shape),
         "heap": metrics["JSHeapUsedSize"] / 1e6,
         "transferred": sum(sizes) / 1e6,
         "requests": float(len(sizes)),

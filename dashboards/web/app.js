@@ -2,7 +2,7 @@
 
 import { diagnosisHash, getJson, listen, measured } from "./api.js";
 import { showDiagnosis } from "./diagnosis.js";
-import { byId, perFrame, setText } from "./dom.js";
+import { byId, paced, perFrame, setText } from "./dom.js";
 import { showFigures, showRun, showState } from "./header.js";
 import { assess, principal, showHealth } from "./health.js";
 import { LineChart } from "./lines.js";
@@ -13,6 +13,7 @@ import { showAlerts, showDumps } from "./tables.js";
 import { Lines, StepView } from "./view.js";
 
 const RUN_REFRESH_MS = 2000;
+const STEP_REFRESH_MS = 200;
 
 // Asked for before the charts are built, so that the answers travel meanwhile.
 const asked = ask();
@@ -36,21 +37,34 @@ const onShow = (step) => {
   parent.scrollIntoView({ block: "nearest" });
 };
 
-const repaint = perFrame(() => {
+const refresh = perFrame(() => {
   if (!state.run) return;
   const all = [...state.alerts.values()];
   const firing = all.filter((alert) => alert.state === "firing").length;
   showFigures(state.run, state.now, firing);
-  showHealth(assess({ run: state.run, alerts: all, step: state.now.step, verdict: state.verdicts.get(principal(all)?.diagnosis), lost: state.lostAt !== null }), onShow);
-  for (const chart of charts) chart.redraw();
+  const verdict = state.verdicts.get(principal(all)?.diagnosis);
+  showHealth(assess({ run: state.run, alerts: all, step: state.now.step, verdict, lost: state.lostAt !== null }), onShow);
   document.title = `${firing ? `▲ ${firing} · ` : ""}${formatStep(state.now.step)} · ${state.run.run_id}`;
 });
 
 const retable = perFrame(() => {
   showAlerts([...state.alerts.values()], { rules: state.run?.rules, onShow });
   showDumps(state.dumps, { onShow });
-  repaint();
 });
+
+/** Alerts and dumps are in the tables, in the sentence on top and in the charts. */
+function remark() {
+  retable();
+  refresh();
+  for (const chart of charts) chart.redraw();
+}
+
+// A fast run has hundreds of steps a second; nobody sees more than a few pictures of it.
+const advance = paced(() => {
+  view.extend(lines.steps[0], lines.steps[lines.steps.length - 1]);
+  for (const chart of charts) chart.redraw();
+  refresh();
+}, STEP_REFRESH_MS);
 
 function takeRun(run) {
   state.run = run;
@@ -59,7 +73,7 @@ function takeRun(run) {
   showRun(run);
   layers.offer(run.heatmaps);
   takeConnection();
-  repaint();
+  refresh();
 }
 
 function takeLines({ steps, series }) {
@@ -70,23 +84,22 @@ function takeLines({ steps, series }) {
 function takeAlert(alert) {
   state.alerts.set(alert.id, alert);
   fetchVerdict();
-  retable();
+  remark();
 }
 
 function takeDump(dump) {
   state.dumps = [...state.dumps.filter(({ id, attempt, step }) => id !== dump.id || attempt !== dump.attempt || step !== dump.step), dump];
   // A dump links alerts to a diagnosis that did not exist when they fired.
   getJson("api/alerts").then((list) => list.forEach(takeAlert), () => {});
-  retable();
+  remark();
 }
 
 function takeStep(event) {
   lines.append(event.step, { loss: measured(event.loss), grad_norm: measured(event.grad_norm) });
   state.now = event;
-  view.extend(lines.steps[0], lines.steps[lines.steps.length - 1]);
   layers.touch();
   ranks.touch();
-  repaint();
+  advance();
 }
 
 /** The diagnosis's own sentence for the alert that the page speaks of; asked for once. */
@@ -95,7 +108,7 @@ function fetchVerdict() {
   const hash = diagnosisHash(address);
   if (!hash || state.verdicts.has(address)) return;
   state.verdicts.set(address, undefined);
-  getJson(`api${hash.slice(1)}`).then((report) => (state.verdicts.set(address, report.headline), repaint()), () => state.verdicts.delete(address));
+  getJson(`api${hash.slice(1)}`).then((report) => (state.verdicts.set(address, report.headline), refresh()), () => state.verdicts.delete(address));
 }
 
 function takeConnection() {
@@ -120,7 +133,7 @@ function onConnection(event) {
   if (event === "lost") state.lostAt ??= new Date();
   else state.lostAt = null;
   takeConnection();
-  repaint();
+  refresh();
   // What happened in between was missed.
   if (again) loadAll(ask()).catch(() => {});
 }

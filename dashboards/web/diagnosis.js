@@ -122,7 +122,7 @@ function ranks({ ranks: findings }) {
       el("td", {}, REPLAYS[replay] ?? replay), el("td", { cls: "num" }, gradients(unreduced)), el("td", { cls: "num" }, gradients(reduced)));
   });
   return el("section", { cls: "panel" },
-    el("header", { cls: "panel-head" }, el("h2", {}, "Ranks"), el("span", { cls: "hint" }, "with the number of gradients that were not finite, before and after the reduction")),
+    el("header", { cls: "panel-head" }, el("h2", {}, "Ranks"), el("span", { cls: "hint" }, "non-finite gradients before and after the reduction")),
     el("div", { cls: "scroll" }, table("rank-table", ["Ranks", "Role", "Replay", "Before", "After"], rows)));
 }
 

@@ -54,6 +54,18 @@ export function fitCanvas(canvas, width, height) {
   return context;
 }
 
+/** Runs `work` soon after a call, but never more often than every `intervalMs`. */
+export function paced(work, intervalMs) {
+  let [timer, last] = [null, -Infinity];
+  const run = () => {
+    [timer, last] = [null, performance.now()];
+    work();
+  };
+  return () => {
+    timer ??= setTimeout(run, Math.max(0, last + intervalMs - performance.now()));
+  };
+}
+
 /** Runs `work` at most once per frame however often the returned function is called. */
 export function perFrame(work) {
   let pending = 0;

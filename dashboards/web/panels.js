@@ -90,7 +90,8 @@ export class LayerPanel extends LivePanel {
     if (key === this.offered || !heatmaps?.length) return;
     this.offered = key;
     this.heatmaps = heatmaps;
-    this.kind = heatmaps.some(({ kind }) => kind === this.kind) ? this.kind : heatmaps[0].kind;
+    const offered = heatmaps.map(({ kind }) => kind);
+    this.kind = [this.kind, "grad_reduced", offered[0]].find((kind) => offered.includes(kind));
     this.#fit();
     this.#controls();
   }

@@ -30,7 +30,8 @@ function sample(values, { from = 0, end = values.length, stride = 1, most = SAMP
 
 function median(values, where) {
   const size = sample(values, where);
-  return size ? scratch[size >> 1] : NaN;
+  // The mean of the two in the middle: with two ranks, one is as much slower as the other is faster.
+  return size ? (scratch[(size - 1) >> 1] + scratch[size >> 1]) / 2 : NaN;
 }
 
 /** What each cell is compared with: the median of its row, or of its column (the other ranks at that step). */
