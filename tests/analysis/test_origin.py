@@ -59,6 +59,15 @@ def test_sound_step_has_no_origin_although_masks_are_infinite():
     assert find_origin(made) is None
 
 
+def test_mask_is_not_blamed_for_a_fault_behind_it():
+    attention = entry(
+        "attention", "forward", [tensor("input.0"), tensor("kwargs.mask", "mask")], [tensor("output.0", "nan")]
+    )
+    made = dump(forward("mask", "", "mask"), attention, root=root("", "nan"))
+
+    assert found(made) == ("attention", FaultPhase.FORWARD, "output.0")
+
+
 def test_innermost_call_with_finite_inputs_is_blamed_and_followed_to_the_output():
     inner = forward("h.0.fc", "", "inf", parent="h.0")
     made = dump(

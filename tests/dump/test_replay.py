@@ -81,7 +81,10 @@ def equal(left, right):
 def test_replay_gives_the_same_gradients_and_leaves_everything_as_it_was(tmp_path):
     model = Net()
     keeper, own = prepared(model, torch.randn(6, 4), torch.randn(6, 4), scale=2.0)
+    # what a script may do between its backward and its optimizer step
     model.norm.eval()
+    model.count.add_(5)
+    _ = torch.rand(1), random.random(), np.random.rand()
     before = snapshot(model)
 
     result = keeper.replay(tmp_path, DumpInfo(step=3), task="tensor")
