@@ -18,6 +18,7 @@ import dataclasses
 import json
 import os
 import re
+import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -31,6 +32,7 @@ if TYPE_CHECKING:  # imported on first use: 36 MB and 0.1 s that an agent withou
 FORMAT_VERSION = 1
 METADATA_KEY = "trainermon"
 ROW_GROUP_ROWS = 122_880
+SPILL_DIRECTORY = ".spill"
 
 # The identity of a series and of a row, then the moments, then how many steps a row stands for.
 COLUMNS: Mapping[str, str] = {
@@ -158,6 +160,7 @@ def clean(directory: Path) -> None:
     for name in os.listdir(directory):
         if name.endswith(".tmp") or (_NAME.fullmatch(name) and name not in live):
             (directory / name).unlink(missing_ok=True)
+    shutil.rmtree(directory / SPILL_DIRECTORY, ignore_errors=True)
 
 
 def segment_path(directory: Path, first: int, last: int) -> Path:
