@@ -46,14 +46,16 @@ class FrameFile:
             JournalError: The frame has another format version.
         """
         while (position := self._find_magic(offset)) is not None:
-            head = decode_head(self._load(position, HEAD_BYTES))
+            head_bytes = self._load(position, HEAD_BYTES)
+            head = decode_head(head_bytes)
             if head is not None:
                 self._check_version(head, position)
                 payload = self._load(position + HEAD_BYTES, head.length)
-                if len(payload) < head.length and not finished:
-                    return None
                 if len(payload) == head.length and zlib.crc32(payload) == head.crc:
                     return position, head, bytes(payload)
+            # Looking further would be wrong here: by then the frame may be whole, and others behind it.
+            if not finished and (len(head_bytes) < HEAD_BYTES or (head is not None and len(payload) < head.length)):
+                return None
             offset = position + 1
         return None
 

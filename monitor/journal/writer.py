@@ -105,9 +105,7 @@ class JournalWriter:
         return self._append(frames.EVENT, [frames.encode_event(event)])
 
     def close(self) -> None:
-        """Write the end and close the file; without effect in a forked child, and when called again."""
-        if self._pid != os.getpid():
-            return
+        """Write the end and close the file; may be called again. A forked child only closes its own descriptor."""
         self._append(frames.END, [])
         self._abandon()
         self._pid = -1

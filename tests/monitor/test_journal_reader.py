@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import random
 import struct
 import zlib
 from pathlib import Path
@@ -229,6 +230,72 @@ def test_what_was_written_between_the_last_look_and_the_new_file_is_read(tmp_pat
     assert (reader.torn_tails, reader.lost_records) == (0, 0)
 
 
+@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("window_bytes", [1, 1 << 20])
+def test_a_file_that_grows_while_it_is_looked_at_loses_nothing(tmp_path, open_reader, monkeypatch, seed, window_bytes):
+    """What is incomplete at one system call may be whole, with more behind it, at the next."""
+    written, live = tmp_path / "written", tmp_path / "live"
+    written.mkdir()
+    live.mkdir()
+    writer = open_writer(written)
+    for step in range(6):
+        writer.append_block(make_block(step))
+    writer.close()
+    content = file_of(written).read_bytes()
+    growing = live / file_of(written).name
+    growing.write_bytes(b"")
+    real = os.pread
+    source = random.Random(seed)
+
+    def read_and_grow(descriptor, count, offset):
+        found = real(descriptor, count, offset)
+        size = growing.stat().st_size
+        with growing.open("ab") as file:
+            file.write(content[size : size + source.choice([1, 20, 600])])
+        return found
+
+    monkeypatch.setattr(os, "pread", read_and_grow)
+    reader = open_reader(directory=live, window_bytes=window_bytes)
+    found = []
+    while not found or not isinstance(found[-1], EndRecord):
+        found += reader.poll()
+
+    assert steps(found) == list(range(6))
+    assert (reader.corrupt, reader.lost_records) == (0, 0)
+
+
+@pytest.mark.parametrize("num_bytes", [*range(1, 70), 5000])
+def test_an_intact_frame_is_found_wherever_it_lies(tmp_path, open_reader, num_bytes):
+    writer = open_writer(tmp_path)
+    with open(file_of(tmp_path), "ab") as file:
+        file.write(b"x" * num_bytes)
+    writer.append_block(make_block(0))
+    writer.close()
+
+    reader = open_reader(window_bytes=1)
+
+    assert steps(reader.poll()) == [0]
+    assert (reader.corrupt, reader.lost_records) == (1, 0)
+
+
+def test_a_frame_that_lost_bytes_does_not_hide_those_after_it(tmp_path, open_reader):
+    writer = open_writer(tmp_path)
+    writer.append_block(make_block(0))
+    writer.append_event({"type": "warning"})
+    writer.close()
+    path = file_of(tmp_path)
+    begin = frame_offsets(path)[2]
+    content = path.read_bytes()
+    path.write_bytes(content[: begin + 40] + content[begin + 240 :])  # its length now reaches beyond the end
+    JournalWriter(tmp_path, make_header(attempt=2)).close()
+
+    reader = open_reader()
+
+    kinds = [type(record) for record in reader.poll()]
+    assert kinds == [HeaderRecord, SeriesRecord, EventRecord, EndRecord, HeaderRecord, EndRecord]
+    assert (reader.corrupt, reader.torn_tails) == (1, 0)
+
+
 @pytest.mark.parametrize("place", [0, 5, 9, 17, 22, 29, 32, 100])
 def test_a_damaged_frame_is_skipped_and_counted(tmp_path, open_reader, place):
     write_three_files(tmp_path)
@@ -398,8 +465,8 @@ def test_another_format_version_is_named_after_what_can_be_read(tmp_path, open_r
         message = rf"{newer} has journal format version 2 at byte 0, expected 1: .*Install"
         with pytest.raises(JournalError, match=message):
             reader.poll()
+    late = open_reader(Cursor(writer.cursor.file + 1, 200))
     for _ in range(2):
-        late = open_reader(Cursor(writer.cursor.file + 1, 200))
         with pytest.raises(JournalError, match="format version 2"):
             late.poll()
 
