@@ -40,6 +40,7 @@ from trainermon.monitor.journal import Header
 from trainermon.monitor.values import SeriesKey, StatBlock
 
 TOKEN_FILE = "token"  # noqa: S105 - the name of the file
+SEGMENTS_FOLDER = "segments"
 ALERTS_FILE = "alerts.jsonl"
 ESCALATIONS_FILE = "agent.escalations.jsonl"
 
@@ -72,7 +73,7 @@ def assemble(spool: Path, settings: AgentSettings, node_dir: Path, executor: Exe
     Raises:
         OSError, StoreError: The run directory cannot be read or written.
     """
-    segments = node_dir / "segments"
+    segments = node_dir / SEGMENTS_FOLDER
     node_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     rules = _load_rules(settings)
     log = AlertLog(node_dir / ALERTS_FILE)

@@ -33,7 +33,7 @@ class RetentionSettings:
         full_detail_hours: Age up to which segments are left as they are.
     """
 
-    max_bytes: int = 64 * 1024 * MIB
+    max_bytes: int = 50 * 1024 * MIB
     full_detail_hours: float = 24.0
 
     def __post_init__(self) -> None:

@@ -15,18 +15,14 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.agent.nodes import expected, is_agent, wait_for
+from tests.agent.test_dumps import FOLDER, REPLAY
 from trainermon.agent import pipeline as pipeline_module
 from trainermon.agent.alerting import AlertBook
 from trainermon.agent.assembly import assemble, read_token
-from trainermon.agent.dumps import Diagnoser, DumpKey, Dumps
 from trainermon.agent.loop import Agent
 from trainermon.agent.settings import load_settings
 from trainermon.alerts.log import AlertLog
-from trainermon.monitor.errors import ConfigError
 from trainermon.monitor.launcher import start_agent
-
-REPLAY = {"type": "replay", "step": 7, "status": "nonfinite", "reason": "", "seconds": 0.1, "micro_steps": 1}
-FOLDER = "dumps/a1/attempt1/step7/rank"
 
 
 def follow_in_this_process(run, talk, *, stop=True):
@@ -369,144 +365,29 @@ def test_an_alert_that_goes_on_is_not_announced_again_by_the_next_agent(run):
     assert len(run.alerts()) == 1
 
 
+def test_segments_are_kept_within_their_budget(make_run, monkeypatch):
+    monkeypatch.setattr("trainermon.agent.loop.COMPACT_S", 0.2)
+    run = make_run(flush_s=0.01, retention={"full_detail_hours": 0})
+    rank = run.rank()
+
+    def talk(_agent):
+        for first in range(0, 40, 10):
+            rank.steps(first, 10)
+            wait_for(lambda n=first + 10: run.get_json("api/run")["step"] == n - 1, "ten more steps")
+        assert run.post("api/flush")[0] == 200
+        wait_for(lambda: len(run.stored()) < 40, "rows that were merged over steps")
+
+    follow_in_this_process(run, talk)
+
+    assert run.stored()[-1][:3] == (1, 0, 39)
+
+
 def test_a_token_is_made_once_and_private(tmp_path):
     token = read_token(tmp_path / "token")
 
     assert len(token) >= 32
     assert read_token(tmp_path / "token") == token
     assert (tmp_path / "token").stat().st_mode & 0o777 == 0o600
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"linger": 3}, "unknown key linger; did you mean linger_s?"),
-        ({"port": "80"}, "port: found '80', expected a value of type int"),
-        ({"port": True}, "port: found True, expected a value of type int"),
-        ({"port": 70000}, "port: found 70000, expected 0 to 65535"),
-        ({"output": "here"}, "output: found 'here', expected an absolute path"),
-        ({"retention": {"hours": 3}}, "unknown key retention.hours"),
-        ({"retention": 3}, "retention.: found 3, expected an object"),
-        ({"flush_s": 0}, "flush_s: found 0.0, expected a number of seconds above 0"),
-        ({"allowed_hosts": "x"}, "allowed_hosts: found 'x', expected a list of texts"),
-        ({"escalation": {"task": "all"}}, "escalation.task: found 'all'"),
-    ],
-)
-def test_settings_are_read_strictly(run, change, message):
-    run.write_settings(**change)
-
-    with pytest.raises(ConfigError) as error:
-        load_settings(run.spool)
-
-    assert message in str(error.value)
-    assert str(run.spool / "agent.json") in str(error.value)
-
-
-def test_settings_that_are_missing_are_named(tmp_path):
-    with pytest.raises(ConfigError, match=r"agent\.json cannot be read"):
-        load_settings(tmp_path)
-    (tmp_path / "agent.json").write_text('{"run_id": "r"}')
-    with pytest.raises(ConfigError, match="key output is missing"):
-        load_settings(tmp_path)
-
-
-def test_dumps_are_known_by_what_ranks_report():
-    dumps = Dumps()
-    dumps.record({**REPLAY, "dump": f"{FOLDER}0", "status": "clean"})
-    entry = dumps.record({**REPLAY, "dump": f"{FOLDER}1"})
-
-    assert entry.key == DumpKey("a1", 1, 7)
-    assert entry.as_plain() == {
-        "id": "a1",
-        "attempt": 1,
-        "step": 7,
-        "ranks": [0, 1],
-        "path": "dumps/a1/attempt1/step7",
-        "status": "nonfinite",
-        "diagnosis": None,
-    }
-
-
-@pytest.mark.parametrize("path", [None, "", "/etc", "dumps/../x/attempt1/step7/rank0", f"{FOLDER}0/../../..", 3])
-def test_a_path_that_is_no_dump_is_left_out(path):
-    assert Dumps().record({**REPLAY, "dump": path}) is None
-
-
-def test_dumps_and_reports_are_found_again_on_disk(tmp_path):
-    (tmp_path / f"{FOLDER}0").mkdir(parents=True)
-    dumps = Dumps()
-    dumps.scan(tmp_path)
-    assert not dumps.entries[DumpKey("a1", 1, 7)].diagnosed
-
-    (tmp_path / "reports").mkdir()
-    (tmp_path / "reports/a1-attempt1-step7.json").write_text("{}")
-    dumps.scan(tmp_path)
-    assert dumps.entries[DumpKey("a1", 1, 7)].diagnosed
-    assert dumps.record({**REPLAY, "dump": f"{FOLDER}0"}).diagnosed
-    assert not dumps.record({**REPLAY, "dump": f"{FOLDER}1"}).diagnosed  # one more rank may change the verdict
-
-
-def diagnose(tmp_path, script, *, num=1):
-    """Diagnose dumps of steps 0 to num - 1 by a Python script; return the diagnoser and the finished entries."""
-    finished = []
-
-    async def committed():
-        return True
-
-    async def main():
-        dumps = Dumps()
-        with ThreadPoolExecutor(1) as executor:
-            diagnoser = Diagnoser(
-                tmp_path,
-                executor=executor,
-                commit=committed,
-                finished=finished.append,
-                command=(sys.executable, "-c", script),
-            )
-            for step in range(num):
-                entry = dumps.record({**REPLAY, "dump": f"dumps/a1/attempt1/step{step}/rank0"})
-                diagnoser.schedule(entry, settle_s=0.01)
-            while not diagnoser.idle:
-                diagnoser.poll()
-                await asyncio.sleep(0.01)
-        return diagnoser
-
-    return asyncio.run(main()), finished
-
-
-def test_a_settled_dump_is_diagnosed_at_low_priority(tmp_path):
-    script = "import json, os, sys; print(json.dumps({'argv': sys.argv[1:], 'nice': os.nice(0)}))"
-
-    diagnoser, (entry,) = diagnose(tmp_path, script)
-
-    report = json.loads((tmp_path / "reports/a1-attempt1-step0.json").read_text())
-    assert report == {"argv": [str(tmp_path), "--step", "0", "--json"], "nice": 10}
-    assert entry.as_plain()["diagnosis"] == "/api/diagnosis/a1/1/0"
-    assert diagnoser.failures == 0
-
-
-def test_dumps_are_diagnosed_one_at_a_time(tmp_path):
-    (tmp_path / "running").touch()
-    script = f"import os; os.rename({str(tmp_path / 'running')!r}, {str(tmp_path / 'mine')!r}); print('{{}}'); " + (
-        f"os.rename({str(tmp_path / 'mine')!r}, {str(tmp_path / 'running')!r})"
-    )
-
-    diagnoser, finished = diagnose(tmp_path, script, num=3)
-
-    assert diagnoser.failures == 0
-    assert len(finished) == 3
-
-
-@pytest.mark.parametrize("script", ["raise SystemExit('no dump')", "import time; time.sleep(100)"])
-def test_a_diagnosis_that_fails_or_takes_too_long_is_counted(tmp_path, script, monkeypatch, caplog):
-    monkeypatch.setattr("trainermon.agent.dumps.TIME_LIMIT_S", 0.5)
-
-    diagnoser, finished = diagnose(tmp_path, script)
-
-    assert diagnoser.failures == 1
-    assert not finished
-    assert "no diagnosis of dumps/a1/attempt1/step0" in caplog.text
-    assert not (tmp_path / "reports").exists()
 
 
 def test_a_reported_dump_gets_a_diagnosis_that_is_served(run, monkeypatch):
