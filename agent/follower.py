@@ -18,12 +18,11 @@ from trainermon.exporters.segments import Position
 from trainermon.monitor.errors import JournalError
 from trainermon.monitor.journal import (
     START,
-    BlockRecord,
     EndRecord,
-    EventRecord,
     Header,
     HeaderRecord,
     JournalReader,
+    Record,
     SeriesRecord,
 )
 from trainermon.monitor.spool import list_ranks, rank_alive
@@ -37,7 +36,7 @@ class Followed(NamedTuple):
     """A record with its context: `header` holds the rank's whole series table and placements up to the record."""
 
     header: Header
-    record: HeaderRecord | BlockRecord | EventRecord | EndRecord
+    record: Record
 
 
 class Follower:
@@ -108,7 +107,6 @@ class Follower:
                 self._ended.discard(rank)
             elif isinstance(record, SeriesRecord):
                 self._headers[rank] = _extended(self._headers[rank], record)
-                continue
             elif isinstance(record, EndRecord):
                 self._ended.add(rank)
             followed.append(Followed(self._headers[rank], record))

@@ -29,7 +29,7 @@ from trainermon.agent.follower import Followed, Follower
 from trainermon.exporters.segments import Position
 from trainermon.exporters.store import Batch, SegmentWriter
 from trainermon.monitor.errors import StoreError
-from trainermon.monitor.journal import BlockRecord, EndRecord, EventRecord, Header, remove_before
+from trainermon.monitor.journal import BlockRecord, EndRecord, EventRecord, Header, HeaderRecord, remove_before
 from trainermon.monitor.values import SeriesKey, StatBlock
 
 logger = logging.getLogger(__name__)
@@ -177,7 +177,7 @@ class Pipeline:
                 consumer.on_event(header, record.event)
             elif isinstance(record, EndRecord):
                 consumer.on_end(header)
-            else:
+            elif isinstance(record, HeaderRecord):
                 consumer.on_header(header)
         except Exception:  # the border: a fault in one consumer must not cost the others or the store a record
             self.num_consumer_errors += 1
