@@ -45,7 +45,13 @@ class LivePanel {
   #plan() {
     if (!this.#stale || this.#timer || !this.#visible || document.hidden) return;
     const wait = Math.max(SHORTEST_MS, SPARE * this.#cost) - (performance.now() - this.#last);
-    this.#timer = setTimeout(() => ((this.#timer = null), this.load().catch(() => {})), Math.max(0, wait));
+    this.#timer = setTimeout(() => this.#fire(), Math.max(0, wait));
+  }
+
+  #fire() {
+    this.#timer = null;
+    // Loaded meanwhile for another reason, or an error that the next step will try again.
+    if (this.#stale) this.load().catch(() => {});
   }
 
   /** Loads and shows the current choice; an answer that was overtaken by a newer choice is dropped. */
@@ -94,6 +100,7 @@ export class LayerPanel extends LivePanel {
     this.kind = [this.kind, "grad_reduced", offered[0]].find((kind) => offered.includes(kind));
     this.#fit();
     this.#controls();
+    this.touch();
   }
 
   #fit() {

@@ -60,6 +60,7 @@ class Run:
         self.dumps: list[dict[str, Any]] = []
         self.diagnoses: dict[str, dict[str, Any]] = {}
         self.dead: set[int] = set()
+        self.kinds = ["grad_reduced", "param_updated", "actv"]
 
     @property
     def num_steps(self) -> int:
@@ -128,9 +129,7 @@ class Run:
             "rules": 9,
             "problem": None,
             "model": {"parameters": 124_439_808, "tensors": 148},
-            "heatmaps": [
-                {"kind": kind, "statistics": STATISTICS} for kind in ("grad_reduced", "param_updated", "actv")
-            ],
+            "heatmaps": [{"kind": kind, "statistics": STATISTICS} for kind in self.kinds],
         }
 
     def lines(self, names: list[str]) -> dict[str, Any]:

@@ -277,6 +277,19 @@ def test_run_without_steps_waits(serve: Serve, open_page: OpenPage) -> None:
     expect(page.locator(".headline")).to_have_text("Training is healthy")
 
 
+def test_heat_map_that_comes_up_later_is_shown(serve: Serve, open_page: OpenPage) -> None:
+    run = Run(num_steps=0, num_blocks=1, world_size=2)
+    run.kinds = []
+    agent = serve(run)
+    page = open_page(agent)
+    agent.publish("step", run.append())
+    expect(page.locator("#figure-step .number")).to_have_text("1")
+    run.kinds = ["grad_reduced"]
+
+    expect(page.get_by_label("Quantity", exact=True)).to_be_visible()
+    expect(page.locator(".track .hint").nth(LAYERS)).to_contain_text("8 rows")
+
+
 def test_alert_event_appears_everywhere_and_resolves(serve: Serve, open_page: OpenPage) -> None:
     agent = serve(small_run())
     page = open_page(agent)
