@@ -63,7 +63,7 @@ static inline void merge(struct partial *into, const struct partial *part)
 
 /* ------------------------------------------------------------------------- float, double, integers: sums in double lanes
  *
- * ABOVE and BELOW are what minimum and maximum begin with: no element is above or below them. COUNTER is an unsigned
+ * STORED is what lies in memory, EACH what is done with one of it. ABOVE and BELOW are what minimum and maximum begin with: no element is above or below them. COUNTER is an unsigned
  * type as wide as ELEMENT, or as wide as gives the vectoriser the least to convert. MASKED is a constant.
  */
 
@@ -86,11 +86,11 @@ static inline void merge(struct partial *into, const struct partial *part)
         sum_sq[k] += wide * wide;                                                                                      \
     } while (0)
 
-#define DEFINE_SCAN(NAME, ELEMENT, COUNTER, ABOVE, BELOW, MASKED)                                                      \
+#define DEFINE_SCAN_OF(NAME, STORED, EACH, ELEMENT, COUNTER, ABOVE, BELOW, MASKED)                                     \
     CLONED static void NAME(const void *data, int64_t count, struct partial *part)                                     \
     {                                                                                                                  \
-        typedef ELEMENT element_t __attribute__((aligned(1), may_alias));                                              \
-        const element_t *elements = data;                                                                              \
+        typedef STORED stored_t __attribute__((aligned(1), may_alias));                                                \
+        const stored_t *elements = data;                                                                               \
         ELEMENT low[LANES], high[LANES];                                                                               \
         double sum[LANES] = {0}, sum_sq[LANES] = {0};                                                                  \
         COUNTER zeros[LANES] = {0}, nans[LANES] = {0}, nonfinite[LANES] = {0};                                         \
@@ -101,13 +101,13 @@ static inline void merge(struct partial *into, const struct partial *part)
         }                                                                                                              \
         for (; i + LANES <= count; i += LANES) {                                                                       \
             PREFETCH(elements + i);                                                                                    \
-            if (sizeof(ELEMENT) > 4)                                                                                   \
+            if (sizeof(STORED) > 4)                                                                                    \
                 PREFETCH(elements + i + LANES / 2);                                                                    \
             for (int k = 0; k < LANES; k++)                                                                            \
-                TAKE(k, elements[i + k], ABOVE, BELOW, MASKED);                                                        \
+                EACH(k, elements[i + k], ABOVE, BELOW, MASKED);                                                        \
         }                                                                                                              \
         for (int k = 0; i + k < count; k++)                                                                            \
-            TAKE(k, elements[i + k], ABOVE, BELOW, MASKED);                                                            \
+            EACH(k, elements[i + k], ABOVE, BELOW, MASKED);                                                            \
         *part = NOTHING;                                                                                               \
         for (int k = 0; k < LANES; k++) {                                                                              \
             struct partial lane = {(double)low[k],    (double)high[k],   sum[k], sum_sq[k], (int64_t)zeros[k],         \
@@ -115,6 +115,8 @@ static inline void merge(struct partial *into, const struct partial *part)
             merge(part, &lane);                                                                                        \
         }                                                                                                              \
     }
+
+#define DEFINE_SCAN(NAME, ELEMENT, ...) DEFINE_SCAN_OF(NAME, ELEMENT, TAKE, ELEMENT, __VA_ARGS__)
 
 DEFINE_SCAN(scan_float, float, uint32_t, INFINITY, -INFINITY, 0)
 DEFINE_SCAN(scan_float_masked, float, uint32_t, INFINITY, -INFINITY, 1)
@@ -235,24 +237,18 @@ INLINE void scan_halves(const void *data, int64_t count, const struct half_forma
     }
 }
 
-/* Elements of any kind and magnitude, turned into floats first: for the few that fill no step, and for bfloat16 whose
- * squares would leave float's range. */
-INLINE void scan_as_floats(const void *data, int64_t count, const struct half_format format, struct partial *part)
+/* Merge the elements that are too few for a step. */
+INLINE void merge_remainder(const void *data, int64_t count, const struct half_format format, struct partial *part)
 {
-    float floats[GATHERED];
-    for (int64_t i = 0, length; i < count; i += length) {
-        struct partial rest;
+    float floats[PAIRS];
+    struct partial rest;
+    for (int64_t k = 0; k < count; k++) {
         uint16_t bits;
-        length = count - i < GATHERED ? count - i : GATHERED;
-        for (int64_t k = 0; k < length; k += PAIRS)
-            PREFETCH((const uint16_t *)data + i + k);
-        for (int64_t k = 0; k < length; k++) {
-            memcpy(&bits, (const uint16_t *)data + i + k, sizeof bits);
-            floats[k] = format.to_float(bits);
-        }
-        scan_float(floats, length, &rest);
-        if (!isfinite(rest.sum_sq))
-            scan_float_masked(floats, length, &rest);
+        memcpy(&bits, (const uint16_t *)data + k, sizeof bits);
+        floats[k] = format.to_float(bits);
+    }
+    if (count) {
+        scan_float_masked(floats, count, &rest);
         merge(part, &rest);
     }
 }
@@ -263,7 +259,7 @@ INLINE void scan_as_floats(const void *data, int64_t count, const struct half_fo
         const struct half_format format = {TO_FLOAT, INFINITE};                                                        \
         int64_t whole = count / PAIRS * PAIRS;                                                                         \
         scan_halves(data, whole, format, MASKED, part);                                                                \
-        scan_as_floats((const uint16_t *)data + whole, count - whole, format, part);                                   \
+        merge_remainder((const uint16_t *)data + whole, count - whole, format, part);                                  \
     }
 
 DEFINE_HALF_SCAN(scan_bfloat16, float_of_bfloat16, 0x7f80, 0)
@@ -271,11 +267,24 @@ DEFINE_HALF_SCAN(scan_bfloat16_masked, float_of_bfloat16, 0x7f80, 1)
 DEFINE_HALF_SCAN(scan_half, float_of_half, 0x7c00, 0)
 DEFINE_HALF_SCAN(scan_half_masked, float_of_half, 0x7c00, 1)
 
-CLONED static void scan_bfloat16_wide(const void *data, int64_t count, struct partial *part)
+/* bfloat16 whose squares would leave float's range: a word's two elements, one after the other, in double lanes. */
+#define TAKE_PAIR(k, word, ...)                                                                                        \
+    do {                                                                                                               \
+        uint32_t bits = (word);                                                                                        \
+        TAKE(k, float_of_bits(bits << 16), __VA_ARGS__);                                                               \
+        TAKE(k, float_of_bits(bits & 0xffff0000u), __VA_ARGS__);                                                       \
+    } while (0)
+
+DEFINE_SCAN_OF(scan_pairs, uint32_t, TAKE_PAIR, float, uint32_t, INFINITY, -INFINITY, 0)
+DEFINE_SCAN_OF(scan_pairs_masked, uint32_t, TAKE_PAIR, float, uint32_t, INFINITY, -INFINITY, 1)
+
+static void scan_bfloat16_wide(const void *data, int64_t count, struct partial *part)
 {
     const struct half_format format = {float_of_bfloat16, 0x7f80};
-    *part = NOTHING;
-    scan_as_floats(data, count, format, part);
+    scan_pairs(data, count / 2, part);
+    if (!isfinite(part->sum_sq))
+        scan_pairs_masked(data, count / 2, part);
+    merge_remainder((const uint16_t *)data + count - count % 2, count % 2, format, part);
 }
 
 /* --------------------------------------------------------------------------------------------------------------- items */
