@@ -85,7 +85,7 @@ export class HeatMap extends Track {
   #paintBlocks(context, box, height) {
     const rowHeight = height / this.grid.rows.length;
     const borders = rowHeight >= 7 ? this.grid.rows.map((_, row) => row) : this.blocks.map(({ from }) => from);
-    if (height / borders.length < 5) return;
+    if (height / borders.length < 10) return;
     context.fillStyle = theme.panel;
     context.globalAlpha = 0.55;
     for (const row of borders.slice(1)) context.fillRect(box.left, Math.round(row * rowHeight), box.width, 1);
