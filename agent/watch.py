@@ -62,7 +62,7 @@ class RankWatch:
         to tell, and is not waited for.
         """
         gone = []
-        for rank in list_ranks(self._spool):
+        for rank in {*list_ranks(self._spool), *self.ranks}:  # also those whose files somebody has removed
             state = self.ranks.setdefault(rank, RankState(rank, changed_s=now_s))
             alive = rank not in ended and rank_alive(self._spool, rank)
             if state.alive and not alive:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -237,6 +238,17 @@ def test_an_agent_that_was_stopped_starts_its_timers_anew(make_run):
 
     assert time.monotonic() - resumed_s > 2.5
     assert "stood still" in run.log()
+
+
+def test_an_agent_whose_spool_was_removed_by_somebody_ends(run):
+    rank = run.rank(start_agent=True)
+    rank.steps(0, 3)
+    pid = run.running()["pid"]
+    wait_for(lambda: len(run.stored()) == 3, "three stored steps")
+
+    shutil.rmtree(run.spool)
+
+    wait_for(lambda: not is_agent(pid), "the end of the agent")
 
 
 def test_lost_race_against_a_leaving_agent_is_run_again(tmp_path):
