@@ -93,6 +93,11 @@ class _Calls:
             found.append(entry)
         return found
 
+    def counterpart(self, entry: Entry, direction: str) -> Entry | None:
+        """Return the entry of the same module and call in another direction."""
+        stem = entry.key.removesuffix(f".{entry.direction}.{entry.call}")
+        return self.by_key.get(f"{stem}.{direction}.{entry.call}")
+
     def root_of(self, entry: Entry, roots: Sequence[Entry]) -> Entry | None:
         """Return the root's entry of the same micro step."""
         same = [root for root in roots if root.micro_step == entry.micro_step]
@@ -292,7 +297,6 @@ def _innermost(places: Sequence[_Gradient]) -> _Gradient:
 
 def _backward(calls: _Calls, place: _Gradient, reason: str) -> Origin:
     record = _gradient_of(place.record)
-    forward = calls.by_key.get(place.entry.key.replace(f".{BACKWARD}.", f".{FORWARD}."))
     return Origin(
         phase=FaultPhase.BACKWARD,
         module=place.entry.module,
@@ -302,7 +306,7 @@ def _backward(calls: _Calls, place: _Gradient, reason: str) -> Origin:
         order=place.record.order or 0,
         call=place.entry.call,
         micro_step=place.entry.micro_step,
-        source=_source(forward),
+        source=_source(calls.counterpart(place.entry, FORWARD)),
         chain=_backward_chain(calls, place.entry, record),
     )
 
@@ -314,13 +318,14 @@ def _gradient_of(record: TensorRecord) -> TensorRecord:
 
 
 def _backward_chain(calls: _Calls, entry: Entry, record: TensorRecord) -> tuple[Link, ...]:
-    levels = {None, entry.parent, *(outer.key for outer in calls.ancestors(entry))}
+    inner = calls.counterpart(entry, BACKWARD) or entry
+    levels = {None, *(outer.key for outer in calls.ancestors(inner))}
     later = [
         _link(other, _gradient_of(_nonfinite(other.outputs)[0]))
-        for other in calls.backwards
+        for other in sorted(calls.backwards, key=lambda other: (other.order or 0, -other.module.count(".")))
         if _nonfinite(other.outputs)
         and other.parent in levels
-        and other.key != entry.key
+        and other.key != inner.key
         and other.micro_step == entry.micro_step
         and (other.order or 0) >= (record.order or 0)
     ]
