@@ -10,7 +10,7 @@ Where each decision belongs: alerts/README.md.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -124,7 +124,7 @@ class RuleEngine:
 class _Rank:
     """All rules on one rank, and what is known of its alerts from before a restart of the agent."""
 
-    def __init__(self, number: int, rules: Sequence[Rule], inhibited_by: Any) -> None:
+    def __init__(self, number: int, rules: Sequence[Rule], inhibited_by: Mapping[str, tuple[str, ...]]) -> None:
         self._watches = {rule.name: _Watch(rule) for rule in rules}
         self._inhibited_by = inhibited_by
         self._moment = Moment(rank=number, attempt=-1, step=-1, time_s=0.0)
