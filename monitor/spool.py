@@ -14,6 +14,7 @@ import os
 import re
 import stat
 import struct
+import time
 from pathlib import Path
 
 from trainermon.monitor.errors import SpoolError
@@ -35,6 +36,9 @@ _NETWORK_TYPES = frozenset((
 # A FUSE file system waits for a user process, mostly one that talks to a network (sshfs, juicefs, gcsfuse, s3fs ...),
 # so all are refused but these two: the root of a rootless container, and local NTFS/exFAT disks.
 _LOCAL_FUSE_TYPES = frozenset({"fuse.fuse-overlayfs", "fuseblk"})
+
+_DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_ENTER_S = 10.0
 
 # struct flock of 64-bit Linux: type, whence, start, length, pid.
 _FLOCK = struct.Struct("@hhqqi4x")
@@ -79,15 +83,15 @@ def open_spool(run_id: str, root: Path | None = None) -> Path:
     try:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         _check_root(root)
-        with contextlib.suppress(FileExistsError):
-            directory.mkdir(mode=0o700)
-        _check_private(directory)
+        descriptor = _enter(directory)
+        try:
+            _check_private(directory, os.fstat(descriptor))
+        finally:
+            os.close(descriptor)
     except SpoolError:
         raise
     except OSError as error:
         raise unusable(directory, error) from error
-    if not os.access(directory, os.W_OK | os.X_OK):
-        raise unusable(directory, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
     return directory
 
 
@@ -129,27 +133,32 @@ def is_network_type(filesystem: str) -> bool:
 def remove_spool(path: Path) -> bool:
     """Remove the files of trainermon from the spool directory of one run, and the directory if it is then empty.
 
-    Nothing happens while a rank lives in it. Returns whether the directory is gone. Called by the agent when everything
-    is flushed; whoever starts ranks at the same time must be kept out by the agent's lock.
+    Nothing happens while a rank lives in it or is about to take its lock; a rank that comes meanwhile waits, and finds
+    a new directory. Returns whether the directory is gone. Called by the agent when everything is flushed.
     """
     try:
-        names = os.listdir(path)
+        descriptor = os.open(path, _DIRECTORY_FLAGS)
     except FileNotFoundError:
         return True
-    if any(rank_alive(path, rank) for rank in list_ranks(path)):
-        return False
-    for name in names:
-        if _RANK_FILE.fullmatch(name) or _AGENT_FILE.fullmatch(name):
-            (path / name).unlink(missing_ok=True)
     try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if any(rank_alive(path, rank) for rank in list_ranks(path)):
+            return False
+        for name in os.listdir(path):
+            if _RANK_FILE.fullmatch(name) or _AGENT_FILE.fullmatch(name):
+                (path / name).unlink(missing_ok=True)
         path.rmdir()
-    except OSError:
+    except OSError:  # a rank is starting, or somebody else's file is left
         return False
+    finally:
+        os.close(descriptor)
     return True
 
 
 class RankLock:
     """This process is the living `rank` of the run, for every process that asks `rank_alive`, until close or death.
+
+    The directory is made again if the agent of an earlier attempt has just removed it; from here on it stays.
 
     A POSIX record lock: children do not inherit it, so a data loader that outlives its rank does not keep it alive, and
     it is seen across pid namespaces. The kernel drops it when the process closes *any* descriptor of the file; that is
@@ -165,21 +174,32 @@ class RankLock:
         if _held_here(self._path):
             raise SpoolError(f"{self._path} is already locked by this process: the monitor is attached twice")
         try:
-            self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            directory_descriptor = _enter(directory)
+            try:
+                self._acquire(rank)
+            finally:
+                os.close(directory_descriptor)
+        except SpoolError:
+            raise
         except OSError as error:
             raise unusable(self._path, error) from error
+        status = os.fstat(self._descriptor)
+        self._identity = (status.st_dev, status.st_ino)
+        _held_locks[self._identity] = os.getpid()
+
+    def _acquire(self, rank: int) -> None:
+        self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+        except OSError as error:
             holder = _lock_holder(self._descriptor)
             os.close(self._descriptor)
+            if holder is None:
+                raise
             raise SpoolError(
                 f"rank {rank} of this run is already running on this node as pid {holder} (lock {self._path}). Give "
                 "this run another run id, or end that process"
             ) from error
-        status = os.fstat(self._descriptor)
-        self._identity = (status.st_dev, status.st_ino)
-        _held_locks[self._identity] = os.getpid()
 
     def close(self) -> None:
         """Give the rank up; without effect in a forked child, and when called again."""
@@ -203,6 +223,41 @@ def rank_alive(directory: Path, rank: int) -> bool:
         return _lock_holder(descriptor) is not None
     finally:
         os.close(descriptor)
+
+
+def _enter(directory: Path) -> int:
+    """Return a descriptor of the directory, made if it is missing; until it is closed `remove_spool` does nothing.
+
+    It holds a shared lock on the directory itself against the exclusive one of `remove_spool`, held for milliseconds.
+    """
+    deadline_s = time.monotonic() + _ENTER_S
+    while True:
+        with contextlib.suppress(FileExistsError):
+            directory.mkdir(mode=0o700)
+        descriptor = _try_enter(directory)
+        if descriptor is not None:
+            return descriptor
+        if time.monotonic() > deadline_s:
+            raise SpoolError(
+                f"{directory} is being removed by a process that does not come to an end (for {_ENTER_S:.0f} s). "
+                "End the agent of the run before this one"
+            )
+        time.sleep(0.005)
+
+
+def _try_enter(directory: Path) -> int | None:
+    try:
+        descriptor = os.open(directory, _DIRECTORY_FLAGS)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(descriptor), os.lstat(directory)):
+            return descriptor
+    except (FileNotFoundError, BlockingIOError):
+        pass
+    os.close(descriptor)
+    return None
 
 
 def _held_here(path: Path) -> bool:
@@ -261,16 +316,13 @@ def _check_root(root: Path) -> None:
         raise _writable(root, status.st_mode)
 
 
-def _check_private(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        status = os.fstat(descriptor)
-    finally:
-        os.close(descriptor)
+def _check_private(directory: Path, status: os.stat_result) -> None:
     if status.st_uid != os.getuid():
         raise _foreign(directory, status.st_uid)
     if status.st_mode & 0o022:
         raise _writable(directory, status.st_mode)
+    if not os.access(directory, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
 def _foreign(path: Path, owner: int) -> SpoolError:

@@ -32,8 +32,9 @@ _UNNUMBERED = (frames.HEADER, frames.END)
 class JournalReader:
     """Returns the records of `rank` after `cursor`, in the order of writing, each exactly once.
 
-    Where the cursor stands inside a file, a HeaderRecord with the series table as of there comes first, so that every
-    id in a block is known. Where its file is gone, reading goes on at the oldest one left.
+    A HeaderRecord always comes first, and the ids in a block are in the table given so far: where the cursor stands
+    inside a file, a HeaderRecord with the table as of there is made up, and a file whose own header is damaged is
+    passed over. Where the cursor's file is gone, reading goes on at the oldest one left.
 
     Attributes:
         cursor: Position after the last record returned; a reader made from it goes on from there.
@@ -156,19 +157,23 @@ class JournalReader:
         self._sequence = head.sequence + (head.type not in _UNNUMBERED)
         if not self._is_known(record):
             self.corrupt += 1
-            self.lost_records += 1
+            self.lost_records += head.type not in _UNNUMBERED
             return
         if isinstance(record, SeriesRecord):
             self._num_series = record.first_id + len(record.keys)
         yield record, num_bytes
 
     def _is_known(self, record: Record) -> bool:
-        """Whether the ids of a record stand in the table that was given before."""
+        """Whether it was said before who wrote the record, and what its ids are."""
+        if isinstance(record, HeaderRecord):
+            return True
+        if self._num_series is None:
+            return False
         if isinstance(record, SeriesRecord):
             return record.first_id == self._num_series
         if isinstance(record, BlockRecord):
             series = record.block.series
-            return self._num_series is not None and (not series.size or int(series.max()) < self._num_series)
+            return not series.size or int(series.max()) < self._num_series
         return True
 
     def _is_finished(self, file: FrameFile) -> bool:

@@ -133,11 +133,13 @@ def expected(images: list[Image]) -> list[object]:
             kind = frame.content[0]
             if kind == "header":
                 known = frame.content[2]
+            elif known is None:
+                continue
             elif kind == "series":
                 if frame.content[1] != known:
                     continue
                 known += frame.content[2]
-            elif kind == "block" and (known is None or known < frame.content[2]):
+            elif kind == "block" and known < frame.content[2]:
                 continue
             found.append(frame.content)
     return found

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import fcntl
 import os
+import random
 import signal
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -367,3 +370,63 @@ def test_a_spool_with_a_living_rank_is_not_removed(tmp_path):
     finally:
         end(process)
     assert remove_spool(directory)
+
+
+REMOVER = """
+import os, sys
+from pathlib import Path
+from trainermon.monitor.spool import remove_spool
+os.write(1, b"ready\\n")
+while os.getppid() == int(sys.argv[2]):
+    remove_spool(Path(sys.argv[1]))
+"""
+
+
+def test_a_rank_that_starts_while_its_spool_is_removed_has_one(tmp_path):
+    """The agent of the attempt before removes the spool at just this moment."""
+    command = [sys.executable, "-c", REMOVER, str(tmp_path / "spool" / "run"), str(os.getpid())]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+    removed = 0
+    try:
+        for _ in range(3000):
+            lock = RankLock(open_spool("run", tmp_path / "spool"), 0)
+            directory = tmp_path / "spool" / "run"
+            (directory / "rank00000.page").write_text("the first file of this attempt")
+            before = directory.stat().st_ino
+            (directory / "rank00000.1.jnl").write_text("and another one")
+            assert len(list(directory.iterdir())) == 3
+            assert directory.stat().st_ino == before
+            lock.close()
+            removed += wait_until_gone(directory)
+            if removed == 30:
+                break
+    finally:
+        end(process)
+    assert removed == 30, "the two processes did not meet"
+
+
+def wait_until_gone(directory: Path) -> bool:
+    deadline_s = time.monotonic() + random.uniform(0, 0.002)
+    while time.monotonic() < deadline_s:
+        if not directory.exists():
+            return True
+    return False
+
+
+def test_a_removal_that_does_not_end_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(spool, "_ENTER_S", 0.05)
+    directory = open_spool("run", tmp_path)
+    descriptor = os.open(directory, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+
+    with pytest.raises(SpoolError, match="is being removed by a process that does not come to an end"):
+        RankLock(directory, 3)
+    os.close(descriptor)
+    RankLock(directory, 3).close()
+
+
+def test_a_lock_has_a_place_only_below_a_spool(tmp_path):
+    with pytest.raises(SpoolError, match=r"cannot write to the spool at .*rank00003\.lock: No such file"):
+        RankLock(tmp_path / "no" / "spool", 3)
