@@ -32,6 +32,7 @@ from trainermon.exporters.retention import Retention, compact
 from trainermon.monitor.errors import StoreError
 
 TARGETS_FILE = "prometheus_sd.json"
+TARGETS_FOLDER = "prometheus_sd"
 BUSY_PAUSE_S = 0.01
 MAX_PAUSE_S = 0.05
 FAULT_PAUSE_S = 1.0
@@ -208,8 +209,14 @@ class Agent:
             _log.error("no page and no metrics: cannot listen on %s: %s", settings.host, error)
             return
         _log.info("page %s", self._server.url)
-        path = self._parts.node_dir / TARGETS_FILE
-        self._executor.submit(_write_targets, path, self._server.target, {"node": self._host})
+        for path in self._targets_files():
+            self._executor.submit(_write_targets, path, self._server.target, {"node": self._host})
+
+    def _targets_files(self) -> tuple[Path, Path]:
+        """Return this node's discovery file, and its twin in the folder that a Prometheus follows for all runs."""
+        run_dir = self._parts.settings.run_dir
+        name = f"{self._parts.settings.run_id}.{self._host}.json"
+        return self._parts.node_dir / TARGETS_FILE, run_dir.parent / TARGETS_FOLDER / name
 
     def _report(self) -> None:
         """Replace the status file if it says something else than the last one."""
@@ -290,7 +297,7 @@ class Agent:
         self._parts.feed.close()
         if self._server is not None:
             await self._server.close()
-        cleared = self._executor.submit(_clear_targets, self._parts.node_dir / TARGETS_FILE)
+        cleared = self._executor.submit(_clear_targets, *self._targets_files())
         await asyncio.wait([asyncio.wrap_future(cleared)], timeout=CLEAR_LIMIT_S)
         self._parts.pipeline.close()
         self._parts.watch.close()
@@ -298,6 +305,7 @@ class Agent:
 
 def _write_targets(path: Path, target: str, labels: Mapping[str, str]) -> None:
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         write_targets(path, target, labels)
     except OSError as error:
         _log.warning("Prometheus cannot find this agent: %s", error)
@@ -310,6 +318,7 @@ def _compact(directory: Path, retention: Retention) -> None:
         _log.warning("segments were not merged: %s", error)
 
 
-def _clear_targets(path: Path) -> None:
+def _clear_targets(node_file: Path, shared_file: Path) -> None:
     with contextlib.suppress(OSError):
-        clear_targets(path)
+        clear_targets(node_file)
+        shared_file.unlink(missing_ok=True)

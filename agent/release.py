@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
@@ -28,21 +27,12 @@ def linger_s(spool: Path, default_s: float) -> float:
 
 
 def remove_run_spool(spool: Path) -> bool:
-    """Take the spool of a finished run away; return False, with nothing changed, if a rank is there again.
+    """Take the spool of a finished run away; return False if a rank is there again.
 
-    The directory is moved aside first. A rank that starts at this moment therefore meets either the whole old spool,
-    and is seen, or a new one of its own; it never loses single files of the one it has opened.
+    `remove_spool` and a starting rank keep each other out by a lock on the directory. It must not be renamed for that: a
+    rank that has just begun would write the rest of its files into another directory.
     """
-    aside = spool.with_name(f".{spool.name}.{os.getpid()}")
-    try:
-        spool.rename(aside)
-    except OSError:
-        return False
-    if remove_spool(aside):
-        return True
-    with contextlib.suppress(OSError):  # somebody has begun a new spool; what was left over stays aside
-        aside.rename(spool)
-    return False
+    return remove_spool(spool)
 
 
 def _is_running(pid: int) -> bool:

@@ -111,8 +111,9 @@ class EscalationConfig:
 
     def __post_init__(self) -> None:
         require(self.task in ("statistics", "tensor"), "escalation.task", self.task, "'statistics' or 'tensor'")
-        require(self.num_steps >= 1, "escalation.num_steps", self.num_steps, "1 or more")
-        for key in ("margin_steps", "max_per_hour", "max_dump_mb"):
+        for key in ("num_steps", "margin_steps"):
+            require(getattr(self, key) >= 1, f"escalation.{key}", getattr(self, key), "1 or more")
+        for key in ("max_per_hour", "max_dump_mb"):
             require(getattr(self, key) >= 0, f"escalation.{key}", getattr(self, key), "0 or more")
 
 

@@ -52,7 +52,7 @@ def test_a_fault_is_found_replayed_and_explained(places, fault, rank, layer, pha
     assert done.returncode == 0, done.stdout
     assert f"rank {rank}, step 8: gradients are not finite; replay: nonfinite" in done.stdout
     assert f"rank {1 - rank}, step 8: gradients are not finite; replay: clean" in done.stdout
-    (run_directory,) = Path(places["TRAINERMON_OUTPUT"]).iterdir()
+    (run_directory,) = (path.parent for path in Path(places["TRAINERMON_OUTPUT"]).glob("*/run.json"))
     text = subprocess.run(
         [sys.executable, "-m", "trainermon", "diagnose", str(run_directory), "--json"],
         capture_output=True,
