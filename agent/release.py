@@ -29,8 +29,8 @@ def linger_s(spool: Path, default_s: float) -> float:
 def remove_run_spool(spool: Path) -> bool:
     """Take the spool of a finished run away; return False if a rank is there again.
 
-    `remove_spool` and a starting rank keep each other out by a lock on the directory. It must not be renamed for that: a
-    rank that has just begun would write the rest of its files into another directory.
+    `remove_spool` and a starting rank keep each other out by a lock on the directory. It must not be renamed for that:
+    a rank that has just begun would write the rest of its files into another directory.
     """
     return remove_spool(spool)
 
