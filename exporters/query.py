@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import csv
+import http.client
 import io
 import json
 import logging
@@ -139,7 +140,7 @@ def flush_agents(run_dir: Path, timeout_s: float = _FLUSH_S) -> bool:
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with opener.open(request, timeout=timeout_s):
             return True
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+    except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError, AttributeError) as error:
         logger.debug("the agent of %s was not asked to flush: %s", run_dir, error)
         return False
 

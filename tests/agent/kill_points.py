@@ -1,0 +1,313 @@
+"""Kills an agent's store path at every point between two system calls, lets another finish, and counts what is there.
+
+Run as a program of its own: `kill_points.py WORKDIR VARIANT [NUM_RANDOM_KILLS]` prints one JSON object. Each attempt is
+a forked child of this process, which never starts a thread. `VARIANT` is `correct`, or one of the deliberately broken
+writers below, of which the count must find something wrong.
+
+Every step of every series holds a number of its own base, so that one sum tells how often each step is stored.
+"""
+
+import dataclasses
+import functools
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import time
+import traceback
+from concurrent.futures import Executor, Future
+from pathlib import Path
+
+import duckdb  # noqa: F401  (imported before the fork, so that each child starts quickly)
+import numpy as np
+
+from trainermon.agent import pipeline as pipeline_module
+from trainermon.agent.follower import Follower
+from trainermon.agent.pipeline import Pipeline
+from trainermon.exporters import retention as retention_module
+from trainermon.exporters import segments as segments_module
+from trainermon.exporters import store as store_module
+from trainermon.exporters.retention import Retention, compact
+from trainermon.exporters.segments import Position
+from trainermon.exporters.store import SegmentWriter, open_run
+from trainermon.monitor.journal import Cursor, Header, JournalWriter, remove_before
+from trainermon.monitor.values import Coordinates, Kind, SeriesKey, StatBlock
+
+NUM_STEPS = 12
+RANKS = (0, 1)
+KEYS = tuple(SeriesKey(Kind.GRAD_REDUCED, f"h.{layer}.w") for layer in range(3))
+BLOCK_BYTES = len(KEYS) * (8 * 8 + 4)
+BASE = 8
+
+
+def fill_spool(spool):
+    for rank in RANKS:
+        header = Header(
+            run_id="run",
+            attempt=1,
+            coordinates=Coordinates(rank=rank, world_size=2),
+            host="node",
+            pid=1,
+            started_s=0.0,
+            series=KEYS,
+            placements=(None,) * len(KEYS),
+        )
+        journal = JournalWriter(spool, header, file_bytes=2200)
+        for step in range(NUM_STEPS):
+            values = np.ones((8, len(KEYS)))
+            values[3] = float(BASE**step)
+            ids = np.arange(len(KEYS), dtype=np.uint32)
+            assert journal.append_block(StatBlock(step=step, time_s=float(step), series=ids, values=values))
+        journal.close()
+
+
+class SlowFollower(Follower):
+    """Takes about two blocks of each rank per turn, so that there are several commits."""
+
+    def poll(self, turn_bytes=2 * BLOCK_BYTES):
+        return super().poll(turn_bytes)
+
+
+class InlineExecutor(Executor):
+    """Runs the job at once, so that the system calls always come in the same order."""
+
+    def submit(self, function, /, *arguments):
+        future = Future()
+        future.set_result(function(*arguments))
+        return future
+
+
+def work(root):
+    """Follow, commit and merge until everything is done, as the agent does."""
+    pipeline_module.Follower = SlowFollower
+    segments = root / "run" / "nodes" / "node" / "segments"
+    pipeline = Pipeline(root / "spool", segments, executor=InlineExecutor(), flush_bytes=6 * BLOCK_BYTES, flush_s=3600)
+    while pipeline.step():
+        pass
+    done = pipeline.flush()
+    while not done.done():
+        pipeline.step()
+    compact(segments, Retention(full_detail_s=0.0), now_s=1e9)
+
+
+def count(root):
+    """Return how many (rank, series, step) are lost, and how many are stored more than once."""
+    with open_run(root / "run") as connection:
+        rows = connection.execute("SELECT sum(sum) FROM all_stats GROUP BY rank, name").fetchall()
+    lost = (len(RANKS) * len(KEYS) - len(rows)) * NUM_STEPS
+    twice = 0
+    for (total,) in rows:
+        digits = [int(total) // BASE**step % BASE for step in range(NUM_STEPS)]
+        lost += digits.count(0)
+        twice += sum(digit > 1 for digit in digits)
+    return {"lost": lost, "twice": twice}
+
+
+# --- where to kill -----------------------------------------------------------------------------------------------
+
+
+class Events:
+    """Counts the system calls that change a file, and kills this process before or after the chosen one."""
+
+    CALLS = ("open", "fsync", "rename", "replace", "unlink", "mkdir", "rmdir")
+
+    def __init__(self, kill_at=-1):
+        self.names = []
+        self.kill_at = kill_at  # twice the number of the call, plus one for after it
+        for name in self.CALLS:
+            setattr(os, name, functools.partial(self._call, name, getattr(os, name)))
+
+    def _call(self, name, call, *arguments, **options):
+        if name == "open" and not (len(arguments) > 1 and arguments[1] & os.O_CREAT):
+            return call(*arguments, **options)
+        number = 2 * len(self.names)
+        self.names.append(name)
+        self._kill_if(number)
+        try:
+            return call(*arguments, **options)
+        finally:
+            self._kill_if(number + 1)
+
+    def _kill_if(self, number):
+        if number == self.kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def in_child(function):
+    """Run in a forked child; return (wait status, what it returned)."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            answer = function()
+            os.write(write, json.dumps(answer).encode())
+            status = 0
+        except BaseException:  # noqa: BLE001  (the child must never return into the parent's code)
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        text = pipe.read()
+    _, status = os.waitpid(child, 0)
+    return status, json.loads(text) if text else None
+
+
+def fresh(workdir):
+    root = workdir / "case"
+    shutil.rmtree(root, ignore_errors=True)
+    shutil.copytree(workdir / "spool", root / "spool", copy_function=shutil.copy)
+    (root / "spool").chmod(0o700)
+    return root
+
+
+def run_variant(root, variant, kill_at=-1):
+    events = Events(kill_at)
+    VARIANTS[variant]()
+    work(root)
+    return events.names
+
+
+def finish(root, variant):
+    """Restart until done, and count; a restart that fails leaves the run stuck."""
+    status, found = in_child(lambda: (run_variant(root, variant), count(root))[1])
+    return found if status == 0 else {"stuck": 1}
+
+
+def enumerate_kills(workdir, variant):
+    status, names = in_child(lambda: run_variant(fresh(workdir), variant))
+    assert status == 0, "the variant does not even work without a kill"
+    wrong = []
+    points = range(2 * len(names))
+    for point in points if variant == "correct" else reversed(points):  # the faults are nearer to the end
+        root = fresh(workdir)
+        status, _ = in_child(lambda root=root, point=point: run_variant(root, variant, point))
+        assert os.WIFSIGNALED(status), f"point {point} was not reached"
+        found = finish(root, variant)
+        if any(found.values()):
+            wrong.append({"call": names[point // 2], "after": point % 2 == 1, **found})
+            if variant != "correct":
+                break
+    return names, wrong
+
+
+def kill_at_random(workdir, num_kills):
+    root = fresh(workdir)
+    chance = random.Random(num_kills)
+    kills = 0
+    for _ in range(num_kills):
+        child = os.fork()
+        if child == 0:
+            run_variant(root, "correct")
+            os._exit(0)
+        time.sleep(chance.uniform(0.0, 0.12))
+        os.kill(child, signal.SIGKILL)
+        kills += os.WIFSIGNALED(os.waitpid(child, 0)[1])
+    return {"kills": kills, **finish(root, "correct")}
+
+
+# --- writers that are broken on purpose ----------------------------------------------------------------------------
+
+
+def correct():
+    pass
+
+
+class WriterWithCursorFile(SegmentWriter):
+    """Keeps the positions in a file of its own: two renames where there must be one."""
+
+    def __init__(self, directory):
+        super().__init__(directory)
+        path = directory / "cursors.json"
+        places = json.loads(path.read_text()) if path.exists() else {}
+        positions = {int(rank): Position(1, Cursor(*place)) for rank, place in places.items()}
+        self.metadata = dataclasses.replace(self.metadata, positions=positions)
+
+
+def write_cursors(batch):
+    places = {rank: dataclasses.astuple(at.cursor) for rank, at in batch.metadata.positions.items()}
+    tmp = batch.path.parent / "cursors.json.new"
+    tmp.write_text(json.dumps(places))
+    os.rename(tmp, batch.path.parent / "cursors.json")
+
+
+def trim(batch, spool):
+    for rank, position in batch.metadata.positions.items():
+        remove_before(spool, rank, position.cursor)
+
+
+def cursor_after():
+    def commit(batch, spool):
+        batch.write()
+        write_cursors(batch)
+        trim(batch, spool)
+
+    pipeline_module.SegmentWriter = WriterWithCursorFile
+    pipeline_module.commit = commit
+
+
+def cursor_before():
+    def commit(batch, spool):
+        write_cursors(batch)
+        batch.write()
+        trim(batch, spool)
+
+    pipeline_module.SegmentWriter = WriterWithCursorFile
+    pipeline_module.commit = commit
+
+
+def trim_before_commit():
+    def commit(batch, spool):
+        trim(batch, spool)
+        batch.write()
+
+    pipeline_module.commit = commit
+
+
+def write_in_place():
+    def write_segment(connection, query, path, metadata):
+        os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))
+        real = segments_module.write_segment
+        os.fsync(os.open(path, os.O_RDONLY))
+        real(connection, query, path, metadata)
+
+    store_module.write_segment = write_segment
+
+
+def merge_after_removal():
+    real = retention_module.write_segment
+
+    def write_segment(connection, query, path, metadata):
+        for inside in segments_module.cover(path.parent):
+            inside.path.unlink()
+        real(connection, query, path, metadata)
+
+    retention_module.write_segment = write_segment
+
+
+VARIANTS = {
+    function.__name__: function
+    for function in (
+        correct,
+        cursor_after,
+        cursor_before,
+        trim_before_commit,
+        write_in_place,
+        merge_after_removal,
+    )
+}
+
+
+def main(workdir, variant, num_kills=0):
+    (workdir / "spool").mkdir(mode=0o700)
+    fill_spool(workdir / "spool")
+    names, wrong = enumerate_kills(workdir, variant)
+    random_kills = kill_at_random(workdir, num_kills) if num_kills else {}
+    print(json.dumps({"calls": names, "wrong": wrong, "random": random_kills}))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]) if len(sys.argv) > 3 else 0)

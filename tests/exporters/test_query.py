@@ -1,0 +1,235 @@
+import argparse
+import csv
+import http.server
+import io
+import json
+import math
+import os
+import socket
+import threading
+
+import numpy as np
+import pytest
+
+from trainermon.exporters import query as subject
+from trainermon.exporters.query import describe, find_run, flush_agents, run_query
+from trainermon.exporters.store import SegmentWriter
+from trainermon.monitor.errors import QueryError, StoreError
+from trainermon.monitor.journal import Header
+from trainermon.monitor.values import Coordinates, Kind, SeriesKey, StatBlock
+
+KEYS = (SeriesKey(Kind.LOSS, "loss"), SeriesKey(Kind.ACTV, "h.0", "output.0"))
+
+
+def make_run(run_dir, *, num_steps=3, loss=2.5):
+    writer = SegmentWriter(run_dir / "nodes" / "node" / "segments")
+    header = Header(
+        run_id=run_dir.name,
+        attempt=1,
+        coordinates=Coordinates(),
+        host="node",
+        pid=1,
+        started_s=0.0,
+        series=KEYS,
+        placements=(None, None),
+    )
+    for step in range(num_steps):
+        values = np.array([[1, loss, loss, loss, loss**2, 0, 0, 0], [4, 0.0, 1.0, 2.0, 2.0, 2, 1, 0]]).T
+        series = np.arange(2, dtype=np.uint32)
+        block = StatBlock(step=step, time_s=float(step), series=series, values=np.ascontiguousarray(values))
+        writer.add(header, KEYS, block)
+    writer.commit({})
+    return run_dir
+
+
+def query(capsys, *words):
+    parser = argparse.ArgumentParser()
+    subject.add_arguments(parser)
+    assert subject.main(parser.parse_args([str(word) for word in words])) == 0
+    return capsys.readouterr().out
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TRAINERMON_SPOOL", str(tmp_path / "spool"))
+
+
+def test_a_table_is_aligned_and_says_how_many_rows_there_are(tmp_path, capsys):
+    run = make_run(tmp_path / "run")
+
+    out = query(capsys, run, "SELECT step, kind, max AS largest, micro_step FROM stats WHERE step < 2 ORDER BY ALL")
+
+    assert out.splitlines() == [
+        "step  kind  largest  micro_step",
+        "----  ----  -------  ----------",
+        "   0  actv        1",
+        "   0  loss      2.5",
+        "   1  actv        1",
+        "   1  loss      2.5",
+        "(4 rows)",
+    ]
+
+
+def test_csv_and_json_hold_the_same_values(tmp_path, capsys):
+    run = make_run(tmp_path / "run", loss=math.inf)
+    sql = "SELECT step, name, sum, micro_step FROM stats WHERE kind = 'loss' ORDER BY step"
+
+    as_csv = list(csv.DictReader(io.StringIO(query(capsys, run, sql, "--format", "csv"))))
+    as_json = json.loads(query(capsys, run, sql, "--format", "json"))
+
+    assert as_json[0] == {"step": 0, "name": "loss", "sum": "Infinity", "micro_step": None}
+    assert as_csv[0] == {"step": "0", "name": "loss", "sum": "inf", "micro_step": ""}
+    assert len(as_csv) == len(as_json) == 3
+
+
+def test_a_limit_is_kept_and_told(tmp_path, capsys):
+    run = make_run(tmp_path / "run")
+
+    out = query(capsys, run, "SELECT step FROM stats", "--limit", "2")
+    exact = query(capsys, run, "SELECT step FROM stats LIMIT 2", "--limit", "2")
+
+    assert out.endswith("... only the first 2 rows; --limit or LIMIT shows others\n")
+    assert exact.endswith("(2 rows)\n")
+
+
+def test_without_sql_the_tables_and_examples_are_shown_and_the_examples_work(tmp_path, capsys):
+    run = make_run(tmp_path / "run")
+
+    out = query(capsys, run)
+
+    for text in ("stats(kind varchar", "all_stats(", "steps(attempt", "alerts(host", "Examples:"):
+        assert text in out
+    for example in out.split("Examples:\n")[1].splitlines():
+        run_query(run, example)
+
+
+def test_a_run_is_a_path_an_id_or_the_newest(tmp_path, capsys):
+    root = tmp_path / "trainermon_output"
+    for age, name in ((5, "new"), (9, "old")):
+        make_run(root / name)
+        os.utime(root / name, (1e9 - age, 1e9 - age))
+    (root / "notes").mkdir()
+
+    assert find_run(str(root / "old")) == root / "old"
+    assert find_run("old").resolve() == root / "old"
+    assert find_run(None).resolve() == root / "new"
+    assert query(capsys, "SELECT count(*) AS n FROM stats", "--format", "csv") == "n\n6\n"
+    with pytest.raises(QueryError, match=r"no run 'other': neither it nor trainermon_output/other is a run directory"):
+        find_run("other")
+    with pytest.raises(QueryError, match="no run under"):
+        find_run(None, tmp_path / "empty")
+
+
+@pytest.mark.parametrize(
+    ("sql", "message"),
+    [
+        ("SELECT nme FROM stats", r'(?s)"nme" not found.*Tables of .*stats\(kind varchar'),
+        ("SELEC 1", r"(?s)syntax error.*alerts\(host"),
+    ],
+)
+def test_a_wrong_query_is_told_what_there_is(tmp_path, sql, message):
+    run = make_run(tmp_path / "run")
+
+    with pytest.raises(QueryError, match=message):
+        run_query(run, sql)
+
+
+def test_a_run_without_segments_can_be_queried(tmp_path):
+    (tmp_path / "run" / "nodes").mkdir(parents=True)
+
+    assert run_query(tmp_path / "run", "FROM steps").rows == []
+    assert "stats(" in describe(tmp_path / "run")
+
+
+def test_a_segment_that_is_merged_away_during_the_query_does_not_matter(tmp_path, monkeypatch):
+    run = make_run(tmp_path / "run")
+    open_run, calls = subject.open_run, []
+
+    def open_and_replace(run_dir):
+        connection = open_run(run_dir)
+        calls.append(run_dir)
+        if len(calls) < 3:  # what this connection is about to read goes away
+            (segment,) = run_dir.glob("nodes/node/segments/*.parquet")
+            segment.rename(segment.with_name(f"0000000001-{len(calls) + 1:010d}.parquet"))
+        return connection
+
+    monkeypatch.setattr(subject, "open_run", open_and_replace)
+
+    assert run_query(run, "SELECT count(*) FROM stats").rows == [(6,)]
+    assert len(calls) == 3
+
+
+def test_a_file_that_is_not_there_is_an_error(tmp_path):
+    run = make_run(tmp_path / "run")
+
+    with pytest.raises(StoreError, match="No files found"):
+        run_query(run, "FROM 'nothing.parquet'")
+
+
+@pytest.fixture
+def agent():
+    requests = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            requests.append((self.path, self.headers["Authorization"]))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *arguments):
+            pass
+
+    server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}", requests
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def write_status(tmp_path, run, **status):
+    spool = tmp_path / "spool" / run.name
+    spool.mkdir(parents=True)
+    (spool / "agent.status.json").write_text(json.dumps({"output": str(run), **status}))
+    token = run / "nodes" / socket.gethostname() / "token"
+    token.parent.mkdir(parents=True)
+    token.write_text("secret\n")
+
+
+def test_the_agent_of_a_running_run_is_asked_to_store_what_it_holds(tmp_path, agent, capsys):
+    url, requests = agent
+    run = make_run(tmp_path / "run")
+    write_status(tmp_path, run, url=url)
+
+    query(capsys, run, "SELECT 1")
+
+    assert requests == [("/api/flush", "Bearer secret")]
+
+
+@pytest.mark.parametrize("changes", [{"output": "/somewhere/else/run"}, {"url": None}, {"url": "file:///etc/passwd"}])
+def test_nobody_else_is_given_the_token(tmp_path, agent, changes):
+    url, requests = agent
+    run = make_run(tmp_path / "run")
+    write_status(tmp_path, run, **{"url": url, **changes})
+
+    assert not flush_agents(run)
+    assert requests == []
+
+
+def test_an_agent_that_is_gone_or_silent_costs_little_and_no_error(tmp_path):
+    run = make_run(tmp_path / "run")
+    assert not flush_agents(run)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        write_status(tmp_path, run, url=f"http://127.0.0.1:{silent.getsockname()[1]}")
+
+        assert not flush_agents(run, timeout_s=0.1)
+
+
+def test_neither_home_nor_working_directory_need_be_writable(tmp_path, monkeypatch):
+    run = make_run(tmp_path / "run")
+    monkeypatch.setenv("HOME", "/nonexistent")
+    monkeypatch.chdir("/proc")
+
+    assert run_query(run, "SELECT count(*) FROM stats").rows == [(6,)]
