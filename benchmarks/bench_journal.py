@@ -3,8 +3,8 @@
     python benchmarks/bench_journal.py [DIRECTORY]
 
 DIRECTORY (default: the spool's own place) decides which disk is measured. CPU time includes the kernel's, that is, the
-copy into the page cache; the shares of the CRC and of the system call alone are measured beside it in the same run. In a
-virtual machine the call is eight times as dear where the host must first back the page cache with memory: look at the
+copy into the page cache; the shares of the CRC and of the system call alone are measured beside it in the same run. In
+a virtual machine the call is eight times as dear where the host must first back the page cache with memory: look at the
 smallest round too.
 """
 
