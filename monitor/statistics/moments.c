@@ -1,7 +1,7 @@
 /*
  * The eight moments of many tensors in one pass: count, min, max, sum, sum of squares, zeros, NaNs, infinities.
  *
- * Plain C that knows neither Python nor torch: kernel.py loads it by ctypes. What is decided here:
+ * Plain C that knows neither Python nor torch: compiled.py loads it by ctypes. What is decided here:
  *
  *   - Sums run in double lanes. Those of bfloat16 and half, which are not bound by memory, run in float lanes that are
  *     emptied into double ones every FLUSH steps: a relative error of at most FLUSH * 2^-24 < 1e-6.
@@ -33,12 +33,19 @@
 #define INLINE static inline __attribute__((always_inline))
 #define PREFETCH(address) __builtin_prefetch((const char *)(address) + READ_AHEAD, 0, 2)
 
-/* One copy of each loop per instruction set; the loader picks one, which takes a libc with ifunc. */
+/* One copy of each loop per instruction set; the loader picks one, which takes a libc with ifunc. GCC 11 knows no levels,
+ * and its copies of the 16-bit loops are slower than the loops as they are. */
 #ifdef CLONED /* a test builds one instruction set at a time */
+#define CLONED_HALVES CLONED
 #elif defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__) && __GNUC__ >= 12
 #define CLONED __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#define CLONED_HALVES CLONED
+#elif defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__)
+#define CLONED __attribute__((target_clones("avx512f", "avx2", "default")))
+#define CLONED_HALVES
 #else
 #define CLONED
+#define CLONED_HALVES
 #endif
 
 struct partial {
@@ -46,6 +53,7 @@ struct partial {
     int64_t zeros, nans, infs;
 };
 
+/* Reads at most ITEM elements: what lanes of counters can hold. */
 typedef void scan(const void *elements, int64_t count, struct partial *part);
 
 static const struct partial NOTHING = {INFINITY, -INFINITY, 0, 0, 0, 0, 0};
@@ -61,10 +69,11 @@ static inline void merge(struct partial *into, const struct partial *part)
     into->infs += part->infs;
 }
 
-/* ------------------------------------------------------------------------- float, double, integers: sums in double lanes
+/* ----------------------------------------------------------------------- float, double, integers: sums in double lanes
  *
- * STORED is what lies in memory, EACH what is done with one of it. ABOVE and BELOW are what minimum and maximum begin with: no element is above or below them. COUNTER is an unsigned
- * type as wide as ELEMENT, or as wide as gives the vectoriser the least to convert. MASKED is a constant.
+ * STORED is what lies in memory, EACH what is done with one of it. Minimum and maximum begin with ABOVE and BELOW,
+ * which no element exceeds. COUNTER is the unsigned type that gives the vectoriser least to convert. MASKED is a
+ * constant.
  */
 
 #define TAKE(k, element, ABOVE, BELOW, MASKED)                                                                         \
@@ -129,12 +138,18 @@ DEFINE_SCAN(scan_uint16, uint16_t, uint32_t, UINT16_MAX, 0, 0)
 DEFINE_SCAN(scan_uint32, uint32_t, uint32_t, UINT32_MAX, 0, 0)
 DEFINE_SCAN(scan_uint64, uint64_t, uint64_t, UINT64_MAX, 0, 0)
 
-/* The square of a double is not exact: fused with the addition in only one of the two loops it would make them differ. */
+/* The square of a double is not exact: fused with the addition in one of the loops only, it would make them differ. */
+#ifdef __clang__
+#pragma STDC FP_CONTRACT OFF
+#else
 #pragma GCC push_options
 #pragma GCC optimize("fp-contract=off")
+#endif
 DEFINE_SCAN(scan_double, double, uint64_t, INFINITY, -INFINITY, 0)
 DEFINE_SCAN(scan_double_masked, double, uint64_t, INFINITY, -INFINITY, 1)
+#ifndef __clang__
 #pragma GCC pop_options
+#endif
 
 /* ------------------------------------------------------------------------------------- bfloat16 and half: 16-bit lanes
  *
@@ -142,7 +157,7 @@ DEFINE_SCAN(scan_double_masked, double, uint64_t, INFINITY, -INFINITY, 1)
  * elements are taken out of each 32-bit word: no lane has to move, and to a sum order does not matter.
  */
 
-#define PAIRS (2 * LANES)
+#define HALVES (2 * LANES) /* elements that one step takes */
 
 struct half_format {
     float (*to_float)(uint32_t bits); /* the value of the low 16 bits; the others are zero */
@@ -181,22 +196,22 @@ INLINE int16_t order_key(int16_t bits)
 INLINE void scan_halves(const void *data, int64_t count, const struct half_format format, const int masked,
                         struct partial *part)
 {
-    int16_t low[PAIRS], high[PAIRS];
-    uint16_t zeros[PAIRS] = {0}, nans[PAIRS] = {0}, infs[PAIRS] = {0};
+    int16_t low[HALVES], high[HALVES];
+    uint16_t zeros[HALVES] = {0}, nans[HALVES] = {0}, infs[HALVES] = {0};
     double sum[LANES] = {0}, sum_sq[LANES] = {0};
-    for (int k = 0; k < PAIRS; k++) {
+    for (int k = 0; k < HALVES; k++) {
         low[k] = INT16_MAX;
         high[k] = INT16_MIN;
     }
     for (int64_t i = 0, end; i < count; i = end) {
         float evens[LANES] = {0}, evens_sq[LANES] = {0}, odds[LANES] = {0}, odds_sq[LANES] = {0};
-        end = i + FLUSH * PAIRS < count ? i + FLUSH * PAIRS : count;
-        for (int64_t j = i; j < end; j += PAIRS) {
-            int16_t halves[PAIRS];
+        end = i + FLUSH * HALVES < count ? i + FLUSH * HALVES : count;
+        for (int64_t j = i; j < end; j += HALVES) {
+            int16_t halves[HALVES];
             uint32_t words[LANES];
             PREFETCH((const int16_t *)data + j);
             memcpy(halves, (const int16_t *)data + j, sizeof halves);
-            for (int k = 0; k < PAIRS; k++) {
+            for (int k = 0; k < HALVES; k++) {
                 int16_t magnitude = halves[k] & INT16_MAX, least = order_key(halves[k]), most = least;
                 zeros[k] += magnitude == 0;
                 if (masked) {
@@ -225,7 +240,7 @@ INLINE void scan_halves(const void *data, int64_t count, const struct half_forma
         }
     }
     *part = NOTHING;
-    for (int k = 0; k < PAIRS; k++) {
+    for (int k = 0; k < HALVES; k++) {
         struct partial lane = {INFINITY, -INFINITY, 0, 0, zeros[k], nans[k], infs[k]};
         if (low[k] <= high[k]) {
             lane.low = format.to_float((uint16_t)order_key(low[k]));
@@ -237,10 +252,10 @@ INLINE void scan_halves(const void *data, int64_t count, const struct half_forma
     }
 }
 
-/* Merge the elements that are too few for a step. */
+/* Merge the elements that are too few for a step, of any kind and magnitude. */
 INLINE void merge_remainder(const void *data, int64_t count, const struct half_format format, struct partial *part)
 {
-    float floats[PAIRS];
+    float floats[HALVES];
     struct partial rest;
     for (int64_t k = 0; k < count; k++) {
         uint16_t bits;
@@ -254,10 +269,10 @@ INLINE void merge_remainder(const void *data, int64_t count, const struct half_f
 }
 
 #define DEFINE_HALF_SCAN(NAME, TO_FLOAT, INFINITE, MASKED)                                                             \
-    CLONED static void NAME(const void *data, int64_t count, struct partial *part)                                     \
+    CLONED_HALVES static void NAME(const void *data, int64_t count, struct partial *part)                              \
     {                                                                                                                  \
         const struct half_format format = {TO_FLOAT, INFINITE};                                                        \
-        int64_t whole = count / PAIRS * PAIRS;                                                                         \
+        int64_t whole = count / HALVES * HALVES;                                                                       \
         scan_halves(data, whole, format, MASKED, part);                                                                \
         merge_remainder((const uint16_t *)data + whole, count - whole, format, part);                                  \
     }
@@ -287,7 +302,7 @@ static void scan_bfloat16_wide(const void *data, int64_t count, struct partial *
     merge_remainder((const uint16_t *)data + count - count % 2, count % 2, format, part);
 }
 
-/* --------------------------------------------------------------------------------------------------------------- items */
+/* ------------------------------------------------------------------------------------------------------------ items */
 
 enum { ORDINARY, MASKED, WIDE };
 
@@ -297,7 +312,7 @@ struct kind {
     double least, most; /* magnitudes between which the first two scans are accurate */
 };
 
-/* In the order of kernel.py's table of dtypes. */
+/* In the order of compiled.py's table of dtypes. */
 static const struct kind KINDS[] = {
     {4, {scan_float, scan_float_masked}, 0, INFINITY},
     {2, {scan_bfloat16, scan_bfloat16_masked, scan_bfloat16_wide}, 0x1p-40, 0x1p40},
@@ -343,7 +358,7 @@ static void write_row(double *row, int64_t count, const struct partial *part)
     row[7] = (double)part->infs;
 }
 
-/* ------------------------------------------------------------------------------------------------------- many tensors */
+/* ----------------------------------------------------------------------------------------------------- many tensors */
 
 struct tensor {
     const char *data;
@@ -462,9 +477,9 @@ int64_t trainermon_moments(const struct tensor *tensors, int64_t num_tensors, do
     return 0;
 }
 
-/* Write the row of one tensor that lies in memory as `num_rows` runs of `length` elements, `stride` elements apart. */
+/* Write the row of one tensor that lies in memory as `num_runs` runs of `length` elements, `stride` elements apart. */
 void trainermon_moments_strided(const char *data, int64_t kind_index, int64_t num_runs, int64_t length, int64_t stride,
-                             double *row)
+                                double *row)
 {
     const struct kind *kind = &KINDS[kind_index];
     char gathered[GATHERED * sizeof(double)];
