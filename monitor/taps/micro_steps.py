@@ -93,6 +93,7 @@ class MicroSteps:
             self._on_forward_end()
             for _, tensor in tensors_of(output):
                 if tensor.requires_grad:
+                    _ = tensor.grad_fn  # see ModuleTaps: without it register_hook may die of a segmentation fault
                     tensor.register_hook(self._arm)  # type: ignore[no-untyped-call]
 
     def _queue_behind_reducer(self) -> None:

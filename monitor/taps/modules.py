@@ -154,6 +154,9 @@ class ModuleTaps:
                 self._collector.share(series, seen.row)
         if self._backward and tensor.requires_grad and torch.is_grad_enabled():
             if not seen.gradient_series:
+                # torch 2.13 dies in register_hook on a view whose base was written to through another view, unless its
+                # grad_fn was brought up to date by reading it
+                _ = tensor.grad_fn
                 tensor.register_hook(  # type: ignore[no-untyped-call]
                     functools.partial(self._gradient_hook, seen.gradient_series)
                 )
