@@ -21,7 +21,6 @@ import numpy as np
 import numpy.typing as npt
 
 from trainermon.exporters.segments import (
-    COLUMNS,
     Metadata,
     Position,
     clean,
@@ -95,7 +94,7 @@ class Batch:
         """Return the rows sorted by series, then attempt, rank and step, and the series that `id` counts."""
         parts = sorted(self.parts, key=lambda part: part[:3])
         ids = np.concatenate([part.ids for part in parts])
-        used = sorted(np.unique(ids).tolist(), key=lambda index: _sort_key(self.series[index].key))
+        used = sorted(np.flatnonzero(np.bincount(ids)).tolist(), key=lambda index: _sort_key(self.series[index].key))
         places = np.zeros(len(self.series), np.uint32)
         places[used] = np.arange(len(used), dtype=np.uint32)
         sorted_ids = places[ids]
@@ -210,23 +209,26 @@ def read_cursors(directory: Path) -> dict[int, Position]:
 
 def _create_series(connection: duckdb.DuckDBPyConnection, series: Sequence[_Series]) -> None:
     """Create the table that joins the rows to their series; enumerations, which Parquet writes without hashing text."""
-    columns: dict[str, list[Any]] = {
-        "kind": [str(entry.key.kind) for entry in series],
-        "name": [entry.key.name for entry in series],
-        "slot": [entry.key.slot for entry in series],
-        "call": [entry.key.call for entry in series],
-        "micro_step": [entry.key.micro_step for entry in series],
-        "stage": [entry.key.stage for entry in series],
-        "in_global_norm": [entry.in_global_norm for entry in series],
-        "scale": [entry.scale for entry in series],
+    keys = [entry.key for entry in series]
+    texts = {
+        "kind": [key.kind.value for key in keys],
+        "name": [key.name for key in keys],
+        "slot": [key.slot for key in keys],
     }
-    lists = ", ".join(f"unnest(${name})::{COLUMNS[name]} AS {name}" for name in columns)
-    connection.execute(f"CREATE TABLE text AS SELECT unnest(range({len(series)}))::UINTEGER AS id, {lists}", columns)
-    texts = [name for name in columns if COLUMNS[name] == "VARCHAR"]
+    columns: dict[str, npt.NDArray[Any]] = {name: np.array(text, dtype=object) for name, text in texts.items()}
+    columns["id"] = np.arange(len(series), dtype=np.uint32)
+    columns["call"] = np.array([key.call for key in keys], np.int32)
+    columns["micro_step"] = np.array([-1 if key.micro_step is None else key.micro_step for key in keys], np.int32)
+    columns["stage"] = np.array([key.stage for key in keys], np.int32)
+    columns["in_global_norm"] = np.array([entry.in_global_norm for entry in series], np.bool_)
+    columns["scale"] = np.array([entry.scale for entry in series], np.float64)
+    connection.register("plain", columns)
     for name in texts:
-        connection.execute(f"CREATE TYPE {name}_text AS ENUM (SELECT DISTINCT {name} FROM text)")
+        connection.execute(f"CREATE TYPE {name}_text AS ENUM (SELECT DISTINCT {name} FROM plain)")
     enums = ", ".join(f"{name}::{name}_text AS {name}" for name in texts)
-    connection.execute(f"CREATE TABLE series AS SELECT * REPLACE ({enums}) FROM text")
+    connection.execute(
+        f"CREATE TABLE series AS SELECT * REPLACE ({enums}, nullif(micro_step, -1) AS micro_step) FROM plain"
+    )
 
 
 def _series_of(key: SeriesKey, placement: Placement | None, *, is_first_copy: bool) -> _Series:

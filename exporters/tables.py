@@ -43,13 +43,14 @@ _STEPS = f"""
         step,
         max(num_steps) AS num_steps,
         max(time_s) AS time_s,
-        count(DISTINCT rank) AS num_ranks,
+        count(DISTINCT rank) FILTER ({_IS_DURATION}) AS num_ranks,
         if(sum(nonfinite) FILTER ({_IS_LOSS}) > 0, 'inf'::DOUBLE,
             sum(sum) FILTER ({_IS_LOSS}) / nullif(sum(finite) FILTER ({_IS_LOSS}), 0)) AS loss,
         if(sum(nonfinite) FILTER ({_IS_COUNTED_GRAD}) > 0, 'inf'::DOUBLE,
             sqrt(sum(sum_sq / scale ** 2 / num_steps) FILTER ({_IS_COUNTED_GRAD}))) AS grad_norm,
         max(max) FILTER ({_IS_DURATION} AND finite > 0) AS duration_s
     FROM stats
+    WHERE {_IS_LOSS} OR {_IS_DURATION} OR {_IS_COUNTED_GRAD}
     GROUP BY attempt, step
     ORDER BY attempt, step
 """
