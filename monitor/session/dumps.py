@@ -126,13 +126,17 @@ class Dumps:
             )
         self._nonfinite_before = nonfinite
 
-    def finish_step(self, step: int) -> None:
-        """Let go of what was kept, and end the dump of `step` if there is one."""
+    def finish_step(self) -> None:
+        """Let go of what was kept, and end the dump of this step if there is one."""
         if self._keeper is not None:
             self._keeper.clear()
+        self._finish_capture()
+
+    def _finish_capture(self) -> None:
         if self._capture is None or self._writer is None or self._order is None:
             return
         self._capture.detach()
+        step = self._writer.info.step
         try:
             written = self._writer.close()
         except DumpError as error:
@@ -145,9 +149,8 @@ class Dumps:
         self._capture = self._writer = self._order = None
 
     def abandon(self) -> None:
-        """Take every hook away; an unfinished dump keeps what was captured."""
-        if self._capture is not None:
-            self._capture.detach()
+        """Take every hook away, and end an unfinished dump with what was captured."""
+        self._finish_capture()
         if self._keeper is not None:
             self._keeper.detach()
             self._keeper.clear()
@@ -186,7 +189,7 @@ class Dumps:
         self._capture.attach()
         self._writer, self._order = writer, order
 
-    def _tell(self, command: Command, step: int, status: str, **details: object) -> None:
+    def _tell(self, command: Command, step: int | None, status: str, **details: object) -> None:
         self._journal.append_event({"type": "dump", "step": step, "command": command.id, "status": status, **details})
 
     def _info(self, dump_id: str, step: int, reason: str) -> DumpInfo:

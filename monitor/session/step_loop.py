@@ -218,7 +218,7 @@ class StepLoop:
             self.collector.put(self.collector.table.id_of(DURATION), now_s - self._exited_s)
         self._exited_s = now_s
         self.collector.seal()
-        self._dumps.finish_step(self.step)
+        self._dumps.finish_step()
         self._steps.new_step()
         self._gradients.new_step()
         self._modules.forget()

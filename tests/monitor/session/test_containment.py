@@ -2,6 +2,8 @@
 
 import json
 import logging
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -219,3 +221,35 @@ def test_a_spool_that_vanishes_changes_nothing(places):
 def _remove(folder):
     for path in sorted(folder.rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()
+
+
+VIEWS_WRITTEN_IN_PLACE = """
+import torch
+from torch import nn
+from trainermon import TrainerMon
+
+class Halves(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(4, 8), nn.Tanh(), nn.Linear(4, 1)
+
+    def forward(self, x):
+        left, right = self.first(x).chunk(2, -1)
+        left.mul_(2.0)
+        return self.last(self.second(right) + left)
+
+model = Halves()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+with TrainerMon({"xy_distribution": True, "agent": {"start": False}}) as monitor:
+    monitor.set_monitor(model, optimizer)
+    model(torch.randn(3, 4)).sum().backward()
+    optimizer.step()
+print("alive")
+"""
+
+
+def test_views_whose_base_is_written_in_place_do_not_kill_the_process(places):
+    """Torch 2.13 ends with a segmentation fault in `register_hook` on such a view, unless its grad_fn was read before."""
+    done = subprocess.run([sys.executable, "-c", VIEWS_WRITTEN_IN_PLACE], capture_output=True, text=True, check=False)
+
+    assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr
