@@ -6,11 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from trainermon.exporters.segments import SERIES_COLUMNS, Metadata, connect, cover, read_metadata, scan
+from trainermon.monitor.errors import StoreError
 from trainermon.monitor.journal import Header
 from trainermon.monitor.values import STATISTICS, Coordinates, Kind, Placement, SeriesKey, StatBlock
 
@@ -42,13 +44,7 @@ def read_blocks(directory: Path, *, max_rows: int = 2_000_000) -> Iterator[tuple
 
 
 def _segment_blocks(path: Path, metadata: Metadata) -> Iterator[tuple[Header, StatBlock]]:
-    with connect() as connection:
-        series = _read_series(connection, path)
-        moments = ", ".join(f"rows.{name}::DOUBLE AS {name}" for name in STATISTICS)
-        same = " AND ".join(f"rows.{name} IS NOT DISTINCT FROM series.{name}" for name in SERIES_COLUMNS)
-        columns = connection.execute(
-            f"SELECT id, attempt, rank, step, time_s, {moments} FROM {scan([path])} AS rows JOIN series ON {same}"
-        ).fetchnumpy()
+    series, columns = _read_segment(path)
     order = np.lexsort((columns["id"], columns["rank"], columns["step"], columns["attempt"]))
     places = np.stack([columns[name][order] for name in ("attempt", "step", "rank")])
     values = np.stack([columns[name][order] for name in STATISTICS])
@@ -67,6 +63,23 @@ def _segment_blocks(path: Path, metadata: Metadata) -> Iterator[tuple[Header, St
                 values=np.ascontiguousarray(values[:, start:end]),
             ),
         )
+
+
+def _read_segment(path: Path) -> tuple[list[tuple[SeriesKey, Placement]], dict[str, npt.NDArray[Any]]]:
+    """Return all series of the segment, and its rows as columns, whose `id` counts the series."""
+    import duckdb
+
+    moments = ", ".join(f"rows.{name}::DOUBLE AS {name}" for name in STATISTICS)
+    same = " AND ".join(f"rows.{name} IS NOT DISTINCT FROM series.{name}" for name in SERIES_COLUMNS)
+    try:
+        with connect() as connection:
+            series = _read_series(connection, path)
+            rows = connection.execute(
+                f"SELECT id, attempt, rank, step, time_s, {moments} FROM {scan([path])} AS rows JOIN series ON {same}"
+            )
+            return series, rows.fetchnumpy()
+    except duckdb.Error as error:
+        raise StoreError(f"{path}: the segment cannot be read: {error}") from error
 
 
 def _read_series(connection: duckdb.DuckDBPyConnection, path: Path) -> list[tuple[SeriesKey, Placement]]:

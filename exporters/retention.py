@@ -4,19 +4,24 @@ Moments merge over steps as they merge over ranks: sums and counts add up, extre
 finite is ever lost; a row then stands for `num_steps` steps and bears the number and time of the last one. Small
 neighbours are joined as they are, because every file costs every query some time.
 
-A merge is a new segment whose range covers its inputs (see `segments`), so it may be interrupted at any point. It may
-run beside the commits of the directory's writer, but there must be one `compact` at a time: the agent calls it in a
-worker thread.
+A merge is a new segment whose range covers its inputs (see `segments`), so it may be interrupted at any point, and run
+beside the commits of the directory's writer. A lock sees to it that there is one `compact` at a time. It takes up to
+256 MiB, so the agent has it done by a process of its own:
+
+    python -m trainermon.exporters.retention DIRECTORY --max-bytes 53687091200 --full-detail-hours 24
 """
 
 # ruff: noqa: S608  (the SQL consists of our own column names and of quoted paths)
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
+import fcntl
 import itertools
 import logging
 import math
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -34,12 +39,14 @@ from trainermon.exporters.segments import (
     write_segment,
 )
 from trainermon.exporters.tables import superseded
+from trainermon.monitor.errors import StoreError
 
 if TYPE_CHECKING:
     import duckdb
 
 logger = logging.getLogger(__name__)
 
+LOCK_FILE = ".compact.lock"
 FACTOR = 10
 MAX_INPUTS = 32
 MAX_INPUT_ROWS = 4_000_000
@@ -50,7 +57,7 @@ MAX_WINDOW_STEPS = 10**9
 _ORDER = (*SERIES_COLUMNS, "attempt", "rank", "step")
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Retention:
     """How much of a run is kept on each node.
 
@@ -74,11 +81,37 @@ class _Segment(NamedTuple):
 def compact(directory: Path, retention: Retention, *, now_s: float) -> int:
     """Merge segments of `directory` until it meets `retention`; return the number of merges.
 
-    `now_s` is Unix time. Costs about 0.5 µs of CPU time a row, without the interpreter lock, and 256 MiB at most.
+    `now_s` is Unix time. Costs about 0.5 µs of CPU time a row. Nothing is done where another process is at it.
 
     Raises:
         StoreError: A segment cannot be read or written; what was merged until then stays.
     """
+    with (directory / LOCK_FILE).open("a") as lock:
+        try:
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):  # which of them is the system's choice
+            return 0
+        return _compact(directory, retention, now_s)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Compact one directory; returns 0, or 1 if it could not be read or written."""
+    parser = argparse.ArgumentParser(description="Merge the segments of a node until they keep to their budget.")
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--max-bytes", type=int, default=Retention.max_bytes)
+    parser.add_argument("--full-detail-hours", type=float, default=Retention.full_detail_s / 3600)
+    given = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    try:
+        retention = Retention(max_bytes=given.max_bytes, full_detail_s=3600 * given.full_detail_hours)
+        compact(given.directory, retention, now_s=time.time())
+    except (StoreError, OSError) as error:
+        logger.error("%s", error)  # noqa: TRY400  (the message says it all)
+        return 1
+    return 0
+
+
+def _compact(directory: Path, retention: Retention, now_s: float) -> int:
     known: dict[Path, Metadata] = {}
     count = 0
     while True:
@@ -178,3 +211,7 @@ def _merged_over_steps(rows: str, window_steps: int, superseded_from: Mapping[in
     columns = ", ".join(f"{merged[name]} AS {name}" if name in merged else name for name in COLUMNS)
     same = ", ".join((*SERIES_COLUMNS, "attempt", "rank"))
     return f"SELECT {columns} FROM {rows} AS rows GROUP BY {same}, rows.step // {window_steps:d}, {is_repeated}"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -34,6 +34,8 @@ METADATA_KEY = "trainermon"
 ROW_GROUP_ROWS = 122_880
 SPILL_DIRECTORY = ".spill"
 
+_ATTEMPTS = 5
+
 # The identity of a series and of a row, then the moments, then how many steps a row stands for.
 COLUMNS: Mapping[str, str] = {
     "kind": "VARCHAR",
@@ -187,6 +189,22 @@ def read_metadata(path: Path) -> Metadata:
             f"{path}: not a segment of format {FORMAT_VERSION} ({error});"
             " move it out of the directory to go on without it"
         ) from error
+
+
+def read_newest(directory: Path) -> tuple[int, Metadata]:
+    """Return the last number of a directory and the metadata that goes with it; 0 and nothing if it has no segment.
+
+    Raises:
+        StoreError: The newest segment cannot be read.
+    """
+    for _ in range(_ATTEMPTS):
+        live = cover(directory)
+        try:
+            return (live[-1].last, read_metadata(live[-1].path)) if live else (0, Metadata())
+        except StoreError:
+            if live[-1].path.exists():
+                raise  # else it was merged away since it was listed
+    raise StoreError(f"{directory}: the newest segment was merged away {_ATTEMPTS} times while it was read")
 
 
 def connect(*, memory_bytes: int = 256 << 20, spill: Path | None = None) -> duckdb.DuckDBPyConnection:

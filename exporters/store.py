@@ -25,8 +25,7 @@ from trainermon.exporters.segments import (
     Position,
     clean,
     connect,
-    cover,
-    read_metadata,
+    read_newest,
     segment_path,
     write_segment,
 )
@@ -119,12 +118,11 @@ class SegmentWriter:
     def __init__(self, directory: Path) -> None:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         clean(directory)
-        live = cover(directory)
+        last, self.metadata = read_newest(directory)
         self.directory = directory
-        self.metadata = read_metadata(live[-1].path) if live else Metadata()
         self.num_rows = 0
         self.size_bytes = 0
-        self._next = live[-1].last + 1 if live else 1
+        self._next = last + 1
         self._parts: list[_Part] = []
         self._series: list[_Series] = []
         self._index: dict[_Series, int] = {}
@@ -203,8 +201,7 @@ class SegmentWriter:
 
 def read_cursors(directory: Path) -> dict[int, Position]:
     """Return, by rank, how far the journals are stored in the segments of `directory`; empty without any."""
-    live = cover(directory)
-    return dict(read_metadata(live[-1].path).positions) if live else {}
+    return dict(read_newest(directory)[1].positions)
 
 
 def _create_series(connection: duckdb.DuckDBPyConnection, series: Sequence[_Series]) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainermon.exporters.segments import SegmentFile, connect, cover, read_metadata, scan
+from trainermon.exporters.segments import connect, cover, read_newest, scan
 from trainermon.monitor.catalogue import LOSS_SERIES, STEP_TIME_SERIES
 from trainermon.monitor.errors import StoreError
 from trainermon.monitor.values import Kind
@@ -86,11 +86,11 @@ def open_run(run_dir: Path, *, memory_bytes: int = 1 << 30, threads: int = 1) ->
     """
     if not run_dir.is_dir():
         raise StoreError(f"{run_dir}: no such run directory")
-    nodes = [cover(path) for path in sorted(run_dir.glob("nodes/*/segments"))]
+    nodes = sorted(run_dir.glob("nodes/*/segments"))
     attempts = _first_steps(nodes)
     connection = connect(memory_bytes=memory_bytes, spill=_spill_directory())
     connection.execute(f"SET threads = {threads:d}")
-    segments = scan(segment.path for node in nodes for segment in node)
+    segments = scan(segment.path for node in nodes for segment in cover(node))
     connection.execute(f"CREATE VIEW all_stats AS SELECT *, {_DERIVED} FROM {segments}")
     connection.execute(f"CREATE VIEW stats AS SELECT * FROM all_stats WHERE {_last_attempt(attempts)}")
     connection.execute(f"CREATE VIEW steps AS {_STEPS}")
@@ -98,13 +98,12 @@ def open_run(run_dir: Path, *, memory_bytes: int = 1 << 30, threads: int = 1) ->
     return connection
 
 
-def _first_steps(nodes: Sequence[Sequence[SegmentFile]]) -> dict[int, int]:
+def _first_steps(nodes: Sequence[Path]) -> dict[int, int]:
     """Return the first step of each attempt over all nodes, from the newest segment of each."""
     attempts: dict[int, int] = {}
     for node in nodes:
-        if node:
-            for attempt, step in read_metadata(node[-1].path).attempts.items():
-                attempts[attempt] = min(step, attempts.get(attempt, step))
+        for attempt, step in read_newest(node)[1].attempts.items():
+            attempts[attempt] = min(step, attempts.get(attempt, step))
     return attempts
 
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from trainermon.exporters import segments
 from trainermon.exporters.blocks import read_blocks
 from trainermon.exporters.segments import Position, clean, cover, read_metadata
 from trainermon.exporters.store import SegmentWriter, open_run, read_cursors
@@ -74,7 +75,7 @@ keys = st.builds(
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(keys, min_size=1, max_size=6, unique=True), st.data())
 def test_whatever_was_added_is_found_again_with_its_series_rank_and_step(tmp_path_factory, table, data):
-    directory = tmp_path_factory.mktemp("segments")
+    directory = tmp_path_factory.mktemp("run")
     writer = SegmentWriter(directory)
     expected = {}
     for step in range(data.draw(st.integers(1, 3))):
@@ -268,6 +269,22 @@ def test_a_damaged_or_foreign_segment_is_named(tmp_path):
         )
     with pytest.raises(StoreError, match="found format 9, expected 1"):
         read_cursors(tmp_path)
+
+
+def test_the_newest_segment_may_be_merged_away_while_it_is_looked_for(tmp_path, monkeypatch):
+    writer = SegmentWriter(tmp_path)
+    writer.add(header(), KEYS, block(0, [plain(1.0)] * 4))
+    path = writer.commit({0: Position(1, Cursor(2, 3))})
+    real = segments.read_metadata
+
+    def read(wanted):
+        if wanted == path:
+            wanted.replace(tmp_path / "0000000001-0000000002.parquet")
+        return real(wanted)
+
+    monkeypatch.setattr(segments, "read_metadata", read)
+
+    assert read_cursors(tmp_path) == {0: Position(1, Cursor(2, 3))}
 
 
 def test_a_run_without_any_segment_has_empty_tables(tmp_path):

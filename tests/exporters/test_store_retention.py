@@ -1,4 +1,7 @@
+import fcntl
 import math
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -211,6 +214,21 @@ def test_the_step_table_shows_the_mean_step_of_a_window(segments, tmp_path):
         assert connection.execute("SELECT step, num_steps, loss, grad_norm FROM steps").fetchall() == [
             (9, 10, 2.0, 6.0)
         ]
+
+
+def test_it_runs_as_a_program_and_only_once_at_a_time(segments, caplog):
+    for step in range(12):
+        store(segments, [step])
+    command = [sys.executable, "-m", "trainermon.exporters.retention", segments, "--full-detail-hours", "1e9"]
+
+    with (segments / subject.LOCK_FILE).open("w") as lock:
+        fcntl.lockf(lock, fcntl.LOCK_EX)
+        subprocess.run(command, check=True, capture_output=True)
+        assert len(cover(segments)) == 12
+    subprocess.run(command, check=True, capture_output=True)
+    assert len(cover(segments)) == 1
+    assert subject.main([str(segments / "nowhere")]) == 1
+    assert "nowhere" in caplog.text
 
 
 @pytest.mark.parametrize("event", ["before", "after"])
