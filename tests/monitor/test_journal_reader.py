@@ -20,26 +20,12 @@ from trainermon.monitor.journal import (
     EndRecord,
     EventRecord,
     HeaderRecord,
-    JournalReader,
     JournalWriter,
     SeriesRecord,
     list_files,
 )
 
 HEAD_BYTES = 32
-
-
-@pytest.fixture
-def open_reader(tmp_path):
-    opened = []
-
-    def open_at(cursor: Cursor = START, directory: Path = tmp_path, **options) -> JournalReader:
-        opened.append(JournalReader(directory, 0, cursor, **options))
-        return opened[-1]
-
-    yield open_at
-    for reader in opened:
-        reader.close()
 
 
 def frame_offsets(path: Path) -> list[int]:
