@@ -16,6 +16,6 @@ def test_clean_run_gives_at_most_one_grouped_alert(start: bool) -> None:
 
 @pytest.mark.parametrize("factor", [10.0, 0.1])
 def test_tenfold_change_of_a_few_series_is_found_within_five_steps(factor: float) -> None:
-    found = [delay for delay in delays(90, factor, seed=HELD_OUT) if delay is not None and delay <= 5]
+    found = [delay for delay in delays(900, factor, seed=HELD_OUT) if delay is not None and delay <= 5]
 
     assert len(found) >= 19
