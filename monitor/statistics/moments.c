@@ -33,8 +33,8 @@
 #define INLINE static inline __attribute__((always_inline))
 #define PREFETCH(address) __builtin_prefetch((const char *)(address) + READ_AHEAD, 0, 2)
 
-/* One copy of each loop per instruction set; the loader picks one, which takes a libc with ifunc. GCC 11 knows no levels,
- * and its copies of the 16-bit loops are slower than the loops as they are. */
+/* One copy of each loop per instruction set; the loader picks one, which takes a libc with ifunc. GCC 11 knows no
+ * levels, and its copies of the 16-bit loops are slower than the loops as they are. */
 #ifdef CLONED /* a test builds one instruction set at a time */
 #define CLONED_HALVES CLONED
 #elif defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__) && __GNUC__ >= 12
@@ -398,22 +398,17 @@ struct work {
     atomic_llong taken;
 };
 
-#define TAKEN_AT_ONCE 4 /* items in a row, so that the hardware's prefetcher has something to follow */
-
 static void *scan_items(void *argument)
 {
     struct work *work = argument;
     const struct kind *kind = NULL;
     int next = ORDINARY;
-    int64_t first;
-    while ((first = atomic_fetch_add(&work->taken, TAKEN_AT_ONCE)) < work->num_items)
-        for (int64_t i = first; i < min_count(first + TAKEN_AT_ONCE, work->num_items); i++) {
-            struct item *item = &work->items[i];
-            if (item->kind != kind)
-                next = ORDINARY;
-            kind = item->kind;
-            scan_item(kind, item->data, item->count, &next, &item->part);
-        }
+    for (int64_t i; (i = atomic_fetch_add(&work->taken, 1)) < work->num_items;) {
+        struct item *item = &work->items[i];
+        next = item->kind == kind ? next : ORDINARY;
+        kind = item->kind;
+        scan_item(kind, item->data, item->count, &next, &item->part);
+    }
     return NULL;
 }
 

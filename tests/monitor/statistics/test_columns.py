@@ -60,6 +60,16 @@ def test_columns_and_single_values_agree(name, elements):
     np.testing.assert_array_equal(derive(moments[:, None], name)[0], getattr(Moments(*moments.tolist()), name))
 
 
+def test_equal_elements_have_a_standard_deviation_of_zero():
+    counts = range(1, 200)
+    rows = np.array([numpy_moments(np.full(count, 0.1)) for count in counts])
+
+    spread = derive(rows.T, "std")
+
+    assert np.all(spread >= 0)
+    np.testing.assert_allclose(spread, 0, atol=1e-8)
+
+
 def test_every_stored_statistic_can_be_read_by_name():
     moments = np.arange(16.0).reshape(8, 2)
 

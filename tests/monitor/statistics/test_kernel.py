@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.monitor.statistics.numpy_moments import assert_moments, elements_of
-from tests.strategies import LAYOUTS, PATTERNS, fill, fixed
+from tests.strategies import INTEGERS, LAYOUTS, PATTERNS, fill, fixed
 from trainermon.monitor.statistics import moments
 
 
@@ -36,6 +36,7 @@ def test_the_result_has_the_same_bits_for_any_number_of_threads(compiled_rows, p
     stretch = fill("mixed", 200_000, dtype=dtype, seed=seed)
     long = torch.cat([torch.cat([fill(pattern, 70_000, dtype=dtype, seed=seed), stretch]) for pattern in patterns])
     tensors = [long[1:], *long.split(150_001), long.repeat(1 + 4_500_000 // long.numel())]
+    tensors += [fill(pattern, 99, dtype=other, seed=seed) for pattern in PATTERNS for other in (dtype, *INTEGERS)]
 
     with threads(1):
         expected = compiled_rows(tensors)
