@@ -65,14 +65,16 @@ def name_run(
 ) -> Run:
     """Return the run that this rank belongs to; every rank of the job gets the same.
 
-    The id is the configured one, TRAINERMON_RUN_ID, the scheduler's job id, or one that rank 0 makes. The attempt is
-    one more than the newest that the run's directory knows of.
+    The id is the configured one, TRAINERMON_RUN_ID, the scheduler's job id, or one that rank 0 makes; the second monitor
+    that a process makes adds `-2` to a name that it has from its surroundings, and so on. The attempt is one more than
+    the newest that the run's directory knows of.
 
     Raises:
         AttachError: Several ranks, but nothing through which they could agree.
     """
     root = _output_root(output_dir, environ)
-    given = run_id or environ.get("TRAINERMON_RUN_ID") or _scheduler_run_id(environ)
+    number = next(_monitors_of_this_process)
+    given = run_id or _numbered(environ.get("TRAINERMON_RUN_ID") or _scheduler_run_id(environ), number)
     if coordinates.world_size == 1:
         return _new_attempt(root, given or _fresh_run_id())
     dist = _initialised_distributed()
@@ -80,7 +82,7 @@ def name_run(
         return _run_from_environment(root, given, environ)
     # the store of the default group: public as an argument of init_process_group, private to read back
     store = dist.distributed_c10d._get_default_store()
-    key = f"trainermon/run/{next(_monitors_of_this_process)}"
+    key = f"trainermon/run/{number}"
     if coordinates.rank == 0:
         run = _new_attempt(root, given or _fresh_run_id())
         store.set(key, json.dumps([run.run_id, run.attempt, str(run.directory)]))
@@ -113,6 +115,11 @@ def _scheduler_run_id(environ: Mapping[str, str]) -> str | None:
         elastic = environ.get("TORCHELASTIC_RUN_ID", "none")  # torchrun's own word for "not given"
         return None if elastic == "none" else f"run-{elastic[:8]}"  # by default a long random one
     return f"job-{found}"
+
+
+def _numbered(job: str | None, number: int) -> str | None:
+    """Tell the monitors of one process apart, which all find the same name of their job."""
+    return job if job is None or number == 0 else f"{job}-{number + 1}"
 
 
 def _fresh_run_id() -> str:

@@ -1,12 +1,19 @@
 """What a run is called, and which attempt it is."""
 
+import itertools
 import json
 
 import pytest
 
+from trainermon.monitor import topology
 from trainermon.monitor.errors import AttachError, ConfigError
 from trainermon.monitor.topology import find_coordinates, name_run
 from trainermon.monitor.values import Coordinates
+
+
+@pytest.fixture(autouse=True)
+def first_monitor_of_its_process(monkeypatch):
+    monkeypatch.setattr(topology, "_monitors_of_this_process", itertools.count())
 
 
 @pytest.mark.parametrize(
@@ -23,6 +30,14 @@ def test_the_explicit_name_comes_before_the_schedulers(tmp_path, run_id, environ
 
     assert run.run_id == expected
     assert run.directory == tmp_path / expected
+
+
+def test_several_monitors_of_one_process_have_runs_of_their_own(tmp_path):
+    environ = {"TRAINERMON_RUN_ID": "job"}
+
+    names = [name_run(Coordinates(), output_dir=str(tmp_path), environ=environ).run_id for _ in range(3)]
+
+    assert names == ["job", "job-2", "job-3"]
 
 
 @pytest.mark.parametrize("environ", [{}, {"TORCHELASTIC_RUN_ID": "none"}])
