@@ -65,9 +65,9 @@ def name_run(
 ) -> Run:
     """Return the run that this rank belongs to; every rank of the job gets the same.
 
-    The id is the configured one, TRAINERMON_RUN_ID, the scheduler's job id, or one that rank 0 makes; the second monitor
-    that a process makes adds `-2` to a name that it has from its surroundings, and so on. The attempt is one more than
-    the newest that the run's directory knows of.
+    The id is the configured one, TRAINERMON_RUN_ID, the scheduler's job id, or one that rank 0 makes; the second
+    monitor that a process makes adds `-2` to a name that it has from its surroundings, and so on. The attempt is one
+    more than the newest that the run's directory knows of.
 
     Raises:
         AttachError: Several ranks, but nothing through which they could agree.
