@@ -207,13 +207,12 @@ class Pipeline:
             self._committed = dict(self._batch.metadata.positions)
             self._batch = None
             self.num_commits += 1
-        elif isinstance(error, StoreError):
+        else:
             self._retry_s = self._clock() + RETRY_S
             if not self.store_error:
-                logger.error("%s; it is tried again every %g s", error, RETRY_S)
-        else:
-            raise error
-        self.store_error = str(error or "")
+                unexpected = None if isinstance(error, StoreError) else error
+                logger.error("%s; it is tried again every %g s", error, RETRY_S, exc_info=unexpected)
+        self.store_error = "" if error is None else str(error) or type(error).__name__
 
     def _complete_flushes(self) -> None:
         flushed = self.flushed

@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # imported on first use: 36 MB and 0.1 s that an agent withou
 
 FORMAT_VERSION = 1
 METADATA_KEY = "trainermon"
-ROW_GROUP_ROWS = 122_880
+ROW_GROUP_ROWS = 40_960  # against 122 880: 25 MB less while writing, queries as fast, as many bytes
 SPILL_DIRECTORY = ".spill"
 
 _ATTEMPTS = 5

@@ -9,6 +9,7 @@ some rank has not reached yet, and about 1 MB for the rest.
 from __future__ import annotations
 
 import collections
+import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -97,8 +98,13 @@ class RunHistory:
         Raises:
             StoreError: A segment cannot be read.
         """
-        for header, block in read_blocks(directory, max_rows=max_rows):
-            self.add(header, header.series, block)
+        blocks = read_blocks(directory, max_rows=max_rows)
+        for _, of_step in itertools.groupby(blocks, lambda entry: (entry[0].attempt, entry[1].step)):
+            step = list(of_step)
+            for header, _ in step:
+                self.start(header)
+            for header, block in step:
+                self.add(header, header.series, block)
         self._newest = {}
         self._close_steps()
 

@@ -341,10 +341,10 @@ def test_a_failed_commit_is_repeated_until_it_succeeds_and_counts_once(spool, ru
     pipeline.step()
 
     with caplog.at_level(logging.ERROR):
-        for _ in range(2):
-            executor.run(StoreError("disk full"))
+        for error in (StoreError("disk full"), MemoryError()):
+            executor.run(error)
             pipeline.step()
-            assert pipeline.store_error == "disk full"
+            assert pipeline.store_error == (str(error) or "MemoryError")
             assert executor.jobs == []
             clock.now_s += 6
             journal.append_block(block(pipeline.num_blocks))

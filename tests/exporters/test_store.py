@@ -2,6 +2,9 @@ import dataclasses
 import json
 import math
 import stat
+import subprocess
+import sys
+from pathlib import Path
 
 import duckdb
 import numpy as np
@@ -212,6 +215,40 @@ def test_a_full_or_missing_disk_is_an_error_that_leaves_nothing(tmp_path):
     assert list(batch.path.parent.iterdir()) == [batch.path]
     batch.path.rmdir()
     assert batch.write().is_file()
+
+
+def test_a_disk_that_fills_up_while_writing_leaves_nothing(tmp_path):
+    script = """
+import resource, signal, sys
+from pathlib import Path
+import numpy as np
+from tests.exporters.test_store import KEYS, SegmentWriter, StoreError, block, header
+
+writer = SegmentWriter(Path(sys.argv[1]))
+rng = np.random.default_rng(0)
+for step in range(2000):
+    writer.add(header(), KEYS, block(step, rng.random((4, 8))))
+batch = writer.seal({})
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
+try:
+    batch.write()
+except StoreError as error:
+    print(error)
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+print(*(path.name for path in Path(sys.argv[1]).iterdir()))
+batch.write()
+"""
+    root = Path(__file__).parents[2]
+
+    done = subprocess.run(
+        [sys.executable, "-c", script, tmp_path], capture_output=True, text=True, check=True, cwd=root
+    )
+
+    error, left = done.stdout.splitlines()
+    assert "could not be written" in error
+    assert left == ""
+    assert len(cover(tmp_path)) == 1
 
 
 def test_counts_that_are_no_numbers_do_not_stop_the_store(tmp_path):

@@ -206,7 +206,7 @@ def test_a_new_attempt_replaces_what_it_repeats_and_only_that():
 
 
 def test_a_history_that_is_filled_again_from_the_segments_is_the_same(tmp_path):
-    history, again = expecting(header(0), header(1)), expecting(header(0), header(1))
+    history, again = expecting(header(0), header(1)), RunHistory()
     writer = SegmentWriter(tmp_path)
     heads = [header(rank, dp=rank, dp_size=2) for rank in range(2)]
     for step in range(40):
