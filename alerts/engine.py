@@ -25,7 +25,17 @@ from trainermon.alerts.conditions import (
     Watcher,
     as_indices,
 )
-from trainermon.alerts.rules import Condition, Dead, Flat, NonFinite, Rule, Spike, Threshold, inhibitors
+from trainermon.alerts.rules import (
+    Condition,
+    Dead,
+    Flat,
+    NonFinite,
+    Rule,
+    Spike,
+    Threshold,
+    inhibitors,
+    later_inhibitors,
+)
 from trainermon.alerts.spikes import SpikeWatcher
 from trainermon.alerts.state import Group
 from trainermon.alerts.statistics import Array
@@ -54,7 +64,7 @@ class RuleEngine:
 
     def __init__(self, rules: Sequence[Rule]) -> None:
         self._rules = tuple(rules)
-        self._inhibitors = inhibitors(self._rules)
+        self._inhibitors = inhibitors(self._rules), later_inhibitors(self._rules)
         self._ranks: dict[int, _Rank] = {}
 
     @property
@@ -117,16 +127,23 @@ class RuleEngine:
 
     def _rank_number(self, number: int) -> _Rank:
         if number not in self._ranks:
-            self._ranks[number] = _Rank(number, self._rules, self._inhibitors)
+            self._ranks[number] = _Rank(number, self._rules, *self._inhibitors)
         return self._ranks[number]
 
 
 class _Rank:
     """All rules on one rank, and what is known of its alerts from before a restart of the agent."""
 
-    def __init__(self, number: int, rules: Sequence[Rule], inhibited_by: Mapping[str, tuple[str, ...]]) -> None:
+    def __init__(
+        self,
+        number: int,
+        rules: Sequence[Rule],
+        inhibited_by: Mapping[str, tuple[str, ...]],
+        inhibited_later_by: Mapping[str, tuple[str, ...]],
+    ) -> None:
         self._watches = {rule.name: _Watch(rule) for rule in rules}
         self._inhibited_by = inhibited_by
+        self._inhibited_later_by = inhibited_later_by
         self._moment = Moment(rank=number, attempt=-1, step=-1, time_s=0.0)
         self._num_keys = 0
         self._plans: dict[bytes, list[tuple[_Watch, Slots, Slots]]] = {}
@@ -221,9 +238,16 @@ class _Rank:
             if watch.group.firing and not watch.on:
                 watch.begin(self._resumed, self._moment)
             if watch.on:
-                held = any(self._watches[other].group.firing for other in self._inhibited_by[name])
-                changes += watch.change(self._moment, held=held)
+                changes += watch.change(self._moment, held=self._is_consequence(name))
         return changes
+
+    def _is_consequence(self, name: str) -> bool:
+        always = (self._watches[other].group for other in self._inhibited_by[name])
+        later = (self._watches[other].group for other in self._inhibited_later_by[name])
+        began = self._watches[name].group.first_step
+        return any(group.firing for group in always) or any(
+            group.firing and group.first_step < began for group in later
+        )
 
 
 class _Watch:

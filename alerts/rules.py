@@ -152,6 +152,7 @@ class Rule:
         cooldown_steps: How many steps after the end of an alert the next one may begin.
         escalate: What follows, if anything.
         inhibits: Names of the rules whose alerts are consequences of this one: they are held back while it fires.
+        inhibits_later: The same for alerts that begin on a later step than this one's; on the same step they are news.
         summary: The message, with fields of `SUMMARY_FIELDS` in braces.
         runbook: The heading in the runbook that explains the rule.
     """
@@ -165,6 +166,7 @@ class Rule:
     cooldown_steps: int = 0
     escalate: Escalation | None = None
     inhibits: tuple[str, ...] = ()
+    inhibits_later: tuple[str, ...] = ()
     summary: str
     runbook: str
 
@@ -193,8 +195,13 @@ def load_rules(path: Path | str | None = None) -> tuple[Rule, ...]:
 
 
 def inhibitors(rules: Sequence[Rule]) -> Mapping[str, tuple[str, ...]]:
-    """Return for every rule the rules that hold it back."""
+    """Return for every rule the rules that hold it back, whenever it begins."""
     return {rule.name: tuple(other.name for other in rules if rule.name in other.inhibits) for rule in rules}
+
+
+def later_inhibitors(rules: Sequence[Rule]) -> Mapping[str, tuple[str, ...]]:
+    """Return for every rule the rules that hold it back if it begins after them."""
+    return {rule.name: tuple(other.name for other in rules if rule.name in other.inhibits_later) for rule in rules}
 
 
 @lru_cache(maxsize=256)
@@ -212,6 +219,7 @@ _RULE_KEYS = (
     "cooldown",
     "escalate",
     "inhibits",
+    "inhibits_later",
     "summary",
     "runbook",
 )
@@ -234,6 +242,7 @@ def _read_rule(entry: Any, source: Path, number: int) -> Rule:
         cooldown_steps=node.whole("cooldown", 0),
         escalate=_read_escalation(node) if "escalate" in node else None,
         inhibits=node.texts("inhibits", ()),
+        inhibits_later=node.texts("inhibits_later", ()),
         summary=_read_summary(node),
         runbook=node.text("runbook", node.text("name")),
     )
@@ -373,14 +382,22 @@ def _refuse_impossible(node: Node, rule: Rule) -> None:
 
 
 def _with_inhibited(rule: Rule, names: Sequence[str], source: Path) -> Rule:
+    return dataclasses.replace(
+        rule,
+        inhibits=_named(rule, "inhibits", names, source),
+        inhibits_later=_named(rule, "inhibits_later", names, source),
+    )
+
+
+def _named(rule: Rule, key: str, names: Sequence[str], source: Path) -> tuple[str, ...]:
     found: list[str] = []
-    for pattern in rule.inhibits:
+    for pattern in getattr(rule, key):
         matching = [name for name in names if fnmatch.fnmatchcase(name, pattern) and name != rule.name]
         if not matching:
             what = f"found {pattern!r}, which is no other rule's name{nearest(pattern, names)}"
-            raise RuleError(f"{source}: rule {rule.name!r}: inhibits: {what}")
+            raise RuleError(f"{source}: rule {rule.name!r}: {key}: {what}")
         found.extend(name for name in matching if name not in found)
-    return dataclasses.replace(rule, inhibits=tuple(found))
+    return tuple(found)
 
 
 def _refuse_cycles(rules: Sequence[Rule], source: Path) -> None:

@@ -232,6 +232,18 @@ def test_consequence_that_ends_with_its_cause_is_never_reported(engine: RuleEngi
     assert summary(after) == [("nonfinite", RESOLVED, 44, 1)]
 
 
+@pytest.mark.parametrize(
+    ("own_step", "expected"), [(8, ["gradient-nonfinite", "gradient-nonfinite-local"]), (9, ["gradient-nonfinite"])]
+)
+def test_only_the_rank_whose_own_gradients_failed_first_is_called_an_origin(own_step: int, expected: list[str]) -> None:
+    engine = RuleEngine(load_rules())
+    keys = [grad("a"), SeriesKey(Kind.GRAD_UNREDUCED, "a")]
+
+    found = feed(engine, keys, [block(step, {0: NAN, 1: NAN if step >= own_step else 1.0}) for step in range(8, 12)])
+
+    assert [alert.rule for alert in found] == expected
+
+
 def test_alert_that_was_on_before_its_cause_is_still_resolved(engine: RuleEngine) -> None:
     keys = [grad("a"), LOSS]
     feed(engine, keys, calm(range(40), 2))
