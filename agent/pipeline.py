@@ -79,7 +79,7 @@ class Pipeline:
         *,
         executor: Executor,
         consumers: Sequence[Consumer] = (),
-        flush_bytes: int = 32 << 20,
+        flush_bytes: int = 8 << 20,
         flush_s: float = 30.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

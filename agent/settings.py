@@ -63,7 +63,7 @@ class AgentSettings:
     allowed_hosts: tuple[str, ...] = ()
     linger_s: float = 60.0
     flush_s: float = 30.0
-    flush_bytes: int = 32 * MIB
+    flush_bytes: int = 8 * MIB
     escalation: EscalationSettings = dataclasses.field(default_factory=EscalationSettings)
     retention: RetentionSettings = dataclasses.field(default_factory=RetentionSettings)
     series_budget: int | None = None

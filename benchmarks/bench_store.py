@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import resource
 import statistics
 import sys
@@ -26,6 +27,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.measure import cpu_ms
 from trainermon.agent.pipeline import Consumer, Pipeline
+from trainermon.exporters.retention import Retention, compact
 from trainermon.exporters.segments import cover
 from trainermon.exporters.store import SegmentWriter, open_run
 from trainermon.exporters.views import RunHistory
@@ -35,7 +37,7 @@ from trainermon.monitor.values import STATISTICS, Coordinates, Kind, SeriesKey, 
 KINDS = (Kind.GRAD_REDUCED, Kind.EXP_AVG, Kind.PARAM_UPDATED)
 NUM_SERIES = 1000
 NUM_RANKS = 8
-FLUSH_BYTES = 32 << 20
+FLUSH_BYTES = 8 << 20
 
 
 def header_of(rank: int, keys: Sequence[SeriesKey]) -> Header:
@@ -120,7 +122,7 @@ def bench_bytes(directory: Path) -> dict[str, float]:
 
 
 def bench_write(directory: Path, rows_per_kind: int) -> dict[str, float]:
-    """Fill the store, one segment per 32 MB as the agent does."""
+    """Fill the store, one segment per 8 MB, joined later, as the agent does."""
     keys = made_up_keys()
     writer = SegmentWriter(directory)
     headers = [header_of(rank, keys) for rank in range(NUM_RANKS)]
@@ -131,7 +133,15 @@ def bench_write(directory: Path, rows_per_kind: int) -> dict[str, float]:
         if writer.size_bytes >= FLUSH_BYTES:
             seconds += cpu_ms(lambda: writer.commit({})) / 1e3
     seconds += cpu_ms(lambda: writer.commit({})) / 1e3
-    return {"rows": num_rows, "rows_per_cpu_s": num_rows / seconds, "segments": len(cover(directory))}
+    joining = (
+        cpu_ms(lambda: compact(directory, Retention(max_bytes=1 << 50, full_detail_s=math.inf), now_s=1.8e9)) / 1e3
+    )
+    return {
+        "rows": num_rows,
+        "rows_per_cpu_s": num_rows / seconds,
+        "joined_per_cpu_s": num_rows / joining,
+        "segments": len(cover(directory)),
+    }
 
 
 def bench_queries(run_dir: Path, rows_per_kind: int, rounds: int) -> dict[str, dict[str, float]]:
@@ -226,6 +236,7 @@ def main() -> None:
         size = bench_bytes(root / "real")
     print(f"bytes per row   {size['bytes_per_row']:.1f} (real moments, {size['rows']} rows)")
     print(f"write           {written['rows_per_cpu_s'] / 1e6:.2f} M rows/s ({written['rows']} rows)")
+    print(f"join            {written['joined_per_cpu_s'] / 1e6:.2f} M rows/s (to {written['segments']} segments)")
     for what, seconds in queries.items():
         print(f"{what:15} {text(seconds, 's')} ({arguments.rows} rows of a kind, {len(KINDS)} kinds)")
     for what, rate in rates.items():

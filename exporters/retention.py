@@ -5,8 +5,8 @@ finite is ever lost; a row then stands for `num_steps` steps and bears the numbe
 neighbours are joined as they are, because every file costs every query some time.
 
 A merge is a new segment whose range covers its inputs (see `segments`), so it may be interrupted at any point, and run
-beside the commits of the directory's writer. A lock sees to it that there is one `compact` at a time. It takes up to
-256 MiB, so the agent has it done by a process of its own:
+beside the commits of the directory's writer. A lock sees to it that there is one `compact` at a time. It takes about
+100 MB; where the agent must not have them, another process does the same:
 
     python -m trainermon.exporters.retention DIRECTORY --max-bytes 53687091200 --full-detail-hours 24
 """
@@ -50,8 +50,9 @@ LOCK_FILE = ".compact.lock"
 FACTOR = 10
 MAX_INPUTS = 32
 MAX_INPUT_ROWS = 4_000_000
-SMALL_ROWS = 100_000
-MAX_JOINED_ROWS = 500_000
+SMALL_ROWS = 150_000  # a little more than the agent commits at a time
+MAX_JOINED_ROWS = 1_500_000
+MEMORY_BYTES = 64 << 20  # what does not fit is spilled: 2.1 instead of 1.7 µs a row to sort, 200 MB less
 MAX_WINDOW_STEPS = 10**9
 
 _ORDER = (*SERIES_COLUMNS, "attempt", "rank", "step")
@@ -81,7 +82,8 @@ class _Segment(NamedTuple):
 def compact(directory: Path, retention: Retention, *, now_s: float) -> int:
     """Merge segments of `directory` until it meets `retention`; return the number of merges.
 
-    `now_s` is Unix time. Costs about 0.5 µs of CPU time a row. Nothing is done where another process is at it.
+    `now_s` is Unix time. Costs about 0.6 µs of CPU time a row that is merged over steps, and 2 µs one that is sorted
+    among its neighbours. Nothing is done where another process is at it.
 
     Raises:
         StoreError: A segment cannot be read or written; what was merged until then stays.
@@ -171,7 +173,7 @@ def _run(live: Sequence[_Segment], max_rows: int, excess: float = math.inf) -> S
 def _merge(directory: Path, run: Sequence[_Segment], factor: int, superseded_from: Mapping[int, int]) -> Path:
     """Replace the segments by one and return its path."""
     path = segment_path(directory, run[0].first, run[-1].last)
-    with connect(spill=directory / SPILL_DIRECTORY) as connection:
+    with connect(memory_bytes=MEMORY_BYTES, spill=directory / SPILL_DIRECTORY) as connection:
         rows = scan(segment.path for segment in run)
         window_steps = run[-1].metadata.window_steps
         if factor > 1:

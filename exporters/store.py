@@ -63,6 +63,38 @@ class _Part(NamedTuple):
     values: Floats
 
 
+class _Database:
+    """The database that writes segments, with the series as a table; kept, as making it costs as much as 50 k rows."""
+
+    def __init__(self) -> None:
+        self._connection: duckdb.DuckDBPyConnection | None = None
+        self._places = np.zeros(0, np.uint32)
+
+    def write(self, batch: Batch) -> None:
+        """Write the batch; after an error the next one begins with a new database."""
+        try:
+            connection, places = self._prepare(batch.series)
+            connection.register("moments", _columns(batch.parts, places))
+            rows = "SELECT *, 1 AS num_steps FROM moments JOIN series USING (id)"
+            write_segment(connection, rows, batch.path, batch.metadata)
+            connection.unregister("moments")
+        except BaseException:
+            self._connection = None
+            raise
+
+    def _prepare(self, series: Sequence[_Series]) -> tuple[duckdb.DuckDBPyConnection, Integers]:
+        """Return the database, and by the writer's number of a series its place in sorted order."""
+        if self._connection is None or len(self._places) != len(series):
+            order = sorted(range(len(series)), key=lambda index: _sort_key(series[index].key))
+            self._places = np.empty(len(series), np.uint32)
+            self._places[order] = np.arange(len(series), dtype=np.uint32)
+            self._connection = connect()
+            # A join keeps the order of its left side, as long as the sides are not exchanged.
+            self._connection.execute("SET disabled_optimizers = 'join_order,build_side_probe_side'")
+            _create_series(self._connection, [series[index] for index in order])
+        return self._connection, self._places
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
     """A segment to be: its rows, its number and its metadata are settled, only the file is not there yet."""
@@ -71,41 +103,19 @@ class Batch:
     parts: tuple[_Part, ...]
     series: tuple[_Series, ...]
     metadata: Metadata
+    database: _Database
 
     def write(self) -> Path:
-        """Commit the segment and return its path; safe to repeat after an error, and to call in any one thread.
+        """Commit the segment and return its path; safe to repeat after an error.
 
-        Costs about 0.3 µs a row of CPU time, most of it without the interpreter lock.
+        Batches of one writer are written one after the other, in any thread. Costs about 0.3 µs a row of CPU time, most
+        of it without the interpreter lock.
 
         Raises:
             StoreError: It could not be written; nothing has changed.
         """
-        columns, used = self._columns()
-        with connect() as connection:
-            _create_series(connection, [self.series[index] for index in used])
-            connection.register("moments", columns)
-            # The larger side of a join keeps its order, so the rows stay sorted.
-            rows = "SELECT *, 1 AS num_steps FROM moments JOIN series USING (id)"
-            write_segment(connection, rows, self.path, self.metadata)
+        self.database.write(self)
         return self.path
-
-    def _columns(self) -> tuple[dict[str, npt.NDArray[Any]], list[int]]:
-        """Return the rows sorted by series, then attempt, rank and step, and the series that `id` counts."""
-        parts = sorted(self.parts, key=lambda part: part[:3])
-        ids = np.concatenate([part.ids for part in parts])
-        used = sorted(np.flatnonzero(np.bincount(ids)).tolist(), key=lambda index: _sort_key(self.series[index].key))
-        places = np.zeros(len(self.series), np.uint32)
-        places[used] = np.arange(len(used), dtype=np.uint32)
-        sorted_ids = places[ids]
-        order = np.argsort(sorted_ids, kind="stable")
-        sizes = [len(part.ids) for part in parts]
-        columns: dict[str, npt.NDArray[Any]] = {"id": sorted_ids[order]}
-        for name, dtype in (("attempt", np.int32), ("rank", np.int32), ("step", np.int64), ("time_s", np.float64)):
-            columns[name] = np.repeat(np.array([getattr(part, name) for part in parts], dtype), sizes)[order]
-        for row, name in enumerate(STATISTICS):
-            column = np.concatenate([part.values[row] for part in parts])[order]
-            columns[name] = _as_count(column) if name in _COUNTS else column
-        return columns, used
 
 
 class SegmentWriter:
@@ -123,6 +133,7 @@ class SegmentWriter:
         self.num_rows = 0
         self.size_bytes = 0
         self._next = last + 1
+        self._database = _Database()
         self._parts: list[_Part] = []
         self._series: list[_Series] = []
         self._index: dict[_Series, int] = {}
@@ -154,6 +165,7 @@ class SegmentWriter:
             parts=tuple(self._parts),
             series=tuple(self._series),
             metadata=self.metadata,
+            database=self._database,
         )
         self._next += 1
         self._parts, self.num_rows, self.size_bytes = [], 0, 0
@@ -226,6 +238,21 @@ def _create_series(connection: duckdb.DuckDBPyConnection, series: Sequence[_Seri
     connection.execute(
         f"CREATE TABLE series AS SELECT * REPLACE ({enums}, nullif(micro_step, -1) AS micro_step) FROM plain"
     )
+
+
+def _columns(parts: Sequence[_Part], places: Integers) -> dict[str, npt.NDArray[Any]]:
+    """Return the rows sorted by series (`id`, its place in sorted order), then by attempt, rank and step."""
+    parts = sorted(parts, key=lambda part: part[:3])
+    ids = places[np.concatenate([part.ids for part in parts])]
+    order = np.argsort(ids, kind="stable")
+    sizes = [len(part.ids) for part in parts]
+    columns: dict[str, npt.NDArray[Any]] = {"id": ids[order]}
+    for name, dtype in (("attempt", np.int32), ("rank", np.int32), ("step", np.int64), ("time_s", np.float64)):
+        columns[name] = np.repeat(np.array([getattr(part, name) for part in parts], dtype), sizes)[order]
+    for row, name in enumerate(STATISTICS):
+        column = np.concatenate([part.values[row] for part in parts])[order]
+        columns[name] = _as_count(column) if name in _COUNTS else column
+    return columns
 
 
 def _series_of(key: SeriesKey, placement: Placement | None, *, is_first_copy: bool) -> _Series:
