@@ -118,7 +118,10 @@ def describe(run_dir: Path) -> str:
             "SELECT table_name, string_agg(column_name || ' ' || lower(data_type), ', ' ORDER BY column_index)"
             " FROM duckdb_columns() WHERE NOT internal GROUP BY ALL ORDER BY table_name"
         ).fetchall()
-    tables = "\n".join(f"  {table}({columns})" for table, columns in rows)
+    names: dict[str, list[str]] = {}
+    for table, columns in rows:
+        names.setdefault(columns, []).append(table)
+    tables = "\n".join(f"  {', '.join(tables)}({columns})" for columns, tables in names.items())
     return f"Tables of {run_dir}:\n{tables}\n{_EXAMPLES}"
 
 
@@ -214,4 +217,6 @@ _FORMATS = {"table": _table, "csv": _csv, "json": _json}
 def _text(value: Any) -> str:
     if value is None:
         return ""
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:.1f}" if 1e6 <= abs(value) < 1e12 else f"{value:.6g}"
+    return str(value)

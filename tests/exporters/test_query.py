@@ -58,15 +58,19 @@ def elsewhere(tmp_path, monkeypatch):
 def test_a_table_is_aligned_and_says_how_many_rows_there_are(tmp_path, capsys):
     run = make_run(tmp_path / "run")
 
-    out = query(capsys, run, "SELECT step, kind, max AS largest, micro_step FROM stats WHERE step < 2 ORDER BY ALL")
+    out = query(
+        capsys,
+        run,
+        "SELECT step, kind, max AS largest, 1.8e9 + step AS time_s, micro_step FROM stats WHERE step < 2 ORDER BY ALL",
+    )
 
     assert out.splitlines() == [
-        "step  kind  largest  micro_step",
-        "----  ----  -------  ----------",
-        "   0  actv        1",
-        "   0  loss      2.5",
-        "   1  actv        1",
-        "   1  loss      2.5",
+        "step  kind  largest        time_s  micro_step",
+        "----  ----  -------  ------------  ----------",
+        "   0  actv        1  1800000000.0",
+        "   0  loss      2.5  1800000000.0",
+        "   1  actv        1  1800000001.0",
+        "   1  loss      2.5  1800000001.0",
         "(4 rows)",
     ]
 
@@ -98,7 +102,7 @@ def test_without_sql_the_tables_and_examples_are_shown_and_the_examples_work(tmp
 
     out = query(capsys, run)
 
-    for text in ("stats(kind varchar", "all_stats(", "steps(attempt", "alerts(host", "Examples:"):
+    for text in ("all_stats, stats(kind varchar", "steps(attempt", "alerts(host", "Examples:"):
         assert text in out
     for example in out.split("Examples:\n")[1].splitlines():
         run_query(run, example)
