@@ -1,5 +1,7 @@
 """A place of its own for what a test's monitor writes, and no agent unless a test wants one."""
 
+import threading
+
 import pytest
 
 
@@ -10,3 +12,11 @@ def places(tmp_path, monkeypatch):
     monkeypatch.setenv("TRAINERMON_SPOOL", str(spool))
     monkeypatch.setenv("TRAINERMON_OUTPUT", str(output))
     return spool, output
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left():
+    """Fail a test whose monitor left a thread behind."""
+    before = set(threading.enumerate())
+    yield
+    assert set(threading.enumerate()) <= before
