@@ -26,7 +26,11 @@ _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")  # it becomes the name of 
 Sender = Callable[[int, Sequence[Command]], None]
 
 
-class DuplicateError(ConfigError):
+class ConflictError(ConfigError):
+    """A command is well formed, but cannot be carried out as things stand."""
+
+
+class DuplicateError(ConflictError):
     """A command's id was used before for another command."""
 
 
@@ -75,6 +79,20 @@ def parse_command(body: Any, *, next_step: int) -> Command:
         scope=tuple(scope),
         reason=reason,
     )
+
+
+def require_possible(command: Command, ranks: Collection[int], steps: Mapping[int, int]) -> None:
+    """Refuse what one of `ranks`, each on its step of `steps`, could only report as late.
+
+    Raises:
+        ConflictError: A rank is past the first step.
+    """
+    for rank in ranks:
+        if steps[rank] > command.first_step:
+            raise ConflictError(
+                f"step {command.first_step} is past: rank {rank} is at step {steps[rank]}; "
+                "leave first_step out for the next possible one"
+            )
 
 
 class CommandBook:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import Response, StreamingResponse
 
-from trainermon.agent.commands import DuplicateError
+from trainermon.agent.commands import ConflictError
 from trainermon.agent.feed import Feed
 from trainermon.agent.guard import Application, Guard
 from trainermon.monitor.errors import TrainermonError
@@ -57,7 +57,7 @@ class Node(Protocol):
         """Return the exposition and its content type."""
 
     def order(self, body: Any) -> dict[str, Any]:
-        """Carry out the command that a client's JSON describes. Raises ConfigError or DuplicateError."""
+        """Carry out the command that a client's JSON describes. Raises ConfigError, or ConflictError for a 409."""
 
     async def flush(self) -> bool:
         """Commit everything followed so far; return whether that succeeded."""
@@ -153,7 +153,8 @@ def _add_control(app: FastAPI, node: Node) -> None:
             body = json.loads(await request.body())
         except ValueError as error:
             raise HTTPException(400, f"the body is not JSON: {error}") from None
-        return _json(node.order(body), status=202)
+        answer = node.order(body)
+        return _json(answer, status=200 if answer["status"] == "duplicate" else 202)
 
     @app.post("/api/flush")
     async def flush() -> Response:
@@ -169,7 +170,7 @@ def _add_control(app: FastAPI, node: Node) -> None:
 
 async def _refuse(request: Request, error: Exception) -> Response:
     del request
-    status = 409 if isinstance(error, DuplicateError) else 400
+    status = 409 if isinstance(error, ConflictError) else 400
     return _json({"detail": str(error)}, status=status)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import trainermon
 from trainermon.agent.assembly import Parts
-from trainermon.agent.commands import parse_command
+from trainermon.agent.commands import ConflictError, parse_command, require_possible
 from trainermon.agent.dumps import MAX_REPORT_BYTES, DumpKey
 from trainermon.monitor.errors import ConfigError
 from trainermon.monitor.values import as_plain
@@ -138,7 +138,10 @@ class RunNode:
         return metrics.render(accept)
 
     def order(self, body: Any) -> dict[str, Any]:
-        """Hand a client's command to the ranks it names in `ranks`, without that to all that live."""
+        """Hand a client's command to the ranks it names in `ranks`, without that to all that live.
+
+        An id that was accepted before is only acknowledged, whatever has become of the run since.
+        """
         watch, book = self._parts.watch, self._parts.commands
         body = dict(body) if isinstance(body, dict) else body
         ranks = body.pop("ranks", None) if isinstance(body, dict) else None
@@ -146,9 +149,15 @@ class RunNode:
         known = book.first_step(str(body.get("id"))) if isinstance(body, dict) else None
         soon = max(steps.values(), default=0) + self._parts.settings.escalation.margin_steps
         command = parse_command(body, next_step=soon if known is None else known)
-        chosen = _checked_ranks(ranks, steps)
-        is_new = book.submit(command, chosen, attempt=self._parts.reactions.attempt, steps=steps)
-        return {"status": "accepted" if is_new else "duplicate", "command": as_plain(command), "ranks": sorted(chosen)}
+        chosen: list[int] = []
+        if known is None:
+            if not steps:
+                raise ConflictError("the run has ended" if watch.ranks else "no rank has begun yet: try again then")
+            chosen = _checked_ranks(ranks, steps)
+            require_possible(command, chosen, steps)
+        if not book.submit(command, chosen, attempt=self._parts.reactions.attempt, steps=steps):
+            return {"status": "duplicate"}
+        return {"status": "accepted", "command": as_plain(command), "ranks": sorted(chosen)}
 
     async def flush(self) -> bool:
         """Commit everything followed so far."""

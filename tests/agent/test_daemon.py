@@ -149,11 +149,33 @@ def test_a_posted_command_reaches_the_ranks_once(make_run):
     assert second.commands() == [2, ["m1", "m2"]]
 
     second.steps(12, 1)
-    assert run.post("api/commands", {"id": "m1", "action": "dump"})[1]["status"] == "duplicate"
+    assert run.post("api/commands", {"id": "m1", "action": "dump"}) == (200, {"status": "duplicate"})
     assert run.post("api/commands", {"id": "m1", "action": "dump", "num_steps": 2})[0] == 409
     assert run.post("api/commands", {"id": "m3", "action": "dump", "ranks": [7]})[0] == 400
     assert run.post("api/commands", {"id": "m4", "action": "dump"}, token="wrong")[0] == 401
     assert second.commands() == [2, ["m1", "m2"]]
+
+
+def test_a_command_that_can_do_nothing_is_refused(make_run):
+    run = make_run(world_size=2, linger_s=60)
+    ranks = first, second = run.rank(0, start_agent=True), run.rank(1)
+    first.steps(0, 13)
+    second.steps(0, 10)
+    wait_for(lambda: [r["step"] for r in run.get_json("api/run")["ranks"]] == [12, 9], "both heartbeats")
+
+    status, answer = run.post("api/commands", {"id": "past", "action": "dump", "first_step": 11})
+    assert status == 409
+    assert answer["detail"] == ("step 11 is past: rank 0 is at step 12; leave first_step out for the next possible one")
+    assert first.commands()[1] == []
+    just = {"id": "just", "action": "dump", "first_step": 12}
+    assert run.post("api/commands", just)[0] == 202
+    assert run.post("api/commands", {**just, "id": "ahead", "first_step": 11, "ranks": [1]})[0] == 202
+
+    for rank in ranks:
+        rank.end()
+    wait_for(lambda: run.get_json("api/run")["state"] == "finished", "the end of the run")
+    assert run.post("api/commands", {"id": "late", "action": "dump"}) == (409, {"detail": "the run has ended"})
+    assert run.post("api/commands", just) == (200, {"status": "duplicate"})
 
 
 def test_a_command_is_remembered_by_the_next_agent(run):

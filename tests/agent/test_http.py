@@ -60,7 +60,7 @@ class FakeNode:
             raise DuplicateError("used before")
         command = parse_command(body, next_step=12)
         self.orders.append(command)
-        return {"id": command.id}
+        return {"status": "duplicate" if self.orders.count(command) > 1 else "accepted", "id": command.id}
 
     async def flush(self):
         return self.flushed
@@ -224,6 +224,12 @@ def test_a_wrong_command_is_refused_by_the_name_of_what_is_wrong(node, change, n
 def test_a_body_that_is_no_json_is_refused(node):
     assert request(node, "POST", "/api/commands", headers=AUTHORISED, content=b"\xff{").status_code == 400
     assert request(node, "POST", "/api/commands", headers=AUTHORISED, content=b"[]").status_code == 400
+
+
+def test_a_repeated_command_is_acknowledged_but_not_accepted_again(node):
+    body = {"id": "manual-1", "action": "dump"}
+    first, second = (request(node, "POST", "/api/commands", headers=AUTHORISED, json=body) for _ in range(2))
+    assert (first.status_code, second.status_code) == (202, 200)
 
 
 def test_the_same_id_for_another_command_is_a_conflict(node):
