@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 
 class NotCoveredError(Exception):
@@ -111,13 +112,15 @@ class Buffers:
     """Keeps the buffers of a model, and learns which of them are constants (masks, tables) that need no copy.
 
     A version alone does not tell: BatchNorm writes its running statistics without counting one. So a buffer counts as
-    constant once a forward has left it bit for bit as it was, and until its version changes. Learning waits for the
-    device once per constant buffer.
+    constant once a forward has left it bit for bit as it was, and until its version changes. Running statistics, and
+    what a forward was once seen to change, never do: a forward may leave them alone by chance, as in evaluation mode
+    or when they are NaN already. Learning waits for the device once per constant buffer.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._modules = list(model.modules())
-        self._constant: dict[int, tuple[Tensor, int]] = {}
+        self._constant: dict[tuple[int, str], tuple[Tensor, int]] = {}
+        self._changing: dict[tuple[int, str], Tensor] = {}
 
     def take(self) -> list[KeptBuffer]:
         """Return all buffers as they are now, with a clone of each that is not known to be constant."""
@@ -126,7 +129,7 @@ class Buffers:
             for name, tensor in module._buffers.items():
                 if tensor is None:
                     continue
-                known = self._constant.get(id(tensor))
+                known = self._constant.get((id(module), name))
                 constant = known is not None and known[0] is tensor and known[1] == tensor._version
                 clone = None if constant else tensor.detach().clone()
                 kept.append(KeptBuffer(module, name, tensor, tensor._version, clone))
@@ -137,11 +140,15 @@ class Buffers:
         return [self._judged(buffer) for buffer in kept]
 
     def _judged(self, buffer: KeptBuffer) -> KeptBuffer:
-        tensor, clone = buffer.tensor, buffer.clone
-        untouched = buffer.module._buffers.get(buffer.name) is tensor and tensor._version == buffer.version
-        if clone is None or not untouched or not same_bits(tensor, clone):
+        place, tensor, clone = (id(buffer.module), buffer.name), buffer.tensor, buffer.clone
+        if clone is None or self._changing.get(place) is tensor or isinstance(buffer.module, _NormBase):
             return buffer
-        self._constant[id(tensor)] = (tensor, tensor._version)
+        if buffer.module._buffers.get(buffer.name) is not tensor:
+            return buffer
+        if tensor._version != buffer.version or not same_bits(tensor, clone):
+            self._changing[place] = tensor
+            return buffer
+        self._constant[place] = (tensor, tensor._version)
         return dataclasses.replace(buffer, clone=None)
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 from trainermon.dump.reader import read_dump
 from trainermon.dump.records import DumpInfo
@@ -354,6 +355,53 @@ def test_constant_buffers_are_not_copied_again():
     assert constant == {"table"}
     model.table.add_(1)
     assert all(buffer.clone is not None for buffer in buffers.take())
+
+
+class OwnStatistics(nn.Module):
+    """Writes running statistics without counting a version, in a module that torch does not know."""
+
+    def __init__(self, channels):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(channels))
+        self.register_buffer("variance", torch.ones(channels))
+
+    def forward(self, x):
+        return functional.batch_norm(x, self.mean, self.variance, training=True)
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm2d, OwnStatistics])
+@pytest.mark.parametrize("bad", range(4))
+def test_running_statistics_that_became_nan_in_any_micro_step_are_replayed(tmp_path, norm, bad):
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), norm(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 2))
+    inputs = [torch.randn(3, 1, 8, 8) for _ in range(4)]
+    inputs[bad][0, 0, 2, 2] = NAN
+    keeper, own = prepared(model, *inputs)
+    before = snapshot(model)
+
+    result = keeper.replay(tmp_path, DumpInfo(), task="tensor")
+
+    assert (result.status, result.reason) == ("nonfinite", "")
+    assert equal(snapshot(model), before)
+    dump = read_dump(tmp_path)
+    assert dump.info.reproduced
+    for name in own[0]:
+        assert equal(replayed(dump, name), [gradients[name] for gradients in own]), name
+
+
+def test_statistics_that_stood_still_in_evaluation_mode_are_replayed_in_training(tmp_path):
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).eval()
+    keeper, _ = prepared(model, torch.randn(6, 4))
+    keeper.clear()
+    model.train()
+    model(torch.randn(6, 4) + 3).square().sum().backward()
+    model.eval()
+    model(torch.randn(6, 4)).square().sum().backward()
+    before = snapshot(model)
+
+    result = keeper.replay(tmp_path, DumpInfo())
+
+    assert (result.status, read_dump(tmp_path).info.reproduced) == ("clean", True)
+    assert equal(snapshot(model), before)
 
 
 def test_detached_keeper_leaves_no_hook():
