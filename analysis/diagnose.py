@@ -124,18 +124,20 @@ def _to_loss(evidence: Evidence, rank: int, origin: Origin) -> tuple[Link, ...]:
 
 
 def _ranks(evidence: Evidence, bad: set[int]) -> tuple[RankFinding, ...]:
-    replays = {entry.rank: entry.dump for entry in evidence.dumps}
+    replays = {entry.rank: entry.dump for entry in evidence.dumps if entry.dump.info.replay}
     unreduced = _count_bad(evidence, Kind.GRAD_UNREDUCED)
     reduced = _count_bad(evidence, Kind.GRAD_REDUCED)
     findings = []
     for rank in sorted({*replays, *evidence.ranks, *bad}):
-        replay = _replay_of(replays.get(rank))
+        dump = replays.get(rank)
+        replay = _replay_of(dump)
         role = Role.ORIGIN if rank in bad else (Role.INNOCENT if replay == "clean" and bad else Role.UNKNOWN)
         findings.append(
             RankFinding(
                 rank=rank,
                 role=role,
                 replay=replay,
+                replay_reason=dump.info.uncovered if dump is not None and dump.info.aborted else "",
                 unreduced=unreduced[rank] if Kind.GRAD_UNREDUCED in evidence.kinds else None,
                 reduced=reduced[rank] if Kind.GRAD_REDUCED in evidence.kinds else None,
             )
@@ -146,7 +148,11 @@ def _ranks(evidence: Evidence, bad: set[int]) -> tuple[RankFinding, ...]:
 def _replay_of(dump: Dump | None) -> str:
     if dump is None:
         return "none"
-    return "nonfinite" if dump.nonfinite and not dump.info.lost_nonfinite else "clean"
+    if dump.info.aborted:
+        return dump.info.aborted
+    if dump.nonfinite and not dump.info.lost_nonfinite:
+        return "nonfinite"
+    return "clean" if dump.info.complete else "unfinished"
 
 
 def _count_bad(evidence: Evidence, kind: Kind) -> Counter[int]:
@@ -182,21 +188,28 @@ def _consequences(evidence: Evidence, bad: set[int]) -> tuple[str, ...]:
 
 def _not_in_replay(evidence: Evidence) -> Diagnosis:
     """Explain a step from stored statistics: no replay was made, or none shows the fault."""
-    replayed = [entry for entry in evidence.dumps if entry.dump.info.replay]
+    started = [entry for entry in evidence.dumps if entry.dump.info.replay]
+    replayed = [entry for entry in started if entry.dump.info.complete and not entry.dump.info.aborted]
+    cut = sorted({entry.rank for entry in started} - {entry.rank for entry in replayed})
     lost = [entry.rank for entry in replayed if entry.dump.info.lost_nonfinite]
     place = locate_in_rows(evidence, lost[0] if lost else None)
+    # a fault may hide where the replay did not get to
+    is_transient = bool(lost) or (bool(replayed) and place.rank not in cut and (not cut or place.rank is not None))
+    found = []
     if lost:
-        why = f"The model's output was not finite on {_rank_list(lost)}, but was in the replay of the same step"
+        found.append(f"The model's output was not finite on {_rank_list(lost)}, but was in the replay of the same step")
     elif replayed:
-        why = f"The replay of {_rank_list([entry.rank for entry in replayed])} is clean although the step was not"
-    else:
-        why = "No replay of the step was found"
-    if replayed:
-        why += ": not reproduced, so transient, likely the hardware or a race"
-    kind = "A transient non-finite value" if replayed else "A non-finite value"
+        clean = _rank_list([entry.rank for entry in replayed])
+        found.append(f"The replay of {clean} is clean although the step was not")
+    if is_transient:
+        found[0] += ": not reproduced, so transient, likely the hardware or a race"
+    if cut:
+        found.append(f"The replay of {_rank_list(cut)} did not come to its end")
+    why = ". ".join(found) or "No replay of the step was found"
+    kind = "A transient non-finite value" if is_transient else "A non-finite value"
     where = f" on rank {place.rank}" if place.rank is not None else ""
     return Diagnosis(
-        verdict=Verdict.NOT_REPRODUCED if replayed else Verdict.LOCATED,
+        verdict=Verdict.NOT_REPRODUCED if is_transient else Verdict.LOCATED,
         run_id=evidence.run_id,
         headline=f"{kind} appeared{f' in {place.module}' if place.module else ''}{where} in step {evidence.step}",
         reason=". ".join(filter(None, [why, _sentence(place.reason)])),
@@ -206,7 +219,7 @@ def _not_in_replay(evidence: Evidence) -> Diagnosis:
         tensor=None if place.row is None else _row_tensor(place.row),
         ranks=_ranks(evidence, set() if place.rank is None else {place.rank, *lost}),
         consequences=_consequences(evidence, set() if place.rank is None else {place.rank}),
-        dump=next((entry.path for entry in replayed if entry.rank == place.rank), None),
+        dump=next((entry.path for entry in started if entry.rank == place.rank), None),
     )
 
 
@@ -256,7 +269,9 @@ def _dump_source(entry: RankDump) -> str:
         words.append("cut off")
     if info.errors:
         words.append(f"{info.errors} entries lost ({info.first_error})")
-    return "; ".join([*words, *filter(None, [info.uncovered]), *info.notes])
+    if info.aborted:  # the reason stands beside the rank
+        words.append(info.aborted)
+    return "; ".join([*words, *filter(None, ["" if info.aborted else info.uncovered]), *info.notes])
 
 
 def _rank_list(ranks: Sequence[int]) -> str:

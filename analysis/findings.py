@@ -78,13 +78,15 @@ class Link:
 class RankFinding:
     """What is known of one rank on the step.
 
-    `replay` is `nonfinite`, `clean` or `none` (no replay dump). `unreduced` and `reduced` are the numbers of
+    `replay` is `nonfinite`, `clean`, `refused` or `failed` (given up before its end, for `replay_reason`), `unfinished`
+    (cut off by the end of the process) or `none` (no replay dump). `unreduced` and `reduced` are the numbers of
     gradients (parameters) with a non-finite element before and after the reduction, None where none is stored.
     """
 
     rank: int
     role: Role
     replay: str
+    replay_reason: str = ""
     unreduced: int | None = None
     reduced: int | None = None
 

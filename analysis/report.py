@@ -77,7 +77,8 @@ def _link_text(link: Link, width: int) -> str:
 def _rank_texts(ranks: tuple[RankFinding, ...]) -> Iterator[str]:
     interesting = sorted(ranks, key=lambda finding: (finding.role != "origin", finding.rank))
     for finding in interesting[:_MAX_RANKS]:
-        words = [f"{finding.rank:>4}  {finding.role:<8}  replay {finding.replay}"]
+        why = f": {finding.replay_reason}" if finding.replay_reason else ""
+        words = [f"{finding.rank:>4}  {finding.role:<8}  replay {finding.replay}{why}"]
         for name, number in (("before", finding.unreduced), ("after", finding.reduced)):
             if number is not None:
                 words.append(f"{number} bad gradients {name} the reduction")

@@ -90,6 +90,7 @@ class DumpInfo:
 
     `over_quota` counts tensors that were not written for lack of quota, `errors` entries that were lost to an error
     of which `first_error` is the first. `micro_steps` counts replayed micro steps, `uncovered` says which were not.
+    `aborted` is `refused` or `failed` if a replay was given up before its end; `uncovered` then says why.
     `reproduced` tells whether the replayed model returned what the step itself had, bit for bit (None: not known);
     `lost_nonfinite` that the step's own output was not finite while the replay's is.
     """
@@ -104,6 +105,7 @@ class DumpInfo:
     reproduced: bool | None = None
     lost_nonfinite: bool = False
     uncovered: str = ""
+    aborted: str = ""
     complete: bool = True
     bytes_written: int = 0
     over_quota: int = 0

@@ -105,6 +105,7 @@ class StepKeeper:
         if reason:
             return _unreplayed(REFUSED, reason, started)
         try:
+            info = dataclasses.replace(info, replay=True)
             writer = DumpWriter(directory, info, task=task, max_bytes=max_bytes)
         except Exception as error:  # noqa: BLE001  # the border to training: no dump, but the step goes on
             return _unreplayed(FAILED, f"{type(error).__name__}: {error}", started)
@@ -143,8 +144,8 @@ class StepKeeper:
         notes = ["the compiled model was replayed in eager mode: values may differ in the last bits"]
         try:
             written = writer.close(
-                replay=True,
                 micro_steps=micro_steps,
+                aborted="" if outcome.status == CLEAN else outcome.status,
                 uncovered="; ".join(filter(None, [uncovered, outcome.reason])),
                 reproduced=outcome.reproduced,
                 lost_nonfinite=outcome.lost_nonfinite,

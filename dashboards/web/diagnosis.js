@@ -116,10 +116,10 @@ function alike(findings) {
 function ranks({ ranks: findings }) {
   if (!findings.length) return null;
   const gradients = (count) => (count === null || count === undefined ? "–" : formatStep(count));
-  const rows = alike(findings).map(({ ranks: members, role, replay, unreduced, reduced }) => {
+  const rows = alike(findings).map(({ ranks: members, role, replay, replay_reason: why, unreduced, reduced }) => {
     const [text, tone] = ROLES[role] ?? [role, "pending"];
     return el("tr", {}, el("td", {}, formatSpans(members)), el("td", {}, el("span", { cls: `pill ${tone}` }, text)),
-      el("td", {}, REPLAYS[replay] ?? replay), el("td", { cls: "num" }, gradients(unreduced)), el("td", { cls: "num" }, gradients(reduced)));
+      el("td", {}, [REPLAYS[replay] ?? replay, why].filter(Boolean).join(": ")), el("td", { cls: "num" }, gradients(unreduced)), el("td", { cls: "num" }, gradients(reduced)));
   });
   return el("section", { cls: "panel" },
     el("header", { cls: "panel-head" }, el("h2", {}, "Ranks"), el("span", { cls: "hint" }, "non-finite gradients before and after the reduction")),

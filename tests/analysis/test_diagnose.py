@@ -94,6 +94,50 @@ def test_clean_replays_alone_still_mean_a_transient_fault(tmp_path):
     assert (diagnosis.verdict, diagnosis.rank, diagnosis.step) == (Verdict.NOT_REPRODUCED, None, 5)
 
 
+LONG = "an input of the model was overwritten after the forward; " * 4 + "end of the reason"
+
+
+@pytest.mark.parametrize("aborted", ["refused", "failed"])
+@pytest.mark.parametrize("weight", [SOUND, BAD])
+def test_a_replay_that_was_given_up_is_shown_with_its_whole_reason(tmp_path, aborted, weight):
+    store(tmp_path, {5: {0: {own("emb.weight"): ALL_NAN}, 1: {own("emb.weight"): FINITE}}})
+    dump(tmp_path, 0, weight, aborted=aborted, uncovered=LONG)
+    dump(tmp_path, 1, SOUND)
+
+    diagnosis = diagnose(tmp_path)
+
+    zero, one = diagnosis.ranks
+    assert (zero.replay, zero.replay_reason) == (aborted, LONG)
+    assert (one.replay, one.replay_reason) == ("clean", "")
+    assert (diagnosis.verdict, diagnosis.rank) == (Verdict.LOCATED, 0)
+    assert "transient" not in diagnosis.headline + diagnosis.reason
+    text = render_text(diagnosis)
+    assert f"replay {aborted}: {LONG}" in text
+    assert text.count("end of the reason") == 1
+
+
+def test_a_replay_that_was_given_up_elsewhere_does_not_hide_a_transient_fault(tmp_path):
+    store(tmp_path, {5: {0: {own("emb.weight"): ALL_NAN}, 1: {own("emb.weight"): FINITE}}})
+    dump(tmp_path, 0, SOUND)
+    dump(tmp_path, 1, SOUND, aborted="refused", uncovered="why")
+
+    diagnosis = diagnose(tmp_path)
+
+    assert (diagnosis.verdict, diagnosis.rank) == (Verdict.NOT_REPRODUCED, 0)
+    assert diagnosis.ranks[1].role is Role.UNKNOWN
+
+
+def test_a_clean_replay_beside_one_that_was_given_up_proves_nothing(tmp_path):
+    store(tmp_path, {5: {rank: {grad("emb.weight"): ALL_NAN} for rank in (0, 1)}})
+    dump(tmp_path, 0, SOUND)
+    dump(tmp_path, 1, SOUND, aborted="refused", uncovered="why")
+
+    diagnosis = diagnose(tmp_path)
+
+    assert diagnosis.verdict is Verdict.LOCATED
+    assert "The replay of rank 1 did not come to its end" in diagnosis.reason
+
+
 def test_lost_output_names_the_rank_and_stored_activations_the_module(tmp_path):
     rows = {
         actv("h.0", "input.0"): FINITE, actv("h.0", "output.0"): ALL_NAN, actv("h.0.up", "input.0"): FINITE,

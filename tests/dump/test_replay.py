@@ -260,6 +260,8 @@ def test_an_overwritten_batch_is_refused(tmp_path):
     result = keeper.replay(tmp_path, DumpInfo())
 
     assert (result.status, result.reason) == ("refused", "an input of the model was overwritten after the forward")
+    info = read_dump(tmp_path).info
+    assert (info.replay, info.aborted, info.uncovered) == (True, "refused", result.reason)
 
 
 def test_a_model_that_writes_to_its_parameters_is_not_touched_again(tmp_path):
@@ -302,8 +304,10 @@ def test_an_error_in_the_replayed_model_is_contained(tmp_path, caplog):
     assert (result.status, result.reason) == ("failed", "ZeroDivisionError: division by zero")
     assert equal(snapshot(model), before)
     assert "Module.first.Linear.forward.0" in {entry.key for entry in read_dump(tmp_path / "a").entries}
+    assert read_dump(tmp_path / "a").info.aborted == "failed"
     handle.remove()
     assert keeper.replay(tmp_path / "b", DumpInfo()).status == "clean"
+    assert not read_dump(tmp_path / "b").info.aborted
 
 
 def test_an_unwritable_place_is_contained(tmp_path):
