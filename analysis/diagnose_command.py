@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from pathlib import Path
 
 from trainermon.analysis.diagnose import diagnose
 from trainermon.analysis.report import render_text
+from trainermon.exporters.query import OUTPUT_ROOT, find_run
 from trainermon.monitor.values import as_plain
 
 SUMMARY = "explain the step on which a run went wrong"
@@ -16,7 +16,7 @@ SUMMARY = "explain the step on which a run went wrong"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `trainermon diagnose`."""
-    parser.add_argument("run", type=Path, help="the run directory, <output>/<run id>")
+    parser.add_argument("run", nargs="?", help=f"run directory, or run id under ./{OUTPUT_ROOT} (default: the newest)")
     parser.add_argument("--step", type=int, help="the step to explain (default: the first non-finite one)")
     parser.add_argument("--json", action="store_true", help="print the report as JSON, see analysis/README.md")
 
@@ -25,9 +25,9 @@ def main(args: argparse.Namespace) -> int:
     """Print the diagnosis and return 0, whatever it says.
 
     Raises:
-        DumpError: there is no such run directory.
+        QueryError: there is no such run.
     """
-    diagnosis = diagnose(args.run, step=args.step)
+    diagnosis = diagnose(find_run(args.run), step=args.step)
     if args.json:
         sys.stdout.write(json.dumps(as_plain(diagnosis), indent=1) + "\n")
     else:

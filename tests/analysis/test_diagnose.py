@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -237,7 +238,23 @@ def test_ordered_dump_gives_way_to_a_replay(tmp_path):
     assert diagnose(tmp_path).dump.startswith("dumps/replay/")
 
 
+@pytest.mark.parametrize("words", [[], ["new"], ["trainermon_output/new"]])
+def test_command_takes_a_run_id_and_else_the_newest_run(tmp_path, capsys, monkeypatch, words):
+    monkeypatch.chdir(tmp_path)
+    for age, name in enumerate(("new", "old")):
+        run = tmp_path / "trainermon_output" / name
+        dump(run, 0, BAD)
+        (run / "run.json").write_text("{}")
+        os.utime(run, (1e9 - age, 1e9 - age))
+
+    assert cli.main(["diagnose", *words]) == 0
+    assert "new, step 5" in capsys.readouterr().out
+    assert cli.main(["diagnose", "none"]) == 1
+    assert "no run 'none'" in capsys.readouterr().err
+
+
 def test_command_prints_text_and_json(tmp_path, capsys):
+    (tmp_path / "run.json").write_text("{}")
     dump(tmp_path, 0, BAD, notes=("a note",))
     assert cli.main(["diagnose", str(tmp_path)]) == 0
     text = capsys.readouterr().out
