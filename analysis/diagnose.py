@@ -36,7 +36,7 @@ def diagnose(run_dir: Path, *, step: int | None = None) -> Diagnosis:
     """Return where the first non-finite value of `step` came from; without a step, of the first such step of the run.
 
     Raises:
-        DumpError: there is no such run directory.
+        DumpError: there is no such run directory, or nothing is known of `step`.
     """
     evidence = gather(Path(run_dir), step)
     found = [(entry, find_origin(entry.dump)) for entry in evidence.dumps]
@@ -237,12 +237,11 @@ def _row_tensor(row: Row) -> BadTensor:
 
 def _nothing(evidence: Evidence) -> Diagnosis:
     if not evidence.dumps and not evidence.kinds:
-        step = "" if evidence.step is None else f" of step {evidence.step}"
         return Diagnosis(
             verdict=Verdict.NO_EVIDENCE,
             run_id=evidence.run_id,
-            headline=f"Nothing is known{step}",
-            reason=f"No dump and no stored statistics{step} were found in the run directory",
+            headline="Nothing is known",
+            reason="No dump and no stored statistics were found in the run directory",
         )
     return Diagnosis(
         verdict=Verdict.FINITE,

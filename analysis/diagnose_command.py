@@ -26,6 +26,7 @@ def main(args: argparse.Namespace) -> int:
 
     Raises:
         QueryError: there is no such run.
+        DumpError: nothing is known of the step.
     """
     diagnosis = diagnose(find_run(args.run), step=args.step)
     if args.json:

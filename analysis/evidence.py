@@ -88,7 +88,7 @@ def gather(run_dir: Path, step: int | None = None) -> Evidence:
     """Return what `run_dir` tells about `step`; without one, about the first non-finite step of the newest attempt.
 
     Raises:
-        DumpError: there is no such run directory.
+        DumpError: there is no such run directory, or nothing is known of `step`.
     """
     if not run_dir.is_dir():
         raise DumpError(f"{run_dir} is not a directory: expected the directory of a run (<output>/<run id>)")
@@ -96,8 +96,10 @@ def gather(run_dir: Path, step: int | None = None) -> Evidence:
     evidence = Evidence(run_id=_run_id(run_dir), modules=_modules(run_dir))
     with _store(run_dir) as connection:
         chosen = _choose_step(places, connection, step)
+        if chosen is None and step is not None:
+            raise DumpError(_no_such_step(run_dir, step, places, connection))
         if chosen is None:
-            return dataclasses.replace(evidence, step=step)
+            return evidence
         attempt, step = chosen
         dumps, notes = _read_dumps(run_dir, [place for place in places if (place.attempt, place.step) == chosen])
         evidence = dataclasses.replace(evidence, step=step, attempt=attempt, dumps=dumps, notes=notes)
@@ -141,6 +143,22 @@ def _choose_step(
             found = connection.execute("SELECT attempt, max(step) FROM stats GROUP BY attempt").fetchall()
     newest = max((attempt for attempt, _ in found), default=None)
     return min((pair for pair in found if pair[0] == newest), default=None)
+
+
+def _no_such_step(
+    run_dir: Path, step: int, places: Sequence[_Place], connection: duckdb.DuckDBPyConnection | None
+) -> str:
+    known = {place.step for place in places}
+    if connection is not None:
+        query = "SELECT min(step), max(step), arg_min(step, abs(step - ?)) FROM stats"
+        known.update(found for found in connection.execute(query, [step]).fetchall()[0] if found is not None)
+    if not known:
+        return f"{run_dir} holds no dump and no stored statistics of step {step}, nor of any other step"
+    nearest = min(known, key=lambda other: abs(other - step))
+    return (
+        f"step {step} is not known in {run_dir}: expected one of the steps {min(known)} to {max(known)},"
+        f" as far as they were stored or dumped; the nearest is --step {nearest}"
+    )
 
 
 def _read_dumps(run_dir: Path, places: Sequence[_Place]) -> tuple[tuple[RankDump, ...], tuple[str, ...]]:

@@ -214,7 +214,19 @@ def test_the_newest_attempt_is_explained(tmp_path):
 
     assert (diagnose(tmp_path).attempt, diagnose(tmp_path).step) == (2, 9)
     assert diagnose(tmp_path, step=3).attempt == 1
-    assert diagnose(tmp_path, step=4).verdict is Verdict.NO_EVIDENCE
+
+
+def test_an_unknown_step_is_refused_with_the_known_ones(tmp_path, capsys):
+    store(tmp_path, {step: {0: {LOSS: FINITE}} for step in (2, 3, 4, 12)})
+    dump(tmp_path, 0, BAD, step=14)
+
+    for step, nearest in ((0, 2), (10, 12), (999, 14)):
+        with pytest.raises(DumpError, match=rf"step {step} is not known.* 2 to 14,.* nearest is --step {nearest}$"):
+            diagnose(tmp_path, step=step)
+    assert cli.main(["diagnose", str(tmp_path), "--step", "999"]) == 1
+    assert "step 999 is not known" in capsys.readouterr().err
+    with pytest.raises(DumpError, match="holds no dump and no stored statistics of step 3"):
+        diagnose(tmp_path.parent, step=3)
 
 
 def test_a_damaged_dump_is_noted_not_fatal(tmp_path):
