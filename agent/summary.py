@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from trainermon.alerts.log import AlertLog
@@ -20,7 +21,7 @@ def summarise(run_dir: Path, *, diagnose: tuple[str, ...] = (sys.executable, "-m
     dumps = sorted(path.relative_to(run_dir).as_posix() for path in run_dir.glob("dumps/*/attempt*/step*"))
     lines = [
         f"run        {run_dir}",
-        *_described("alerts", [alert.message for alert in alerts]),
+        *_described("alerts", merge_ranks(alerts)),
         *_described("dumps", dumps),
         f'query      trainermon query {run_dir} "SELECT * FROM steps"',  # noqa: S608 - shown, not run
     ]
@@ -36,6 +37,20 @@ def read_alerts(run_dir: Path) -> list[Alert]:
             if alert.state is AlertState.FIRING:
                 fired.setdefault(alert.id, alert)
     return sorted(fired.values(), key=lambda alert: (alert.attempt, alert.first_step, alert.rank))
+
+
+def merge_ranks(alerts: Sequence[Alert]) -> list[str]:
+    """Return the messages of `alerts`, those that differ in nothing but the rank as one."""
+    groups: dict[tuple[str, int, str], list[Alert]] = {}
+    for alert in alerts:
+        said = re.sub(rf" on rank {alert.rank}\b", "", alert.message.removeprefix(f"{alert.rule}: "))
+        groups.setdefault((alert.rule, alert.attempt, said), []).append(alert)
+    return [
+        f"{rule} on ranks {', '.join(str(alert.rank) for alert in members)}: {said}"
+        if len(members) > 1
+        else members[0].message
+        for (rule, _, said), members in groups.items()
+    ]
 
 
 def _described(name: str, items: list[str]) -> Iterator[str]:
