@@ -20,9 +20,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainermon.agent.lock import RunLock, Status, claim, write_status
+from trainermon.agent.lock import SETTINGS_FILE, RunLock, Status, claim, write_status
 from trainermon.agent.process import open_log, settle
-from trainermon.monitor.errors import StoreError, TrainermonError
+from trainermon.monitor.errors import ConfigError, StoreError, TrainermonError
 
 if TYPE_CHECKING:
     from trainermon.agent.assembly import Parts
@@ -44,9 +44,12 @@ def main(args: argparse.Namespace) -> int:
     """Be the agent of a spool in this process until its run is over; return the exit status.
 
     Raises:
-        ConfigError: The settings in the spool are wrong.
+        ConfigError: The folder is no spool, or the settings in it are wrong.
     """
     spool = args.spool.absolute()
+    if not (spool / SETTINGS_FILE).is_file():  # before a lock is left in a folder that has nothing to do with us
+        missing = "it does not exist" if not spool.is_dir() else f"there is no {SETTINGS_FILE} in it"
+        raise ConfigError(f"{spool} is not the spool of a run: {missing}; a run that is stored has none any more")
     settle()
     lock = claim(spool)
     if lock is None:

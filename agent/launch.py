@@ -53,7 +53,7 @@ def main(args: argparse.Namespace) -> int:
     """Run the command; return its exit status (128 + number for a signal, 126/127 if it could not be started)."""
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not command:
-        raise ConfigError("trainermon run: found no command, expected `trainermon run -- COMMAND …`")
+        raise ConfigError("found no command, expected `trainermon run -- COMMAND …`")
     folder = Path(tempfile.mkdtemp(prefix="trainermon-run-"))
     job = Job(folder)
     try:
@@ -70,6 +70,9 @@ def main(args: argparse.Namespace) -> int:
                 _serve(job, agents)
                 _let_go(agents)
                 _wait_for(job, agents, args.flush_timeout)
+                sys.stdout.write(
+                    "".join(f"stopped; the run is in {agent.output}\n" for agent in agents if agent.output)
+                )
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return status

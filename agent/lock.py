@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+SETTINGS_FILE = "agent.json"
 LOCK_FILE = "agent.lock"
 STATUS_FILE = "agent.status.json"
 RUNNING = "running"
@@ -99,12 +100,16 @@ def claim(
 def is_followed(spool: Path) -> bool:
     """Return whether an agent holds the lock of `spool`; false if the spool is gone."""
     try:
-        lock = RunLock.try_acquire(spool)
+        # Never made here: a lock file beside a leaving agent would keep it from taking the spool away.
+        descriptor = os.open(spool / LOCK_FILE, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
         return False
-    if lock is None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
         return True
-    lock.release()
+    finally:
+        os.close(descriptor)
     return False
 
 

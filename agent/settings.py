@@ -11,11 +11,11 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from trainermon.agent.lock import SETTINGS_FILE
 from trainermon.alerts.escalation import EscalationSettings
 from trainermon.monitor.errors import ConfigError
 from trainermon.monitor.strict import build, require
 
-SETTINGS_FILE = "agent.json"
 MIB = 1 << 20
 
 

@@ -40,7 +40,7 @@ class Rank:
     def __init__(self, run, rank, *, attempt=1, start_agent=False, environment=None, prefix=(), folder=None):
         command = [*prefix, sys.executable, RANK_SCRIPT, run.spool, run.run_id, rank, attempt, run.world_size]
         self.process = subprocess.Popen(
-            [str(word) for word in command + ["start"] * start_agent],
+            [str(word) for word in command + [run.settings] * start_agent],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -104,8 +104,9 @@ class Run:
 
     def write_settings(self, **settings):
         self.spool.mkdir(parents=True, mode=0o700, exist_ok=True)
-        text = {"run_id": self.run_id, "output": str(self.output), "linger_s": 0, "flush_s": 0.2, **settings}
-        (self.spool / "agent.json").write_text(json.dumps(text))
+        plain = {"run_id": self.run_id, "output": str(self.output), "linger_s": 0, "flush_s": 0.2, **settings}
+        self.settings = json.dumps(plain)
+        (self.spool / "agent.json").write_text(self.settings)
 
     def rank(self, number=0, **options):
         return Rank(self, number, **options)

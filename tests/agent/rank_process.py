@@ -61,6 +61,8 @@ def main() -> None:
     )
     journal = JournalWriter(spool, header)
     if sys.argv[6:]:
+        # Only now: until the lock was taken, a leaving agent could still take the spool away with all that is in it.
+        (spool / "agent.json").write_text(sys.argv[6], encoding="utf-8")
         start_agent(spool)
     answer("ready")
     for line in sys.stdin:

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.agent.nodes import RANK_SCRIPT, expected, is_agent, wait_for
-from trainermon.agent.summary import summarise
+from trainermon.agent.summary import merge_ranks, summarise
+from trainermon.monitor.values import Alert, AlertState, Kind, Severity
 
 RUN = "import argparse, sys; from trainermon.agent import launch; p = argparse.ArgumentParser(); \
 launch.add_arguments(p); sys.exit(launch.main(p.parse_args()))"
@@ -22,7 +23,7 @@ LAUNCH = (sys.executable, "-c", RUN)
 
 
 def rank_command(run):
-    return [sys.executable, str(RANK_SCRIPT), str(run.spool), run.run_id, "0", "1", "1", "start"]
+    return [sys.executable, str(RANK_SCRIPT), str(run.spool), run.run_id, "0", "1", "1", run.settings]
 
 
 def job(run, *, steps=5, status=0, then="end"):
@@ -80,9 +81,11 @@ def test_a_command_that_cannot_be_started_gives_what_a_shell_would():
 
 
 def test_no_command_is_an_error():
-    done = launch()
-    assert done.returncode != 0
-    assert "found no command" in done.stderr
+    done = subprocess.run(
+        [sys.executable, "-m", "trainermon", "run"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr == "trainermon run: found no command, expected `trainermon run -- COMMAND …`\n"
 
 
 def test_arguments_reach_the_command_as_they_are():
@@ -119,6 +122,21 @@ def test_the_summary_says_where_everything_is_and_what_went_wrong(make_run):
     assert "h.2.weight" in done.stdout
 
 
+def test_equal_alerts_of_several_ranks_are_one_line():
+    def nan(rank, *, step=5, count=1):
+        message = f"gradient-nonfinite: NaN or Inf in {count} of 4 gradients at step {step} on rank {rank}, worst h.2"
+        values = {"kind": Kind.GRAD_REDUCED, "value": 3.0, "baseline": 0.0, "num_series": 1, "findings": ()}
+        where = {"rank": rank, "attempt": 1, "step": step, "first_step": step, "time_s": 0.0}
+        what = {"id": f"{rank}-{step}", "severity": Severity.FATAL, "state": AlertState.FIRING}
+        return Alert(rule="gradient-nonfinite", message=message, **what, **where, **values)
+
+    assert merge_ranks([nan(0), nan(1), nan(10), nan(2, count=2), nan(0, step=6)]) == [
+        "gradient-nonfinite on ranks 0, 1, 10: NaN or Inf in 1 of 4 gradients at step 5, worst h.2",
+        nan(2, count=2).message,
+        nan(0, step=6).message,
+    ]
+
+
 def test_the_summary_ends_with_the_diagnosis_of_a_dump(make_run):
     run = make_run()
     (run.output / "dumps/a1/attempt1/step7/rank0").mkdir(parents=True)
@@ -145,7 +163,7 @@ def test_serving_goes_on_until_the_user_leaves(make_run):
         time.sleep(0.5)  # longer than the linger of 0 s: the page must still be there
         assert run.get_json("api/run")["state"] == "finished"
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=30)
+        assert process.communicate(timeout=30)[0] == f"stopped; the run is in {run.output}\n"
     finally:
         process.kill()
         process.communicate()

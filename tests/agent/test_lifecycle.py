@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from tests.agent.nodes import expected, is_agent, wait_for
-from trainermon.agent.lock import DRAINING, FINISHED, RUNNING, RunLock, Status, claim, write_status
+from trainermon.agent.lock import DRAINING, FINISHED, RUNNING, RunLock, Status, claim, is_followed, write_status
 from trainermon.agent.release import linger_s, remove_run_spool
 from trainermon.monitor.errors import SpoolError
 from trainermon.monitor.launcher import agent_environment, start_agent
@@ -172,7 +172,6 @@ def test_no_attempt_is_left_without_an_agent(make_run):
     """Each attempt starts while the agent of the one before is on its way out."""
     run = make_run(linger_s=0)
     for attempt in range(1, 6):
-        run.write_settings()
         rank = run.rank(attempt=attempt, start_agent=True)
         rank.steps(attempt, 2)
         rank.end()
@@ -299,6 +298,32 @@ def test_a_lock_file_that_a_leaving_agent_removed_meanwhile_is_locked_anew(tmp_p
 
 def test_a_spool_that_is_gone_needs_no_agent(tmp_path):
     assert claim(tmp_path / "nowhere") is None
+
+
+def test_looking_whether_a_spool_is_followed_leaves_nothing_in_it(tmp_path):
+    assert not is_followed(tmp_path)
+    assert not is_followed(tmp_path / "nowhere")
+    assert not list(tmp_path.iterdir())
+
+    lock = RunLock.try_acquire(tmp_path)
+    assert is_followed(tmp_path)
+    lock.release()
+    assert not is_followed(tmp_path)
+
+
+@pytest.mark.parametrize(("name", "named"), [("nowhere", "it does not exist"), ("", "there is no agent.json in it")])
+def test_a_folder_that_is_no_spool_is_refused_and_left_alone(tmp_path, name, named):
+    done = subprocess.run(
+        [sys.executable, "-m", "trainermon", "agent", tmp_path / name],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"trainermon agent: {tmp_path / name} is not the spool of a run: {named}")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_spool_with_a_living_rank_is_not_taken_away(tmp_path):
