@@ -36,23 +36,37 @@ _IS_LOSS = f"kind = '{Kind.LOSS}' AND name = '{LOSS_SERIES}'"
 _IS_DURATION = f"kind = '{Kind.STEP}' AND name = '{STEP_TIME_SERIES}'"
 _IS_COUNTED_GRAD = f"kind = '{Kind.GRAD_REDUCED}' AND in_global_norm"
 
+
+def _unless_nonfinite(rows: str, value: str) -> str:
+    """Return the SQL of `value`, or of NaN or else infinity if the chosen rows count any; their sign is not stored."""
+    return (
+        f"CASE WHEN sum(nans) FILTER ({rows}) > 0 THEN 'nan'::DOUBLE"
+        f" WHEN sum(infs) FILTER ({rows}) > 0 THEN 'inf'::DOUBLE ELSE {value} END"
+    )
+
+
+_LOSS = f"sum(sum) FILTER ({_IS_LOSS}) / nullif(sum(finite) FILTER ({_IS_LOSS}), 0)"
 # A row that was merged over n steps holds the sum over them; its norm is that of the mean step.
+_GRAD_NORM = f"sqrt(sum(sum_sq / scale ** 2 / num_steps) FILTER ({_IS_COUNTED_GRAD}))"
+
+# All rows say which ranks there were, few say the rest: apart they take half the time.
 _STEPS = f"""
-    SELECT
-        attempt,
-        step,
-        max(num_steps) AS num_steps,
-        max(time_s) AS time_s,
-        count(DISTINCT rank) FILTER ({_IS_DURATION}) AS num_ranks,
-        if(sum(nonfinite) FILTER ({_IS_LOSS}) > 0, 'inf'::DOUBLE,
-            sum(sum) FILTER ({_IS_LOSS}) / nullif(sum(finite) FILTER ({_IS_LOSS}), 0)) AS loss,
-        if(sum(nonfinite) FILTER ({_IS_COUNTED_GRAD}) > 0, 'inf'::DOUBLE,
-            sqrt(sum(sum_sq / scale ** 2 / num_steps) FILTER ({_IS_COUNTED_GRAD}))) AS grad_norm,
-        max(max) FILTER ({_IS_DURATION} AND finite > 0) AS duration_s
-    FROM stats
-    WHERE {_IS_LOSS} OR {_IS_DURATION} OR {_IS_COUNTED_GRAD}
-    GROUP BY attempt, step
-    ORDER BY attempt, step
+    WITH present AS (
+        SELECT attempt, step, max(num_steps) AS num_steps, max(time_s) AS time_s, count(*) AS num_ranks
+        FROM (SELECT attempt, step, rank, max(num_steps) AS num_steps, max(time_s) AS time_s FROM stats GROUP BY ALL)
+        GROUP BY attempt, step
+    ), told AS (
+        SELECT
+            attempt,
+            step,
+            {_unless_nonfinite(_IS_LOSS, _LOSS)} AS loss,
+            {_unless_nonfinite(_IS_COUNTED_GRAD, _GRAD_NORM)} AS grad_norm,
+            max(max) FILTER ({_IS_DURATION} AND finite > 0) AS duration_s
+        FROM stats
+        WHERE {_IS_LOSS} OR {_IS_DURATION} OR {_IS_COUNTED_GRAD}
+        GROUP BY attempt, step
+    )
+    FROM present LEFT JOIN told USING (attempt, step) ORDER BY attempt, step
 """
 
 _ALERT_COLUMNS: Mapping[str, str] = {
@@ -77,9 +91,11 @@ def open_run(run_dir: Path, *, memory_bytes: int = 1 << 30, threads: int = 1) ->
     """Return a database with the run's tables as they are now: the views `stats`, `all_stats`, `steps`, and `alerts`.
 
     The views read the segments of all nodes when they are queried; a run without any has empty ones. `stats` leaves out
-    what a later attempt has repeated: the rows of an attempt from the first step of the next one on. While the run is
-    going on a segment may be replaced by a merged one: a query that then fails with `duckdb.IOException` succeeds on a
-    newly opened run. The caller closes the connection.
+    what a later attempt has repeated: the rows of an attempt from the first step of the next one on. `steps` has a row
+    for every step that any rank has a row of; `loss` and `grad_norm` are NULL where nothing was recorded, NaN where an
+    element was NaN, else infinity where one was infinite, of either sign. While the run is going on a segment may be
+    replaced by a merged one: a query that then fails with `duckdb.IOException` succeeds on a newly opened run. The
+    caller closes the connection.
 
     Raises:
         StoreError: The directory does not exist or a segment is of another format.

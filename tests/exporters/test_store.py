@@ -366,17 +366,43 @@ def test_steps_tell_loss_norm_and_duration_over_all_ranks(tmp_path):
     replica = [Placement(dtype="f32", shape=(4,), in_global_norm=False)] * 2 + [None, None]
     scaled = [Placement(dtype="f32", shape=(4,), scale=2.0)] * 2 + [None, None]
     writer = SegmentWriter(node_of(tmp_path))
-    for step in (0, 1):
-        bad = (4, 0.0, 0.0, 0.0, 0.0, 0, 1, 0) if step else plain(4.0)
-        writer.add(header(0, placements=scaled), KEYS, block(step, [plain(3.0), bad, plain(1.0, count=1), plain(0.5)]))
-        writer.add(
-            header(1, placements=replica), KEYS, block(step, [plain(9.0), bad, plain(2.0, count=1), plain(0.75)])
-        )
+    writer.add(header(0, placements=scaled), KEYS, block(0, [plain(3.0), plain(4.0), plain(1.0, count=1), plain(0.5)]))
+    writer.add(
+        header(1, placements=replica), KEYS, block(0, [plain(9.0), plain(4.0), plain(2.0, count=1), plain(0.75)])
+    )
     writer.commit({})
 
     found = rows_of(tmp_path, "SELECT step, num_ranks, loss, grad_norm, duration_s, num_steps FROM steps")
 
-    assert found == [(0, 2, 1.5, math.sqrt(4 * (9 + 16)) / 2, 0.75, 1), (1, 2, 1.5, math.inf, 0.75, 1)]
+    assert found == [(0, 2, 1.5, math.sqrt(4 * (9 + 16)) / 2, 0.75, 1)]
+
+
+def test_a_rank_is_there_whatever_it_recorded(tmp_path):
+    writer = SegmentWriter(node_of(tmp_path))
+    keys = (SeriesKey(Kind.ACTV, "h.0", "output.0"), SeriesKey(Kind.LOSS, "loss"))
+    for rank, recorded in enumerate([(0,), (0, 1), (1,)]):
+        chosen = tuple(keys[place] for place in recorded)
+        writer.add(header(rank), chosen, block(0, [plain(1.0)] * len(chosen)))
+    writer.add(header(1), keys[:1], block(1, [plain(1.0)]))
+    writer.commit({})
+
+    assert rows_of(tmp_path, "SELECT step, num_ranks, loss FROM steps") == [(0, 3, 1.0), (1, 1, None)]
+
+
+@pytest.mark.parametrize(
+    ("nans", "infs", "shown"), [(1, 0, math.nan), (0, 1, math.inf), (1, 1, math.nan), (0, 0, 1.0)], ids=str
+)
+def test_steps_tell_nan_from_infinity(tmp_path, nans, infs, shown):
+    finite = 4 - nans - infs
+    moments = (4, 1.0, 1.0, finite, finite / 4, 0, nans, infs)
+    writer = SegmentWriter(node_of(tmp_path))
+    writer.add(header(0), KEYS, block(0, [moments, plain(0.0), moments, moments]))
+    writer.add(header(1), KEYS, block(0, [plain(1.0)] * 4))
+    writer.commit({})
+
+    (found,) = rows_of(tmp_path, "SELECT loss, grad_norm FROM steps")
+
+    np.testing.assert_equal(found, (shown, shown))
 
 
 def test_alerts_are_a_table_whatever_is_torn_in_the_log(tmp_path):
