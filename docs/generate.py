@@ -34,7 +34,7 @@ def render_configuration() -> str:
             parts += _table(type(field.default), f"{field.name}.")
     parts += ["\n## Keys of msprobe's monitor\n\n"]
     parts += ["Accepted, without effect, because all eight moments are always kept: ", _names(WITHOUT_EFFECT), ".\n\n"]
-    parts += ["Refused where they ask for something, because this version does not collect it: ", _names(NOT_AVAILABLE)]
+    parts += ["Refused where they ask for something, because this version does not have it: ", _names(NOT_AVAILABLE)]
     return "".join(parts) + ".\n"
 
 

@@ -26,7 +26,7 @@ WITHOUT_EFFECT = (
     "squash_name",
     "step_count_per_record",
 )
-# Quantities of msprobe's monitor that this version does not collect: asking for one is refused, `false` is accepted.
+# Features of msprobe's monitor that this version does not have: asking for one is refused, `false` is accepted.
 NOT_AVAILABLE = (
     "alert",
     "cc_distribution",
@@ -215,14 +215,19 @@ def parse_config(raw: Mapping[str, Any]) -> tuple[MonitorConfig, tuple[str, ...]
     wanted = dict(raw)
     for key in NOT_AVAILABLE:
         value = wanted.pop(key, None)
-        asked = value.get("enable", bool(value)) if isinstance(value, Mapping) else bool(value)
-        if asked:
-            raise ConfigError(f"{key}: found {value!r}, but this version does not collect it; remove the key")
+        if _asks_for_something(value):
+            raise ConfigError(f"{key}: found {value!r}, but this version does not have it; remove the key")
     ignored = tuple(key for key in WITHOUT_EFFECT if wanted.pop(key, None) is not None)
     if isinstance(wanted.get("targets"), Mapping):
         wanted["targets"] = list(wanted["targets"])  # msprobe's form: name -> selectors
     config = build(MonitorConfig, wanted, "")
     return config, ignored
+
+
+def _asks_for_something(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return bool(value.get("enable", any(value.values())))
+    return bool(value)
 
 
 def _read_mapping(path: Path) -> Mapping[str, Any]:

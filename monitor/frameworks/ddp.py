@@ -23,7 +23,8 @@ def describe(chunks: Sequence[nn.Module], optimizer: torch.optim.Optimizer, coor
 
     The roots are the modules below the wrapper: their forward communicates nothing, so it can be replayed by one rank.
     """
-    inner = [next(m.module for m in _outermost(chunk) if isinstance(m, DistributedDataParallel)) for chunk in chunks]
+    wrappers = [next(m for m in _outermost(chunk) if isinstance(m, DistributedDataParallel)) for chunk in chunks]
+    inner = [wrapper.module for wrapper in wrappers]
     return Training(
         framework="ddp",
         model=chunks[0],
@@ -31,7 +32,7 @@ def describe(chunks: Sequence[nn.Module], optimizer: torch.optim.Optimizer, coor
         modules=plain.modules_of(inner),
         parameters=plain.parameters_of(inner, replicated_over=("dp",), in_global_norm=coordinates.dp == 0),
         optimizer=optimizer,
-        is_reduced=True,
+        reduces_now=lambda: any(wrapper.require_backward_grad_sync for wrapper in wrappers),
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
+from trainermon.monitor.errors import AttachError
 from trainermon.monitor.frameworks.training import Training
 from trainermon.monitor.taps.gradients import Parameter
 from trainermon.monitor.taps.modules import Module
@@ -23,7 +24,7 @@ def describe(chunks: Sequence[nn.Module], optimizer: torch.optim.Optimizer, _coo
         modules=modules_of(chunks),
         parameters=parameters_of(chunks),
         optimizer=optimizer,
-        is_reduced=False,
+        reduces_now=None,
     )
 
 
@@ -40,7 +41,15 @@ def modules_of(chunks: Sequence[nn.Module]) -> tuple[Module, ...]:
 def parameters_of(
     chunks: Sequence[nn.Module], *, replicated_over: tuple[str, ...] = (), in_global_norm: bool = True
 ) -> tuple[Parameter, ...]:
-    """Return every parameter that requires a gradient; a shared one once, under its first name."""
+    """Return every parameter that requires a gradient; a shared one once, under its first name.
+
+    Raises:
+        AttachError: A parameter has no shape yet (a lazy module).
+    """
+    for chunk in chunks:
+        for name, parameter in chunk.named_parameters():
+            if nn.parameter.is_lazy(parameter):
+                raise AttachError(f"model: parameter {name} has no shape yet; run one forward before set_monitor")
     return tuple(
         Parameter(
             plain_name(name),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -22,7 +23,8 @@ class Training:
         modules: Every module below the roots, in definition order.
         parameters: Every parameter that requires a gradient.
         optimizer: The optimizer whose step ends a training step.
-        is_reduced: Whether gradients are averaged over ranks during the backward.
+        reduces_now: Tells, at the end of a backward, whether its gradients were averaged over ranks; None where they
+            never are.
     """
 
     framework: str
@@ -31,4 +33,4 @@ class Training:
     modules: tuple[Module, ...]
     parameters: tuple[Parameter, ...]
     optimizer: torch.optim.Optimizer
-    is_reduced: bool
+    reduces_now: Callable[[], bool] | None

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 import trainermon
 from trainermon.monitor import launcher
 from trainermon.monitor.config import MonitorConfig, load_config
@@ -42,6 +44,7 @@ class Attached:
 
     def __init__(self, run: Run, coordinates: Coordinates, config: MonitorConfig, training: Training) -> None:
         self.run = run
+        self._pid = os.getpid()
         self._coordinates = coordinates
         self._config = config
         self._training = training
@@ -80,29 +83,38 @@ class Attached:
         self._loop.start()
 
     def record(self, values: Mapping[str, Any]) -> None:
-        """File numbers of the step; contained."""
-        if self._loop is not None:
-            self._guard.wrap(self._loop.record)(values)
+        """File numbers of the step; contained. A value that is none is left out, and the log says so."""
+        numbers = {name: value for name, value in values.items() if _is_number(name, value)}
+        if self._loop is not None and os.getpid() == self._pid:
+            self._guard.wrap(self._loop.record)(numbers)
 
     def close(self) -> None:
         """Take every hook away, write what is left, and wait for the agent as long as the configuration says."""
-        self._guard.wrap(self._stop)()
+        if os.getpid() != self._pid:
+            return  # a forked child: the run is its parent's
+        endings = [self._finish, self.release]
         if self._coordinates.local_rank == 0 and self._config.agent.start:
-            self._guard.wrap(self._wait_for_agent)()
+            endings.append(self._wait_for_agent)
+        for ending in endings:
+            _contained(ending)
 
-    def _stop(self) -> None:
-        if self._loop is not None:
-            self._loop.stop()
-            self._loop.finish()
-            self._page.beat(self._loop.step, Phase.CLOSED, time.time())
+    def release(self) -> None:
+        """Close the files of the spool, and give the rank's place free."""
         self._journal.close()
         self._page.close()
         self._lock.close()
 
+    def _finish(self) -> None:
+        if self._loop is not None:
+            self._loop.finish()
+            self._page.beat(self._loop.step, Phase.CLOSED, time.time())
+
     def _let_go(self, message: str) -> None:
         """Detach after a fault of the monitor's own; the rank stays alive for the agent, but silent."""
+        if os.getpid() != self._pid:
+            return
         if self._loop is not None:
-            self._loop.stop()
+            self._loop.let_go()
         self._journal.append_event({"type": "detached", "message": message})
 
     def _header(self) -> Header:
@@ -120,9 +132,11 @@ class Attached:
 
     def _start_agent(self, rows: int) -> None:
         write_agent_settings(self._spool, self.run, self._config)
+        if self._config.rules:
+            launcher.check_rules(Path(self._config.rules))
         logger.info("run %s (attempt %d) in %s", self.run.run_id, self.run.attempt, self.run.directory)
         logger.info(
-            "collects about %d rows a step: %.0f kB journal, %.0f kB stored (kernel: %s)",
+            "collects about %d rows a step: %.1f kB journal, %.1f kB stored (kernel: %s)",
             rows,
             rows * JOURNAL_BYTES_PER_ROW / 1e3,
             rows * STORED_BYTES_PER_ROW / 1e3,
@@ -186,6 +200,26 @@ class Attached:
             return
         loop.reconfigure(self._config)
         logger.info("configuration %s applies from step %d on", self._config_source, loop.step)
+
+
+def _contained(ending: Callable[[], None]) -> None:
+    try:
+        ending()
+    except Exception:  # the border to training: whatever it is, the script goes on
+        logger.exception("the monitor could not close cleanly")
+
+
+def _is_number(name: str, value: object) -> bool:
+    if isinstance(value, Tensor):
+        return True
+    try:
+        float(value)  # type: ignore[arg-type]  # whether it can be is the question
+    except (TypeError, ValueError, OverflowError) as error:
+        logger.warning(
+            "record(%s=…) is left out: found %s, expected a number or a tensor (%s)", name, type(value).__name__, error
+        )
+        return False
+    return True
 
 
 def _is_dynamic(config: MonitorConfig) -> bool:

@@ -26,11 +26,12 @@ def check_against_model(config: MonitorConfig, training: Training, coordinates: 
             "xy_distribution is true but the model is compiled: hooks attached after torch.compile never fire; set "
             "xy_distribution to false, or call set_monitor on the model that is not compiled and train that one"
         )
-    if config.ur_distribution and not has_adam_groups(training.optimizer):
+    for key in ("mv_distribution", "ur_distribution"):
         name = type(training.optimizer).__name__
-        raise ConfigError(
-            f"ur_distribution is true but {name} has no betas and eps: the formula of the update is Adam's"
-        )
+        if getattr(config, key) and not has_adam_groups(training.optimizer):
+            raise ConfigError(f"{key} is true but {name} has no betas and eps: this version knows Adam's moments only")
+        if getattr(config, key) and name == "ZeroRedundancyOptimizer":
+            raise ConfigError(f"{key} is true but {name} keeps its moments sharded, which this version does not read")
     _check_targets(config, training)
     if config.module_ranks and coordinates.rank not in config.module_ranks:
         return dataclasses.replace(config, collect_times=0)

@@ -15,6 +15,7 @@ from trainermon.monitor.control import ControlPage
 from trainermon.monitor.errors import DumpError
 from trainermon.monitor.frameworks import Training
 from trainermon.monitor.journal import JournalWriter
+from trainermon.monitor.taps.names import chosen
 from trainermon.monitor.topology import Run
 from trainermon.monitor.values import Action, Command, Coordinates
 
@@ -126,10 +127,14 @@ class Dumps:
             )
         self._nonfinite_before = nonfinite
 
-    def finish_step(self) -> None:
-        """Let go of what was kept, and end the dump of this step if there is one."""
+    def forget(self) -> None:
+        """Let go of what was kept for a replay."""
         if self._keeper is not None:
             self._keeper.clear()
+
+    def finish_step(self) -> None:
+        """Let go of what was kept, and end the dump of this step if there is one."""
+        self.forget()
         self._finish_capture()
 
     def _finish_capture(self) -> None:
@@ -171,6 +176,8 @@ class Dumps:
             self._orders.clear()
         elif command.first_step < step:
             self._tell(command, step, "late")
+        elif command.scope and not any(chosen(m.name, command.scope) for m in self._training.modules):
+            self._tell(command, step, "failed", reason=f"no module of the model is named by the scope {command.scope}")
         else:
             self._orders.append(_Order(command=command, bytes_left=command.max_bytes))
 

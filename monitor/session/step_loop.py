@@ -8,6 +8,8 @@ Always in place are only the optimizer's two hooks. Everything else is attached 
 
 from __future__ import annotations
 
+import enum
+import logging
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -31,7 +33,21 @@ from trainermon.monitor.taps.names import chosen
 from trainermon.monitor.taps.optimizer import MomentTaps, ParameterTaps
 from trainermon.monitor.values import Kind, SeriesKey
 
+logger = logging.getLogger("trainermon")
+
 DURATION = SeriesKey(Kind.STEP, STEP_TIME_SERIES)
+# Steps that stay open for a loss that is recorded after them, until it is known where in the loop the script records.
+STEPS_TO_LEARN = 2
+# Backwards without an optimizer step after which nothing is collected any more.
+MAX_BACKWARDS = 1000
+
+
+class RecordPlace(enum.Enum):
+    """Where in its loop the script calls `record`: before or after `optimizer.step()`."""
+
+    UNKNOWN = 0
+    BEFORE = 1
+    AFTER = 2
 
 
 class StepLoop:
@@ -51,6 +67,7 @@ class StepLoop:
         between_steps: Callable[[int], None],
     ) -> None:
         self.step = step
+        self._first_step = step
         self._training = training
         self._config = config
         self._schedule = Schedule(config.start_step, config.step_interval, config.collect_times)
@@ -60,12 +77,17 @@ class StepLoop:
         self._guard = guard
         self._between_steps = between_steps
         self._handles: list[Any] = []
-        self._due = False
-        self._recorded_after_step = False
+        self._due = self._unchecked = self._is_ended_step_open = False
+        self._place = RecordPlace.UNKNOWN
         self._exited_s = 0.0
         self.collector = Collector(training.parameters[0].tensor.device, journal)
         self._steps = MicroSteps(
-            training.roots, guard, on_forward_end=self._forward_ended, on_backward_end=self._backward_ended
+            training.roots,
+            [parameter.tensor for parameter in training.parameters],
+            guard,
+            on_forward_begin=self._forward_begins,
+            on_forward_end=self._forward_ended,
+            on_backward_end=self._backward_ended,
         )
         dumps.configure(config)
         self._make_taps()
@@ -77,7 +99,7 @@ class StepLoop:
         self._gradients = GradientTaps(
             parameters,
             collector,
-            is_reduced=training.is_reduced,
+            reduces_now=training.reduces_now,
             micro_steps=self._num_micro_steps,
             guard=self._guard,
         )
@@ -92,18 +114,22 @@ class StepLoop:
             optimizer.register_step_pre_hook(self._guard.wrap(self._entry)),
             optimizer.register_step_post_hook(self._guard.wrap(self._exit)),
         ]
+        self.collector.begin(self.step)
         self._prepare()
 
-    def stop(self) -> None:
-        """Take every hook away again; what was taken stays until `finish`."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+    def let_go(self) -> None:
+        """Take every hook away but the optimizer's two, which torch may be walking through right now."""
         self._detach()
         self._dumps.abandon()
 
     def finish(self) -> None:
-        """Write everything that was taken, waiting for the device if need be."""
+        """Take every hook away, and write everything that was taken, waiting for the device if need be."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        if not self._guard.tripped:
+            self._check_gradients()
+        self.let_go()
         self.collector.seal()
         self.collector.write_ready(wait=True)
 
@@ -127,23 +153,33 @@ class StepLoop:
         return parameters * per_step + modules * sides + 2
 
     def record(self, values: Mapping[str, Tensor | float]) -> None:
-        """File `values` under the step they belong to.
+        """File `values` under the step they belong to: the one that runs, or, after its end, the one that has ended.
 
-        That is the step that is running, or the one that has just ended if no forward has begun since. On a step on
-        which no forward is watched, the place in the loop that an earlier call was seen in decides.
+        Where in its loop the script records is learnt from its first call.
         """
-        if self._steps.attached:
-            self._recorded_after_step = self._steps.forward < 0 and self._exited_s > 0
-        late = self._recorded_after_step and self._exited_s > 0 and self.collector.is_empty
-        if late:
+        has_ended_one = self.step > self._first_step
+        if self._place is RecordPlace.UNKNOWN:
+            is_after = has_ended_one and not self._steps.has_begun
+            self._place = RecordPlace.AFTER if is_after else RecordPlace.BEFORE
+        late = self._place is RecordPlace.AFTER and has_ended_one and not self._steps.has_begun
+        if late and not self._is_ended_step_open:
             self.collector.begin(self.step - 1)
+        elif not late:
+            self._seal_ended_step()
         for name, value in values.items():
             series = self.collector.table.id_of(SeriesKey(Kind.LOSS if name == LOSS_SERIES else Kind.STEP, name))
             if isinstance(value, Tensor):
                 self.collector.take((series,), (value,))
             else:
-                self.collector.put(series, float(value))
+                self.collector.put(series, value)
         if late:
+            self._is_ended_step_open = True
+            self._seal_ended_step()
+
+    def _seal_ended_step(self) -> None:
+        """Write the step that has ended, if it was kept open for what the script may record after it."""
+        if self._is_ended_step_open:
+            self._is_ended_step_open = False
             self.collector.seal()
             self.collector.begin(self.step)
 
@@ -154,14 +190,13 @@ class StepLoop:
             self._attach()
         elif not self._due and self._steps.attached:
             self._detach()
-        self.collector.begin(self.step)
         self._dumps.prepare(self.step, gradients_due=self._due and self._config.wg_distribution)
 
     def _attach(self) -> None:
         config = self._config
-        self._steps.attach()
         if config.wg_distribution:
             self._gradients.attach(self._steps, per_micro_step=config.monitor_mbs_grad)
+        self._steps.attach()
         if config.xy_distribution:
             self._modules.attach(
                 forward=not config.backward_only,
@@ -174,27 +209,77 @@ class StepLoop:
         self._gradients.detach()
         self._modules.detach()
 
+    def _forward_begins(self) -> None:
+        self._seal_ended_step()
+        if self._steps.backward and self._gradients.are_gone():
+            self._skipped()
+
+    def _skipped(self) -> None:
+        """Drop what was taken: the script has thrown its gradients away without an optimizer step."""
+        self._check_gradients()
+        self.collector.discard()
+        self._start_counting()
+        self._dumps.forget()
+
     def _forward_ended(self) -> None:
         self._modules.release()
 
     def _backward_ended(self) -> None:
         self._modules.forget()
-        if self._config.wg_distribution:
+        if self._steps.backward >= MAX_BACKWARDS * self._num_micro_steps:
+            self._give_up()
+        elif self._config.wg_distribution:
             self._gradients.backward_ended(self._steps.backward)
+            self._unchecked = True
 
-    def _entry(self, _optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def _give_up(self) -> None:
+        logger.warning(
+            "%d backward passes since the last step of the watched optimizer: it is not used any more, and nothing is "
+            "collected until it steps; call set_monitor with the optimizer that is used",
+            self._steps.backward,
+        )
+        self._unchecked = False
+        self.collector.discard()
+        self._detach()
+        self._dumps.forget()
+
+    def _entry(
+        self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        self._seal_ended_step()
         self._page.beat(self.step, Phase.OPTIMIZER, time.time())
         if not self._due:
-            return
-        backward_to_come = len(args) > 1 or kwargs.get("closure") is not None
-        if self._config.wg_distribution and not backward_to_come:
-            self._gradients.at_optimizer_entry(self._steps.backward)
-            if self._dumps.replay_armed:
-                self._check_gradients()
+            return None
         if self._config.param_distribution:
-            self._parameters.at_entry()
+            self._parameters.at_entry(self.step)
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if closure is None:
+            self._gradients_are_final()
+            return None
+        return (optimizer,), {**kwargs, "closure": self._watched(closure)}
+
+    def _watched(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        """Return `closure` with a look at its gradients before the optimizer uses them."""
+        look = self._guard.wrap(self._gradients_are_final)
+
+        def watched_closure() -> Any:
+            loss = closure()
+            look()
+            return loss
+
+        return watched_closure
+
+    def _gradients_are_final(self) -> None:
+        if self._config.wg_distribution:
+            self._gradients.complete(self._steps.backward)
+            self._unchecked = True
+            self._check_gradients()
 
     def _check_gradients(self) -> None:
+        """Replay the step if its gradients are the first that are not finite; once per backward at most."""
+        if not (self._unchecked and self._dumps.replay_armed):
+            return
+        self._unchecked = False
         nonfinite = self.collector.any_nonfinite(self._gradients.reduced)
         if nonfinite:
             self._page.beat(self.step, Phase.REPLAY, time.time())
@@ -206,23 +291,33 @@ class StepLoop:
 
     def _exit(self, *_: Any) -> None:
         if self._due:
-            config = self._config
-            if config.param_distribution:
-                self._parameters.at_exit()
-            if config.mv_distribution:
-                self._moments.take_moments()
-            if config.ur_distribution:
-                self._moments.take_updates()
+            self._take_after_step()
         now_s = time.perf_counter()
         if self._exited_s and not self.collector.is_empty:
             self.collector.put(self.collector.table.id_of(DURATION), now_s - self._exited_s)
         self._exited_s = now_s
-        self.collector.seal()
         self._dumps.finish_step()
-        self._steps.new_step()
-        self._gradients.new_step()
-        self._modules.forget()
+        self._start_counting()
         self.step += 1
+        self._is_ended_step_open = True
+        is_learning = self._place is RecordPlace.UNKNOWN and self.step - self._first_step <= STEPS_TO_LEARN
+        if self._place is not RecordPlace.AFTER and not is_learning:
+            self._seal_ended_step()
         self._page.beat(self.step, Phase.STEP, time.time())
         self._between_steps(self.step)
         self._prepare()
+
+    def _take_after_step(self) -> None:
+        config = self._config
+        if config.param_distribution:
+            self._parameters.at_exit(self.step)
+        if config.mv_distribution:
+            self._moments.take_moments()
+        if config.ur_distribution:
+            self._moments.take_updates()
+
+    def _start_counting(self) -> None:
+        self._unchecked = False
+        self._steps.new_step()
+        self._gradients.new_step()
+        self._modules.forget()

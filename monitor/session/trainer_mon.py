@@ -86,8 +86,13 @@ class TrainerMon:
         training = detect(chunks, optimizer, coordinates)
         config = check_against_model(self._config, training, coordinates)
         run = name_run(coordinates, run_id=config.run_id, output_dir=config.output_dir)
-        self._attached = Attached(run, coordinates, config, training)
-        self._attached.start(num_micro_steps=grad_acc_steps, step=start_iteration, config_source=self._source)
+        attached = Attached(run, coordinates, config, training)
+        try:
+            attached.start(num_micro_steps=grad_acc_steps, step=start_iteration, config_source=self._source)
+        except BaseException:
+            attached.release()
+            raise
+        self._attached = attached
         atexit.register(self.close)
         if self._ignored:
             logger.info("%s have no effect: all eight moments are always kept", ", ".join(self._ignored))

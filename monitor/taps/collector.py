@@ -107,6 +107,10 @@ class Collector:
         """Whether nothing was taken for this step."""
         return not self._rows and not self._scalars
 
+    def discard(self) -> None:
+        """Forget what was taken for the open step; its slab is used again."""
+        self._slab, self._rows, self._scalars = None, {}, {}
+
     def seal(self) -> None:
         """End the step: start the copy to the host, and write every step whose copy has arrived."""
         if not self.is_empty and self._open() is not None:

@@ -18,8 +18,8 @@ MOMENTS = {Kind.EXP_AVG: "exp_avg", Kind.EXP_AVG_SQ: "exp_avg_sq"}
 class ParameterTaps:
     """Takes parameters before and after the optimizer step.
 
-    What the last step left is what the next one finds, so a parameter is read again only if it was written to in
-    between (its version counter or its memory changed; a write through `.data` is not seen by the counter).
+    What a step left is what the next one finds, so right after a watched step a parameter is read again only if it was
+    written to in between (its version counter or its memory changed; a write through `.data` is not counted).
     """
 
     def __init__(self, parameters: Sequence[Parameter], collector: Collector) -> None:
@@ -27,20 +27,22 @@ class ParameterTaps:
         self._collector = collector
         self._origin = [collector.table.id_of(p.key(Kind.PARAM_ORIGIN), p.placement) for p in parameters]
         self._updated = [collector.table.id_of(p.key(Kind.PARAM_UPDATED), p.placement) for p in parameters]
+        self._last_step = -1
         self._after_last: list[tuple[int, int]] = []
         self._rows_after_last: Tensor | None = None
 
-    def at_entry(self) -> None:
+    def at_entry(self, step: int) -> None:
         """Take the parameters as the optimizer finds them."""
-        now = self._states()
         kept = self._rows_after_last
-        if kept is not None and now == self._after_last:
+        # the counter does not see what fused optimizers write: only a step that was watched may be leant on
+        if kept is not None and self._last_step == step - 1 and self._after_last == self._states():
             self._collector.repeat(self._origin, kept)
         else:
             self._collector.take(self._origin, [p.tensor for p in self._parameters])
 
-    def at_exit(self) -> None:
+    def at_exit(self, step: int) -> None:
         """Take the parameters as the optimizer leaves them."""
+        self._last_step = step
         first = self._collector.take(self._updated, [p.tensor for p in self._parameters])
         self._after_last = self._states()
         self._rows_after_last = self._collector.copy_rows(first, len(self._parameters))
@@ -64,7 +66,6 @@ class MomentTaps:
         table = collector.table
         self._series = {kind: [table.id_of(p.key(kind), p.placement) for p in parameters] for kind in MOMENTS}
         self._update = [table.id_of(p.key(Kind.UPDATE), p.placement) for p in parameters]
-        self._group_of = {id(p): group for group in optimizer.param_groups for p in group["params"]}
 
     def take_moments(self) -> None:
         """Take both moments of every parameter that has them."""
@@ -78,9 +79,10 @@ class MomentTaps:
 
     def take_updates(self) -> None:
         """Take the update of every parameter that has moments; needs memory for one parameter at a time."""
+        group_of = {id(p): group for group in self._optimizer.param_groups for p in group["params"]}
         for series, parameter, state in zip(self._update, self._parameters, self._states(), strict=True):
             if "exp_avg" in state and "exp_avg_sq" in state:
-                update = _adam_update(self._group_of[id(parameter.tensor)], state)
+                update = _adam_update(group_of[id(parameter.tensor)], state)
                 self._collector.take((series,), (update,))
 
     def _states(self) -> list[dict[str, Any]]:

@@ -26,8 +26,8 @@ REFUSED = [
     ({"xy_distribution": True, "forward_only": True, "backward_only": True}, "together they leave nothing"),
     ({"all_xy": True}, "all_xy is true but xy_distribution is false"),
     ({"wg_distribution": False, "monitor_mbs_grad": True}, "monitor_mbs_grad is true but wg_distribution is false"),
-    ({"cc_distribution": {"enable": True}}, "cc_distribution: .* does not collect it"),
-    ({"mg_direction": True}, "mg_direction: found True, but this version does not collect it"),
+    ({"cc_distribution": {"enable": True}}, "cc_distribution: .* does not have it"),
+    ({"mg_direction": True}, "mg_direction: found True, but this version does not have it"),
 ]
 
 
@@ -50,7 +50,7 @@ def test_a_configuration_of_msprobe_is_read():
         "format": "csv",
         "ops": ["norm", "max"],
         "ndigits": 16,
-        "alert": {},
+        "alert": {"rules": [], "dump": False},
     }
 
     config, ignored = parse_config(raw)

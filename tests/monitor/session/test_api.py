@@ -58,7 +58,8 @@ def test_the_module_level_function_returns_a_monitor(places, monkeypatch):
     ("config", "message"),
     [
         ({"targets": ["2.weigth"]}, "'2.weigth' names no module or parameter of the model; nearest: '2.weight'"),
-        ({"ur_distribution": True}, "SGD has no betas and eps"),
+        ({"ur_distribution": True}, "ur_distribution is true but SGD has no betas and eps"),
+        ({"mv_distribution": True}, "mv_distribution is true but SGD has no betas and eps"),
     ],
 )
 def test_a_wish_that_the_model_cannot_meet_is_refused(places, config, message):
