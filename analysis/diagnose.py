@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainermon.analysis.evidence import Evidence, RankDump, Row, gather
+from trainermon.analysis.evidence import SURE_KINDS, Evidence, RankDump, Row, gather
 from trainermon.analysis.findings import (
     BadParameter,
     BadTensor,
@@ -42,7 +42,9 @@ def diagnose(run_dir: Path, *, step: int | None = None) -> Diagnosis:
     found = [(entry, find_origin(entry.dump)) for entry in evidence.dumps]
     # a fault that did not come back leaves but its gradient in the replay: nothing to locate it by
     origins = [(entry, origin) for entry, origin in found if origin is not None and not entry.dump.info.lost_nonfinite]
-    if origins:
+    if _is_consequence(evidence):
+        diagnosis = _consequence(evidence)
+    elif origins:
         diagnosis = _located(evidence, origins)
     elif evidence.rows or any(entry.dump.info.replay for entry in evidence.dumps):
         diagnosis = _not_in_replay(evidence)
@@ -50,6 +52,32 @@ def diagnose(run_dir: Path, *, step: int | None = None) -> Diagnosis:
         diagnosis = _nothing(evidence)
     return dataclasses.replace(
         diagnosis, step=evidence.step, attempt=evidence.attempt, evidence=_sources(evidence), version=diagnosis.version
+    )
+
+
+def _is_consequence(evidence: Evidence) -> bool:
+    """Return whether an earlier step spoiled the weights of this one.
+
+    Two bad steps in a row need not be one fault, as when the script skips a bad update: then the weights are finite.
+    """
+    if evidence.bad_since is None:
+        return False
+    dumps = [entry.dump for entry in evidence.dumps]
+    if any(entry.parameters for dump in dumps for entry in dump.entries):
+        return any(bad_parameters(dump) for dump in dumps)
+    telling = next((kind for kind in (Kind.PARAM_ORIGIN, Kind.LOSS) if kind in evidence.kinds), None)
+    return any(telling in (None, row.kind) and row.kind in SURE_KINDS for row in evidence.rows)
+
+
+def _consequence(evidence: Evidence) -> Diagnosis:
+    first = evidence.bad_since
+    return Diagnosis(
+        verdict=Verdict.CONSEQUENCE,
+        run_id=evidence.run_id,
+        headline=f"Step {first} was the first that was not finite: this is a consequence; see --step {first}",
+        reason=f"The weights that step {evidence.step} began with were spoiled before: it tells nothing of the cause",
+        ranks=_ranks(evidence, set()),
+        consequences=_consequences(evidence, set()),
     )
 
 
@@ -95,8 +123,6 @@ def _history(evidence: Evidence, where: RankDump, origin: Origin) -> tuple[Fault
         return origin.phase, ""
     before = evidence.step_before
     rows = [row for row in evidence.rows_before if row.rank == where.rank]
-    if any(row.kind in (Kind.GRAD_REDUCED, Kind.GRAD_UNREDUCED, Kind.LOSS) for row in rows):
-        return origin.phase, f"Step {before} was not finite already: diagnose --step {before} tells where it came from"
     name = f"{origin.module}.{origin.tensor.slot.removeprefix('parameters.')}"
     if any(row.kind == Kind.PARAM_UPDATED and row.name == name for row in rows):
         return (

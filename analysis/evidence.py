@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _PLACE = re.compile(r"dumps/([^/]+)/attempt(\d+)/step(\d+)/rank(\d+)$")
 # What is never non-finite on purpose; activations may be (masks).
-_SURE_KINDS = (Kind.LOSS, Kind.GRAD_UNREDUCED, Kind.GRAD_REDUCED, Kind.PARAM_ORIGIN, Kind.PARAM_UPDATED)
+SURE_KINDS = (Kind.LOSS, Kind.GRAD_UNREDUCED, Kind.GRAD_REDUCED, Kind.PARAM_ORIGIN, Kind.PARAM_UPDATED)
 _MAX_ROWS = 100_000
 
 
@@ -57,8 +57,9 @@ class Evidence:
     """What is known about one step of a run.
 
     `rows` are the stored rows of the step with non-finite elements (masks left out), `rows_before` those of the stored
-    step before it, `kinds` tells which kinds were stored at all, `ranks` which ranks have rows. `modules` are the names
-    in definition order, the model's input first; empty if the run does not tell.
+    step before it, `kinds` tells which kinds were stored at all, `ranks` which ranks have rows. `bad_since` is the
+    first of the stored steps right before it of which none was finite, None if the last one was. `modules` are the
+    names in definition order, the model's input first; empty if the run does not tell.
     """
 
     run_id: str
@@ -69,6 +70,7 @@ class Evidence:
     rows_before: tuple[Row, ...] = ()
     kinds: frozenset[str] = frozenset()
     step_before: int | None = None
+    bad_since: int | None = None
     ranks: tuple[int, ...] = ()
     modules: tuple[str, ...] = ()
     largest: str = ""
@@ -136,7 +138,7 @@ def _choose_step(
         if connection is not None:
             found += connection.execute("SELECT DISTINCT attempt, step FROM stats WHERE step = ?", [step]).fetchall()
     elif connection is not None:
-        kinds = ", ".join(f"'{kind}'" for kind in _SURE_KINDS)
+        kinds = ", ".join(f"'{kind}'" for kind in SURE_KINDS)
         query = f"SELECT attempt, min(step) FROM stats WHERE nans + infs > 0 AND kind IN ({kinds}) GROUP BY attempt"  # noqa: S608
         found += connection.execute(query).fetchall()
         if not found:
@@ -196,6 +198,7 @@ def _with_store(evidence: Evidence, connection: duckdb.DuckDBPyConnection, attem
         rows_before=_rows(connection, attempt, before),
         kinds=frozenset(map(str, column(kinds, attempt, step))),
         step_before=before,
+        bad_since=_bad_since(connection, attempt, step),
         ranks=tuple(ranks),
         largest=_largest(connection, attempt, step),
         alerts=tuple(map(str, column(alerts, attempt, step))),
@@ -209,6 +212,19 @@ def _rows(connection: duckdb.DuckDBPyConnection, attempt: int, step: object) -> 
     """  # noqa: S608  # our own column names
     rows = (Row(*row) for row in connection.execute(query, [attempt, step]).fetchall())
     return tuple(row for row in rows if not _mask_like(row))
+
+
+def _bad_since(connection: duckdb.DuckDBPyConnection, attempt: int, step: int) -> int | None:
+    kinds = ", ".join(f"'{kind}'" for kind in SURE_KINDS if kind != Kind.PARAM_UPDATED)
+    query = f"""
+        WITH known AS (
+            SELECT step, bool_or(nans + infs > 0) AS bad FROM all_stats
+            WHERE attempt = $attempt AND step < $step AND kind IN ({kinds}) GROUP BY step
+        )
+        SELECT min(step) FROM known WHERE bad AND step > (SELECT coalesce(max(step), -1) FROM known WHERE NOT bad)
+    """  # noqa: S608  # our own names
+    row = connection.execute(query, {"attempt": attempt, "step": step}).fetchone()
+    return None if row is None else row[0]
 
 
 def _mask_like(row: Row) -> bool:

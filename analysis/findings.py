@@ -12,6 +12,7 @@ class Verdict(str, enum.Enum):
     """How far the diagnosis got."""
 
     LOCATED = "located"
+    CONSEQUENCE = "consequence"
     NOT_REPRODUCED = "not_reproduced"
     FINITE = "finite"
     NO_EVIDENCE = "no_evidence"

@@ -203,8 +203,33 @@ def test_a_step_too_late_points_at_the_first(tmp_path):
     store(tmp_path, {4: {0: {grad("fc.weight"): ALL_NAN}}, 5: {0: {grad("fc.weight"): ALL_NAN}}})
     dump(tmp_path, 0, BAD)
 
-    assert "diagnose --step 4" in diagnose(tmp_path, step=5).reason
+    late = diagnose(tmp_path, step=5)
+    assert (late.verdict, late.rank, late.module) == (Verdict.CONSEQUENCE, None, "")
+    assert late.headline == "Step 4 was the first that was not finite: this is a consequence; see --step 4"
     assert diagnose(tmp_path).step == 4
+
+
+@pytest.mark.parametrize("kind", [Kind.LOSS, Kind.PARAM_ORIGIN, Kind.GRAD_REDUCED])
+def test_the_first_of_several_bad_steps_is_pointed_at(tmp_path, kind):
+    sound, bad = ({0: {SeriesKey(kind, "x"): numbers, grad("w"): ALL_NAN}} for numbers in (FINITE, ALL_NAN))
+    finite = {0: {SeriesKey(kind, "x"): FINITE}}
+    store(tmp_path, {1: bad, 2: finite, 38: finite, 40: sound, 41: bad, 42: bad, 43: finite})
+
+    assert "see --step 40" in diagnose(tmp_path, step=42).headline
+    assert "see --step 40" in diagnose(tmp_path, step=41).headline
+    assert diagnose(tmp_path, step=40).verdict is Verdict.LOCATED
+    assert diagnose(tmp_path, step=43).verdict is Verdict.FINITE
+
+
+@pytest.mark.parametrize("known_by", ["dump", "parameters", "loss"])
+def test_a_second_fault_on_sound_weights_is_no_consequence(tmp_path, known_by):
+    weights = SeriesKey(Kind.PARAM_ORIGIN, "w")
+    known = {"dump": {LOSS: ALL_NAN}, "parameters": {LOSS: ALL_NAN, weights: FINITE}, "loss": {LOSS: FINITE}}[known_by]
+    store(tmp_path, {4: {0: {own("w"): ALL_NAN}}, 5: {0: {own("w"): ALL_NAN, **known}}})
+    if known_by == "dump":
+        dump(tmp_path, 0, SOUND)
+
+    assert diagnose(tmp_path, step=5).verdict is not Verdict.CONSEQUENCE
 
 
 def test_the_newest_attempt_is_explained(tmp_path):
