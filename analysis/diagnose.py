@@ -24,6 +24,7 @@ from trainermon.analysis.findings import (
 )
 from trainermon.analysis.origin import LOSS, Origin, bad_parameters, bad_tensor, find_origin
 from trainermon.analysis.stored import locate_in_rows
+from trainermon.analysis.wording import counted, rank_list
 from trainermon.dump.records import Dump
 from trainermon.monitor.values import Kind
 
@@ -138,7 +139,7 @@ def _history(evidence: Evidence, where: RankDump, origin: Origin) -> tuple[Fault
 
 def _others(bad: set[int], where: RankDump) -> str:
     others = sorted(bad - {where.rank})
-    return f"The same step was not finite on {_rank_list(others)} by itself, too" if others else ""
+    return f"The same step was not finite on {rank_list(others)} by itself, too" if others else ""
 
 
 def _to_loss(evidence: Evidence, rank: int, origin: Origin) -> tuple[Link, ...]:
@@ -198,17 +199,17 @@ def _consequences(evidence: Evidence, bad: set[int]) -> tuple[str, ...]:
     found = []
     reduced = _count_bad(evidence, Kind.GRAD_REDUCED)
     if len(reduced) > len(bad):
-        found.append(
-            f"the reduction carried it to {_rank_list(sorted(reduced))}: {max(reduced.values())} gradients each"
-        )
+        number = counted(max(reduced.values()), "gradient")
+        found.append(f"the reduction carried it to {rank_list(sorted(reduced))}: {number} each")
     elif reduced:
-        found.append(f"{max(reduced.values())} gradients were not finite")
+        most = max(reduced.values())
+        found.append(f"{counted(most, 'gradient')} {'was' if most == 1 else 'were'} not finite")
     losses = sorted({row.rank for row in evidence.rows if row.kind == Kind.LOSS})
     if losses:
-        found.append(f"the loss was not finite on {_rank_list(losses)}")
+        found.append(f"the loss was not finite on {rank_list(losses)}")
     updated = {row.name for row in evidence.rows if row.kind == Kind.PARAM_UPDATED}
     if updated:
-        found.append(f"the optimizer step wrote it into {len(updated)} parameters")
+        found.append(f"the optimizer step wrote it into {counted(len(updated), 'parameter')}")
     return tuple(found)
 
 
@@ -223,14 +224,14 @@ def _not_in_replay(evidence: Evidence) -> Diagnosis:
     is_transient = bool(lost) or (bool(replayed) and place.rank not in cut and (not cut or place.rank is not None))
     found = []
     if lost:
-        found.append(f"The model's output was not finite on {_rank_list(lost)}, but was in the replay of the same step")
+        found.append(f"The model's output was not finite on {rank_list(lost)}, but was in the replay of the same step")
     elif replayed:
-        clean = _rank_list([entry.rank for entry in replayed])
+        clean = rank_list([entry.rank for entry in replayed])
         found.append(f"The replay of {clean} is clean although the step was not")
     if is_transient:
         found[0] += ": not reproduced, so transient, likely the hardware or a race"
     if cut:
-        found.append(f"The replay of {_rank_list(cut)} did not come to its end")
+        found.append(f"The replay of {rank_list(cut)} did not come to its end")
     why = ". ".join(found) or "No replay of the step was found"
     kind = "A transient non-finite value" if is_transient else "A non-finite value"
     where = f" on rank {place.rank}" if place.rank is not None else ""
@@ -281,7 +282,9 @@ def _nothing(evidence: Evidence) -> Diagnosis:
 def _sources(evidence: Evidence) -> tuple[str, ...]:
     found = [_dump_source(entry) for entry in evidence.dumps]
     if evidence.kinds:
-        found.append(f"stored statistics of {len(evidence.ranks)} ranks: {', '.join(sorted(evidence.kinds))}")
+        found.append(
+            f"stored statistics of {counted(len(evidence.ranks), 'rank')}: {', '.join(sorted(evidence.kinds))}"
+        )
     return (*found, *(f"alert: {message}" for message in evidence.alerts), *evidence.notes)
 
 
@@ -289,7 +292,7 @@ def _dump_source(entry: RankDump) -> str:
     info = entry.dump.info
     words = [f"{'replay' if info.replay else 'dump'} of rank {entry.rank}: {entry.path}"]
     if info.replay:
-        words.append(f"{info.micro_steps} micro step{'s' if info.micro_steps != 1 else ''}")
+        words.append(counted(info.micro_steps, "micro step"))
     if not info.complete:
         words.append("cut off")
     if info.errors:
@@ -299,13 +302,6 @@ def _dump_source(entry: RankDump) -> str:
     return "; ".join([*words, *filter(None, ["" if info.aborted else info.uncovered]), *info.notes])
 
 
-def _rank_list(ranks: Sequence[int]) -> str:
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    shown = ", ".join(map(str, ranks[:8]))
-    return f"ranks {shown}{f' and {len(ranks) - 8} more' if len(ranks) > 8 else ''}"
-
-
 def _sentence(text: str) -> str:
-    """Return `text` with a capital letter, unless it begins with a module's name."""
+    """Return `text` with a capital letter, unless it begins with a module's name and a colon."""
     return text if ":" in text.split(" ")[0] else text[:1].upper() + text[1:]

@@ -234,10 +234,13 @@ def _mask_like(row: Row) -> bool:
 
 
 def _largest(connection: duckdb.DuckDBPyConnection, attempt: int, step: int) -> str:
-    """Return a few words on the largest finite element of the step."""
+    """Return a few words on the largest finite element of the step; inputs of whole numbers are names, not values."""
     query = """
         SELECT kind, name, slot, rank, greatest(abs(min), abs(max)) AS size FROM all_stats
-        WHERE attempt = ? AND step = ? AND finite > 0 AND kind <> 'step' ORDER BY size DESC LIMIT 1
+        WHERE attempt = ? AND step = ? AND finite > 0 AND kind <> 'step'
+            AND NOT (kind = 'actv' AND NOT starts_with(slot, 'output') AND size < 16777216
+                AND trunc(min) = min AND trunc(max) = max AND trunc(sum) = sum AND trunc(sum_sq) = sum_sq)
+        ORDER BY size DESC LIMIT 1
     """
     row = connection.execute(query, [attempt, step]).fetchone()
     if row is None:

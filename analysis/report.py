@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Iterator
 
 from trainermon.analysis.findings import BadTensor, Diagnosis, Link, RankFinding
+from trainermon.analysis.wording import counted
 
 WIDTH = 100
 MAX_LINES = 40
@@ -22,7 +23,8 @@ def render_text(diagnosis: Diagnosis, *, colour: bool = False) -> str:
     for label, text in _facts(diagnosis):
         lines += _wrapped(label, text)
     lines += _block("chain", [_link_text(link, _chain_width(diagnosis)) for link in diagnosis.chain])
-    lines += _block("ranks", list(_rank_texts(diagnosis.ranks)))
+    telling = tuple(finding for finding in diagnosis.ranks if _tells(finding))
+    lines += _block("ranks", list(_rank_texts(telling)))
     lines += _block("after it", [line for text in diagnosis.consequences for line in _wrapped("", text)])
     evidence = diagnosis.evidence[:_MAX_EVIDENCE]
     room = max(1, MAX_LINES - len(lines) - 1)
@@ -74,14 +76,20 @@ def _link_text(link: Link, width: int) -> str:
     return f"{omitted}{link.module:<{width}}  {describe_tensor(link.tensor)}"
 
 
+def _tells(finding: RankFinding) -> bool:
+    """Return whether there is something to say of a rank: it replayed the step, or something was not finite on it."""
+    return finding.replay != "none" or finding.role != "unknown" or bool(finding.unreduced or finding.reduced)
+
+
 def _rank_texts(ranks: tuple[RankFinding, ...]) -> Iterator[str]:
     interesting = sorted(ranks, key=lambda finding: (finding.role != "origin", finding.rank))
     for finding in interesting[:_MAX_RANKS]:
         why = f": {finding.replay_reason}" if finding.replay_reason else ""
-        words = [f"{finding.rank:>4}  {finding.role:<8}  replay {finding.replay}{why}"]
+        replay = "no replay" if finding.replay == "none" else f"replay {finding.replay}{why}"
+        words = [f"{finding.rank:>4}  {finding.role:<8}  {replay}"]
         for name, number in (("before", finding.unreduced), ("after", finding.reduced)):
             if number is not None:
-                words.append(f"{number} bad gradients {name} the reduction")
+                words.append(f"{counted(number, 'bad gradient')} {name} the reduction")
         yield ", ".join(words)
     if len(interesting) > _MAX_RANKS:
         yield f"      and {len(interesting) - _MAX_RANKS} more ranks"

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from trainermon.analysis.evidence import Evidence, Row
 from trainermon.analysis.findings import FaultPhase
+from trainermon.analysis.wording import counted, rank_list
 from trainermon.monitor.values import Kind
 
 
@@ -44,9 +45,14 @@ def locate_in_rows(evidence: Evidence, suspect: int | None = None) -> StoredPlac
     for locate in (_by_parameter, _by_activation, _by_gradient):
         place = locate(rows, order)
         if place is not None:
-            others = f"; ranks {', '.join(map(str, ranks[1:9]))} are concerned, too" if len(ranks) > 1 else ""
-            return place._replace(reason=place.reason + others)
+            return place._replace(reason=place.reason + _others(ranks[1:]))
     return StoredPlace(rank, "", FaultPhase.UNKNOWN, rows[0], f"rank {rank}'s {rows[0].kind} was not finite")
+
+
+def _others(ranks: Sequence[int]) -> str:
+    if not ranks:
+        return ""
+    return f"; {rank_list(ranks)} {'is' if len(ranks) == 1 else 'are'} concerned, too"
 
 
 _LOCAL_KINDS = (Kind.PARAM_ORIGIN, Kind.ACTV, Kind.LOSS, Kind.ACTV_GRAD, Kind.GRAD_UNREDUCED)
@@ -59,7 +65,9 @@ def _only_reduced(evidence: Evidence) -> StoredPlace:
     kinds = ", ".join(sorted({row.kind for row in rows}))
     single = evidence.ranks[0] if len(evidence.ranks) == 1 else None
     names = sorted({row.name for row in rows})
-    reason = f"only {kinds} of {len(names)} tensors are known to be not finite, which does not tell where it arose"
+    reason = (
+        f"only {kinds} of {counted(len(names), 'tensor')} is known to be not finite, which does not tell where it arose"
+    )
     return StoredPlace(single, "", FaultPhase.UNKNOWN, rows[0], reason)
 
 
@@ -69,7 +77,7 @@ def _by_parameter(rows: Sequence[Row], order: dict[str, int]) -> StoredPlace | N
         return None
     row = min(found, key=lambda row: _place(_owner(row.name), order))
     return StoredPlace(
-        row.rank, _owner(row.name), FaultPhase.PARAMETER, row, f"{row.name} was not finite before the step"
+        row.rank, _owner(row.name), FaultPhase.PARAMETER, row, f"parameter {row.name} was not finite before the step"
     )
 
 
@@ -82,7 +90,7 @@ def _by_activation(rows: Sequence[Row], order: dict[str, int]) -> StoredPlace | 
     if not found:
         return None
     row = min(found, key=lambda row: (row.micro_step or 0, _first_leaf(row, outputs, order)))
-    reason = f"{row.name} is the first stored module whose output is not finite while its inputs are"
+    reason = f"module {row.name} is the first stored one whose output is not finite while its inputs are"
     return StoredPlace(row.rank, row.name, FaultPhase.FORWARD, row, reason)
 
 
@@ -100,7 +108,8 @@ def _by_gradient(rows: Sequence[Row], order: dict[str, int]) -> StoredPlace | No
     if any(other.kind == Kind.LOSS for other in rows):
         reason = f"the loss of rank {row.rank} was not finite, but no activations are stored to follow its forward"
         return StoredPlace(row.rank, "", FaultPhase.UNKNOWN, row, reason)
-    reason = f"{row.name} is the last parameter whose gradient was not finite on rank {row.rank} before the reduction"
+    what = "module" if row.kind == Kind.ACTV_GRAD else "parameter"
+    reason = f"{what} {row.name} is the last whose gradient was not finite on rank {row.rank} before the reduction"
     return StoredPlace(row.rank, _module(row), FaultPhase.BACKWARD, row, reason)
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,41 @@ def test_finite_run_says_so_and_names_the_largest(tmp_path):
 
     assert (diagnosis.verdict, diagnosis.step) == (Verdict.FINITE, 2)
     assert "7e+09, in grad_reduced of fc.weight on rank 0" in diagnosis.reason
+
+
+def test_whole_numbers_in_an_input_are_not_the_largest_element(tmp_path):
+    tokens = (4, 0.0, 125.0, 180.0, 17_000.0, 1, 0, 0)
+    floats = (4, -3.0, 99.0, 98.5, 9811.25, 0, 0, 0)
+    rows = {actv("token", "input.0"): tokens, actv("mask", "kwargs.mask"): tokens, actv("h", "input.0"): floats}
+    store(tmp_path, {2: {0: {**rows, grad("fc.weight"): FINITE}}})
+
+    assert diagnose(tmp_path).reason == "The largest element is 99, in actv of h input.0 on rank 0"
+
+
+def test_an_ordered_dump_is_no_replay(tmp_path):
+    store(tmp_path, {5: {0: {own("fc.weight"): FINITE}, 1: {own("fc.weight"): FINITE}}})
+    dump(tmp_path, 0, SOUND, replay=False, micro_steps=0)
+
+    text = render_text(diagnose(tmp_path))
+
+    assert "dump of rank 0" in text
+    assert "replay" not in text.replace("dumps/replay/", "")
+    assert "bad gradient" not in text
+
+
+@pytest.mark.parametrize(("num_ranks", "others"), [(2, "rank 1 is concerned, too"), (3, "ranks 1, 2 are concerned")])
+def test_names_stand_as_they_are_and_ranks_in_good_grammar(tmp_path, num_ranks, others):
+    for number, key in enumerate(
+        [own("token.weight"), SeriesKey(Kind.PARAM_ORIGIN, "token.weight"), actv("token", "output.0")]
+    ):
+        run = tmp_path / str(number)
+        store(run, {5: {rank: {key: ALL_NAN} for rank in range(num_ranks)}})
+
+        text = render_text(diagnose(run))
+
+        assert re.search(r"(parameter|module)\W+token", text, re.IGNORECASE)
+        assert "Token" not in text
+        assert others in " ".join(text.split())
 
 
 def test_replays_tell_the_ranks_and_the_store_the_consequences(tmp_path):
