@@ -140,7 +140,8 @@ export class HeatMap extends Track {
     if (!this.onsets.length) return;
     context.fillStyle = theme.nonfinite;
     context.fillRect(left, height - 14, 9, 9);
-    context.fillText(box.right + 64 > box.outer ? "" : "NaN, Inf", left + 14, height - 9);
+    const text = ["NaN, Inf", "NaN"].find((candidate) => left + 14 + context.measureText(candidate).width <= box.outer);
+    context.fillText(text ?? "", left + 14, height - 9);
   }
 
   #scaleLabels(tall) {

@@ -156,7 +156,9 @@ export class LineChart extends Track {
       context.fill();
       if (x - labelled < 90 || x < box.left) continue;
       labelled = x;
-      const text = `not finite from step ${formatStep(steps[begin])}`;
+      const room = Math.max(x - box.left, box.right - x) - 12;
+      const texts = [`not finite from step ${formatStep(steps[begin])}`, "not finite"];
+      const text = texts.find((candidate) => context.measureText(candidate).width <= room) ?? "";
       const width = context.measureText(text).width;
       context.fillText(text, x + 9 + width > box.right ? x - 9 - width : x + 9, 11);
     }

@@ -34,8 +34,8 @@ export class Ruler extends Track {
     this.paintSteps(context, box, { height: LANE, labels: true });
     context.fillStyle = theme.muted;
     context.textAlign = "right";
-    context.fillText("alerts, dumps", box.left - 8, LANE / 2);
-    context.fillText("step", box.left - 30, LANE + 10);
+    context.fillText(box.left < 100 ? "alerts" : "alerts, dumps", box.left - 8, LANE / 2);
+    context.fillText("step", box.left - (box.left < 100 ? 8 : 30), LANE + 10);
     for (const mark of this.#marks(box)) {
       if (mark.alert) this.#paintAlert(context, mark);
       else this.#paintDump(context, mark);

@@ -57,7 +57,7 @@ export function showAlerts(alerts, { rules, onShow }) {
   const rows = shown.flatMap((alert) => alertRows(alert, { onShow, redraw }));
   const more = shown.length < all.length
     && el("button", { type: "button", cls: "more", onclick: () => ((showAll = true), redraw()) }, `Show all ${all.length}`);
-  keepFocus(() => byId("alerts").replaceChildren(table("alert-table", head, rows), more || ""));
+  keepFocus(() => byId("alerts").replaceChildren(table("alert-table cards", head, rows), more || ""));
 }
 
 /** A table that is built anew must not take the focus away from the button that was pressed. */
@@ -130,7 +130,7 @@ export function showDumps(dumps, { onShow }) {
     el("td", {}, el("span", { cls: `pill ${STATUS_TONES[dump.status] ?? "pending"}` }, STATUSES[dump.status] ?? dump.status)),
     el("td", { cls: "where" }, el("code", { title: dump.path }, dump.path ?? "–")),
     el("td", { cls: "links" }, diagnosisLink(dump.diagnosis))));
-  byId("dumps").replaceChildren(table("dump-table", ["Step", "Attempt", "Ranks", "Status", "Path", ""], rows));
+  byId("dumps").replaceChildren(table("dump-table cards", ["Step", "Attempt", "Ranks", "Status", "Path", ""], rows));
 }
 
 function diagnosisLink(address) {
@@ -140,7 +140,9 @@ function diagnosisLink(address) {
 
 const NUMERIC = ["Step", "Value", "Expected", "Attempt", "Before", "After"];
 
+/** With the class "cards" a row becomes a card on a phone, and each cell needs the name of its column. */
 export function table(cls, head, rows) {
+  for (const { cells } of rows) if (cells.length === head.length) head.forEach((text, k) => text && (cells[k].dataset.label = text));
   const titles = head.map((text) => el("th", { scope: "col", cls: NUMERIC.includes(text) ? "num" : null }, text || el("span", { cls: "visually-hidden" }, "Links")));
   return el("table", { cls }, el("thead", {}, el("tr", {}, titles)), el("tbody", {}, rows));
 }

@@ -10,6 +10,7 @@ const DRAG_PIXELS = 4;
 
 /** Equal gutters line all charts up, so that one crosshair runs through the whole page. */
 function gutters(width) {
+  if (width < 560) return { left: 60, right: 60 };
   return width < 1100 ? { left: 132, right: 66 } : { left: 168, right: 84 };
 }
 
@@ -193,7 +194,7 @@ export class Track {
   stepTicks(box) {
     const [first, last] = this.view.range;
     if (!this.view.known) return [];
-    return linearTicks(first, last, Math.max(2, Math.floor(box.width / 90)), 1);
+    return linearTicks(first, last, Math.max(4, Math.floor(box.width / 90)), 1);
   }
 
   /** Vertical grid lines; with `labels`, the step numbers below `y`. */
