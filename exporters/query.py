@@ -9,14 +9,19 @@ from __future__ import annotations
 import argparse
 import contextlib
 import csv
+import difflib
 import http.client
 import io
 import json
 import logging
+import re
+import shutil
 import socket
 import sys
+import textwrap
 import urllib.request
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,13 +38,35 @@ OUTPUT_ROOT = Path("trainermon_output")
 _ATTEMPTS = 5
 _FLUSH_S = 5.0
 _TABLE_ROWS = 1000
+_UNKNOWN_COLUMN = re.compile(
+    r'column named "([^"]+)"|column "([^"]+)" (?:in \w+ list )?(?:not found|does not exist)', re.IGNORECASE
+)
+_NOTES = """\
+stats has one row per series, rank and step, without what a later attempt has repeated; all_stats has every attempt's.
+In steps, loss and grad_norm are NaN where an element was NaN, else inf where one was infinite, of either sign; and NULL
+where nothing was recorded. (The page shows infinity for both, and a gap where nothing was recorded.) In comparisons NaN
+is larger than all numbers; isfinite(loss) leaves both out.
+"""
+_NOTES = """\
+stats has one row per series, rank and step, without what a later attempt has repeated; all_stats has every attempt's.
+In steps, loss and grad_norm are NaN where an element was NaN, else inf where one was infinite, of either sign; and NULL
+where nothing was recorded. (The page shows infinity for both, and a gap where nothing was recorded.) In comparisons NaN
+is larger than all numbers; isfinite(loss) leaves both out.
+"""
 _EXAMPLES = """\
 Examples:
-  FROM steps ORDER BY step DESC LIMIT 10
-  SELECT step, rank, name, rms FROM stats WHERE kind = 'grad_reduced' AND nonfinite > 0 ORDER BY step LIMIT 20
-  SELECT name, max(max) AS largest FROM stats WHERE kind = 'actv' GROUP BY name ORDER BY largest DESC LIMIT 10
-  SELECT step, sqrt(sum(sum_sq)) FROM stats WHERE kind = 'update' AND in_global_norm GROUP BY step ORDER BY step
-  FROM alerts ORDER BY time_s
+  FROM steps ORDER BY step DESC LIMIT 10;
+
+  SELECT step, rank, name, rms FROM stats
+  WHERE kind = 'grad_reduced' AND nonfinite > 0 ORDER BY step LIMIT 20;
+
+  SELECT name, max(max) AS largest FROM stats
+  WHERE kind = 'actv' GROUP BY name ORDER BY largest DESC LIMIT 10;
+
+  SELECT step, sqrt(sum(sum_sq)) AS norm FROM stats
+  WHERE kind = 'update' AND in_global_norm GROUP BY step ORDER BY step;
+
+  FROM alerts ORDER BY time_s;
 """
 
 
@@ -71,7 +98,7 @@ def main(args: argparse.Namespace) -> int:
         run, sql = None, run
     run_dir = find_run(run)
     if sql is None:
-        sys.stdout.write(describe(run_dir))
+        sys.stdout.write(describe(run_dir, width=shutil.get_terminal_size().columns))
         return 0
     flush_agents(run_dir)
     limit = args.limit if args.limit is not None or args.format != "table" else _TABLE_ROWS
@@ -102,7 +129,7 @@ def run_query(run_dir: Path, sql: str, *, limit: int | None = None) -> Answer:
     A segment that is merged away while it is read makes the query begin again.
 
     Raises:
-        QueryError: DuckDB refuses the query; the message lists the tables.
+        QueryError: DuckDB refuses the query; the message is DuckDB's and a line that names the tables.
         StoreError: The run, or a file that the query names, cannot be read.
     """
     for _ in range(_ATTEMPTS - 1):
@@ -111,18 +138,20 @@ def run_query(run_dir: Path, sql: str, *, limit: int | None = None) -> Answer:
     return _ask(run_dir, sql, limit)
 
 
-def describe(run_dir: Path) -> str:
-    """Return the run's tables with their columns and some examples, as text."""
-    with open_run(run_dir) as connection:
-        rows = connection.execute(
-            "SELECT table_name, string_agg(column_name || ' ' || lower(data_type), ', ' ORDER BY column_index)"
-            " FROM duckdb_columns() WHERE NOT internal GROUP BY ALL ORDER BY table_name"
-        ).fetchall()
+def describe(run_dir: Path, *, width: int = 120) -> str:
+    """Return the run's tables with their columns, what non-finite values mean, and examples, in lines of `width`."""
     names: dict[str, list[str]] = {}
-    for table, columns in rows:
-        names.setdefault(columns, []).append(table)
-    tables = "\n".join(f"  {', '.join(tables)}({columns})" for columns, tables in names.items())
-    return f"Tables of {run_dir}:\n{tables}\n{_EXAMPLES}"
+    for table, columns in _tables(run_dir).items():
+        names.setdefault(", ".join(f"{name}\N{NO-BREAK SPACE}{kind}" for name, kind in columns.items()), []).append(
+            table
+        )
+    fill = partial(textwrap.fill, width=width, break_long_words=False, break_on_hyphens=False)
+    tables = [
+        fill(f"{', '.join(tables)} ({columns})", initial_indent="  ", subsequent_indent="    ")
+        for columns, tables in names.items()
+    ]
+    text = "\n".join([f"Tables of {run_dir}:", *tables, "", fill(_NOTES), "", _EXAMPLES])
+    return text.replace("\N{NO-BREAK SPACE}", " ")
 
 
 def flush_agents(run_dir: Path, timeout_s: float = _FLUSH_S) -> bool:
@@ -159,8 +188,37 @@ def _ask(run_dir: Path, sql: str, limit: int | None) -> Answer:
         except duckdb.IOException as error:
             raise StoreError(f"{run_dir}: {error}") from error
         except duckdb.Error as error:
-            raise QueryError(f"{error}\n\n{describe(run_dir)}") from error
+            raise QueryError(f"{error}\n{_hint(run_dir, str(error))}") from error
     return Answer(columns, rows[:limit], limit is not None and len(rows) > limit)
+
+
+def _tables(run_dir: Path) -> dict[str, dict[str, str]]:
+    """Return the type of every column by its name, by table, in the tables' order."""
+    with open_run(run_dir) as connection:
+        rows = connection.execute(
+            "SELECT table_name, column_name, lower(data_type) FROM duckdb_columns() WHERE NOT internal"
+            " ORDER BY table_name, column_index"
+        ).fetchall()
+    tables: dict[str, dict[str, str]] = {}
+    for table, column, kind in rows:
+        tables.setdefault(table, {})[column] = kind
+    return tables
+
+
+def _hint(run_dir: Path, message: str) -> str:
+    """Return one line that names the tables and, where a column is unknown, the nearest ones of any table."""
+    tables = _tables(run_dir)
+    line = f"Tables: {', '.join(tables)} (`trainermon query RUN` lists their columns)"
+    unknown = _UNKNOWN_COLUMN.search(message)
+    if unknown:
+        places: dict[str, list[str]] = {}
+        for table in tables.keys() - {"all_stats"}:
+            for column in tables[table]:
+                places.setdefault(column, []).append(f"{table}.{column}")
+        nearest = difflib.get_close_matches((unknown[1] or unknown[2]).lower(), places)
+        if nearest:
+            line += f"; nearest columns: {', '.join(place for column in nearest for place in sorted(places[column]))}"
+    return line
 
 
 def _is_run(path: Path) -> bool:

@@ -13,7 +13,7 @@ import pytest
 
 from trainermon.exporters import query as subject
 from trainermon.exporters.query import describe, find_run, flush_agents, run_query
-from trainermon.exporters.store import SegmentWriter
+from trainermon.exporters.store import SegmentWriter, open_run
 from trainermon.monitor.errors import QueryError, StoreError
 from trainermon.monitor.journal import Header
 from trainermon.monitor.values import Coordinates, Kind, SeriesKey, StatBlock
@@ -102,10 +102,29 @@ def test_without_sql_the_tables_and_examples_are_shown_and_the_examples_work(tmp
 
     out = query(capsys, run)
 
-    for text in ("all_stats, stats(kind varchar", "steps(attempt", "alerts(host", "Examples:"):
+    for text in ("all_stats, stats (kind varchar", "steps (attempt", "alerts (host", "are NaN", "Examples:"):
         assert text in out
-    for example in out.split("Examples:\n")[1].splitlines():
+    examples = out.split("Examples:\n")[1].split(";")[:-1]
+    assert len(examples) == 5
+    for example in examples:
         run_query(run, example)
+
+
+@pytest.mark.parametrize("width", [72, 100])
+def test_what_is_listed_is_as_wide_as_the_terminal_and_whole(tmp_path, monkeypatch, capsys, width):
+    run = make_run(tmp_path / "run")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", str(width))
+
+    lines = query(capsys, "run").splitlines()
+
+    assert width - 20 < max(map(len, lines)) <= width
+    with open_run(run) as connection:
+        for table in ("stats", "steps", "alerts"):
+            for column, kind in connection.execute(
+                f"SELECT column_name, column_type FROM (DESCRIBE {table})"
+            ).fetchall():
+                assert any(f"{column} {kind.lower()}" in line for line in lines)
 
 
 def test_a_run_is_a_path_an_id_or_the_newest(tmp_path, capsys):
@@ -125,25 +144,47 @@ def test_a_run_is_a_path_an_id_or_the_newest(tmp_path, capsys):
         find_run(None, tmp_path / "empty")
 
 
+TABLES = "Tables: alerts, all_stats, stats, steps (`trainermon query RUN` lists their columns)"
+
+
 @pytest.mark.parametrize(
-    ("sql", "message"),
+    ("sql", "reason", "nearest"),
     [
-        ("SELECT nme FROM stats", r'(?s)"nme" not found.*Tables of .*stats\(kind varchar'),
-        ("SELEC 1", r"(?s)syntax error.*alerts\(host"),
+        ("SELECT nme FROM stats", 'Referenced column "nme" not found', "stats.name"),
+        ("SELECT S.NonFinit FROM stats S", 'does not have a column named "NonFinit"', "stats.nonfinite, stats.finite"),
+        ("SELECT grad_nrm FROM stats", '"grad_nrm" not found', "steps.grad_norm"),
+        ("FROM stats JOIN steps USING (los)", 'Column "los" does not exist on left side', "steps.loss"),
+        ("SELECT * EXCLUDE (los) FROM steps", 'Column "los" in EXCLUDE list not found', "steps.loss"),
+        ("SELECT zzzz FROM stats", '"zzzz" not found', None),
+        ("SELECT name, sum(step) FROM stats", "must appear in the GROUP BY clause", None),
+        ("SELEC 1", "syntax error", None),
+        ("FROM stat", 'Did you mean "stats"?', None),
     ],
 )
-def test_a_wrong_query_is_told_what_there_is(tmp_path, sql, message):
+def test_a_wrong_query_is_told_why_and_what_there_is(tmp_path, sql, reason, nearest):
     run = make_run(tmp_path / "run")
 
-    with pytest.raises(QueryError, match=message):
+    with pytest.raises(QueryError) as refused:
         run_query(run, sql)
+
+    message, hint = str(refused.value).rsplit("\n", 1)
+    assert reason in message
+    assert hint == (f"{TABLES}; nearest columns: {nearest}" if nearest else TABLES)
+
+
+def test_a_wrong_query_is_marked_where_it_is_wrong(tmp_path):
+    with pytest.raises(QueryError) as refused:
+        run_query(make_run(tmp_path / "run"), "SELECT nme FROM stats")
+
+    *_, line, caret, _ = str(refused.value).split("\n")
+    assert line[caret.index("^") :].startswith("nme ")
 
 
 def test_a_run_without_segments_can_be_queried(tmp_path):
     (tmp_path / "run" / "nodes").mkdir(parents=True)
 
     assert run_query(tmp_path / "run", "FROM steps").rows == []
-    assert "stats(" in describe(tmp_path / "run")
+    assert "stats (" in describe(tmp_path / "run")
 
 
 def test_a_segment_that_is_merged_away_during_the_query_does_not_matter(tmp_path, monkeypatch):
