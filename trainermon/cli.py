@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"trainermon {trainermon.__version__}")
     subparsers = parser.add_subparsers(dest="subcommand", required=True, metavar="COMMAND")
     for name, (module_name, summary) in COMMANDS.items():
-        subparser = subparsers.add_parser(name, help=summary, description=summary.capitalize() + ".")
+        subparser = subparsers.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
         if name in words:
             importlib.import_module(module_name).add_arguments(subparser)
     arguments = parser.parse_args(words)
