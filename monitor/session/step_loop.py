@@ -216,7 +216,8 @@ class StepLoop:
 
     def _skipped(self) -> None:
         """Drop what was taken: the script has thrown its gradients away without an optimizer step."""
-        self._check_gradients()
+        if not self._steps.in_float16:
+            self._check_gradients()
         self.collector.discard()
         self._start_counting()
         self._dumps.forget()
@@ -240,8 +241,7 @@ class StepLoop:
         )
         self._unchecked = False
         self.collector.discard()
-        self._detach()
-        self._dumps.forget()
+        self.let_go()
 
     def _entry(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -29,6 +29,7 @@ class MicroSteps:
         counting: Whether a training forward is running: train mode, grad mode on, not a replay.
         attached: Whether the hooks are in place.
         muted: Whether a replay runs, in which nothing counts.
+        in_float16: Whether the last forward ran under float16 autocast, where a loss scaler skips steps by design.
     """
 
     def __init__(  # noqa: PLR0913  # whom it tells of what
@@ -45,7 +46,8 @@ class MicroSteps:
         self.backward = 0
         self.counting = False
         self.attached = False
-        self.muted = False
+        self.muted = self.in_float16 = False
+        self._device_type = parameters[0].device.type
         self._armed = False
         self._has_accumulated = False
         self._roots = roots
@@ -99,6 +101,7 @@ class MicroSteps:
             return
         self._armed = False  # a backward that ended by an exception never came to its end
         self._on_forward_begin()
+        self.in_float16 = _is_float16(self._device_type)
         self.counting = module.training and torch.is_grad_enabled()
         self.forward += self.counting
 
@@ -136,6 +139,10 @@ class MicroSteps:
 def in_backward() -> bool:
     """Return whether this code runs inside a backward: then a forward is a recomputation. 70 ns."""
     return torch._C._current_graph_task_id() != -1
+
+
+def _is_float16(device_type: str) -> bool:
+    return torch.is_autocast_enabled(device_type) and torch.get_autocast_dtype(device_type) is torch.float16
 
 
 def _queue_callback(callback: Callable[[], None]) -> None:

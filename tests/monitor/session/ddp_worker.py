@@ -24,6 +24,7 @@ VARIANTS = {
     "static_graph": {"static_graph": True},
     "find_unused": {"find_unused_parameters": True},
     "reentrant": {"static_graph": True},
+    "no_sync_forgotten": {},
 }
 MICRO_STEPS = {"static_graph": 1, "reentrant": 1}  # a static graph knows no accumulation
 
@@ -73,7 +74,8 @@ def train(name, options, folder):
             batches = [torch.randn(4, 6, generator=generator).requires_grad_() for _ in range(num_micro_steps)]
             unreduced = local_gradients(inner, batches)
             for index, batch in enumerate(batches):
-                with contextlib.nullcontext() if index == num_micro_steps - 1 else model.no_sync():
+                synchronised = index == num_micro_steps - 1 or name == "no_sync_forgotten"
+                with contextlib.nullcontext() if synchronised else model.no_sync():
                     model(batch).square().mean().backward()
             truth.append({"unreduced": unreduced, "reduced": average(unreduced)})
             nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
