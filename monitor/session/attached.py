@@ -7,6 +7,7 @@ import logging
 import os
 import socket
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,17 @@ PAGE_WAIT_S = 3.0
 POLL_S = 0.02
 JOURNAL_BYTES_PER_ROW = 8 * len(STATISTICS) + 4
 STORED_BYTES_PER_ROW = 20
+
+
+_living: weakref.WeakSet[Attached] = weakref.WeakSet()
+
+
+def _fall_silent_in_child() -> None:
+    for attached in list(_living):
+        attached.fall_silent()
+
+
+os.register_at_fork(after_in_child=_fall_silent_in_child)
 
 
 class Attached:
@@ -81,6 +93,11 @@ class Attached:
             self._config_source = Path(config_source)
             self._config_mtime_ns = self._config_source.stat().st_mtime_ns
         self._loop.start()
+        _living.add(self)
+
+    def fall_silent(self) -> None:
+        """Do nothing from now on: this is a forked child, and the run is its parent's."""
+        self._guard.tripped = True
 
     def record(self, values: Mapping[str, Any]) -> None:
         """File numbers of the step; contained. A value that is none is left out, and the log says so."""

@@ -306,6 +306,7 @@ def test_a_forked_child_leaves_the_run_alone(places):
         child = os.fork()
         if child == 0:
             monitor.record(loss=1.0)
+            (model.loss(torch.randn(3, 4)) * float("nan")).backward()
             optimizer.step()
             monitor.close()
             os._exit(0)
@@ -315,6 +316,7 @@ def test_a_forked_child_leaves_the_run_alone(places):
     watched(loop)
 
     assert sorted(RankJournal(only_spool(places[0])).rows) == [0, 1]
+    assert not list(places[1].glob("*/dumps"))
 
 
 def test_a_set_monitor_that_failed_can_be_tried_again(places, monkeypatch):
