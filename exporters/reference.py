@@ -1,23 +1,17 @@
-"""The metric reference in docs/, generated: `python -m trainermon.exporters.reference [--check] [PATH]`."""
+"""The text of docs/reference/metrics.md, from the catalogue; `make sync` writes it."""
 
 from __future__ import annotations
 
-import argparse
-import difflib
-import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from trainermon.exporters.budget import SeriesBudget
 from trainermon.monitor.catalogue import KINDS, METRICS, STATISTICS, Metric
 from trainermon.monitor.values import STATISTICS as MOMENTS
 
-DEFAULT_PATH = Path("docs/reference/metrics.md")
-
 _HEAD = """\
 # Metrics, kinds and statistics
 
-<!-- Generated from monitor/catalogue.py by `python -m trainermon.exporters.reference`. Do not edit. -->
+<!-- Generated from monitor/catalogue.py by `make sync`. Do not edit. -->
 
 Every agent serves these metrics under `/metrics`, in the Prometheus text format 0.0.4 or in OpenMetrics 1.0.0, as the
 scraper asks for. Histograms have exemplars with the step in OpenMetrics.
@@ -62,23 +56,6 @@ def render_reference() -> str:
     return "\n".join(parts)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the page, or with `--check` compare it: 0 if it is up to date, else 1 and the difference."""
-    parser = argparse.ArgumentParser(prog="python -m trainermon.exporters.reference", description=__doc__)
-    parser.add_argument("path", nargs="?", type=Path, default=DEFAULT_PATH)
-    parser.add_argument("--check", action="store_true", help="write nothing, fail if the file is out of date")
-    options = parser.parse_args(arguments)
-    wanted = render_reference()
-    if not options.check:
-        options.path.write_text(wanted, encoding="utf-8")
-        return 0
-    found = options.path.read_text(encoding="utf-8") if options.path.exists() else ""
-    before, after = (text.splitlines(keepends=True) for text in (found, wanted))
-    difference = difflib.unified_diff(before, after, str(options.path), "catalogue")
-    sys.stdout.writelines(difference)
-    return int(found != wanted)
-
-
 def _metrics() -> Iterator[str]:
     for metric in METRICS.values():
         yield f"### `{metric.name}`\n\n{metric.help}\n"
@@ -111,7 +88,3 @@ def _rows(head: Sequence[str], rows: Iterator[tuple[str, ...]] | list[tuple[str,
     for row in rows:
         yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |"
     yield ""
-
-
-if __name__ == "__main__":
-    sys.exit(main())
