@@ -95,6 +95,7 @@ def assemble(spool: Path, settings: AgentSettings, node_dir: Path, executor: Exe
         escalator=Escalator(settings.escalation, rules, path=spool / ESCALATIONS_FILE),
         feed=feed,
         metrics=metrics,
+        rules=rules,
         watch=watch,
     )
     pipeline = Pipeline(

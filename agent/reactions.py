@@ -19,6 +19,7 @@ from trainermon.agent.pipeline import Consumer
 from trainermon.agent.watch import RankWatch
 from trainermon.alerts.engine import RuleEngine
 from trainermon.alerts.escalation import Escalator
+from trainermon.alerts.rules import Rule
 from trainermon.exporters.prometheus import Exposition
 from trainermon.exporters.views import RunHistory
 from trainermon.monitor.journal import Header
@@ -91,6 +92,7 @@ class Reactions(Consumer):
         escalator: Escalator,
         feed: Feed,
         metrics: Exposition,
+        rules: Sequence[Rule],
         watch: RankWatch,
     ) -> None:
         self.new_dumps: list[DumpEntry] = []
@@ -103,6 +105,7 @@ class Reactions(Consumer):
         self._escalator = escalator
         self._feed = feed
         self._metrics = metrics
+        self._statistics = {rule.name: rule.on.statistic for rule in rules}
         self._watch = watch
 
     def on_alert(self, alert: Alert) -> None:
@@ -156,9 +159,10 @@ class Reactions(Consumer):
         self.num_ended += 1
 
     def plain_alert(self, alert: Alert) -> dict[str, Any]:
-        """Return the alert for the page, with the dump that shows its step and that dump's diagnosis."""
+        """Return the alert for the page, with what its value is, its step's dump and that dump's diagnosis."""
         entry = self._dumps.find(identity=alert.id, attempt=alert.attempt, step=alert.first_step)
         plain: dict[str, Any] = as_plain(alert)
+        plain["statistic"] = self._statistics.get(alert.rule)  # None if the rule is no longer in the file
         plain["dump"] = entry.key.id if entry else None
         plain["diagnosis"] = entry.key.url if entry and entry.diagnosed else None
         return plain

@@ -9,7 +9,7 @@ import { LineChart } from "./lines.js";
 import { LayerPanel, RankPanel } from "./panels.js";
 import { Ruler } from "./ruler.js";
 import { formatStep } from "./scales.js";
-import { showAlerts, showDumps } from "./tables.js";
+import { countAlerts, showAlerts, showDumps } from "./tables.js";
 import { Lines, StepView } from "./view.js";
 
 const RUN_REFRESH_MS = 2000;
@@ -40,7 +40,7 @@ const onShow = (step) => {
 const refresh = perFrame(() => {
   if (!state.run) return;
   const all = [...state.alerts.values()];
-  const firing = all.filter((alert) => alert.state === "firing").length;
+  const firing = countAlerts(all.filter((alert) => alert.state === "firing"));
   showFigures(state.run, state.now, firing);
   const verdict = state.verdicts.get(principal(all)?.diagnosis);
   showHealth(assess({ run: state.run, alerts: all, step: state.now.step, verdict, lost: state.lostAt !== null }), onShow);

@@ -3,7 +3,7 @@
 import { diagnosisHash } from "./api.js";
 import { byId, el } from "./dom.js";
 import { formatSpans, formatStep } from "./scales.js";
-import { sentence } from "./tables.js";
+import { countAlerts, sentence } from "./tables.js";
 
 const URGENCY = ["fatal", "critical", "warning", "info"];
 
@@ -41,7 +41,8 @@ function history(run, alerts) {
   const watching = run.rules ? `${run.rules} rules are watching` : "The rules are watching";
   if (!past.length) return `${watching}; none has fired.`;
   const last = formatStep(Math.max(...past.map((alert) => alert.step)));
-  return past.length === 1 ? `One earlier alert is over since step ${last}.` : `${past.length} earlier alerts are over, the last since step ${last}.`;
+  const count = countAlerts(past);
+  return count === 1 ? `One earlier alert is over since step ${last}.` : `${count} earlier alerts are over, the last since step ${last}.`;
 }
 
 function unhealthy(first, alerts, verdict) {

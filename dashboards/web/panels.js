@@ -4,7 +4,7 @@
 import { getGrid } from "./api.js";
 import { el, segmented, select, setText } from "./dom.js";
 import { HeatMap } from "./heatmap.js";
-import { formatSeconds, formatStep, formatValue } from "./scales.js";
+import { formatSeconds, formatStep, formatValue, STATISTICS } from "./scales.js";
 
 const COLUMNS = 2000;
 const layerHeight = () => Math.round(Math.min(460, Math.max(240, innerHeight * 0.25)));
@@ -15,10 +15,6 @@ const KINDS = {
   grad_reduced: "gradients", grad_unreduced: "gradients before reduction", param_origin: "parameters before the step",
   param_updated: "parameters after the step", exp_avg: "Adam: mean", exp_avg_sq: "Adam: variance", update: "update",
   actv: "activations", actv_grad: "activation gradients", comm: "collectives", feature: "features",
-};
-const STATISTICS = {
-  rms: "RMS", absmax: "largest magnitude", norm: "norm", std: "standard deviation", mean: "mean", min: "minimum", max: "maximum", sum: "sum",
-  sum_sq: "sum of squares", zero_ratio: "share of zeros", nonfinite: "non-finite elements", nans: "NaNs", infs: "Infs",
 };
 const QUANTITIES = { step_time: "step time against the median", loss: "loss", grad_norm: "gradient norm", lag: "lag behind the first rank" };
 
@@ -50,8 +46,8 @@ class LivePanel {
 
   #fire() {
     this.#timer = null;
-    // Loaded meanwhile for another reason, or an error that the next step will try again.
-    if (this.#stale) this.load().catch(() => {});
+    // Loaded meanwhile for another reason, out of sight since, or an error that the next step will try again.
+    if (this.#stale && this.#visible && !document.hidden) this.load().catch(() => {});
   }
 
   /** Loads and shows the current choice; an answer that was overtaken by a newer choice is dropped. */

@@ -106,6 +106,19 @@ export function formatSpans(numbers) {
   return runs.map(([from, to]) => (from === to ? `${from}` : `${from}–${to}`)).join(", ");
 }
 
+/** What the statistics of a series are called. */
+export const STATISTICS = {
+  rms: "RMS", absmax: "largest magnitude", norm: "norm", std: "standard deviation", mean: "mean", min: "minimum", max: "maximum", sum: "sum",
+  sum_sq: "sum of squares", zero_ratio: "share of zeros", zeros: "zeros", nonfinite: "not finite", nans: "NaNs", infs: "Infs", finite: "finite", count: "elements",
+};
+
+/** A value of an alert with what it is of. A step's duration is in seconds; a loss has no other statistic than itself. */
+export function formatStatistic(value, statistic, kind) {
+  if (statistic !== "nonfinite" && kind === "step") return formatSeconds(value);
+  if (!statistic || kind === "loss" && statistic === "mean" || value === null || Number.isNaN(value)) return formatValue(value);
+  return `${formatValue(value)} ${STATISTICS[statistic] ?? statistic}`;
+}
+
 export function formatSeconds(seconds) {
   if (seconds === null || seconds === undefined || Number.isNaN(seconds)) return "–";
   if (seconds < 0.001) return `${(seconds * 1e6).toFixed(0)} µs`;

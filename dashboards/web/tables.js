@@ -2,7 +2,7 @@
 
 import { diagnosisHash, number } from "./api.js";
 import { byId, el, setText } from "./dom.js";
-import { formatSpans, formatStep, formatValue } from "./scales.js";
+import { formatSpans, formatStatistic, formatStep, formatValue } from "./scales.js";
 import { GLYPHS } from "./theme.js";
 
 const SHOWN = 100;
@@ -37,6 +37,9 @@ function grouped(alerts) {
   });
 }
 
+/** How many rows the table has for `alerts`, so that every place counts alike. */
+export const countAlerts = (alerts) => grouped(alerts).length;
+
 /** Firing ones first; then by where they began, because the first one is most often the cause of the others. */
 function order(alerts) {
   const key = ({ state }) => ["firing", "pending", "resolved"].indexOf(state);
@@ -44,14 +47,14 @@ function order(alerts) {
 }
 
 export function showAlerts(alerts, { rules, onShow }) {
-  const firing = alerts.filter(({ state }) => state === "firing").length;
-  setText(byId("alerts-hint"), alerts.length ? `${firing} firing, ${alerts.length} in all` : "");
+  const all = order(alerts);
+  const firing = all.filter(({ state }) => state === "firing").length;
+  setText(byId("alerts-hint"), all.length ? `${firing} firing, ${all.length} in all` : "");
   if (!alerts.length) {
     byId("alerts").replaceChildren(empty("No alerts.", rules ? `${rules} rules are watching.` : "The rules are watching."));
     return;
   }
   const redraw = () => showAlerts(alerts, { rules, onShow });
-  const all = order(alerts);
   const shown = showAll ? all : all.slice(0, SHOWN);
   const head = ["Severity", "Rule", "Step", "Ranks", "Where", "Value", "Expected", "State", ""];
   const rows = shown.flatMap((alert) => alertRows(alert, { onShow, redraw }));
@@ -78,7 +81,7 @@ function alertRows(alert, { onShow, redraw }) {
     el("td", {}, formatSpans(alert.members.map(({ rank }) => rank))),
     el("td", { cls: "where" }, where(alert, { toggle, isOpen })),
     el("td", { cls: "num" }, ...against(alert)),
-    el("td", { cls: "num" }, formatValue(number(alert.baseline))),
+    el("td", { cls: "num" }, expected(alert)),
     el("td", {}, el("span", { cls: `pill ${state}` }, state === "resolved" ? `resolved at ${formatStep(alert.step)}` : state)),
     el("td", { cls: "links" }, diagnosisLink(alert.diagnosis)));
   if (!isOpen) return [row];
@@ -100,15 +103,18 @@ function against(alert) {
   const ratio = value / baseline;
   const says = Number.isFinite(ratio) && ratio > 0 && (ratio >= 1.05 || ratio <= 0.95);
   const text = ratio >= 1 ? ` (${formatValue(ratio, 2)} ×)` : ` (÷ ${formatValue(1 / ratio, 2)})`;
-  return [formatValue(value), says ? el("span", { cls: "ratio" }, text) : null];
+  return [formatStatistic(value, alert.statistic, alert.kind), says ? el("span", { cls: "ratio" }, text) : null];
 }
+
+/** The unit stands with the value; only a time needs it here too. */
+const expected = ({ baseline, statistic, kind }) => (kind === "step" ? formatStatistic(number(baseline), statistic, kind) : formatValue(number(baseline)));
 
 function detail(alert, findings) {
   const rows = findings.map(({ series, value, baseline }) => el("tr", {},
     el("td", {}, el("code", {}, seriesLabel(series))),
     el("td", {}, series.kind),
-    el("td", { cls: "num" }, formatValue(number(value))),
-    el("td", { cls: "num" }, formatValue(number(baseline)))));
+    el("td", { cls: "num" }, formatStatistic(number(value), alert.statistic, series.kind)),
+    el("td", { cls: "num" }, expected({ baseline, statistic: alert.statistic, kind: series.kind }))));
   const rest = alert.num_series - findings.length;
   return el("div", { cls: "findings" },
     alert.members.slice(0, MESSAGES).map((member) => el("p", {}, sentence(member))),

@@ -85,6 +85,7 @@ def test_alerts_reach_an_open_page(run):
 
     alert = next(json.loads(line[6:]) for line in lines if b"gradient-nonfinite" in line)
     assert (alert["rank"], alert["step"], alert["value"]) == (0, 0, 3.0)
+    assert alert["statistic"] == "nonfinite"
 
 
 def test_no_series_of_a_rank_is_exposed_after_its_end(make_run):

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trainermon.alerts.rules import load_rules
 from trainermon.analysis.findings import (
     BadParameter,
     BadTensor,
@@ -183,6 +184,8 @@ def alert(*, diagnosis: str | None = None, **changes: Any) -> dict[str, Any]:
         message="gradient-nonfinite: NaN or Inf in 98 of 196 gradients at step 1640, worst h.23.mlp.proj.weight",
     )
     plain: dict[str, Any] = as_plain(dataclasses.replace(usual, **changes))
+    statistics = {rule.name: rule.on.statistic for rule in load_rules()}
+    plain["statistic"] = statistics.get(plain["rule"])
     return {**plain, "dump": DUMP["id"] if diagnosis else None, "diagnosis": diagnosis}
 
 
@@ -217,7 +220,7 @@ def fault_alerts() -> list[dict[str, Any]]:
     begun = "gradient-nonfinite-local: rank 3 is an origin: NaN or Inf in 98 of 196 gradients before they were reduced"
     local = {"rule": "gradient-nonfinite-local", "kind": Kind.GRAD_UNREDUCED, "message": begun}
     lost = "loss-nonfinite: the loss is NaN or Inf at step 1641 on rank 0"
-    loss = {"rule": "loss-nonfinite", "message": lost, **single(Kind.LOSS, "loss", math.nan, 2.21)}
+    loss = {"rule": "loss-nonfinite", "message": lost, **single(Kind.LOSS, "loss", 1.0, 0.0)}
     return [
         *(alert(id=f"alert-{rank}", rank=rank, diagnosis=DIAGNOSIS_URL) for rank in range(8)),
         alert(id="alert-local", severity=Severity.CRITICAL, diagnosis=DIAGNOSIS_URL, **local),

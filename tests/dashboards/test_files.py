@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from trainermon.alerts.statistics import DERIVED
 from trainermon.analysis import findings
 from trainermon.exporters import views
 from trainermon.exporters.merge import HEATMAP_STATISTICS
@@ -77,11 +78,11 @@ def test_text_is_readable(scheme: str) -> None:
 
 
 def test_page_knows_what_the_agent_offers() -> None:
-    panels = (WEB / "panels.js").read_text(encoding="utf-8")
+    names = (WEB / "panels.js").read_text(encoding="utf-8") + (WEB / "scales.js").read_text(encoding="utf-8")
     kinds = {kind.value for kind in Kind} - {"loss", "step"}
 
-    for name in (*kinds, *HEATMAP_STATISTICS, *views.RANK_QUANTITIES):
-        assert re.search(rf"\b{name}: ", panels), name
+    for name in (*kinds, *HEATMAP_STATISTICS, *DERIVED, *views.RANK_QUANTITIES):
+        assert re.search(rf"\b{name}: ", names), name
     assert {"loss", "grad_norm"} <= set(views.LINES)
 
 

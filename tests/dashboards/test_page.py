@@ -322,6 +322,25 @@ def test_alerts_of_all_ranks_share_a_row_that_unfolds(serve: Serve, open_page: O
     expect(page.locator(".findings")).to_contain_text("and 97 more series")
 
 
+def test_alerts_are_counted_as_they_are_shown_and_values_say_of_what(serve: Serve, open_page: OpenPage) -> None:
+    agent = serve(broken_run())
+    page = open_page(agent)
+
+    expect(page.locator("tr.alert.firing")).to_have_count(3)
+    expect(page.locator("#alerts-hint")).to_have_text("3 firing, 5 in all")
+    expect(page.locator("#figure-firing .number")).to_have_text("3")
+    values = [row.locator("td").nth(5).text_content() for row in page.locator("tr.alert").all()]
+    assert values == [
+        "12 not finite",
+        "12 not finite",
+        "1 not finite",
+        "548 ms (1.3 ×)",
+        "0.01210 RMS (15 ×)",
+    ]
+    page.get_by_role("button", name="+ 97 more").first.click()
+    expect(page.locator(".finding-table")).to_contain_text("12 not finite")
+
+
 def test_step_of_an_alert_is_shown_by_a_click(serve: Serve, open_page: OpenPage) -> None:
     agent = serve(broken_run())
     page = open_page(agent)
