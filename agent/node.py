@@ -12,6 +12,8 @@ from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import trainermon
 from trainermon.agent.assembly import Parts
 from trainermon.agent.commands import ConflictError, parse_command, require_possible
@@ -60,6 +62,7 @@ class RunNode:
         self.state = "running"
         self.rank_files: dict[int, RankFile] = {}
         self.num_faults = 0
+        self._shown: set[str] = set()  # kinds that have had a value
         self._parts = parts
         self._executor = executor
         self._host = host
@@ -92,7 +95,7 @@ class RunNode:
             "lag_s": parts.reactions.lag_s,
             "version": trainermon.__version__,
             "model": _model(files),
-            "heatmaps": parts.history.heatmaps(),
+            "heatmaps": self._heatmaps(),
             "rules": len(parts.rules),
             "problem": parts.pipeline.store_error,
         }
@@ -170,6 +173,16 @@ class RunNode:
     def _read(self, path: Path) -> asyncio.Future[bytes]:
         return asyncio.get_running_loop().run_in_executor(self._executor, _read_report, path)
 
+    def _heatmaps(self) -> list[dict[str, Any]]:
+        """Return the heat maps with a value: a rank may know of series that its settings never let it collect."""
+        history = self._parts.history
+        offered = history.heatmaps()
+        for entry in offered:
+            kind = entry["kind"]
+            if kind not in self._shown and _has_values(history.heatmap(kind, entry["statistics"][0], 1)):
+                self._shown.add(kind)
+        return [entry for entry in offered if entry["kind"] in self._shown]
+
     def _ranks(self, now_s: float) -> list[dict[str, Any]]:
         states = sorted(self._parts.watch.ranks.values(), key=lambda state: state.rank)
         return [
@@ -196,6 +209,11 @@ def read_rank_file(run_dir: Path, rank: int) -> RankFile:
 def _model(files: Collection[RankFile]) -> dict[str, int] | None:
     largest = max(files, key=lambda file: file.parameters, default=None)
     return {"parameters": largest.parameters, "tensors": largest.tensors} if largest and largest.tensors else None
+
+
+def _has_values(heatmap: bytes) -> bool:
+    start = 4 + int.from_bytes(heatmap[:4], "little")
+    return not bool(np.isnan(np.frombuffer(heatmap, "<f4", offset=start)).all())
 
 
 def _checked_ranks(ranks: Any, steps: dict[int, int]) -> list[int]:

@@ -57,7 +57,7 @@ export class HeatMap extends Track {
     context.fillStyle = theme.plot;
     context.fillRect(box.left, 0, box.width, height);
     this.paintSteps(context, box, { height, labels: true });
-    if (!this.grid || this.#isBlank) return this.paintNote(context, box, this.grid ? "No values yet." : "Loading…");
+    if (!this.grid || this.isBlank) return this.paintNote(context, box, this.grid ? "No values yet." : "Loading…");
     this.#paintCells(context, box, height);
     this.#paintBlocks(context, box, height);
     this.#paintMarks(context, box, height);
@@ -65,7 +65,7 @@ export class HeatMap extends Track {
     this.#paintScale(context, box, height);
   }
 
-  get #isBlank() {
+  get isBlank() {
     return this.encoded.codes.every((code) => code === NONE);
   }
 

@@ -129,7 +129,7 @@ export class LayerPanel extends LivePanel {
   shown() {
     const { rows, stride } = this.map.grid;
     const each = stride > 1 ? `, each column the largest of ${stride} steps` : "";
-    setText(this.map.hint, `${formatStep(rows.length)} rows, the input on top${each}`);
+    setText(this.map.hint, this.map.isBlank ? "" : `${formatStep(rows.length)} rows, the input on top${each}`);
     this.map.resize(rows.length < 12 ? Math.max(90, 20 + 26 * rows.length) : layerHeight());
     this.#showOrigin();
   }

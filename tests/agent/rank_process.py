@@ -26,6 +26,7 @@ KEYS = (
     SeriesKey(Kind.LOSS, "loss"),
     SeriesKey(Kind.STEP, "duration_seconds"),
     *(SeriesKey(Kind.GRAD_REDUCED, f"h.{layer}.weight") for layer in range(4)),
+    SeriesKey(Kind.UPDATE, "h.0.weight"),  # known, but never collected
 )
 
 
@@ -40,9 +41,10 @@ def moments(step: int, rank: int, *, nan: bool) -> list[Moments]:
 
 
 def block(step: int, rank: int, *, nan: bool) -> StatBlock:
-    columns = zip(*(dataclasses.astuple(row) for row in moments(step, rank, nan=nan)), strict=True)
+    rows = moments(step, rank, nan=nan)
+    columns = zip(*map(dataclasses.astuple, rows), strict=True)
     values = array.array("d", [value for column in columns for value in column])
-    return StatBlock(step=step, time_s=time.time(), series=array.array("I", range(len(KEYS))), values=values)
+    return StatBlock(step=step, time_s=time.time(), series=array.array("I", range(len(rows))), values=values)
 
 
 def main() -> None:

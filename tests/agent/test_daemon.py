@@ -62,6 +62,7 @@ def test_the_run_is_described_as_agreed_with_the_page(make_run):
     assert found["grad_norm"] == pytest.approx((4 * 5001) ** 0.5)
     assert found["model"] == {"parameters": 1000, "tensors": 4}
     assert found["bytes_per_step"] == 288
+    assert [entry["kind"] for entry in found["heatmaps"]] == ["grad_reduced"]
     (state,) = found["ranks"]
     assert set(state) == {"rank", "alive", "step", "phase", "lag_s"}
     assert (state["alive"], state["step"], state["phase"]) == (True, 5, "step")

@@ -290,6 +290,15 @@ def test_heat_map_that_comes_up_later_is_shown(serve: Serve, open_page: OpenPage
     expect(page.locator(".track .hint").nth(LAYERS)).to_contain_text("8 rows")
 
 
+def test_layers_without_a_value_are_not_counted(serve: Serve, open_page: OpenPage) -> None:
+    run = small_run()
+    run.heat[:] = np.nan
+    agent = serve(run)
+    page = open_page(agent)
+
+    expect(page.locator(".track .hint").nth(LAYERS)).to_have_text("")
+
+
 def test_alert_event_appears_everywhere_and_resolves(serve: Serve, open_page: OpenPage) -> None:
     agent = serve(small_run())
     page = open_page(agent)
