@@ -38,9 +38,12 @@ export class StepView extends EventTarget {
     this.#tell("range");
   }
 
-  /** A window around one step, for the links in tables. */
-  focus(step, around = 40) {
-    this.zoom(step - around, step + around);
+  /** An eighth of the run around one step, at least 21 steps, for the links in tables; a run no longer than that whole. */
+  focus(step) {
+    const length = this.full[1] - this.full[0] + 1;
+    const around = Math.max(10, Math.ceil(length / 16));
+    if (length > 2 * around + 1) this.zoom(step - around, step + around);
+    else this.reset();
     this.point(step);
   }
 

@@ -355,7 +355,21 @@ def test_step_of_an_alert_is_shown_by_a_click(serve: Serve, open_page: OpenPage)
     page = open_page(agent)
     page.get_by_role("button", name="Show the step").click()
 
-    expect(page.locator("#zoom-text")).to_have_text("steps 1,600 to 1,680")
+    expect(page.locator("#zoom-text")).to_have_text("steps 1,528 to 1,752")
+
+
+@pytest.mark.parametrize(("num_steps", "shown"), [(60, "steps 30 to 50"), (21, "drag across a chart to look closer")])
+def test_step_in_a_short_run_is_shown_from_near(serve: Serve, open_page: OpenPage, num_steps: int, shown: str) -> None:
+    run = Run(num_steps=num_steps, num_blocks=2, world_size=2)
+    step = num_steps * 2 // 3
+    run.alerts = [alert(step=step, first_step=step)]
+    agent = serve(run)
+    page = open_page(agent)
+    page.get_by_role("button", name="Show the step").click()
+
+    expect(page.locator("#zoom-text")).to_have_text(shown)
+    expect(page.locator(".readout").nth(1)).to_contain_text(f"at step {step}")
+    expect(page.locator("#zoom-reset")).to_be_visible(visible=num_steps > 21)
 
 
 def test_diagnosis_tells_the_way_to_the_loss(serve: Serve, open_page: OpenPage) -> None:
