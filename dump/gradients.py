@@ -40,16 +40,17 @@ class Backward:
     received: int = 0
     written: bool = False
 
-    def place(self, slot: str, form: dict[str, Any]) -> None:
-        """Put an arrived gradient into `slot`; the entry is written when none is missing any more."""
-        side, _, name = slot.partition(".")
-        if side == "kwargs":
-            self.kwargs[name] = form
-        else:
-            (self.inputs if side == "input" else self.outputs)[int(name)] = form
-        self.received += 1
+    def place(self, slot: str, form: dict[str, Any] | None) -> None:
+        """Put what arrived into `slot` (None: no gradient); the entry is written when none is missing any more."""
         self.missing -= 1
-        self.extra["order"] = form["order"]
+        if form is not None:
+            side, _, name = slot.partition(".")
+            if side == "kwargs":
+                self.kwargs[name] = form
+            else:
+                (self.inputs if side == "input" else self.outputs)[int(name)] = form
+            self.received += 1
+            self.extra["order"] = form["order"]
         if self.missing == 0:
             self.write()
 
@@ -142,9 +143,12 @@ class GradientHooks:
         if is_leaf:  # the hook of any other tensor goes with its graph
             self._leaf_handles.append(handle)
 
-    def _gradient(self, watched: _Watched, gradient: Tensor) -> None:
+    def _gradient(self, watched: _Watched, gradient: Tensor | None) -> None:
         for backward, slot in watched.places:
             if backward.written:
+                continue
+            if gradient is None:  # another output of the same node was used, not this one
+                backward.place(slot, None)
                 continue
             form = self._record(backward.key, slot, gradient)
             if watched.hooked:
@@ -152,9 +156,11 @@ class GradientHooks:
             backward.place(slot, form)
 
     def _parameter_gradient(
-        self, number: int, places: list[tuple[str, str]], gradient: Tensor, *, hooked: bool
+        self, number: int, places: list[tuple[str, str]], gradient: Tensor | None, *, hooked: bool
     ) -> None:
         call = self._parameter_calls[number] = self._parameter_calls.get(number, -1) + 1
+        if gradient is None:
+            return
         for stem, name in places:
             key = f"{stem}.parameters_grad.{call}"
             forms = self._open.setdefault(key, {})

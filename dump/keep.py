@@ -152,9 +152,15 @@ class ForwardKeeper:
     def _parameter_versions(self) -> int:
         return sum(parameter._version for parameter in self._parameters)
 
-    def _gradient(self, kept: KeptForward, index: int, gradient: Tensor) -> None:
-        if self.muted:
+    def _gradient(self, kept: KeptForward, index: int, gradient: Tensor | None) -> None:
+        if gradient is None or self.muted:  # None: another output of the same node was used, not this one
             return
+        try:
+            self._keep_gradient(kept, index, gradient)
+        except Exception as error:  # noqa: BLE001  # the border to training
+            self.error = f"{type(error).__name__}: {error}"
+
+    def _keep_gradient(self, kept: KeptForward, index: int, gradient: Tensor) -> None:
         before = kept.gradients[index]
         kept.gradients[index] = gradient.detach() if before is None else before + gradient.detach()
         if before is None:

@@ -162,8 +162,8 @@ class ModuleTaps:
                 )
             seen.gradient_series.append(self._number(watched, Kind.ACTV_GRAD, side, path, call))
 
-    def _gradient(self, series: list[int], gradient: Tensor) -> None:
-        if self._collector.muted:
+    def _gradient(self, series: list[int], gradient: Tensor | None) -> None:
+        if gradient is None or self._collector.muted:  # None: another output of the same node was used, not this one
             return
         seen = _find(self._seen_gradients, gradient)
         if seen is None:

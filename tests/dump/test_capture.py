@@ -320,3 +320,24 @@ def test_tied_parameters_are_recorded_with_each_owner(tmp_path):
     keys = [entry.key for entry in dump.entries if entry.direction == "parameters_grad"]
     assert sorted(keys) == ["Module.0.Linear.parameters_grad.0", "Module.2.Linear.parameters_grad.0"]
     assert all(torch.equal(load(entry_of(dump, key).outputs[0]), model[0].weight.grad) for key in keys)
+
+
+class VarianceAndMean(nn.Module):
+    """Two outputs of one node of the graph."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return torch.var_mean(self.linear(x), -1)
+
+
+def test_an_output_that_the_loss_does_not_use_costs_no_entry(tmp_path):
+    model = nn.Sequential(VarianceAndMean())
+
+    dump = captured(tmp_path / "dump", model, lambda model: model(torch.randn(3, 4))[0].sum().backward())
+
+    (entry,) = [entry for entry in dump.entries if entry.key == "Module.0.VarianceAndMean.backward.0"]
+    assert [record.slot for record in entry.inputs] == ["input.0"]
+    assert dump.info.errors == 0

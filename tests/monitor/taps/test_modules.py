@@ -1,0 +1,69 @@
+"""What the hooks on modules make of tensors and gradients that are not the usual ones."""
+
+import pytest
+import torch
+from torch import nn
+
+from tests.journal_rows import RankJournal, only_spool
+from trainermon import TrainerMon
+from trainermon.monitor.values import Kind
+
+ACTIVATIONS = {"xy_distribution": True, "agent": {"start": False}}
+STEPS = 2
+
+
+class Splitting(nn.Module):
+    """Several outputs of one node of the graph, of which the loop uses the first."""
+
+    def __init__(self, split):
+        super().__init__()
+        self.linear, self.split = nn.Linear(4, 8), split
+
+    def forward(self, x):
+        return self.split(self.linear(x))
+
+
+def train(model, config=ACTIVATIONS, *, x=None, steps=STEPS):
+    """Train with a monitor, or without for `config` None; return the losses."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    monitor = TrainerMon(config) if config is not None else None
+    if monitor:
+        monitor.set_monitor(model, optimizer)
+    losses = []
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss = model(torch.full((3, 4), step + 1.0) if x is None else x)[0].square().sum()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    if monitor:
+        monitor.close()
+    return losses
+
+
+def gradients_of_outputs(places, step):
+    rows = RankJournal(only_spool(places[0])).of(step, Kind.ACTV_GRAD)
+    return {label: row.sum for label, row in rows.items()}
+
+
+@pytest.mark.parametrize(
+    "split",
+    [
+        lambda y: torch.var_mean(y, -1),
+        lambda y: torch.linalg.svd(y, full_matrices=False),
+        lambda y: y.unbind(0),
+    ],
+    ids=["var_mean", "svd", "unbind"],
+)
+def test_outputs_of_a_node_that_the_loss_does_not_use_have_no_gradient_and_do_no_harm(places, split):
+    torch.manual_seed(0)
+    model = nn.Sequential(Splitting(split))  # the root itself is not watched
+    expected = nn.Sequential(Splitting(split))
+    expected.load_state_dict(model.state_dict())
+
+    assert train(model) == train(expected, None)
+
+    labels = set(gradients_of_outputs(places, STEPS - 1))
+    assert {"0.linear.output.0", "0.output.0"} <= labels
+    assert "0.output.1" not in labels
+    assert not [event for event in RankJournal(only_spool(places[0])).events if event["type"] == "detached"]
