@@ -26,7 +26,7 @@ const alerts = () => [...state.alerts.values()].filter((alert) => alert.state !=
 const charts = [
   new Ruler({ parent, view, alerts, dumps: () => state.dumps }),
   new LineChart({ parent, view, lines, alerts, name: "loss", colour: "accent", log: false, title: "Loss", hint: "mean of the ranks", label: "Loss over steps" }),
-  new LineChart({ parent, view, lines, alerts, name: "grad_norm", colour: "accent-2", log: true, title: "Gradient norm", hint: "of all parameters, before clipping", label: "Gradient norm over steps" }),
+  new LineChart({ parent, view, lines, alerts, name: "grad_norm", colour: "accent-2", log: true, title: "Gradient norm", hint: "of the collected parameters, before clipping", label: "Gradient norm over steps" }),
 ];
 const layers = new LayerPanel({ parent, view });
 const ranks = new RankPanel({ parent, view });

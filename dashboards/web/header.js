@@ -2,7 +2,7 @@
 
 import { byId, el, setText } from "./dom.js";
 import { measured, number } from "./api.js";
-import { formatCount, formatMeasured, formatSeconds, formatStep } from "./scales.js";
+import { formatBytes, formatCount, formatMeasured, formatSeconds, formatStep } from "./scales.js";
 
 const STATES = {
   live: ["live", "good"],
@@ -44,7 +44,7 @@ function outputPath(path) {
 }
 
 function showFooter(run) {
-  const stored = run.bytes_per_step && `${formatCount(run.bytes_per_step)}B recorded per step and rank`;
+  const stored = run.bytes_per_step && `${formatBytes(run.bytes_per_step)} recorded per step and rank`;
   const skipped = run.skipped_records ? `${formatStep(run.skipped_records)} records skipped because the disk was too slow` : null;
   byId("footer").replaceChildren(
     ...[`trainermon ${run.version ?? ""}`.trim(), stored, skipped].filter(Boolean).map((text) => el("span", {}, text)),

@@ -137,3 +137,6 @@ export function formatCount(count) {
   const scaled = count / 1000 ** power;
   return `${power ? scaled.toPrecision(3) : String(count)} ${PREFIXES[power]}`.trim();
 }
+
+/** 680 → "680 B", 37 800 → "37.8 kB". */
+export const formatBytes = (count) => formatCount(count).replace(/^([\d.]+) ?(\D?)$/, "$1 $2B");

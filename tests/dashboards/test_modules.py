@@ -161,3 +161,8 @@ def test_ticks_are_round_and_inside(page: Page, lo: float, hi: float, count: int
 )
 def test_values_are_written_short(page: Page, value: float, text: str) -> None:
     assert call(page, "scales", "m.formatValue(a)", value) == text
+
+
+@pytest.mark.parametrize(("count", "text"), [(0, "0 B"), (680, "680 B"), (37_800, "37.8 kB"), (5_000_000, "5.00 MB")])
+def test_bytes_are_written_in_one_way(page: Page, count: int, text: str) -> None:
+    assert call(page, "scales", "m.formatBytes(a)", count) == text
