@@ -22,6 +22,7 @@ from trainermon.dump.gradients import Backward, GradientHooks
 from trainermon.dump.records import BACKWARD, EXTRA, FORWARD
 from trainermon.dump.stacks import call_stack
 from trainermon.dump.writer import DumpWriter
+from trainermon.monitor.taps.guard import Contained
 from trainermon.monitor.taps.names import chosen, plain_name
 
 ROOT_NAME = "root"
@@ -67,7 +68,7 @@ class ModuleCapture:
     def __init__(self, root: nn.Module, writer: DumpWriter, *, scope: Sequence[str] = ()) -> None:
         self.micro_step: int | None = None
         self.writer = writer
-        self._paused = False
+        self._border = _Border(writer)
         self._handles: list[RemovableHandle] = []
         self._stack: list[tuple[nn.Module, _Call | None]] = []
         self._backwards: list[Backward] = []
@@ -81,7 +82,7 @@ class ModuleCapture:
     def attach(self) -> None:
         """Put the hooks in place; they are behind all hooks that the script has registered so far."""
         for watched in self._watched:
-            before = self._contain(functools.partial(self._before, watched))
+            before = self._contain(self._before, watched)
             behind = self._contain(self._behind)
             self._handles.append(watched.module.register_forward_pre_hook(before, with_kwargs=True))
             # non-reentrant checkpointing leaves a recomputed forward by an exception
@@ -98,20 +99,20 @@ class ModuleCapture:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        self._paused = True
         for backward in self._backwards:
-            self._contain_call(backward.write)
-        self._contain_call(self._gradients.close)
+            self._contain(backward.write)()
+        self._contain(self._gradients.close)()
+        self._border.tripped = True
         self._stack.clear()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Record nothing inside."""
-        before, self._paused = self._paused, True
+        before, self._border.tripped = self._border.tripped, True
         try:
             yield
         finally:
-            self._paused = before
+            self._border.tripped = before
 
     def _before(self, watched: _Watched, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         recomputing = torch._C._current_graph_task_id() != -1
@@ -210,20 +211,19 @@ class ModuleCapture:
         with torch.no_grad():
             self.writer.record(key, leaves)
 
-    def _contain(self, function: Callable[..., None]) -> Callable[..., None]:
-        """Return `function` such that it does nothing while paused and never raises."""
+    def _contain(self, function: Callable[..., None], *bound: Any) -> Contained:
+        return Contained(self._border, function, bound)
 
-        def contained(*args: Any) -> None:
-            if not self._paused:
-                self._contain_call(function, *args)
 
-        return contained
+class _Border:
+    """Where a fault costs one entry; `tripped` while nothing is to be recorded."""
 
-    def _contain_call(self, function: Callable[..., None], *args: Any) -> None:
-        try:
-            function(*args)
-        except Exception as error:  # noqa: BLE001  # the border to training: one entry is lost, training goes on
-            self.writer.count_error(error)
+    def __init__(self, writer: DumpWriter) -> None:
+        self.tripped = False
+        self._writer = writer
+
+    def trip(self, error: BaseException) -> None:
+        self._writer.count_error(error)
 
 
 def _stem(name: str, module: nn.Module) -> str:

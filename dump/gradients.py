@@ -7,7 +7,6 @@ them an input's gradient is that of the tensor: the sum over all its consumers.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -19,6 +18,7 @@ from trainermon.dump.encode import Leaf, tensor_form
 from trainermon.dump.records import EXTRA
 from trainermon.dump.statistics import TensorMemory
 from trainermon.dump.writer import DumpWriter
+from trainermon.monitor.taps.guard import Contained
 
 Sink = Callable[[str, dict[str, Any]], None]
 
@@ -77,13 +77,21 @@ class _Watched:
     hooked: bool
 
 
+class _Owned(NamedTuple):
+    """A parameter by number, the (key stem, name) of every module that owns it, whether the script has hooks on it."""
+
+    number: int
+    places: list[tuple[str, str]]
+    hooked: bool
+
+
 class GradientHooks:
     """Registers gradient hooks on activations and parameters, and records what they see.
 
-    `contain` wraps every hook such that it never raises.
+    `contain` makes a hook of a function and its first arguments that never raises.
     """
 
-    def __init__(self, writer: DumpWriter, contain: Callable[[Callable[..., None]], Callable[..., None]]) -> None:
+    def __init__(self, writer: DumpWriter, contain: Callable[..., Contained]) -> None:
         self._writer = writer
         self._contain = contain
         self._memory: TensorMemory[_Watched] = TensorMemory()
@@ -108,7 +116,8 @@ class GradientHooks:
         self._num_parameters = Counter(stem for places in owners.values() for stem, _ in places)
         for parameter, places in owners.items():
             hooked = any(map(is_foreign, (parameter._backward_hooks or {}).values()))
-            hook = self._contain(functools.partial(self._parameter_gradient, id(parameter), places, hooked=hooked))
+            owned = _Owned(id(parameter), places, hooked)
+            hook = self._contain(self._parameter_gradient, owned)
             self._leaf_handles.append(parameter.register_hook(hook))  # type: ignore[no-untyped-call]
 
     def close(self) -> None:
@@ -137,7 +146,7 @@ class GradientHooks:
             watched.places.append(place)
             return
         watched = _Watched([place], len(hooks) + 1, any(map(is_foreign, hooks.values())))
-        hook = self._contain(functools.partial(self._gradient, watched))
+        hook = self._contain(self._gradient, watched)
         handle = tensor.register_hook(hook)  # type: ignore[no-untyped-call]
         self._memory.remember(tensor, watched)
         if is_leaf:  # the hook of any other tensor goes with its graph
@@ -155,17 +164,15 @@ class GradientHooks:
                 form["hooked"] = True
             backward.place(slot, form)
 
-    def _parameter_gradient(
-        self, number: int, places: list[tuple[str, str]], gradient: Tensor | None, *, hooked: bool
-    ) -> None:
-        call = self._parameter_calls[number] = self._parameter_calls.get(number, -1) + 1
+    def _parameter_gradient(self, owned: _Owned, gradient: Tensor | None) -> None:
+        call = self._parameter_calls[owned.number] = self._parameter_calls.get(owned.number, -1) + 1
         if gradient is None:
             return
-        for stem, name in places:
+        for stem, name in owned.places:
             key = f"{stem}.parameters_grad.{call}"
             forms = self._open.setdefault(key, {})
             form = self._record(key, name, gradient)
-            if hooked:
+            if owned.hooked:
                 form["hooked"] = True
             forms[name] = [form]
             if len(forms) == self._num_parameters[stem]:
@@ -180,5 +187,4 @@ class GradientHooks:
 
 def is_foreign(hook: Any) -> bool:
     """Return whether a gradient hook is the script's own, not one of this package's."""
-    function = hook.func if isinstance(hook, functools.partial) else hook
-    return not str(getattr(function, "__module__", "")).startswith("trainermon.")
+    return not isinstance(hook, Contained)

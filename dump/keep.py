@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from trainermon.dump.state import AutocastState, Buffers, KeptBuffer, RandomState, accelerators
+from trainermon.monitor.taps.guard import Contained
 from trainermon.monitor.taps.tree import tensors_of
 
 
@@ -63,6 +63,8 @@ class ForwardKeeper:
     never kept. Arguments, outputs and gradients are kept by reference, generators and changing buffers as copies.
     """
 
+    tripped = False  # a fault costs one forward, not those that follow
+
     def __init__(self, entry: nn.Module, model: nn.Module, *, memory_bytes: int) -> None:
         self.forwards: list[KeptForward] = []
         self.dropped = 0
@@ -86,9 +88,11 @@ class ForwardKeeper:
         """Watch the forwards from now on: before all other pre hooks, behind all other hooks."""
         if self._handles:
             return
-        before = self._entry.register_forward_pre_hook(self._before, prepend=True, with_kwargs=True)
-        behind = self._entry.register_forward_hook(self._behind)
-        self._handles = [before, behind]
+        before, behind = Contained(self, self._before), Contained(self, self._behind)
+        self._handles = [
+            self._entry.register_forward_pre_hook(before, prepend=True, with_kwargs=True),
+            self._entry.register_forward_hook(behind),
+        ]
 
     def detach(self) -> None:
         """Take the two hooks away; what was kept stays."""
@@ -104,32 +108,31 @@ class ForwardKeeper:
         self.error = ""
         self._current = None
 
+    def trip(self, error: BaseException) -> None:
+        """Note why a forward was not kept, or not whole; the others are."""
+        self.error = f"{type(error).__name__}: {error}"
+
     def _before(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._current = None
         if self.muted or not torch.is_grad_enabled() or torch._C._current_graph_task_id() != -1:
             return
-        try:
-            self._current = KeptForward(
-                args=args,
-                kwargs=kwargs,
-                versions=versions_of(args, kwargs),
-                random=RandomState.take(self._devices),
-                autocast=AutocastState.take(self._devices),
-                training=tuple(module.training for module in self._modules),
-                buffers=self._buffers.take(),
-                parameter_versions=self._parameter_versions(),
-            )
-        except Exception as error:  # noqa: BLE001  # the border to training: this forward is not kept
-            self.error = f"{type(error).__name__}: {error}"
+        if torch._C._get_tracing_state() is not None:  # what is copied here would become part of the trace
+            return
+        self._current = KeptForward(
+            args=args,
+            kwargs=kwargs,
+            versions=versions_of(args, kwargs),
+            random=RandomState.take(self._devices),
+            autocast=AutocastState.take(self._devices),
+            training=tuple(module.training for module in self._modules),
+            buffers=self._buffers.take(),
+            parameter_versions=self._parameter_versions(),
+        )
 
     def _behind(self, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
         kept, self._current = self._current, None
-        if kept is None:
-            return
-        try:
+        if kept is not None:
             self._keep(kept, output)
-        except Exception as error:  # noqa: BLE001  # the border to training
-            self.error = f"{type(error).__name__}: {error}"
 
     def _keep(self, kept: KeptForward, output: Any) -> None:
         returned = differentiable(output)
@@ -142,7 +145,8 @@ class ForwardKeeper:
         kept.buffers = self._buffers.learn(kept.buffers)
         kept.gradients = [None] * len(returned)
         for index, tensor in enumerate(returned):
-            tensor.register_hook(functools.partial(self._gradient, kept, index))  # type: ignore[no-untyped-call]
+            hook = Contained(self, self._gradient, (kept, index))
+            tensor.register_hook(hook)  # type: ignore[no-untyped-call]
         clones = [buffer.clone for buffer in kept.buffers if buffer.clone is not None]
         kept.outputs = [(tensor.detach(), tensor._version) for tensor in returned]
         kept.size_bytes = size_bytes([*_tensors(kept.args, kept.kwargs), *clones, *returned])
@@ -155,12 +159,6 @@ class ForwardKeeper:
     def _gradient(self, kept: KeptForward, index: int, gradient: Tensor | None) -> None:
         if gradient is None or self.muted:  # None: another output of the same node was used, not this one
             return
-        try:
-            self._keep_gradient(kept, index, gradient)
-        except Exception as error:  # noqa: BLE001  # the border to training
-            self.error = f"{type(error).__name__}: {error}"
-
-    def _keep_gradient(self, kept: KeptForward, index: int, gradient: Tensor) -> None:
         before = kept.gradients[index]
         kept.gradients[index] = gradient.detach() if before is None else before + gradient.detach()
         if before is None:

@@ -7,7 +7,6 @@ all its consumers.
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -70,9 +69,7 @@ class ModuleTaps:
         self._watched = [_Watched(module) for module in modules]
         self._collector = collector
         self._steps = steps
-        self._before_hook = guard.wrap(self._before)
-        self._behind_hook = guard.wrap(self._behind)
-        self._gradient_hook = guard.wrap(self._gradient)
+        self._guard = guard
         self._handles: list[RemovableHandle] = []
         self._seen: list[_Seen] = []
         self._seen_gradients: list[_Seen] = []
@@ -85,10 +82,10 @@ class ModuleTaps:
         self._forward, self._backward, self._several_micro_steps = forward, backward, micro_steps > 1
         for watched in self._watched:
             module = watched.module.module
-            before = functools.partial(self._before_hook, watched)
+            before = self._guard.wrap(self._before, watched)
             self._handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
             # non-reentrant checkpointing leaves a recomputed forward by an exception
-            behind = functools.partial(self._behind_hook, watched)
+            behind = self._guard.wrap(self._behind, watched)
             self._handles.append(module.register_forward_hook(behind, always_call=True))
 
     def detach(self) -> None:
@@ -157,9 +154,8 @@ class ModuleTaps:
                 # torch 2.13 dies in register_hook on a view whose base was written to through another view, unless its
                 # grad_fn was brought up to date by reading it
                 _ = tensor.grad_fn
-                tensor.register_hook(  # type: ignore[no-untyped-call]
-                    functools.partial(self._gradient_hook, seen.gradient_series)
-                )
+                hook = self._guard.wrap(self._gradient, seen.gradient_series)
+                tensor.register_hook(hook)  # type: ignore[no-untyped-call]
             seen.gradient_series.append(self._number(watched, Kind.ACTV_GRAD, side, path, call))
 
     def _gradient(self, series: list[int], gradient: Tensor | None) -> None:

@@ -1,5 +1,6 @@
 """What is kept of a step's forwards and gradients."""
 
+import pytest
 import torch
 from torch import nn
 
@@ -46,3 +47,20 @@ def test_a_gradient_that_cannot_be_kept_is_reported_and_does_not_reach_the_train
 
     assert keeper.error == "ZeroDivisionError: division by zero"
     assert model.linear.weight.grad is not None
+
+
+def operations(traced):
+    return [node.kind() for node in traced.inlined_graph.nodes()]
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_a_trace_of_the_model_is_what_it_is_without_the_keeper():
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    x = torch.randn(1, 4)
+    plain = operations(torch.jit.trace(model, x))
+    keeper = attached(model)
+
+    traced = operations(torch.jit.trace(model, x))
+
+    assert traced == plain
+    assert keeper.forwards == []
