@@ -71,6 +71,7 @@ class ModuleTaps:
         self._steps = steps
         self._guard = guard
         self._handles: list[RemovableHandle] = []
+        self._leaf_handles: list[RemovableHandle] = []
         self._seen: list[_Seen] = []
         self._seen_gradients: list[_Seen] = []
         self._unreadable: set[str] = set()
@@ -103,6 +104,9 @@ class ModuleTaps:
     def forget(self) -> None:
         """Release the tensors that were seen last, and start counting calls from zero: a micro step has ended."""
         self.release()
+        for handle in self._leaf_handles:
+            handle.remove()
+        self._leaf_handles.clear()
         for watched in self._watched:
             watched.calls = [-1, -1]
 
@@ -153,9 +157,11 @@ class ModuleTaps:
             if not seen.gradient_series:
                 # torch 2.13 dies in register_hook on a view whose base was written to through another view, unless its
                 # grad_fn was brought up to date by reading it
-                _ = tensor.grad_fn
+                is_leaf = tensor.grad_fn is None
                 hook = self._guard.wrap(self._gradient, seen.gradient_series)
-                tensor.register_hook(hook)  # type: ignore[no-untyped-call]
+                handle = tensor.register_hook(hook)  # type: ignore[no-untyped-call]
+                if is_leaf:  # the hook of any other tensor goes with its graph
+                    self._leaf_handles.append(handle)
             seen.gradient_series.append(self._number(watched, Kind.ACTV_GRAD, side, path, call))
 
     def _gradient(self, series: list[int], gradient: Tensor | None) -> None:

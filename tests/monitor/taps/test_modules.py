@@ -67,3 +67,36 @@ def test_outputs_of_a_node_that_the_loss_does_not_use_have_no_gradient_and_do_no
     assert {"0.linear.output.0", "0.output.0"} <= labels
     assert "0.output.1" not in labels
     assert not [event for event in RankJournal(only_spool(places[0])).events if event["type"] == "detached"]
+
+
+class Queries(nn.Module):
+    """A parameter that goes into a module as its input, as learnt queries do."""
+
+    def __init__(self):
+        super().__init__()
+        self.queries, self.linear = nn.Parameter(torch.ones(3, 4)), nn.Linear(4, 4)
+
+    def forward(self, x):
+        return [self.linear(self.queries) + x]
+
+
+def test_hooks_on_leaves_are_gone_after_each_backward_and_see_every_gradient(places):
+    model, found = Queries(), []
+    model.queries.register_hook(lambda gradient: found.append((len(model.queries._backward_hooks), gradient.sum())))
+
+    train(model, steps=STEPS)
+
+    assert [count for count, _ in found] == [2] * STEPS
+    assert len(model.queries._backward_hooks) == 1
+    seen = [gradients_of_outputs(places, step)["linear.input.0"] for step in range(STEPS)]
+    assert seen == pytest.approx([total.item() for _, total in found], rel=1e-6)
+
+
+def test_hooks_on_leaves_go_with_the_monitor(places):
+    model = Queries()
+    with TrainerMon(ACTIVATIONS) as monitor:
+        monitor.set_monitor(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        model(torch.ones(3, 4))
+        assert model.queries._backward_hooks
+
+    assert not model.queries._backward_hooks
