@@ -14,19 +14,20 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainermon.agent.lock import SETTINGS_FILE, RunLock, Status, claim, write_status
+from trainermon.agent.lock import SETTINGS_FILE, Status, claim, write_status
 from trainermon.agent.process import open_log, settle
 from trainermon.monitor.errors import ConfigError, StoreError, TrainermonError
 
 if TYPE_CHECKING:
     from trainermon.agent.assembly import Parts
     from trainermon.agent.settings import AgentSettings
+    from trainermon.exporters.segments import Position
 
 SUMMARY = "follow the journals of one run on this node: store, rules, metrics and page"
 START_RETRY_S = 5.0
@@ -56,9 +57,13 @@ def main(args: argparse.Namespace) -> int:
         return 0
     from trainermon.agent.settings import load_settings
 
-    settings = load_settings(spool)
-    write_status(spool, Status(pid=os.getpid(), run_id=settings.run_id, output=settings.output))
-    return follow(spool, settings, lock)
+    status = None
+    while status is None:
+        settings = load_settings(spool)
+        write_status(spool, Status(pid=os.getpid(), run_id=settings.run_id, output=settings.output))
+        status = follow(spool, settings)
+    lock.release()
+    return status
 
 
 def run_command_line() -> int:
@@ -72,33 +77,40 @@ def run_command_line() -> int:
         return 2
 
 
-def follow(spool: Path, settings: AgentSettings, lock: RunLock) -> int:
-    """Follow `spool` until its run is over, then take it away if everything in it is stored.
+def follow(spool: Path, settings: AgentSettings) -> int | None:
+    """Follow `spool`, whose lock is held, until its run is over, then take it away if everything in it is stored.
 
-    Returns 0 if so, else 1. If a thread hangs in a file system that does not answer, the process ends here.
+    Returns 0 if all is stored, 1 if not, and None if the spool must be followed anew: a rank came when this agent had
+    already looked for the last time. If a thread hangs in a file system that does not answer, the process ends here.
     """
-    from trainermon.agent.release import remove_run_spool
+    from trainermon.agent.release import is_needed, remove_run_spool
 
     host = socket.gethostname()
     listener = open_log(settings.run_dir / "nodes" / host, spool)
     executor = ThreadPoolExecutor(1, thread_name_prefix="store")
-    stored = False
+    status: int | None = 1
     try:
         stored = asyncio.run(_follow(spool, settings, executor, host=host))
+        if stored is not None:
+            status = 0
+            if remove_run_spool(spool, stored):
+                _log.info("everything is stored; the spool is gone")
+            elif is_needed(spool, stored):
+                status = None
+                _log.info("a rank has come while this agent was leaving; it is followed too")
     except Exception:  # noqa: BLE001 - the border: whatever it was, the log shall say it, and the spool stays as it is
         _log.exception("the agent ends by a fault of its own; the next one goes on from the last commit")
-    if stored and remove_run_spool(spool):
-        _log.info("everything is stored; the spool is gone")
-    lock.release()
-    status = 0 if stored else 1
     endings = (partial(executor.shutdown, cancel_futures=True), listener.stop)
     ended = [_ends_within(ending, END_LIMIT_S) for ending in endings]
     if not all(ended):
-        os._exit(status)  # the interpreter would wait for that thread for ever
+        os._exit(status or 0)  # the interpreter would wait for that thread for ever
     return status
 
 
-async def _follow(spool: Path, settings: AgentSettings, executor: Executor, *, host: str) -> bool:
+async def _follow(
+    spool: Path, settings: AgentSettings, executor: Executor, *, host: str
+) -> Mapping[int, Position] | None:
+    """Return, by rank, up to where its journal is stored, or None if not everything in the spool is."""
     from trainermon.agent.loop import Agent
 
     loop = asyncio.get_running_loop()
@@ -108,13 +120,13 @@ async def _follow(spool: Path, settings: AgentSettings, executor: Executor, *, h
         loop.add_signal_handler(number, stopping.set)
     parts = await _assembled(spool, settings, executor, stopping, host=host)
     if parts is None:
-        return False
+        return None
     agent = Agent(parts, spool, executor, host=host)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, agent.stop)
     if stopping.is_set():
         agent.stop()
-    return await agent.run()
+    return parts.pipeline.flushed if await agent.run() else None
 
 
 async def _assembled(

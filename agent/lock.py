@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from trainermon.monitor.spool import try_enter
+
 SETTINGS_FILE = "agent.json"
 LOCK_FILE = "agent.lock"
 STATUS_FILE = "agent.status.json"
@@ -49,22 +51,25 @@ class RunLock:
 
     @classmethod
     def try_acquire(cls, spool: Path) -> RunLock | None:
-        """Return the lock, or None while another process holds it.
+        """Return the lock, or None while another process holds it or takes the spool away.
 
         Raises:
             FileNotFoundError: The spool is gone.
         """
-        path = spool / LOCK_FILE
-        while True:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if _is_same_file(descriptor, path):
-                    return cls(descriptor)
-            except BlockingIOError:
-                os.close(descriptor)
-                return None
-            os.close(descriptor)  # a leaving agent removed the file between our open and our lock
+        inside = try_enter(spool)  # a lock file made in the midst of its removal would be all that is left of a spool
+        if inside is None:
+            spool.stat()
+            return None
+        try:
+            descriptor = os.open(spool / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        finally:
+            os.close(inside)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        return cls(descriptor)
 
     def release(self) -> None:
         """Let another agent follow the spool."""
@@ -134,10 +139,3 @@ def write_atomically(path: Path, content: bytes) -> None:
     with os.fdopen(descriptor, "wb") as stream:
         stream.write(content)
     temporary.replace(path)
-
-
-def _is_same_file(descriptor: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(descriptor), path.stat())
-    except FileNotFoundError:
-        return False

@@ -104,7 +104,7 @@ class Agent:
                 await self._leave_early()
         finally:
             await self._close()
-        return self._state == FINISHED
+        return self._state == FINISHED and not self._parts.pipeline.follower.refused
 
     def _turn(self, now_s: float) -> int:
         self._note_gap(now_s)

@@ -38,10 +38,12 @@ def settle(nice: int = NICE) -> None:
 def open_log(folder: Path, fallback: Path) -> logging.handlers.QueueListener:
     """Send this package's log to `folder/agent.log`, or to `fallback/agent.log` where that cannot be written.
 
-    Returns a started listener; stopping it writes out what is pending and may block as long as the file system does.
+    It takes the place of a log that was opened before. Returns a started listener; stopping it writes out what is
+    pending and may block as long as the file system does.
     """
     pending: queue.Queue[Any] = queue.Queue(_PENDING_RECORDS)
     logger = logging.getLogger("trainermon")
+    logger.handlers = [handler for handler in logger.handlers if not isinstance(handler, _DroppingHandler)]
     logger.addHandler(_DroppingHandler(pending))
     logger.setLevel(logging.INFO)
     logger.propagate = False

@@ -15,6 +15,7 @@ import re
 import stat
 import struct
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from trainermon.monitor.errors import SpoolError
@@ -130,11 +131,12 @@ def is_network_type(filesystem: str) -> bool:
     return filesystem in _NETWORK_TYPES
 
 
-def remove_spool(path: Path) -> bool:
+def remove_spool(path: Path, is_stored: Callable[[], bool]) -> bool:
     """Remove the files of trainermon from the spool directory of one run, and the directory if it is then empty.
 
-    Nothing happens while a rank lives in it or is about to take its lock; a rank that comes meanwhile waits, and finds
-    a new directory. Returns whether the directory is gone. Called by the agent when everything is flushed.
+    Nothing happens while a rank lives in it or is about to take its lock, or if `is_stored` denies that all records are
+    stored elsewhere: a short attempt may have come and gone unseen. It is asked when no rank can write any more; a rank
+    that comes meanwhile waits, and finds a new directory. Returns whether the directory is gone.
     """
     try:
         descriptor = os.open(path, _DIRECTORY_FLAGS)
@@ -142,7 +144,7 @@ def remove_spool(path: Path) -> bool:
         return True
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if any(rank_alive(path, rank) for rank in list_ranks(path)):
+        if any(rank_alive(path, rank) for rank in list_ranks(path)) or not is_stored():
             return False
         for name in os.listdir(path):
             if _RANK_FILE.fullmatch(name) or _AGENT_FILE.fullmatch(name):
@@ -153,6 +155,25 @@ def remove_spool(path: Path) -> bool:
     finally:
         os.close(descriptor)
     return True
+
+
+def try_enter(directory: Path) -> int | None:
+    """Return a descriptor of the directory, or None if it is missing or being removed.
+
+    Until the descriptor is closed `remove_spool` does nothing; keep it for milliseconds.
+    """
+    try:
+        descriptor = os.open(directory, _DIRECTORY_FLAGS)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(descriptor), os.lstat(directory)):
+            return descriptor
+    except (FileNotFoundError, BlockingIOError):
+        pass
+    os.close(descriptor)
+    return None
 
 
 class RankLock:
@@ -234,7 +255,7 @@ def _enter(directory: Path) -> int:
     while True:
         with contextlib.suppress(FileExistsError):
             directory.mkdir(mode=0o700)
-        descriptor = _try_enter(directory)
+        descriptor = try_enter(directory)
         if descriptor is not None:
             return descriptor
         if time.monotonic() > deadline_s:
@@ -243,21 +264,6 @@ def _enter(directory: Path) -> int:
                 "End the agent of the run before this one"
             )
         time.sleep(0.005)
-
-
-def _try_enter(directory: Path) -> int | None:
-    try:
-        descriptor = os.open(directory, _DIRECTORY_FLAGS)
-    except FileNotFoundError:
-        return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        if os.path.samestat(os.fstat(descriptor), os.lstat(directory)):
-            return descriptor
-    except (FileNotFoundError, BlockingIOError):
-        pass
-    os.close(descriptor)
-    return None
 
 
 def _held_here(path: Path) -> bool:

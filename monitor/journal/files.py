@@ -1,8 +1,8 @@
 """Names, numbers and removal of journal files.
 
 A rank's files are numbered upwards without gaps over all attempts. The first number in an empty spool is the Unix time
-in seconds times a million: a run that is resumed on this node after its spool was removed does not use a number again
-that a stored cursor knows.
+in milliseconds times a million: a run that is resumed on this node after its spool was removed does not use a number
+again that a stored cursor knows. (In seconds it might: an attempt is over, stored and followed by the next in one.)
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def list_files(directory: Path, rank: int) -> list[int]:
 
 def next_number(existing: list[int]) -> int:
     """Return the number of the file that follows `existing`."""
-    return existing[-1] + 1 if existing else int(time.time()) * NUMBERING_STEP
+    return existing[-1] + 1 if existing else time.time_ns() // 1_000_000 * NUMBERING_STEP
 
 
 def num_between(first: int, last: int) -> int:

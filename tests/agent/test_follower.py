@@ -443,7 +443,8 @@ def test_a_run_that_goes_on_in_a_new_spool_is_stored_from_its_beginning(
     spools = [spool, tmp_path / "again"]
     spools[1].mkdir(mode=0o700)
     for attempt, where in enumerate(spools, 1):
-        monkeypatch.setattr("trainermon.monitor.journal.files.time.time", lambda attempt=attempt: 1e9 + attempt)
+        time_ns = 10**18 + attempt * 10**6  # the next attempt begins a millisecond later
+        monkeypatch.setattr("trainermon.monitor.journal.files.time.time_ns", lambda time_ns=time_ns: time_ns)
         journal = open_journal(where, attempt=attempt)
         for step in range(5 * attempt, 5 * attempt + 3):
             journal.append_block(block(step))

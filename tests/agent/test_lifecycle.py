@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import signal
@@ -14,12 +13,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.agent.nodes import expected, is_agent, wait_for
+from tests.agent.nodes import RANK_SCRIPT, expected, is_agent, wait_for
 from trainermon.agent.lock import DRAINING, FINISHED, RUNNING, RunLock, Status, claim, is_followed, write_status
-from trainermon.agent.release import linger_s, remove_run_spool
+from trainermon.agent.release import is_needed, linger_s, remove_run_spool
+from trainermon.exporters.segments import Position
 from trainermon.monitor.errors import SpoolError
+from trainermon.monitor.journal import JournalReader
 from trainermon.monitor.launcher import agent_environment, start_agent
-from trainermon.monitor.spool import RankLock
+from trainermon.monitor.spool import RankLock, open_spool, remove_spool
 
 STATUS = Status(pid=1, run_id="run", output="/out")
 
@@ -279,21 +280,18 @@ def test_the_last_word_of_a_killed_agent_makes_nobody_leave(tmp_path):
     assert claim(tmp_path) is not None
 
 
-def test_a_lock_file_that_a_leaving_agent_removed_meanwhile_is_locked_anew(tmp_path, monkeypatch):
-    flock = fcntl.flock
+def test_no_lock_is_made_in_a_spool_that_is_being_taken_away(tmp_path):
+    spool = open_spool("run", tmp_path)
+    found = []
 
-    def removed_before(descriptor, operation):
-        monkeypatch.setattr(fcntl, "flock", flock)
-        (tmp_path / "agent.lock").unlink()
-        flock(descriptor, operation)
+    def meanwhile():
+        found.append((RunLock.try_acquire(spool), list(spool.iterdir())))
+        return True
 
-    monkeypatch.setattr(fcntl, "flock", removed_before)
-
-    lock = RunLock.try_acquire(tmp_path)
-
-    assert lock is not None
-    assert RunLock.try_acquire(tmp_path) is None
-    lock.release()
+    assert remove_spool(spool, meanwhile)
+    assert found == [(None, [])]
+    with pytest.raises(FileNotFoundError):
+        RunLock.try_acquire(spool)
 
 
 def test_a_spool_that_is_gone_needs_no_agent(tmp_path):
@@ -331,11 +329,64 @@ def test_a_spool_with_a_living_rank_is_not_taken_away(tmp_path):
     spool.mkdir()
     lock = RankLock(spool, 0)
 
-    assert not remove_run_spool(spool)
+    assert not remove_run_spool(spool, {})
+    assert is_needed(spool, {})
     lock.close()
-    assert remove_run_spool(spool)
+    assert not is_needed(spool, {})
+    assert remove_run_spool(spool, {})
 
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_spool_is_taken_away_only_when_every_journal_is_stored_to_its_end(run):
+    for attempt in (1, 2):
+        rank = run.rank(attempt=attempt)
+        rank.steps(0, 1)
+        rank.end()
+    *places, end = [Position(1, record.cursor) for record in JournalReader(run.spool, 0).poll()]
+    assert len(places) == 5
+
+    for stored in ({}, {1: end}, *({0: place} for place in places)):
+        assert not remove_run_spool(run.spool, stored)
+        assert is_needed(run.spool, stored)
+    with (run.spool / f"rank00000.{end.cursor.file}.jnl").open("ab") as journal:
+        journal.write(b"torn")
+
+    assert not is_needed(run.spool, {0: end})
+    assert remove_run_spool(run.spool, {0: end})
+
+
+LEAVING = f"""
+import subprocess, sys
+from pathlib import Path
+from trainermon.agent import daemon, release
+
+remove = release.remove_run_spool
+
+def remove_after_another_attempt(spool, stored):
+    release.remove_run_spool = remove
+    rank = [sys.executable, "{RANK_SCRIPT}", spool, "run", "0", "2", "1"]
+    subprocess.run(rank, input="steps 5 2\\nend\\n", text=True, stdout=subprocess.DEVNULL, check=True)
+    return remove(spool, stored)
+
+release.remove_run_spool = remove_after_another_attempt
+sys.argv[1:] = [sys.argv[1]]
+sys.exit(daemon.run_command_line())
+"""
+
+
+def test_what_an_attempt_wrote_after_the_last_look_is_stored_by_the_same_agent(run):
+    """It has come and gone while the agent was leaving, and nobody has started another agent."""
+    rank = run.rank()
+    rank.steps(0, 3)
+    rank.end()
+
+    done = subprocess.run([sys.executable, "-c", LEAVING, run.spool], timeout=60, check=False)
+
+    assert done.returncode == 0
+    assert not run.spool.exists()
+    assert run.stored() == expected(0, range(3)) + expected(0, (5, 6), attempt=2)
+    assert "it is followed too" in run.log()
 
 
 def test_how_long_to_linger(tmp_path):

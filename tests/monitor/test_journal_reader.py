@@ -421,7 +421,7 @@ def test_a_run_resumed_in_a_new_spool_is_read_from_its_beginning(tmp_path, open_
     assert open_reader(reader.cursor).poll() == []
 
     for now_s in (2e9, 1e9):  # also when the clock was set back meanwhile
-        monkeypatch.setattr("time.time", lambda now_s=now_s: now_s)
+        monkeypatch.setattr("time.time_ns", lambda now_s=now_s: int(now_s * 1e9))
         writer = open_writer(tmp_path)
         writer.append_block(make_block(7))
         writer.close()

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from trainermon.monitor import spool
 from trainermon.monitor.errors import SpoolError
-from trainermon.monitor.spool import RankLock, open_spool, rank_alive, remove_spool
+from trainermon.monitor.spool import RankLock, open_spool, rank_alive, remove_spool, try_enter
 
 ROOT_MOUNT = "27 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw"
 HOLDER = """
@@ -38,6 +38,10 @@ def start_holder(directory: Path, then: str = "") -> subprocess.Popen[bytes]:
     assert process.stdout is not None
     assert process.stdout.readline() == b"ready\n"
     return process
+
+
+def everything_is_stored() -> bool:
+    return True
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
@@ -352,24 +356,44 @@ def test_removing_a_spool_leaves_foreign_files(tmp_path):
         (directory / name).write_text("")
     (directory / "precious.txt").write_text("")
 
-    assert not remove_spool(directory)
+    assert not remove_spool(directory, everything_is_stored)
     assert [path.name for path in directory.iterdir()] == ["precious.txt"]
 
     (directory / "precious.txt").unlink()
-    assert remove_spool(directory)
+    assert remove_spool(directory, everything_is_stored)
     assert not directory.exists()
-    assert remove_spool(directory)
+    assert remove_spool(directory, everything_is_stored)
 
 
 def test_a_spool_with_a_living_rank_is_not_removed(tmp_path):
     directory = open_spool("run", tmp_path)
     process = start_holder(directory)
     try:
-        assert not remove_spool(directory)
+        assert not remove_spool(directory, everything_is_stored)
         assert (directory / "rank00003.lock").exists()
     finally:
         end(process)
-    assert remove_spool(directory)
+    assert remove_spool(directory, everything_is_stored)
+
+
+def test_a_spool_with_records_that_are_stored_nowhere_is_not_removed(tmp_path):
+    directory = open_spool("run", tmp_path)
+    (directory / "rank00000.5.jnl").write_text("")
+
+    assert not remove_spool(directory, lambda: False)
+    assert (directory / "rank00000.5.jnl").exists()
+
+
+def test_it_is_asked_what_is_stored_when_nobody_can_write_any_more(tmp_path):
+    directory = open_spool("run", tmp_path)
+    asked = []
+
+    def nobody_comes_in():
+        asked.append(try_enter(directory))
+        return True
+
+    assert remove_spool(directory, nobody_comes_in)
+    assert asked == [None]
 
 
 REMOVER = """
@@ -378,7 +402,7 @@ from pathlib import Path
 from trainermon.monitor.spool import remove_spool
 os.write(1, b"ready\\n")
 while os.getppid() == int(sys.argv[2]):
-    remove_spool(Path(sys.argv[1]))
+    remove_spool(Path(sys.argv[1]), lambda: True)
 """
 
 
