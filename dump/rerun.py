@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from trainermon.dump.attributes import Attributes
 from trainermon.dump.capture import ModuleCapture
 from trainermon.dump.gradients import is_foreign
 from trainermon.dump.keep import KeptForward, differentiable
@@ -182,18 +183,16 @@ def _forget_gradient(shadow: Tensor) -> None:
 
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Put generators, buffers and training flags back afterwards, bit for bit."""
-    random_state = RandomState.take(accelerators(model))
-    buffers = clone_buffers(model)
-    training = [(module, module.training) for module in model.modules()]
-    try:
+    """Put generators, buffers, training flags and other attributes back afterwards, bit for bit.
+
+    Attributes are not kept with each forward: inside, they start from what they are now.
+    """
+    with ExitStack() as undo:
+        undo.callback(Attributes(model).put_back)
+        for buffer in clone_buffers(model):
+            undo.callback(buffer.put_back)
+        undo.callback(RandomState.take(accelerators(model)).put_back)
         yield
-    finally:
-        random_state.put_back()
-        for buffer in buffers:
-            buffer.put_back()
-        for module, flag in training:
-            module.training = flag
 
 
 @contextmanager

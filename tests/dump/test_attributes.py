@@ -1,0 +1,192 @@
+"""Attributes of modules are put back after whatever was done to them, and a replay does not show in them."""
+
+import collections
+import dataclasses
+import random
+
+import pytest
+import torch
+from torch import nn
+
+from trainermon.dump.attributes import Attributes
+from trainermon.dump.records import DumpInfo
+from trainermon.dump.replay import StepKeeper
+
+
+@dataclasses.dataclass
+class State:
+    hidden: torch.Tensor
+    steps: int = 0
+
+
+class Holder(nn.Module):
+    """Keeps state in every way that is covered."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(2, 2)
+        self.count = 1
+        self.tensor = torch.tensor([1.0, float("nan"), -0.0])
+        self.cache = [torch.ones(2), {"key": (torch.zeros(2), [3])}]
+        self.recent = collections.deque([1, 2], maxlen=2)
+        self.names = {"a"}
+        self.votes = collections.Counter("aab")
+        self.state = State(torch.ones(3))
+        self.generator = torch.Generator().manual_seed(1)
+        self.random = random.Random(1)
+        self.weights = [self.inner.weight]
+        self.cycle = []
+        self.cycle.append(self.cycle)
+
+
+CHANGES = {
+    "count": lambda h: setattr(h, "count", 2),
+    "new": lambda h: setattr(h, "new", 2),
+    "deleted": lambda h: delattr(h, "count"),
+    "training": lambda h: h.eval(),
+    "replaced tensor": lambda h: setattr(h, "tensor", torch.zeros(3)),
+    "written tensor": lambda h: h.tensor.mul_(2),
+    "resized tensor": lambda h: h.tensor.resize_(7),
+    "list": lambda h: h.cache.append(1),
+    "tensor in a list": lambda h: h.cache[0].zero_(),
+    "tensor in a tuple in a dict": lambda h: h.cache[1]["key"][0].fill_(7),
+    "list in a tuple": lambda h: h.cache[1]["key"][1].clear(),
+    "dict": lambda h: h.cache[1].update(other=1),
+    "deque": lambda h: h.recent.append(3),
+    "set": lambda h: h.names.add("b"),
+    "counter": lambda h: h.votes.update("b"),
+    "field of a dataclass": lambda h: setattr(h.state, "steps", 1),
+    "tensor of a dataclass": lambda h: h.state.hidden.zero_(),
+    "generator": lambda h: torch.rand(1, generator=h.generator),
+    "Python's generator": lambda h: h.random.random(),
+}
+
+
+def shown(holder):
+    """Everything that is covered, as text and bits, with the identity of what must stay the same object."""
+    tensors = [holder.tensor, holder.cache[0], holder.cache[1]["key"][0], holder.state.hidden]
+    return (
+        [(id(tensor), tensor.dtype, tensor.shape, tensor.view(torch.int32).tolist()) for tensor in tensors],
+        (sorted(vars(holder)), holder.count, holder.training, holder.inner.training, len(holder.cache)),
+        (
+            list(holder.cache[1]),
+            holder.cache[1]["key"][1][:],
+            list(holder.recent),
+            set(holder.names),
+            dict(holder.votes),
+        ),
+        (id(holder.cache), id(holder.recent), id(holder.state), holder.state.steps, len(holder.cycle)),
+        (holder.generator.get_state().tolist(), holder.random.getstate()),
+    )
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_any_change_is_taken_back(change):
+    holder = Holder()
+    before = shown(holder)
+    attributes = Attributes(holder)
+    change(holder)
+
+    attributes.put_back()
+
+    assert shown(holder) == before
+
+
+def test_what_did_not_change_is_not_written_to():
+    holder = Holder()
+    versions = [holder.tensor._version, holder.inner.weight._version]
+
+    Attributes(holder).put_back()
+
+    assert [holder.tensor._version, holder.inner.weight._version] == versions
+
+
+def test_parameters_submodules_and_hooks_are_left_alone():
+    holder = Holder()
+    attributes = Attributes(holder)
+    with torch.no_grad():
+        holder.inner.weight.zero_()
+    holder.register_forward_hook(lambda module, args, output: None)
+    holder.added = nn.Linear(1, 1)
+
+    attributes.put_back()
+
+    assert not holder.inner.weight.any()
+    assert len(holder._forward_hooks) == 1
+    assert isinstance(holder.added, nn.Linear)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors", "ignore:torch.quantize_per_tensor")
+def test_tensors_that_cannot_be_copied_are_left_alone():
+    holder = nn.Module()
+    holder.odd = [
+        torch.zeros(1).expand(1 << 50),
+        torch.eye(2).to_sparse(),
+        torch.empty(2, device="meta"),
+        torch.nested.nested_tensor([torch.ones(2), torch.ones(1)]),
+        torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8),
+    ]
+    with torch.inference_mode():
+        holder.odd.append(torch.ones(2))
+    odd = list(holder.odd)
+
+    Attributes(holder).put_back()
+
+    assert [id(tensor) for tensor in holder.odd] == [id(tensor) for tensor in odd]
+
+
+def test_one_that_cannot_be_put_back_does_not_keep_the_others_from_it():
+    class Stubborn(dict):
+        def clear(self):
+            raise TypeError("fixed")
+
+    holder = nn.Module()
+    holder.before, holder.stubborn, holder.behind = [1], Stubborn(), [2]
+    attributes = Attributes(holder)
+    holder.before.append(3)
+    holder.behind.append(3)
+    holder.stubborn["key"] = 1
+
+    with pytest.raises(TypeError, match="fixed"):
+        attributes.put_back()
+
+    assert (holder.before, holder.behind) == ([1], [2])
+
+
+class Stateful(nn.Module):
+    """Goes on from what its last forward left in attributes."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.hidden, self.calls = nn.Linear(4, 4), None, 0
+        self.lengths, self.noise = [], torch.Generator().manual_seed(3)
+
+    def forward(self, x):
+        y = self.linear(x) + (0 if self.hidden is None else self.hidden) + torch.rand(4, generator=self.noise)
+        self.hidden = y.detach() * 0.5
+        self.calls += 1
+        self.lengths.append(len(x))
+        return y * self.calls * len(self.lengths)
+
+
+def losses(directory=None):
+    torch.manual_seed(0)
+    model, found = Stateful(), []
+    keeper = StepKeeper(model)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    for step in range(4):
+        if directory:
+            keeper.attach()
+        loss = model(torch.randn(3, 4)).square().sum()
+        loss.backward()
+        if directory:
+            assert keeper.replay(directory / f"step{step}", DumpInfo(step=step)).status == "clean"
+            keeper.clear()
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(loss.item())
+    return found
+
+
+def test_a_run_with_state_in_attributes_goes_on_bit_for_bit_after_replays(tmp_path):
+    assert losses(tmp_path) == losses()
