@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -24,6 +25,8 @@ MAX_TEXT = 1000
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")  # it becomes the name of a folder
 
 Sender = Callable[[int, Sequence[Command]], None]
+
+_log = logging.getLogger(__name__)
 
 
 class ConflictError(ConfigError):
@@ -164,10 +167,13 @@ class CommandBook:
 
 def _read_orders(path: Path) -> list[Order]:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
     except FileNotFoundError:
         return []
-    orders = (_read_order(line) for line in lines)
+    orders = [_read_order(line) for line in lines if line]
+    num_bad = orders.count(None)
+    if num_bad:  # one is usual: the torn last line of an agent that was killed, an order that was never sent
+        _log.warning("%d lines of %s cannot be read, and are passed over", num_bad, path)
     return [order for order in orders if order is not None]
 
 
@@ -176,8 +182,8 @@ def _read_order(line: str) -> Order | None:
         plain = json.loads(line)
         command = parse_command(plain["command"], next_step=0)
         return Order(command=command, ranks=tuple(plain["ranks"]), attempt=int(plain["attempt"]))
-    except (ValueError, KeyError, TypeError):
-        return None  # the torn last line of an agent that was killed: that order was never sent
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
 
 
 def _whole(body: Mapping[str, Any], key: str, default: int, low: int, high: int) -> int:

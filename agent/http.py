@@ -150,10 +150,9 @@ def _add_control(app: FastAPI, node: Node) -> None:
     @app.post("/api/commands")
     async def commands(request: Request) -> Response:
         try:
-            body = json.loads(await request.body())
-        except ValueError as error:
-            raise HTTPException(400, f"the body is not JSON: {error}") from None
-        answer = node.order(body)
+            answer = node.order(_parsed(await request.body()))
+        except RecursionError:
+            raise HTTPException(400, "the body is nested too deeply, expected a command") from None
         return _json(answer, status=200 if answer["status"] == "duplicate" else 202)
 
     @app.post("/api/flush")
@@ -166,6 +165,13 @@ def _add_control(app: FastAPI, node: Node) -> None:
     async def stop() -> Response:
         node.stop()
         return _json({"status": "stopping"}, status=202)
+
+
+def _parsed(body: bytes) -> Any:
+    try:
+        return json.loads(body)
+    except ValueError as error:
+        raise HTTPException(400, f"the body is not JSON: {error}") from None
 
 
 async def _refuse(request: Request, error: Exception) -> Response:

@@ -224,6 +224,8 @@ def test_a_wrong_command_is_refused_by_the_name_of_what_is_wrong(node, change, n
 def test_a_body_that_is_no_json_is_refused(node):
     assert request(node, "POST", "/api/commands", headers=AUTHORISED, content=b"\xff{").status_code == 400
     assert request(node, "POST", "/api/commands", headers=AUTHORISED, content=b"[]").status_code == 400
+    answer = request(node, "POST", "/api/commands", headers=AUTHORISED, content=b"[" * 500_000)
+    assert (answer.status_code, "nested too deeply" in answer.text) == (400, True)
 
 
 def test_a_repeated_command_is_acknowledged_but_not_accepted_again(node):
@@ -381,6 +383,20 @@ def test_a_torn_book_loses_only_the_torn_order(tmp_path):
     book.submit(dump("c", 10), [0], attempt=1, steps={})
 
     assert [item.id for item in CommandBook(tmp_path, Ranks()).outstanding(0, attempt=1, step=0)] == ["a", "c"]
+
+
+def test_lines_that_are_no_orders_are_passed_over_and_counted(tmp_path, caplog):
+    book = CommandBook(tmp_path, Ranks())
+    file = tmp_path / "agent.commands.jsonl"
+    for name, rubbish in (("a", b"\xff\n"), ("b", b"[" * 500_000), ("c", b'{"command": "\xff"}\n[]\n')):
+        book.submit(dump(name, 10), [0], attempt=1, steps={})
+        with file.open("ab") as stream:
+            stream.write(rubbish)
+
+    again = CommandBook(tmp_path, Ranks())
+
+    assert [item.id for item in again.outstanding(0, attempt=1, step=0)] == ["a", "b", "c"]
+    assert f"4 lines of {file} cannot be read" in caplog.text
 
 
 def test_a_new_attempt_takes_back_the_commands_of_the_old_one(tmp_path):
