@@ -8,6 +8,7 @@ all its consumers.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -53,7 +54,7 @@ class _Seen:
 
     def __init__(self, tensor: Tensor, row: int = -1) -> None:
         self.tensor = tensor
-        self.version = tensor._version
+        self.version = _version_of(tensor)
         self.row = row
         self.gradient_series: list[int] = []
 
@@ -62,7 +63,7 @@ class ModuleTaps:
     """Takes what goes into and comes out of `modules` in training forwards, and the gradients of both.
 
     Calls of one module within a micro step are told apart by number. Evaluation and recomputation are not counted. A
-    tensor that has no memory to read (sparse, quantized, on the meta device) has no row, and the log says so once.
+    tensor that cannot be read (quantized, on the meta device, inside vmap) has no row, and the log says so once.
     """
 
     def __init__(self, modules: Sequence[Module], collector: Collector, steps: MicroSteps, guard: Guard) -> None:
@@ -178,11 +179,12 @@ class ModuleTaps:
     def _take(self, series: int, tensor: Tensor) -> int:
         try:
             return self._collector.take((series,), (tensor,))
-        except (TypeError, ValueError) as error:
-            label = self._collector.table.keys[series].label
-            if label not in self._unreadable:
-                self._unreadable.add(label)
-                logger.warning("%s has no statistics: %s", label, error)
+        except (TypeError, ValueError, RuntimeError) as error:  # what torch says of a tensor of an unusual kind
+            key = self._collector.table.keys[series]
+            name = f"{key.name}.{key.slot}"
+            if name not in self._unreadable:
+                self._unreadable.add(name)
+                logger.warning("%s has no statistics: %s: %s", name, type(error).__name__, error)
             return -1
 
     def _number(self, watched: _Watched, kind: Kind, side: str, path: str, call: int) -> int:
@@ -199,5 +201,10 @@ class ModuleTaps:
 def _find(memory: list[_Seen], tensor: Tensor) -> _Seen | None:
     for seen in memory:
         if seen.tensor is tensor:
-            return seen if seen.version == tensor._version else None
+            return seen if seen.version == _version_of(tensor) else None
     return None
+
+
+def _version_of(tensor: Tensor) -> float:
+    """Return how often `tensor` was written to; NaN, equal to nothing, for one that does not count (inference mode)."""
+    return math.nan if tensor.is_inference() else tensor._version

@@ -8,27 +8,39 @@ from typing import Any
 
 from torch import Tensor
 
+MAX_DEPTH = 32
+
 
 def tensors_of(value: Any) -> Iterator[tuple[str, Tensor]]:
     """Yield (path, tensor) for every tensor in nested tuples, lists, mappings and dataclasses, in their order.
 
-    A lone tensor has the path "". Cost: one isinstance for the usual lone tensor; nothing is copied.
+    A lone tensor has the path "". What contains itself is entered once, a field that is not set is passed over, and
+    nothing deeper than 32 is looked at. Cost: one isinstance for the usual lone tensor; nothing is copied.
     """
     if isinstance(value, Tensor):
         yield "", value
     else:
-        yield from _walk(value, "")
+        yield from _walk(value, "", ())
 
 
-def _walk(value: Any, path: str) -> Iterator[tuple[str, Tensor]]:
+def _walk(value: Any, path: str, outer: tuple[int, ...]) -> Iterator[tuple[str, Tensor]]:
     if isinstance(value, Tensor):
         yield path, value
-    elif isinstance(value, tuple | list):
-        for index, item in enumerate(value):
-            yield from _walk(item, f"{path}.{index}")
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _walk(item, f"{path}.{key}")
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for field in dataclasses.fields(value):
-            yield from _walk(getattr(value, field.name), f"{path}.{field.name}")
+        return
+    inside = _inside(value)
+    if inside is None or id(value) in outer or len(outer) >= MAX_DEPTH:
+        return
+    for name, item in inside:
+        yield from _walk(item, f"{path}.{name}", (*outer, id(value)))
+
+
+def _inside(value: Any) -> Iterator[tuple[Any, Any]] | None:
+    """Return the items of a container with their names, None for anything else."""
+    if isinstance(value, tuple | list):
+        return enumerate(value)
+    if isinstance(value, Mapping):
+        return iter(value.items())
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = (field.name for field in dataclasses.fields(value))
+        return ((name, getattr(value, name)) for name in names if hasattr(value, name))
+    return None

@@ -1,5 +1,7 @@
 """What the hooks on modules make of tensors and gradients that are not the usual ones."""
 
+import logging
+
 import pytest
 import torch
 from torch import nn
@@ -100,3 +102,93 @@ def test_hooks_on_leaves_go_with_the_monitor(places):
         assert model.queries._backward_hooks
 
     assert not model.queries._backward_hooks
+
+
+class Beside(nn.Module):
+    """Takes or returns something unusual beside an ordinary tensor."""
+
+    def __init__(self, make):
+        super().__init__()
+        self.linear, self.make = nn.Linear(4, 4), make
+
+    def forward(self, x):
+        y = self.linear(x)
+        return y, self.make(y)
+
+
+class Calling(nn.Module):
+    """Calls a module in an unusual way."""
+
+    def __init__(self, call):
+        super().__init__()
+        self.inner, self.call = nn.Linear(4, 4), call
+
+    def forward(self, x):
+        return [self.call(self.inner, x)]
+
+
+def cyclic(y):
+    found = {"y": y}
+    found["self"] = found
+    return found
+
+
+def inference(y):
+    with torch.inference_mode():
+        return torch.ones(3)
+
+
+ODD_VALUES = {
+    "cyclic": cyclic,
+    "nested": lambda y: torch.nested.as_nested_tensor([y, y[:1]], layout=torch.jagged),
+    "csr": lambda y: torch.sparse_csr_tensor([0, 1], [0], [1.0], (1, 1), check_invariants=True),
+    "mkldnn": lambda y: y.detach().to_mkldnn(),
+    "meta": lambda y: torch.empty(3, device="meta"),
+    "inference": inference,
+}
+ODD_CALLS = {
+    "vmap": lambda inner, x: torch.vmap(inner)(x),
+    "jvp": lambda inner, x: torch.func.jvp(inner, (x,), (x,))[1],
+    "grad": lambda inner, x: torch.func.grad(lambda z: inner(z).sum())(x) + inner(x),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support", "ignore:.*torch.jit.script")
+@pytest.mark.parametrize(
+    "make",
+    [lambda make=make: nn.Sequential(Beside(make)) for make in ODD_VALUES.values()]
+    + [lambda call=call: nn.Sequential(Calling(call)) for call in ODD_CALLS.values()],
+    ids=[*ODD_VALUES, *ODD_CALLS],
+)
+def test_a_tensor_that_cannot_be_read_costs_its_row_and_one_warning(places, caplog, make):
+    torch.manual_seed(0)
+    model, expected = make(), make()
+    expected.load_state_dict(model.state_dict())
+
+    with caplog.at_level(logging.WARNING, logger="trainermon"):
+        found = train(model)
+
+    assert found == train(expected, None)
+    journal = RankJournal(only_spool(places[0]))
+    assert not [event for event in journal.events if event["type"] == "detached"]
+    assert sorted(journal.rows) == list(range(STEPS))
+    warned = [record.args[0] for record in caplog.records if "has no statistics" in record.msg]
+    assert len(set(warned)) == len(warned)
+    rows = {key.label for row in journal.rows.values() for key in row if key.kind == Kind.ACTV}
+    assert not rows & set(warned)
+
+
+def test_an_inference_tensor_that_was_written_to_is_read_again(places):
+    def twice(inner, x):
+        with torch.inference_mode():
+            constant = torch.ones(3, 4)
+            inner(constant)
+            constant += 1
+            inner(constant)
+        return inner(x)
+
+    train(nn.Sequential(Calling(twice)), steps=1)
+
+    rows = RankJournal(only_spool(places[0])).of(0, Kind.ACTV)
+    assert rows["0.inner.input.0"].sum == 12
+    assert rows["0.inner.input.0#1"].sum == 24
