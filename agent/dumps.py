@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
-import os
 import re
 import sys
 import time
@@ -20,12 +19,12 @@ from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 
+from trainermon.agent.child import output_of
 from trainermon.agent.lock import write_atomically
 
 SETTLE_S = 2.0
 TIME_LIMIT_S = 180.0
 MAX_REPORT_BYTES = 32 << 20
-NICE = 10
 _PATH = re.compile(r"dumps/([A-Za-z0-9][A-Za-z0-9._-]{0,127})/attempt(\d+)/step(\d+)/rank(\d+)/?")
 _RANKING = ("nonfinite", "written", "clean", "over quota", "late", "refused", "failed")
 
@@ -195,28 +194,10 @@ class Diagnoser:
         _log.warning("no diagnosis of %s: %s", entry.key.folder, reason)
 
     async def _run(self, key: DumpKey) -> bytes:
-        process = await asyncio.create_subprocess_exec(
-            *self._command,
-            str(self._run_dir),
-            "--step",
-            str(key.step),
-            "--json",
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        try:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.setpriority(os.PRIO_PROCESS, process.pid, NICE)
-            report, said = await asyncio.wait_for(process.communicate(), TIME_LIMIT_S)
-        finally:
-            if process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill()
-                await process.wait()
-        if process.returncode != 0 or len(report) > MAX_REPORT_BYTES:
-            last = said.decode(errors="replace").strip().rpartition("\n")[2]
-            raise OSError(f"`trainermon diagnose` ended with status {process.returncode}: {last}")
+        command = (*self._command, str(self._run_dir), "--step", str(key.step), "--json")
+        report = await output_of(command, limit_s=TIME_LIMIT_S)
+        if len(report) > MAX_REPORT_BYTES:
+            raise OSError(f"the report has {len(report)} bytes, expected at most {MAX_REPORT_BYTES}")
         return report
 
 

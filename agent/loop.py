@@ -14,13 +14,14 @@ import asyncio
 import contextlib
 import logging
 import os
-import threading
+import sys
 import time
 from collections.abc import Mapping
 from concurrent.futures import Executor, Future
 from pathlib import Path
 
 from trainermon.agent.assembly import SEGMENTS_FOLDER, Parts
+from trainermon.agent.child import output_of
 from trainermon.agent.dumps import Diagnoser, DumpEntry
 from trainermon.agent.http import build_application
 from trainermon.agent.lock import DRAINING, FINISHED, RUNNING, Status, write_status
@@ -28,9 +29,8 @@ from trainermon.agent.node import RankFile, RunNode, read_rank_file
 from trainermon.agent.release import linger_s
 from trainermon.agent.server import Server
 from trainermon.exporters.discovery import clear_targets, write_targets
-from trainermon.exporters.retention import Retention, compact
-from trainermon.monitor.errors import StoreError
 
+COMPACT_MODULE = "trainermon.exporters.retention"
 TARGETS_FILE = "prometheus_sd.json"
 TARGETS_FOLDER = "prometheus_sd"
 BUSY_PAUSE_S = 0.01
@@ -39,6 +39,7 @@ FAULT_PAUSE_S = 1.0
 MAX_FAULTS = 600
 LOOK_S = 0.2
 COMPACT_S = 600.0
+COMPACT_LIMIT_S = 1800.0
 GAP_S = 5.0
 FLUSH_LIMIT_S = 20.0
 CLEAR_LIMIT_S = 2.0
@@ -73,7 +74,7 @@ class Agent:
         self._num_faults = 0
         self._forgotten: set[int] = set()
         self._last_turn_s = self._looked_s = self._gone_s = self._compacted_s = time.monotonic()
-        self._compaction: threading.Thread | None = None
+        self._compaction: asyncio.Task[None] | None = None
         self._draining: Future[None] | None = None
         self._status: Status | None = None
         self._rank_files: set[tuple[int, int]] = set()
@@ -129,7 +130,8 @@ class Agent:
         self._diagnoser.poll()
         if now_s - self._compacted_s >= COMPACT_S:
             self._compacted_s = now_s
-            self._compact()
+            if self._compaction is None or self._compaction.done():
+                self._compaction = asyncio.get_running_loop().create_task(self._compact())
 
     def _forget_gone(self) -> None:
         """Show nothing more of ranks that are gone, now that all they wrote was read."""
@@ -257,14 +259,17 @@ class Agent:
             if not entry.diagnosed and not self._parts.watch.ranks.keys().isdisjoint(entry.ranks):
                 self._diagnoser.schedule(entry)
 
-    def _compact(self) -> None:
-        """Keep the segments within their budget, in a thread that may be cut short by the end of the process."""
-        if self._compaction is None or not self._compaction.is_alive():
-            wanted = self._parts.settings.retention
-            retention = Retention(max_bytes=wanted.max_bytes, full_detail_s=3600 * wanted.full_detail_hours)
-            arguments = (self._parts.node_dir / SEGMENTS_FOLDER, retention)
-            self._compaction = threading.Thread(target=_compact, args=arguments, name="retention", daemon=True)
-            self._compaction.start()
+    async def _compact(self) -> None:
+        """Have the segments kept within their budget, by a process that ends with this loop, wherever it is."""
+        wanted = self._parts.settings.retention
+        command = [sys.executable, "-m", COMPACT_MODULE, str(self._parts.node_dir / SEGMENTS_FOLDER)]
+        command += ["--max-bytes", str(wanted.max_bytes), "--full-detail-hours", str(wanted.full_detail_hours)]
+        try:
+            await output_of(command, limit_s=COMPACT_LIMIT_S)
+        except asyncio.TimeoutError:
+            _log.warning("segments were not merged within %g s", COMPACT_LIMIT_S)
+        except OSError as error:
+            _log.warning("segments were not merged: %s", error)
 
     def _show_diagnosis(self, entry: DumpEntry) -> None:
         _log.info("diagnosis of %s: %s", entry.key.folder, self._parts.settings.run_dir / entry.key.report)
@@ -309,13 +314,6 @@ def _write_targets(path: Path, target: str, labels: Mapping[str, str]) -> None:
         write_targets(path, target, labels)
     except OSError as error:
         _log.warning("Prometheus cannot find this agent: %s", error)
-
-
-def _compact(directory: Path, retention: Retention) -> None:
-    try:
-        compact(directory, retention, now_s=time.time())
-    except (OSError, StoreError) as error:
-        _log.warning("segments were not merged: %s", error)
 
 
 def _clear_targets(node_file: Path, shared_file: Path) -> None:

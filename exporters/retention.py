@@ -6,7 +6,7 @@ neighbours are joined as they are, because every file costs every query some tim
 
 A merge is a new segment whose range covers its inputs (see `segments`), so it may be interrupted at any point, and run
 beside the commits of the directory's writer. A lock sees to it that there is one `compact` at a time. It takes about
-100 MB; where the agent must not have them, another process does the same:
+100 MB, so the agent starts a process for it:
 
     python -m trainermon.exporters.retention DIRECTORY --max-bytes 53687091200 --full-detail-hours 24
 """
@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import fcntl
 import itertools
 import logging
 import math
@@ -33,6 +32,7 @@ from trainermon.exporters.segments import (
     Metadata,
     connect,
     cover,
+    merging,
     read_metadata,
     scan,
     segment_path,
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-LOCK_FILE = ".compact.lock"
 FACTOR = 10
 MAX_INPUTS = 32
 MAX_INPUT_ROWS = 4_000_000
@@ -88,12 +87,8 @@ def compact(directory: Path, retention: Retention, *, now_s: float) -> int:
     Raises:
         StoreError: A segment cannot be read or written; what was merged until then stays.
     """
-    with (directory / LOCK_FILE).open("a") as lock:
-        try:
-            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError):  # which of them is the system's choice
-            return 0
-        return _compact(directory, retention, now_s)
+    with merging(directory) as is_alone:
+        return _compact(directory, retention, now_s) if is_alone else 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

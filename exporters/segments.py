@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
 import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -33,6 +34,7 @@ FORMAT_VERSION = 1
 METADATA_KEY = "trainermon"
 ROW_GROUP_ROWS = 40_960  # against 122 880: 25 MB less while writing, queries as fast, as many bytes
 SPILL_DIRECTORY = ".spill"
+LOCK_FILE = ".compact.lock"
 
 _ATTEMPTS = 5
 
@@ -156,8 +158,34 @@ def cover(directory: Path) -> list[SegmentFile]:
     return live
 
 
+@contextlib.contextmanager
+def merging(directory: Path) -> Iterator[bool]:
+    """Yield whether no other process replaces segments of the directory; then none does until the end.
+
+    Raises:
+        OSError: The directory cannot be written, or its file system has no locks.
+    """
+    with (directory / LOCK_FILE).open("a") as lock:
+        try:
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_alone = True
+        except (BlockingIOError, PermissionError):  # which of them is the system's choice
+            is_alone = False
+        yield is_alone
+
+
 def clean(directory: Path) -> None:
-    """Remove what an interrupted commit or merge left behind; only the directory's one writer may do this."""
+    """Remove what an interrupted commit or merge left behind; only the directory's one writer may do this.
+
+    Nobody reads it, so it stays where that is not certain: a merge that was begun under the writer before may still be
+    at work, and its new segment is not in a list made a moment ago.
+    """
+    with contextlib.suppress(OSError), merging(directory) as is_alone:
+        if is_alone:
+            _clean(directory)
+
+
+def _clean(directory: Path) -> None:
     live = {segment.path.name for segment in cover(directory)}
     for name in os.listdir(directory):
         if name.endswith(".tmp") or (_NAME.fullmatch(name) and name not in live):

@@ -12,6 +12,8 @@ import threading
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
+import duckdb
+import psutil
 import pytest
 
 from tests.agent.nodes import expected, is_agent, wait_for
@@ -394,16 +396,45 @@ def test_segments_are_kept_within_their_budget(make_run, monkeypatch):
     run = make_run(flush_s=0.01, retention={"full_detail_hours": 0})
     rank = run.rank()
 
+    def has_merged():
+        with contextlib.suppress(duckdb.IOException):  # a segment was merged away while it was read
+            return len(run.stored()) < 40
+
     def talk(_agent):
         for first in range(0, 40, 10):
             rank.steps(first, 10)
             wait_for(lambda n=first + 10: run.get_json("api/run")["step"] == n - 1, "ten more steps")
         assert run.post("api/flush")[0] == 200
-        wait_for(lambda: len(run.stored()) < 40, "rows that were merged over steps")
+        wait_for(has_merged, "rows that were merged over steps")
 
     follow_in_this_process(run, talk)
 
     assert run.stored()[-1][:3] == (1, 0, 39)
+
+
+def test_merging_that_fails_is_logged_and_ends_with_the_agent(run, monkeypatch, tmp_path, caplog):
+    monkeypatch.setattr("trainermon.agent.loop.COMPACT_S", 0.1)
+    monkeypatch.setattr("trainermon.agent.loop.COMPACT_MODULE", "nonexistent")
+    run.rank()
+
+    def talk(_agent):
+        wait_for(lambda: "segments were not merged: it ended with status 1" in caplog.text, "a failure")
+        (tmp_path / "endless.py").write_text("import signal; signal.pause()")
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+        monkeypatch.setattr("trainermon.agent.loop.COMPACT_MODULE", "endless")
+        return wait_for(lambda: find_process("endless"), "a process that merges")
+
+    merging = follow_in_this_process(run, talk)
+
+    assert not merging.is_running()
+
+
+def find_process(word):
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if word in child.cmdline():
+                return child
+    return None
 
 
 def test_a_token_is_made_once_and_private(tmp_path):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from trainermon.exporters import segments
 from trainermon.exporters.blocks import read_blocks
-from trainermon.exporters.segments import Position, clean, cover, read_metadata
+from trainermon.exporters.segments import LOCK_FILE, Position, clean, cover, read_metadata
 from trainermon.exporters.store import SegmentWriter, open_run, read_cursors
 from trainermon.monitor.errors import StoreError
 from trainermon.monitor.journal import Cursor, Header
@@ -213,7 +213,7 @@ def test_a_full_or_missing_disk_is_an_error_that_leaves_nothing(tmp_path):
     batch.path.mkdir(parents=True)
     with pytest.raises(StoreError, match="could not be written"):
         batch.write()
-    assert list(batch.path.parent.iterdir()) == [batch.path]
+    assert set(batch.path.parent.iterdir()) == {batch.path, batch.path.parent / LOCK_FILE}
     batch.path.rmdir()
     assert batch.write().is_file()
 
@@ -248,7 +248,7 @@ batch.write()
 
     error, left = done.stdout.splitlines()
     assert "could not be written" in error
-    assert left == ""
+    assert left == LOCK_FILE
     assert len(cover(tmp_path)) == 1
 
 
@@ -290,7 +290,7 @@ def test_the_live_set_is_the_cover_of_ranges(tmp_path, names, live):
 
     assert [segment.path for segment in cover(tmp_path)] == [path(name) for name in live]
     clean(tmp_path)
-    kept = {path(name) for name in live} | {tmp_path / "notes.txt", tmp_path / "1-2.parquet"}
+    kept = {path(name) for name in live} | {tmp_path / "notes.txt", tmp_path / "1-2.parquet", tmp_path / LOCK_FILE}
     assert set(tmp_path.iterdir()) == kept
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from trainermon.exporters import retention as subject
 from trainermon.exporters.retention import Retention, compact
-from trainermon.exporters.segments import Position, cover, read_metadata
+from trainermon.exporters.segments import LOCK_FILE, Position, cover, read_metadata
 from trainermon.exporters.store import SegmentWriter, open_run, read_cursors
 from trainermon.monitor.errors import StoreError
 from trainermon.monitor.journal import Cursor, Header
@@ -221,7 +221,7 @@ def test_it_runs_as_a_program_and_only_once_at_a_time(segments, caplog):
         store(segments, [step])
     command = [sys.executable, "-m", "trainermon.exporters.retention", segments, "--full-detail-hours", "1e9"]
 
-    with (segments / subject.LOCK_FILE).open("w") as lock:
+    with (segments / LOCK_FILE).open("w") as lock:
         fcntl.lockf(lock, fcntl.LOCK_EX)
         subprocess.run(command, check=True, capture_output=True)
         assert len(cover(segments)) == 12
@@ -229,6 +229,20 @@ def test_it_runs_as_a_program_and_only_once_at_a_time(segments, caplog):
     assert len(cover(segments)) == 1
     assert subject.main([str(segments / "nowhere")]) == 1
     assert "nowhere" in caplog.text
+
+
+def test_the_next_writer_leaves_alone_what_a_merge_is_about_to_rename(segments):
+    store(segments, [1])
+    code = "import pathlib, sys; from trainermon.exporters import store; store.SegmentWriter(pathlib.Path(sys.argv[1]))"
+    unfinished = segments / ".0000000001-0000000012.parquet.tmp"
+    unfinished.touch()
+
+    with (segments / LOCK_FILE).open("w") as lock:
+        fcntl.lockf(lock, fcntl.LOCK_EX)
+        subprocess.run([sys.executable, "-c", code, segments], check=True)
+        assert unfinished.exists()
+    subprocess.run([sys.executable, "-c", code, segments], check=True)
+    assert not unfinished.exists()
 
 
 @pytest.mark.parametrize("event", ["before", "after"])
