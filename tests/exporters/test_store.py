@@ -1,8 +1,8 @@
 import dataclasses
 import json
 import math
-import stat
 import shutil
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -206,8 +206,8 @@ def test_a_batch_may_be_written_twice_and_while_the_next_is_gathered(tmp_path):
 def test_a_full_or_missing_disk_is_an_error_that_leaves_nothing(tmp_path):
     writer = SegmentWriter(tmp_path / "gone")
     writer.add(header(), KEYS, block(0, [plain(1.0)] * 4))
+    batch = writer.seal({})
     shutil.rmtree(tmp_path / "gone")
-    (tmp_path / "gone").rmdir()
 
     with pytest.raises(StoreError, match=r"0000000001-0000000001\.parquet: the segment could not be written"):
         batch.write()
