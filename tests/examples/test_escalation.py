@@ -41,7 +41,11 @@ with TrainerMon(config) as monitor:
 def test_an_alert_orders_a_dump_that_the_rank_writes(tmp_path):
     (tmp_path / "rules.yaml").write_text(RULES)
     (tmp_path / "script.py").write_text(SCRIPT)
-    config = {"rules": str(tmp_path / "rules.yaml"), "escalation": {"num_steps": 2, "margin_steps": 100}, "agent": {"linger_s": 0}}
+    config = {
+        "rules": str(tmp_path / "rules.yaml"),
+        "escalation": {"num_steps": 2, "margin_steps": 100},
+        "agent": {"linger_s": 0},
+    }
     (tmp_path / "config.json").write_text(json.dumps(config))
     places = {"TRAINERMON_SPOOL": str(tmp_path / "spool"), "TRAINERMON_OUTPUT": str(tmp_path / "output")}
 
