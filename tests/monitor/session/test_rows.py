@@ -6,19 +6,11 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from tests.journal_rows import RankJournal, only_spool
+from tests.monitor.session.test_containment import EVERYTHING
 from tests.reference import assert_equal
 from trainermon import TrainerMon
 from trainermon.monitor.values import Kind
 
-EVERYTHING = {
-    "wg_distribution": True,
-    "monitor_mbs_grad": True,
-    "param_distribution": True,
-    "mv_distribution": True,
-    "ur_distribution": True,
-    "xy_distribution": True,
-    "agent": {"start": False},
-}
 STEPS = 3
 MICRO_STEPS = 2
 
