@@ -1,105 +1,263 @@
-"""Parameters around the optimizer step, the optimizer's moments, and the update by formula."""
+"""Parameters around the optimizer step, whatever the optimizer keeps of them, and what it makes of that."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import dataclasses
+import logging
+from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from trainermon.monitor.errors import ConfigError
+from trainermon.monitor.statistics.kernel import moments
+from trainermon.monitor.statistics.merge import merge_rows
+from trainermon.monitor.taps.adam import Formulas, check_formula, steppers
 from trainermon.monitor.taps.collector import Collector
-from trainermon.monitor.taps.gradients import Parameter
-from trainermon.monitor.values import Kind
+from trainermon.monitor.taps.training import OptimizerState, Parameter, Training
+from trainermon.monitor.values import STATISTICS, Kind, Placement
 
-MOMENTS = {Kind.EXP_AVG: "exp_avg", Kind.EXP_AVG_SQ: "exp_avg_sq"}
+logger = logging.getLogger("trainermon")
+
+# First moments by the names that optimizers give them, the likelier first.
+DIRECTIONS = ("exp_avg", "momentum_buffer")
+# Elements of which an element-wise quantity is made at a time: bounds its memory to a few times 16 MiB.
+PIECE = 1 << 22
 
 
 class ParameterTaps:
-    """Takes parameters before and after the optimizer step.
+    """Takes the parameters as the optimizer holds them (main copies, shards), before and after its step.
 
-    What a step left is what the next one finds, so right after a watched step a parameter is read again only if it was
-    written to in between (its version counter or its memory changed; a write through `.data` is not counted).
+    What a step left is what the next one finds, so right after a watched step a parameter is read again only if one was
+    written to in between (a version counter or a place in memory changed; a write through `.data` is not counted).
     """
 
-    def __init__(self, parameters: Sequence[Parameter], collector: Collector) -> None:
-        self._parameters = parameters
+    def __init__(self, training: Training, indices: Sequence[int], collector: Collector) -> None:
+        self._training = training
+        self._indices = indices
         self._collector = collector
-        self._origin = [collector.table.id_of(p.key(Kind.PARAM_ORIGIN), p.placement) for p in parameters]
-        self._updated = [collector.table.id_of(p.key(Kind.PARAM_UPDATED), p.placement) for p in parameters]
+        self._series: dict[tuple[Kind, int], int] = {}
         self._last_step = -1
         self._after_last: list[tuple[int, int]] = []
         self._rows_after_last: Tensor | None = None
 
     def at_entry(self, step: int) -> None:
         """Take the parameters as the optimizer finds them."""
+        series, tensors = self._held(Kind.PARAM_ORIGIN)
         kept = self._rows_after_last
         # the counter does not see what fused optimizers write: only a step that was watched may be leant on
-        if kept is not None and self._last_step == step - 1 and self._after_last == self._states():
-            self._collector.repeat(self._origin, kept)
+        if kept is not None and self._last_step == step - 1 and self._after_last == _versions(tensors):
+            self._collector.repeat(series, kept)
         else:
-            self._collector.take(self._origin, [p.tensor for p in self._parameters])
+            self._collector.take(series, tensors)
 
     def at_exit(self, step: int) -> None:
         """Take the parameters as the optimizer leaves them."""
+        series, tensors = self._held(Kind.PARAM_UPDATED)
         self._last_step = step
-        first = self._collector.take(self._updated, [p.tensor for p in self._parameters])
-        self._after_last = self._states()
-        self._rows_after_last = self._collector.copy_rows(first, len(self._parameters))
+        first = self._collector.take(series, tensors)
+        self._after_last = _versions(tensors)
+        self._rows_after_last = self._collector.copy_rows(first, len(tensors))
 
-    def _states(self) -> list[tuple[int, int]]:
-        return [(p.tensor._version, p.tensor.data_ptr()) for p in self._parameters]
+    def _held(self, kind: Kind) -> tuple[list[int], list[Tensor]]:
+        values = self._training.values()
+        held = [(index, value) for index in self._indices if (value := values[index]) is not None]
+        return [self._number(kind, index, value) for index, value in held], [value for _, value in held]
+
+    def _number(self, kind: Kind, index: int, value: Tensor) -> int:
+        number = self._series.get((kind, index))
+        if number is None:
+            parameter = self._training.parameters[index]
+            number = self._collector.table.id_of(parameter.key(kind), placement_of(parameter, value))
+            self._series[kind, index] = number
+        return number
 
 
-class MomentTaps:
-    """Takes Adam's moments after the step that made them, and its update.
+class StateTaps:
+    """Takes what the optimizer keeps of each parameter, and what follows from it.
 
-    The update is `m_hat / (sqrt(v_hat) + eps)`, with `m_hat = exp_avg / (1 - beta1^t)` and `v_hat = exp_avg_sq /
-    (1 - beta2^t)` (Kingma and Ba, "Adam", algorithm 1); with amsgrad the running maximum stands for `exp_avg_sq`.
-    Learning rate and weight decay are not part of it. A parameter without state has no row.
+    State is found by name and shape. A tensor with an element for each one of the parameter's is `EXP_AVG` or
+    `EXP_AVG_SQ` if that is its name, else `STATE` with its name as slot, and merges over ranks as the parameter does. A
+    smaller one (a row or column of factored moments) is `STATE` with its own shape; where the parameter is split over
+    ranks it does not merge. Scalars (step counts) are left out, and so is, with a word in the log, what only a scale
+    kept elsewhere makes readable: 8-bit states, float16 states of other parameters than float16 ones.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, parameters: Sequence[Parameter], collector: Collector) -> None:
-        self._optimizer = optimizer
-        self._parameters = parameters
+    def __init__(self, training: Training, indices: Sequence[int], collector: Collector) -> None:
+        self._training = training
+        self._indices = indices
         self._collector = collector
-        table = collector.table
-        self._series = {kind: [table.id_of(p.key(kind), p.placement) for p in parameters] for kind in MOMENTS}
-        self._update = [table.id_of(p.key(Kind.UPDATE), p.placement) for p in parameters]
+        self._of_state: dict[tuple[int, str], int] = {}
+        self._of_kind: dict[tuple[int, Kind], int] = {}
+        self._told: set[str] = set()
 
-    def take_moments(self) -> None:
-        """Take both moments of every parameter that has them."""
-        for kind, name in MOMENTS.items():
-            found = [
-                (series, state[name])
-                for series, state in zip(self._series[kind], self._states(), strict=True)
-                if name in state
-            ]
-            self._collector.take([series for series, _ in found], [tensor for _, tensor in found])
+    def take_states(self) -> None:
+        """Take every state tensor; meant for the exit of the step that made them."""
+        series, tensors = [], []
+        for index, found in self._found():
+            for name, tensor in found.state.items():
+                number = self._number_of_state(index, name, found) if isinstance(tensor, Tensor) else -1
+                if number >= 0:
+                    series.append(number)
+                    tensors.append(tensor)
+        self._collector.take(series, tensors)
 
     def take_updates(self) -> None:
-        """Take the update of every parameter that has moments; needs memory for one parameter at a time."""
-        group_of = {id(p): group for group in self._optimizer.param_groups for p in group["params"]}
-        for series, parameter, state in zip(self._update, self._parameters, self._states(), strict=True):
-            if "exp_avg" in state and "exp_avg_sq" in state:
-                update = _adam_update(group_of[id(parameter.tensor)], state)
-                self._collector.take((series,), (update,))
+        """Take update and ratio of every parameter whose optimizer's formula is known, see `adam`; at exit.
 
-    def _states(self) -> list[dict[str, Any]]:
-        states = self._optimizer.state
-        return [states.get(p.tensor, {}) for p in self._parameters]
+        Reads both moments once more; needs memory for a few pieces of `PIECE` elements.
+        """
+        formulas = Formulas(self._training.optimizer)
+        for index, found in self._found():
+            inputs = formulas.take(found)
+            if inputs is None or self._why_unreadable(found):
+                continue
+            formula, first, second, step = inputs
+            series = (self._number(index, Kind.UPDATE, found), self._number(index, Kind.RATIO, found))
+            _take_in_pieces(
+                self._collector, series, (first, second), lambda m, v, f=formula, g=found.group, t=step: f(m, v, g, t)
+            )
+
+    def take_direction(self) -> None:
+        """Take, per element, 1 where gradient and first moment have the same sign, 0 where opposite, else 1/2.
+
+        The mean of the row is msprobe's `((sign(g) * sign(m)).sum() / n + 1) / 2`. Meant for the entry of the step: the
+        gradient is the one about to be used, the moment the one that the steps before have made. A parameter without
+        a moment (first step, no momentum) has no row. Reads gradient and moment once more; memory as `take_updates`.
+        """
+        gradients = self._training.reduced_gradients()
+        for index, found in self._found():
+            name = next((name for name in DIRECTIONS if isinstance(found.state.get(name), Tensor)), None)
+            gradient = gradients[index]
+            if name is None or gradient is None or self._why_unreadable(found):
+                continue
+            moment: Tensor = found.state[name]
+            if (
+                gradient.layout != moment.layout
+                or gradient.device != moment.device
+                or gradient.numel() != moment.numel()
+            ):
+                self._tell_once(f"mg_direction: gradient and {name} differ in layout, size or device; it is left out")
+                continue
+            series = (self._number(index, Kind.MG_DIRECTION, found),)
+            sign = -0.5 if found.group.get("maximize") else 0.5
+            _take_in_pieces(
+                self._collector,
+                series,
+                (gradient.reshape(moment.shape), moment),
+                lambda g, m, s=sign: ((g.sign() * m.sign()).float().mul_(s).add_(0.5),),
+            )
+
+    def _found(self) -> list[tuple[int, OptimizerState]]:
+        if self._collector.muted:
+            return []
+        states = self._training.states()
+        return [(index, found) for index in self._indices if (found := states[index]) is not None]
+
+    def _number(self, index: int, kind: Kind, found: OptimizerState) -> int:
+        number = self._of_kind.get((index, kind))
+        if number is None:
+            parameter = self._training.parameters[index]
+            placement = dataclasses.replace(placement_of(parameter, found.value), dtype="float32")
+            number = self._of_kind[index, kind] = self._collector.table.id_of(parameter.key(kind), placement)
+        return number
+
+    def _number_of_state(self, index: int, name: str, found: OptimizerState) -> int:
+        """Return the series of a state tensor; -1 if it has none."""
+        number = self._of_state.get((index, name))
+        if number is None:
+            number = self._of_state[index, name] = self._new_series(index, name, found)
+        return number
+
+    def _new_series(self, index: int, name: str, found: OptimizerState) -> int:
+        tensor: Tensor = found.state[name]
+        if name == "step" or (tensor.dim() == 0 and found.value.dim() > 0):
+            return -1
+        reason = self._why_unreadable(found)
+        if not reason and tensor.numel() > found.value.numel():
+            reason = f"its state {name} has more elements than the parameter, so it belongs to several"
+        if reason:
+            self._tell_once(f"state of {type(self._training.optimizer).__name__} is left out: {reason}")
+            return -1
+        parameter = self._training.parameters[index]
+        kind = {"exp_avg": Kind.EXP_AVG, "exp_avg_sq": Kind.EXP_AVG_SQ}.get(name, Kind.STATE)
+        key = parameter.key(kind, slot=name if kind is Kind.STATE else "")
+        return self._collector.table.id_of(key, _placement_of_state(parameter, tensor, found.value))
+
+    def _why_unreadable(self, found: OptimizerState) -> str:
+        for name, tensor in found.state.items():
+            if isinstance(tensor, Tensor) and tensor.dim() and not _is_readable(tensor, found.value):
+                return f"its {name} is a {type(tensor).__name__} of {tensor.dtype}, with scales that are kept elsewhere"
+        return ""
+
+    def _tell_once(self, message: str) -> None:
+        if message not in self._told:
+            self._told.add(message)
+            logger.warning(message)
 
 
-def has_adam_groups(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether every parameter group has what Adam's formula needs."""
-    return all("betas" in group and "eps" in group for group in optimizer.param_groups)
+def check(training: Training, *, states: bool, updates: bool) -> None:
+    """Check that the optimizer has what is asked for.
+
+    Args:
+        training: Whose optimizer.
+        states: Optimizer states (`mv_distribution`) or their direction (`mg_direction`) are asked for.
+        updates: Update and ratio (`ur_distribution`) are asked for.
+
+    Raises:
+        ConfigError: No update is known of this optimizer, or it keeps no state.
+    """
+    if updates:
+        check_formula(training.optimizer)
+    inner = steppers(training.optimizer)
+    if states and inner and all(type(one) is torch.optim.SGD and not _has_momentum(one) for one in inner):
+        raise ConfigError(
+            "mv_distribution or mg_direction is true but SGD without momentum keeps no state: set them to false"
+        )
+
+
+def placement_of(parameter: Parameter, tensor: Tensor) -> Placement:
+    """Return the placement of a value or state of `parameter`: its own dtype, and none of the gradient's scale."""
+    return dataclasses.replace(parameter.owned, dtype=str(tensor.dtype).removeprefix("torch."), scale=1.0)
+
+
+def _placement_of_state(parameter: Parameter, tensor: Tensor, value: Tensor) -> Placement | None:
+    whole = placement_of(parameter, tensor)
+    if tensor.shape == value.shape:
+        return whole
+    is_split = whole.length is not None or bool(whole.partitioned_over)
+    return None if is_split else dataclasses.replace(whole, shape=tuple(tensor.shape))
+
+
+def _is_readable(tensor: Tensor, value: Tensor) -> bool:
+    is_plain = type(tensor) in (Tensor, nn.Parameter) or hasattr(tensor, "placements")
+    if tensor.dtype is torch.float16 and value.dtype is not torch.float16:
+        return False  # so narrow a range is used with a scale only
+    return is_plain and tensor.is_floating_point() and tensor.itemsize > 1
+
+
+def _has_momentum(optimizer: torch.optim.Optimizer) -> bool:
+    return any(group["momentum"] for group in optimizer.param_groups)
+
+
+def _versions(tensors: Sequence[Tensor]) -> list[tuple[int, int]]:
+    return [(tensor._version, tensor.data_ptr()) for tensor in tensors]
 
 
 @torch.no_grad()
-def _adam_update(group: dict[str, Any], state: dict[str, Any]) -> Tensor:
-    beta1, beta2 = group["betas"]
-    step = torch.as_tensor(state["step"], dtype=torch.float64)  # in float32, 1 - 0.999 is 6e-5 off
-    second: Tensor = state["max_exp_avg_sq"] if group.get("amsgrad") else state["exp_avg_sq"]
-    denominator = (second / (1 - beta2**step)).sqrt_().add_(group["eps"])
-    update: Tensor = state["exp_avg"] / (1 - beta1**step)
-    return update.div_(denominator)
+def _take_in_pieces(
+    collector: Collector,
+    series: Sequence[int],
+    tensors: Sequence[Tensor],
+    make: Callable[..., Sequence[Tensor]],
+) -> None:
+    """Take what `make` makes of tensors of one shape, element by element; one result per series."""
+    if all(tensor.is_contiguous() for tensor in tensors) or not tensors[0].dim():
+        tensors = [tensor.reshape(-1) for tensor in tensors]
+    first = tensors[0]
+    length = max(1, PIECE * len(first) // max(1, first.numel()))
+    pieces = list(zip(*(torch.split(tensor, length) for tensor in tensors), strict=True))
+    rows = torch.empty((len(pieces), len(series), len(STATISTICS)), dtype=torch.float64, device=first.device)
+    for piece, row in zip(pieces, rows, strict=True):
+        moments(make(*piece), row)
+    collector.repeat(series, rows[0] if len(pieces) == 1 else merge_rows(rows.transpose(0, 1)))

@@ -1,0 +1,249 @@
+"""What optimizers keep, found by name and shape, and what follows from it, against the optimizers' own steps."""
+
+import copy
+import logging
+
+import pytest
+import torch
+from torch import nn
+
+from tests.monitor.taps.rows import Rows
+from tests.reference import assert_equal
+from trainermon.monitor.errors import ConfigError
+from trainermon.monitor.frameworks import plain
+from trainermon.monitor.taps import optimizer as taps
+from trainermon.monitor.taps.optimizer import ParameterTaps, StateTaps, check
+from trainermon.monitor.values import Coordinates, Kind
+
+LR = 0.01
+STEPS = 6
+NAMES = ("0.weight", "0.bias", "1.weight", "1.bias")
+
+
+class Run:
+    """A small model that is trained and watched for a few steps, and what was there around each step."""
+
+    def __init__(self, make, *, dtype=torch.float32, steps=STEPS):
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 3)).to(dtype)
+        self.optimizer = make(self.model.parameters())
+        self.training = plain.describe([self.model], self.optimizer, Coordinates())
+        self.rows = Rows()
+        self.states = StateTaps(self.training, range(4), self.rows.collector)
+        self.parameters = ParameterTaps(self.training, range(4), self.rows.collector)
+        self.kept, self.gradients, self.before, self.after = [], [], [], []
+        for step in range(steps):
+            self.step(step)
+
+    def step(self, step):
+        self.optimizer.zero_grad()
+        x = torch.randn(8, 6, generator=torch.Generator().manual_seed(step)).to(self.model[0].weight.dtype)
+        self.model(x).square().sum().backward()
+        self.gradients.append([p.grad.clone() for p in self.model.parameters()])
+        self.before.append([p.detach().clone() for p in self.model.parameters()])
+        self.rows.collector.begin(step)
+        self.parameters.at_entry(step)
+        self.states.take_direction()
+        self.optimizer.step()
+        self.parameters.at_exit(step)
+        self.states.take_states()
+        self.states.take_updates()
+        self.rows.collector.seal()
+        self.after.append([p.detach().clone() for p in self.model.parameters()])
+        self.kept.append([copy.deepcopy(self.optimizer.state[p]) for p in self.model.parameters()])
+
+
+def test_parameters_are_those_before_and_after_the_step():
+    run = Run(lambda p: torch.optim.SGD(p, lr=LR))
+
+    for step in range(STEPS):
+        for kind, expected in ((Kind.PARAM_ORIGIN, run.before), (Kind.PARAM_UPDATED, run.after)):
+            found = run.rows.of(step, kind)
+            assert tuple(found) == NAMES
+            for row, tensor in zip(found.values(), expected[step], strict=True):
+                assert_equal(row, tensor)
+
+
+def test_a_parameter_that_is_written_to_between_steps_is_read_again():
+    run = Run(lambda p: torch.optim.SGD(p, lr=LR), steps=2)
+    with torch.no_grad():
+        run.model[0].weight.fill_(3.0)
+
+    run.step(2)
+
+    assert run.rows.of(2, Kind.PARAM_ORIGIN)["0.weight"].max == 3.0
+
+
+ELEMENT_WISE = {
+    "sgd": (lambda p: torch.optim.SGD(p, lr=LR, momentum=0.9), {"momentum_buffer"}),
+    "adam": (lambda p: torch.optim.Adam(p, lr=LR), {"exp_avg", "exp_avg_sq"}),
+    "amsgrad": (lambda p: torch.optim.AdamW(p, lr=LR, amsgrad=True), {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"}),
+    "fused": (lambda p: torch.optim.AdamW(p, lr=LR, fused=True), {"exp_avg", "exp_avg_sq"}),
+    "nadam": (lambda p: torch.optim.NAdam(p, lr=LR), {"exp_avg", "exp_avg_sq"}),
+    "adamax": (lambda p: torch.optim.Adamax(p, lr=LR), {"exp_avg", "exp_inf"}),
+    "adagrad": (lambda p: torch.optim.Adagrad(p, lr=LR), {"sum"}),
+    "rmsprop": (lambda p: torch.optim.RMSprop(p, lr=LR, momentum=0.5), {"square_avg", "momentum_buffer"}),
+    "adadelta": (lambda p: torch.optim.Adadelta(p, lr=LR), {"square_avg", "acc_delta"}),
+    "rprop": (lambda p: torch.optim.Rprop(p, lr=LR), {"prev", "step_size"}),
+}
+if hasattr(torch.optim, "Muon"):  # from torch 2.9 on; it takes matrices only
+    ELEMENT_WISE["muon"] = (
+        lambda p: torch.optim.Muon([q for q in p if q.dim() == 2], lr=LR),
+        {"momentum_buffer"},
+    )
+
+
+@pytest.mark.parametrize("name", ELEMENT_WISE)
+def test_element_wise_state_of_any_optimizer_is_taken_after_the_step_under_its_own_name(name):
+    make, expected = ELEMENT_WISE[name]
+    run = Run(make, steps=2)
+
+    for step, kept in enumerate(run.kept):
+        found = {
+            **{(label, "exp_avg"): row for label, row in run.rows.of(step, Kind.EXP_AVG).items()},
+            **{(label, "exp_avg_sq"): row for label, row in run.rows.of(step, Kind.EXP_AVG_SQ).items()},
+            **{tuple(label.rsplit(".", 1)): row for label, row in run.rows.of(step, Kind.STATE).items()},
+        }
+        present = [(label, state) for label, state in zip(NAMES, kept, strict=True) if state]
+        assert set(found) == {(label, slot) for label, _ in present for slot in expected}
+        for label, state in present:
+            for slot in expected:
+                assert_equal(found[label, slot], state[slot])
+
+
+def test_factored_state_has_its_own_shape():
+    run = Run(lambda p: torch.optim.Adafactor(p, lr=LR), steps=2)
+
+    found = run.rows.of(1, Kind.STATE)
+
+    assert set(found) == {
+        *("0.weight.row_var", "0.weight.col_var", "1.weight.row_var", "1.weight.col_var"),
+        *("0.bias.variance", "1.bias.variance"),
+    }
+    assert_equal(found["0.weight.row_var"], run.kept[1][0]["row_var"])
+    shapes = {key.label: place.shape for key, place in run.rows.placements.items() if key.kind == Kind.STATE}
+    assert shapes["0.weight.row_var"] == run.kept[1][0]["row_var"].shape != (5, 6)
+
+
+UPDATED = {
+    "adam": lambda p: torch.optim.Adam(p, lr=LR),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=LR, weight_decay=0.0, eps=1e-3),
+    "amsgrad": lambda p: torch.optim.AdamW(p, lr=LR, weight_decay=0.0, amsgrad=True),
+    "fused": lambda p: torch.optim.AdamW(p, lr=LR, weight_decay=0.0, fused=True),
+    "foreach": lambda p: torch.optim.AdamW(p, lr=LR, weight_decay=0.0, foreach=True),
+    "maximize": lambda p: torch.optim.AdamW(p, lr=LR, weight_decay=0.0, maximize=True),
+    "radam": lambda p: torch.optim.RAdam(p, lr=LR, betas=(0.9, 0.95)),
+}
+
+
+@pytest.mark.parametrize("name", UPDATED)
+def test_update_by_formula_is_what_the_optimizer_subtracts_over_its_learning_rate(name):
+    run = Run(UPDATED[name], dtype=torch.float64)
+
+    for step in range(STEPS):
+        found = run.rows.of(step, Kind.UPDATE)
+        assert tuple(found) == NAMES
+        for row, before, after in zip(found.values(), run.before[step], run.after[step], strict=True):
+            expected = (before - after) / LR
+            assert row.norm == pytest.approx(expected.norm().item(), rel=1e-9)
+            assert row.min == pytest.approx(expected.min().item(), rel=1e-9)
+
+
+def test_a_ratio_is_the_first_over_the_root_of_the_second_moment():
+    run = Run(lambda p: torch.optim.Adam(p, lr=LR, betas=(0.9, 0.99), eps=0.5))
+
+    state = run.kept[STEPS - 1][0]
+    mean = state["exp_avg"].double() / (1 - 0.9**STEPS)
+    expected = mean / (state["exp_avg_sq"].double() / (1 - 0.99**STEPS)).sqrt()
+    assert run.rows.of(STEPS - 1, Kind.RATIO)["0.weight"].norm == pytest.approx(expected.norm().item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("piece", [1, 7, 13, 1 << 22])
+def test_pieces_give_what_the_whole_gives(piece, monkeypatch):
+    monkeypatch.setattr(taps, "PIECE", piece)
+    run = Run(lambda p: torch.optim.Adam(p, lr=LR), dtype=torch.float64, steps=2)
+
+    expected = (run.before[1][0] - run.after[1][0]) / LR
+    row = run.rows.of(1, Kind.UPDATE)["0.weight"]
+
+    assert row.count == 30
+    assert row.norm == pytest.approx(expected.norm().item(), rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("make", "moment", "flip"),
+    [
+        (lambda p: torch.optim.SGD(p, lr=LR, momentum=0.9), "momentum_buffer", 1),
+        (lambda p: torch.optim.Adam(p, lr=LR), "exp_avg", 1),
+        (lambda p: torch.optim.Adam(p, lr=LR, maximize=True), "exp_avg", -1),
+    ],
+)
+def test_direction_is_the_share_of_equal_signs_of_gradient_and_moment_of_the_step_before(make, moment, flip):
+    run = Run(make)
+
+    assert not run.rows.of(0, Kind.MG_DIRECTION)
+    for step in range(1, STEPS):
+        found = run.rows.of(step, Kind.MG_DIRECTION)
+        assert tuple(found) == NAMES
+        for row, gradient, state in zip(found.values(), run.gradients[step], run.kept[step - 1], strict=True):
+            product = gradient.sign() * state[moment].sign() * flip
+            assert row.mean == pytest.approx(((product.sum() / product.numel() + 1) / 2).item(), abs=1e-7)
+
+
+class Quantized(torch.optim.Optimizer):
+    """Keeps its moments as bytes, block scales beside them, as 8-bit optimizers do."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": LR, "betas": (0.9, 0.99), "eps": 1e-8})
+
+    def step(self):
+        for parameter in self.param_groups[0]["params"]:
+            state = self.state[parameter]
+            state["step"] = 1
+            state["exp_avg"] = torch.zeros_like(parameter, dtype=torch.uint8)
+            state["exp_avg_sq"] = torch.zeros_like(parameter, dtype=torch.uint8)
+            state["absmax1"] = torch.ones(1)
+
+
+def test_a_quantized_state_is_left_out_and_said_once(caplog):
+    with caplog.at_level(logging.WARNING, "trainermon"):
+        run = Run(Quantized, steps=2)
+
+    assert {key.kind for key in run.rows.rows[1]} == {Kind.PARAM_ORIGIN, Kind.PARAM_UPDATED}
+    messages = [record.getMessage() for record in caplog.records]
+    assert messages == [
+        "state of Quantized is left out: its exp_avg is a Tensor of torch.uint8, with scales that are kept elsewhere"
+    ]
+
+
+class Clipped(torch.optim.Adam):
+    """A subclass with a step of its own: whatever it does, it is not Adam's."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        return super().step(closure)
+
+
+class Named(torch.optim.Adam):
+    """A subclass that only sets defaults."""
+
+
+@pytest.mark.parametrize("make", [torch.optim.RMSprop, torch.optim.NAdam, Clipped])
+def test_an_update_of_an_optimizer_without_known_formula_is_refused(make):
+    run = Run(lambda p: make(p, lr=LR), steps=1)
+
+    with pytest.raises(ConfigError, match=f"no formula is known for {make.__name__}"):
+        check(run.training, states=False, updates=True)
+    assert not run.rows.of(0, Kind.UPDATE)
+
+
+def test_what_is_there_is_not_refused():
+    check(Run(lambda p: Named(p, lr=LR), steps=1).training, states=True, updates=True)
+    check(Run(lambda p: torch.optim.SGD(p, lr=LR, momentum=0.9), steps=1).training, states=True, updates=False)
+
+
+def test_states_of_an_optimizer_that_keeps_none_are_refused():
+    run = Run(lambda p: torch.optim.SGD(p, lr=LR), steps=1)
+
+    with pytest.raises(ConfigError, match="SGD without momentum keeps no state"):
+        check(run.training, states=True, updates=False)
