@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from trainermon.exporters.reference import render_reference
-from trainermon.monitor.config import NOT_AVAILABLE, WITHOUT_EFFECT, MonitorConfig
+from trainermon.monitor.config import WITHOUT_EFFECT, MonitorConfig
 
 FOLDER = Path(__file__).parent / "reference"
 HEAD = """\
 # Configuration
 
-<!-- Generated from monitor/config.py by `make sync`. Do not edit. -->
+<!-- Generated from monitor/config/schema.py by `make sync`. Do not edit. -->
 
 `TrainerMon(path)` reads a JSON or YAML file, `TrainerMon({...})` a mapping, `TrainerMon()` takes the defaults. An
 unknown key, a wrong type or an impossible pair is an error that names the key and the nearest right name.
@@ -32,10 +32,9 @@ def render_configuration() -> str:
         if dataclasses.is_dataclass(field.default):
             parts += [f"\n## `{field.name}`\n\n{_summary(type(field.default))}\n"]
             parts += _table(type(field.default), f"{field.name}.")
-    parts += ["\n## Keys of msprobe's monitor\n\n"]
-    parts += ["Accepted, without effect, because all eight moments are always kept: ", _names(WITHOUT_EFFECT), ".\n\n"]
-    parts += ["Refused where they ask for something, because this version does not have it: ", _names(NOT_AVAILABLE)]
-    return "".join(parts) + ".\n"
+    parts += ["\n## Keys of msprobe's monitor without effect\n\nThey are accepted, and reported.\n"]
+    parts += ["\n| key | why |\n|---|---|\n", *(f"| `{key}` | {why} |\n" for key, why in WITHOUT_EFFECT.items())]
+    return "".join(parts)
 
 
 def _table(cls: type[Any], prefix: str) -> Iterator[str]:
@@ -59,10 +58,6 @@ def _summary(cls: type[Any]) -> str:
 
 def _default(value: object) -> str:
     return json.dumps(value).strip('"')
-
-
-def _names(keys: tuple[str, ...]) -> str:
-    return ", ".join(f"`{key}`" for key in keys)
 
 
 def main() -> int:

@@ -24,14 +24,21 @@ def plain_name(name: str) -> str:
     return ".".join(part for part in parts if part == "module" or part not in WRAPPERS)
 
 
-def chosen(name: str, targets: Sequence[str]) -> bool:
+def chosen(name: str, targets: Sequence[str], stage: int = 0) -> bool:
     """Return whether one of `targets` is `name`, a path prefix of it, or a `*` pattern of it; no targets mean all.
+
+    A target that begins with `1:` chooses on virtual pipeline stage 1 only.
 
     >>> chosen("h.1.mlp.fc", ["h.1"]), chosen("h.10.mlp", ["h.1"]), chosen("h.10.mlp", ["h.*.mlp"])
     (True, False, True)
+    >>> chosen("h.1.mlp", ["1:h.1"]), chosen("h.1.mlp", ["1:h.1"], stage=1), chosen("h.1.mlp", ["1:"], stage=1)
+    (False, True, True)
     """
     if not targets:
         return True
-    return any(
-        name == target or name.startswith(f"{target}.") or fnmatch.fnmatchcase(name, target) for target in targets
-    )
+    own = f"{stage}:"
+    return any(_matches(name, target.removeprefix(own)) for target in targets)
+
+
+def _matches(name: str, target: str) -> bool:
+    return not target or name == target or name.startswith(f"{target}.") or fnmatch.fnmatchcase(name, target)

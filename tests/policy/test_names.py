@@ -12,7 +12,7 @@ import trainermon
 from trainermon.monitor import catalogue, config, errors
 from trainermon.monitor.values import STATISTICS, Kind
 
-CONFIGS = [config.MonitorConfig, config.AgentConfig, config.ReplayConfig, config.EscalationConfig]
+CONFIGS = [value for value in vars(config).values() if dataclasses.is_dataclass(value)]
 
 
 @pytest.mark.parametrize("cls", CONFIGS, ids=lambda cls: cls.__name__)

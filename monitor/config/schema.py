@@ -1,42 +1,34 @@
-"""What a user asks of the monitor: read from JSON or YAML, checked completely, then frozen.
-
-Key names are those of msprobe's monitor where it has the quantity. A key that is unknown, of the wrong type, out of
-range or at odds with another is an error that names the key's path, what was found, what was expected and the nearest
-right name: the user's wish is met or refused, never silently replaced.
-"""
+"""Which keys a configuration has, what each means, and what its value must be."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+import re
 
 from trainermon.monitor.errors import ConfigError
-from trainermon.monitor.strict import build, require
+from trainermon.monitor.strict import require
 
-# Keys of msprobe's monitor that choose an output form. All eight moments are always kept, so they change nothing here.
-WITHOUT_EFFECT = (
-    "append_output",
-    "eps",
-    "format",
-    "ndigits",
-    "ops",
-    "squash_name",
-    "step_count_per_record",
+OPS = (
+    "norm",
+    "min",
+    "max",
+    "mean",
+    "zeros",
+    "nans",
+    "infs",
+    "rms",
+    "std",
+    "count",
+    "sum",
+    "sum_sq",
+    "id",
+    "shape",
+    "dtype",
 )
-# Features of msprobe's monitor that this version does not have: asking for one is refused, `false` is accepted.
-NOT_AVAILABLE = (
-    "alert",
-    "cc_distribution",
-    "l2_targets",
-    "mg_direction",
-    "print_struct",
-    "recording_l2_features",
-    "sa_order",
-    "stack_info",
-)
+"""Columns that a csv file may have; msprobe's, and what the eight moments give beside them."""
+ANOMALY_RULES = ("AnomalyTurbulence", "AnomalyNan")
+SA_ORDERS = ("s,b,h,d", "b,s,h,d")
+FORMAT_NAME = re.compile(r"[a-z][a-z0-9_.-]*")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,11 +110,99 @@ class EscalationConfig:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CollectivesConfig:
+    """The operands of collectives.
+
+    Attributes:
+        enable: Take the operands of every collective after it has completed, one row per call.
+        cc_codeline: Only calls in the text of whose stack one of these patterns is found; empty means all.
+        cc_pre_hook: Take the operands before the call too.
+        cc_log_only: Take no values: write to the log which collectives are called from where, once per place.
+    """
+
+    enable: bool = False
+    cc_codeline: tuple[str, ...] = ()
+    cc_pre_hook: bool = False
+    cc_log_only: bool = False
+
+    def __post_init__(self) -> None:
+        for index, pattern in enumerate(self.cc_codeline):
+            _require_pattern(pattern, f"cc_distribution.cc_codeline[{index}]")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class L2Targets:
+    """Modules of which features are taken, by full name or `*` pattern; null: of none.
+
+    Attributes:
+        attention_hook: Attention cores, called with query and key: entropy and largest probability.
+        linear_hook: Modules with a matrix as weight: stable rank and spectral norm; an empty list means all of them.
+        moe_router_weight_hook: Routers: similarity of the experts' weight vectors.
+        moe_router_logit_hook: Routers: entropy of each token's choice of experts.
+    """
+
+    attention_hook: tuple[str, ...] | None = None
+    linear_hook: tuple[str, ...] | None = None
+    moe_router_weight_hook: tuple[str, ...] | None = None
+    moe_router_logit_hook: tuple[str, ...] | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class AnomalyArguments:
+    """Arguments of an anomaly rule.
+
+    Attributes:
+        threshold: `AnomalyTurbulence`: how far, relative to the mean so far, a value may move. `AnomalyNan`: largest
+            magnitude that counts as a number.
+    """
+
+    threshold: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.threshold is not None:
+            require(self.threshold >= 0, "alert.rules[].args.threshold", self.threshold, "0 or more")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class AnomalyRule:
+    """A rule of msprobe's monitor.
+
+    Attributes:
+        rule_name: `AnomalyTurbulence` or `AnomalyNan`.
+        args: Its arguments.
+    """
+
+    rule_name: str
+    args: AnomalyArguments = AnomalyArguments()
+
+    def __post_init__(self) -> None:
+        expected = " or ".join(map(repr, ANOMALY_RULES))
+        require(self.rule_name in ANOMALY_RULES, "alert.rules[].rule_name", self.rule_name, expected)
+        if self.rule_name == "AnomalyTurbulence":
+            require(self.args.threshold is not None, "alert.rules[].args.threshold", None, "a number of 0 or more")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class AlertConfig:
+    """Rules of msprobe's monitor, beside the alert rules of `rules`.
+
+    Attributes:
+        rules: The rules; of several that hold for a value, the first counts.
+        dump: Write every anomaly to `anomaly_detected/rank<r>/anomaly.json` too.
+    """
+
+    rules: tuple[AnomalyRule, ...] = ()
+    dump: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class MonitorConfig:
     """Everything a user can ask for.
 
     Attributes:
-        targets: Modules and parameters to collect, as names, name prefixes or `*` patterns; empty means all.
+        framework: Adapter to use, by name, instead of the one that recognises the model.
+        targets: Modules and parameters to collect, as names, name prefixes or `*` patterns; empty means all. `1:`
+            before a name chooses virtual pipeline stage 1 only.
         start_step: First step that is collected.
         step_interval: Every how many steps are collected.
         collect_times: How many steps are collected in all.
@@ -131,11 +211,19 @@ class MonitorConfig:
         monitor_mbs_grad: Weight gradients of each micro step too.
         param_distribution: Parameters before and after the optimizer step.
         mv_distribution: Adam's moments after the optimizer step, filed under that step.
-        ur_distribution: Adam's update `m_hat / (sqrt(v_hat) + eps)`, by formula.
+        ur_distribution: Adam's update `m_hat / (sqrt(v_hat) + eps)` and its ratio `m_hat / sqrt(v_hat)`, by formula.
+        mg_direction: Share of elements whose gradient and first moment have the same sign.
         xy_distribution: Inputs and outputs of modules, and the gradients of both.
         all_xy: Every module, whatever `targets` says (parameters still follow `targets`).
         forward_only: With `xy_distribution`: no gradients of inputs and outputs.
         backward_only: With `xy_distribution`: only the gradients of inputs and outputs.
+        cc_distribution: The operands of collectives.
+        recording_l2_features: Take the features of `l2_targets`.
+        l2_targets: Modules of which features are taken.
+        sa_order: Order of the dimensions of query and key: sequence, batch, head, depth.
+        print_struct: Write what goes into and comes out of every module, once, to
+            `module_struct/rank<r>/module_struct.json` in the run directory.
+        stack_info: Write where every module is called from, once, to `stack_info/rank<r>/stack_info.csv`.
         dynamic_on: Look for an edited configuration file at every step and apply it from the next one on.
         output_dir: Folder that holds one folder per run, a cluster file system is fine; without it TRAINERMON_OUTPUT,
             MONITOR_OUTPUT_DIR or `trainermon_output`.
@@ -143,11 +231,19 @@ class MonitorConfig:
         spool_dir: Node-local folder for journals, instead of TRAINERMON_SPOOL or /var/tmp/trainermon-<uid>.
         spool_mb: Most MiB of journal that this rank keeps on the node.
         rules: File of alert rules instead of the built-in ones.
+        alert: Rules of msprobe's monitor, beside those.
+        format: Forms that the run is written in beside its store: `csv`, `tensorboard`, `api`, or what another package
+            registers; a name or a list of names.
+        ops: Statistics that `format` writes; `shape` and `dtype` always are.
+        ndigits: Significant digits in csv files, 1 to 20.
+        step_count_per_record: Steps per csv file.
+        append_output: Two timestamps as `Dec03_21-34-40`: csv rows are appended to the newest folder between them.
         agent: The node agent.
         replay: The replay of a step whose gradients are not finite.
         escalation: What other alerts may order.
     """
 
+    framework: str | None = None
     targets: tuple[str, ...] = ()
     start_step: int = 0
     step_interval: int = 1
@@ -158,16 +254,29 @@ class MonitorConfig:
     param_distribution: bool = False
     mv_distribution: bool = False
     ur_distribution: bool = False
+    mg_direction: bool = False
     xy_distribution: bool = False
     all_xy: bool = False
     forward_only: bool = False
     backward_only: bool = False
+    cc_distribution: CollectivesConfig = CollectivesConfig()
+    recording_l2_features: bool = False
+    l2_targets: L2Targets = L2Targets()
+    sa_order: str = "s,b,h,d"
+    print_struct: bool = False
+    stack_info: bool = False
     dynamic_on: bool = False
     output_dir: str | None = None
     run_id: str | None = None
     spool_dir: str | None = None
     spool_mb: float = 512.0
     rules: str | None = None
+    alert: AlertConfig = AlertConfig()
+    format: tuple[str, ...] = ()
+    ops: tuple[str, ...] = ("norm",)
+    ndigits: int = 6
+    step_count_per_record: int = 1
+    append_output: tuple[str, ...] = ()
     agent: AgentConfig = AgentConfig()
     replay: ReplayConfig = ReplayConfig()
     escalation: EscalationConfig = EscalationConfig()
@@ -178,6 +287,19 @@ class MonitorConfig:
         require(self.collect_times >= 0, "collect_times", self.collect_times, "0 or more")
         require(self.spool_mb >= 1, "spool_mb", self.spool_mb, "1 or more")
         require(min(self.module_ranks, default=0) >= 0, "module_ranks", self.module_ranks, "ranks of 0 or more")
+        require(self.sa_order in SA_ORDERS, "sa_order", self.sa_order, " or ".join(map(repr, SA_ORDERS)))
+        require(1 <= self.ndigits <= 20, "ndigits", self.ndigits, "1 to 20")
+        require(
+            1 <= self.step_count_per_record <= 1_000_000,
+            "step_count_per_record",
+            self.step_count_per_record,
+            "1 to 1000000",
+        )
+        require(len(self.append_output) in (0, 2), "append_output", self.append_output, "nothing or two timestamps")
+        for index, op in enumerate(self.ops):
+            require(op in OPS, f"ops[{index}]", op, "one of " + ", ".join(OPS))
+        for index, name in enumerate(self.format):
+            require(FORMAT_NAME.fullmatch(name), f"format[{index}]", name, "a name such as csv, tensorboard or api")
         self._refuse_impossible_pairs()
 
     def _refuse_impossible_pairs(self) -> None:
@@ -190,66 +312,8 @@ class MonitorConfig:
             raise ConfigError("monitor_mbs_grad is true but wg_distribution is false: set wg_distribution")
 
 
-def load_config(source: str | Path | Mapping[str, Any] | None) -> tuple[MonitorConfig, tuple[str, ...]]:
-    """Return the configuration of `source` and the keys that were accepted but change nothing.
-
-    Args:
-        source: Path of a `.json`, `.yaml` or `.yml` file, a mapping of the same keys, or None for the defaults.
-
-    Raises:
-        ConfigError: The file cannot be read or parsed, or a key is unknown, wrong or at odds with another.
-    """
-    if source is None:
-        return MonitorConfig(), ()
-    if isinstance(source, Mapping):
-        return parse_config(source)
-    path = Path(source)
+def _require_pattern(pattern: str, path: str) -> None:
     try:
-        return parse_config(_read_mapping(path))
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from error
-
-
-def parse_config(raw: Mapping[str, Any]) -> tuple[MonitorConfig, tuple[str, ...]]:
-    """Return the configuration of a mapping and its keys without effect; see `load_config`."""
-    wanted = dict(raw)
-    for key in NOT_AVAILABLE:
-        value = wanted.pop(key, None)
-        if _asks_for_something(value):
-            raise ConfigError(f"{key}: found {value!r}, but this version does not have it; remove the key")
-    ignored = tuple(key for key in WITHOUT_EFFECT if wanted.pop(key, None) is not None)
-    if isinstance(wanted.get("targets"), Mapping):
-        wanted["targets"] = list(wanted["targets"])  # msprobe's form: name -> selectors
-    config = build(MonitorConfig, wanted, "")
-    return config, ignored
-
-
-def _asks_for_something(value: Any) -> bool:
-    if isinstance(value, Mapping):
-        return bool(value.get("enable", any(value.values())))
-    return bool(value)
-
-
-def _read_mapping(path: Path) -> Mapping[str, Any]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot be read ({error}); give the path of a JSON or YAML file") from error
-    try:
-        if path.suffix in (".yaml", ".yml"):
-            import yaml  # only users of YAML need the package in the training process
-
-            value = yaml.safe_load(text)
-        else:
-            value = json.loads(text)
-    except ImportError as error:
-        raise ConfigError("YAML needs the package pyyaml; install it or write the file as JSON") from error
-    except ValueError as error:
-        raise ConfigError(f"is not valid JSON: {error}") from error
-    except Exception as error:  # yaml's error tree is known only where yaml is installed
-        raise ConfigError(f"is not valid YAML: {error}") from error
-    if value is None:
-        return {}
-    if not isinstance(value, Mapping):
-        raise ConfigError(f"found a {type(value).__name__} at the top, expected a mapping of keys to values")
-    return value
+        re.compile(pattern)
+    except re.error as error:
+        raise ConfigError(f"{path}: found {pattern!r}, expected a regular expression: {error}") from None

@@ -1,0 +1,43 @@
+"""What a user asks of the monitor: read from JSON or YAML, checked completely, then frozen.
+
+Key names are those of msprobe's monitor where it has the quantity, and its files are read unchanged. A key that is
+unknown, of the wrong type, out of range or at odds with another is an error that names the key's path, what was found,
+what was expected and the nearest right name. A key that msprobe accepts and that can have no effect here is reported.
+
+| module | decides |
+|---|---|
+| `schema` | which keys there are, and what a value must be |
+| `msprobe` | what is different in a file that was written for msprobe, first or second version |
+| `reading` | how a file becomes a configuration |
+"""
+
+from trainermon.monitor.config.msprobe import WITHOUT_EFFECT
+from trainermon.monitor.config.reading import load_config, parse_config
+from trainermon.monitor.config.schema import (
+    OPS,
+    AgentConfig,
+    AlertConfig,
+    AnomalyArguments,
+    AnomalyRule,
+    CollectivesConfig,
+    EscalationConfig,
+    L2Targets,
+    MonitorConfig,
+    ReplayConfig,
+)
+
+__all__ = [
+    "OPS",
+    "WITHOUT_EFFECT",
+    "AgentConfig",
+    "AlertConfig",
+    "AnomalyArguments",
+    "AnomalyRule",
+    "CollectivesConfig",
+    "EscalationConfig",
+    "L2Targets",
+    "MonitorConfig",
+    "ReplayConfig",
+    "load_config",
+    "parse_config",
+]

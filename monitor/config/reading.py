@@ -1,0 +1,64 @@
+"""How a file or a mapping becomes a configuration."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trainermon.monitor.config.msprobe import translated
+from trainermon.monitor.config.schema import MonitorConfig
+from trainermon.monitor.errors import ConfigError
+from trainermon.monitor.strict import build
+
+
+def load_config(source: str | Path | Mapping[str, Any] | None) -> tuple[MonitorConfig, tuple[str, ...]]:
+    """Return the configuration of `source`, and a sentence for every key of it that has no effect, or another one.
+
+    Args:
+        source: Path of a `.json`, `.yaml` or `.yml` file, a mapping of the same keys, or None for the defaults.
+
+    Raises:
+        ConfigError: The file cannot be read or parsed, or a key is unknown, wrong or at odds with another.
+    """
+    if source is None:
+        return MonitorConfig(), ()
+    if isinstance(source, Mapping):
+        return parse_config(source)
+    path = Path(source)
+    try:
+        return parse_config(_read_mapping(path))
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def parse_config(raw: Mapping[str, Any]) -> tuple[MonitorConfig, tuple[str, ...]]:
+    """Return the configuration of a mapping, and what there is to say of its keys; see `load_config`."""
+    wanted, notes = translated(raw)
+    return build(MonitorConfig, wanted, ""), notes
+
+
+def _read_mapping(path: Path) -> Mapping[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot be read ({error}); give the path of a JSON or YAML file") from error
+    try:
+        if path.suffix in (".yaml", ".yml"):
+            import yaml  # only users of YAML need the package in the training process
+
+            value = yaml.safe_load(text)
+        else:
+            value = json.loads(text)
+    except ImportError as error:
+        raise ConfigError("YAML needs the package pyyaml; install it or write the file as JSON") from error
+    except ValueError as error:
+        raise ConfigError(f"is not valid JSON: {error}") from error
+    except Exception as error:  # yaml's error tree is known only where yaml is installed
+        raise ConfigError(f"is not valid YAML: {error}") from error
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"found a {type(value).__name__} at the top, expected a mapping of keys to values")
+    return value
