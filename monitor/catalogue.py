@@ -22,7 +22,22 @@ LOSS_SERIES = "loss"
 """Name of the `Kind.LOSS` series, the training loss that the script records."""
 
 STEP_TIME_SERIES = "duration_seconds"
-"""Name of the `Kind.STEP` series of the wall time of a step in seconds; the other series of that kind are recorded."""
+"""Name of the `Kind.STEP` series of the wall time of a step in seconds."""
+
+GLOBAL_NORM_SERIES = "global_grad_norm"
+"""`Kind.STEP`: L2 norm of all gradients over the job before clipping, as the framework itself returned it."""
+
+CLIP_RATIO_SERIES = "clip_ratio"
+"""`Kind.STEP`: what clipping multiplied the gradients by, 0 to 1."""
+
+LOSS_SCALE_SERIES = "loss_scale"
+"""`Kind.STEP`: what the loss was multiplied by."""
+
+SKIPPED_SERIES = "skipped"
+"""`Kind.STEP`: 1 if the framework skipped the optimizer step, else 0."""
+
+LEARNING_RATE_SERIES = "learning_rate"
+"""`Kind.STEP`: learning rate of a parameter group; the slot is the group's number."""
 
 
 class MetricType(str, enum.Enum):
@@ -77,7 +92,10 @@ KINDS: Mapping[Kind, str] = MappingProxyType(
         Kind.PARAM_UPDATED: "Parameters after the optimizer step.",
         Kind.EXP_AVG: "Adam's first moment after the optimizer step.",
         Kind.EXP_AVG_SQ: "Adam's second moment after the optimizer step.",
+        Kind.STATE: "Other state that the optimizer keeps per element, by its own name, after the optimizer step.",
         Kind.UPDATE: "Adam's update by formula, before it is multiplied by the learning rate.",
+        Kind.RATIO: "Adam's first moment over the root of its second one, both bias-corrected, element by element.",
+        Kind.MG_DIRECTION: "Share of elements whose gradient and first moment have the same sign, 0 to 1.",
         Kind.ACTV: "Inputs and outputs of modules in the training forward.",
         Kind.ACTV_GRAD: "Gradients of inputs and outputs of modules.",
         Kind.COMM: "Operands of collectives.",
@@ -197,7 +215,10 @@ _LIST = (
     ),
     _module_metric("trainermon_first_moment_rms", Kind.EXP_AVG, "Adam's first moment of a module"),
     _module_metric("trainermon_second_moment_rms", Kind.EXP_AVG_SQ, "Adam's second moment of a module"),
+    _module_metric("trainermon_optimizer_state_rms", Kind.STATE, "other optimizer state of a module"),
     _module_metric("trainermon_update_rms", Kind.UPDATE, "Adam's update of a module, without the learning rate"),
+    _module_metric("trainermon_update_ratio_rms", Kind.RATIO, "first over root of second moment of a module"),
+    _module_metric("trainermon_gradient_direction", Kind.MG_DIRECTION, "the share of equal signs of gradient and moment"),
     _module_metric("trainermon_activation_rms", Kind.ACTV, "outputs of a module"),
     _module_metric("trainermon_activation_gradient_rms", Kind.ACTV_GRAD, "gradients of the outputs of a module"),
     _module_metric("trainermon_collective_operand_rms", Kind.COMM, "operands of a collective"),

@@ -2,49 +2,45 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
+from types import MappingProxyType
+from typing import Any
 
-import torch
 from torch import nn
 
 from trainermon.monitor.errors import AttachError
-from trainermon.monitor.frameworks import ddp, plain
-from trainermon.monitor.frameworks.training import Training
+from trainermon.monitor.taps.training import Training
 from trainermon.monitor.values import Coordinates
 
-__all__ = ["Training", "detect"]
+__all__ = ["FRAMEWORKS", "Training", "detect"]
+
+# Name -> the module that answers for it, in the order in which they are asked. `recognises(chunks, optimizer)` may
+# import nothing of the framework, `describe(chunks, optimizer, coordinates)` may.
+FRAMEWORKS = MappingProxyType({name: f"trainermon.monitor.frameworks.{name}" for name in ("ddp", "plain")})
 
 
-def detect(chunks: Sequence[nn.Module], optimizer: object, coordinates: Coordinates) -> Training:
+def detect(
+    chunks: Sequence[nn.Module], optimizer: Any, coordinates: Coordinates, *, framework: str | None = None
+) -> Training:
     """Return the set-up of a model (one module, or its virtual pipeline stages in order) and its optimizer.
 
-    The choice depends on what the model *is*, never on which packages are installed. What is not recognised is refused.
+    The choice depends on what the model and the optimizer *are*, never on which packages are installed. What is not
+    recognised is refused, also where `framework` names the one to take.
 
     Raises:
         AttachError: A kind of wrapper or optimizer that this version cannot watch correctly.
     """
-    for chunk in chunks:
-        _refuse_sharded(chunk)
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise AttachError(
-            f"optimizer: found {type(optimizer).__module__}.{type(optimizer).__qualname__}, expected a "
-            "torch.optim.Optimizer; pass the optimizer whose step() ends a training step"
-        )
-    describe = ddp.describe if ddp.recognises(chunks) else plain.describe
-    training = describe(chunks, optimizer, coordinates)
-    if not training.parameters:
-        raise AttachError("model: no parameter requires a gradient, so there is nothing to watch")
-    return training
-
-
-def _refuse_sharded(chunk: nn.Module) -> None:
-    wrapper = next((type(m) for m in chunk.modules() if type(m).__name__ in _NOT_AVAILABLE), None)
-    sharded = wrapper or next((type(p) for p in chunk.parameters() if hasattr(p, "placements")), None)
-    if sharded is not None:
-        raise AttachError(
-            f"model: found {sharded.__module__}.{sharded.__qualname__}; this version watches plain modules and "
-            "DistributedDataParallel, and would misread sharded parameters"
-        )
-
-
-_NOT_AVAILABLE = frozenset({"FullyShardedDataParallel", "DeepSpeedEngine", "PipelineEngine"})
+    names = [framework] if framework else list(FRAMEWORKS)
+    for name in names:
+        module = importlib.import_module(FRAMEWORKS[name])
+        if module.recognises(chunks, optimizer):
+            training: Training = module.describe(chunks, optimizer, coordinates)
+            if not training.parameters:
+                raise AttachError("model: no parameter requires a gradient, so there is nothing to watch")
+            return training
+    model, used = (f"{type(x).__module__}.{type(x).__qualname__}" for x in (chunks[0], optimizer))
+    raise AttachError(
+        f"model {model} with optimizer {used}: this is not what {' or '.join(names)} training looks like; pass "
+        "the model and the optimizer as the framework returned them, the one whose step() ends a training step"
+    )

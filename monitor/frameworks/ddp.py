@@ -2,18 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from trainermon.monitor.frameworks import plain
-from trainermon.monitor.frameworks.training import Training
+from trainermon.monitor.taps.guard import Guard
+from trainermon.monitor.taps.training import Handle, Training
 from trainermon.monitor.values import Coordinates
 
 
-def recognises(chunks: Sequence[nn.Module]) -> bool:
+class DdpTraining(plain.PlainTraining):
+    """As plain, but what a rank accumulated is seen in hooks that run before the reducer's."""
+
+    framework = "ddp"
+    reduces = True
+    wrappers: Sequence[DistributedDataParallel]
+
+    def watch_unreduced(self, guard: Guard, see: Callable[[int, Tensor], None]) -> list[Handle]:
+        """Report `.grad` from post-accumulate hooks, which run inside the node that the reducer hangs behind."""
+
+        def hook_of(index: int) -> Callable[[Tensor], None]:
+            return guard.wrap(lambda parameter: None if parameter.grad is None else see(index, parameter.grad))
+
+        return [p.tensor.register_post_accumulate_grad_hook(hook_of(i)) for i, p in enumerate(self.parameters)]  # type: ignore[no-untyped-call]
+
+    def is_reduced_now(self) -> bool:
+        """Return whether the backward was outside of `no_sync()`."""
+        return any(wrapper.require_backward_grad_sync for wrapper in self.wrappers)
+
+
+def recognises(chunks: Sequence[nn.Module], _optimizer: object) -> bool:
     """Return whether the model is wrapped by DistributedDataParallel, possibly compiled around it."""
     return any(isinstance(module, DistributedDataParallel) for chunk in chunks for module in _outermost(chunk))
 
@@ -25,15 +46,15 @@ def describe(chunks: Sequence[nn.Module], optimizer: torch.optim.Optimizer, coor
     """
     wrappers = [next(m for m in _outermost(chunk) if isinstance(m, DistributedDataParallel)) for chunk in chunks]
     inner = [wrapper.module for wrapper in wrappers]
-    return Training(
-        framework="ddp",
+    training = DdpTraining(
         model=chunks[0],
         roots=tuple(inner),
         modules=plain.modules_of(inner),
         parameters=plain.parameters_of(inner, replicated_over=("dp",), in_global_norm=coordinates.dp == 0),
         optimizer=optimizer,
-        reduces_now=lambda: any(wrapper.require_backward_grad_sync for wrapper in wrappers),
     )
+    training.wrappers = wrappers
+    return training
 
 
 def _outermost(chunk: nn.Module) -> list[nn.Module]:

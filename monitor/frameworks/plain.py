@@ -1,30 +1,83 @@
-"""Plain PyTorch: modules and an optimizer in one process; nothing is reduced, nothing is sharded."""
+"""Plain PyTorch: modules and a torch optimizer in one process; nothing is reduced, nothing is sharded."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from trainermon.monitor.errors import AttachError
-from trainermon.monitor.frameworks.training import Training
-from trainermon.monitor.taps.gradients import Parameter
-from trainermon.monitor.taps.modules import Module
+from trainermon.monitor.taps.guard import Guard
 from trainermon.monitor.taps.names import plain_name
+from trainermon.monitor.taps.training import Handle, Module, OptimizerState, Outcome, Parameter, Training
 from trainermon.monitor.values import Coordinates, Placement
+
+
+class PlainTraining(Training):
+    """A torch optimizer that steps the very parameters of the model."""
+
+    framework = "plain"
+    optimizer: torch.optim.Optimizer
+
+    def watch_step(
+        self,
+        guard: Guard,
+        *,
+        entry: Callable[[], None],
+        exit: Callable[[Outcome], None],
+    ) -> list[Handle]:
+        """Use the optimizer's own hooks; with a closure, `entry` comes after its first call, when gradients exist."""
+        before = guard.wrap(lambda _optimizer, args, kwargs: _enter(guard.wrap(entry), args, kwargs))
+        after = guard.wrap(lambda *_: exit(Outcome()))
+        return [self.optimizer.register_step_pre_hook(before), self.optimizer.register_step_post_hook(after)]
+
+    def gradients_are_gone(self) -> bool:
+        """Return whether no parameter has a gradient; usually looks at one parameter only."""
+        return all(parameter.tensor.grad is None for parameter in self.parameters)
+
+    def reduced_gradients(self) -> list[Tensor | None]:
+        """Return `.grad` of each parameter."""
+        return [parameter.tensor.grad for parameter in self.parameters]
+
+    def values(self) -> list[Tensor | None]:
+        """Return the parameters."""
+        return [parameter.tensor for parameter in self.parameters]
+
+    def states(self) -> list[OptimizerState | None]:
+        """Return the optimizer's state of each parameter."""
+        group_of = {id(p): group for group in self.optimizer.param_groups for p in group["params"]}
+        found = self.optimizer.state
+        return [
+            OptimizerState(p.tensor, found[p.tensor], group_of[id(p.tensor)]) if found.get(p.tensor) else None
+            for p in self.parameters
+        ]
+
+
+def recognises(chunks: Sequence[nn.Module], optimizer: object) -> bool:
+    """Return whether this is a torch optimizer over parameters that are whole on this rank.
+
+    Raises:
+        AttachError: The parameters are sharded in a way that no other module here recognised.
+    """
+    for chunk in chunks:
+        sharded = next((type(p) for p in chunk.parameters() if hasattr(p, "placements")), None)
+        if sharded is not None:
+            raise AttachError(
+                f"model: found parameters of {sharded.__module__}.{sharded.__qualname__}, which plain training has not"
+            )
+    return isinstance(optimizer, torch.optim.Optimizer)
 
 
 def describe(chunks: Sequence[nn.Module], optimizer: torch.optim.Optimizer, _coordinates: Coordinates) -> Training:
     """Return the set-up of `chunks` (one module, or the virtual pipeline stages in order) without any wrapper."""
-    return Training(
-        framework="plain",
+    return PlainTraining(
         model=chunks[0],
         roots=tuple(chunks),
         modules=modules_of(chunks),
         parameters=parameters_of(chunks),
         optimizer=optimizer,
-        reduces_now=None,
     )
 
 
@@ -66,3 +119,24 @@ def parameters_of(
         for name, parameter in chunk.named_parameters()
         if parameter.requires_grad
     )
+
+
+def _enter(
+    entry: Callable[[], None], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Call `entry` now, or, where the step has a closure, return arguments with one that calls it."""
+    closure = args[1] if len(args) > 1 else kwargs.get("closure")
+    if closure is None:
+        entry()
+        return None
+    is_first = True
+
+    def watched_closure() -> Any:
+        nonlocal is_first
+        loss = closure()
+        if is_first:
+            is_first = False
+            entry()
+        return loss
+
+    return args[:1], {**kwargs, "closure": watched_closure}

@@ -19,7 +19,6 @@ from trainermon.monitor import launcher
 from trainermon.monitor.config import MonitorConfig, load_config
 from trainermon.monitor.control import ControlPage, Phase
 from trainermon.monitor.errors import TrainermonError
-from trainermon.monitor.frameworks import Training
 from trainermon.monitor.journal import Header, JournalWriter
 from trainermon.monitor.session.checks import check_against_model
 from trainermon.monitor.session.dumps import Dumps
@@ -28,6 +27,7 @@ from trainermon.monitor.session.step_loop import StepLoop
 from trainermon.monitor.spool import RankLock, open_spool
 from trainermon.monitor.statistics.kernel import kernel_name
 from trainermon.monitor.taps.guard import Guard
+from trainermon.monitor.taps.training import Training
 from trainermon.monitor.topology import Run
 from trainermon.monitor.values import STATISTICS, Coordinates
 

@@ -9,9 +9,9 @@ import torch
 
 from trainermon.monitor.config import MonitorConfig
 from trainermon.monitor.errors import ConfigError
-from trainermon.monitor.frameworks import Training
+from trainermon.monitor.taps import optimizer
 from trainermon.monitor.taps.names import chosen
-from trainermon.monitor.taps.optimizer import has_adam_groups
+from trainermon.monitor.taps.training import Training
 from trainermon.monitor.values import Coordinates
 
 
@@ -26,12 +26,8 @@ def check_against_model(config: MonitorConfig, training: Training, coordinates: 
             "xy_distribution is true but the model is compiled: hooks attached after torch.compile never fire; set "
             "xy_distribution to false, or call set_monitor on the model that is not compiled and train that one"
         )
-    for key in ("mv_distribution", "ur_distribution"):
-        name = type(training.optimizer).__name__
-        if getattr(config, key) and not has_adam_groups(training.optimizer):
-            raise ConfigError(f"{key} is true but {name} has no betas and eps: this version knows Adam's moments only")
-        if getattr(config, key) and name == "ZeroRedundancyOptimizer":
-            raise ConfigError(f"{key} is true but {name} keeps its moments sharded, which this version does not read")
+    wants_states = config.mv_distribution or config.mg_direction
+    optimizer.check(training, states=wants_states, updates=config.ur_distribution)
     _check_targets(config, training)
     if config.module_ranks and coordinates.rank not in config.module_ranks:
         return dataclasses.replace(config, collect_times=0)

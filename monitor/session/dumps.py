@@ -13,9 +13,9 @@ from trainermon.dump.writer import DumpWriter
 from trainermon.monitor.config import MonitorConfig
 from trainermon.monitor.control import ControlPage
 from trainermon.monitor.errors import DumpError
-from trainermon.monitor.frameworks import Training
 from trainermon.monitor.journal import JournalWriter
 from trainermon.monitor.taps.names import chosen
+from trainermon.monitor.taps.training import Training
 from trainermon.monitor.topology import Run
 from trainermon.monitor.values import Action, Command, Coordinates
 
@@ -68,7 +68,8 @@ class Dumps:
             self._keeper.detach()
         self._replay = config.replay
         self._keeper = None
-        if config.replay.enabled and config.wg_distribution and len(self._training.roots) == 1:
+        alone = not self._training.reads_at_entry and not self._training.communicates
+        if config.replay.enabled and config.wg_distribution and len(self._training.roots) == 1 and alone:
             self._keeper = StepKeeper(self._training.model, memory_bytes=int(config.replay.memory_mb * MIB))
             if self._keeper.refusal:
                 logger.info("a step cannot be replayed: %s", self._keeper.refusal)

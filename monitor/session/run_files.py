@@ -14,7 +14,7 @@ from typing import Any
 import trainermon
 from trainermon.monitor.config import MonitorConfig
 from trainermon.monitor.errors import AttachError
-from trainermon.monitor.frameworks import Training
+from trainermon.monitor.taps.training import Training
 from trainermon.monitor.topology import Run
 from trainermon.monitor.values import Coordinates, as_plain
 

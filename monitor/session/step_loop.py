@@ -14,13 +14,11 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from trainermon.monitor.catalogue import LOSS_SERIES, STEP_TIME_SERIES
 from trainermon.monitor.config import MonitorConfig
 from trainermon.monitor.control import ControlPage, Phase
-from trainermon.monitor.frameworks import Training
 from trainermon.monitor.journal import JournalWriter
 from trainermon.monitor.schedule import Schedule
 from trainermon.monitor.session.dumps import Dumps
@@ -30,7 +28,8 @@ from trainermon.monitor.taps.guard import Guard
 from trainermon.monitor.taps.micro_steps import MicroSteps
 from trainermon.monitor.taps.modules import ModuleTaps
 from trainermon.monitor.taps.names import chosen
-from trainermon.monitor.taps.optimizer import MomentTaps, ParameterTaps
+from trainermon.monitor.taps.optimizer import ParameterTaps, StateTaps
+from trainermon.monitor.taps.training import Handle, Outcome, Training
 from trainermon.monitor.values import Kind, SeriesKey
 
 logger = logging.getLogger("trainermon")
@@ -76,14 +75,16 @@ class StepLoop:
         self._dumps = dumps
         self._guard = guard
         self._between_steps = between_steps
-        self._handles: list[Any] = []
+        self._handles: list[Handle] = []
         self._due = self._unchecked = self._is_ended_step_open = False
         self._place = RecordPlace.UNKNOWN
         self._exited_s = 0.0
-        self.collector = Collector(training.parameters[0].tensor.device, journal)
+        self._times_recorded: dict[str, int] = {}
+        self._is_loss_recorded = False
+        self._losses_found: set[int] = set()
+        self.collector = Collector(training.device, journal)
         self._steps = MicroSteps(
-            training.roots,
-            [parameter.tensor for parameter in training.parameters],
+            training,
             guard,
             on_forward_begin=self._forward_begins,
             on_forward_end=self._forward_ended,
@@ -94,31 +95,23 @@ class StepLoop:
 
     def _make_taps(self) -> None:
         training, config, collector = self._training, self._config, self.collector
-        parameters = [p for p in training.parameters if chosen(p.name, config.targets)]
+        indices = [i for i, p in enumerate(training.parameters) if chosen(p.name, config.targets)]
         modules = [m for m in training.modules if config.all_xy or chosen(m.name, config.targets)]
         self._gradients = GradientTaps(
-            parameters,
-            collector,
-            reduces_now=training.reduces_now,
-            micro_steps=self._num_micro_steps,
-            guard=self._guard,
+            training, indices, collector, self._steps, micro_steps=self._num_micro_steps, guard=self._guard
         )
         self._modules = ModuleTaps(modules, collector, self._steps, self._guard)
-        self._parameters = ParameterTaps(parameters, collector)
-        self._moments = MomentTaps(training.optimizer, parameters, collector)
+        self._parameters = ParameterTaps(training, indices, collector)
+        self._states = StateTaps(training, indices, collector)
 
     def start(self) -> None:
-        """Put the optimizer's hooks in place and prepare the first step."""
-        optimizer = self._training.optimizer
-        self._handles = [
-            optimizer.register_step_pre_hook(self._guard.wrap(self._entry)),
-            optimizer.register_step_post_hook(self._guard.wrap(self._exit)),
-        ]
+        """Watch the optimizer's step and prepare the first one."""
+        self._handles = self._training.watch_step(self._guard, entry=self._entry, exit=self._exit)
         self.collector.begin(self.step)
         self._prepare()
 
     def let_go(self) -> None:
-        """Take every hook away but the optimizer's two, which torch may be walking through right now."""
+        """Take every hook away but those around the optimizer's step, through which torch may be walking right now."""
         self._detach()
         self._dumps.abandon()
 
@@ -167,14 +160,44 @@ class StepLoop:
         elif not late:
             self._seal_ended_step()
         for name, value in values.items():
-            series = self.collector.table.id_of(SeriesKey(Kind.LOSS if name == LOSS_SERIES else Kind.STEP, name))
-            if isinstance(value, Tensor):
-                self.collector.take((series,), (value,))
-            else:
-                self.collector.put(series, value)
+            self._file(name, value)
         if late:
             self._is_ended_step_open = True
             self._seal_ended_step()
+
+    def _file(self, name: str, value: Tensor | float) -> None:
+        """Take a number under its name; several calls in a step are its micro steps, in order."""
+        if name == LOSS_SERIES and not self._is_loss_recorded:
+            self._is_loss_recorded = True
+            self._drop_losses_found()
+        number = self._times_recorded.get(name, 0) if self._num_micro_steps > 1 else 0
+        self._times_recorded[name] = number + 1
+        if number == 1:
+            self.collector.move(self._series_of(name, None), self._series_of(name, 0))
+        series = self._series_of(name, number if number else None)
+        if isinstance(value, Tensor):
+            self.collector.take((series,), (value,))
+        else:
+            self.collector.put(series, value)
+
+    def _series_of(self, name: str, micro_step: int | None) -> int:
+        kind = Kind.LOSS if name == LOSS_SERIES else Kind.STEP
+        return self.collector.table.id_of(SeriesKey(kind, name, micro_step=micro_step))
+
+    def _find_loss(self, stage: int, output: Any) -> None:
+        """Take the loss out of what the model returned, as long as the script records none."""
+        if self._is_loss_recorded or stage != len(self._training.roots) - 1:
+            return
+        loss = self._training.loss_of(output)
+        if loss is not None:
+            micro_step = self._steps.micro_step(stage) if self._num_micro_steps > 1 else None
+            series = self._series_of(LOSS_SERIES, micro_step)
+            self._losses_found.add(series)
+            self.collector.take((series,), (loss,))
+
+    def _drop_losses_found(self) -> None:
+        for series in self._losses_found:
+            self.collector.move(series, None)
 
     def _seal_ended_step(self) -> None:
         """Write the step that has ended, if it was kept open for what the script may record after it."""
@@ -195,7 +218,7 @@ class StepLoop:
     def _attach(self) -> None:
         config = self._config
         if config.wg_distribution:
-            self._gradients.attach(self._steps, per_micro_step=config.monitor_mbs_grad)
+            self._gradients.attach(per_micro_step=config.monitor_mbs_grad)
         self._steps.attach()
         if config.xy_distribution:
             self._modules.attach(
@@ -211,7 +234,7 @@ class StepLoop:
 
     def _forward_begins(self) -> None:
         self._seal_ended_step()
-        if self._steps.backward and self._gradients.are_gone():
+        if self._steps.has_backward and self._training.gradients_are_gone():
             self._skipped()
 
     def _skipped(self) -> None:
@@ -222,16 +245,17 @@ class StepLoop:
         self._start_counting()
         self._dumps.forget()
 
-    def _forward_ended(self) -> None:
+    def _forward_ended(self, stage: int, output: Any) -> None:
         self._modules.release()
+        self._find_loss(stage, output)
 
     def _backward_ended(self) -> None:
         self._modules.forget()
         if self._steps.backward >= MAX_BACKWARDS * self._num_micro_steps:
             self._give_up()
         elif self._config.wg_distribution:
-            self._gradients.backward_ended(self._steps.backward)
-            self._unchecked = True
+            self._gradients.backward_ended()
+            self._unchecked = not self._training.reads_at_entry
 
     def _give_up(self) -> None:
         logger.warning(
@@ -243,35 +267,17 @@ class StepLoop:
         self.collector.discard()
         self.let_go()
 
-    def _entry(
-        self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    def _entry(self) -> None:
         self._seal_ended_step()
         self._page.beat(self.step, Phase.OPTIMIZER, time.time())
         if not self._due:
-            return None
+            return
         if self._config.param_distribution:
             self._parameters.at_entry(self.step)
-        closure = args[1] if len(args) > 1 else kwargs.get("closure")
-        if closure is None:
-            self._gradients_are_final()
-            return None
-        return (optimizer,), {**kwargs, "closure": self._watched(closure)}
-
-    def _watched(self, closure: Callable[[], Any]) -> Callable[[], Any]:
-        """Return `closure` with a look at its gradients before the optimizer uses them."""
-        look = self._guard.wrap(self._gradients_are_final)
-
-        def watched_closure() -> Any:
-            loss = closure()
-            look()
-            return loss
-
-        return watched_closure
-
-    def _gradients_are_final(self) -> None:
+        if self._config.mg_direction:
+            self._states.take_direction()
         if self._config.wg_distribution:
-            self._gradients.complete(self._steps.backward)
+            self._gradients.complete()
             self._unchecked = True
             self._check_gradients()
 
@@ -289,9 +295,9 @@ class StepLoop:
         finally:
             self.collector.muted = self._steps.muted = False
 
-    def _exit(self, *_: Any) -> None:
+    def _exit(self, outcome: Outcome) -> None:
         if self._due:
-            self._take_after_step()
+            self._take_after_step(outcome)
         now_s = time.perf_counter()
         if self._exited_s and not self.collector.is_empty:
             self.collector.put(self.collector.table.id_of(DURATION), now_s - self._exited_s)
@@ -307,17 +313,18 @@ class StepLoop:
         self._between_steps(self.step)
         self._prepare()
 
-    def _take_after_step(self) -> None:
+    def _take_after_step(self, _outcome: Outcome) -> None:
         config = self._config
         if config.param_distribution:
             self._parameters.at_exit(self.step)
         if config.mv_distribution:
-            self._moments.take_moments()
+            self._states.take_states()
         if config.ur_distribution:
-            self._moments.take_updates()
+            self._states.take_updates()
 
     def _start_counting(self) -> None:
         self._unchecked = False
         self._steps.new_step()
         self._gradients.new_step()
-        self._modules.forget()
+        self._modules.new_step()
+        self._times_recorded.clear()

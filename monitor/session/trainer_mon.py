@@ -47,7 +47,7 @@ class TrainerMon:
     ) -> None:
         del params_have_main_grad
         self._source = config_file_path
-        self._config, self._ignored = load_config(config_file_path)
+        self._config, self._notes = load_config(config_file_path)
         self._pipeline_group = process_group
         self._attached: Attached | None = None
 
@@ -83,7 +83,8 @@ class TrainerMon:
         groups = {"tp": tp_group, "dp": dp_group, "pp": self._pipeline_group}
         coordinates = find_coordinates(groups=groups)
         make_log_visible(quiet=coordinates.local_rank != 0)
-        training = detect(chunks, optimizer, coordinates)
+        training = detect(chunks, optimizer, coordinates, framework=self._config.framework)
+        coordinates = training.coordinates or coordinates
         config = check_against_model(self._config, training, coordinates)
         run = name_run(coordinates, run_id=config.run_id, output_dir=config.output_dir)
         attached = Attached(run, coordinates, config, training)
@@ -94,8 +95,8 @@ class TrainerMon:
             raise
         self._attached = attached
         atexit.register(self.close)
-        if self._ignored:
-            logger.info("%s have no effect: all eight moments are always kept", ", ".join(self._ignored))
+        for note in self._notes:
+            logger.warning("%s", note)
 
     def record(self, *, loss: Tensor | float | None = None, **values: Tensor | float) -> None:
         """File the loss, and any other number of the step (`lr=…`, `tokens=…`), under the step it belongs to.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -17,6 +18,8 @@ from trainermon.monitor.journal import JournalWriter
 from trainermon.monitor.statistics.kernel import moments
 from trainermon.monitor.statistics.slabs import Slab, SlabRing
 from trainermon.monitor.values import STATISTICS, Placement, SeriesKey, StatBlock
+
+T = TypeVar("T")
 
 
 class SeriesTable:
@@ -82,6 +85,11 @@ class Collector:
         if row >= 0 and not self.muted:
             self._rows[series] = row
 
+    def move(self, series: int, to: int | None) -> None:
+        """Give what was taken for `series` in this step to the series `to`, or with None drop it."""
+        _move(self._rows, series, to)
+        _move(self._scalars, series, to)
+
     def copy_rows(self, first: int, count: int) -> Tensor | None:
         """Return a copy of `count` rows from `first` on, on the device; None if nothing was taken."""
         return None if first < 0 or self._slab is None else self._slab.copy_rows(first, count)
@@ -140,6 +148,13 @@ class Collector:
         if self._slab is None:
             self._slab = self._ring.begin(self._step)
         return self._slab
+
+
+def _move(taken: dict[int, T], series: int, to: int | None) -> None:
+    if series in taken:
+        value = taken.pop(series)
+        if to is not None:
+            taken[to] = value
 
 
 def _block(slab: Slab, rows: dict[int, int], scalars: dict[int, float]) -> StatBlock:

@@ -5,82 +5,107 @@ before the user clips. The end is a callback that is queued from within a callba
 reducer queued itself. The first one is queued from the gradient of the root's output, so that the nested backwards of
 reentrant checkpointing are not taken for the end, or from a parameter where the root was not entered by a call. Only a
 backward that reached a parameter's `.grad` counts: `torch.autograd.grad` does not.
+
+Every virtual pipeline stage counts for itself: its micro steps pass in order, but several may be under way at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from trainermon.monitor.taps.guard import Guard
+from trainermon.monitor.taps.training import Handle, Training
 from trainermon.monitor.taps.tree import tensors_of
+
+
+class _Stage:
+    """How far one virtual pipeline stage is in the open step, and how many passes it has made in all."""
+
+    __slots__ = ("backward", "backwards", "forward", "forwards")
+
+    def __init__(self) -> None:
+        self.forward, self.backward = -1, 0
+        self.forwards = self.backwards = 0
 
 
 class MicroSteps:
     """Counts the forwards and backwards of the open step, and tells when one begins or has ended.
 
     Attributes:
-        forward: Index of the training forward that runs or ran last; -1 before the first of the step.
-        backward: Index of the backward that runs, or of the next one.
         counting: Whether a training forward is running: train mode, grad mode on, not a replay.
         attached: Whether the hooks are in place.
         muted: Whether a replay runs, in which nothing counts.
         in_float16: Whether the last forward ran under float16 autocast, where a loss scaler skips steps by design.
     """
 
-    def __init__(  # noqa: PLR0913  # whom it tells of what
+    def __init__(
         self,
-        roots: Sequence[nn.Module],
-        parameters: Sequence[nn.Parameter],
+        training: Training,
         guard: Guard,
         *,
         on_forward_begin: Callable[[], None],
-        on_forward_end: Callable[[], None],
+        on_forward_end: Callable[[int, Any], None],
         on_backward_end: Callable[[], None],
     ) -> None:
-        self.forward = -1
-        self.backward = 0
         self.counting = False
         self.attached = False
         self.muted = self.in_float16 = False
-        self._device_type = parameters[0].device.type
+        self._training = training
+        self._device_type = training.device.type
+        self._guard = guard
+        self._stages = [_Stage() for _ in training.roots]
         self._armed = False
-        self._has_accumulated = False
-        self._roots = roots
-        self._parameters = parameters
-        self._handles: list[RemovableHandle] = []
+        self._reached: set[int] = set()
+        self._handles: list[Handle] = []
         self._on_forward_begin = on_forward_begin
         self._on_forward_end = on_forward_end
         self._on_backward_end = on_backward_end
-        self._before = guard.wrap(self._before_forward)
-        self._after = guard.wrap(self._after_forward)
         self._arm_hook = guard.wrap(self._arm)
-        self._accumulated_hook = guard.wrap(self._accumulated)
         self._behind_reducer = guard.wrap(self._queue_behind_reducer)
         self._end = guard.wrap(self._end_of_backward)
 
     @property
+    def backward(self) -> int:
+        """How many backwards of the open step every stage has behind it."""
+        return min(stage.backward for stage in self._stages)
+
+    def micro_step(self, stage: int, *, recomputing: bool = False) -> int:
+        """Return the micro step of the forward that runs or ran last in `stage`, or of the backward that recomputes."""
+        found = self._stages[stage]
+        return found.backward if recomputing else found.forward
+
+    def serial(self, stage: int, *, recomputing: bool = False) -> int:
+        """Return a number that is different for each forward of `stage`, or for each backward, of the whole run."""
+        found = self._stages[stage]
+        return found.backwards if recomputing else found.forwards
+
+    @property
     def has_begun(self) -> bool:
         """Whether a forward or a backward of the open step was seen."""
-        return self.forward >= 0 or self.backward > 0 or self._has_accumulated
+        return bool(self._reached) or any(stage.forward >= 0 or stage.backward > 0 for stage in self._stages)
+
+    @property
+    def has_backward(self) -> bool:
+        """Whether a backward of the open step has ended."""
+        return any(stage.backward > 0 for stage in self._stages)
 
     def attach(self) -> None:
         """Put the hooks in place; nothing if they are."""
         if self.attached:
             return
         self.attached = True
-        for parameter in self._parameters:
-            handle = parameter.register_post_accumulate_grad_hook(self._accumulated_hook)  # type: ignore[no-untyped-call]
-            self._handles.append(handle)
-        first, last = self._roots[0], self._roots[-1]
-        if first._compiled_call_impl is None and last._compiled_call_impl is None:
-            # hooks on a module that was compiled in place would be compiled into it
-            self._handles.append(first.register_forward_pre_hook(self._before))
-            self._handles.append(last.register_forward_hook(self._after, always_call=True))
+        self._handles.extend(self._training.watch_accumulation(self._guard, self._accumulated))
+        for stage, root in enumerate(self._training.roots):
+            if root._compiled_call_impl is not None:
+                continue  # hooks on a module that was compiled in place would be compiled into it
+            before = self._guard.wrap(self._before_forward, stage)
+            after = self._guard.wrap(self._after_forward, stage)
+            self._handles.append(root.register_forward_pre_hook(before))
+            self._handles.append(root.register_forward_hook(after, always_call=True))
 
     def detach(self) -> None:
         """Take every hook away again."""
@@ -92,10 +117,12 @@ class MicroSteps:
 
     def new_step(self) -> None:
         """Start counting from zero: an optimizer step has ended."""
-        self.forward, self.backward = -1, 0
-        self.counting = self._armed = self._has_accumulated = False
+        for stage in self._stages:
+            stage.forward, stage.backward = -1, 0
+        self.counting = self._armed = False
+        self._reached.clear()
 
-    def _before_forward(self, module: nn.Module, _args: tuple[Any, ...]) -> None:
+    def _before_forward(self, stage: int, module: nn.Module, _args: tuple[Any, ...]) -> None:
         if self.muted or in_backward():
             self.counting = False
             return
@@ -103,20 +130,21 @@ class MicroSteps:
         self._on_forward_begin()
         self.in_float16 = _is_float16(self._device_type)
         self.counting = module.training and torch.is_grad_enabled()
-        self.forward += self.counting
+        self._stages[stage].forward += self.counting
+        self._stages[stage].forwards += self.counting
 
-    def _after_forward(self, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
+    def _after_forward(self, stage: int, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
         if self.counting:
             self.counting = False
-            self._on_forward_end()
+            self._on_forward_end(stage, output)
             for _, tensor in tensors_of(output):
                 # reading grad_fn also keeps register_hook from dying of a segmentation fault, see ModuleTaps
                 if tensor.grad_fn is not None:
                     tensor.register_hook(self._arm_hook)  # type: ignore[no-untyped-call]
 
-    def _accumulated(self, _parameter: Tensor) -> None:
+    def _accumulated(self, stage: int) -> None:
         if not self.muted:
-            self._has_accumulated = True
+            self._reached.add(stage)
             self._arm()
 
     def _arm(self, _gradient: Tensor | None = None) -> None:
@@ -130,10 +158,12 @@ class MicroSteps:
 
     def _end_of_backward(self) -> None:
         self._armed = False
-        if self._has_accumulated:
-            self._has_accumulated = False
+        if self._reached:
+            for stage in self._reached:
+                self._stages[stage].backward += 1
+                self._stages[stage].backwards += 1
+            self._reached.clear()
             self._on_backward_end()
-            self.backward += 1
 
 
 def in_backward() -> bool:

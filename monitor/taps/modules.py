@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from torch.utils.hooks import RemovableHandle
 from trainermon.monitor.taps.collector import Collector
 from trainermon.monitor.taps.guard import Guard
 from trainermon.monitor.taps.micro_steps import MicroSteps, in_backward
+from trainermon.monitor.taps.training import Module
 from trainermon.monitor.taps.tree import tensors_of
 from trainermon.monitor.values import Kind, SeriesKey
 
@@ -28,22 +29,15 @@ logger = logging.getLogger("trainermon")
 MEMORY = 4
 
 
-class Module(NamedTuple):
-    """A module to watch: its plain name, itself, and its virtual pipeline stage."""
-
-    name: str
-    module: nn.Module
-    stage: int = 0
-
-
 class _Watched:
-    """A module's series numbers, and how often it was called in this micro step: forwards, recomputed forwards."""
+    """A module's series numbers, and how often it was called in which pass: forwards, recomputed forwards."""
 
-    __slots__ = ("calls", "module", "series")
+    __slots__ = ("calls", "module", "passes", "series")
 
     def __init__(self, module: Module) -> None:
         self.module = module
         self.calls = [-1, -1]
+        self.passes = [-1, -1]
         self.series: dict[tuple[Kind, str, str, int, int | None], int] = {}
 
 
@@ -72,7 +66,7 @@ class ModuleTaps:
         self._steps = steps
         self._guard = guard
         self._handles: list[RemovableHandle] = []
-        self._leaf_handles: list[RemovableHandle] = []
+        self._leaf_handles: dict[tuple[int, int], list[RemovableHandle]] = {}
         self._seen: list[_Seen] = []
         self._seen_gradients: list[_Seen] = []
         self._unreadable: set[str] = set()
@@ -95,7 +89,7 @@ class ModuleTaps:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        self.forget()
+        self.new_step()
 
     def release(self) -> None:
         """Release the tensors that were seen last."""
@@ -103,18 +97,28 @@ class ModuleTaps:
         self._seen_gradients.clear()
 
     def forget(self) -> None:
-        """Release the tensors that were seen last, and start counting calls from zero: a micro step has ended."""
+        """Release the tensors that were seen last, and the hooks on leaves whose backward has ended."""
         self.release()
-        for handle in self._leaf_handles:
-            handle.remove()
+        ended = [key for key in self._leaf_handles if key[1] < self._steps.serial(key[0], recomputing=True)]
+        for key in ended:
+            for handle in self._leaf_handles.pop(key):
+                handle.remove()
+
+    def new_step(self) -> None:
+        """Release all that belongs to the step that has ended."""
+        self.release()
+        for handles in self._leaf_handles.values():
+            for handle in handles:
+                handle.remove()
         self._leaf_handles.clear()
-        for watched in self._watched:
-            watched.calls = [-1, -1]
 
     def _before(self, watched: _Watched, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         recomputing = not self._steps.counting
         if recomputing and not self._recomputing():
             return
+        serial = self._steps.serial(watched.module.stage, recomputing=recomputing)
+        if watched.passes[recomputing] != serial:
+            watched.passes[recomputing], watched.calls[recomputing] = serial, -1
         watched.calls[recomputing] += 1
         if len(args) == 1 and isinstance(args[0], Tensor):
             self._look(watched, "input", ".0", args[0], recomputing=recomputing)
@@ -149,7 +153,7 @@ class ModuleTaps:
             self._seen.append(seen)
             del self._seen[:-MEMORY]
         if self._forward and not recomputing:
-            series = self._number(watched, Kind.ACTV, side, path, call)
+            series = self._number(watched, Kind.ACTV, side, path, call, recomputing=False)
             if seen.row < 0:
                 seen.row = self._take(series, tensor)
             else:
@@ -162,8 +166,15 @@ class ModuleTaps:
                 hook = self._guard.wrap(self._gradient, seen.gradient_series)
                 handle = tensor.register_hook(hook)  # type: ignore[no-untyped-call]
                 if is_leaf:  # the hook of any other tensor goes with its graph
-                    self._leaf_handles.append(handle)
-            seen.gradient_series.append(self._number(watched, Kind.ACTV_GRAD, side, path, call))
+                    self._keep_until_backward(watched.module.stage, handle, recomputing=recomputing)
+            number = self._number(watched, Kind.ACTV_GRAD, side, path, call, recomputing=recomputing)
+            seen.gradient_series.append(number)
+
+    def _keep_until_backward(self, stage: int, handle: RemovableHandle, *, recomputing: bool) -> None:
+        """Have the hook taken away when the backward of the micro step that runs has ended."""
+        ended = self._steps.serial(stage, recomputing=True)
+        ahead = 0 if recomputing else self._steps.micro_step(stage) - self._steps.micro_step(stage, recomputing=True)
+        self._leaf_handles.setdefault((stage, ended + ahead), []).append(handle)
 
     def _gradient(self, series: list[int], gradient: Tensor | None) -> None:
         if gradient is None or self._collector.muted:  # None: another output of the same node was used, not this one
@@ -187,13 +198,16 @@ class ModuleTaps:
                 logger.warning("%s has no statistics: %s: %s", name, type(error).__name__, error)
             return -1
 
-    def _number(self, watched: _Watched, kind: Kind, side: str, path: str, call: int) -> int:
-        micro_step = self._steps.forward if self._several_micro_steps else None
+    def _number(  # noqa: PLR0913  # the parts of a key
+        self, watched: _Watched, kind: Kind, side: str, path: str, call: int, *, recomputing: bool
+    ) -> int:
+        stage = watched.module.stage
+        micro_step = self._steps.micro_step(stage, recomputing=recomputing) if self._several_micro_steps else None
         short = (kind, side, path, call, micro_step)
         number = watched.series.get(short)
         if number is None:
             slot = side + (path or ".0")
-            key = SeriesKey(kind, watched.module.name, slot, call, micro_step, watched.module.stage)
+            key = SeriesKey(kind, watched.module.name, slot, call, micro_step, stage)
             number = watched.series[short] = self._collector.table.id_of(key)
         return number
 

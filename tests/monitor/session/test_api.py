@@ -58,8 +58,8 @@ def test_the_module_level_function_returns_a_monitor(places, monkeypatch):
     ("config", "message"),
     [
         ({"targets": ["2.weigth"]}, "'2.weigth' names no module or parameter of the model; nearest: '2.weight'"),
-        ({"ur_distribution": True}, "ur_distribution is true but SGD has no betas and eps"),
-        ({"mv_distribution": True}, "mv_distribution is true but SGD has no betas and eps"),
+        ({"ur_distribution": True}, "ur_distribution is true but no formula is known for SGD"),
+        ({"mv_distribution": True}, "SGD without momentum keeps no state"),
     ],
 )
 def test_a_wish_that_the_model_cannot_meet_is_refused(places, config, message):
@@ -73,7 +73,7 @@ def test_a_wish_that_the_model_cannot_meet_is_refused(places, config, message):
     [
         (lambda m, o: ("model", o), "model: found str, expected a torch.nn.Module"),
         (lambda m, o: ([], o), "model: found an empty list"),
-        (lambda m, o: (m, None), "optimizer: found builtins.NoneType, expected a torch.optim.Optimizer"),
+        (lambda m, o: (m, None), "with optimizer builtins.NoneType"),
         (lambda m, o: (m, o, 0), "grad_acc_steps: found 0, expected a whole number, 1 or more"),
         (lambda m, o: (m.requires_grad_(requires_grad=False), o), "no parameter requires a gradient"),
     ],

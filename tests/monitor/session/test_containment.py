@@ -20,7 +20,7 @@ from trainermon.monitor.taps.collector import Collector
 from trainermon.monitor.taps.gradients import GradientTaps
 from trainermon.monitor.taps.micro_steps import MicroSteps
 from trainermon.monitor.taps.modules import ModuleTaps
-from trainermon.monitor.taps.optimizer import MomentTaps, ParameterTaps
+from trainermon.monitor.taps.optimizer import ParameterTaps, StateTaps
 
 EVERYTHING = {
     "wg_distribution": True,
@@ -132,14 +132,14 @@ BORDERS = [
     (MicroSteps, "_after_forward"),
     (MicroSteps, "_end_of_backward"),
     (GradientTaps, "backward_ended"),
-    (GradientTaps, "_of_micro_step"),
+    (GradientTaps, "_added"),
     (ModuleTaps, "_before"),
     (ModuleTaps, "_behind"),
     (ModuleTaps, "_gradient"),
     (ParameterTaps, "at_entry"),
     (ParameterTaps, "at_exit"),
-    (MomentTaps, "take_moments"),
-    (MomentTaps, "take_updates"),
+    (StateTaps, "take_states"),
+    (StateTaps, "take_updates"),
 ]
 
 

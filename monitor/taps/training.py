@@ -1,0 +1,223 @@
+"""What the taps need to know of a training set-up; every framework answers it in its own module of `frameworks/`."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from trainermon.monitor.taps.guard import Guard
+from trainermon.monitor.values import Coordinates, Kind, Placement, SeriesKey
+
+
+class Handle(Protocol):
+    """Something that was attached and can be taken away again."""
+
+    def remove(self) -> None:
+        """Take it away; does nothing the second time."""
+
+
+class Module(NamedTuple):
+    """A module to watch: its plain name (global layer and expert numbers), itself, and its virtual pipeline stage."""
+
+    name: str
+    module: nn.Module
+    stage: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Parameter:
+    """A parameter as this rank holds it.
+
+    Attributes:
+        name: Plain name in the whole model: wrappers stripped, layer and expert numbers global.
+        tensor: The parameter that the user's module holds.
+        placement: How the gradient of one backward of this rank (its unreduced gradient) relates to the whole.
+        stage: Virtual pipeline stage.
+        shard: How what this rank's optimizer holds (reduced gradient, value, state) relates to the whole; None where it
+            is the same as `placement`. Its `length` is 0 where the rank's optimizer holds nothing of the parameter.
+    """
+
+    name: str
+    tensor: nn.Parameter
+    placement: Placement
+    stage: int = 0
+    shard: Placement | None = None
+
+    @property
+    def owned(self) -> Placement:
+        """The placement of reduced gradient, value and optimizer state."""
+        return self.shard or self.placement
+
+    def key(self, kind: Kind, slot: str = "", micro_step: int | None = None) -> SeriesKey:
+        """Return the key of this parameter's series of `kind`."""
+        return SeriesKey(kind, self.name, slot, micro_step=micro_step, stage=self.stage)
+
+
+class OptimizerState(NamedTuple):
+    """What the optimizer keeps for one parameter: tensors and numbers by name, and its group's hyperparameters.
+
+    `value` is the tensor that the optimizer steps (the fp32 main copy or shard where there is one): what a moment has
+    to have the shape of.
+    """
+
+    value: Tensor
+    state: Mapping[str, Any]
+    group: Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What one outer optimizer step came to, by the framework's own account; None is what it does not tell.
+
+    Attributes:
+        skipped: The step changed nothing (a gradient was not finite under a loss scale).
+        grad_norm: L2 norm of all gradients over the job before clipping, unscaled.
+        max_norm: Norm that gradients are clipped to.
+        loss_scale: What the loss was multiplied by in this step.
+    """
+
+    skipped: bool = False
+    grad_norm: float | Tensor | None = None
+    max_norm: float | None = None
+    loss_scale: float | Tensor | None = None
+
+
+class Training(abc.ABC):
+    """A model and its optimizer as a framework holds them.
+
+    Methods that return lists return one entry per `parameters`, in that order, None where this rank holds nothing.
+    They hand out the framework's own tensors or views of them: no copy, no collective, no synchronisation. Methods
+    named `watch_…` attach something and return what takes it away again; what they attach is contained by `guard`.
+
+    Attributes:
+        framework: Its name, for people.
+        model: The model as the training loop calls it; the first of its stages.
+        roots: One module per virtual pipeline stage, below any wrapper that communicates.
+        modules: Every module below the roots, in definition order.
+        parameters: Every parameter that requires a gradient.
+        optimizer: The outer optimizer: the one whose step ends a training step.
+        reads_at_entry: Reduced gradients are final at the entry of the outer step, unclipped. False: at the end of the
+            step's last backward (where the user clips by himself before the step).
+        reduces: Gradients are reduced over ranks, so that an unreduced gradient is something else than a reduced one.
+        unreduced_once: `watch_unreduced` reports once per step, not once per backward.
+        coordinates: Where this rank stands, if the framework knows better than the launcher; else None.
+        communicates: Which axes the forward communicates over ("tp", "cp", "ep", "dp" …): a replay needs all ranks of
+            them. Empty: one rank can replay alone.
+    """
+
+    framework: ClassVar[str]
+    reads_at_entry: ClassVar[bool] = False
+    reduces: bool = False
+    unreduced_once: bool = False
+    coordinates: Coordinates | None = None
+    communicates: tuple[str, ...] = ()
+
+    def __init__(
+        self,
+        *,
+        model: nn.Module,
+        roots: Sequence[nn.Module],
+        modules: Sequence[Module],
+        parameters: Sequence[Parameter],
+        optimizer: Any,
+    ) -> None:
+        self.model = model
+        self.roots = tuple(roots)
+        self.modules = tuple(modules)
+        self.parameters = tuple(parameters)
+        self.optimizer = optimizer
+
+    @property
+    def device(self) -> torch.device:
+        """Where the statistics are kept: the device of the first parameter."""
+        return self.parameters[0].tensor.device
+
+    def process_groups(self) -> Mapping[str, Any]:
+        """Return the framework's process groups of this rank by purpose ("dp", "tp", "pp", "ep", "cp" …)."""
+        return {}
+
+    # ------------------------------------------------------------------ the step
+
+    @abc.abstractmethod
+    def watch_step(
+        self,
+        guard: Guard,
+        *,
+        entry: Callable[[], None],
+        exit: Callable[[Outcome], None],  # the counterpart of entry
+    ) -> list[Handle]:
+        """Call `entry` before the outer optimizer step and `exit` after it."""
+
+    def watch_decision(self, guard: Guard, decide: Callable[[bool], None]) -> list[Handle]:
+        """Call `decide(nonfinite)` inside the outer step, once the framework knows its global norm or found-inf.
+
+        The value is the same on all ranks, because the framework reduced it, and no parameter has been written yet.
+        Nothing is watched (an empty list) where a framework has no such place.
+        """
+        del guard, decide
+        return []
+
+    # ------------------------------------------------------------------ gradients
+
+    def watch_accumulation(self, guard: Guard, reached: Callable[[int], None]) -> list[Handle]:
+        """Call `reached(stage)` whenever a backward adds to the gradient of a parameter of that virtual stage."""
+
+        def hook_of(stage: int) -> Callable[[Tensor], None]:
+            return guard.wrap(lambda _parameter: reached(stage))
+
+        hooks = {stage: hook_of(stage) for stage in {p.stage for p in self.parameters}}
+        return [p.tensor.register_post_accumulate_grad_hook(hooks[p.stage]) for p in self.parameters]  # type: ignore[no-untyped-call]
+
+    def watch_unreduced(self, guard: Guard, see: Callable[[int, Tensor], None]) -> list[Handle]:
+        """Call `see(index, gradient)` with the gradient that this rank accumulated, just before it is reduced.
+
+        Nothing is watched where no such gradient exists (reduced in every micro step).
+        """
+        del guard, see
+        return []
+
+    def watch_micro_gradients(self, guard: Guard, see: Callable[[int, Tensor], None]) -> list[Handle]:
+        """Call `see(index, gradient)` with what each single backward of this rank adds to a parameter's gradient."""
+
+        def hook_of(index: int) -> Callable[[Tensor], None]:
+            return guard.wrap(lambda gradient: None if gradient is None else see(index, gradient))
+
+        return [p.tensor.register_hook(hook_of(index)) for index, p in enumerate(self.parameters)]  # type: ignore[no-untyped-call]
+
+    def is_reduced_now(self) -> bool:
+        """Return, at the end of a backward, whether its gradients were reduced over ranks."""
+        return False
+
+    def gradients_are_gone(self) -> bool:
+        """Return whether the script has thrown the accumulated gradients away (`zero_grad`) without a step."""
+        return False
+
+    @abc.abstractmethod
+    def reduced_gradients(self) -> list[Tensor | None]:
+        """Return what this rank's optimizer is about to use of each gradient."""
+
+    # ------------------------------------------------------------------ optimizer
+
+    @abc.abstractmethod
+    def values(self) -> list[Tensor | None]:
+        """Return the parameters as this rank's optimizer holds them: main copies or shards where there are any."""
+
+    @abc.abstractmethod
+    def states(self) -> list[OptimizerState | None]:
+        """Return what the optimizer keeps of each parameter; None before its first step."""
+
+    # ------------------------------------------------------------------ what is recorded without being asked
+
+    def loss_of(self, output: Any) -> Tensor | None:
+        """Return the loss in what the root returned: a scalar, or its `loss`; None if there is none."""
+        found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", output)
+        return found if isinstance(found, Tensor) and found.numel() == 1 and found.is_floating_point() else None
+
+    def learning_rates(self) -> list[float]:
+        """Return the learning rate of each parameter group."""
+        return [float(group["lr"]) for group in self.optimizer.param_groups if "lr" in group]
