@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
 from trainermon.monitor.errors import ConfigError
-from trainermon.monitor.statistics.kernel import moments
-from trainermon.monitor.statistics.merge import merge_rows
 from trainermon.monitor.taps.adam import Formulas, check_formula, steppers
 from trainermon.monitor.taps.collector import Collector
+from trainermon.monitor.taps.pieces import take_in_pieces
 from trainermon.monitor.taps.training import OptimizerState, Parameter, Training
-from trainermon.monitor.values import STATISTICS, Kind, Placement
+from trainermon.monitor.values import Kind, Placement
 
 logger = logging.getLogger("trainermon")
 
 # First moments by the names that optimizers give them, the likelier first.
 DIRECTIONS = ("exp_avg", "momentum_buffer")
-# Elements of which an element-wise quantity is made at a time: bounds its memory to a few times 16 MiB.
-PIECE = 1 << 22
 
 
 class ParameterTaps:
@@ -105,7 +102,7 @@ class StateTaps:
     def take_updates(self) -> None:
         """Take update and ratio of every parameter whose optimizer's formula is known, see `adam`; at exit.
 
-        Reads both moments once more; needs memory for a few pieces of `PIECE` elements.
+        Reads both moments once more; needs memory for a few pieces, see `take_in_pieces`.
         """
         formulas = Formulas(self._training.optimizer)
         for index, found in self._found():
@@ -114,7 +111,7 @@ class StateTaps:
                 continue
             formula, first, second, step = inputs
             series = (self._number(index, Kind.UPDATE, found), self._number(index, Kind.RATIO, found))
-            _take_in_pieces(
+            take_in_pieces(
                 self._collector, series, (first, second), lambda m, v, f=formula, g=found.group, t=step: f(m, v, g, t)
             )
 
@@ -141,7 +138,7 @@ class StateTaps:
                 continue
             series = (self._number(index, Kind.MG_DIRECTION, found),)
             sign = -0.5 if found.group.get("maximize") else 0.5
-            _take_in_pieces(
+            take_in_pieces(
                 self._collector,
                 series,
                 (gradient.reshape(moment.shape), moment),
@@ -242,22 +239,3 @@ def _has_momentum(optimizer: torch.optim.Optimizer) -> bool:
 
 def _versions(tensors: Sequence[Tensor]) -> list[tuple[int, int]]:
     return [(tensor._version, tensor.data_ptr()) for tensor in tensors]
-
-
-@torch.no_grad()
-def _take_in_pieces(
-    collector: Collector,
-    series: Sequence[int],
-    tensors: Sequence[Tensor],
-    make: Callable[..., Sequence[Tensor]],
-) -> None:
-    """Take what `make` makes of tensors of one shape, element by element; one result per series."""
-    if all(tensor.is_contiguous() for tensor in tensors) or not tensors[0].dim():
-        tensors = [tensor.reshape(-1) for tensor in tensors]
-    first = tensors[0]
-    length = max(1, PIECE * len(first) // max(1, first.numel()))
-    pieces = list(zip(*(torch.split(tensor, length) for tensor in tensors), strict=True))
-    rows = torch.empty((len(pieces), len(series), len(STATISTICS)), dtype=torch.float64, device=first.device)
-    for piece, row in zip(pieces, rows, strict=True):
-        moments(make(*piece), row)
-    collector.repeat(series, rows[0] if len(pieces) == 1 else merge_rows(rows.transpose(0, 1)))
