@@ -21,6 +21,8 @@ from trainermon.agent.commands import CommandBook
 from trainermon.agent.dumps import Dumps
 from trainermon.agent.feed import Feed
 from trainermon.agent.follower import Follower
+from trainermon.agent.integrity import RULE as INTEGRITY_RULE
+from trainermon.agent.integrity import IntegrityCheck
 from trainermon.agent.lock import write_atomically
 from trainermon.agent.pipeline import Pipeline
 from trainermon.agent.reactions import HistoryConsumer, MetricsConsumer, Reactions, RuleConsumer
@@ -37,7 +39,7 @@ from trainermon.exporters.store import read_cursors
 from trainermon.exporters.views import RunHistory
 from trainermon.monitor.errors import RuleError
 from trainermon.monitor.journal import Header
-from trainermon.monitor.values import SeriesKey, StatBlock
+from trainermon.monitor.values import SeriesKey, Severity, StatBlock
 
 TOKEN_FILE = "token"  # noqa: S105 - the name of the file
 SEGMENTS_FOLDER = "segments"
@@ -81,7 +83,9 @@ def assemble(spool: Path, settings: AgentSettings, node_dir: Path, executor: Exe
     engine = RuleEngine(rules)
     history = RunHistory()
     metrics = Exposition(
-        settings.run_id, rules={rule.name: rule.severity for rule in rules}, budget=_series_budget(settings)
+        settings.run_id,
+        rules={rule.name: rule.severity for rule in rules} | {INTEGRITY_RULE: Severity.WARNING},
+        budget=_series_budget(settings),
     )
     watch = RankWatch(spool)
     commands = CommandBook(spool, watch.send)
@@ -106,6 +110,7 @@ def assemble(spool: Path, settings: AgentSettings, node_dir: Path, executor: Exe
             RuleConsumer(engine, reactions.on_alert),
             MetricsConsumer(metrics),
             HistoryConsumer(history),
+            IntegrityCheck(reactions.on_alert, checks_norm=settings.watches_all_parameters),
             reactions,
         ],
         flush_bytes=settings.flush_bytes,

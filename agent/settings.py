@@ -53,6 +53,7 @@ class AgentSettings:
         escalation: What alerts may order.
         retention: How much stays in full detail.
         series_budget: Most series in `/metrics`, or None for the built-in rule.
+        watches_all_parameters: No parameter is left out by `targets`, so norms of gradients can be compared.
     """
 
     run_id: str
@@ -67,6 +68,7 @@ class AgentSettings:
     escalation: EscalationSettings = dataclasses.field(default_factory=EscalationSettings)
     retention: RetentionSettings = dataclasses.field(default_factory=RetentionSettings)
     series_budget: int | None = None
+    watches_all_parameters: bool = True
 
     def __post_init__(self) -> None:
         require(bool(self.run_id), "run_id", self.run_id, "a name that is not empty")

@@ -79,6 +79,7 @@ def write_agent_settings(spool: Path, run: Run, config: MonitorConfig) -> None:
             "port": config.agent.port,
             "linger_s": config.agent.linger_s,
             "flush_s": config.agent.flush_s,
+            "watches_all_parameters": not config.targets,
             "escalation": {
                 "max_bytes": int(escalation.max_dump_mb * MIB) if escalation.enabled else 0,
                 "max_per_hour": escalation.max_per_hour,

@@ -1,0 +1,211 @@
+"""Whether what the ranks report adds up: the monitor's check on itself, by comparing rows, without any collective.
+
+On every step that all ranks of the job have reported to this agent:
+
+* the elements of each parameter's reduced gradient that count in the global norm must be as many as the parameter has;
+* the root of their summed squares must be the gradient norm that the framework itself returned.
+
+A wrong slice, a shard that is counted twice or never, or a gradient that was read too early fails one of the two. In
+jobs on several nodes an agent sees its own ranks only and checks nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainermon.agent.pipeline import Consumer
+from trainermon.alerts.state import alert_id
+from trainermon.alerts.statistics import COUNT, INFS, NANS, SUM, SUM_SQ
+from trainermon.monitor.catalogue import GLOBAL_NORM_SERIES, LOSS_SCALE_SERIES, SKIPPED_SERIES
+from trainermon.monitor.journal import Header
+from trainermon.monitor.values import STATISTICS, Alert, AlertState, Finding, Kind, SeriesKey, Severity, StatBlock
+
+RULE = "monitor-integrity"
+TOLERANCE = 1e-3
+"""Relative; frameworks sum squares in float32, in an order of their own."""
+
+STEPS_TO_FIRE = 3
+"""Consecutive steps: one odd step may be the framework's (a gradient that was missing on one rank)."""
+
+MAX_OPEN_STEPS = 64
+
+
+class _Report(NamedTuple):
+    """One rank's part of one step: elements and squares by parameter name, and the framework's scalars."""
+
+    elements: Mapping[str, float]
+    squares: float
+    is_finite: bool
+    scalars: Mapping[str, float]
+
+
+class _Table(NamedTuple):
+    """What one rank's series table says about the rows to add up, aligned with it."""
+
+    names: tuple[str | None, ...]
+    weights: NDArray[np.float64]
+    scalars: Mapping[int, str]
+
+
+class IntegrityCheck(Consumer):
+    """Adds up what all ranks report of a step, and raises an alert about the monitor when it does not fit.
+
+    Args:
+        report: Where alerts go.
+        checks_norm: Whether every parameter of the model is watched; with some left out no norm can be compared.
+    """
+
+    def __init__(self, report: Callable[[Alert], None], *, checks_norm: bool = True) -> None:
+        self._report = report
+        self._checks_norm = checks_norm
+        self._attempt = 0
+        self._tables: dict[int, tuple[int, _Table]] = {}
+        self._sizes: dict[str, int] = {}
+        self._steps: dict[int, dict[int, _Report]] = {}
+        self._bad_steps = 0
+        self._first_bad = -1
+        self._firing: Alert | None = None
+
+    def on_block(self, header: Header, keys: Sequence[SeriesKey], block: StatBlock) -> None:
+        """Take one rank's step; when it was the last rank's, add up."""
+        if header.attempt < self._attempt:
+            return
+        if header.attempt > self._attempt:
+            self._begin(header.attempt)
+        rank = header.coordinates.rank
+        report = self._read(self._table(rank, header, keys), block)
+        if not report.elements and not report.scalars:
+            return
+        reports = self._steps.setdefault(block.step, {})
+        reports.setdefault(rank, report)
+        if len(reports) == header.coordinates.world_size:
+            del self._steps[block.step]
+            self._judge(block, reports)
+        while len(self._steps) > MAX_OPEN_STEPS:
+            del self._steps[min(self._steps)]
+
+    def _begin(self, attempt: int) -> None:
+        self._attempt = attempt
+        self._tables.clear()
+        self._sizes.clear()
+        self._steps.clear()
+        self._bad_steps, self._first_bad, self._firing = 0, -1, None
+
+    def _table(self, rank: int, header: Header, keys: Sequence[SeriesKey]) -> _Table:
+        known = self._tables.get(rank)
+        if known is None or known[0] != len(keys):
+            known = self._tables[rank] = (len(keys), self._read_table(header, keys))
+        return known[1]
+
+    def _read_table(self, header: Header, keys: Sequence[SeriesKey]) -> _Table:
+        names: list[str | None] = [None] * len(keys)
+        weights = np.zeros(len(keys))
+        scalars = {}
+        for number, (key, placement) in enumerate(zip(keys, header.placements, strict=True)):
+            if key.kind is Kind.STEP:
+                scalars[number] = key.name
+            elif key.kind is Kind.GRAD_REDUCED and placement is not None and placement.in_global_norm:
+                names[number] = key.name
+                weights[number] = 1.0 / placement.scale**2
+                self._sizes[key.name] = math.prod(placement.shape)
+        return _Table(tuple(names), weights, MappingProxyType(scalars))
+
+    @staticmethod
+    def _read(table: _Table, block: StatBlock) -> _Report:
+        series = np.asarray(block.series)
+        values = np.asarray(block.values, np.float64).reshape(len(STATISTICS), -1)
+        weights = table.weights[series]
+        counted = np.flatnonzero(weights)
+        elements = {table.names[series[row]]: values[COUNT, row] for row in counted}
+        return _Report(
+            elements={name: float(count) for name, count in elements.items() if name is not None},
+            squares=float(values[SUM_SQ, counted] @ weights[counted]),
+            is_finite=not values[NANS : INFS + 1, counted].any(),
+            scalars={
+                table.scalars[number]: math.nan if values[NANS : INFS + 1, row].any() else float(values[SUM, row])
+                for row, number in enumerate(series)
+                if number in table.scalars
+            },
+        )
+
+    def _judge(self, block: StatBlock, reports: Mapping[int, _Report]) -> None:
+        problem = self._missing(reports) or (self._wrong_norm(reports) if self._checks_norm else None)
+        if problem is None:
+            self._bad_steps = 0
+            if self._firing is not None:
+                self._resolve(block)
+            return
+        self._bad_steps += 1
+        if self._bad_steps == 1:
+            self._first_bad = block.step
+        if self._bad_steps == STEPS_TO_FIRE and self._firing is None:
+            name, found, expected, message = problem
+            self._firing = self._alert(block, name, found, expected, message)
+            self._report(self._firing)
+
+    def _missing(self, reports: Mapping[int, _Report]) -> tuple[str, float, float, str] | None:
+        total: dict[str, float] = {}
+        for report in reports.values():
+            for name, count in report.elements.items():
+                total[name] = total.get(name, 0.0) + count
+        wrong = [name for name, count in total.items() if count != self._sizes[name]]
+        if not wrong:
+            return None
+        name = wrong[0]
+        text = (
+            f"the ranks' shards of {len(wrong)} of {len(total)} gradients do not add up: "
+            f"{name} has {self._sizes[name]} elements, the shards have {total[name]:.0f}"
+        )
+        return name, total[name], float(self._sizes[name]), text
+
+    @staticmethod
+    def _wrong_norm(reports: Mapping[int, _Report]) -> tuple[str, float, float, str] | None:
+        told = [report.scalars for report in reports.values()]
+        known = next((scalars for scalars in told if GLOBAL_NORM_SERIES in scalars), None)
+        if known is None or known.get(SKIPPED_SERIES) or not all(report.is_finite for report in reports.values()):
+            return None
+        expected = known[GLOBAL_NORM_SERIES]
+        found = math.sqrt(sum(report.squares for report in reports.values())) / known.get(LOSS_SCALE_SERIES, 1.0)
+        if not math.isfinite(expected) or math.isclose(found, expected, rel_tol=TOLERANCE, abs_tol=1e-12):
+            return None
+        text = f"the norm of the collected gradients is {found:.6g}, the framework's own is {expected:.6g}"
+        return GLOBAL_NORM_SERIES, found, expected, text
+
+    def _alert(self, block: StatBlock, name: str, found: float, expected: float, message: str) -> Alert:
+        kind = Kind.STEP if name == GLOBAL_NORM_SERIES else Kind.GRAD_REDUCED
+        return Alert(
+            id=alert_id(RULE, rank=0, attempt=self._attempt, first_step=self._first_bad),
+            rule=RULE,
+            severity=Severity.WARNING,
+            state=AlertState.FIRING,
+            attempt=self._attempt,
+            rank=0,
+            step=block.step,
+            first_step=self._first_bad,
+            time_s=block.time_s,
+            kind=kind,
+            value=found,
+            baseline=expected,
+            num_series=1,
+            findings=(Finding(series=SeriesKey(kind, name), value=found, baseline=expected),),
+            message=f"{RULE}: at step {block.step} {message}; do not trust what trainermon says about gradients",
+        )
+
+    def _resolve(self, block: StatBlock) -> None:
+        assert self._firing is not None
+        ended = dataclasses.replace(
+            self._firing,
+            state=AlertState.RESOLVED,
+            step=block.step,
+            time_s=block.time_s,
+            message=f"{RULE}: over at step {block.step}, began at step {self._first_bad}",
+        )
+        self._firing = None
+        self._report(ended)
