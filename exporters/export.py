@@ -1,0 +1,123 @@
+"""Forms that a run is written in beside its store, by name; other packages may register more.
+
+    [project.entry-points."trainermon.exporters"]
+    mine = "package.module:MyExporter"
+
+An entry point names a callable that takes `ExportSettings` and returns an `Exporter`. Who calls it, in which thread,
+and what becomes of its failures is decided in `trainermon.agent.exports`.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import importlib
+import importlib.metadata
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from trainermon.monitor.errors import ConfigError
+from trainermon.monitor.journal import Header
+from trainermon.monitor.values import StatBlock
+
+GROUP = "trainermon.exporters"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ExportSettings:
+    """What an exporter is told.
+
+    Attributes:
+        run_dir: The run directory; what an exporter writes there belongs below a folder of its own.
+        ops: Statistics to write, see `trainermon.monitor.naming.COLUMNS`.
+        ndigits: Significant digits in text.
+        step_count_per_record: Steps per file, where a form has several.
+        append_output: Nothing, or two timestamps: go on in the newest folder that was begun between them.
+    """
+
+    run_dir: Path
+    ops: tuple[str, ...] = ("norm",)
+    ndigits: int = 6
+    step_count_per_record: int = 1
+    append_output: tuple[str, ...] = ()
+
+
+class Exporter(abc.ABC):
+    """Writes the steps of all local ranks in one form. All calls come from one thread; any may raise."""
+
+    @abc.abstractmethod
+    def write(self, header: Header, block: StatBlock) -> None:
+        """Write one step of one rank, `header` with the rank's whole series table.
+
+        The steps of a rank and attempt come in order. After a restart of the agent those since the last commit come
+        again: what was written of the first of them and of all that follow must then be replaced.
+        """
+
+    def flush(self) -> None:  # noqa: B027  (an exporter without a buffer has nothing to do)
+        """Bring everything written so far to where it can be read; called when nothing is waiting."""
+
+    def close(self) -> None:  # noqa: B027
+        """Release what is held."""
+
+
+class NullExporter(Exporter):
+    """Takes everything and writes nothing; it counts.
+
+    Attributes:
+        num_blocks: Blocks taken.
+        num_flushes: Flushes asked for.
+        is_closed: Whether `close` was called.
+    """
+
+    def __init__(self, settings: ExportSettings) -> None:
+        self.settings = settings
+        self.num_blocks = self.num_flushes = 0
+        self.is_closed = False
+
+    def write(self, header: Header, block: StatBlock) -> None:
+        """Count the block."""
+        del header, block
+        self.num_blocks += 1
+
+    def flush(self) -> None:
+        """Count the flush."""
+        self.num_flushes += 1
+
+    def close(self) -> None:
+        """Take note."""
+        self.is_closed = True
+
+
+BUILT_IN: Mapping[str, str] = {
+    "csv": "trainermon.exporters.csv_files:CsvExporter",
+    "tensorboard": "trainermon.exporters.tensorboard:TensorBoardExporter",
+    "null": "trainermon.exporters.export:NullExporter",
+}
+IN_PROCESS = frozenset({"api"})
+"""Forms that the training process itself serves."""
+
+
+def make_exporter(name: str, settings: ExportSettings) -> Exporter:
+    """Return a new exporter of the form `name`: a built-in one, else that of an installed package.
+
+    Raises:
+        ConfigError: There is none of that name, or it cannot be made.
+    """
+    try:
+        return _factory(name)(settings)
+    except ImportError as error:
+        raise ConfigError(f"format {name!r} cannot be written: {error}") from error
+
+
+def _factory(name: str) -> Callable[[ExportSettings], Exporter]:
+    if name in BUILT_IN:
+        module, _, attribute = BUILT_IN[name].partition(":")
+        built_in: Callable[[ExportSettings], Exporter] = getattr(importlib.import_module(module), attribute)
+        return built_in
+    points = importlib.metadata.entry_points(group=GROUP)
+    for point in points:
+        if point.name == name:
+            registered: Callable[[ExportSettings], Exporter] = point.load()
+            return registered
+    known = sorted({*BUILT_IN, *IN_PROCESS, *(point.name for point in points)})
+    raise ConfigError(f"format: found {name!r}, expected one of {', '.join(known)}")
