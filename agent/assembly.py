@@ -19,6 +19,7 @@ import numpy as np
 from trainermon.agent.alerting import AlertBook
 from trainermon.agent.commands import CommandBook
 from trainermon.agent.dumps import Dumps
+from trainermon.agent.exports import Exports, make_exports
 from trainermon.agent.feed import Feed
 from trainermon.agent.follower import Follower
 from trainermon.agent.integrity import RULE as INTEGRITY_RULE
@@ -26,8 +27,10 @@ from trainermon.agent.integrity import IntegrityCheck
 from trainermon.agent.lock import write_atomically
 from trainermon.agent.pipeline import Pipeline
 from trainermon.agent.reactions import HistoryConsumer, MetricsConsumer, Reactions, RuleConsumer
+from trainermon.agent.reconfigure import ConfigWatch
 from trainermon.agent.settings import AgentSettings
 from trainermon.agent.watch import RankWatch
+from trainermon.alerts.anomalies import anomaly_rules
 from trainermon.alerts.engine import RuleEngine
 from trainermon.alerts.escalation import Escalator
 from trainermon.alerts.log import AlertLog
@@ -61,9 +64,11 @@ class Parts:
     commands: CommandBook
     dumps: Dumps
     engine: RuleEngine
+    exports: Exports
     feed: Feed
     history: RunHistory
     metrics: Exposition
+    config_watch: ConfigWatch
     pipeline: Pipeline
     reactions: Reactions
     watch: RankWatch
@@ -77,7 +82,7 @@ def assemble(spool: Path, settings: AgentSettings, node_dir: Path, executor: Exe
     """
     segments = node_dir / SEGMENTS_FOLDER
     node_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    rules = _load_rules(settings)
+    rules = (*_load_rules(settings), *anomaly_rules(settings.anomalies))
     log = AlertLog(node_dir / ALERTS_FILE)
     alerts = AlertBook(executor, log)
     engine = RuleEngine(rules)
@@ -102,6 +107,7 @@ def assemble(spool: Path, settings: AgentSettings, node_dir: Path, executor: Exe
         rules=rules,
         watch=watch,
     )
+    exports = make_exports(settings)
     pipeline = Pipeline(
         spool,
         segments,
@@ -112,7 +118,9 @@ def assemble(spool: Path, settings: AgentSettings, node_dir: Path, executor: Exe
             HistoryConsumer(history),
             IntegrityCheck(reactions.on_alert, checks_norm=settings.watches_all_parameters),
             reactions,
+            exports,
         ],
+        before_commit=exports.drain,
         flush_bytes=settings.flush_bytes,
         flush_s=settings.flush_s,
     )
@@ -126,9 +134,11 @@ def assemble(spool: Path, settings: AgentSettings, node_dir: Path, executor: Exe
         commands=commands,
         dumps=dumps,
         engine=engine,
+        exports=exports,
         feed=feed,
         history=history,
         metrics=metrics,
+        config_watch=_config_watch(settings, watch=watch, executor=executor, reactions=reactions, metrics=metrics),
         pipeline=pipeline,
         reactions=reactions,
         watch=watch,
@@ -173,6 +183,22 @@ def read_token(path: Path) -> str:
         write_atomically(path, token.encode())
     os.chmod(path, 0o600)
     return token
+
+
+def _config_watch(
+    settings: AgentSettings, *, watch: RankWatch, executor: Executor, reactions: Reactions, metrics: Exposition
+) -> ConfigWatch:
+    return ConfigWatch(
+        Path(settings.config_file) if settings.config_file else None,
+        settings.run_dir,
+        mtime_ns=settings.config_mtime_ns,
+        watch=watch,
+        executor=executor,
+        submit=reactions.configure,
+        count_problem=lambda: metrics.add("trainermon_refused_configurations_total"),
+        world_size=settings.world_size,
+        margin_steps=settings.escalation.margin_steps,
+    )
 
 
 def _load_rules(settings: AgentSettings) -> tuple[Rule, ...]:

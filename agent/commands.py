@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from trainermon.monitor.config import parse_config
 from trainermon.monitor.errors import ConfigError
 from trainermon.monitor.values import Action, Command, as_plain
 
@@ -22,6 +23,7 @@ MAX_REMEMBERED = 1000
 MAX_STEPS = 1000
 MAX_SCOPE = 1000
 MAX_TEXT = 1000
+MAX_CONFIG = 100_000
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")  # it becomes the name of a folder
 
 Sender = Callable[[int, Sequence[Command]], None]
@@ -72,6 +74,8 @@ def parse_command(body: Any, *, next_step: int) -> Command:
     _require(task in ("statistics", "tensor"), "task", task, "'statistics' or 'tensor'")
     reason = body.get("reason", "")
     _require(_is_text(reason), "reason", reason, f"a text of at most {MAX_TEXT} characters")
+    config = body.get("config", "")
+    _check_config(config, wanted=action == Action.CONFIGURE)
     return Command(
         id=str(identity),
         action=Action(action),
@@ -81,6 +85,7 @@ def parse_command(body: Any, *, next_step: int) -> Command:
         task=task,
         scope=tuple(scope),
         reason=reason,
+        config=config,
     )
 
 
@@ -191,6 +196,19 @@ def _whole(body: Mapping[str, Any], key: str, default: int, low: int, high: int)
     good = isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
     _require(good, key, value, f"a whole number from {low} to {high}")
     return int(value)
+
+
+def _check_config(text: Any, *, wanted: bool) -> None:
+    good = isinstance(text, str) and len(text) <= MAX_CONFIG and bool(text) is wanted
+    expected = "the text of a JSON object" if wanted else "no configuration"
+    _require(good, "config", text, f"{expected} for this action")
+    if wanted:
+        try:
+            mapping = json.loads(text)
+        except ValueError:
+            mapping = None
+        _require(isinstance(mapping, Mapping), "config", text, expected)
+        parse_config(mapping)
 
 
 def _is_text(value: Any) -> bool:

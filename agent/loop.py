@@ -112,6 +112,7 @@ class Agent:
         if now_s - self._looked_s >= LOOK_S:
             self._looked_s = now_s
             self._look(now_s)
+            self._parts.config_watch.poll(now_s, self._parts.reactions.attempt)
         num_records = self._parts.pipeline.step()
         if not num_records:
             self._forget_gone()
@@ -305,6 +306,7 @@ class Agent:
         cleared = self._executor.submit(_clear_targets, *self._targets_files())
         await asyncio.wait([asyncio.wrap_future(cleared)], timeout=CLEAR_LIMIT_S)
         self._parts.pipeline.close()
+        self._parts.exports.close()
         self._parts.watch.close()
 
 

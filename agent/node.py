@@ -137,7 +137,10 @@ class RunNode:
         metrics, pipeline = self._parts.metrics, self._parts.pipeline
         metrics.set_alerts(self._parts.alerts.firing)
         metrics.set("trainermon_commits_total", pipeline.num_commits)
-        metrics.set("trainermon_errors_total", pipeline.num_consumer_errors + self.num_faults)
+        metrics.set(
+            "trainermon_errors_total",
+            pipeline.num_consumer_errors + self.num_faults + self._parts.exports.num_errors,
+        )
         return metrics.render(accept)
 
     def order(self, body: Any) -> dict[str, Any]:

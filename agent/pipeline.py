@@ -59,7 +59,8 @@ class Consumer:
 class Pipeline:
     """Moves records from the journals in `spool` to the consumers, and to the segments in `directory`.
 
-    `executor` must run one job at a time. All methods belong to one thread.
+    `executor` must run one job at a time; `before_commit` is called in its thread before each commit. All methods
+    belong to one thread.
 
     Attributes:
         follower: The hot path's follower: headers, ends, refusals.
@@ -79,6 +80,7 @@ class Pipeline:
         *,
         executor: Executor,
         consumers: Sequence[Consumer] = (),
+        before_commit: Callable[[], object] = lambda: None,
         flush_bytes: int = 8 << 20,
         flush_s: float = 30.0,
         clock: Callable[[], float] = time.monotonic,
@@ -87,6 +89,7 @@ class Pipeline:
         self.store_error = ""
         self._spool = spool
         self._consumers = tuple(consumers)
+        self._before_commit = before_commit
         self._executor = executor
         self._flush_bytes = flush_bytes
         self._flush_s = flush_s
@@ -193,7 +196,7 @@ class Pipeline:
 
     def _submit(self) -> None:
         if self._batch:
-            self._commit = self._executor.submit(commit, self._batch, self._spool)
+            self._commit = self._executor.submit(commit, self._batch, self._spool, self._before_commit)
 
     def _settle(self) -> None:
         """Take note of a commit that has come to an end; repeat one that failed, after a while."""
@@ -222,12 +225,13 @@ class Pipeline:
                 done.set_result(None)
 
 
-def commit(batch: Batch, spool: Path) -> Path:
-    """Write the segment, then remove the journal files that it makes superfluous; runs in the worker's thread.
+def commit(batch: Batch, spool: Path, before: Callable[[], object] = lambda: None) -> Path:
+    """Write the segment after `before`, then remove the journal files that it makes superfluous; in the worker.
 
     Raises:
         StoreError: The segment could not be written; nothing was removed.
     """
+    before()
     path = batch.write()
     try:
         for rank, position in batch.metadata.positions.items():

@@ -16,6 +16,7 @@ from trainermon.agent.commands import CommandBook, DuplicateError
 from trainermon.agent.dumps import DumpEntry, Dumps
 from trainermon.agent.feed import Feed
 from trainermon.agent.pipeline import Consumer
+from trainermon.agent.reconfigure import REACH_S
 from trainermon.agent.watch import RankWatch
 from trainermon.alerts.engine import RuleEngine
 from trainermon.alerts.escalation import Escalator
@@ -114,7 +115,8 @@ class Reactions(Consumer):
             return
         _log.info("%s %s: %s", alert.severity, alert.state, alert.message)
         self._feed.publish("alert", self.plain_alert(alert))
-        orders = self._escalator.decide(alert, self._watch.steps, time.time())
+        margin = self._watch.margin(REACH_S, at_least=1)
+        orders = self._escalator.decide(alert, self._watch.steps, time.time(), margin_steps=margin)
         ranks: dict[Command, list[int]] = {}
         for rank, commands in orders.items():
             for command in commands:
@@ -140,6 +142,10 @@ class Reactions(Consumer):
         if event.get("type") in ("warning", "detached"):
             _log.warning("rank %d %s: %s", rank, event["type"], event.get("message"))
             return
+        if event.get("type") == "configuration":
+            level = logging.INFO if event.get("status") == "applied" else logging.WARNING
+            _log.log(level, "rank %d configuration %s: %s", rank, event.get("status"), event.get("reason"))
+            return
         if event.get("type") not in ("dump", "replay"):
             return
         self._count(event)
@@ -152,6 +158,11 @@ class Reactions(Consumer):
                 self.new_dumps.append(entry)
             self._feed.publish("dump", entry.as_plain())
         _log.info("rank %d %s of step %s: %s", rank, event["type"], event.get("step"), event.get("status"))
+
+    def configure(self, command: Command) -> None:
+        """Hand an edited configuration to every living rank, unless an earlier agent has done so."""
+        if self._commands.first_step(command.id) is None:
+            self._order(command, sorted(self._watch.steps), attempt=self.attempt)
 
     def on_end(self, header: Header) -> None:
         """Note that a rank has ended in good order."""
@@ -171,7 +182,7 @@ class Reactions(Consumer):
         try:
             self._commands.submit(command, ranks, attempt=attempt, steps=self._watch.steps)
         except (DuplicateError, OSError) as error:
-            _log.warning("the dump for alert %s was not ordered: %s", command.id, error)
+            _log.warning("command %s was not ordered: %s", command.id, error)
 
     def _count(self, event: Mapping[str, Any]) -> None:
         self._metrics.add("trainermon_dumps_total")

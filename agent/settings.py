@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from trainermon.agent.lock import SETTINGS_FILE
+from trainermon.alerts.anomalies import AnomalySettings
 from trainermon.alerts.escalation import EscalationSettings
 from trainermon.monitor.errors import ConfigError
 from trainermon.monitor.strict import build, require
@@ -37,6 +38,25 @@ class RetentionSettings:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class OutputSettings:
+    """Forms that the run is written in beside its store; see `trainermon.exporters.export.ExportSettings`.
+
+    Attributes:
+        format: Names of the forms.
+        ops: Statistics to write.
+        ndigits: Significant digits in text.
+        step_count_per_record: Steps per file.
+        append_output: Nothing, or two timestamps between which the folder was begun that rows are appended to.
+    """
+
+    format: tuple[str, ...] = ()
+    ops: tuple[str, ...] = ("norm",)
+    ndigits: int = 6
+    step_count_per_record: int = 1
+    append_output: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class AgentSettings:
     """Everything the agent is told.
 
@@ -52,8 +72,13 @@ class AgentSettings:
         flush_bytes: Bytes of journal after which a commit is due earlier.
         escalation: What alerts may order.
         retention: How much stays in full detail.
+        outputs: In which further forms the run is written.
+        anomalies: Rules of msprobe's monitor that are evaluated too.
         series_budget: Most series in `/metrics`, or None for the built-in rule.
         watches_all_parameters: No parameter is left out by `targets`, so norms of gradients can be compared.
+        world_size: Ranks of the job.
+        config_file: File whose edits are brought to the ranks, or None.
+        config_mtime_ns: Its time of modification when the ranks read it.
     """
 
     run_id: str
@@ -67,8 +92,13 @@ class AgentSettings:
     flush_bytes: int = 8 * MIB
     escalation: EscalationSettings = dataclasses.field(default_factory=EscalationSettings)
     retention: RetentionSettings = dataclasses.field(default_factory=RetentionSettings)
+    outputs: OutputSettings = dataclasses.field(default_factory=OutputSettings)
+    anomalies: AnomalySettings = dataclasses.field(default_factory=AnomalySettings)
     series_budget: int | None = None
     watches_all_parameters: bool = True
+    world_size: int = 1
+    config_file: str | None = None
+    config_mtime_ns: int = 0
 
     def __post_init__(self) -> None:
         require(bool(self.run_id), "run_id", self.run_id, "a name that is not empty")

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
+from collections import deque
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
@@ -17,6 +19,8 @@ from trainermon.monitor.control import ControlReader, Phase
 from trainermon.monitor.errors import SpoolError
 from trainermon.monitor.spool import list_ranks, rank_alive
 from trainermon.monitor.values import Command
+
+MAX_PACE_LOOKS = 50
 
 _log = logging.getLogger(__name__)
 
@@ -44,6 +48,7 @@ class RankWatch:
         self.ranks: dict[int, RankState] = {}
         self._spool = spool
         self._readers: dict[int, ControlReader] = {}
+        self._pace: deque[tuple[float, int]] = deque(maxlen=MAX_PACE_LOOKS)
 
     @property
     def num_alive(self) -> int:
@@ -69,10 +74,23 @@ class RankWatch:
                 gone.append(rank)
             state.alive = alive
             self._read_beat(state, now_s)
+        self._pace.append((now_s, max(self.steps.values(), default=0)))
         return gone
+
+    def margin(self, reach_s: float, *, at_least: int) -> int:
+        """Return how many steps ahead of the newest one is at least `reach_s` seconds away at the present pace.
+
+        Until a pace is known, and for steps slower than `reach_s`, it is `at_least`.
+        """
+        if len(self._pace) < 2:
+            return at_least
+        (first_s, first_step), (last_s, last_step) = self._pace[0], self._pace[-1]
+        steps_per_s = (last_step - first_step) / max(last_s - first_s, 1e-9)
+        return max(at_least, math.ceil(steps_per_s * reach_s) + 1)
 
     def restart_timers(self, now_s: float) -> None:
         """Forget how long ranks have been silent: this process itself was stopped, and has not been looking."""
+        self._pace.clear()
         for state in self.ranks.values():
             state.changed_s = now_s
 

@@ -119,7 +119,9 @@ class Escalator:
             for rank in decision.ranks
         )
 
-    def decide(self, alert: Alert, steps: Mapping[int, int], now_s: float) -> dict[int, list[Command]]:
+    def decide(
+        self, alert: Alert, steps: Mapping[int, int], now_s: float, *, margin_steps: int = 0
+    ) -> dict[int, list[Command]]:
         """Return the commands that follow from an alert: at most one for each rank concerned, nothing for most alerts.
 
         An alert that was decided about before, that is not firing, or whose rule does not escalate has no consequence.
@@ -131,11 +133,12 @@ class Escalator:
             alert: As it came from the engine.
             steps: The last known step of every local rank that is alive.
             now_s: Unix time; only differences matter.
+            margin_steps: How many steps a rank makes until it can have read the command; the settings' is the least.
         """
         escalation = self._escalations.get(alert.rule)
         if escalation is None or alert.state is not AlertState.FIRING or alert.id in self._decisions:
             return {}
-        decision = self._judge(alert, steps, now_s)
+        decision = self._judge(alert, steps, now_s, max(margin_steps, self._settings.margin_steps))
         self._decisions[alert.id] = decision
         self._record({"decision": dataclasses.asdict(decision)})
         if not decision.ranks:
@@ -148,7 +151,7 @@ class Escalator:
             self._written[command_id, rank] = num_bytes
             self._record({"settled": {"command": command_id, "rank": rank, "num_bytes": num_bytes}})
 
-    def _judge(self, alert: Alert, steps: Mapping[int, int], now_s: float) -> Decision:
+    def _judge(self, alert: Alert, steps: Mapping[int, int], now_s: float, margin_steps: int) -> Decision:
         incident = f"{alert.rule}/{alert.attempt}/{alert.first_step}"
         followed = [other for other in self._decisions.values() if other.ranks]
         same = [other for other in followed if other.incident == incident]
@@ -167,7 +170,7 @@ class Escalator:
         )
         if decision.reason:
             return decision
-        ahead = max(alert.step, *steps.values()) + self._settings.margin_steps
+        ahead = max(alert.step, *steps.values()) + margin_steps
         first_step = max(ahead, *(other.first_step for other in same)) if same else ahead
         return dataclasses.replace(
             decision, ranks=ranks, first_step=first_step, bytes_per_rank=share, reason=alert.message

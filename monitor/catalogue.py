@@ -305,6 +305,11 @@ _LIST = (
         help="Faults inside the agent that were caught, logged and survived.",
     ),
     Metric(
+        name="trainermon_refused_configurations_total",
+        type=MetricType.COUNTER,
+        help="Edits of the configuration file that were refused because they were not valid.",
+    ),
+    Metric(
         name="trainermon_collection_duration_seconds",
         type=MetricType.GAUGE,
         help="Time that collecting and rendering the previous exposition took.",

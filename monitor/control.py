@@ -87,7 +87,6 @@ class ControlPage:
         self._words = memoryview(self._map).cast("Q")
         beat = _newest_beat(self._map)
         self._generation = beat.generation if beat else 0
-        self._step = -1
         self._pid = os.getpid()
         self._word = -1
         self._epoch = 0
@@ -95,7 +94,6 @@ class ControlPage:
 
     def beat(self, step: int, phase: Phase, time_s: float) -> None:
         """The agent sees step and phase. Cost: about 0.45 µs, no system call."""
-        self._step = step
         self._generation = generation = self._generation + 1
         slot = _BEAT.pack(generation, step, time_s, phase, self._pid)
         offset = _SLOTS[generation & 1]
@@ -112,14 +110,14 @@ class ControlPage:
         return self._epoch
 
     def read_commands(self) -> list[Command]:
-        """Return the commands that are not over at the step of the last beat.
+        """Return every command of the set, also those whose steps are past: it is the reader's to say that it is late.
 
         What cannot be understood is left out and named in `command_problem`. Cost: reads a file, for when the epoch
         changed.
         """
         commands, problems = _read_commands(self._command_path)
         self.command_problem = "; ".join(problems)
-        return [command for command in commands if command.first_step + command.num_steps > self._step]
+        return commands
 
     def close(self) -> None:
         """The page is unmapped; beats go nowhere and the epoch stays. May be called again."""
@@ -327,4 +325,5 @@ _FIELD_TYPES = {
     "task": str,
     "max_bytes": int,
     "reason": str,
+    "config": str,
 }

@@ -256,6 +256,7 @@ class Action(str, enum.Enum):
 
     COLLECT = "collect"
     DUMP = "dump"
+    CONFIGURE = "configure"
     STOP = "stop"
 
     def __str__(self) -> str:
@@ -268,7 +269,8 @@ class Command:
 
     A rank that is already past `first_step` when it reads the command does nothing and says so (`late`): nothing ever
     waits. `level` is L0 (modules); `task` is `statistics` or `tensor`; an empty `scope` means every module.
-    `max_bytes` bounds what this command may write on this rank.
+    `max_bytes` bounds what this command may write on this rank. `config` is the text of a JSON object, the whole new
+    configuration, for `configure` only.
     """
 
     id: str
@@ -280,6 +282,7 @@ class Command:
     scope: tuple[str, ...] = ()
     max_bytes: int = 1 << 30
     reason: str = ""
+    config: str = ""
 
 
 def as_plain(value: Any) -> Any:

@@ -28,7 +28,7 @@ def load_config(source: str | Path | Mapping[str, Any] | None) -> tuple[MonitorC
         return parse_config(source)
     path = Path(source)
     try:
-        return parse_config(_read_mapping(path))
+        return parse_config(read_mapping(path))
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
 
@@ -39,7 +39,12 @@ def parse_config(raw: Mapping[str, Any]) -> tuple[MonitorConfig, tuple[str, ...]
     return build(MonitorConfig, wanted, ""), notes
 
 
-def _read_mapping(path: Path) -> Mapping[str, Any]:
+def read_mapping(path: Path) -> Mapping[str, Any]:
+    """Return the keys and values of a JSON or YAML file; an empty one has none.
+
+    Raises:
+        ConfigError: It cannot be read or parsed, or is no mapping.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -16,12 +16,12 @@ from torch import Tensor
 
 import trainermon
 from trainermon.monitor import launcher
-from trainermon.monitor.config import MonitorConfig, load_config
+from trainermon.monitor.config import MonitorConfig
 from trainermon.monitor.control import ControlPage, Phase
-from trainermon.monitor.errors import TrainermonError
 from trainermon.monitor.journal import Header, JournalWriter
 from trainermon.monitor.session.checks import check_against_model
 from trainermon.monitor.session.dumps import Dumps
+from trainermon.monitor.session.reconfigure import Reconfiguration
 from trainermon.monitor.session.run_files import MIB, write_agent_settings, write_run_files
 from trainermon.monitor.session.step_loop import StepLoop
 from trainermon.monitor.spool import RankLock, open_spool
@@ -67,8 +67,7 @@ class Attached:
         self._dumps = Dumps(run, coordinates, training, journal=self._journal, page=self._page)
         self._guard = Guard(self._let_go)
         self._loop: StepLoop | None = None
-        self._config_source: Path | None = None
-        self._config_mtime_ns = 0
+        self._reconfiguration = Reconfiguration(self._page, self._journal, self._reconfigure)
 
     def start(self, *, num_micro_steps: int, step: int, config_source: object) -> None:
         """Attach the hooks, write what others need to know, and start the agent on local rank 0."""
@@ -88,10 +87,8 @@ class Attached:
         write_run_files(self.run, self._coordinates, self._config, self._training, bytes_per_step=bytes_per_step)
         self._page.beat(step, Phase.STEP, time.time())
         if self._coordinates.local_rank == 0:
-            self._start_agent(rows)
-        if isinstance(config_source, str | Path) and _is_dynamic(self._config):
-            self._config_source = Path(config_source)
-            self._config_mtime_ns = self._config_source.stat().st_mtime_ns
+            is_followed = isinstance(config_source, str | Path) and _is_dynamic(self._config)
+            self._start_agent(rows, edits=Path(config_source) if is_followed else None)  # type: ignore[arg-type]
         self._loop.start()
         _living.add(self)
 
@@ -147,8 +144,8 @@ class Attached:
             placements=(),
         )
 
-    def _start_agent(self, rows: int) -> None:
-        write_agent_settings(self._spool, self.run, self._config)
+    def _start_agent(self, rows: int, *, edits: Path | None) -> None:
+        write_agent_settings(self._spool, self.run, self._config, self._coordinates, edits=edits)
         if self._config.rules:
             launcher.check_rules(Path(self._config.rules))
         logger.info("run %s (attempt %d) in %s", self.run.run_id, self.run.attempt, self.run.directory)
@@ -197,26 +194,14 @@ class Attached:
             time.sleep(POLL_S)
 
     def _between_steps(self, step: int) -> None:
-        """Look for commands and for an edited configuration; the page is polled, and the file only where asked for."""
+        """Look for commands; it is memory that is looked at, never a file, unless something has come."""
         self._dumps.poll_commands(step)
-        if self._config_source is None or self._loop is None:
-            return
-        mtime_ns = self._config_source.stat().st_mtime_ns if self._config_source.exists() else self._config_mtime_ns
-        if mtime_ns != self._config_mtime_ns:
-            self._config_mtime_ns = mtime_ns
-            self._reload(self._loop)
+        self._reconfiguration.poll(step)
 
-    def _reload(self, loop: StepLoop) -> None:
-        try:
-            wanted, _ = load_config(self._config_source)
-            self._config = check_against_model(wanted, self._training, self._coordinates)
-        except TrainermonError as error:
-            message = f"the edited configuration is refused, the old one stays: {error}"
-            logger.warning(message)
-            self._journal.append_event({"type": "warning", "message": message})
-            return
-        loop.reconfigure(self._config)
-        logger.info("configuration %s applies from step %d on", self._config_source, loop.step)
+    def _reconfigure(self, wanted: MonitorConfig) -> None:
+        assert self._loop is not None
+        self._config = check_against_model(wanted, self._training, self._coordinates)
+        self._loop.reconfigure(self._config)
 
 
 def _contained(ending: Callable[[], None]) -> None:

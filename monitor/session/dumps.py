@@ -173,6 +173,8 @@ class Dumps:
                 self._take_up(command, step)
 
     def _take_up(self, command: Command, step: int) -> None:
+        if command.action is Action.CONFIGURE:
+            return
         if command.action is Action.STOP:
             self._orders.clear()
         elif command.first_step < step:

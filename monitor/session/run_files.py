@@ -66,8 +66,13 @@ def write_run_files(
         ) from error
 
 
-def write_agent_settings(spool: Path, run: Run, config: MonitorConfig) -> None:
-    """Write `agent.json`, from which the node agent of this run learns everything."""
+def write_agent_settings(
+    spool: Path, run: Run, config: MonitorConfig, coordinates: Coordinates, *, edits: Path | None = None
+) -> None:
+    """Write `agent.json`, from which the node agent of this run learns everything.
+
+    `edits` is the configuration file that the agent follows, if any.
+    """
     escalation = config.escalation
     _write(
         spool / "agent.json",
@@ -80,6 +85,23 @@ def write_agent_settings(spool: Path, run: Run, config: MonitorConfig) -> None:
             "linger_s": config.agent.linger_s,
             "flush_s": config.agent.flush_s,
             "watches_all_parameters": not config.targets,
+            "world_size": coordinates.world_size,
+            "config_file": str(edits.absolute()) if edits else None,
+            "config_mtime_ns": edits.stat().st_mtime_ns if edits else 0,
+            "outputs": {
+                "format": config.format,
+                "ops": config.ops,
+                "ndigits": config.ndigits,
+                "step_count_per_record": config.step_count_per_record,
+                "append_output": config.append_output,
+            },
+            "anomalies": {
+                "rules": [
+                    {"rule_name": rule.rule_name, "threshold": rule.args.threshold} for rule in config.alert.rules
+                ],
+                "dump": config.alert.dump,
+                "ops": config.ops,
+            },
             "escalation": {
                 "max_bytes": int(escalation.max_dump_mb * MIB) if escalation.enabled else 0,
                 "max_per_hour": escalation.max_per_hour,

@@ -127,10 +127,11 @@ class StepLoop:
         self.collector.write_ready(wait=True)
 
     def reconfigure(self, config: MonitorConfig) -> None:
-        """Collect by `config` from the next step on."""
+        """Collect by `config` from the next step on, or from its `start_step` if that is later."""
         self._detach()
         self._config = config
-        self._schedule = Schedule(config.start_step, config.step_interval, config.collect_times)
+        first_step = max(config.start_step, self.step)
+        self._schedule = Schedule(first_step, config.step_interval, config.collect_times)
         self._dumps.configure(config)
         self._make_taps()
 

@@ -1,6 +1,5 @@
 """Whatever goes wrong inside the monitor, training ends with the same losses and weights, and nothing stays behind."""
 
-import json
 import logging
 import subprocess
 import sys
@@ -160,40 +159,6 @@ def test_a_fault_at_any_border_leaves_the_run_as_it_is(places, monkeypatch, capl
     assert_nothing_left(*found[2:])
     lines = [record.getMessage() for record in caplog.records if "planted fault" in record.getMessage()]
     assert lines == ["the monitor detached itself after RuntimeError: planted fault; training goes on unwatched"]
-
-
-def test_a_malformed_edit_of_the_configuration_changes_nothing_and_is_reported(places, tmp_path, caplog):
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps({"dynamic_on": True, "agent": {"start": False}}))
-
-    def edit(step):
-        if step == 1:
-            path.write_text('{"wg_distribution": "perhaps"')
-        if step == 2:
-            path.write_text(json.dumps({"wg_distribtion": True}))
-
-    with caplog.at_level(logging.WARNING, logger="trainermon"):
-        found = train(str(path), before_step=edit)
-
-    assert_same_run(found, train(None))
-    journal = RankJournal(only_spool(places[0]))
-    assert sorted(journal.rows) == list(range(STEPS))
-    messages = [event["message"] for event in journal.events]
-    assert len(messages) == 2
-    assert "is not valid JSON" in messages[0]
-    assert "wg_distribtion: unknown key; did you mean 'wg_distribution'?" in messages[1]
-
-
-def test_a_good_edit_of_the_configuration_applies_from_the_next_step_on(places, tmp_path):
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps({"dynamic_on": True, "agent": {"start": False}}))
-    wanted = {"dynamic_on": True, "mv_distribution": True, "agent": {"start": False}}
-
-    train(str(path), before_step=lambda step: path.write_text(json.dumps(wanted)) if step == 1 else None)
-
-    journal = RankJournal(only_spool(places[0]))
-    kinds = {step: {str(key.kind) for key in rows} for step, rows in journal.rows.items()}
-    assert ["exp_avg" in kinds[step] for step in range(STEPS)] == [False, False, True, True]
 
 
 def test_an_unwritable_output_directory_is_refused_before_training(places, monkeypatch, tmp_path):

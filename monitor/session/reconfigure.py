@@ -1,0 +1,74 @@
+"""A new configuration, sent by the agent, put into force at the step that it names."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+
+from trainermon.monitor.config import MonitorConfig, parse_config
+from trainermon.monitor.control import ControlPage
+from trainermon.monitor.errors import TrainermonError
+from trainermon.monitor.journal import JournalWriter
+from trainermon.monitor.values import Action, Command
+
+logger = logging.getLogger("trainermon")
+
+
+class Reconfiguration:
+    """Puts each configuration that arrives into force before its first step, or says why it does not.
+
+    A rank that is past that step when it reads the command leaves everything as it is: otherwise ranks would differ
+    from one another on the steps in between, without anybody knowing.
+
+    Args:
+        page: Where commands arrive.
+        journal: Where it is said what became of them.
+        apply: Puts a configuration into force from the coming step on; raises TrainermonError if the model does not
+            have what it asks for, and has then changed nothing.
+    """
+
+    def __init__(self, page: ControlPage, journal: JournalWriter, apply: Callable[[MonitorConfig], None]) -> None:
+        self._page = page
+        self._journal = journal
+        self._apply = apply
+        self._epoch = page.epoch()
+        self._known: set[str] = set()
+        self._waiting: list[Command] = []
+
+    def poll(self, step: int) -> None:
+        """Take up what has arrived; `step` is the next one to begin. Costs one memory read when nothing has."""
+        epoch = self._page.epoch()
+        if epoch != self._epoch:
+            self._epoch = epoch
+            for command in self._page.read_commands():
+                if command.action is Action.CONFIGURE and command.id not in self._known:
+                    self._known.add(command.id)
+                    self._waiting.append(command)
+        if self._waiting:
+            due = [command for command in self._waiting if command.first_step <= step]
+            self._waiting = [command for command in self._waiting if command.first_step > step]
+            for command in due:
+                self._put_into_force(command, step)
+
+    def _put_into_force(self, command: Command, step: int) -> None:
+        if command.first_step < step:
+            self._tell(
+                command, "late", f"it was to apply from step {command.first_step} on, but this rank is at step {step}"
+            )
+            return
+        try:
+            config, _ = parse_config(json.loads(command.config))
+            self._apply(config)
+        except (TrainermonError, ValueError) as error:
+            self._tell(command, "refused", str(error))
+            return
+        self._tell(command, "applied", "")
+
+    def _tell(self, command: Command, status: str, reason: str) -> None:
+        event = {"type": "configuration", "step": command.first_step, "command": command.id, "status": status}
+        self._journal.append_event({**event, "reason": reason})
+        if reason:
+            logger.warning("the new configuration is %s, the old one stays: %s", status, reason)
+        else:
+            logger.info("the new configuration applies from step %d on", command.first_step)
