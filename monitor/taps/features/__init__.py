@@ -1,0 +1,111 @@
+"""Features of special modules: attention, weight matrices, routers, FP8."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+from collections.abc import Sequence
+from functools import partial
+
+from trainermon.monitor.config import MonitorConfig
+from trainermon.monitor.errors import ConfigError
+from trainermon.monitor.taps.collector import Collector
+from trainermon.monitor.taps.features.attention import AttentionFeature
+from trainermon.monitor.taps.features.feature import Feature, matrix_of
+from trainermon.monitor.taps.features.fp8 import Fp8Feature, has_fp8
+from trainermon.monitor.taps.features.routing import ChoiceEntropyFeature, LoadFeature, is_router
+from trainermon.monitor.taps.features.weights import LinearFeature, SimilarityFeature
+from trainermon.monitor.taps.guard import Guard
+from trainermon.monitor.taps.micro_steps import MicroSteps
+from trainermon.monitor.taps.names import chosen
+from trainermon.monitor.taps.training import Handle, Module
+
+__all__ = ["FeatureTaps", "check"]
+
+
+class FeatureTaps:
+    """Takes the features of the modules that `l2_targets` names, and, of those in `targets`, expert load and FP8 state.
+
+    What is carried from step to step (power iteration) lives as long as this object.
+
+    Args:
+        modules: Every module of the model.
+        collector: Where rows go.
+        steps: Tells whether a training forward runs.
+        guard: Contains the hooks.
+        config: What is asked for; without `recording_l2_features`, nothing.
+    """
+
+    def __init__(
+        self, modules: Sequence[Module], collector: Collector, steps: MicroSteps, guard: Guard, config: MonitorConfig
+    ) -> None:
+        self._guard = guard
+        self._handles: list[Handle] = []
+        self._features: list[Feature] = []
+        if not config.recording_l2_features:
+            return
+        wanted = config.l2_targets
+        for make, names in (
+            (partial(AttentionFeature, order=config.sa_order), wanted.attention_hook),
+            (LinearFeature, wanted.linear_hook),
+            (SimilarityFeature, wanted.moe_router_weight_hook),
+            (ChoiceEntropyFeature, wanted.moe_router_logit_hook),
+        ):
+            is_all = make is LinearFeature and names == ()
+            found = [m for m in modules if (is_all and matrix_of(m.module) is not None) or _is_named(m, names or ())]
+            self._features += [make(module, collector, steps) for module in found]
+        for module in modules:
+            if chosen(module.name, config.targets, module.stage):
+                if is_router(module.module):
+                    self._features.append(LoadFeature(module, collector, steps))
+                if has_fp8(module.module):
+                    self._features.append(Fp8Feature(module, collector, steps))
+
+    def attach(self) -> None:
+        """Watch the modules."""
+        for feature in self._features:
+            self._handles += feature.attach(self._guard)
+
+    def detach(self) -> None:
+        """Take every hook away again."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        for feature in self._features:
+            feature.detach()
+
+    def at_exit(self) -> None:
+        """Take what is known when the step is over; call it before the step is sealed, and on collected steps only."""
+        for feature in self._features:
+            feature.at_exit()
+
+    def new_step(self) -> None:
+        """Forget what was seen in the step that has ended."""
+        for feature in self._features:
+            feature.new_step()
+
+
+def check(modules: Sequence[Module], config: MonitorConfig) -> None:
+    """Check that the modules that `l2_targets` names exist and have what their feature is of.
+
+    Raises:
+        ConfigError: A name or pattern names no module, or one without a weight matrix where that is needed.
+    """
+    if not config.recording_l2_features:
+        return
+    for key in ("attention_hook", "linear_hook", "moe_router_weight_hook", "moe_router_logit_hook"):
+        for pattern in getattr(config.l2_targets, key) or ():
+            found = [module for module in modules if _is_named(module, (pattern,))]
+            if not found:
+                nearest = difflib.get_close_matches(pattern, [m.name for m in modules], n=1, cutoff=0.0)
+                raise ConfigError(f"l2_targets.{key}: {pattern!r} names no module; nearest: {', '.join(nearest)!r}")
+            without = [module.name for module in found if matrix_of(module.module) is None]
+            if without and key in ("linear_hook", "moe_router_weight_hook"):
+                raise ConfigError(
+                    f"l2_targets.{key}: {pattern!r} names {without[0]!r}, which has no weight of two dimensions"
+                )
+
+
+def _is_named(module: Module, patterns: Sequence[str]) -> bool:
+    names = [pattern.removeprefix(f"{module.stage}:") for pattern in patterns]
+    return any(module.name == name or fnmatch.fnmatchcase(module.name, name) for name in names)
