@@ -5,7 +5,9 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib.machinery
+import itertools
 import logging
+import operator
 import os
 import struct
 from collections.abc import Callable, Sequence
@@ -15,7 +17,15 @@ import torch
 from torch import Tensor
 
 from trainermon.monitor.statistics import fallback
-from trainermon.monitor.statistics.layout import PLAIN_TYPES, no_memory, plain, runs
+from trainermon.monitor.statistics.layout import (
+    PLAIN_TYPES,
+    OtherDeviceError,
+    are_contiguous,
+    are_plain,
+    no_memory,
+    plain,
+    runs,
+)
 
 # In the order of KINDS in moments.c. A bool is an integer of one byte that is 0 or 1.
 _KIND_OF = {
@@ -34,6 +44,11 @@ _KIND_OF = {
     torch.uint64: 11,
 }
 _ROW_BYTES = 64
+_LISTS_KEPT = 64
+
+# Called by `map`, which saves the interpreter's share of the time.
+_is_cpu, _dtype_of = operator.attrgetter("is_cpu"), operator.attrgetter("dtype")
+_address_of, _count_of = Tensor.data_ptr, Tensor.numel
 
 _logger = logging.getLogger(__name__)
 
@@ -71,7 +86,7 @@ def _open_library() -> ctypes.CDLL | None:
 
 
 class _Kernel:
-    """The library's two functions, with the arguments that they take."""
+    """The library's two functions, with the arguments that they take, and what was packed for lists seen last."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._moments = library.trainermon_moments
@@ -80,31 +95,42 @@ class _Kernel:
         self._strided = library.trainermon_moments_strided
         self._strided.argtypes = (ctypes.c_void_p, *[ctypes.c_int64] * 4, ctypes.c_void_p)
         self._strided.restype = None
+        self._packed: dict[int, tuple[tuple[list[int], ...], bytes]] = {}
 
     def moments(self, tensors: Sequence[Tensor], out: Tensor, first_row: int) -> None:
         """Write the moments of CPU tensors into the rows of `out` from `first_row` on; see `kernel.moments`."""
-        fields: list[int] = []
         others: list[tuple[int, Tensor, bool]] = []  # also keeps alive what `plain` made, until it has been read
-        for row, tensor in enumerate(tensors, start=first_row):
-            kind = _KIND_OF.get(tensor.dtype)
-            if type(tensor) in PLAIN_TYPES and kind is not None and tensor.is_cpu and tensor.is_contiguous():
-                fields += (tensor.data_ptr(), tensor.numel(), kind)
-            else:
-                elements = plain(tensor)
-                dense = _dense(elements)
-                fields += dense or (0, 0, 0)
-                others.append((row, elements, dense is not None))
-        missing = self._moments(
-            _packer(len(fields))(*fields),
-            len(tensors),
-            out.data_ptr() + first_row * _ROW_BYTES,
-            torch.get_num_threads(),
-        )
+        packed = self._pack_dense(tensors) if len(tensors) > 1 else None
+        if packed is None:
+            packed = _pack(tensors, first_row, others)
+        missing = self._moments(packed, len(tensors), out.data_ptr() + first_row * _ROW_BYTES, torch.get_num_threads())
         if missing:
             raise no_memory(tensors[missing - 1])
-        for row, elements, is_dense in others:
-            if not is_dense:
+        for row, elements, was_dense in others:
+            if not was_dense:
                 self._write_row(elements, out, row)
+
+    def _pack_dense(self, tensors: Sequence[Tensor]) -> bytes | None:
+        """Return address, count and kind of each tensor, packed; None if one needs a closer look.
+
+        A list whose addresses, counts and dtypes are those of an earlier one is not looked at further: they are on the
+        CPU then, for no address belongs to two devices.
+        """
+        if not are_contiguous(tensors):
+            return None
+        lies = [*map(_address_of, tensors)], [*map(_count_of, tensors)], [*map(_dtype_of, tensors)]
+        known = self._packed.get(lies[0][0])
+        if known is not None and known[0] == lies:
+            return known[1]
+        kinds = [*map(_KIND_OF.get, lies[2])]
+        if None in kinds or not (are_plain(tensors) and all(map(_is_cpu, tensors))):
+            return None
+        fields = itertools.chain.from_iterable(zip(lies[0], lies[1], kinds, strict=True))
+        packed = _packer(3 * len(tensors))(*fields)
+        if len(self._packed) >= _LISTS_KEPT:
+            self._packed.clear()
+        self._packed[lies[0][0]] = lies, packed
+        return packed
 
     def _write_row(self, tensor: Tensor, out: Tensor, row: int) -> None:
         """Write the row of a tensor that is on the CPU, but not dense or of no dtype that the library knows."""
@@ -124,10 +150,25 @@ class _Kernel:
             fallback.repeat_row(out[row], lies.repeats)
 
 
+def _pack(tensors: Sequence[Tensor], first_row: int, others: list[tuple[int, Tensor, bool]]) -> bytes:
+    """Return address, count and kind of each tensor, packed; append to `others` those that are not simply dense."""
+    fields: list[int] = []
+    for row, tensor in enumerate(tensors, start=first_row):
+        kind = _KIND_OF.get(tensor.dtype)
+        if kind is not None and type(tensor) in PLAIN_TYPES and tensor.is_cpu and tensor.is_contiguous():
+            fields += (tensor.data_ptr(), tensor.numel(), kind)
+        else:
+            elements = plain(tensor)
+            dense = _dense(elements)
+            fields += dense or (0, 0, 0)
+            others.append((row, elements, dense is not None))
+    return _packer(len(fields))(*fields)
+
+
 def _dense(tensor: Tensor) -> tuple[int, int, int] | None:
     """Return pointer, count and kind of a tensor that is dense in memory, in any order; None for any other."""
     if not tensor.is_cpu:
-        raise ValueError(f"tensor is on {tensor.device}, expected the device of the rows: cpu")
+        raise OtherDeviceError(tensor.device, torch.device("cpu"))
     kind = _KIND_OF.get(tensor.dtype)
     if kind is None or tensor.layout is not torch.strided:
         return None

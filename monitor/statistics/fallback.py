@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from trainermon.monitor.statistics.layout import no_memory, plain, runs
+from trainermon.monitor.statistics.layout import OtherDeviceError, no_memory, plain, runs
 from trainermon.monitor.statistics.merge import NUM_STATISTICS, merge_rows
 from trainermon.monitor.values import NO_ELEMENTS, Moments
 
@@ -29,11 +29,11 @@ LEAST, MOST = 2.0**-40, 2.0**40
 @torch.no_grad()
 def moments(tensors: Sequence[Tensor], out: Tensor, first_row: int = 0) -> None:
     """Write the moments of each tensor into the rows of `out`; see `kernel.moments` for the contract."""
+    for tensor in tensors:
+        if tensor.device != out.device:
+            raise OtherDeviceError(tensor.device, out.device)
     for row, tensor in enumerate(tensors, start=first_row):
-        elements = plain(tensor)
-        if elements.device != out.device and not elements.is_cpu:
-            raise ValueError(f"tensor is on {elements.device}, expected the device of the rows: {out.device}")
-        out[row] = row_of(elements)
+        out[row] = row_of(plain(tensor))
 
 
 def row_of(elements: Tensor) -> Tensor:

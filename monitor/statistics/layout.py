@@ -9,12 +9,13 @@ from __future__ import annotations
 import functools
 import math
 import sys
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-PLAIN_TYPES = (Tensor, torch.nn.Parameter)
+PLAIN_TYPES = {Tensor, torch.nn.Parameter}
 
 
 class Runs(NamedTuple):
@@ -43,6 +44,23 @@ def plain(tensor: Tensor) -> Tensor:
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.detach().resolve_conj())
     return tensor.detach().resolve_neg() if tensor.is_neg() else tensor
+
+
+def are_plain(tensors: Sequence[Tensor]) -> bool:
+    """Return whether all are tensors or parameters themselves, of no subclass. 15 ns each."""
+    return set(map(type, tensors)) <= PLAIN_TYPES
+
+
+def are_contiguous(tensors: Sequence[Tensor]) -> bool:
+    """Return whether the elements of each follow one another in memory, in order. 50 ns each."""
+    return all(map(Tensor.is_contiguous, tensors))
+
+
+class OtherDeviceError(ValueError):
+    """A tensor is not on the device of the rows."""
+
+    def __init__(self, found: torch.device, expected: torch.device) -> None:
+        super().__init__(f"tensor is on {found}, expected the device of the rows: {expected}")
 
 
 def no_memory(tensor: Tensor) -> ValueError:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainermon.monitor.statistics.kernel import moments
+from trainermon.monitor.statistics.kernel import write
 from trainermon.monitor.statistics.merge import NUM_STATISTICS
 
 
@@ -40,7 +40,7 @@ class Slab:
         changed or freed right after. Costs no host-device synchronisation.
         """
         first = self._extend(len(tensors))
-        moments(tensors, self._table, first)
+        write(tensors, self._table, first)
         return first
 
     def copy_rows(self, first: int, count: int) -> Tensor:

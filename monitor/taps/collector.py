@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from trainermon.monitor.journal import JournalWriter
-from trainermon.monitor.statistics.kernel import moments
 from trainermon.monitor.statistics.slabs import Slab, SlabRing
-from trainermon.monitor.values import STATISTICS, Placement, SeriesKey, StatBlock
+from trainermon.monitor.values import Placement, SeriesKey, StatBlock
 
 T = TypeVar("T")
 
@@ -56,7 +55,6 @@ class Collector:
     def __init__(self, device: torch.device, journal: JournalWriter) -> None:
         self.table = SeriesTable()
         self.muted = False
-        self._device = device
         self._ring = SlabRing(device)
         self._journal = journal
         self._step = 0
@@ -74,10 +72,11 @@ class Collector:
         slab = self._slab or self._open()
         if self.muted or slab is None:
             return -1
-        if any(tensor.device != self._device for tensor in tensors):
-            return self._take_from_elsewhere(slab, series, tensors)
         first = slab.take(tensors)
-        self._rows.update(zip(series, range(first, first + len(tensors)), strict=True))
+        if len(series) == 1:
+            self._rows[series[0]] = first
+        else:
+            self._rows.update(zip(series, range(first, first + len(tensors)), strict=True))
         return first
 
     def share(self, series: int, row: int) -> None:
@@ -134,15 +133,6 @@ class Collector:
             self.table.write_new(self._journal)
             self._journal.append_block(_block(slab, rows, scalars))
             self._ring.release(slab)
-
-    def _take_from_elsewhere(self, slab: Slab, series: Sequence[int], tensors: Sequence[Tensor]) -> int:
-        """Take tensors where they are, one by one, and bring only their rows to the slab."""
-        first = slab.num_rows
-        for number, tensor in zip(series, tensors, strict=True):
-            row = torch.empty((1, len(STATISTICS)), dtype=torch.float64, device=tensor.device)
-            moments((tensor,), row)
-            self._rows[number] = slab.put_rows(row.to(self._device, non_blocking=True))
-        return first
 
     def _open(self) -> Slab | None:
         if self._slab is None:
