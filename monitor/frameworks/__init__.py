@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from trainermon.monitor.errors import AttachError
+from trainermon.monitor.frameworks.optimizer_wrappers import unwrapped
 from trainermon.monitor.taps.training import Training
 from trainermon.monitor.values import Coordinates
 
@@ -17,7 +18,9 @@ __all__ = ["FRAMEWORKS", "Training", "detect"]
 
 # Name -> the module that answers for it, in the order in which they are asked. `recognises(chunks, optimizer)` may
 # import nothing of the framework, `describe(chunks, optimizer, coordinates)` may.
-FRAMEWORKS = MappingProxyType({name: f"trainermon.monitor.frameworks.{name}" for name in ("ddp", "plain")})
+FRAMEWORKS = MappingProxyType(
+    {name: f"trainermon.monitor.frameworks.{name}" for name in ("fsdp2", "fsdp1", "zero_redundancy", "ddp", "plain")}
+)
 
 
 def detect(
@@ -32,6 +35,7 @@ def detect(
         AttachError: A kind of wrapper or optimizer that this version cannot watch correctly.
     """
     names = [framework] if framework else list(FRAMEWORKS)
+    optimizer = unwrapped(optimizer)
     for name in names:
         module = importlib.import_module(FRAMEWORKS[name])
         if module.recognises(chunks, optimizer):

@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from trainermon.monitor.frameworks import plain
 from trainermon.monitor.taps.guard import Guard
-from trainermon.monitor.taps.training import Handle, Training
+from trainermon.monitor.taps.training import Handle
 from trainermon.monitor.values import Coordinates
 
 
@@ -39,7 +39,7 @@ def recognises(chunks: Sequence[nn.Module], _optimizer: object) -> bool:
     return any(isinstance(module, DistributedDataParallel) for chunk in chunks for module in _outermost(chunk))
 
 
-def describe(chunks: Sequence[nn.Module], optimizer: torch.optim.Optimizer, coordinates: Coordinates) -> Training:
+def describe(chunks: Sequence[nn.Module], optimizer: torch.optim.Optimizer, coordinates: Coordinates) -> DdpTraining:
     """Return the set-up of a model in DistributedDataParallel.
 
     The roots are the modules below the wrapper: their forward communicates nothing, so it can be replayed by one rank.

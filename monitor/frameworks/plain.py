@@ -47,12 +47,7 @@ class PlainTraining(Training):
 
     def states(self) -> list[OptimizerState | None]:
         """Return the optimizer's state of each parameter."""
-        group_of = {id(p): group for group in self.optimizer.param_groups for p in group["params"]}
-        found = self.optimizer.state
-        return [
-            OptimizerState(p.tensor, found[p.tensor], group_of[id(p.tensor)]) if found.get(p.tensor) else None
-            for p in self.parameters
-        ]
+        return states_of(self.optimizer, self.parameters)
 
 
 def recognises(chunks: Sequence[nn.Module], optimizer: object) -> bool:
@@ -82,13 +77,28 @@ def describe(chunks: Sequence[nn.Module], optimizer: torch.optim.Optimizer, _coo
 
 
 def modules_of(chunks: Sequence[nn.Module]) -> tuple[Module, ...]:
-    """Return every module below the roots, each once, by the name that the user's model gives it."""
-    return tuple(
-        Module(plain_name(name), module, stage)
+    """Return every module below the roots, each once, by the name that the user's model gives it.
+
+    Where a wrapper inside of the model (activation checkpointing, FSDP1) has the plain name of what it wraps, that one
+    is meant.
+    """
+    found = {
+        (stage, plain_name(name)): Module(plain_name(name), module, stage)
         for stage, chunk in enumerate(chunks)
         for name, module in chunk.named_modules()
         if plain_name(name)
-    )
+    }
+    return tuple(found.values())
+
+
+def states_of(optimizer: torch.optim.Optimizer, parameters: Sequence[Parameter]) -> list[OptimizerState | None]:
+    """Return what `optimizer` keeps of each parameter; None where it has nothing yet or steps others only."""
+    group_of = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+    found = optimizer.state
+    return [
+        OptimizerState(p.tensor, found[p.tensor], group_of[id(p.tensor)]) if found.get(p.tensor) else None
+        for p in parameters
+    ]
 
 
 def parameters_of(

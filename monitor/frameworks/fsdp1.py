@@ -1,0 +1,287 @@
+"""FSDP1, `FullyShardedDataParallel`: flat parameters, of which each rank holds a range; every sharding strategy.
+
+The flat parameter is the leaf that gradients arrive at, whether the original parameters are kept (`use_orig_params`) or
+not, so everything before the reduction is watched there and cut into the original parameters by FSDP's own offsets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from trainermon.monitor.errors import AttachError
+from trainermon.monitor.frameworks import plain
+from trainermon.monitor.frameworks.dtensor import dtype_name
+from trainermon.monitor.frameworks.replicas import is_first_copy
+from trainermon.monitor.taps.guard import Guard
+from trainermon.monitor.taps.names import plain_name
+from trainermon.monitor.taps.training import Handle, OptimizerState, Parameter
+from trainermon.monitor.values import Coordinates, Placement
+
+# What is read of torch's private records; found in torch 2.13.
+HANDLE_ATTRIBUTES = ("flat_param", "uses_sharded_strategy", "_use_orig_params", "_get_flat_param_offsets")
+FLAT_ATTRIBUTES = ("_fqns", "_shapes", "_numels", "_shard_param_infos", "_param_extensions", "_is_padding_mask")
+
+
+class Piece(NamedTuple):
+    """One original parameter within a flat one.
+
+    Attributes:
+        flat: The flat parameter: whole in forward and backward, this rank's shard between steps.
+        whole: Where the parameter is in the whole flat one.
+        own: Where this rank's part of it is in the shard; empty where it has none.
+        original: The parameter object that the optimizer has; None where it has the flat one.
+    """
+
+    flat: nn.Parameter
+    whole: slice
+    own: slice
+    original: nn.Parameter | None
+
+
+class Fsdp1Training(plain.PlainTraining):
+    """The optimizer steps shards of flat parameters, or views of them.
+
+    Attributes:
+        wrappers: Every FSDP module.
+        pieces: Where each parameter is in its flat one; None for one that FSDP does not manage.
+        flats: Every flat parameter with its virtual stage and its pieces by the parameters' index.
+    """
+
+    framework = "fsdp1"
+    reduces = True
+    communicates = ("dp",)
+    wrappers: Sequence[Any]
+    pieces: Sequence[Piece | None]
+
+    # ------------------------------------------------------------------ gradients
+
+    def watch_accumulation(self, guard: Guard, reached: Callable[[int], None]) -> list[Handle]:
+        """Use post-accumulate hooks on the flat parameters and those that FSDP does not manage."""
+        return [
+            leaf.register_post_accumulate_grad_hook(guard.wrap(_call, reached, self.parameters[indices[0]].stage))  # type: ignore[no-untyped-call]
+            for leaf, indices in self._leaves()
+        ]
+
+    def watch_unreduced(self, guard: Guard, see: Callable[[int, Tensor], None]) -> list[Handle]:
+        """Use post-accumulate hooks, which run inside the node that FSDP's reduction hangs behind."""
+        return [
+            leaf.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                guard.wrap(lambda indices, parameter: self._cut(indices, parameter.grad, see), indices)
+            )
+            for leaf, indices in self._leaves()
+        ]
+
+    def watch_micro_gradients(self, guard: Guard, see: Callable[[int, Tensor], None]) -> list[Handle]:
+        """Use tensor hooks on the same leaves."""
+        return [
+            leaf.register_hook(guard.wrap(lambda indices, gradient: self._cut(indices, gradient, see), indices))  # type: ignore[no-untyped-call]
+            for leaf, indices in self._leaves()
+        ]
+
+    def is_reduced_now(self) -> bool:
+        """Return whether the backward was outside of `no_sync()`."""
+        return any(wrapper._sync_gradients for wrapper in self.wrappers)
+
+    def gradients_are_gone(self) -> bool:
+        """Return whether no leaf has a gradient, sharded or not."""
+        return all(leaf.grad is None and getattr(leaf, "_saved_grad_shard", None) is None for leaf, _ in self._leaves())
+
+    def reduced_gradients(self) -> list[Tensor | None]:
+        """Return this rank's part of each gradient."""
+        return [self._own(index, p.tensor.grad) for index, p in enumerate(self.parameters)]
+
+    # ------------------------------------------------------------------ optimizer
+
+    def values(self) -> list[Tensor | None]:
+        """Return this rank's part of each parameter."""
+        return [self._own(index, p.tensor.detach()) for index, p in enumerate(self.parameters)]
+
+    def states(self) -> list[OptimizerState | None]:
+        """Return this rank's part of the optimizer's state of each parameter; cut out of that of the flat ones."""
+        return [
+            None if found is None or value is None else self._state(index, value, found)
+            for index, (value, found) in enumerate(zip(self.values(), super().states(), strict=True))
+        ]
+
+    # ------------------------------------------------------------------ parts
+
+    def _state(self, index: int, value: Tensor, found: OptimizerState) -> OptimizerState:
+        piece, flat = self.pieces[index], self.parameters[index].tensor
+        if piece is None or piece.original is not None:
+            return found._replace(value=value)
+        tensors = {
+            name: state[piece.own] if isinstance(state, Tensor) and state.shape == flat.shape else state
+            for name, state in found.state.items()
+        }
+        return OptimizerState(value, tensors, found.group)
+
+    def _own(self, index: int, held: Tensor | None) -> Tensor | None:
+        """Return this rank's part in what the optimizer's parameter holds; None where that is not its shard now."""
+        piece, parameter = self.pieces[index], self.parameters[index]
+        if held is None or parameter.owned.length == 0 or piece is None:
+            return held if piece is None else None
+        if piece.original is None:
+            return held[piece.own] if held.numel() == _sharded_size(piece.flat) else None
+        return held if held.numel() == piece.own.stop - piece.own.start else None
+
+    def _cut(self, indices: Sequence[int], gradient: Tensor | None, see: Callable[[int, Tensor], None]) -> None:
+        """Report the gradient of a leaf parameter by parameter."""
+        if gradient is None:
+            return
+        for index in indices:
+            piece = self.pieces[index]
+            see(index, gradient if piece is None else gradient[piece.whole])
+
+    def _leaves(self) -> list[tuple[nn.Parameter, list[int]]]:
+        """Return what gradients arrive at, with the indices of the parameters that it holds."""
+        leaves: dict[int, tuple[nn.Parameter, list[int]]] = {}
+        for index, (piece, parameter) in enumerate(zip(self.pieces, self.parameters, strict=True)):
+            leaf = parameter.tensor if piece is None else piece.flat
+            leaves.setdefault(id(leaf), (leaf, []))[1].append(index)
+        return list(leaves.values())
+
+
+def recognises(chunks: Sequence[nn.Module], optimizer: object) -> bool:
+    """Return whether a module of the model is a FullyShardedDataParallel."""
+    return isinstance(optimizer, torch.optim.Optimizer) and any(
+        _is_fsdp(m) for chunk in chunks for m in chunk.modules()
+    )
+
+
+def describe(chunks: Sequence[nn.Module], optimizer: torch.optim.Optimizer, coordinates: Coordinates) -> Fsdp1Training:
+    """Return the set-up of models in FullyShardedDataParallel.
+
+    Raises:
+        AttachError: torch's own records are not what they were, or the model holds tensor-parallel parameters.
+    """
+    found = [item for stage, chunk in enumerate(chunks) for item in _parameters(chunk, stage, coordinates)]
+    training = Fsdp1Training(
+        model=chunks[0],
+        roots=[_root(chunk) for chunk in chunks],
+        modules=plain.modules_of(chunks),
+        parameters=[parameter for parameter, _ in found],
+        optimizer=optimizer,
+    )
+    training.wrappers = [module for chunk in chunks for module in chunk.modules() if _is_fsdp(module)]
+    training.pieces = [piece for _, piece in found]
+    return training
+
+
+def _parameters(chunk: nn.Module, stage: int, coordinates: Coordinates) -> Iterator[tuple[Parameter, Piece | None]]:
+    seen: set[int] = set()
+    for path, module in chunk.named_modules():
+        if _is_fsdp(module) and module._handle is not None:
+            for name, placement, piece in _pieces(path, module, coordinates):
+                held = piece.flat if piece.original is None else piece.original
+                seen.add(id(held))
+                if held.requires_grad:
+                    yield Parameter(plain_name(name), held, placement[0], stage, placement[1]), piece
+    for name, tensor in chunk.named_parameters():
+        if id(tensor) not in seen and tensor.requires_grad:
+            whole = Placement(
+                dtype=dtype_name(tensor.dtype),
+                shape=tuple(tensor.shape),
+                replicated_over=("dp",),
+                in_global_norm=coordinates.dp == 0 and coordinates.tp == 0,
+            )
+            yield Parameter(plain_name(name), tensor, whole, stage), None
+
+
+def _pieces(
+    path: str, wrapper: Any, coordinates: Coordinates
+) -> Iterator[tuple[str, tuple[Placement, Placement], Piece]]:
+    """Yield name, placements (of the gradient of one backward, and of the shard) and place of each parameter."""
+    handle, flat = _checked(wrapper._handle), wrapper._handle.flat_param
+    offsets = [
+        offset
+        for offset, is_padding in zip(handle._get_flat_param_offsets(), flat._is_padding_mask, strict=True)
+        if not is_padding
+    ]
+    copies = _copies(wrapper, handle)
+    originals = flat._params if handle._use_orig_params else [None] * len(flat._fqns)
+    for i, fqn in enumerate(flat._fqns):
+        name, shape, in_shard = f"{path}.{fqn}" if path else fqn, tuple(flat._shapes[i]), flat._shard_param_infos[i]
+        own = (in_shard.offset_in_shard, in_shard.numel_in_shard) if in_shard.in_shard else (0, 0)
+        counts = is_first_copy(name, num_ranks=copies.num_ranks, coordinates=coordinates) and copies.place == 0
+        unsharded_dtype = wrapper.mixed_precision.param_dtype or flat.dtype
+        whole = Placement(
+            dtype=dtype_name(unsharded_dtype),
+            shape=shape,
+            replicated_over=("dp",) if copies.num_ranks > 1 else (),
+            in_global_norm=counts and copies.shard == 0,
+        )
+        shard = Placement(
+            dtype=dtype_name(flat.dtype),
+            shape=shape,
+            offset=in_shard.intra_param_start_idx or 0,
+            length=own[1],
+            partitioned_over=("dp",) if copies.num_shards > 1 else (),
+            replicated_over=("dp",) if copies.num_ranks > copies.num_shards else (),
+            in_global_norm=counts,
+        )
+        begin = offsets[i][0]
+        piece = Piece(flat, slice(begin, begin + flat._numels[i]), slice(own[0], sum(own)), originals[i])
+        yield name, (whole, shard), piece
+
+
+class _Copies(NamedTuple):
+    """How many ranks hold a flat parameter, in how many shards, which shard this rank has, and which copy of it."""
+
+    num_ranks: int
+    num_shards: int
+    shard: int
+    place: int
+
+
+def _copies(wrapper: Any, handle: Any) -> _Copies:
+    group = wrapper.process_group
+    if not handle.uses_sharded_strategy:
+        return _Copies(group.size(), 1, 0, group.rank())
+    between = getattr(wrapper, "_inter_node_pg", None)
+    if between is None:
+        return _Copies(group.size(), group.size(), group.rank(), 0)
+    return _Copies(group.size() * between.size(), group.size(), group.rank(), between.rank())
+
+
+def _checked(handle: Any) -> Any:
+    """Return `handle`, unless it is not as it was in the versions of torch that this was written for."""
+    missing = [name for name in HANDLE_ATTRIBUTES if not hasattr(handle, name)]
+    missing += [name for name in FLAT_ATTRIBUTES if not missing and not hasattr(handle.flat_param, name)]
+    if missing:
+        raise AttachError(
+            f"torch {torch.__version__}: its FullyShardedDataParallel has no {', '.join(missing)}, which this version "
+            "of trainermon reads; use a version of torch that the documentation names"
+        )
+    if any(extension is not None for extension in handle.flat_param._param_extensions):
+        raise AttachError(
+            "model: FullyShardedDataParallel holds tensor-parallel parameters, whose rows could not be merged; "
+            "fully_shard (FSDP2) with the same mesh can be watched"
+        )
+    return handle
+
+
+def _sharded_size(flat: Any) -> int:
+    size: int = flat._sharded_size.numel()
+    return size
+
+
+def _is_fsdp(module: nn.Module) -> bool:
+    return any(
+        cls.__name__ == "FullyShardedDataParallel" and cls.__module__.startswith("torch.")
+        for cls in type(module).__mro__
+    )
+
+
+def _root(chunk: nn.Module) -> nn.Module:
+    """Return the module below the outermost FSDP, which may itself be compiled."""
+    inner: Any = getattr(chunk, "_orig_mod", chunk)
+    root: nn.Module = inner.module if _is_fsdp(inner) else chunk
+    return root
+
+
+def _call(reached: Callable[[int], None], stage: int, _parameter: Tensor) -> None:
+    reached(stage)

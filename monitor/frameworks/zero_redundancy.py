@@ -1,0 +1,70 @@
+"""torch's ZeroRedundancyOptimizer: DistributedDataParallel whose optimizer steps a share of the parameters per rank."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from trainermon.monitor.errors import AttachError
+from trainermon.monitor.frameworks import ddp, plain
+from trainermon.monitor.taps.training import OptimizerState
+from trainermon.monitor.values import Coordinates
+
+
+class ZeroRedundancyTraining(ddp.DdpTraining):
+    """As DDP, but each parameter's reduced gradient, value and state are the business of its owner alone."""
+
+    framework = "zero_redundancy"
+    optimizer: Any
+
+    def reduced_gradients(self) -> list[Tensor | None]:
+        """Return `.grad` of each parameter that this rank owns."""
+        return self._owned(super().reduced_gradients())
+
+    def values(self) -> list[Tensor | None]:
+        """Return the parameters that this rank owns."""
+        return self._owned(super().values())
+
+    def states(self) -> list[OptimizerState | None]:
+        """Return the state that this rank's own optimizer keeps."""
+        return plain.states_of(self.optimizer.optim, self.parameters)
+
+    def _owned(self, tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
+        return [t if p.owned.length else None for t, p in zip(tensors, self.parameters, strict=True)]
+
+
+def recognises(chunks: Sequence[nn.Module], optimizer: object) -> bool:
+    """Return whether the optimizer is a ZeroRedundancyOptimizer of a model in DistributedDataParallel."""
+    is_sharded = any(cls.__name__ == "ZeroRedundancyOptimizer" for cls in type(optimizer).__mro__)
+    return is_sharded and ddp.recognises(chunks, optimizer)
+
+
+def describe(chunks: Sequence[nn.Module], optimizer: Any, coordinates: Coordinates) -> ZeroRedundancyTraining:
+    """Return the set-up of `chunks`.
+
+    Raises:
+        AttachError: The optimizer runs inside of the backward (`overlap_with_ddp`).
+    """
+    if optimizer._overlap_with_ddp:
+        raise AttachError(
+            "optimizer: ZeroRedundancyOptimizer with overlap_with_ddp=True steps inside of the backward, where no step "
+            "can be watched; set overlap_with_ddp=False"
+        )
+    whole = ddp.describe(chunks, optimizer, coordinates)
+    owner_of, rank = optimizer._param_to_rank, optimizer.process_group.rank()
+    parameters = []
+    for parameter in whole.parameters:
+        owner = owner_of.get(parameter.tensor, 0)
+        length = parameter.tensor.numel() if owner == rank else 0
+        shard = dataclasses.replace(
+            parameter.placement, length=length, partitioned_over=("dp",), replicated_over=(), in_global_norm=True
+        )
+        parameters.append(dataclasses.replace(parameter, shard=shard))
+    training = ZeroRedundancyTraining(
+        model=whole.model, roots=whole.roots, modules=whole.modules, parameters=parameters, optimizer=optimizer
+    )
+    training.wrappers = whole.wrappers
+    return training
