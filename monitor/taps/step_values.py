@@ -1,0 +1,110 @@
+"""What there is one number of per step: norm, clipping, loss scale, skipped or not, learning rates."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import TypeGuard
+
+import torch
+from torch import Tensor
+
+from trainermon.monitor.catalogue import (
+    CLIP_RATIO_SERIES,
+    GLOBAL_NORM_SERIES,
+    LEARNING_RATE_SERIES,
+    LOSS_SCALE_SERIES,
+    SKIPPED_SERIES,
+)
+from trainermon.monitor.taps.collector import Collector
+from trainermon.monitor.taps.training import Outcome, Training
+from trainermon.monitor.values import Kind, SeriesKey
+
+# How many of the smallest gradients show how the script clips; several, because one may be zero throughout.
+NUM_PROBES = 4
+
+
+class StepValues:
+    """Takes the numbers of a step that its framework, its optimizer and one of its gradients tell.
+
+    A number that is a tensor is taken where it is; nothing waits for the device, nothing is communicated. What the
+    framework does not tell has no row.
+
+    The clip ratio, what clipping multiplied the gradients by, is `min(1, max_norm / (norm + 1e-6))` where the framework
+    tells both, as torch, Megatron and DeepSpeed clip by norm. Where the script clips by itself, a few small gradients
+    are the probe: their norm at the entry of the optimizer step over their norm at the end of the backward before; NaN
+    if they are all zero. With a loss scaler in the script, what unscales the gradients cannot be told from what clips
+    them: then there is no row.
+    """
+
+    def __init__(self, training: Training, collector: Collector) -> None:
+        self._training = training
+        self._collector = collector
+        self._by_size = sorted(
+            range(len(training.parameters)), key=lambda index: training.parameters[index].tensor.numel()
+        )
+        self._probe: tuple[list[int], Tensor] | None = None
+        self._ratio: Tensor | None = None
+
+    def at_backward_end(self) -> None:
+        """Look at the probe before the script may clip; of several calls in a step the last one counts."""
+        if not self._training.reads_at_entry:
+            self._probe = self._look(self._by_size)
+
+    def at_entry(self, *, is_scaled: bool) -> None:
+        """Look at the probe again; not where `is_scaled`, because a scaler of the script has unscaled it."""
+        self._ratio = None
+        if self._probe is not None and not is_scaled:
+            indices, before = self._probe
+            now = self._look(indices)
+            if now is not None and now[0] == indices:
+                self._ratio = now[1] / before
+        self._probe = None
+
+    def at_exit(self, outcome: Outcome) -> None:
+        """Take the numbers of the step that came to `outcome`."""
+        self._file(GLOBAL_NORM_SERIES, outcome.grad_norm)
+        self._file(CLIP_RATIO_SERIES, _clip_ratio(outcome) if outcome.max_norm else self._ratio)
+        self._file(LOSS_SCALE_SERIES, outcome.loss_scale)
+        self._file(SKIPPED_SERIES, float(outcome.skipped))
+        for group, rate in enumerate(self._training.learning_rates()):
+            self._file(LEARNING_RATE_SERIES, rate, slot=str(group))
+        self._ratio = None
+
+    def new_step(self) -> None:
+        """Forget the probe of a step that was given up."""
+        self._probe = self._ratio = None
+
+    def _look(self, indices: Sequence[int]) -> tuple[list[int], Tensor] | None:
+        """Return the first few of `indices` that have a gradient on the model's device, and the norm of them."""
+        gradients, device = self._training.reduced_gradients(), self._training.device
+        present = ((i, gradient) for i in indices if _is_readable(gradient := gradients[i], device))
+        found = dict(itertools.islice(present, NUM_PROBES))
+        if not found:
+            return None
+        norms = [torch.linalg.vector_norm(gradient.detach(), dtype=torch.float64) for gradient in found.values()]
+        return list(found), torch.stack(norms).norm()
+
+    def _file(self, name: str, value: Tensor | float | None, slot: str = "") -> None:
+        if value is None:
+            return
+        series = self._collector.table.id_of(SeriesKey(Kind.STEP, name, slot))
+        if isinstance(value, Tensor):
+            self._collector.take((series,), (value,))
+        else:
+            self._collector.put(series, value)
+
+
+def _is_readable(gradient: Tensor | None, device: torch.device) -> TypeGuard[Tensor]:
+    is_there = gradient is not None and gradient.numel() > 0
+    return is_there and gradient.layout is torch.strided and gradient.device == device  # type: ignore[union-attr]
+
+
+def _clip_ratio(outcome: Outcome) -> Tensor | float | None:
+    """Return the factor of `torch.nn.utils.clip_grad_norm_`; None where norm or limit is not known."""
+    norm, limit = outcome.grad_norm, outcome.max_norm
+    if norm is None or limit is None:
+        return None
+    if isinstance(norm, Tensor):
+        return (limit / (norm + 1e-6)).clamp(max=1.0)
+    return min(1.0, limit / (norm + 1e-6))
