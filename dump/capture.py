@@ -9,12 +9,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from trainermon.dump.encode import Leaf, encode, encode_output, tensor_form
@@ -26,6 +26,8 @@ from trainermon.monitor.taps.guard import Contained
 from trainermon.monitor.taps.names import chosen, plain_name
 
 ROOT_NAME = "root"
+# A wrapper module that a model in it is full of; it says the same as what is in it.
+FSDP1 = "FullyShardedDataParallel"
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -58,25 +60,48 @@ class _Call:
 
 
 class ModuleCapture:
-    """Records every call of the modules of `root` into `writer` between `attach` and `detach`.
+    """Records every call of the modules of `roots` into `writer` between `attach` and `detach`.
 
-    `root` is the unwrapped model (not DDP). `scope` are names or patterns of modules (none: all); the root itself is
-    always recorded, for the ends of the chain. Recomputed forwards (activation checkpointing) are not counted again,
-    but give the gradients where only they can. `micro_step` is written into the entries while it is set.
+    A root is an unwrapped model (not DDP), or a stage of a virtual pipeline. `scope` are names or patterns of modules
+    (none: all); a root itself is always recorded, for the ends of the chain. Recomputed forwards (activation
+    checkpointing) are not counted again, but give the gradients where only they can.
+
+    Args:
+        roots: One module or several.
+        writer: Where entries go.
+        scope: What is recorded.
+        names: Names of modules, where the path below the root is not what they are to be called.
+        gathered: Parameters are gathered for each forward: only then are they what gradients arrive at.
+
+    Attributes:
+        micro_step: Written into the entries while it is set; so is `stage`, the number of the root.
+        handed: What the root that runs next is given beside its arguments, by name.
     """
 
-    def __init__(self, root: nn.Module, writer: DumpWriter, *, scope: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        roots: nn.Module | Sequence[nn.Module],
+        writer: DumpWriter,
+        *,
+        scope: Sequence[str] = (),
+        names: Mapping[nn.Module, str] | None = None,
+        gathered: bool = False,
+    ) -> None:
         self.micro_step: int | None = None
+        self.stage: int | None = None
+        self.handed: Mapping[str, Any] = {}
         self.writer = writer
+        self._gathered = gathered
         self._border = _Border(writer)
         self._handles: list[RemovableHandle] = []
         self._stack: list[tuple[nn.Module, _Call | None]] = []
         self._backwards: list[Backward] = []
-        self._gradients = GradientHooks(writer, self._contain)
+        self._gradients = GradientHooks(writer, self._contain, self._extra)
+        self._calls_of_stem: Counter[str] = Counter()
         self._watched = [
-            _Watched(module, _stem(name, module), is_root=module is root)
-            for name, module in root.named_modules()
-            if module is root or chosen(plain_name(name), scope)
+            watched
+            for root in ([roots] if isinstance(roots, nn.Module) else roots)
+            for watched in _watched_below(root, scope, names or {})
         ]
 
     def attach(self) -> None:
@@ -87,12 +112,8 @@ class ModuleCapture:
             self._handles.append(watched.module.register_forward_pre_hook(before, with_kwargs=True))
             # non-reentrant checkpointing leaves a recomputed forward by an exception
             self._handles.append(watched.module.register_forward_hook(behind, always_call=True))
-        owners: dict[nn.Parameter, list[tuple[str, str]]] = {}
-        for watched in self._watched:
-            for name, parameter in watched.module.named_parameters(recurse=False):
-                if parameter.requires_grad:
-                    owners.setdefault(parameter, []).append((watched.stem, name))
-        self._gradients.watch_parameters(owners)
+        if not self._gathered:
+            self._gradients.watch_parameters(_owners(self._watched))
 
     def detach(self) -> None:
         """Take every hook away and write the entries whose gradients did not all arrive."""
@@ -105,25 +126,22 @@ class ModuleCapture:
         self._border.tripped = True
         self._stack.clear()
 
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Record nothing inside."""
-        before, self._border.tripped = self._border.tripped, True
-        try:
-            yield
-        finally:
-            self._border.tripped = before
-
     def _before(self, watched: _Watched, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         recomputing = torch._C._current_graph_task_id() != -1
         self._stack.append((module, None))
         leaves: list[Leaf] = []
         inputs = [encode(value, f"input.{index}", leaves) for index, value in enumerate(args)]
-        named = {name: encode(value, f"kwargs.{name}", leaves) for name, value in kwargs.items()}
+        handed = self.handed if watched.is_root else {}
+        named = {name: encode(value, f"kwargs.{name}", leaves) for name, value in {**kwargs, **handed}.items()}
+        if self._gathered and torch.is_grad_enabled():
+            self._gradients.watch_parameters(_owners([watched]))
         if recomputing:
             call = self._recomputed(watched)
         else:
-            call = self._new_call(watched, {"input_args": inputs, "input_kwargs": named})
+            value: dict[str, Any] = {"input_args": inputs, "input_kwargs": named}
+            if self._gathered:  # by the time the module returns they may be scattered again
+                value["parameters"] = _parameters(watched.module, leaves)
+            call = self._new_call(watched, value)
             self._record(call.key(FORWARD), leaves)
         self._stack[-1] = (module, call)
         if call is not None and not call.has_gradients and torch.is_grad_enabled():
@@ -145,7 +163,7 @@ class ModuleCapture:
         parent = next((call for _, call in reversed(self._stack) if call is not None), None)
         call = _Call(
             watched=watched,
-            number=len(watched.calls),
+            number=self._calls_of_stem[watched.stem],
             parent=parent,
             value=value,
             stack=() if watched.is_root else call_stack(),
@@ -154,6 +172,7 @@ class ModuleCapture:
         )
         call.backward.key = call.key(BACKWARD)
         call.backward.extra = self._extra()
+        self._calls_of_stem[watched.stem] += 1
         watched.calls.append(call)
         self._backwards.append(call.backward)
         if parent is not None:
@@ -176,13 +195,12 @@ class ModuleCapture:
         return repeated
 
     def _finish(self, call: _Call, outputs: Any, leaves: list[Leaf]) -> None:
-        parameters = {}
-        for name, parameter in call.watched.module.named_parameters(recurse=False):
-            parameters[name] = tensor_form(parameter)
-            leaves = [*leaves, Leaf(f"parameters.{name}", parameter, parameters[name])]
         key = call.key(FORWARD)
+        value = {**call.value, "output": outputs}
+        if not self._gathered:
+            leaves = [*leaves]
+            value["parameters"] = _parameters(call.watched.module, leaves)
         self._record(key, leaves)
-        value = {**call.value, "output": outputs, "parameters": parameters}
         value[EXTRA] = {"order": self.writer.next_order(), **self._extra()}
         call.value = {}
         if call.watched.is_root:
@@ -205,7 +223,8 @@ class ModuleCapture:
         return None
 
     def _extra(self) -> dict[str, Any]:
-        return {} if self.micro_step is None else {"micro_step": self.micro_step}
+        extra = {"micro_step": self.micro_step, "stage": self.stage}
+        return {name: number for name, number in extra.items() if number is not None}
 
     def _record(self, key: str, leaves: Sequence[Leaf]) -> None:
         with torch.no_grad():
@@ -224,6 +243,33 @@ class _Border:
 
     def trip(self, error: BaseException) -> None:
         self._writer.count_error(error)
+
+
+def _watched_below(root: nn.Module, scope: Sequence[str], names: Mapping[nn.Module, str]) -> Iterator[_Watched]:
+    for path, module in root.named_modules():
+        name = names.get(module, plain_name(path))
+        if module is root or (chosen(name, scope) and type(module).__name__ != FSDP1):
+            yield _Watched(module, _stem("" if module is root else name, module), is_root=module is root)
+
+
+def _parameters(module: nn.Module, leaves: list[Leaf]) -> dict[str, Any]:
+    """Return the forms of a module's own parameters; those that are here as a whole join `leaves`."""
+    forms = {}
+    for name, parameter in module.named_parameters(recurse=False):
+        forms[name] = tensor_form(parameter)
+        if not hasattr(parameter, "placements"):  # to read a sharded one would gather it
+            leaves.append(Leaf(f"parameters.{name}", parameter, forms[name]))
+    return forms
+
+
+def _owners(watched: Sequence[_Watched]) -> dict[Tensor, list[tuple[str, str]]]:
+    """Return by parameter the key stems of the modules that own it, and what it is called there."""
+    owners: dict[Tensor, list[tuple[str, str]]] = {}
+    for each in watched:
+        for name, parameter in each.module.named_parameters(recurse=False):
+            if parameter.requires_grad:
+                owners.setdefault(parameter, []).append((each.stem, name))
+    return owners
 
 
 def _stem(name: str, module: nn.Module) -> str:

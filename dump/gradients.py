@@ -7,12 +7,13 @@ them an input's gradient is that of the tensor: the sum over all its consumers.
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from trainermon.dump.encode import Leaf, tensor_form
 from trainermon.dump.records import EXTRA
@@ -78,9 +79,8 @@ class _Watched:
 
 
 class _Owned(NamedTuple):
-    """A parameter by number, the (key stem, name) of every module that owns it, whether the script has hooks on it."""
+    """The (key stem, name) of a parameter in every module that owns it, and whether the script has hooks on it."""
 
-    number: int
     places: list[tuple[str, str]]
     hooked: bool
 
@@ -88,16 +88,21 @@ class _Owned(NamedTuple):
 class GradientHooks:
     """Registers gradient hooks on activations and parameters, and records what they see.
 
-    `contain` makes a hook of a function and its first arguments that never raises.
+    `contain` makes a hook of a function and its first arguments that never raises; `extra` gives what is said of an
+    entry beside its tensors.
     """
 
-    def __init__(self, writer: DumpWriter, contain: Callable[..., Contained]) -> None:
+    def __init__(
+        self, writer: DumpWriter, contain: Callable[..., Contained], extra: Callable[[], dict[str, Any]] = dict
+    ) -> None:
         self._writer = writer
         self._contain = contain
+        self._extra = extra
         self._memory: TensorMemory[_Watched] = TensorMemory()
         self._leaf_handles: list[Any] = []
-        self._parameter_calls: dict[int, int] = {}
-        self._num_parameters: Counter[str] = Counter()
+        self._watched_parameters: dict[int, weakref.ref[Tensor]] = {}
+        self._parameter_calls: Counter[tuple[str, str]] = Counter()
+        self._num_parameters: dict[str, int] = {}
         self._open: dict[str, dict[str, list[dict[str, Any]]]] = {}
 
     def watch_outputs(self, backward: Backward, leaves: Sequence[Leaf]) -> None:
@@ -111,12 +116,19 @@ class GradientHooks:
             if leaf.slot.startswith("kwargs") and leaf.tensor.requires_grad:
                 self._register(leaf.tensor, _Place(backward, leaf.slot))
 
-    def watch_parameters(self, owners: dict[nn.Parameter, list[tuple[str, str]]]) -> None:
-        """Watch the gradients of parameters; `owners` lists (key stem, name) of every module that owns one."""
-        self._num_parameters = Counter(stem for places in owners.values() for stem, _ in places)
+    def watch_parameters(self, owners: dict[Tensor, list[tuple[str, str]]]) -> None:
+        """Watch the gradients of parameters that are not watched yet.
+
+        `owners` lists (key stem, name) of every module that owns one; all parameters of a module are given at a time.
+        """
+        self._num_parameters |= Counter(stem for places in owners.values() for stem, _ in places)
         for parameter, places in owners.items():
+            known = self._watched_parameters.get(id(parameter))
+            if known is not None and known() is parameter:
+                continue
+            self._watched_parameters[id(parameter)] = weakref.ref(parameter)
             hooked = any(map(is_foreign, (parameter._backward_hooks or {}).values()))
-            owned = _Owned(id(parameter), places, hooked)
+            owned = _Owned(places, hooked)
             hook = self._contain(self._parameter_gradient, owned)
             self._leaf_handles.append(parameter.register_hook(hook))  # type: ignore[no-untyped-call]
 
@@ -126,7 +138,7 @@ class GradientHooks:
             handle.remove()
         self._leaf_handles.clear()
         for key, forms in self._open.items():
-            self._writer.add_gradients(key, forms)
+            self._add(key, forms)
         self._open.clear()
 
     def _watch(self, backward: Backward, side: str, leaves: Sequence[Leaf]) -> list[dict[str, Any] | None]:
@@ -165,7 +177,8 @@ class GradientHooks:
             backward.place(slot, form)
 
     def _parameter_gradient(self, owned: _Owned, gradient: Tensor | None) -> None:
-        call = self._parameter_calls[owned.number] = self._parameter_calls.get(owned.number, -1) + 1
+        call = self._parameter_calls[owned.places[0]]
+        self._parameter_calls[owned.places[0]] += 1
         if gradient is None:
             return
         for stem, name in owned.places:
@@ -176,7 +189,11 @@ class GradientHooks:
                 form["hooked"] = True
             forms[name] = [form]
             if len(forms) == self._num_parameters[stem]:
-                self._writer.add_gradients(key, self._open.pop(key))
+                self._add(key, self._open.pop(key))
+
+    def _add(self, key: str, forms: dict[str, list[dict[str, Any]]]) -> None:
+        extra = self._extra()
+        self._writer.add_gradients(key, {**forms, EXTRA: extra} if extra else {**forms})
 
     def _record(self, key: str, slot: str, gradient: Tensor) -> dict[str, Any]:
         form = tensor_form(gradient)

@@ -3,28 +3,42 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from trainermon.dump.state import AutocastState, Buffers, KeptBuffer, RandomState, accelerators
+from trainermon.dump.state import AutocastState, Buffers, KeptBuffer, NotCoveredError, RandomState, accelerators
+from trainermon.dump.suitability import Stage, stage_of
 from trainermon.monitor.taps.guard import Contained
+from trainermon.monitor.taps.replayable import Replayable
 from trainermon.monitor.taps.tree import tensors_of
+
+
+class Handed(NamedTuple):
+    """What a module was handed in an attribute, as a later pipeline stage is its activation."""
+
+    module: nn.Module
+    name: str
+    value: Any
 
 
 @dataclasses.dataclass(slots=True, eq=False)
 class KeptForward:
-    """One forward of the root: arguments by reference, the state before it, and the gradients of what it returned.
+    """One forward of a root: arguments by reference, the state before it, and the gradients of what it returned.
 
-    `gradients` has one place per returned tensor that requires a gradient, in the order of `tensors_of`; `outputs` are
-    those tensors with their versions, as long as the budget allows.
+    `stage` counts the roots; `handed` is what else it was given, and `generators` puts back the framework's own
+    generators. `gradients` has one place per returned tensor that requires a gradient, in the order of `tensors_of`;
+    `outputs` are those tensors with their versions, as long as the budget allows.
     """
 
+    stage: int
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    handed: list[Handed]
+    generators: Callable[[], None]
     versions: tuple[int, ...]
     random: RandomState
     autocast: AutocastState
@@ -50,32 +64,47 @@ class KeptForward:
         self.size_bytes -= size_bytes([tensor for tensor, _ in self.outputs])
         self.outputs = []
 
-    def changed_input(self) -> bool:
-        """Return whether an argument was written to since; its old value is gone then."""
-        return self.versions != versions_of(self.args, self.kwargs)
+    def given(self) -> tuple[Any, ...]:
+        """Return all that the root was given: arguments, and what it was handed in attributes."""
+        return self.args, self.kwargs, [handed.value for handed in self.handed]
+
+    def check(self) -> None:
+        """Make sure that what was kept by reference is still what it was.
+
+        Raises:
+            NotCoveredError: It is not.
+        """
+        if self.versions != versions_of(self.given()):
+            raise NotCoveredError("an input of the model was overwritten after the forward")
+        for buffer in self.buffers:
+            buffer.check()
 
 
 class ForwardKeeper:
-    """Keeps the forwards of `entry`, the module that the training loop calls, within `memory_bytes`.
+    """Keeps the forwards of `stages`, the roots that the training loop calls, within `memory_bytes`.
 
-    `model` is what is inside of its wrappers. Beyond the budget the oldest forwards are let go: the fault that shows at
-    the end of a step is likeliest in what is still there, and `dropped` counts the rest. Forwards without gradient are
-    never kept. Arguments, outputs and gradients are kept by reference, generators and changing buffers as copies.
+    Beyond the budget the oldest forwards are let go: the fault that shows at the end of a step is likeliest in what is
+    still there, and `dropped` counts the rest, root by root. Forwards without gradient are never kept. Arguments,
+    outputs and gradients are kept by reference, generators and changing buffers as copies.
     """
 
     tripped = False  # a fault costs one forward, not those that follow
 
-    def __init__(self, entry: nn.Module, model: nn.Module, *, memory_bytes: int) -> None:
+    def __init__(
+        self, stages: Sequence[Stage] | nn.Module, replayable: Replayable | None = None, *, memory_bytes: int
+    ) -> None:
+        self.stages = [stage_of(stages)] if isinstance(stages, nn.Module) else list(stages)
         self.forwards: list[KeptForward] = []
-        self.dropped = 0
+        self.dropped = [0] * len(self.stages)
         self.muted = False
         self.error = ""
-        self._entry = entry
+        self._replayable = replayable or Replayable()
         self._memory_bytes = memory_bytes
-        self._modules = list(model.modules())
-        self._parameters = list(model.parameters())
-        self._devices = accelerators(model)
-        self._buffers = Buffers(model)
+        self._modules = [list(stage.model.modules()) for stage in self.stages]
+        self._parameters = [list(stage.model.parameters()) for stage in self.stages]
+        self._devices = sorted({device for stage in self.stages for device in accelerators(stage.model)}, key=str)
+        self._buffers = [Buffers(stage.model) for stage in self.stages]
+        self._handed = [list(self._replayable.handed(number)) for number in range(len(self.stages))]
         self._handles: list[RemovableHandle] = []
         self._current: KeptForward | None = None
 
@@ -88,14 +117,14 @@ class ForwardKeeper:
         """Watch the forwards from now on: before all other pre hooks, behind all other hooks."""
         if self._handles:
             return
-        before, behind = Contained(self, self._before), Contained(self, self._behind)
-        self._handles = [
-            self._entry.register_forward_pre_hook(before, prepend=True, with_kwargs=True),
-            self._entry.register_forward_hook(behind),
-        ]
+        behind = Contained(self, self._behind)
+        for number, stage in enumerate(self.stages):
+            before = Contained(self, self._before, (number,))
+            self._handles.append(stage.entry.register_forward_pre_hook(before, prepend=True, with_kwargs=True))
+            self._handles.append(stage.entry.register_forward_hook(behind))
 
     def detach(self) -> None:
-        """Take the two hooks away; what was kept stays."""
+        """Take the hooks away; what was kept stays."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -104,7 +133,7 @@ class ForwardKeeper:
     def clear(self) -> None:
         """Let go of everything that was kept: the step is over."""
         self.forwards.clear()
-        self.dropped = 0
+        self.dropped = [0] * len(self.stages)
         self.error = ""
         self._current = None
 
@@ -112,21 +141,29 @@ class ForwardKeeper:
         """Note why a forward was not kept, or not whole; the others are."""
         self.error = f"{type(error).__name__}: {error}"
 
-    def _before(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def complete(self, stage: int) -> list[KeptForward]:
+        """Return those forwards of a root through which a backward has come, in order."""
+        return [kept for kept in self.forwards if kept.stage == stage and kept.has_gradient]
+
+    def _before(self, stage: int, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._current = None
         if self.muted or not torch.is_grad_enabled() or torch._C._current_graph_task_id() != -1:
             return
         if torch._C._get_tracing_state() is not None:  # what is copied here would become part of the trace
             return
+        handed = [Handed(module, name, getattr(module, name, None)) for module, name in self._handed[stage]]
         self._current = KeptForward(
+            stage=stage,
             args=args,
             kwargs=kwargs,
-            versions=versions_of(args, kwargs),
+            handed=handed,
+            generators=self._replayable.generators(),
+            versions=versions_of((args, kwargs, [each.value for each in handed])),
             random=RandomState.take(self._devices),
             autocast=AutocastState.take(self._devices),
-            training=tuple(module.training for module in self._modules),
-            buffers=self._buffers.take(),
-            parameter_versions=self._parameter_versions(),
+            training=tuple(module.training for module in self._modules[stage]),
+            buffers=self._buffers[stage].take(),
+            parameter_versions=self._parameter_versions(stage),
         )
 
     def _behind(self, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
@@ -138,23 +175,25 @@ class ForwardKeeper:
         returned = differentiable(output)
         if not returned:
             return
-        if self._parameter_versions() != kept.parameter_versions:
+        if self._parameter_versions(kept.stage) != kept.parameter_versions:
             # as an embedding with max_norm does; a replay would do it once more
             self.error = "the model writes to its parameters in its forward"
             return
-        kept.buffers = self._buffers.learn(kept.buffers)
+        kept.buffers = self._buffers[kept.stage].learn(kept.buffers)
         kept.gradients = [None] * len(returned)
         for index, tensor in enumerate(returned):
             hook = Contained(self, self._gradient, (kept, index))
             tensor.register_hook(hook)  # type: ignore[no-untyped-call]
         clones = [buffer.clone for buffer in kept.buffers if buffer.clone is not None]
         kept.outputs = [(tensor.detach(), tensor._version) for tensor in returned]
-        kept.size_bytes = size_bytes([*_tensors(kept.args, kept.kwargs), *clones, *returned])
+        kept.size_bytes = size_bytes([*_tensors(kept.given()), *clones, *returned])
         self.forwards.append(kept)
         self._hold_budget()
 
-    def _parameter_versions(self) -> int:
-        return sum(parameter._version for parameter in self._parameters)
+    def _parameter_versions(self, stage: int) -> int:
+        if not self._replayable.shadowed:
+            return 0  # they are gathered for each forward, and so written to
+        return sum(parameter._version for parameter in self._parameters[stage])
 
     def _gradient(self, kept: KeptForward, index: int, gradient: Tensor | None) -> None:
         if gradient is None or self.muted:  # None: another output of the same node was used, not this one
@@ -171,8 +210,7 @@ class ForwardKeeper:
         for kept in self.forwards:
             kept.forget_outputs()
         while self.forwards and self.size_bytes > self._memory_bytes:
-            self.forwards.pop(0)
-            self.dropped += 1
+            self.dropped[self.forwards.pop(0).stage] += 1
 
 
 def differentiable(output: Any) -> list[Tensor]:
@@ -184,13 +222,13 @@ def differentiable(output: Any) -> list[Tensor]:
     return found
 
 
-def versions_of(args: Any, kwargs: Any) -> tuple[int, ...]:
-    """Return how often each tensor among the arguments has been written to."""
-    return tuple(0 if tensor.is_inference() else tensor._version for tensor in _tensors(args, kwargs))
+def versions_of(given: Any) -> tuple[int, ...]:
+    """Return how often each tensor in what a module was given has been written to."""
+    return tuple(0 if tensor.is_inference() else tensor._version for tensor in _tensors(given))
 
 
-def _tensors(args: Any, kwargs: Any) -> list[Tensor]:
-    return [tensor for _, tensor in tensors_of((args, kwargs))]
+def _tensors(given: Any) -> list[Tensor]:
+    return [tensor for _, tensor in tensors_of(given)]
 
 
 def size_bytes(tensors: Sequence[Tensor]) -> int:

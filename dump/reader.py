@@ -126,7 +126,8 @@ def _load_json(path: Path) -> Any:
 
 def _info(values: Mapping[str, Any]) -> DumpInfo:
     known = {name: value for name, value in values.items() if name in _INFO_FIELDS}
-    return DumpInfo(**{**known, "notes": tuple(known.get("notes", ()))})
+    lists = {name: tuple(known.get(name, ())) for name in ("notes", "bad_shards")}
+    return DumpInfo(**{**known, **lists})
 
 
 def _entries(raw: RawDump, data: Mapping[str, Any], directory: Path) -> Iterator[Entry]:
@@ -146,7 +147,8 @@ def _entries(raw: RawDump, data: Mapping[str, Any], directory: Path) -> Iterator
             direction=direction,
             call=call,
             order=_entry_order(extra, outputs, position),
-            micro_step=call if direction == PARAMETERS_GRAD else extra.get("micro_step"),
+            micro_step=extra.get("micro_step", call if direction == PARAMETERS_GRAD else None),
+            stage=extra.get("stage", 0),
             inputs=inputs,
             outputs=outputs,
             parameters=parameters,

@@ -67,7 +67,7 @@ class Entry:
 
     In a backward entry `inputs` are the gradients of the module's outputs and `outputs` those of its inputs, as
     autograd sees it. In a `parameters_grad` entry the gradients are `outputs`. `parent` is the key of the enclosing
-    call.
+    call, `stage` the number of the root below which the module is (a virtual pipeline stage).
     """
 
     key: str
@@ -77,6 +77,7 @@ class Entry:
     call: int
     order: int | None = None
     micro_step: int | None = None
+    stage: int = 0
     inputs: tuple[TensorRecord, ...] = ()
     outputs: tuple[TensorRecord, ...] = ()
     parameters: tuple[TensorRecord, ...] = ()
@@ -91,6 +92,9 @@ class DumpInfo:
     `over_quota` counts tensors that were not written for lack of quota, `errors` entries that were lost to an error
     of which `first_error` is the first. `micro_steps` counts replayed micro steps, `uncovered` says which were not.
     `aborted` is `refused` or `failed` if a replay was given up before its end; `uncovered` then says why.
+    `pipeline_stage` and `pipeline_size` say which stage of a pipeline the rank has, of how many; ranks with the same
+    `replica` pass activations to one another (None: to nobody). `joint` tells that all ranks replayed together;
+    `bad_shards` are parameters of which the part that only this rank holds was not finite.
     `reproduced` tells whether the replayed model returned what the step itself had, bit for bit (None: not known);
     `lost_nonfinite` that the step's own output was not finite while the replay's is.
     """
@@ -111,6 +115,11 @@ class DumpInfo:
     over_quota: int = 0
     errors: int = 0
     first_error: str = ""
+    pipeline_stage: int = 0
+    pipeline_size: int = 1
+    replica: int | None = None
+    joint: bool = False
+    bad_shards: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
 

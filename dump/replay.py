@@ -1,12 +1,14 @@
 """Runs the step that has just been computed once more, with every module watched, before the optimizer spoils it.
 
 Once a non-finite gradient has been reduced and stepped, every weight of every rank is bad and nothing tells any more
-where it came from. So at the entry of the optimizer step the forwards are run again from kept arguments, generators and
+where it came from. So before the optimizer writes the forwards are run again from kept arguments, generators and
 buffers, and the backwards from the kept gradients of what the model returned. The run does not notice:
 
 * The parameters are replaced by shadows for the time: leaves of their own that share the storage. Gradients, hooks and
-  the reducer of the true parameters are out of reach, whatever kind of checkpointing the model uses.
-* Nothing is communicated: a model that would is recognised, by its kind or on its first attempt, and refused.
+  the reducer of the true parameters are out of reach, whatever kind of checkpointing the model uses. Where a framework
+  gathers parameters for the forward, the true ones stay and their gradients are put aside.
+* A model that keeps to itself is replayed by one rank alone, and nothing is communicated: one that would is
+  recognised, by its kind or on its first attempt. A model that communicates is replayed by all ranks or by none.
 * Generators, buffers, training flags and autocast are as before afterwards, bit for bit.
 """
 
@@ -15,19 +17,31 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from torch import nn
 
+from trainermon.dump.agreement import Agreement
 from trainermon.dump.capture import ModuleCapture
 from trainermon.dump.keep import ForwardKeeper, KeptForward
 from trainermon.dump.reader import read_dump
 from trainermon.dump.records import DumpInfo
-from trainermon.dump.rerun import CommunicationError, Fidelity, eager, rerun, shadow_parameters, undisturbed
+from trainermon.dump.rerun import (
+    CommunicationError,
+    Fidelity,
+    Rerunning,
+    eager,
+    rerun,
+    shadow_parameters,
+    undisturbed,
+)
+from trainermon.dump.shards import nonfinite_names
 from trainermon.dump.state import NotCoveredError
-from trainermon.dump.suitability import is_compiled, refusal_of, unwrap
+from trainermon.dump.suitability import Stage, is_compiled, refusal_of, stage_of
 from trainermon.dump.writer import DumpWriter
+from trainermon.monitor.taps.replayable import Replayable
 
 logger = logging.getLogger("trainermon")
 
@@ -58,21 +72,38 @@ class ReplayResult:
 class StepKeeper:
     """Keeps what a replay of the current step needs, and replays it.
 
-    `attach` before the forward of a step that is to be watched, `replay` at the entry of its optimizer step if need
-    be, `clear` after it, `detach` when the next step is not to be watched. While `replaying` is true hooks of others
+    `attach` before the forward of a step that is to be watched, `replay` before its optimizer step writes if need be,
+    `clear` after it, `detach` when the next step is not to be watched. While `replaying` is true hooks of others
     should do nothing: the model runs, but no training does.
 
-    `root` may be a plain module, one in DistributedDataParallel, or a compiled one (which is replayed in eager mode,
-    and so not bit for bit). `refusal` says why a replay is impossible, "" if it is possible. Memory: `ForwardKeeper`.
+    A root may be a plain module, one in DistributedDataParallel, or a compiled one (which is replayed in eager mode,
+    and so not bit for bit); several are the stages of a virtual pipeline. `refusal` says why a replay is impossible, ""
+    if it is possible. Memory: `ForwardKeeper`.
+
+    Args:
+        stages: The roots.
+        replayable: What the framework asks of a replay.
+        names: Names of modules, where the path below the root is not what they are to be called.
+        memory_bytes: Most that is kept alive.
     """
 
-    def __init__(self, root: nn.Module, *, memory_bytes: int = 256 << 20) -> None:
+    def __init__(
+        self,
+        stages: nn.Module | Sequence[Stage],
+        replayable: Replayable | None = None,
+        *,
+        names: Mapping[nn.Module, str] | None = None,
+        memory_bytes: int = 256 << 20,
+    ) -> None:
         self.replaying = False
-        self._entry, self._model = unwrap(root)
-        self._compiled = is_compiled(self._entry, self._model)
+        self._stages = [stage_of(stages)] if isinstance(stages, nn.Module) else list(stages)
+        self._models = [stage.model for stage in self._stages]
+        self._replayable = replayable or Replayable()
+        self._names = names
+        self._compiled = any(is_compiled(stage.entry, stage.model) for stage in self._stages)
         self._memory_bytes = memory_bytes
-        self._keeper = ForwardKeeper(self._entry, self._model, memory_bytes=memory_bytes)
-        self.refusal = refusal_of(root, self._entry, self._model)
+        self._keeper = ForwardKeeper(self._stages, self._replayable, memory_bytes=memory_bytes)
+        self.refusal = self._replayable.refusal or refusal_of(self._stages, self._replayable)
 
     def attach(self) -> None:
         """Keep the forwards from now on; nothing is hooked if a replay would be refused anyway."""
@@ -97,31 +128,53 @@ class StepKeeper:
     ) -> ReplayResult:
         """Run the kept micro steps again into a dump in `directory`; never raises.
 
-        Call it at the entry of the optimizer step, when the parameters are still those of the forward.
+        Call it before the optimizer writes to the parameters, when they are still those of the forward. A model that
+        communicates is replayed if every rank calls this for the same `info.id` and step within ten seconds.
         """
         started = time.perf_counter()
-        forwards = [kept for kept in self._keeper.forwards if kept.has_gradient]
-        reason = self.refusal or ("" if forwards else self._nothing_kept())
-        if reason:
-            return _unreplayed(REFUSED, reason, started)
-        try:
-            info = dataclasses.replace(info, replay=True)
-            writer = DumpWriter(directory, info, task=task, max_bytes=max_bytes)
-        except Exception as error:  # noqa: BLE001  # the border to training: no dump, but the step goes on
-            return _unreplayed(FAILED, f"{type(error).__name__}: {error}", started)
-        outcome = self._run(writer, forwards)
-        return self._finished(writer, outcome, len(forwards), started)
+        if self.refusal:
+            return _unreplayed(_Outcome(REFUSED, self.refusal), started)
+        vote = _Vote(self._agreement(), f"{info.id}/{info.attempt}/{info.step}", self._counts())
+        outcome, writer = _Outcome(REFUSED, self._reason_against()), None
+        if not outcome.reason:
+            try:
+                shards = tuple(nonfinite_names(self._replayable.own_shards()))
+                info = dataclasses.replace(info, replay=True, joint=self._replayable.joint, bad_shards=shards)
+                writer = DumpWriter(directory, info, task=task, max_bytes=max_bytes)
+                outcome = self._run(writer, vote)
+            except Exception as error:  # noqa: BLE001  # the border to training: no dump, but the step goes on
+                outcome = _Outcome(FAILED, f"{type(error).__name__}: {error}")
+        vote.against(outcome.reason)
+        if writer is None:
+            return _unreplayed(outcome, started)
+        return self._finished(writer, outcome, started)
 
-    def _run(self, writer: DumpWriter, forwards: list[KeptForward]) -> _Outcome:
+    def _agreement(self) -> Agreement | None:
+        return Agreement.of_all_ranks() if self._replayable.joint else None
+
+    def _counts(self) -> list[tuple[int, int]]:
+        """Return how many micro steps each root had, and how many of them are kept."""
+        kept = [len(self._keeper.complete(number)) for number in range(len(self._stages))]
+        return [(count + dropped, count) for count, dropped in zip(kept, self._keeper.dropped, strict=True)]
+
+    def _reason_against(self) -> str:
+        if not all(count for _, count in self._counts()):
+            return self._uncovered() or "no forward with a gradient was kept for this step"
+        if not self._replayable.joint:
+            return ""
+        try:
+            for kept in self._keeper.forwards:
+                kept.check()
+        except NotCoveredError as error:
+            return str(error)
+        return self._replayable.not_ready() or (self._uncovered() if self._keeper.error else "")
+
+    def _run(self, writer: DumpWriter, vote: _Vote) -> _Outcome:
         self.replaying = self._keeper.muted = True
         try:
-            with undisturbed(self._model), eager(compiled=self._compiled), shadow_parameters(self._model) as shadows:
-                capture = ModuleCapture(self._model, writer)
-                capture.attach()
-                try:
-                    return _Outcome(fidelities=self._rerun_all(forwards, capture, shadows))
-                finally:
-                    capture.detach()
+            with self._prepared(writer) as using:
+                chosen = self._last(vote.cast())
+                return _Outcome(micro_steps=len(chosen), fidelities=_rerun_all(chosen, using))
         except (CommunicationError, NotCoveredError) as error:
             return _Outcome(REFUSED, str(error))
         except Exception as error:  # the border to training: whatever the model raises, the step goes on
@@ -130,21 +183,36 @@ class StepKeeper:
         finally:
             self.replaying = self._keeper.muted = False
 
-    def _rerun_all(
-        self, forwards: list[KeptForward], capture: ModuleCapture, shadows: list[nn.Parameter]
-    ) -> list[Fidelity]:
-        fidelities = []
-        for micro_step, kept in enumerate(forwards, self._keeper.dropped):
-            capture.micro_step = micro_step
-            fidelities.append(rerun(self._model, kept, capture, shadows))
-        return fidelities
+    @contextmanager
+    def _prepared(self, writer: DumpWriter) -> Iterator[Rerunning]:
+        """Put everything in place, such that from now on only the model itself can fail."""
+        shadowed = self._replayable.shadowed
+        with (
+            undisturbed(self._models, self._replayable),
+            eager(compiled=self._compiled),
+            shadow_parameters(self._models) if shadowed else nullcontext() as leaves,
+        ):
+            capture = ModuleCapture(self._models, writer, names=self._names, gathered=not shadowed)
+            capture.attach()
+            try:
+                yield Rerunning(self._stages, self._replayable, capture, leaves)
+            finally:
+                capture.detach()
 
-    def _finished(self, writer: DumpWriter, outcome: _Outcome, micro_steps: int, started: float) -> ReplayResult:
+    def _last(self, most: int) -> list[tuple[int, KeptForward]]:
+        """Return the kept forwards in the order of the step, with their micro steps; of each root the `most` last."""
+        chosen = {}
+        for number, dropped in enumerate(self._keeper.dropped):
+            for micro_step, kept in list(enumerate(self._keeper.complete(number), dropped))[-most:]:
+                chosen[id(kept)] = micro_step
+        return [(chosen[id(kept)], kept) for kept in self._keeper.forwards if id(kept) in chosen]
+
+    def _finished(self, writer: DumpWriter, outcome: _Outcome, started: float) -> ReplayResult:
         uncovered = self._uncovered()
         notes = ["the compiled model was replayed in eager mode: values may differ in the last bits"]
         try:
             written = writer.close(
-                micro_steps=micro_steps,
+                micro_steps=outcome.micro_steps,
                 aborted="" if outcome.status == CLEAN else outcome.status,
                 uncovered="; ".join(filter(None, [uncovered, outcome.reason])),
                 reproduced=outcome.reproduced,
@@ -153,12 +221,13 @@ class StepKeeper:
             )
             nonfinite = read_dump(writer.directory).nonfinite
         except Exception as error:  # noqa: BLE001  # the border to training
-            return _unreplayed(FAILED, outcome.reason or f"{type(error).__name__}: {error}", started)
+            failed = _Outcome(FAILED, outcome.reason or f"{type(error).__name__}: {error}")
+            return _unreplayed(failed, started)
         lost = "the step's own output was not finite, the replay's is: a transient fault"
         return ReplayResult(
             status=NONFINITE if outcome.status == CLEAN and nonfinite else outcome.status,
             nonfinite=nonfinite,
-            micro_steps=micro_steps,
+            micro_steps=outcome.micro_steps,
             seconds=time.perf_counter() - started,
             reason=outcome.reason or (lost if outcome.lost_nonfinite else uncovered),
             dump=writer.directory,
@@ -167,21 +236,47 @@ class StepKeeper:
 
     def _uncovered(self) -> str:
         parts = []
-        if self._keeper.dropped:
-            mebibytes = self._memory_bytes / 2**20
-            parts.append(f"the first {self._keeper.dropped} micro steps did not fit the budget of {mebibytes:g} MiB")
+        if any(self._keeper.dropped):
+            number, mebibytes = max(self._keeper.dropped), self._memory_bytes / 2**20
+            parts.append(f"the first {number} micro steps did not fit the budget of {mebibytes:g} MiB")
         if self._keeper.error:
             parts.append(f"a forward was not kept: {self._keeper.error}")
         return "; ".join(parts)
 
-    def _nothing_kept(self) -> str:
-        return self._uncovered() or "no forward with a gradient was kept for this step"
+
+class _Vote:
+    """This rank's part in the ranks' decision to replay a step; without an agreement it decides alone."""
+
+    def __init__(self, agreement: Agreement | None, question: str, counts: Sequence[tuple[int, int]]) -> None:
+        self._agreement = agreement
+        self._question = question
+        self._counts = counts
+
+    def cast(self) -> int:
+        """Return how many of the last micro steps to replay.
+
+        Raises:
+            NotCoveredError: The answer is not to.
+        """
+        agreement, self._agreement = self._agreement, None
+        if agreement is None:
+            return max(kept for _, kept in self._counts)
+        answer = agreement.reach(self._question, kept=self._counts)
+        if not answer.micro_steps:
+            raise NotCoveredError(answer.reason)
+        return answer.micro_steps
+
+    def against(self, reason: str) -> None:
+        """Spare the others the waiting, unless the vote was cast."""
+        if self._agreement is not None:
+            self._agreement.reach(self._question, kept=self._counts, reason=reason)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Outcome:
     status: str = CLEAN
     reason: str = ""
+    micro_steps: int = 0
     fidelities: Sequence[Fidelity] = ()
 
     @property
@@ -194,6 +289,15 @@ class _Outcome:
         return any(fidelity.lost_nonfinite for fidelity in self.fidelities)
 
 
-def _unreplayed(status: str, reason: str, started: float) -> ReplayResult:
+def _rerun_all(forwards: Sequence[tuple[int, KeptForward]], using: Rerunning) -> list[Fidelity]:
+    fidelities = []
+    for micro_step, kept in forwards:
+        using.capture.micro_step, using.capture.stage = micro_step, kept.stage
+        fidelities.append(rerun(kept, using))
+        using.replayable.between_micro_steps()
+    return fidelities
+
+
+def _unreplayed(outcome: _Outcome, started: float) -> ReplayResult:
     seconds = time.perf_counter() - started
-    return ReplayResult(status=status, nonfinite=False, micro_steps=0, seconds=seconds, reason=reason)
+    return ReplayResult(status=outcome.status, nonfinite=False, micro_steps=0, seconds=seconds, reason=outcome.reason)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
@@ -17,6 +18,9 @@ from trainermon.dump.capture import ModuleCapture
 from trainermon.dump.gradients import is_foreign
 from trainermon.dump.keep import KeptForward, differentiable
 from trainermon.dump.state import NotCoveredError, RandomState, accelerators, clone_buffers, same_bits
+from trainermon.dump.suitability import Stage
+from trainermon.monitor.taps.replayable import Replayable
+from trainermon.monitor.taps.tree import tensors_of
 
 
 class CommunicationError(Exception):
@@ -44,35 +48,56 @@ class Fidelity(NamedTuple):
     lost_nonfinite: bool
 
 
-def rerun(model: nn.Module, kept: KeptForward, capture: ModuleCapture, shadows: list[nn.Parameter]) -> Fidelity:
-    """Run `model` on kept arguments under the kept state, and a backward from the kept gradients.
+class Rerunning(NamedTuple):
+    """With what the micro steps of a step are run again.
 
-    Call it inside `undisturbed` and `shadow_parameters`, which give `shadows`.
+    `leaves` are the shadows that gradients go to; None: the parameters are the true ones, and `replayable` says how far
+    a backward may go.
+    """
+
+    stages: Sequence[Stage]
+    replayable: Replayable
+    capture: ModuleCapture
+    leaves: list[nn.Parameter] | None
+
+
+def rerun(kept: KeptForward, using: Rerunning) -> Fidelity:
+    """Run a root on what it was given, under the kept state, and a backward from the kept gradients.
+
+    Call it inside `undisturbed`, and inside `shadow_parameters` where the parameters are shadowed.
 
     Raises:
         NotCoveredError: something that is needed was not kept or is gone.
-        CommunicationError: the model wanted to talk to other ranks; nothing was sent.
+        CommunicationError: the model wanted to talk to other ranks, alone; nothing was sent.
     """
-    if kept.changed_input():
-        raise NotCoveredError("an input of the model was overwritten after the forward")
+    stage = using.stages[kept.stage]
+    kept.check()
+    _put_back_state(stage.model, kept)
+    args, kwargs, handed = pytree.tree_map(_fresh_leaf, kept.given())
+    fresh = [tensor for _, tensor in tensors_of((args, kwargs, handed)) if tensor.requires_grad]
+    for place, value in zip(kept.handed, handed, strict=True):
+        setattr(place.module, place.name, value)
+    with _silent(joint=using.replayable.joint), torch.inference_mode(mode=False), torch.enable_grad():
+        using.capture.handed = {place.name: value for place, value in zip(kept.handed, handed, strict=True)}
+        with kept.autocast.active():
+            output = stage.called(*args, **kwargs)
+        returned = differentiable(output)
+        if len(returned) != len(kept.gradients):
+            raise NotCoveredError(f"the model returned {len(returned)} tensors, not {len(kept.gradients)} as before")
+        fidelity = _compare(kept.original_outputs(), returned)
+        pairs = _beginnings(returned, kept.gradients)
+        del output, returned
+        _backward([tensor for tensor, _ in pairs], [gradient for _, gradient in pairs], using, fresh)
+    return fidelity
+
+
+def _put_back_state(model: nn.Module, kept: KeptForward) -> None:
     for module, training in zip(model.modules(), kept.training, strict=True):
         module.training = training
     for buffer in kept.buffers:
         buffer.put_back()
     kept.random.put_back()
-    args, kwargs = pytree.tree_map(_fresh_leaf, (kept.args, kept.kwargs))
-    with _silent(), torch.inference_mode(mode=False), torch.enable_grad():
-        with kept.autocast.active():
-            output = model(*args, **kwargs)
-        returned = differentiable(output)
-        if len(returned) != len(kept.gradients):
-            raise NotCoveredError(f"the model returned {len(returned)} tensors, not {len(kept.gradients)} as before")
-        fidelity = _compare(kept.original_outputs(), returned)
-        with capture.paused():
-            pairs = _external_gradients(returned, kept.gradients)
-        del output, returned
-        _backward([tensor for tensor, _ in pairs], [gradient for _, gradient in pairs], shadows)
-    return fidelity
+    kept.generators()
 
 
 def _compare(originals: list[Tensor], returned: list[Tensor]) -> Fidelity:
@@ -83,62 +108,85 @@ def _compare(originals: list[Tensor], returned: list[Tensor]) -> Fidelity:
     return Fidelity(all(same_bits(old, new) for old, new in pairs), lost_nonfinite=lost)
 
 
-def _external_gradients(returned: list[Tensor], totals: list[Tensor | None]) -> list[tuple[Tensor, Tensor]]:
-    """Return what the outside gave each returned tensor.
+def _beginnings(returned: list[Tensor], totals: Sequence[Tensor | None]) -> list[tuple[Tensor, Tensor]]:
+    """Return from which tensors a backward begins with which gradients.
 
     The kept gradient of `logits` in a returned `(loss, logits)` is the sum over all uses, the model's own computation
-    of the loss among them; starting a backward from it as well would count that part twice.
+    of the loss among them. So the backward begins at the loss, and where it comes to the logits goes on with that sum.
     """
     kept = [(tensor, total) for tensor, total in zip(returned, totals, strict=True) if total is not None]
     kept.sort(key=lambda pair: pair[0].grad_fn._sequence_nr(), reverse=True)  # type: ignore[union-attr]
     pairs: list[tuple[Tensor, Tensor]] = []
+    behind: set[Any] = set()
     for tensor, total in kept:
-        internal = None
-        if pairs:
-            (internal,) = torch.autograd.grad(
-                [later for later, _ in pairs],
-                [tensor],
-                [gradient for _, gradient in pairs],
-                retain_graph=True,
-                allow_unused=True,
-            )
-        if internal is None:
+        if tensor.grad_fn in behind:
+            handle = tensor.register_hook(functools.partial(_instead, total))  # type: ignore[no-untyped-call]
+            tensor._backward_hooks.move_to_end(handle.id, last=False)  # type: ignore[union-attr]
+        else:
             pairs.append((tensor, total))
-        elif not same_bits(internal, total):
-            pairs.append((tensor, total - internal))
+            behind.update(node for node in _nodes([tensor]) if node is not tensor.grad_fn)
     return pairs
 
 
-def _backward(tensors: list[Tensor], gradients: list[Tensor], shadows: list[nn.Parameter]) -> None:
-    """Run the backward into the shadows only.
+def _instead(total: Tensor, _gradient: Tensor) -> Tensor:
+    return total
+
+
+def _backward(tensors: list[Tensor], gradients: list[Tensor], using: Rerunning, fresh: list[Tensor]) -> None:
+    """Run the backward into leaves of ours, or into what the framework has put aside.
 
     Reentrant checkpointing refuses to be told where to stop. There every leaf in the graph is a shadow or a fresh copy
-    of an argument, unless the model holds a parameter that is not registered.
+    of what was given, unless the model holds a parameter that is not registered.
     """
-    if _has_reentrant_checkpoint(tensors):
+    if using.leaves is None and not using.replayable.accumulates:
+        _ask_for_gradients(tensors, gradients)
+    elif using.leaves is None or has_reentrant_checkpoint(tensors):
         torch.autograd.backward(tensors, gradients)
     else:
-        torch.autograd.backward(tensors, gradients, inputs=shadows)
+        torch.autograd.backward(tensors, gradients, inputs=[*using.leaves, *fresh])
 
 
-def _has_reentrant_checkpoint(tensors: list[Tensor]) -> bool:
+def _ask_for_gradients(tensors: list[Tensor], gradients: list[Tensor]) -> None:
+    """Let gradients flow to all leaves, and nothing be done with them there.
+
+    Each is let go of when all hooks have seen it: what is asked for becomes a scalar that claims to be as large.
+    """
+    leaves = [node.variable for node in _nodes(tensors) if hasattr(node, "variable")]
+    handles = [leaf.register_hook(_without_memory) for leaf in leaves]
+    try:
+        torch.autograd.grad(tensors, leaves, gradients, allow_unused=True)
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _without_memory(gradient: Tensor) -> Tensor:
+    return gradient.new_zeros(()).expand_as(gradient)
+
+
+def has_reentrant_checkpoint(tensors: Sequence[Tensor]) -> bool:
+    """Return whether a checkpoint behind `tensors` will run a backward of its own: torch's, Megatron's, DeepSpeed's."""
+    return any("CheckpointFunction" in node.name() for node in _nodes(tensors))
+
+
+def _nodes(tensors: Sequence[Tensor]) -> Iterator[Any]:
+    """Yield every node of the graph behind `tensors`."""
     waiting: list[Any] = [tensor.grad_fn for tensor in tensors]
     seen = set()
     while waiting:
         node = waiting.pop()
         if node is None or node in seen:
             continue
-        if node.name() == "CheckpointFunctionBackward":
-            return True
+        yield node
         seen.add(node)
         waiting.extend(following for following, _ in node.next_functions)
-    return False
 
 
 @contextmanager
-def shadow_parameters(model: nn.Module) -> Iterator[list[nn.Parameter]]:
-    """Let the model hold leaves of our own that share the parameters' storage; yield those that require a gradient."""
-    owned = [(module, name, parameter) for module in model.modules() for name, parameter in module._parameters.items()]
+def shadow_parameters(models: Sequence[nn.Module]) -> Iterator[list[nn.Parameter]]:
+    """Let models hold leaves of our own that share the parameters' storage; yield those that require a gradient."""
+    modules = [module for model in models for module in model.modules()]
+    owned = [(module, name, parameter) for module in modules for name, parameter in module._parameters.items()]
     shadows: dict[int, nn.Parameter] = {}
     gradients = [(parameter, parameter.grad) for _, _, parameter in owned if parameter is not None]
     for _, _, parameter in owned:
@@ -182,16 +230,19 @@ def _forget_gradient(shadow: Tensor) -> None:
 
 
 @contextmanager
-def undisturbed(model: nn.Module) -> Iterator[None]:
+def undisturbed(models: Sequence[nn.Module], replayable: Replayable) -> Iterator[None]:
     """Put generators, buffers, training flags and other attributes back afterwards, bit for bit.
 
     Attributes are not kept with each forward: inside, they start from what they are now.
     """
     with ExitStack() as undo:
-        undo.callback(Attributes(model).put_back)
-        for buffer in clone_buffers(model):
-            undo.callback(buffer.put_back)
-        undo.callback(RandomState.take(accelerators(model)).put_back)
+        for model in models:
+            undo.callback(Attributes(model).put_back)
+            for buffer in clone_buffers(model):
+                undo.callback(buffer.put_back)
+            undo.callback(RandomState.take(accelerators(model)).put_back)
+        undo.callback(replayable.generators())
+        undo.enter_context(replayable.set_aside())
         yield
 
 
@@ -204,8 +255,8 @@ def eager(*, compiled: bool) -> Iterator[None]:
         yield
 
 
-def _silent() -> AbstractContextManager[Any]:
-    several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+def _silent(*, joint: bool) -> AbstractContextManager[Any]:
+    several = not joint and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
     return _NoCommunication() if several else nullcontext()  # type: ignore[no-untyped-call]
 
 

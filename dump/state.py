@@ -97,13 +97,20 @@ class KeptBuffer:
     version: int
     clone: Tensor | None
 
+    def check(self) -> None:
+        """Make sure that the bits of the buffer are known.
+
+        Raises:
+            NotCoveredError: It was taken for a constant and has changed.
+        """
+        if self.clone is None and self.tensor._version != self.version:
+            raise NotCoveredError(f"buffer {self.name} of {type(self.module).__name__} changed for the first time")
+
     def put_back(self) -> None:
         """Make the module hold the same tensor with the same bits again; untouched if it does already."""
+        self.check()
         self.module._buffers[self.name] = self.tensor
-        if self.clone is None:
-            if self.tensor._version != self.version:
-                raise NotCoveredError(f"buffer {self.name} of {type(self.module).__name__} changed for the first time")
-        elif not same_bits(self.tensor, self.clone):
+        if self.clone is not None and not same_bits(self.tensor, self.clone):
             with torch.no_grad():
                 self.tensor.copy_(self.clone)
 
@@ -129,11 +136,21 @@ class Buffers:
             for name, tensor in module._buffers.items():
                 if tensor is None:
                     continue
-                known = self._constant.get((id(module), name))
-                constant = known is not None and known[0] is tensor and known[1] == tensor._version
+                constant = self._is_constant(module, name, tensor)
                 clone = None if constant else tensor.detach().clone()
                 kept.append(KeptBuffer(module, name, tensor, tensor._version, clone))
         return kept
+
+    def _is_constant(self, module: nn.Module, name: str, tensor: Tensor) -> bool:
+        place = id(module), name
+        known = self._constant.get(place)
+        if known is None or known[0] is not tensor:
+            return False
+        if known[1] != tensor._version:  # changed between two forwards, and may be again before a replay
+            self._changing[place] = tensor
+            del self._constant[place]
+            return False
+        return True
 
     def learn(self, kept: Sequence[KeptBuffer]) -> list[KeptBuffer]:
         """Return `kept` without the clones of buffers that the forward left alone."""

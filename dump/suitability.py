@@ -1,12 +1,37 @@
-"""Which models one rank can replay alone, and what is inside of their wrappers."""
+"""Which models can be replayed, and what is inside of their wrappers."""
 
 from __future__ import annotations
 
 import sys
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+
+from trainermon.monitor.taps.replayable import Replayable
+
+
+class Stage(NamedTuple):
+    """One root of the model, or a virtual pipeline stage of it.
+
+    Attributes:
+        entry: Its calls by the training loop are seen.
+        called: It is called again.
+        model: Its modules and parameters are watched: the user's own, inside of the wrappers.
+        wrapper: DistributedDataParallel around all of it.
+    """
+
+    entry: nn.Module
+    called: nn.Module
+    model: nn.Module
+    wrapper: nn.Module | None = None
+
+
+def stage_of(root: nn.Module) -> Stage:
+    """Return how to see and to repeat the calls of `root`, which may be in DistributedDataParallel or compiled."""
+    entry, model = unwrap(root)
+    return Stage(entry, model, model, root if isinstance(root, DistributedDataParallel) else None)
 
 
 def unwrap(root: nn.Module) -> tuple[nn.Module, nn.Module]:
@@ -30,15 +55,23 @@ def is_compiled(entry: nn.Module, model: nn.Module) -> bool:
     return any(hasattr(module, "_orig_mod") or module._compiled_call_impl is not None for module in modules)
 
 
-def refusal_of(root: nn.Module, entry: nn.Module, model: nn.Module) -> str:
-    """Return why this model cannot be replayed by one rank alone, "" if it can."""
-    if entry._compiled_call_impl is not None:
+def refusal_of(stages: Sequence[Stage], replayable: Replayable) -> str:
+    """Return why this model cannot be replayed, "" if it can."""
+    return next(filter(None, (_refusal_of(stage, replayable) for stage in stages)), "")
+
+
+def _refusal_of(stage: Stage, replayable: Replayable) -> str:
+    if stage.entry._compiled_call_impl is not None:
         return "the model was compiled in place (model.compile()): its calls cannot be seen"
-    if isinstance(root, DistributedDataParallel) and getattr(root, "mixed_precision", None) is not None:
+    if getattr(stage.wrapper, "mixed_precision", None) is not None:
         return "DistributedDataParallel's mixed precision changes the parameters during the forward"
-    for name, module in model.named_modules():
+    for name, module in stage.model.named_modules():
         kind = type(module).__name__
-        if isinstance(module, nn.SyncBatchNorm) or kind == "FullyShardedDataParallel":
+        if isinstance(module, nn.SyncBatchNorm) and not replayable.joint:
+            return f"{name or 'the model'} is a {kind}, which communicates in its forward"
+        if not replayable.shadowed:
+            continue  # its parameters are the framework's
+        if kind == "FullyShardedDataParallel":
             return f"{name or 'the model'} is a {kind}, which communicates in its forward"
         if any(_is_placeholder(parameter) for parameter in module._parameters.values()):
             return f"a parameter of {name or 'the model'} is sharded, not initialised, or on the meta device"

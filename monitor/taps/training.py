@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from trainermon.monitor.taps.guard import Guard
+from trainermon.monitor.taps.replayable import Replayable
 from trainermon.monitor.values import Coordinates, Kind, Placement, SeriesKey
 
 
@@ -81,7 +82,7 @@ class Outcome:
         loss_scale: What the loss was multiplied by in this step.
     """
 
-    skipped: bool = False
+    skipped: bool | None = None
     grad_norm: float | Tensor | None = None
     max_norm: float | None = None
     loss_scale: float | Tensor | None = None
@@ -162,6 +163,13 @@ class Training(abc.ABC):
         del guard, decide
         return []
 
+    def replayable(self) -> Replayable:
+        """Return what a replay of a step must know; a model that communicates cannot be replayed unless it says how."""
+        if not self.communicates:
+            return Replayable()
+        axes = ", ".join(self.communicates)
+        return Replayable(refusal=f"the forward of {self.framework} training communicates over {axes}")
+
     # ------------------------------------------------------------------ gradients
 
     def watch_accumulation(self, guard: Guard, reached: Callable[[int], None]) -> list[Handle]:
@@ -218,6 +226,6 @@ class Training(abc.ABC):
         found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", output)
         return found if isinstance(found, Tensor) and found.numel() == 1 and found.is_floating_point() else None
 
-    def learning_rates(self) -> list[float]:
-        """Return the learning rate of each parameter group."""
-        return [float(group["lr"]) for group in self.optimizer.param_groups if "lr" in group]
+    def learning_rates(self) -> list[float | Tensor]:
+        """Return the learning rate of each parameter group; a tensor where the optimizer keeps it on the device."""
+        return [group["lr"] for group in self.optimizer.param_groups if "lr" in group]

@@ -19,7 +19,7 @@ class VarianceAndMean(nn.Module):
 
 
 def attached(model):
-    keeper = ForwardKeeper(model, model, memory_bytes=1 << 20)
+    keeper = ForwardKeeper(model, memory_bytes=1 << 20)
     keeper.attach()
     return keeper
 

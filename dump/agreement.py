@@ -1,0 +1,85 @@
+"""Lets all ranks answer one question alike: whether they replay a step together. A hang would be the worst answer.
+
+Nothing is a collective: each rank reads and writes a few keys of the default process group's store. One key holds the
+answer, and only the first attempt to write it succeeds, so that no two ranks can differ, whoever comes late, gives up,
+or never comes.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch.distributed as dist
+
+WAIT_S = 10.0
+
+
+class Answer(NamedTuple):
+    """What all ranks do: replay the last `micro_steps` of each root, or, with 0, nothing, for `reason`."""
+
+    micro_steps: int
+    reason: str = ""
+
+
+class Agreement:
+    """Asks the ranks of the default process group; `store` serves them all.
+
+    A rank that does not ask within `wait_s` of the first one makes the answer no. So does one with a reason against it.
+    """
+
+    def __init__(self, store: Any, *, rank: int, num_ranks: int, wait_s: float = WAIT_S) -> None:
+        self._store = store
+        self._rank = rank
+        self._num_ranks = num_ranks
+        self._wait = datetime.timedelta(seconds=wait_s)
+
+    @classmethod
+    def of_all_ranks(cls) -> Agreement:
+        """Return the one between all ranks of the default process group, which must be initialised."""
+        store = dist.distributed_c10d._get_default_store()
+        return cls(store, rank=dist.get_rank(), num_ranks=dist.get_world_size())
+
+    def reach(self, question: str, *, kept: Sequence[tuple[int, int]], reason: str = "") -> Answer:
+        """Return the answer of all ranks to `question`, a name that they all give to the same step.
+
+        `kept` is, for each root, how many micro steps the step had and how many of the last ones can be replayed;
+        `reason` says why this rank cannot take part. Costs about six requests to the store, and waits for the ranks.
+        """
+        try:
+            return self._reach(f"trainermon/replay/{question}", kept, reason)
+        except RuntimeError as error:  # the store is gone, and with it the job
+            return Answer(0, f"the ranks could not agree: {error}")
+
+    def _reach(self, key: str, kept: Sequence[tuple[int, int]], reason: str) -> Answer:
+        totals = json.dumps([total for total, _ in kept])
+        agreed = self._store.compare_set(f"{key}/totals", "", totals).decode()
+        if agreed != totals and not reason:
+            reason = f"the step had {totals} micro steps, that of another rank {agreed}"
+        if reason:
+            return self._decide(key, Answer(0, f"rank {self._rank}: {reason}"))
+        self._lower(f"{key}/kept", min(count for _, count in kept))
+        if self._store.add(f"{key}/ready", 1) == self._num_ranks:
+            return self._decide(key, Answer(int(self._store.get(f"{key}/kept"))))
+        try:
+            self._store.wait([f"{key}/answer"], self._wait)
+        except RuntimeError:
+            ready = self._store.add(f"{key}/ready", 0)
+            missing = f"{self._num_ranks - ready} of {self._num_ranks} ranks did not ask for a replay of the same step"
+            return self._decide(key, Answer(0, f"{missing} within {self._wait.total_seconds():g} s"))
+        return self._answer(self._store.get(f"{key}/answer"))
+
+    def _decide(self, key: str, answer: Answer) -> Answer:
+        """Give `answer` unless there is one, and return the one that holds."""
+        return self._answer(self._store.compare_set(f"{key}/answer", "", json.dumps(answer)))
+
+    def _answer(self, text: bytes) -> Answer:
+        return Answer(*json.loads(text))
+
+    def _lower(self, key: str, count: int) -> None:
+        """Make the number at `key` at most `count`."""
+        known = int(self._store.compare_set(key, "", str(count)))
+        while known > count:
+            known = int(self._store.compare_set(key, str(known), str(count)))

@@ -1,0 +1,14 @@
+"""Which parts of gathered parameters were bad before anybody gathered them: only their owners can tell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from torch import Tensor
+
+
+def nonfinite_names(shards: Iterable[tuple[str, Tensor]]) -> Iterator[str]:
+    """Yield the names of `shards` that hold a NaN or an Inf. Waits for the device once per shard."""
+    for name, shard in shards:
+        if shard.is_floating_point() and not bool(shard.detach().isfinite().all()):
+            yield name

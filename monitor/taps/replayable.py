@@ -1,0 +1,60 @@
+"""What a replay of a step must know of the framework that the step ran under."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+
+def nothing() -> None:
+    """Do nothing."""
+
+
+class Replayable:
+    """What one framework asks of a replay. The defaults are those of a model that keeps to itself, on one rank.
+
+    Attributes:
+        refusal: Why no step can be replayed; "" if one can.
+        joint: The model communicates in its forward or backward: a replay needs every rank.
+        shadowed: The parameters may stand aside for leaves of our own that share their storage. False where hooks of the
+            framework know them; then the replay's backward runs into what `set_aside` has put aside.
+        accumulates: Without shadows: backward may write to `.grad`. False: gradients are asked for one by one, and no
+            hook behind a parameter fires; a model with reentrant checkpointing is refused then.
+        entries: What the training loop calls, one module per root; empty: the roots themselves.
+    """
+
+    refusal: str = ""
+    joint: bool = False
+    shadowed: ClassVar[bool] = True
+    accumulates: ClassVar[bool] = True
+    entries: Sequence[nn.Module] = ()
+
+    def __init__(self, *, refusal: str = "") -> None:
+        self.refusal = refusal
+
+    def handed(self, stage: int) -> Iterable[tuple[nn.Module, str]]:
+        """Return attributes through which the root of `stage` is handed tensors beside its arguments."""
+        del stage
+        return ()
+
+    def generators(self) -> Callable[[], None]:
+        """Take the state of the framework's own random generators; return what puts it back."""
+        return nothing
+
+    def not_ready(self) -> str:
+        """Return why the step that has just been computed cannot be replayed; "" if it can. Waits for nothing."""
+        return ""
+
+    def set_aside(self) -> AbstractContextManager[None]:
+        """Keep from a replay, or put back after it, all that it would change outside of the root modules."""
+        return nullcontext()
+
+    def between_micro_steps(self) -> None:
+        """Forget what the backward of one replayed micro step left behind, before the next one."""
+
+    def own_shards(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield what only this rank holds of parameters that are gathered for forward, by name."""
+        yield from ()
