@@ -1,0 +1,252 @@
+"""What DeepSpeed's optimizers hold of a parameter on this rank, found by their own index maps: stage 0, and the frame.
+
+All of this is local: no accessor that gathers (`safe_get_full_*`) and none that waits (`safe_get_local_*`). The padding
+of DeepSpeed's flat partitions belongs to no piece. Checked against 0.16.9, 0.17.6, 0.18.9 and 0.19.8.
+"""
+
+from __future__ import annotations
+
+import abc
+import enum
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from trainermon.monitor.taps.guard import Guard
+from trainermon.monitor.taps.patch import Patch
+from trainermon.monitor.taps.training import Handle, OptimizerState
+
+See = Callable[[nn.Parameter, Tensor], None]
+
+
+class Verdict(enum.Enum):
+    """What DeepSpeed has found in the gradients of a step, on all ranks."""
+
+    OVERFLOW = enum.auto()
+    FINITE = enum.auto()
+    BY_NORM = enum.auto()  # whatever the norms of the groups say
+
+
+Tell = Callable[[Verdict], None]
+
+
+class Piece(NamedTuple):
+    """The part of a parameter that this rank's optimizer steps.
+
+    Attributes:
+        group: Which of the optimizer's flat main tensors it is in.
+        number: Which of that tensor's parameters it is of.
+        at: Where it begins in the flat main tensor.
+        offset: Where it begins in the flattened parameter.
+        length: Number of elements, at least one.
+    """
+
+    group: int
+    number: int
+    at: int
+    offset: int
+    length: int
+
+
+class Holder(abc.ABC):
+    """Reads one optimizer. What it hands out are DeepSpeed's own tensors, or views of them.
+
+    Attributes:
+        is_partitioned: The ranks of a data-parallel group hold a part of each parameter, not a copy.
+        norm_carries_scale: The norm that DeepSpeed reports is not divided by the loss scale.
+    """
+
+    is_partitioned = True
+    norm_carries_scale = False
+
+    def __init__(self, engine: Any) -> None:
+        self.engine = engine
+        self.optimizer = engine.optimizer
+
+    @property
+    @abc.abstractmethod
+    def grad_dtype(self) -> torch.dtype | None:
+        """Return the dtype of reduced gradients; None if it is the parameter's own."""
+
+    @abc.abstractmethod
+    def span(self, parameter: nn.Parameter) -> tuple[int, int]:
+        """Return offset and length of what this rank steps, in the flattened parameter; length 0 for nothing."""
+
+    @abc.abstractmethod
+    def gradients(self) -> Mapping[int, Tensor]:
+        """Return the reduced gradients that the optimizer is about to use, by `id` of their parameter."""
+
+    @abc.abstractmethod
+    def value(self, parameter: nn.Parameter) -> Tensor | None:
+        """Return what the optimizer steps."""
+
+    @abc.abstractmethod
+    def state(self, parameter: nn.Parameter) -> OptimizerState | None:
+        """Return what the optimizer keeps; None before its first step."""
+
+    @property
+    def norm_is_of_gradients(self) -> bool:
+        """Return whether the norm that DeepSpeed reports is that of all gradients, as they are at entry of the step."""
+        return "Muon" not in type(self.engine.basic_optimizer).__name__
+
+    def watch_verdict(self, guard: Guard, tell: Tell) -> list[Handle]:
+        """Call `tell` in the step, once overflow or norm are known and no parameter is written; its first call counts.
+
+        Nothing is watched in float32 at stage 0, where DeepSpeed looks at no gradient.
+        """
+        if not hasattr(self.optimizer, "overflow_checker"):
+            return []
+        overflow = guard.wrap(lambda *_: tell(Verdict.OVERFLOW))
+        finite = guard.wrap(lambda *_: tell(Verdict.FINITE))
+        checked = guard.wrap(lambda found: tell(Verdict.OVERFLOW) if found else None)
+        handles: list[Handle] = [
+            Patch(self.optimizer.overflow_checker, "has_overflow", after=checked),
+            Patch(self.optimizer, "unscale_and_clip_grads", before=finite),
+        ]
+        if hasattr(self.optimizer, "_skip_invalid_grad_norm"):
+            handles.append(Patch(self.optimizer, "_skip_invalid_grad_norm", before=overflow))
+        return handles
+
+    def watch_unreduced(self, guard: Guard, see: See) -> list[Handle]:
+        """Call `see` with each gradient that this rank accumulated, right before it is reduced."""
+
+        def look(*_: Any) -> None:
+            for parameter in self.engine.module.parameters():
+                if parameter.grad is not None:
+                    see(parameter, parameter.grad)
+
+        return [Patch(self.engine, "buffered_allreduce_fallback", before=guard.wrap(look))]
+
+
+class WholeHolder(Holder):
+    """Stage 0: each rank steps every parameter, in float32 itself, in bfloat16 and float16 an fp32 copy of it."""
+
+    is_partitioned = False
+    grad_dtype = None
+
+    def __init__(self, engine: Any) -> None:
+        super().__init__(engine)
+        self.norm_carries_scale = hasattr(self.optimizer, "fp32_groups")
+        self._copies: dict[int, nn.Parameter] = {}
+        if hasattr(self.optimizer, "fp32_groups"):
+            pairs = zip(chained(self.optimizer.fp16_groups), chained(self.optimizer.fp32_groups), strict=True)
+            self._copies = {id(parameter): copy for parameter, copy in pairs}
+
+    @property
+    def norm_is_of_gradients(self) -> bool:
+        """Return whether there are no experts: FP16_UnfusedOptimizer leaves them out of its norm."""
+        return super().norm_is_of_gradients and not self.engine.has_moe_layers
+
+    def span(self, parameter: nn.Parameter) -> tuple[int, int]:
+        """Return the whole parameter."""
+        return 0, parameter.numel()
+
+    def gradients(self) -> Mapping[int, Tensor]:
+        """Return `.grad`, which the all-reduce has written to."""
+        return {id(p): p.grad for p in self.engine.module.parameters() if p.grad is not None}
+
+    def value(self, parameter: nn.Parameter) -> Tensor | None:
+        """Return the fp32 copy, or the parameter where there is none."""
+        return self._copies.get(id(parameter), parameter)
+
+    def state(self, parameter: nn.Parameter) -> OptimizerState | None:
+        """Return the state of the fp32 copy or of the parameter."""
+        stepped = self._copies.get(id(parameter), parameter)
+        found = self.optimizer.state.get(stepped)
+        groups = self.optimizer.param_groups
+        group = next((group for group in groups if any(p is stepped for p in group["params"])), None)
+        return OptimizerState(stepped, found, group) if found and group is not None else None
+
+
+class FlatHolder(Holder):
+    """The optimizer steps flat tensors, each of which holds the pieces of many parameters."""
+
+    def __init__(self, engine: Any) -> None:
+        super().__init__(engine)
+        self.pieces = {id(parameter): piece for parameter, piece in self._find_pieces()}
+
+    @abc.abstractmethod
+    def _find_pieces(self) -> Iterator[tuple[nn.Parameter, Piece]]:
+        """Return what this rank steps, by DeepSpeed's own index map."""
+
+    @property
+    @abc.abstractmethod
+    def flats(self) -> Sequence[Tensor]:
+        """Return the flat main tensors that the inner optimizer steps; not kept, since reloading replaces them."""
+
+    def _group_of(self, piece: Piece) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = self.optimizer.param_groups[piece.group]
+        return found
+
+    def _cut(self, flat: Tensor, piece: Piece) -> Tensor:
+        return flat.detach().view(-1).narrow(0, piece.at, piece.length)
+
+    def span(self, parameter: nn.Parameter) -> tuple[int, int]:
+        """Return where the piece lies."""
+        piece = self.pieces.get(id(parameter))
+        return (piece.offset, piece.length) if piece else (0, 0)
+
+    def value(self, parameter: nn.Parameter) -> Tensor | None:
+        """Return the piece of the flat main tensor."""
+        piece = self.pieces.get(id(parameter))
+        return None if piece is None else self._cut(self.flats[piece.group], piece)
+
+    def state(self, parameter: nn.Parameter) -> OptimizerState | None:
+        """Return the pieces of state tensors that are as large as the flat tensor, and scalars as they are.
+
+        Others cannot be told apart by parameter and are left out.
+        """
+        piece = self.pieces.get(id(parameter))
+        if piece is None:
+            return None
+        flat = self.flats[piece.group]
+        found = self.optimizer.state.get(flat)
+        if not found:
+            return None
+        state = {name: self._state_of(value, flat, piece) for name, value in found.items()}
+        kept = {name: value for name, value in state.items() if value is not None}
+        return OptimizerState(self._cut(flat, piece), kept, self._group_of(piece))
+
+    def _state_of(self, value: Any, flat: Tensor, piece: Piece) -> Any:
+        if not isinstance(value, Tensor) or value.dim() == 0:
+            return value
+        return self._cut(value, piece) if value.numel() == flat.numel() else None
+
+
+class FusedHolder(FlatHolder):
+    """Stage 0 with DeepSpeed's FusedAdam in 16 bits: each rank steps a flat fp32 copy of all parameters of a group."""
+
+    is_partitioned = False
+    grad_dtype = None
+
+    @property
+    def flats(self) -> Sequence[Tensor]:
+        """Return the fp32 copies."""
+        found: Sequence[Tensor] = self.optimizer.fp32_groups_flat
+        return found
+
+    def _find_pieces(self) -> Iterator[tuple[nn.Parameter, Piece]]:
+        for group, parameters in enumerate(self.optimizer.fp16_groups):
+            for index, (parameter, at) in enumerate(with_starts(parameters)):
+                yield parameter, Piece(group, index, at, 0, parameter.numel())
+
+    def gradients(self) -> Mapping[int, Tensor]:
+        """Return `.grad`, which the all-reduce has written to."""
+        parameters = chained(self.optimizer.fp16_groups)
+        return {id(p): p.grad for p in parameters if p.grad is not None}
+
+
+def chained(groups: Iterable[Iterable[Any]]) -> list[Any]:
+    """Return the elements of all groups in order."""
+    return list(itertools.chain.from_iterable(groups))
+
+
+def with_starts(parameters: Iterable[nn.Parameter]) -> Iterator[tuple[nn.Parameter, int]]:
+    """Return each parameter with its place in the flat tensor that they make one after another."""
+    start = 0
+    for parameter in parameters:
+        yield parameter, start
+        start += parameter.numel()

@@ -1,0 +1,102 @@
+"""Where a parameter of this rank stands in the whole model: its name, its shape, its place among the ranks."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Any
+
+import torch
+from torch import nn
+
+from trainermon.monitor.frameworks.deepspeed.holders import Holder
+from trainermon.monitor.taps.names import plain_name
+from trainermon.monitor.taps.training import Module, Parameter
+from trainermon.monitor.values import Coordinates, Placement
+
+_EXPERT = re.compile(r"(.*\bdeepspeed_experts\.)(\d+)(.*)")
+
+
+def coordinates_of(engine: Any, known: Coordinates) -> Coordinates:
+    """Return where the engine's own groups say that this rank stands."""
+    group = engine.seq_data_parallel_group
+    axes = {"dp": torch.distributed.get_rank(group), "dp_size": torch.distributed.get_world_size(group)}
+    if engine.pipeline_parallelism:
+        axes |= {"pp": engine.grid.get_stage_id(), "pp_size": engine.grid.pipe_parallel_size}
+    if engine.has_moe_layers:
+        largest = max(engine.expert_parallel_group.values(), key=torch.distributed.get_world_size)
+        axes |= {"ep": torch.distributed.get_rank(largest), "ep_size": torch.distributed.get_world_size(largest)}
+    return dataclasses.replace(known, **axes)
+
+
+def modules_of(engine: Any) -> tuple[Module, ...]:
+    """Return every module below the root by its global name; the pipeline's layers are numbered globally already."""
+    experts = _Experts(engine)
+    return tuple(
+        Module(experts.global_name(name), module) for name, module in engine.module.named_modules() if plain_name(name)
+    )
+
+
+def parameters_of(engine: Any, holder: Holder) -> tuple[Parameter, ...]:
+    """Return every parameter that requires a gradient; a shared one once, under its first name.
+
+    A tied copy on another pipeline stage has the original's name and does not count in norms.
+    """
+    experts = _Experts(engine)
+    return tuple(
+        _described(engine, holder, experts.global_name(name), parameter)
+        for name, parameter in engine.module.named_parameters()
+        if parameter.requires_grad
+    )
+
+
+def _described(engine: Any, holder: Holder, name: str, parameter: nn.Parameter) -> Parameter:
+    axis, rank = _axis_of(engine, parameter)
+    counts = not getattr(parameter, "ds_pipe_replicated", False)
+    dtype = parameter.dtype
+    whole = Placement(
+        dtype=_text(dtype),
+        shape=tuple(getattr(parameter, "ds_shape", parameter.shape)),
+        replicated_over=(axis,),
+        in_global_norm=counts and rank == 0,
+        scale=1.0 / engine.gradient_accumulation_steps(),
+    )
+    shard = dataclasses.replace(whole, dtype=_text(holder.grad_dtype or dtype), scale=1.0)
+    if holder.is_partitioned:
+        offset, length = holder.span(parameter)
+        shard = dataclasses.replace(
+            shard, offset=offset, length=length, replicated_over=(), partitioned_over=(axis,), in_global_norm=counts
+        )
+    return Parameter(name, parameter, whole, shard=shard)
+
+
+def _axis_of(engine: Any, parameter: nn.Parameter) -> tuple[str, int]:
+    """Return the axis over which copies or parts of a parameter lie, and this rank's place on it."""
+    group = getattr(parameter, "group_name", None)
+    if group is None or getattr(parameter, "allreduce", True):
+        return "dp", torch.distributed.get_rank(engine.seq_data_parallel_group)
+    return "edp", torch.distributed.get_rank(engine.expert_data_parallel_group[group])
+
+
+class _Experts:
+    """Numbers experts globally: those of a rank begin where those of the rank before it in the group end."""
+
+    def __init__(self, engine: Any) -> None:
+        self._first: dict[str, int] = {}
+        for name, module in engine.module.named_modules():
+            if hasattr(module, "deepspeed_experts"):
+                group = next((p.group_name for p in module.parameters() if hasattr(p, "group_name")), None)
+                rank = torch.distributed.get_rank(engine.expert_parallel_group[group]) if group else 0
+                self._first[f"{name}.deepspeed_experts."] = rank * module.num_local_experts
+
+    def global_name(self, name: str) -> str:
+        """Return the plain name with the global number of the expert."""
+        found = _EXPERT.fullmatch(name) if self._first else None
+        if found:
+            before, number, after = found.groups()
+            name = f"{before}{self._first[before] + int(number)}{after}"
+        return plain_name(name)
+
+
+def _text(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,76 @@
+"""`DeepSpeedTraining`: a DeepSpeed engine as the taps see it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+
+from trainermon.monitor.frameworks.deepspeed.holders import Holder
+from trainermon.monitor.frameworks.deepspeed.step import StepWatch
+from trainermon.monitor.taps.guard import Guard
+from trainermon.monitor.taps.training import Handle, OptimizerState, Outcome, Training
+
+
+class DeepSpeedTraining(Training):
+    """An engine of DeepSpeed, ZeRO stage 0 to 3 or a pipeline.
+
+    A reduced gradient is the mean over ranks and micro batches, times the loss scale of the step: the root of the
+    squares summed over all pieces, divided by `Outcome.loss_scale`, is `engine.get_global_grad_norm()`. An unreduced
+    one is this rank's, times the loss scale and 1/`gradient_accumulation_steps` (`Placement.scale`), by which
+    `engine.backward` multiplies the loss. Where DeepSpeed's own norm differs, see `step`.
+    """
+
+    framework = "deepspeed"
+    reads_at_entry = True
+    unreduced_once = True
+
+    def take_over(self, engine: Any, holder: Holder) -> None:
+        """Say whose set-up this is; called once, before anything else."""
+        self._engine = engine
+        self._holder = holder
+        self._steps = StepWatch(engine, holder)
+        self._index = {id(parameter.tensor): index for index, parameter in enumerate(self.parameters)}
+        self.reduces = engine.dp_world_size > 1
+        if engine.zero_optimization_partition_weights():
+            self.communicates = ("dp",)
+        if engine.has_moe_layers:
+            self.communicates += ("ep",)
+
+    def watch_step(
+        self,
+        guard: Guard,
+        *,
+        entry: Callable[[], None],
+        exit: Callable[[Outcome], None],
+    ) -> list[Handle]:
+        """Watch the engine's step at accumulation boundaries; `engine.step()` between them does not count."""
+        return self._steps.watch(guard, entry, exit)
+
+    def watch_decision(self, guard: Guard, decide: Callable[[bool], None]) -> list[Handle]:
+        """Watch where DeepSpeed knows overflow or norm; see `StepWatch.watch_decision`."""
+        return self._steps.watch_decision(guard, decide)
+
+    def watch_unreduced(self, guard: Guard, see: Callable[[int, Tensor], None]) -> list[Handle]:
+        """Watch what goes into the reduction of a step: stages 0 and 1; 2 and 3 reduce in every micro step."""
+
+        def look(parameter: nn.Parameter, gradient: Tensor) -> None:
+            index = self._index.get(id(parameter))
+            if index is not None:
+                see(index, gradient)
+
+        return self._holder.watch_unreduced(guard, look)
+
+    def reduced_gradients(self) -> list[Tensor | None]:
+        """Return this rank's part of each averaged gradient, before clipping; meant for the entry of the step."""
+        found = self._holder.gradients()
+        return [found.get(id(parameter.tensor)) for parameter in self.parameters]
+
+    def values(self) -> list[Tensor | None]:
+        """Return this rank's part of the main copies."""
+        return [self._holder.value(parameter.tensor) for parameter in self.parameters]
+
+    def states(self) -> list[OptimizerState | None]:
+        """Return this rank's part of the inner optimizer's state."""
+        return [self._holder.state(parameter.tensor) for parameter in self.parameters]

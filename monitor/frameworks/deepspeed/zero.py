@@ -1,0 +1,225 @@
+"""What the partitioned optimizers hold: `BF16_Optimizer`, and ZeRO stages 1, 2 and 3."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from trainermon.monitor.frameworks.deepspeed.holders import FlatHolder, Piece, See, Tell, Verdict, chained, with_starts
+from trainermon.monitor.taps.guard import Guard
+from trainermon.monitor.taps.patch import Patch
+from trainermon.monitor.taps.training import Handle
+
+
+class Bf16Holder(FlatHolder):
+    """`BF16_Optimizer`: whole gradients on every rank, in the accumulation dtype; each rank steps its part."""
+
+    @property
+    def grad_dtype(self) -> torch.dtype | None:
+        """Return the accumulation dtype."""
+        dtype: torch.dtype = self.optimizer.fp32_groups_gradients_flat[0].dtype
+        return dtype
+
+    @property
+    def flats(self) -> Sequence[Tensor]:
+        """Return this rank's part of each group."""
+        found: Sequence[Tensor] = self.optimizer.fp32_groups_flat_partition
+        return found
+
+    def _find_pieces(self) -> Iterator[tuple[nn.Parameter, Piece]]:
+        for group, parameters in enumerate(self.optimizer.bf16_groups):
+            size = self.flats[group].numel()
+            first = size * torch.distributed.get_rank(self.optimizer.real_dp_process_group[group])
+            for index, (parameter, start) in enumerate(with_starts(parameters)):
+                low, high = max(start, first), min(start + parameter.numel(), first + size)
+                if low < high:
+                    yield parameter, Piece(group, index, low - first, low - start, high - low)
+
+    def gradients(self) -> Mapping[int, Tensor]:
+        """Return this rank's part of the reduced gradients."""
+        held, groups = self.optimizer.fp32_groups_gradients, self.optimizer.bf16_groups
+        return {
+            id(parameter): held[piece.group][piece.number].view(-1).narrow(0, piece.offset, piece.length)
+            for parameter in chained(groups)
+            if (piece := self.pieces.get(id(parameter)))
+        }
+
+    def watch_verdict(self, guard: Guard, tell: Tell) -> list[Handle]:
+        """Call `tell` before the inner optimizer's step, or, where it is skipped, before gradients are cleared."""
+
+        def at_step(*_: Any) -> None:
+            norm = self.optimizer._global_grad_norm
+            is_finite = bool(torch.isfinite(torch.as_tensor(norm)))
+            tell(Verdict.FINITE if is_finite else Verdict.OVERFLOW)
+
+        return [
+            Patch(self.optimizer.optimizer, "step", before=guard.wrap(at_step)),
+            Patch(self.optimizer, "clear_hp_grads", before=guard.wrap(lambda *_: tell(Verdict.OVERFLOW))),
+        ]
+
+    def watch_unreduced(self, guard: Guard, see: See) -> list[Handle]:
+        """Call `see` when the engine asks for the gradients to reduce."""
+
+        def look(*_: Any) -> None:
+            held = chained(self.optimizer.fp32_groups_gradients)
+            for parameter, gradient in zip(chained(self.optimizer.bf16_groups), held, strict=True):
+                see(parameter, gradient)
+
+        return [Patch(self.optimizer, "get_grads_for_reduction", before=guard.wrap(look))]
+
+
+class ZeroHolder(FlatHolder):
+    """What the stages have in common.
+
+    Attributes:
+        norm_method: Method of the optimizer that has computed the norms of all groups when it returns.
+    """
+
+    norm_method: ClassVar[str]
+
+    def watch_verdict(self, guard: Guard, tell: Tell) -> list[Handle]:
+        """Call `tell` when the overflow check has found something, else when the norms are known."""
+        overflow = guard.wrap(lambda found: tell(Verdict.OVERFLOW) if found else None)
+        known = guard.wrap(lambda _norm: tell(Verdict.BY_NORM))
+        return [
+            Patch(self.optimizer, "has_overflow", after=overflow),
+            Patch(self.optimizer, self.norm_method, after=known),
+        ]
+
+
+class Stage12Holder(ZeroHolder):
+    """Stages 1 and 2, also with the optimizer on the CPU, also with `round_robin_gradients`.
+
+    `_hp_mapping`, which DeepSpeed's accessors use, is not read: with `round_robin_gradients` its order is not that of
+    the partitions.
+    """
+
+    norm_method = "scaled_global_norm"
+
+    @property
+    def grad_dtype(self) -> torch.dtype | None:
+        """Return the accumulation dtype; with the optimizer on the CPU that of the main copy."""
+        offloaded = self.optimizer.cpu_offload
+        dtype: torch.dtype = self.flats[0].dtype if offloaded else self.optimizer.gradient_accumulation_dtype
+        return dtype
+
+    @property
+    def flats(self) -> Sequence[Tensor]:
+        """Return this rank's partition of each group."""
+        found: Sequence[Tensor] = self.optimizer.single_partition_of_fp32_groups
+        return found
+
+    def _find_pieces(self) -> Iterator[tuple[nn.Parameter, Piece]]:
+        optimizer = self.optimizer
+        for group, parameters in enumerate(optimizer.params_in_partition):
+            rank = torch.distributed.get_rank(optimizer.real_dp_process_group[group])
+            size = int(optimizer.partition_size[group])
+            for index, parameter in enumerate(p for p in parameters if p.numel()):
+                number = optimizer.get_param_id(parameter)
+                at = int(optimizer.grad_partition_insertion_offset[group][rank][number])
+                offset = int(optimizer.grad_start_offset[group][rank][number])
+                yield parameter, Piece(group, index, at, offset, min(parameter.numel() - offset, size - at))
+
+    def gradients(self) -> Mapping[int, Tensor]:
+        """Return this rank's part of the averaged gradients.
+
+        With the optimizer on the CPU they are on their way there: this waits for the copies, which the step that is
+        being entered does next anyway.
+        """
+        if self.optimizer.cpu_offload:
+            self._wait_for_copies()
+            return {
+                number: self._cut(self.flats[piece.group].grad, piece)  # type: ignore[arg-type]  # made with the flat
+                for number, piece in self.pieces.items()
+            }
+        held = {
+            group: [t for t in tensors if t.numel() and not getattr(t, "_zero_padding", False)]
+            for group, tensors in self.optimizer.averaged_gradients.items()
+            if tensors is not None
+        }
+        return {
+            number: _of_length(held[piece.group][piece.number], piece.length)
+            for number, piece in self.pieces.items()
+            if piece.group in held
+        }
+
+    def _wait_for_copies(self) -> None:
+        wait = getattr(self.optimizer, "_wait_for_offload_copies", None)
+        if wait is not None:
+            wait()
+        elif torch.accelerator.is_available():
+            torch.accelerator.current_stream().synchronize()
+
+    def watch_unreduced(self, guard: Guard, see: See) -> list[Handle]:
+        """Call `see` when a gradient of stage 1 enters its bucket; stage 2 reduces every micro step: nothing there."""
+        if self.optimizer.partition_gradients:
+            return []
+
+        def look(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+            gradient = self.optimizer.get_gradient_for_reduction(args[0])
+            if gradient is not None:
+                see(args[0], gradient)
+
+        return [Patch(self.optimizer, "reduce_independent_p_g_buckets_and_remove_grads", before=guard.wrap(look))]
+
+
+class Stage3Holder(ZeroHolder):
+    """Stage 3: each rank holds the same share of every parameter, the last one less and padding."""
+
+    norm_method = "_get_norm_groups"
+
+    @property
+    def grad_dtype(self) -> torch.dtype | None:
+        """Return the accumulation dtype; with the optimizer on the CPU that of the main copy."""
+        offloaded = self.optimizer.offload_optimizer
+        dtype: torch.dtype = self.flats[0].dtype if offloaded else self.optimizer.gradient_accumulation_dtype
+        return dtype
+
+    @property
+    def flats(self) -> Sequence[Tensor]:
+        """Return this rank's partition of each sub-group."""
+        found: Sequence[Tensor] = self.optimizer.fp32_partitioned_groups_flat
+        return found
+
+    def _group_of(self, piece: Piece) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = self.optimizer.param_groups[self.optimizer.sub_group_to_group_id[piece.group]]
+        return found
+
+    def _find_pieces(self) -> Iterator[tuple[nn.Parameter, Piece]]:
+        for group, parameters in enumerate(self.optimizer.fp16_groups):
+            for index, parameter in enumerate(parameters):
+                at = self.optimizer.grad_position[self.optimizer.get_param_id(parameter)][1]
+                share = parameter.partition_numel()
+                offset = share * torch.distributed.get_rank(parameter.ds_process_group)
+                length = min(share, parameter.ds_numel - offset)
+                if length > 0:
+                    yield parameter, Piece(group, index, at, offset, length)
+
+    def gradients(self) -> Mapping[int, Tensor]:
+        """Return this rank's part of the averaged gradients."""
+        if self.optimizer.offload_optimizer:
+            return {
+                number: self._cut(self.flats[piece.group].grad, piece)  # type: ignore[arg-type]  # made with the flat
+                for number, piece in self.pieces.items()
+            }
+        held = self.optimizer.averaged_gradients
+        return {
+            number: held[piece.group][piece.number].view(-1).narrow(0, 0, piece.length)
+            for number, piece in self.pieces.items()
+            if held.get(piece.group) is not None
+        }
+
+    def watch_unreduced(self, guard: Guard, see: See) -> list[Handle]:
+        """Watch nothing: gradients are reduced in every micro step."""
+        del guard, see
+        return []
+
+
+def _of_length(gradient: Tensor, length: int) -> Tensor:
+    """Return the gradient if it is as long as its piece; that it is not would be a layout that is not known."""
+    if gradient.numel() != length:
+        raise RuntimeError(f"DeepSpeed's averaged gradient has {gradient.numel()} elements, expected {length}")
+    return gradient
