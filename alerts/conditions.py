@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainermon.alerts.rules import Dead, Flat, NonFinite, Threshold
+from trainermon.alerts.rules import Dead, Direction, Flat, NonFinite, RelativeToMean, Threshold
 from trainermon.alerts.statistics import COUNT, DERIVED, INFS, NANS, Array
 
 Mask = NDArray[np.bool_]
@@ -122,6 +122,51 @@ class ThresholdWatcher(Watcher):
         blind = np.isnan(value)
         score = np.maximum(value - self._above, self._below - value)
         return Verdict(value, score, bad, ~(bad | blind), mask_or_none(blind))
+
+
+class RelativeToMeanWatcher(Watcher):
+    """The magnitude is far from the exponential mean of those before; the score is the ratio of the two, above 1.
+
+    The first value that is not zero begins the mean. A value with a NaN or Inf among its elements is neither judged nor
+    learned, so that the mean stays a number; every other value is learned, whether the condition holds or not.
+
+    Source: AnomalyTurbulence of msprobe's monitor, which looks upwards only.
+    """
+
+    def __init__(self, condition: RelativeToMean, statistic: str) -> None:
+        self._condition = condition
+        self._derive = DERIVED[statistic]
+        self._mean = np.zeros(0)
+        self._seen: Array = np.zeros(0)
+
+    def grow(self, size: int) -> None:  # noqa: D102
+        self._mean = grown(self._mean, size, 0.0)
+
+    def judge(self, slots: Slots, moments: Array) -> Verdict:  # noqa: D102
+        value = self._derive(moments)
+        self._seen = np.where(moments[NANS] + moments[INFS] > 0, np.nan, np.abs(value))
+        mean = self._mean[slots]
+        up, down = self._seen / mean, mean / self._seen
+        match self._condition.direction:
+            case Direction.BOTH:
+                score = np.fmax(up, down)
+            case Direction.UP:
+                score = up
+            case Direction.DOWN:
+                score = down
+        score = np.where(mean > 0.0, score, 1.0)  # nothing is unusual before there is a mean
+        blind = np.isnan(self._seen)
+        bad = (score > 1.0 + self._condition.threshold) & ~blind
+        return Verdict(value, score, bad, ~(bad | blind), mask_or_none(blind))
+
+    def learn(self, slots: Slots, restless: Mask | None) -> None:  # noqa: ARG002, D102
+        mean, beta = self._mean[slots], self._condition.beta
+        learned = np.where(mean > 0.0, beta * mean + (1.0 - beta) * self._seen, self._seen)
+        self._mean[slots] = np.where(np.isnan(self._seen), mean, learned)
+
+    def baseline(self, slots: Indices) -> Array:  # noqa: D102
+        mean: Array = self._mean[slots]
+        return np.where(mean > 0.0, mean, np.nan)
 
 
 class DeadWatcher(Watcher):

@@ -20,6 +20,7 @@ from trainermon.alerts.conditions import (
     DeadWatcher,
     FlatWatcher,
     NonFiniteWatcher,
+    RelativeToMeanWatcher,
     Slots,
     ThresholdWatcher,
     Watcher,
@@ -30,6 +31,7 @@ from trainermon.alerts.rules import (
     Dead,
     Flat,
     NonFinite,
+    RelativeToMean,
     Rule,
     Spike,
     Threshold,
@@ -343,6 +345,8 @@ def _watcher(when: Condition, statistic: str) -> Watcher:
     match when:
         case Spike():
             return SpikeWatcher(when, statistic)
+        case RelativeToMean():
+            return RelativeToMeanWatcher(when, statistic)
         case NonFinite():
             return NonFiniteWatcher(when)
         case Threshold():

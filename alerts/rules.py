@@ -28,7 +28,7 @@ TASKS = ("statistics", "tensor")
 SUMMARY_FIELDS = ("k", "n", "step", "rank", "worst", "value", "usual", "times", "score", "nans", "infs", "count", "for")
 """What a rule's summary may put in braces; alerts/README.md says what each stands for."""
 
-_CONDITIONS = ("nonfinite", "threshold", "spike", "flat", "dead")
+_CONDITIONS = ("nonfinite", "threshold", "spike", "relative_to_mean", "flat", "dead")
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 
 
@@ -113,6 +113,21 @@ class Spike:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RelativeToMean:
+    """The magnitude of the statistic is far from the mean of its magnitudes so far.
+
+    Attributes:
+        threshold: The condition holds above `1 + threshold` times the mean, and below the mean divided by that.
+        beta: Share of the old mean in the new one, the rest is the new magnitude.
+        direction: Which side counts.
+    """
+
+    threshold: float
+    beta: float = 0.99
+    direction: Direction = Direction.BOTH
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Flat:
     """The statistic stayed within `relative_change` of one value."""
 
@@ -126,7 +141,7 @@ class Dead:
     zero_ratio: float = 1.0
 
 
-Condition = NonFinite | Threshold | Spike | Flat | Dead
+Condition = NonFinite | Threshold | Spike | RelativeToMean | Flat | Dead
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -280,6 +295,8 @@ def _read_condition(node: Node, keep: Node | None) -> Condition:
         return _read_threshold(when)
     if given == "spike":
         return _read_spike(when, keep)
+    if given == "relative_to_mean":
+        return _read_relative(when)
     if given == "flat":
         flat = when.child("flat", ("relative_change", "steps"))
         return Flat(relative_change=flat.number("relative_change", above=0.0))
@@ -326,6 +343,18 @@ def _read_spike(when: Node, keep: Node | None) -> Spike:
         direction=Direction(node.choice("direction", tuple(Direction), Direction.BOTH)),
         floor=node.number("floor", 0.1, above=0.0),
         adopt=node.whole("adopt", 128, at_least=1),
+    )
+
+
+def _read_relative(when: Node) -> RelativeToMean:
+    node = when.child("relative_to_mean", ("threshold", "beta", "direction"))
+    beta = node.number("beta", 0.99, above=0.0)
+    if beta >= 1.0:
+        raise node.fail("beta", f"found {beta:g}, expected less than 1: nothing would ever be learned")
+    return RelativeToMean(
+        threshold=node.number("threshold", above=0.0),
+        beta=beta,
+        direction=Direction(node.choice("direction", tuple(Direction), Direction.BOTH)),
     )
 
 

@@ -95,7 +95,11 @@ def test_conditions_are_read(tmp_path: Path) -> None:
 def test_default_rules_have_a_runbook_entry_each() -> None:
     headings = set(re.findall(r"^## (.+)$", RUNBOOK.read_text(), re.MULTILINE))
 
-    assert {rule.runbook for rule in load_rules()} | {"monitor-integrity"} == headings
+    assert {rule.runbook for rule in load_rules()} | {
+        "monitor-integrity",
+        "anomaly-turbulence",
+        "anomaly-nan",
+    } == headings
 
 
 def test_default_runbook_entries_say_what_how_and_what_to_do() -> None:
@@ -122,7 +126,11 @@ WRONG = [
     ("on.names", [1], r"on\.names: found a list, expected text or a list of texts"),
     ("severity", "warn", r"severity: found 'warn'; did you mean 'warning'\?"),
     ("severity", "fatal", r"severity: found 'fatal', which is kept for when\.nonfinite"),
-    ("when", {}, r"when: found none, expected exactly one of nonfinite, threshold, spike, flat, dead"),
+    (
+        "when",
+        {},
+        r"when: found none, expected exactly one of nonfinite, threshold, spike, relative_to_mean, flat, dead",
+    ),
     ("when.dead", {"steps": 3}, r"when: found spike and dead, expected exactly one of"),
     ("when.spike.score", "high", r"when\.spike\.score: found 'high', expected a finite number, above 0"),
     ("when.spike.score", True, r"when\.spike\.score: found True, expected a finite number"),
