@@ -1,0 +1,98 @@
+"""Megatron-Core: what is recognised, what is refused, and how the parts fit together."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from trainermon.monitor.errors import AttachError
+from trainermon.monitor.frameworks.megatron import naming, placements
+from trainermon.monitor.frameworks.megatron.groups import Groups, coordinates_of, groups_of
+from trainermon.monitor.frameworks.megatron.holdings import Holding, class_names, holdings_of
+from trainermon.monitor.frameworks.megatron.training import MegatronTraining
+from trainermon.monitor.taps.training import Module, Parameter
+from trainermon.monitor.values import Coordinates
+
+__all__ = ["MegatronTraining", "coordinates_of", "describe", "recognises"]
+
+
+def recognises(chunks: Sequence[nn.Module], optimizer: object) -> bool:
+    """Return whether the model is wrapped by, or the optimizer is one of, Megatron-Core's."""
+    return "MegatronOptimizer" in class_names(optimizer) or any("_BaseDataParallel" in class_names(c) for c in chunks)
+
+
+def describe(chunks: Sequence[nn.Module], optimizer: Any, _coordinates: Coordinates) -> MegatronTraining:
+    """Return the set-up of `chunks`: the virtual pipeline stages in order, as `get_model` of a script returns them.
+
+    Raises:
+        AttachError: A wrapper or optimizer that this version cannot watch correctly.
+    """
+    _check(chunks, optimizer)
+    held, dealt_out = holdings_of(chunks, optimizer)
+    groups = groups_of(chunks[0])
+    modules: list[Module] = []
+    parameters: list[Parameter] = []
+    for stage, chunk in enumerate(chunks):
+        root: nn.Module = chunk.module  # type: ignore[assignment]
+        renaming = naming.renaming_of(root, groups.ep.rank)
+        for path, module in root.named_modules():
+            name = naming.global_name(path, renaming)
+            if name:
+                modules.append(Module(name, module, stage))
+        for path, tensor in root.named_parameters():
+            if tensor.requires_grad:
+                name = naming.global_name(path, renaming)
+                placed = _place(name, tensor, stage, groups, held.get(tensor))
+                parameters.append(placed if tensor in dealt_out else dataclasses.replace(placed, shard=None))
+    training = MegatronTraining(
+        chunks=chunks,
+        held=[held.get(parameter.tensor) for parameter in parameters],
+        model=chunks[0],
+        roots=[chunk.module for chunk in chunks],
+        modules=modules,
+        parameters=parameters,
+        optimizer=optimizer,
+    )
+    training.communicates = _communicates(chunks, groups)
+    return training
+
+
+def _place(name: str, tensor: nn.Parameter, stage: int, groups: Groups, held: Holding | None) -> Parameter:
+    whole = placements.placement_of(name, tensor, groups)
+    if placements.is_tied_copy(tensor):
+        name = naming.original_name(name)
+    return Parameter(name, tensor, whole, stage, placements.shard_of(whole, tensor, groups, held))
+
+
+def _communicates(chunks: Sequence[nn.Module], groups: Groups) -> tuple[str, ...]:
+    """Return the axes that a forward communicates over.
+
+    Data parallel ranks are among them where parameters are gathered, or auxiliary losses summed up, in the forward.
+    """
+    axes = [axis for axis in ("tp", "cp", "pp", "ep") if getattr(groups, axis).size > 1]
+    config: Any = chunks[0].ddp_config
+    balancing = getattr(getattr(chunks[0], "config", None), "moe_router_load_balancing_type", "")
+    if getattr(config, "overlap_param_gather", False) or "global_aux_loss" in balancing:
+        axes.append("dp")
+    return tuple(axes)
+
+
+def _check(chunks: Sequence[nn.Module], optimizer: Any) -> None:
+    for chunk in chunks:
+        names = class_names(chunk)
+        if "DistributedDataParallel" not in names or not hasattr(chunk, "bucket_groups"):
+            found = f"{type(chunk).__module__}.{type(chunk).__qualname__}"
+            raise AttachError(
+                f"Megatron: found a model of {found}, expected megatron.core.distributed.DistributedDataParallel "
+                "around every chunk; pass the list that get_model returned. Megatron-FSDP and torch FSDP2 inside "
+                "Megatron are not supported"
+            )
+    if "MegatronOptimizer" not in class_names(optimizer):
+        found = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
+        raise AttachError(
+            f"Megatron: found the optimizer {found}, expected the one that get_megatron_optimizer returned: the one "
+            "whose step() ends a training step"
+        )
