@@ -8,6 +8,8 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from trainermon.monitor.errors import AttachError
 
 _ABSENT = object()
@@ -37,10 +39,7 @@ class Patch:
         self._previous = vars(owner).get(name, _ABSENT)
         original = getattr(owner, name, None)
         if not callable(original):
-            raise AttachError(
-                f"{_describe(owner)}: found no method {name}, which this version of trainermon watches; "
-                "its version is newer or older than those that are supported"
-            )
+            raise _missing(owner, name)
         self._replacement = self._make(original)
         setattr(owner, name, self._replacement)
 
@@ -73,6 +72,84 @@ class Patch:
             setattr(self._owner, self._name, self._previous)
 
 
+class CallPatch:
+    """Follows each call of a method of a class, or of a function of a module, from its beginning to its end.
+
+    `begins(args, kwargs)` runs before the original, a method's `self` included; what it returns is handed to
+    `ends(token, result)` unless it is None, and not after an exception. Both must be contained. Not called while
+    torch.compile traces. Nothing is replaced before `put()`. The replacement is always the same object, so that what
+    was compiled with and without it stays valid when it comes and goes.
+
+    Raises:
+        AttachError: `owner` itself has no such function.
+    """
+
+    def __init__(
+        self,
+        owner: Any,
+        name: str,
+        *,
+        begins: Callable[[tuple[Any, ...], dict[str, Any]], Any],
+        ends: Callable[[Any, Any], Any],
+    ) -> None:
+        if name not in vars(owner) or not callable(getattr(owner, name)):
+            raise _missing(owner, name)
+        self._owner = owner
+        self._name = name
+        self._original = vars(owner)[name]
+        self._is_on = False
+        around = self._around if inspect.isclass(owner) else self._around_traceable
+        self._replacement = around(getattr(owner, name), begins, ends)
+
+    @property
+    def fits(self) -> bool:
+        """Whether the owner has the original or the replacement; else somebody else has replaced it."""
+        return vars(self._owner).get(self._name) in (self._original, self._replacement)
+
+    def put(self) -> None:
+        """Put the replacement in place; does nothing if it is."""
+        self._is_on = True
+        if vars(self._owner).get(self._name) is self._original:
+            setattr(self._owner, self._name, self._replacement)
+
+    def remove(self) -> None:
+        """Put the original back; where somebody else has replaced the function since, only fall silent."""
+        self._is_on = False
+        if vars(self._owner).get(self._name) is self._replacement:
+            setattr(self._owner, self._name, self._original)
+
+    def _around(self, function: Callable[..., Any], begins: Callable[..., Any], ends: Callable[..., Any]) -> Any:
+        @functools.wraps(function)
+        def around(*args: Any, **kwargs: Any) -> Any:
+            token = begins(args, kwargs) if self._is_on else None
+            result = function(*args, **kwargs)
+            if token is not None:
+                ends(token, result)
+            return result
+
+        return around
+
+    def _around_traceable(self, function: Callable[..., Any], *callbacks: Callable[..., Any]) -> Any:
+        watched = self._around(function, *callbacks)
+
+        @functools.wraps(function)
+        def around(*args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return function(*args, **kwargs)
+            return watched(*args, **kwargs)
+
+        return around
+
+
+def _missing(owner: Any, name: str) -> AttachError:
+    return AttachError(
+        f"{_describe(owner)}: found no method {name}, which this version of trainermon watches; "
+        "its version is newer or older than those that are supported"
+    )
+
+
 def _describe(owner: Any) -> str:
+    if inspect.ismodule(owner):
+        return owner.__name__
     kind = owner if inspect.isclass(owner) else type(owner)
     return f"{kind.__module__}.{kind.__qualname__}"

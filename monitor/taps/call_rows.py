@@ -1,0 +1,214 @@
+"""The rows of single collectives: which call they belong to, and what is taken for it when."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from trainermon.monitor.config import CollectivesConfig
+from trainermon.monitor.taps.call_lines import CallLines
+from trainermon.monitor.taps.collector import Collector
+from trainermon.monitor.taps.micro_steps import in_backward
+from trainermon.monitor.taps.process_groups import Group
+from trainermon.monitor.values import Kind, SeriesKey
+
+logger = logging.getLogger("trainermon")
+
+# Call lines that `cc_log_only` writes to the log at most.
+MAX_LOGGED = 1000
+
+
+class _Rows:
+    """The series of one call: of the tensors before and after, and of the waiting time."""
+
+    __slots__ = ("after", "before", "call", "name", "wait")
+
+    def __init__(self, name: str, call: int) -> None:
+        self.name = name
+        self.call = call
+        self.before: list[int] = []
+        self.after: list[int] = []
+        self.wait = -1
+
+
+class _Operation:
+    """One operation of one group: how many calls there were in this step, and the series of each."""
+
+    __slots__ = ("calls", "name", "rows")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.calls = 0
+        self.rows: list[_Rows] = []
+
+    def next(self) -> _Rows:
+        number = self.calls
+        self.calls = number + 1
+        if number == len(self.rows):
+            self.rows.append(_Rows(self.name, number))
+        return self.rows[number]
+
+
+class Call:
+    """A call that runs, or whose result is waited for.
+
+    Attributes:
+        group: The group that it communicates over.
+        rows: Its series; None for a call that is only accounted for.
+        size_bytes: Size of the larger one of what it reads and what it writes.
+        sequence: The group's number just before it.
+        written: What it writes: read once it has been waited for.
+        versions: How often each of `written` had been written to when the call returned.
+    """
+
+    __slots__ = ("group", "rows", "sequence", "size_bytes", "versions", "written")
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+        self.rows: _Rows | None = None
+        self.size_bytes = 0
+        self.written: Sequence[Tensor] = ()
+        self.versions: list[float] = []
+        self.sequence = group.sequence()
+
+
+class CallRows:
+    """Files what is taken of each call under its group, operation and number.
+
+    A tensor that cannot be read (freed, quantized) has no row, and the log says so once per name.
+
+    Raises:
+        ConfigError: `cc_codeline` holds what is no regular expression.
+    """
+
+    def __init__(self, collector: Collector, config: CollectivesConfig) -> None:
+        self._collector = collector
+        self._takes_before = config.cc_pre_hook
+        self._takes_all = not (config.cc_log_only or config.cc_codeline)
+        self._logs_only = config.cc_log_only
+        self._lines = CallLines(config.cc_codeline)
+        self._logged: set[tuple[str, str]] = set()
+        self._unreadable: set[str] = set()
+        self._operations: dict[tuple[Group, str], _Operation] = {}
+        self._names: dict[str, _Operation] = {}
+        self._thread = 0
+
+    def attach(self) -> None:
+        """Take the calling thread for the one that trains."""
+        self._thread = threading.get_ident()
+
+    def new_step(self) -> None:
+        """Count calls from zero."""
+        for operation in self._names.values():
+            operation.calls = 0
+
+    def detach(self) -> None:
+        """Let go of the groups; the series keep their numbers."""
+        self._operations.clear()
+        self.new_step()
+
+    def is_training_thread(self) -> bool:
+        """Return whether this thread trains: it attached, or it is one of those that torch runs a backward in."""
+        return threading.get_ident() == self._thread or in_backward()
+
+    def open(self, group: Group, op: str, read: Sequence[Tensor]) -> Call:
+        """Return the call that begins, its operands taken if that was asked for; without rows where it was not."""
+        call = Call(group)
+        call.size_bytes = size_bytes(read)
+        if self._collector.muted:
+            return call
+        rows = (self._operations.get((group, op)) or self._add(group, op)).next()
+        if self._takes_all or self._is_wanted(rows.name):
+            call.rows = rows
+            if self._takes_before and read:
+                self._take(rows, "pre", rows.before, read)
+        return call
+
+    def account(self, call: Call) -> None:
+        """Count a call that has just returned for its group."""
+        group = call.group
+        group.accounted += group.sequence() - call.sequence
+        group.size_bytes += call.size_bytes
+
+    def take_after(self, call: Call) -> None:
+        """Take what `call` has written: it is there."""
+        if call.rows is not None and call.written:
+            self._take(call.rows, "post", call.rows.after, call.written)
+
+    def take_one_after(self, call: Call, index: int, tensor: Tensor) -> None:
+        """Take the tensor with number `index` of those that `call` returned: it is there."""
+        if call.rows is not None:
+            series = self._series(call.rows, "post", call.rows.after, index + 1)[index:]
+            self._take_readable(call.rows, series, (tensor,))
+
+    def put_wait(self, call: Call, wait_s: float) -> None:
+        """Put how long `call` was waited for, in seconds."""
+        rows = call.rows
+        if rows is None:
+            return
+        if rows.wait < 0:
+            rows.wait = self._collector.table.id_of(SeriesKey(Kind.COMM, rows.name, "wait_seconds", rows.call))
+        self._collector.put(rows.wait, wait_s)
+
+    def _add(self, group: Group, op: str) -> _Operation:
+        name = f"{group.name}.{op}"
+        found = self._names.setdefault(name, _Operation(name))
+        self._operations[group, op] = found
+        return found
+
+    def _take(self, rows: _Rows, side: str, series: list[int], tensors: Sequence[Tensor]) -> None:
+        numbers = series if len(series) == len(tensors) else self._series(rows, side, series, len(tensors))
+        self._take_readable(rows, numbers, tensors)
+
+    def _series(self, rows: _Rows, side: str, series: list[int], length: int) -> list[int]:
+        for index in range(len(series), length):
+            key = SeriesKey(Kind.COMM, rows.name, f"{side}.{index}", rows.call)
+            series.append(self._collector.table.id_of(key))
+        return series[:length]
+
+    def _take_readable(self, rows: _Rows, series: Sequence[int], tensors: Sequence[Tensor]) -> None:
+        try:
+            self._collector.take(series, tensors)
+        except (TypeError, ValueError, RuntimeError) as error:  # what torch says of a tensor of an unusual kind
+            if len(tensors) > 1:
+                for number, tensor in zip(series, tensors, strict=True):
+                    self._take_readable(rows, (number,), (tensor,))
+            elif rows.name not in self._unreadable:
+                self._unreadable.add(rows.name)
+                logger.warning("an operand of %s has no statistics: %s: %s", rows.name, type(error).__name__, error)
+
+    def _is_wanted(self, name: str) -> bool:
+        """Return whether rows are taken of the call that begins now; with `cc_log_only`, log its line instead."""
+        line = self._lines.here()
+        if not (self._logs_only and line.is_wanted):
+            return line.is_wanted
+        if (name, line.text) not in self._logged and len(self._logged) < MAX_LOGGED:
+            self._logged.add((name, line.text))
+            logger.info("%s is called at %s, stack %s", name, line.place, line.text)
+        return False
+
+
+def size_bytes(tensors: Sequence[Tensor]) -> int:
+    """Return how many bytes the elements of `tensors` take."""
+    if len(tensors) == 1:
+        return tensors[0].numel() * tensors[0].element_size()
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def versions_of(tensors: Sequence[Tensor]) -> list[float]:
+    """Return how often each tensor was written to; NaN, equal to nothing, for one that does not count."""
+    return [math.nan if tensor.is_inference() else tensor._version for tensor in tensors]
+
+
+def same_versions(call: Call) -> bool:
+    """Return whether nothing that torch counts has been written to what `call` has written since it returned."""
+    return all(now == then for now, then in zip(versions_of(call.written), call.versions, strict=True))
+
+
+Arguments = tuple[Any, ...]
+"""Positional arguments of a call, a method's `self` included."""

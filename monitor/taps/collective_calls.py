@@ -1,0 +1,136 @@
+"""Watches the methods of `ProcessGroup` and `Work.wait`: every collective that Python code asks for, by whatever name.
+
+Wrapped are the methods of the classes, so that aliases taken at import, `*_base` and coalesced forms, batches of
+point-to-point calls and the layers of frameworks all come by. C++ callers (DDP's reducer) do not, nor do the functional
+collectives, which have taps of their own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch.distributed as dist
+
+from trainermon.monitor.taps.call_rows import Arguments, Call, CallRows, same_versions, size_bytes, versions_of
+from trainermon.monitor.taps.guard import Guard
+from trainermon.monitor.taps.operands import METHODS, Op, read_by, written_by
+from trainermon.monitor.taps.patch import CallPatch
+from trainermon.monitor.taps.process_groups import Group, Groups
+
+
+class MethodTaps:
+    """Takes the operands of `ProcessGroup`'s methods, and their results when `Work.wait` has returned.
+
+    A handle and what its call writes are held from the call to the wait, or to the end of the step.
+
+    Raises:
+        AttachError: This version of torch lacks one of these methods.
+    """
+
+    def __init__(self, rows: CallRows, groups: Groups, guard: Guard) -> None:
+        self._rows = rows
+        self._groups = groups
+        self._guard = guard
+        self._blocks: dict[Group, list[Call]] = {}
+        self._pending: dict[int, tuple[dist.Work, list[Call]]] = {}
+
+    def patches(self) -> Iterator[CallPatch]:
+        """Return what has to be put in place."""
+        owner = dist.ProcessGroup
+        for name, op in METHODS.items():
+            if name in vars(owner) or name == "allreduce":
+                yield self._patch(owner, name, self._guard.wrap(self._begins, op), self._ends)
+        yield self._patch(owner, "_start_coalescing", self._guard.wrap(self._block_begins), self._ends)
+        yield self._patch(owner, "_end_coalescing", self._guard.wrap(self._block_closes), self._block_ends)
+        for work in _with_subclasses(dist.Work):
+            if "wait" in vars(work):
+                yield self._patch(work, "wait", self._guard.wrap(self._wait_begins), self._wait_ends)
+
+    def _patch(self, owner: Any, name: str, begins: Callable[..., Any], ends: Callable[..., Any]) -> CallPatch:
+        return CallPatch(owner, name, begins=begins, ends=self._guard.wrap(ends))
+
+    def new_step(self) -> None:
+        """Let go of what was not waited for."""
+        self._blocks.clear()
+        self._pending.clear()
+
+    def step_ended(self) -> None:
+        """Take the results that are there although nobody has waited for them, and count those that are not."""
+        for work, calls in self._pending.values():
+            is_complete = _is_complete(work)
+            for call in calls:
+                if is_complete and same_versions(call):
+                    self._rows.take_after(call)
+                elif call.written:
+                    call.group.unfinished += 1
+        self._pending.clear()
+
+    def _begins(self, op: Op, args: Arguments, kwargs: dict[str, Any]) -> Call | None:
+        if not self._rows.is_training_thread():
+            return None
+        group = self._groups.of(args[0])
+        read = read_by(op, args, kwargs, group.rank)
+        call = self._rows.open(group, op.name, read)
+        call.written = read if op.is_in_place else written_by(op, args, kwargs, group.rank)
+        if call.written is not read:
+            call.size_bytes = max(call.size_bytes, size_bytes(call.written))
+        return call
+
+    def _ends(self, call: Call, result: Any) -> None:
+        self._rows.account(call)
+        if call.rows is None:
+            return
+        block = self._blocks.get(call.group) if self._blocks else None
+        if block is not None:
+            block.append(call)
+        else:
+            self._expect(result, [call])
+
+    def _block_begins(self, args: Arguments, _kwargs: dict[str, Any]) -> None:
+        if self._rows.is_training_thread():
+            self._blocks[self._groups.of(args[0])] = []
+
+    def _block_closes(self, args: Arguments, _kwargs: dict[str, Any]) -> Call | None:
+        return Call(self._groups.of(args[0])) if self._rows.is_training_thread() else None
+
+    def _block_ends(self, call: Call, result: Any) -> None:
+        self._rows.account(call)
+        calls = self._blocks.pop(call.group, [])
+        if calls:
+            self._expect(result, calls)
+
+    def _expect(self, result: Any, calls: list[Call]) -> None:
+        """Take what `calls` have written once `result` was waited for; at once if there is nothing to wait for."""
+        if isinstance(result, dist.Work):
+            for call in calls:
+                call.versions = versions_of(call.written)
+            self._pending[id(result)] = (result, calls)
+        else:
+            for call in calls:
+                self._rows.take_after(call)
+
+    def _wait_begins(self, args: Arguments, _kwargs: dict[str, Any]) -> tuple[list[Call], float] | None:
+        if id(args[0]) not in self._pending or not self._rows.is_training_thread():
+            return None
+        return self._pending.pop(id(args[0]))[1], time.perf_counter()
+
+    def _wait_ends(self, token: tuple[list[Call], float], _result: Any) -> None:
+        calls, begin_s = token
+        self._rows.put_wait(calls[0], time.perf_counter() - begin_s)  # the calls of a block were waited for at once
+        for call in calls:
+            self._rows.take_after(call)
+
+
+def _is_complete(work: dist.Work) -> bool:
+    try:
+        return bool(work.is_completed())
+    except RuntimeError:  # the call has failed: there is no result
+        return False
+
+
+def _with_subclasses(cls: type[Any]) -> Iterator[type[Any]]:
+    yield cls
+    for subclass in cls.__subclasses__():
+        yield from _with_subclasses(subclass)

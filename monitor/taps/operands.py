@@ -1,0 +1,152 @@
+"""Which calls of torch.distributed are collectives, what each reads and writes, and in which of its arguments.
+
+Values are worth reading only where the call gives them a meaning: a buffer that is about to be received into holds
+whatever was in memory.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+# Tensors of one side of one call that are looked at; a gather over a thousand ranks fills a list of a thousand.
+MAX_TENSORS = 16
+
+
+class Only(enum.Enum):
+    """On which ranks an in-place operand means something."""
+
+    EVERYWHERE = 0
+    READ_AT_ROOT = 1
+    WRITTEN_AT_ROOT = 2
+
+
+class Op(NamedTuple):
+    """A collective: its name, and the positions of the arguments that it reads and writes (`self` is 0)."""
+
+    name: str
+    reads: int | None
+    writes: int | None
+    only: Only = Only.EVERYWHERE
+
+    @property
+    def is_in_place(self) -> bool:
+        """What is read is what is written, on every rank."""
+        return self.reads == self.writes and self.only is Only.EVERYWHERE
+
+
+def _gathers(name: str) -> Op:
+    return Op(name, reads=2, writes=1)
+
+
+# Methods of ProcessGroup. Several spellings of one operation, from several versions of torch, have one name.
+METHODS: Mapping[str, Op] = MappingProxyType(
+    {
+        "allreduce": Op("all_reduce", 1, 1),
+        "allreduce_coalesced": Op("all_reduce_coalesced", 1, 1),
+        "broadcast": Op("broadcast", 1, 1, Only.READ_AT_ROOT),
+        "reduce": Op("reduce", 1, 1, Only.WRITTEN_AT_ROOT),
+        "allgather": _gathers("all_gather"),
+        "allgather_coalesced": _gathers("all_gather_coalesced"),
+        "_allgather_base": _gathers("all_gather_into_tensor"),
+        "all_gather_single": _gathers("all_gather_into_tensor"),
+        "allgather_into_tensor_coalesced": _gathers("all_gather_into_tensor_coalesced"),
+        "all_gather_single_coalesced": _gathers("all_gather_into_tensor_coalesced"),
+        "gather": _gathers("gather"),
+        "scatter": _gathers("scatter"),
+        "reduce_scatter": _gathers("reduce_scatter"),
+        "_reduce_scatter_base": _gathers("reduce_scatter_tensor"),
+        "reduce_scatter_single": _gathers("reduce_scatter_tensor"),
+        "reduce_scatter_tensor_coalesced": _gathers("reduce_scatter_tensor_coalesced"),
+        "reduce_scatter_single_coalesced": _gathers("reduce_scatter_tensor_coalesced"),
+        "alltoall_base": _gathers("all_to_all_single"),
+        "all_to_all_single": _gathers("all_to_all_single"),
+        "alltoall": _gathers("all_to_all"),
+        "send": Op("send", 1, None),
+        "recv": Op("recv", None, 1),
+        "recv_anysource": Op("recv", None, 1),
+        "barrier": Op("barrier", None, None),
+        "monitored_barrier": Op("barrier", None, None),
+    }
+)
+
+
+def _functional(name: str) -> Op:
+    return Op(name, reads=0, writes=None)
+
+
+# Functions of torch.distributed._functional_collectives that call the dispatcher, past the methods above. Each entry is
+# one operation in its spellings, the newest first: the first that exists is the one that calls.
+FUNCTIONS: tuple[tuple[tuple[str, ...], Op], ...] = (
+    (("broadcast",), _functional("broadcast")),
+    (("all_reduce",), _functional("all_reduce")),
+    (("all_reduce_coalesced",), _functional("all_reduce_coalesced")),
+    (("all_gather_single", "all_gather_tensor"), _functional("all_gather_into_tensor")),
+    (("reduce_scatter_single", "reduce_scatter_tensor"), _functional("reduce_scatter_tensor")),
+    (
+        ("all_gather_single_coalesced", "all_gather_into_tensor_coalesced"),
+        _functional("all_gather_into_tensor_coalesced"),
+    ),
+    (
+        ("reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced"),
+        _functional("reduce_scatter_tensor_coalesced"),
+    ),
+    (("all_to_all_single",), _functional("all_to_all_single")),
+)
+
+
+def read_by(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any], rank: int) -> list[Tensor]:
+    """Return the tensors that the call reads on the rank with number `rank` in its group; at most 16."""
+    if op.reads is None or (op.only is Only.READ_AT_ROOT and _root(args, kwargs) != rank):
+        return []
+    return _tensors(_argument(args, kwargs, op.reads))
+
+
+def written_by(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any], rank: int) -> list[Tensor]:
+    """Return the tensors that the call writes on the rank with number `rank` in its group; at most 16."""
+    if op.writes is None or (op.only is Only.WRITTEN_AT_ROOT and _root(args, kwargs) != rank):
+        return []
+    return _tensors(_argument(args, kwargs, op.writes))
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """Return the tensors in a tensor or in nested lists of them; at most 16."""
+    return _tensors(value)
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, list | tuple) and len(value) == 1 and isinstance(value[0], Tensor):
+        return [value[0]]
+    return [tensor for tensor, _ in zip(_walk(value), range(MAX_TENSORS), strict=False)]
+
+
+def _walk(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _walk(item)
+
+
+def _argument(args: tuple[Any, ...], kwargs: Mapping[str, Any], position: int) -> Any:
+    """Return an argument by position; of those given by name, outputs come before inputs, as in every signature."""
+    if position < len(args):
+        return args[position]
+    named = sorted(
+        name for name in kwargs if "tensor" in name.lower() or name in ("output", "outputs", "input", "inputs", "self")
+    )
+    named.sort(key=lambda name: "out" not in name)
+    index = position - len(args)
+    return kwargs[named[index]] if index < len(named) else None
+
+
+def _root(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
+    """Return the root's number in the group: of the options, or the number itself in the short form of the call."""
+    given = args[2] if len(args) > 2 else kwargs.get("opts", kwargs.get("root", 0))
+    return int(getattr(given, "rootRank", given))
