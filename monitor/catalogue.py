@@ -36,6 +36,12 @@ LOSS_SCALE_SERIES = "loss_scale"
 SKIPPED_SERIES = "skipped"
 """`Kind.STEP`: 1 if the framework skipped the optimizer step, else 0."""
 
+TOKENS_SERIES = "tokens"
+"""`Kind.STEP`: tokens of this rank's share of the step, as the script records them."""
+
+TOKENS_PER_SECOND_SERIES = "tokens_per_second"
+"""`Kind.STEP`: the recorded tokens of this rank over the duration of the step."""
+
 LEARNING_RATE_SERIES = "learning_rate"
 """`Kind.STEP`: learning rate of a parameter group; the slot is the group's number."""
 

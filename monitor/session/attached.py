@@ -24,6 +24,7 @@ from trainermon.monitor.session.dumps import Dumps
 from trainermon.monitor.session.reconfigure import Reconfiguration
 from trainermon.monitor.session.run_files import MIB, write_agent_settings, write_run_files
 from trainermon.monitor.session.step_loop import StepLoop
+from trainermon.monitor.session.structure import FOLDER as STRUCTURE_FOLDER
 from trainermon.monitor.spool import RankLock, open_spool
 from trainermon.monitor.statistics.kernel import kernel_name
 from trainermon.monitor.taps.guard import Guard
@@ -54,12 +55,20 @@ os.register_at_fork(after_in_child=_fall_silent_in_child)
 class Attached:
     """One watched training on one rank. Errors are raised up to the end of `start`, never after."""
 
-    def __init__(self, run: Run, coordinates: Coordinates, config: MonitorConfig, training: Training) -> None:
+    def __init__(
+        self,
+        run: Run,
+        coordinates: Coordinates,
+        config: MonitorConfig,
+        training: Training,
+        groups: Mapping[str, Any] | None = None,
+    ) -> None:
         self.run = run
         self._pid = os.getpid()
         self._coordinates = coordinates
         self._config = config
         self._training = training
+        self._groups = groups or {}
         self._spool = open_spool(run.run_id, Path(config.spool_dir) if config.spool_dir else None)
         self._lock = RankLock(self._spool, coordinates.rank)
         self._page = ControlPage(self._spool, coordinates.rank)
@@ -81,6 +90,8 @@ class Attached:
             dumps=self._dumps,
             guard=self._guard,
             between_steps=self._between_steps,
+            groups=self._groups,
+            structure_directory=self.run.directory / STRUCTURE_FOLDER / f"rank{self._coordinates.rank}",
         )
         rows = self._loop.estimate_rows()
         bytes_per_step = rows * JOURNAL_BYTES_PER_ROW

@@ -9,7 +9,7 @@ import torch
 
 from trainermon.monitor.config import MonitorConfig
 from trainermon.monitor.errors import ConfigError
-from trainermon.monitor.taps import optimizer
+from trainermon.monitor.taps import features, optimizer
 from trainermon.monitor.taps.names import chosen
 from trainermon.monitor.taps.training import Training
 from trainermon.monitor.values import Coordinates
@@ -28,6 +28,7 @@ def check_against_model(config: MonitorConfig, training: Training, coordinates: 
         )
     wants_states = config.mv_distribution or config.mg_direction
     optimizer.check(training, states=wants_states, updates=config.ur_distribution)
+    features.check(training.modules, config)
     _check_targets(config, training)
     if config.module_ranks and coordinates.rank not in config.module_ranks:
         return dataclasses.replace(config, collect_times=0)

@@ -9,6 +9,7 @@ from pathlib import Path
 from trainermon.dump.capture import ModuleCapture
 from trainermon.dump.records import DumpInfo
 from trainermon.dump.replay import StepKeeper
+from trainermon.dump.suitability import Stage, stage_of
 from trainermon.dump.writer import DumpWriter
 from trainermon.monitor.config import MonitorConfig
 from trainermon.monitor.control import ControlPage
@@ -47,8 +48,11 @@ class Dumps:
         self, run: Run, coordinates: Coordinates, training: Training, *, journal: JournalWriter, page: ControlPage
     ) -> None:
         self._run = run
+        self._coordinates = training.coordinates or coordinates
         self._rank = coordinates.rank
         self._training = training
+        self._replayable = training.replayable()
+        self._names = {module.module: module.name for module in training.modules}
         self._journal = journal
         self._page = page
         self._keeper: StepKeeper | None = None
@@ -57,6 +61,7 @@ class Dumps:
         self._nonfinite_before = False
         self._epoch = page.epoch()
         self._known: set[str] = set()
+        self._said: set[str] = set()
         self._orders: list[_Order] = []
         self._capture: ModuleCapture | None = None
         self._writer: DumpWriter | None = None
@@ -68,11 +73,46 @@ class Dumps:
             self._keeper.detach()
         self._replay = config.replay
         self._keeper = None
-        alone = not self._training.reads_at_entry and not self._training.communicates
-        if config.replay.enabled and config.wg_distribution and len(self._training.roots) == 1 and alone:
-            self._keeper = StepKeeper(self._training.model, memory_bytes=int(config.replay.memory_mb * MIB))
+        if config.replay.enabled and config.wg_distribution:
+            self._keeper = StepKeeper(
+                self._stages(),
+                self._replayable,
+                names=self._names,
+                memory_bytes=int(config.replay.memory_mb * MIB),
+            )
             if self._keeper.refusal:
-                logger.info("a step cannot be replayed: %s", self._keeper.refusal)
+                self._say_once(f"a step cannot be replayed: {self._keeper.refusal}")
+            elif self._replayable.joint and config.module_ranks:
+                self._keeper = None
+                self._say_once("a step cannot be replayed: that takes all ranks, and module_ranks leaves some out")
+
+    def _stages(self) -> list[Stage]:
+        """Return the roots, as the training loop calls them."""
+        roots, entries = self._training.roots, self._replayable.entries
+        if entries:
+            return [Stage(entry, entry, root) for entry, root in zip(entries, roots, strict=True)]
+        whole, stages = stage_of(self._training.model), [stage_of(root) for root in roots]
+        return [whole] if [whole.model] == [stage.model for stage in stages] else stages
+
+    def _say_once(self, message: str) -> None:
+        if message not in self._said:
+            self._said.add(message)
+            self._journal.append_event({"type": "warning", "message": message})
+            logger.info(message)
+
+    @property
+    def joint(self) -> bool:
+        """Whether all ranks replay together or none."""
+        return self._replayable.joint
+
+    @property
+    def keeping(self) -> bool:
+        """Whether this step is kept, so that it can be replayed."""
+        return self._keeper is not None and self._keeper.attached
+
+    def gradients_vanished(self) -> bool:
+        """Return whether what is left of the gradients shows that the script clipped them by a norm not finite."""
+        return self._keeper is not None and self._replayable.gradients_vanished()
 
     @property
     def replay_armed(self) -> bool:
@@ -96,7 +136,9 @@ class Dumps:
             self._start_capture(step, due[0])
 
     def checked(self, step: int, *, nonfinite: bool) -> None:
-        """Replay `step` if its gradients are the first that are not finite. Never raises."""
+        """Replay `step` if its gradients are the first that are not finite, and not by design. Never raises."""
+        if nonfinite and self._replayable.expects_overflow():
+            return
         if nonfinite and not self._nonfinite_before and self._keeper is not None:
             self._num_replays += 1
             info = self._info(REPLAY_ID, step, "a gradient is not finite at the entry of the optimizer step")
@@ -195,7 +237,13 @@ class Dumps:
             self._orders.remove(order)
             self._tell(command, step, "failed", reason=str(error))
             return
-        self._capture = ModuleCapture(self._training.roots[0], writer, scope=command.scope)
+        self._capture = ModuleCapture(
+            [stage.model for stage in self._stages()],
+            writer,
+            scope=command.scope,
+            names=self._names,
+            gathered=not self._replayable.shadowed,
+        )
         self._capture.attach()
         self._writer, self._order = writer, order
 
@@ -203,7 +251,18 @@ class Dumps:
         self._journal.append_event({"type": "dump", "step": step, "command": command.id, "status": status, **details})
 
     def _info(self, dump_id: str, step: int, reason: str) -> DumpInfo:
-        return DumpInfo(id=dump_id, step=step, attempt=self._run.attempt, rank=self._rank, reason=reason)
+        place = self._coordinates
+        mixes = place.world_size > place.dp_size
+        return DumpInfo(
+            id=dump_id,
+            step=step,
+            attempt=self._run.attempt,
+            rank=self._rank,
+            reason=reason,
+            pipeline_stage=place.pp,
+            pipeline_size=place.pp_size,
+            replica=(place.dp if place.ep_size == 1 else 0) if mixes or place.ep_size > 1 else None,
+        )
 
     def _directory(self, dump_id: str, step: int) -> Path:
         place = f"attempt{self._run.attempt}/step{step}/rank{self._rank}"

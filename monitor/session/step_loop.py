@@ -12,23 +12,23 @@ import enum
 import logging
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from trainermon.monitor.catalogue import LOSS_SERIES, STEP_TIME_SERIES
+from trainermon.monitor.catalogue import STEP_TIME_SERIES
 from trainermon.monitor.config import MonitorConfig
 from trainermon.monitor.control import ControlPage, Phase
 from trainermon.monitor.journal import JournalWriter
 from trainermon.monitor.schedule import Schedule
+from trainermon.monitor.session.collection import Collection
 from trainermon.monitor.session.dumps import Dumps
+from trainermon.monitor.session.recorded import Recorded
 from trainermon.monitor.taps.collector import Collector
-from trainermon.monitor.taps.gradients import GradientTaps
 from trainermon.monitor.taps.guard import Guard
 from trainermon.monitor.taps.micro_steps import MicroSteps
-from trainermon.monitor.taps.modules import ModuleTaps
 from trainermon.monitor.taps.names import chosen
-from trainermon.monitor.taps.optimizer import ParameterTaps, StateTaps
 from trainermon.monitor.taps.training import Handle, Outcome, Training
 from trainermon.monitor.values import Kind, SeriesKey
 
@@ -64,6 +64,8 @@ class StepLoop:
         dumps: Dumps,
         guard: Guard,
         between_steps: Callable[[int], None],
+        groups: Mapping[str, Any],
+        structure_directory: Path,
     ) -> None:
         self.step = step
         self._first_step = step
@@ -75,13 +77,13 @@ class StepLoop:
         self._dumps = dumps
         self._guard = guard
         self._between_steps = between_steps
+        self._groups = groups
+        self._structure_directory = structure_directory
         self._handles: list[Handle] = []
+        self._decision: list[Handle] | None = None
         self._due = self._unchecked = self._is_ended_step_open = False
         self._place = RecordPlace.UNKNOWN
-        self._exited_s = 0.0
-        self._times_recorded: dict[str, int] = {}
-        self._is_loss_recorded = False
-        self._losses_found: set[int] = set()
+        self._exited_s = self._duration_s = 0.0
         self.collector = Collector(training.device, journal)
         self._steps = MicroSteps(
             training,
@@ -90,19 +92,21 @@ class StepLoop:
             on_forward_end=self._forward_ended,
             on_backward_end=self._backward_ended,
         )
+        self._recorded = Recorded(training, self.collector, self._steps, num_micro_steps=num_micro_steps)
         dumps.configure(config)
-        self._make_taps()
+        self._collection = self._make_collection()
 
-    def _make_taps(self) -> None:
-        training, config, collector = self._training, self._config, self.collector
-        indices = [i for i, p in enumerate(training.parameters) if chosen(p.name, config.targets)]
-        modules = [m for m in training.modules if config.all_xy or chosen(m.name, config.targets)]
-        self._gradients = GradientTaps(
-            training, indices, collector, self._steps, micro_steps=self._num_micro_steps, guard=self._guard
+    def _make_collection(self) -> Collection:
+        return Collection(
+            self._training,
+            self._config,
+            collector=self.collector,
+            steps=self._steps,
+            guard=self._guard,
+            num_micro_steps=self._num_micro_steps,
+            groups=self._groups,
+            directory=self._structure_directory,
         )
-        self._modules = ModuleTaps(modules, collector, self._steps, self._guard)
-        self._parameters = ParameterTaps(training, indices, collector)
-        self._states = StateTaps(training, indices, collector)
 
     def start(self) -> None:
         """Watch the optimizer's step and prepare the first one."""
@@ -114,13 +118,14 @@ class StepLoop:
         """Take every hook away but those around the optimizer's step, through which torch may be walking right now."""
         self._detach()
         self._dumps.abandon()
+        self._watch_decision()
 
     def finish(self) -> None:
         """Take every hook away, and write everything that was taken, waiting for the device if need be."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        if not self._guard.tripped:
+        if not self._guard.tripped and not self._dumps.joint:
             self._check_gradients()
         self.let_go()
         self.collector.seal()
@@ -133,7 +138,7 @@ class StepLoop:
         first_step = max(config.start_step, self.step)
         self._schedule = Schedule(first_step, config.step_interval, config.collect_times)
         self._dumps.configure(config)
-        self._make_taps()
+        self._collection = self._make_collection()
 
     def estimate_rows(self) -> int:
         """Return about how many rows a collected step will have: parameters exactly, activations by module count."""
@@ -161,44 +166,12 @@ class StepLoop:
         elif not late:
             self._seal_ended_step()
         for name, value in values.items():
-            self._file(name, value)
+            self._recorded.file(name, value)
         if late:
+            self._recorded.file_rate(self._duration_s)
+            self._recorded.new_step()
             self._is_ended_step_open = True
             self._seal_ended_step()
-
-    def _file(self, name: str, value: Tensor | float) -> None:
-        """Take a number under its name; several calls in a step are its micro steps, in order."""
-        if name == LOSS_SERIES and not self._is_loss_recorded:
-            self._is_loss_recorded = True
-            self._drop_losses_found()
-        number = self._times_recorded.get(name, 0) if self._num_micro_steps > 1 else 0
-        self._times_recorded[name] = number + 1
-        if number == 1:
-            self.collector.move(self._series_of(name, None), self._series_of(name, 0))
-        series = self._series_of(name, number if number else None)
-        if isinstance(value, Tensor):
-            self.collector.take((series,), (value,))
-        else:
-            self.collector.put(series, value)
-
-    def _series_of(self, name: str, micro_step: int | None) -> int:
-        kind = Kind.LOSS if name == LOSS_SERIES else Kind.STEP
-        return self.collector.table.id_of(SeriesKey(kind, name, micro_step=micro_step))
-
-    def _find_loss(self, stage: int, output: Any) -> None:
-        """Take the loss out of what the model returned, as long as the script records none."""
-        if self._is_loss_recorded or stage != len(self._training.roots) - 1:
-            return
-        loss = self._training.loss_of(output)
-        if loss is not None:
-            micro_step = self._steps.micro_step(stage) if self._num_micro_steps > 1 else None
-            series = self._series_of(LOSS_SERIES, micro_step)
-            self._losses_found.add(series)
-            self.collector.take((series,), (loss,))
-
-    def _drop_losses_found(self) -> None:
-        for series in self._losses_found:
-            self.collector.move(series, None)
 
     def _seal_ended_step(self) -> None:
         """Write the step that has ended, if it was kept open for what the script may record after it."""
@@ -215,23 +188,24 @@ class StepLoop:
         elif not self._due and self._steps.attached:
             self._detach()
         self._dumps.prepare(self.step, gradients_due=self._due and self._config.wg_distribution)
+        self._watch_decision()
+
+    def _watch_decision(self) -> None:
+        """Have the framework tell what it reduced, on the steps on which a replay may be made."""
+        if self._dumps.keeping and self._decision is None:
+            self._decision = self._training.watch_decision(self._guard, self._replay_if)
+        elif not self._dumps.keeping and self._decision is not None:
+            for handle in self._decision:
+                handle.remove()
+            self._decision = None
 
     def _attach(self) -> None:
-        config = self._config
-        if config.wg_distribution:
-            self._gradients.attach(per_micro_step=config.monitor_mbs_grad)
+        self._collection.attach()
         self._steps.attach()
-        if config.xy_distribution:
-            self._modules.attach(
-                forward=not config.backward_only,
-                backward=not config.forward_only,
-                micro_steps=self._num_micro_steps,
-            )
 
     def _detach(self) -> None:
         self._steps.detach()
-        self._gradients.detach()
-        self._modules.detach()
+        self._collection.detach()
 
     def _forward_begins(self) -> None:
         self._seal_ended_step()
@@ -240,23 +214,22 @@ class StepLoop:
 
     def _skipped(self) -> None:
         """Drop what was taken: the script has thrown its gradients away without an optimizer step."""
-        if not self._steps.in_float16:
+        if not self._steps.in_float16 and not self._dumps.joint:
             self._check_gradients()
         self.collector.discard()
         self._start_counting()
         self._dumps.forget()
 
     def _forward_ended(self, stage: int, output: Any) -> None:
-        self._modules.release()
-        self._find_loss(stage, output)
+        self._collection.forward_ended()
+        self._recorded.find_loss(stage, output)
 
     def _backward_ended(self) -> None:
-        self._modules.forget()
         if self._steps.backward >= MAX_BACKWARDS * self._num_micro_steps:
             self._give_up()
-        elif self._config.wg_distribution:
-            self._gradients.backward_ended()
-            self._unchecked = not self._training.reads_at_entry
+            return
+        self._collection.backward_ended()
+        self._unchecked = self._config.wg_distribution and not self._training.reads_at_entry
 
     def _give_up(self) -> None:
         logger.warning(
@@ -273,21 +246,26 @@ class StepLoop:
         self._page.beat(self.step, Phase.OPTIMIZER, time.time())
         if not self._due:
             return
-        if self._config.param_distribution:
-            self._parameters.at_entry(self.step)
-        if self._config.mg_direction:
-            self._states.take_direction()
+        self._collection.before_optimizer(self.step, is_scaled=self._steps.in_float16)
         if self._config.wg_distribution:
-            self._gradients.complete()
             self._unchecked = True
             self._check_gradients()
 
     def _check_gradients(self) -> None:
-        """Replay the step if its gradients are the first that are not finite; once per backward at most."""
-        if not (self._unchecked and self._dumps.replay_armed):
+        """Replay the step if its gradients are the first that are not finite; once per backward at most.
+
+        Nothing is checked where the framework itself tells, later in its step.
+        """
+        if not (self._unchecked and self._dumps.replay_armed) or self._decision:
             return
         self._unchecked = False
-        nonfinite = self.collector.any_nonfinite(self._gradients.reduced)
+        reduced = self._collection.gradients.reduced
+        nonfinite = self.collector.any_nonfinite(reduced)
+        self._replay_if(nonfinite or (self._dumps.gradients_vanished() and self.collector.any_nonzero(reduced)))
+
+    def _replay_if(self, nonfinite: bool) -> None:  # noqa: FBT001  # the framework calls it
+        if not self._dumps.replay_armed:
+            return
         if nonfinite:
             self._page.beat(self.step, Phase.REPLAY, time.time())
         self.collector.muted = self._steps.muted = True
@@ -298,11 +276,8 @@ class StepLoop:
 
     def _exit(self, outcome: Outcome) -> None:
         if self._due:
-            self._take_after_step(outcome)
-        now_s = time.perf_counter()
-        if self._exited_s and not self.collector.is_empty:
-            self.collector.put(self.collector.table.id_of(DURATION), now_s - self._exited_s)
-        self._exited_s = now_s
+            self._collection.after_optimizer(self.step, outcome)
+        self._take_duration()
         self._dumps.finish_step()
         self._start_counting()
         self.step += 1
@@ -314,18 +289,16 @@ class StepLoop:
         self._between_steps(self.step)
         self._prepare()
 
-    def _take_after_step(self, _outcome: Outcome) -> None:
-        config = self._config
-        if config.param_distribution:
-            self._parameters.at_exit(self.step)
-        if config.mv_distribution:
-            self._states.take_states()
-        if config.ur_distribution:
-            self._states.take_updates()
+    def _take_duration(self) -> None:
+        now_s = time.perf_counter()
+        self._duration_s = now_s - self._exited_s if self._exited_s else 0.0
+        self._exited_s = now_s
+        if self._duration_s and not self.collector.is_empty:
+            self.collector.put(self.collector.table.id_of(DURATION), self._duration_s)
+            self._recorded.file_rate(self._duration_s)
 
     def _start_counting(self) -> None:
         self._unchecked = False
         self._steps.new_step()
-        self._gradients.new_step()
-        self._modules.new_step()
-        self._times_recorded.clear()
+        self._collection.new_step()
+        self._recorded.new_step()

@@ -85,9 +85,10 @@ class TrainerMon:
         make_log_visible(quiet=coordinates.local_rank != 0)
         training = detect(chunks, optimizer, coordinates, framework=self._config.framework)
         coordinates = training.coordinates or coordinates
+        given = {purpose: group for purpose, group in groups.items() if group is not None}
         config = check_against_model(self._config, training, coordinates)
         run = name_run(coordinates, run_id=config.run_id, output_dir=config.output_dir)
-        attached = Attached(run, coordinates, config, training)
+        attached = Attached(run, coordinates, config, training, {**training.process_groups(), **given})
         try:
             attached.start(num_micro_steps=grad_acc_steps, step=start_iteration, config_source=self._source)
         except BaseException:

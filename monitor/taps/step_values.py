@@ -66,7 +66,7 @@ class StepValues:
         self._file(GLOBAL_NORM_SERIES, outcome.grad_norm)
         self._file(CLIP_RATIO_SERIES, _clip_ratio(outcome) if outcome.max_norm else self._ratio)
         self._file(LOSS_SCALE_SERIES, outcome.loss_scale)
-        self._file(SKIPPED_SERIES, float(outcome.skipped))
+        self._file(SKIPPED_SERIES, None if outcome.skipped is None else float(outcome.skipped))
         for group, rate in enumerate(self._training.learning_rates()):
             self._file(LEARNING_RATE_SERIES, rate, slot=str(group))
         self._ratio = None

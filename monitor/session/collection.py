@@ -1,0 +1,143 @@
+"""Everything that a due step collects, by configuration: which taps there are, and what each does when."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from trainermon.monitor.config import MonitorConfig
+from trainermon.monitor.session.structure import StructureRecorder
+from trainermon.monitor.taps.collectives import CollectiveTaps
+from trainermon.monitor.taps.collector import Collector
+from trainermon.monitor.taps.features import FeatureTaps
+from trainermon.monitor.taps.gradients import GradientTaps
+from trainermon.monitor.taps.guard import Guard
+from trainermon.monitor.taps.micro_steps import MicroSteps
+from trainermon.monitor.taps.modules import ModuleTaps
+from trainermon.monitor.taps.names import chosen
+from trainermon.monitor.taps.optimizer import ParameterTaps, StateTaps
+from trainermon.monitor.taps.process_groups import purposes_of
+from trainermon.monitor.taps.step_values import StepValues
+from trainermon.monitor.taps.training import Outcome, Training
+
+logger = logging.getLogger("trainermon")
+
+
+class Collection:
+    """The taps of one configuration, between `attach` and `detach`.
+
+    Args:
+        training: What is watched.
+        config: What of it is collected.
+        collector: Where rows go.
+        steps: Which forward and backward runs.
+        guard: Contains what torch calls.
+        num_micro_steps: Backwards per step.
+        groups: Process groups by purpose.
+        directory: Where the structure of the model is written, if that is asked for.
+    """
+
+    def __init__(  # noqa: PLR0913  # what all taps together need
+        self,
+        training: Training,
+        config: MonitorConfig,
+        *,
+        collector: Collector,
+        steps: MicroSteps,
+        guard: Guard,
+        num_micro_steps: int,
+        groups: Mapping[str, Any],
+        directory: Path,
+    ) -> None:
+        indices = [i for i, p in enumerate(training.parameters) if chosen(p.name, config.targets, p.stage)]
+        modules = [m for m in training.modules if config.all_xy or chosen(m.name, config.targets, m.stage)]
+        self._config = config
+        self._steps = steps
+        self._num_micro_steps = num_micro_steps
+        self.gradients = GradientTaps(training, indices, collector, steps, micro_steps=num_micro_steps, guard=guard)
+        self._modules = ModuleTaps(modules, collector, steps, guard)
+        self._parameters = ParameterTaps(training, indices, collector)
+        self._states = StateTaps(training, indices, collector)
+        self._values = StepValues(training, collector)
+        self._features = FeatureTaps(training.modules, collector, steps, guard, config)
+        self._structure = StructureRecorder(
+            modules, steps, guard, directory, structure=config.print_struct, stacks=config.stack_info
+        )
+        self._collectives = None
+        if dist.is_available() and dist.is_initialized():
+            purposes = purposes_of(groups)
+            self._collectives = CollectiveTaps(collector, guard, purposes=purposes, config=config.cc_distribution)
+
+    def attach(self) -> None:
+        """Put every hook in place that a due step needs."""
+        config = self._config
+        if config.wg_distribution:
+            self.gradients.attach(per_micro_step=config.monitor_mbs_grad)
+        if config.xy_distribution:
+            self._modules.attach(
+                forward=not config.backward_only,
+                backward=not config.forward_only,
+                micro_steps=self._num_micro_steps,
+            )
+        self._features.attach()
+        self._structure.attach()
+        if self._collectives is not None:
+            self._collectives.attach()
+
+    def detach(self) -> None:
+        """Take every hook away again."""
+        self.gradients.detach()
+        self._modules.detach()
+        self._features.detach()
+        self._structure.detach()
+        if self._collectives is not None:
+            self._collectives.detach()
+
+    def new_step(self) -> None:
+        """Forget what belongs to the step that has ended."""
+        self.gradients.new_step()
+        self._modules.new_step()
+        self._values.new_step()
+        self._features.new_step()
+        if self._collectives is not None:
+            self._collectives.new_step()
+
+    def forward_ended(self) -> None:
+        """Release the activations that were looked at last."""
+        self._modules.release()
+
+    def backward_ended(self) -> None:
+        """Take the gradients if they are final, and release what the backward used."""
+        self._modules.forget()
+        if self._steps.backward >= self._num_micro_steps:
+            self._values.at_backward_end()
+        if self._config.wg_distribution:
+            self.gradients.backward_ended()
+
+    def before_optimizer(self, step: int, *, is_scaled: bool) -> None:
+        """Take what the optimizer is about to use; `is_scaled` where the script scales its loss."""
+        self._values.at_entry(is_scaled=is_scaled)
+        if self._config.param_distribution:
+            self._parameters.at_entry(step)
+        if self._config.mg_direction:
+            self._states.take_direction()
+        if self._config.wg_distribution:
+            self.gradients.complete()
+
+    def after_optimizer(self, step: int, outcome: Outcome) -> None:
+        """Take what the optimizer has made, and what there is to say of the step as a whole."""
+        if self._config.param_distribution:
+            self._parameters.at_exit(step)
+        if self._config.mv_distribution:
+            self._states.take_states()
+        if self._config.ur_distribution:
+            self._states.take_updates()
+        self._values.at_exit(outcome)
+        self._features.at_exit()
+        self._structure.step_ended()
+        if self._collectives is not None:
+            self._collectives.step_ended()

@@ -1,0 +1,72 @@
+"""Numbers of the step that the script records, and the loss that is found where it records none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from trainermon.monitor.catalogue import LOSS_SERIES, TOKENS_PER_SECOND_SERIES, TOKENS_SERIES
+from trainermon.monitor.taps.collector import Collector
+from trainermon.monitor.taps.micro_steps import MicroSteps
+from trainermon.monitor.taps.training import Training
+from trainermon.monitor.values import Kind, SeriesKey
+
+
+class Recorded:
+    """Files numbers under the step that is open in the collector.
+
+    With several micro steps per optimizer step the calls of one step are told apart by number, if there are several.
+    """
+
+    def __init__(self, training: Training, collector: Collector, steps: MicroSteps, *, num_micro_steps: int) -> None:
+        self._training = training
+        self._collector = collector
+        self._steps = steps
+        self._num_micro_steps = num_micro_steps
+        self._times: dict[str, int] = {}
+        self._records_loss = False
+        self._losses_found: set[int] = set()
+        self._tokens = 0.0
+
+    def new_step(self) -> None:
+        """Count calls from zero."""
+        self._times.clear()
+        self._tokens = 0.0
+
+    def file(self, name: str, value: Tensor | float) -> None:
+        """Take a number, or the statistics of a tensor, under its name."""
+        if name == LOSS_SERIES and not self._records_loss:
+            self._records_loss = True
+            for series in self._losses_found:
+                self._collector.move(series, None)
+        number = self._times.get(name, 0) if self._num_micro_steps > 1 else 0
+        self._times[name] = number + 1
+        if number == 1:
+            self._collector.move(self._series_of(name, None), self._series_of(name, 0))
+        series = self._series_of(name, number if number else None)
+        if isinstance(value, Tensor):
+            self._collector.take((series,), (value,))
+            return
+        self._collector.put(series, value)
+        if name == TOKENS_SERIES:
+            self._tokens = self._tokens * (self._num_micro_steps > 1) + value
+
+    def file_rate(self, duration_s: float) -> None:
+        """Put how many of the recorded tokens were processed per second, if the script records any."""
+        if self._tokens and duration_s > 0:
+            self._collector.put(self._series_of(TOKENS_PER_SECOND_SERIES, None), self._tokens / duration_s)
+
+    def find_loss(self, stage: int, output: Any) -> None:
+        """Take the loss out of what the last stage returned, as long as the script records none."""
+        if self._records_loss or stage != len(self._training.roots) - 1:
+            return
+        loss = self._training.loss_of(output)
+        if loss is not None:
+            series = self._series_of(LOSS_SERIES, self._steps.micro_step(stage) if self._num_micro_steps > 1 else None)
+            self._losses_found.add(series)
+            self._collector.take((series,), (loss,))
+
+    def _series_of(self, name: str, micro_step: int | None) -> int:
+        kind = Kind.LOSS if name == LOSS_SERIES else Kind.STEP
+        return self._collector.table.id_of(SeriesKey(kind, name, micro_step=micro_step))
