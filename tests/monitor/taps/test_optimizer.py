@@ -1,7 +1,10 @@
 """What optimizers keep, found by name and shape, and what follows from it, against the optimizers' own steps."""
 
 import copy
+import dataclasses
 import logging
+import math
+import types
 
 import pytest
 import torch
@@ -12,7 +15,9 @@ from tests.reference import assert_equal
 from trainermon.monitor.errors import ConfigError
 from trainermon.monitor.frameworks import plain
 from trainermon.monitor.taps import pieces
+from trainermon.monitor.taps.adam import Formulas, adam, check_formula
 from trainermon.monitor.taps.optimizer import ParameterTaps, StateTaps, check
+from trainermon.monitor.taps.training import OptimizerState
 from trainermon.monitor.values import Coordinates, Kind
 
 LR = 0.01
@@ -247,3 +252,96 @@ def test_states_of_an_optimizer_that_keeps_none_are_refused():
 
     with pytest.raises(ConfigError, match="SGD without momentum keeps no state"):
         check(run.training, states=True, updates=False)
+
+
+class Kept(torch.optim.Optimizer):
+    """Keeps one state of a given dtype beside a float32 parameter."""
+
+    def __init__(self, parameters, dtype):
+        super().__init__(parameters, {"lr": LR})
+        self.dtype = dtype
+
+    def step(self):
+        for parameter in self.param_groups[0]["params"]:
+            self.state[parameter]["exp_avg"] = torch.ones_like(parameter, dtype=self.dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float16, torch.int8])
+def test_a_state_that_only_a_scale_makes_readable_is_left_out(dtype):
+    assert not Run(lambda p: Kept(p, dtype), steps=1).rows.of(0, Kind.EXP_AVG)
+
+
+def test_a_state_in_bfloat16_is_taken_as_it_is():
+    run = Run(lambda p: Kept(p, torch.bfloat16), steps=1)
+
+    assert run.rows.of(0, Kind.EXP_AVG)["0.weight"].sum == 30
+    assert {place.dtype for key, place in run.rows.placements.items() if key.kind == Kind.EXP_AVG} == {"bfloat16"}
+
+
+def test_an_update_of_moments_in_bfloat16_is_computed_in_float32():
+    run = Run(lambda p: torch.optim.AdamW(p, lr=LR), dtype=torch.bfloat16)
+
+    state = run.kept[-1][0]
+    mean = state["exp_avg"].double() / (1 - 0.9**STEPS)
+    expected = mean / ((state["exp_avg_sq"].double() / (1 - 0.999**STEPS)).sqrt() + 1e-8)
+    assert run.rows.of(STEPS - 1, Kind.UPDATE)["0.weight"].norm == pytest.approx(expected.norm().item(), rel=1e-6)
+
+
+def test_factored_state_of_transformers_has_its_own_shape():
+    optimization = pytest.importorskip("transformers.optimization")
+    run = Run(lambda p: optimization.Adafactor(p, lr=LR, relative_step=False, beta1=0.9), steps=2)
+
+    factored = run.rows.of(1, Kind.STATE)
+    assert set(factored) == {f"{n}.weight.exp_avg_sq_{part}" for n in range(2) for part in ("row", "col")}
+    assert_equal(factored["0.weight.exp_avg_sq_col"], run.kept[1][0]["exp_avg_sq_col"])
+    assert tuple(run.rows.of(1, Kind.EXP_AVG)) == NAMES
+    assert set(run.rows.of(1, Kind.EXP_AVG_SQ)) == {"0.bias", "1.bias"}
+
+
+def test_states_of_split_parameters_merge_as_the_parameter_does_and_factored_ones_do_not():
+    run = Run(lambda p: torch.optim.Adafactor(p, lr=LR), steps=0)
+    training = run.training
+    training.parameters = tuple(
+        dataclasses.replace(p, shard=dataclasses.replace(p.placement, offset=60, length=30, scale=0.5))
+        for p in training.parameters
+    )
+    run.step(0)
+
+    placements = {key.label: place for key, place in run.rows.placements.items()}
+    assert placements["0.weight.row_var"] is None
+    for label in ("0.bias.variance", "0.weight"):
+        assert (placements[label].offset, placements[label].length, placements[label].scale) == (60, 30, 1.0)
+
+
+def test_of_several_optimizers_each_has_its_own_formula():
+    model = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 3))
+    known, other = torch.optim.AdamW(model[0].parameters()), torch.optim.RMSprop(model[1].parameters())
+    model(torch.ones(2, 6)).sum().backward()
+    for one in (known, other):
+        one.step()
+    wrapped = types.SimpleNamespace(optimizer=known)
+    chained = types.SimpleNamespace(chained_optimizers=[wrapped, other, types.SimpleNamespace(optimizer=None)])
+
+    def take(optimizer, parameter):
+        state = OptimizerState(parameter, optimizer.state[parameter], optimizer.param_groups[0])
+        return Formulas(chained).take(state)
+
+    check_formula(chained)
+    assert take(known, model[0].weight)[0] is adam
+    assert take(other, model[1].weight) is None
+    known.load_state_dict(known.state_dict())  # makes new groups
+    assert take(known, model[0].weight)[0] is adam
+
+
+def test_bias_correction_may_be_off_and_steps_may_be_counted_in_the_group():
+    moments = torch.tensor([2.0, 0.0, 1.0]), torch.tensor([4.0, 0.0, 0.0])
+    group = {"betas": (0.9, 0.99), "eps": 1.0, "step": 3, "bias_correction": False}
+    state = OptimizerState(moments[0], {"exp_avg": moments[0], "exp_avg_sq": moments[1]}, group)
+    optimizer = torch.optim.Adam([torch.zeros(3)])
+
+    formula, first, second, step = Formulas(optimizer).take(state)
+    update, ratio = formula(first, second, group, step)
+
+    assert update.tolist() == pytest.approx([2 / 3, 0.0, 1.0])
+    assert ratio.tolist() == [1.0, 0.0, math.inf]
+    assert moments[0].tolist() == [2.0, 0.0, 1.0]
