@@ -21,7 +21,7 @@ from trainermon.monitor.taps.guard import Guard
 from trainermon.monitor.taps.micro_steps import MicroSteps, in_backward
 from trainermon.monitor.taps.training import Module
 from trainermon.monitor.taps.tree import tensors_of
-from trainermon.monitor.values import Kind, SeriesKey
+from trainermon.monitor.values import Kind, Placement, SeriesKey
 
 logger = logging.getLogger("trainermon")
 
@@ -153,7 +153,7 @@ class ModuleTaps:
             self._seen.append(seen)
             del self._seen[:-MEMORY]
         if self._forward and not recomputing:
-            series = self._number(watched, Kind.ACTV, side, path, call, recomputing=False)
+            series = self._number(watched, Kind.ACTV, (side, path, call), tensor, recomputing=False)
             if seen.row < 0:
                 seen.row = self._take(series, tensor)
             else:
@@ -167,7 +167,7 @@ class ModuleTaps:
                 handle = tensor.register_hook(hook)  # type: ignore[no-untyped-call]
                 if is_leaf:  # the hook of any other tensor goes with its graph
                     self._keep_until_backward(watched.module.stage, handle, recomputing=recomputing)
-            number = self._number(watched, Kind.ACTV_GRAD, side, path, call, recomputing=recomputing)
+            number = self._number(watched, Kind.ACTV_GRAD, (side, path, call), tensor, recomputing=recomputing)
             seen.gradient_series.append(number)
 
     def _keep_until_backward(self, stage: int, handle: RemovableHandle, *, recomputing: bool) -> None:
@@ -198,9 +198,10 @@ class ModuleTaps:
                 logger.warning("%s has no statistics: %s: %s", name, type(error).__name__, error)
             return -1
 
-    def _number(  # noqa: PLR0913  # the parts of a key
-        self, watched: _Watched, kind: Kind, side: str, path: str, call: int, *, recomputing: bool
+    def _number(
+        self, watched: _Watched, kind: Kind, which: tuple[str, str, int], tensor: Tensor, *, recomputing: bool
     ) -> int:
+        side, path, call = which
         stage = watched.module.stage
         micro_step = self._steps.micro_step(stage, recomputing=recomputing) if self._several_micro_steps else None
         short = (kind, side, path, call, micro_step)
@@ -208,8 +209,16 @@ class ModuleTaps:
         if number is None:
             slot = side + (path or ".0")
             key = SeriesKey(kind, watched.module.name, slot, call, micro_step, stage)
-            number = watched.series[short] = self._collector.table.id_of(key)
+            number = watched.series[short] = self._collector.table.id_of(key, _placement_of(tensor))
         return number
+
+
+def _placement_of(tensor: Tensor) -> Placement | None:
+    """Return shape and dtype; None where the shape is no fixed one. No other rank has this data: its elements count."""
+    shape = tuple(tensor.shape)
+    if any(type(length) is not int for length in shape):
+        return None
+    return Placement(dtype=str(tensor.dtype).removeprefix("torch."), shape=shape)
 
 
 def _find(memory: list[_Seen], tensor: Tensor) -> _Seen | None:
