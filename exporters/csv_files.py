@@ -22,7 +22,16 @@ import numpy as np
 
 from trainermon.exporters.export import Exporter, ExportSettings
 from trainermon.monitor.journal import Header
-from trainermon.monitor.naming import COLUMNS, Names, Place, dtype_of, shape_of, statistics_row, with_shape
+from trainermon.monitor.naming import (
+    COLUMNS,
+    FEATURE_FILES,
+    Names,
+    Place,
+    dtype_of,
+    shape_of,
+    statistics_row,
+    with_shape,
+)
 from trainermon.monitor.values import STATISTICS, Moments, StatBlock
 
 FOLDER = "csv"
@@ -101,18 +110,21 @@ class CsvExporter(Exporter):
         is_new = columns is None
         if columns is None:
             with_micro = kind in ALWAYS_MICRO or any(row.place.micro_step is not None for row in rows)
-            columns = (*LEADING, *((MICRO_STEP,) if with_micro else ()), *self._columns)
+            own = FEATURE_FILES[kind].columns if kind in FEATURE_FILES else self._columns
+            columns = (*LEADING, *((MICRO_STEP,) if with_micro else ()), *own)
         fitting = [row for row in rows if (row.place.micro_step is None) != (MICRO_STEP in columns)]
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         if is_new:
             writer.writerow(columns)
-        writer.writerows(self._line(columns, row, step) for row in fitting)
+        of_one = _by_name(fitting) if kind in FEATURE_FILES else [[row] for row in fitting]
+        writer.writerows(self._line(columns, of_line, step) for of_line in of_one)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         with open(descriptor, "w", encoding="utf-8", newline="") as file:
             file.write(text.getvalue())
 
-    def _line(self, columns: Sequence[str], row: Row, step: int) -> list[str]:
+    def _line(self, columns: Sequence[str], rows: Sequence[Row], step: int) -> list[str]:
+        row = rows[0]
         said = {
             "vpp_stage": str(row.place.stage),
             "name": row.place.name,
@@ -121,13 +133,23 @@ class CsvExporter(Exporter):
             "id": str(row.number),
             "shape": NO_VALUE if row.shape is None else str(row.shape),
             "dtype": row.dtype or NO_VALUE,
+            **{row.place.column: self._text(row.moments.mean) for row in rows if row.place.column},
         }
         return [said[column] if column in said else self._number(column, row.moments) for column in columns]
 
     def _number(self, column: str, moments: Moments) -> str:
-        if column not in COLUMNS:  # in a file that another program began
-            return NO_VALUE
-        return f"{COLUMNS[column](moments):.{self._settings.ndigits}g}"
+        # a column that is not known here is one of a file that another program began
+        return self._text(COLUMNS[column](moments)) if column in COLUMNS else NO_VALUE
+
+    def _text(self, value: float) -> str:
+        return f"{value:.{self._settings.ndigits}g}"
+
+
+def _by_name(rows: Iterable[Row]) -> list[list[Row]]:
+    found: dict[Place, list[Row]] = {}
+    for row in rows:
+        found.setdefault(row.place._replace(column=""), []).append(row)
+    return list(found.values())
 
 
 def folder_name(header: Header) -> str:

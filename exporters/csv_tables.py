@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from trainermon.exporters.csv_files import FILE_NAME, MICRO_STEP, matching_folders
 from trainermon.monitor.errors import StoreError
+from trainermon.monitor.naming import FEATURE_FILES
 
 KINDS = (
     "actv",
@@ -24,8 +25,10 @@ KINDS = (
     "state",
     "update",
     "ratio",
+    "feature",
+    *FEATURE_FILES,
 )
-"""Kinds with the columns of tensors, msprobe's first."""
+"""Kinds that are converted, msprobe's first."""
 WITHOUT_NUMBERS = frozenset({"vpp_stage", "name", "step", MICRO_STEP, "shape", "dtype", "id"})
 
 _log = logging.getLogger(__name__)

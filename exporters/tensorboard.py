@@ -93,7 +93,10 @@ class TensorBoardExporter(Exporter):
         for row in rows_of(self._names[rank], header, block):
             tag = tag_of(row.place.stage, row.place.name, row.place.micro_step)
             of_file = scalars.setdefault(row.place.file, [])
-            of_file += [(f"{tag}/{op}", COLUMNS[op](row.moments)) for op in self._ops]
+            if row.place.column:
+                of_file.append((f"{tag}/{row.place.column}", row.moments.mean))
+            else:
+                of_file += [(f"{tag}/{op}", COLUMNS[op](row.moments)) for op in self._ops]
         for kind, values in scalars.items():
             if (rank, kind) not in self._files:
                 folder = self._root / f"rank{rank}" / kind

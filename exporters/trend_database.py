@@ -169,7 +169,7 @@ def _fill(
     *,
     micro_steps: bool,
 ) -> int:
-    metrics = {kind: number for number, kind in enumerate((k for k in KINDS if k in contents.targets), start=1)}
+    metrics = {kind: n for n, kind in enumerate((kind for kind in KINDS if contents.statistics.get(kind)), start=1)}
     targets = {
         t: n for n, t in enumerate(dict.fromkeys(t for kind in metrics for t in contents.targets[kind]), start=1)
     }
@@ -236,7 +236,7 @@ def _values(  # noqa: PLR0913  (the numbers that every row refers to)
 ) -> Iterator[tuple[tuple[int, int, int, int], Mapping[str, float]]]:
     for rank, folder in folders.items():
         for kind, rows in read_tables(folder):
-            for row in rows:
+            for row in rows if kind in metrics else ():
                 step = first_of[row.step] + ((row.micro_step or 0) if micro_steps else 0)
                 target = targets[_target(row, renames, micro_steps=micro_steps)]
                 yield (rank, step, target, metrics[kind]), row.values

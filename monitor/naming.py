@@ -32,6 +32,33 @@ FILES: Mapping[Kind, str] = {
 OF_MODULES = (Kind.ACTV, Kind.ACTV_GRAD)
 
 
+class FeatureFile(NamedTuple):
+    """A file of features: what stands behind the module's name, its columns, whether it has one for micro steps."""
+
+    suffix: str
+    columns: tuple[str, ...]
+    has_micro_step: bool
+
+
+FEATURE_FILES: Mapping[str, FeatureFile] = {
+    "attention_hook": FeatureFile("attention", ("entropy", "softmax_max"), has_micro_step=True),
+    "linear_hook": FeatureFile("linear", ("sr", "kernel_norm"), has_micro_step=False),
+    "moe_router_weight_hook": FeatureFile("moe_router", ("router_weight_similarity",), has_micro_step=False),
+    "moe_router_logit_hook": FeatureFile("moe_router", ("per_token_expert_entropy",), has_micro_step=True),
+}
+"""Files with columns of their own, by name."""
+
+FEATURES: Mapping[str, tuple[str, str]] = {
+    "attention_entropy": ("attention_hook", "entropy"),
+    "attention_max_probability": ("attention_hook", "softmax_max"),
+    "stable_rank": ("linear_hook", "sr"),
+    "spectral_norm": ("linear_hook", "kernel_norm"),
+    "router_weight_similarity": ("moe_router_weight_hook", "router_weight_similarity"),
+    "router_token_entropy": ("moe_router_logit_hook", "per_token_expert_entropy"),
+}
+"""File and column of the features that msprobe has too, by slot. The column holds the mean over rows, heads, tokens."""
+
+
 class Place(NamedTuple):
     """Where a series stands in files of msprobe's form.
 
@@ -40,12 +67,14 @@ class Place(NamedTuple):
         name: What stands in the column `name`.
         stage: Virtual pipeline stage.
         micro_step: Micro step, None where the file has no such column.
+        column: The one column that the mean of the series is, '' where it has all of the file's.
     """
 
     file: str
     name: str
     stage: int
     micro_step: int | None
+    column: str = ""
 
 
 class Names:
@@ -79,6 +108,11 @@ def _place(key: SeriesKey, tensors: Mapping[tuple[str, int, str], set[str]]) -> 
         side, _, path = key.slot.partition(".")
         number = "_" + path.replace(".", "_") if len(tensors[key.name, key.stage, side]) > 1 else ""
         return Place(FILES[key.kind], f"{key.name}.{side}{number}{call}", key.stage, key.micro_step or 0)
+    if key.kind is Kind.FEATURE and key.slot in FEATURES:
+        file, column = FEATURES[key.slot]
+        form = FEATURE_FILES[file]
+        micro_step = (key.micro_step or 0) if form.has_micro_step else None
+        return Place(file, f"{key.name}.{form.suffix}", key.stage, micro_step, column)
     name = f"{key.name}.{key.slot}" if key.slot else key.name
     file = FILES.get(key.kind, OTHER)
     if file != "grad_unreduced" and key.micro_step is not None:

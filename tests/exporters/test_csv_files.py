@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 from tests.exporters.msprobe_runs import block, header, tensors
+from tests.exporters.runs import block_of
 from trainermon.exporters.csv_files import CsvExporter, folder_name, forget_from, matching_folders
 from trainermon.exporters.export import ExportSettings
+from trainermon.monitor.taps.features import attention, routing, weights
 from trainermon.monitor.values import Kind, SeriesKey
 
 OPS = ("norm", "min", "max", "mean", "zeros", "nans")
@@ -90,8 +92,6 @@ def test_a_share_of_signs_is_one_number(tmp_path):
 def test_nothing_finite_and_nothing_known_of_a_tensor_is_nan(tmp_path):
     key = SeriesKey(Kind.ACTV, "x", "output.0")
     head = header(keys=(key,), placements=(None,))
-    from tests.exporters.runs import block_of
-
     [row] = export(tmp_path / "run", [(head, block_of({key: np.full(3, np.nan)}, [key]))])["actv_0-0.csv"]
 
     assert [row[name] for name in ("norm", "min", "max", "mean", "nans", "shape", "dtype")] == [
@@ -169,11 +169,34 @@ def test_wrong_times_are_refused(tmp_path, start, end):
 
 
 def test_only_gradients_of_micro_steps_stand_in_a_file_of_micro_steps(tmp_path):
-    from tests.exporters.runs import block_of
-
     keys = (SeriesKey(Kind.GRAD_UNREDUCED, "w"), SeriesKey(Kind.GRAD_UNREDUCED, "w", micro_step=1))
     head = header(keys=keys, placements=(None, None))
 
     rows = export(tmp_path / "run", [(head, block_of({key: np.ones(2) for key in keys}, list(keys)))])
 
     assert [(row["name"], row["micro_step"]) for row in rows["grad_unreduced_0-0.csv"]] == [("w", "1")]
+
+
+def test_features_have_columns_of_their_own(tmp_path):
+    keys = (
+        SeriesKey(Kind.FEATURE, "fc1", weights.SPECTRAL_NORM),
+        SeriesKey(Kind.FEATURE, "fc1", weights.STABLE_RANK),
+        SeriesKey(Kind.FEATURE, "attn", attention.ENTROPY),
+        SeriesKey(Kind.FEATURE, "attn", attention.LARGEST_PROBABILITY),
+        SeriesKey(Kind.FEATURE, "attn", attention.LARGEST_LOGIT),
+        SeriesKey(Kind.FEATURE, "router", weights.SIMILARITY),
+        SeriesKey(Kind.FEATURE, "router", routing.CHOICE_ENTROPY),
+    )
+    values = {key: np.array([float(number), number + 1.0]) for number, key in enumerate(keys)}
+    head = header(keys=keys, placements=(None,) * len(keys))
+
+    files = export(tmp_path / "run", [(head, block_of(values, list(keys)))])
+
+    place = {"vpp_stage": "0", "step": "0"}
+    assert files["linear_hook_0-0.csv"] == [{**place, "name": "fc1.linear", "sr": "1.5", "kernel_norm": "0.5"}]
+    assert files["attention_hook_0-0.csv"] == [
+        {**place, "name": "attn.attention", "micro_step": "0", "entropy": "2.5", "softmax_max": "3.5"}
+    ]
+    assert [row["name"] for row in files["feature_0-0.csv"]] == [f"attn.{attention.LARGEST_LOGIT}"]
+    [similarity], [entropy] = files["moe_router_weight_hook_0-0.csv"], files["moe_router_logit_hook_0-0.csv"]
+    assert (similarity["router_weight_similarity"], entropy["per_token_expert_entropy"]) == ("5.5", "6.5")
