@@ -25,8 +25,9 @@ def adam(first: Tensor, second: Tensor, group: Mapping[str, Any], step: Tensor) 
     Source: Kingma and Ba, "Adam", algorithm 1; for amsgrad pass the running maximum as `second`.
     """
     mean, root = _corrected(first, second, group, step)
-    ratio = _ratio(mean, root)
-    return mean.div_(root.add_(group["eps"])), ratio
+    ratio = mean / root
+    update = mean.div_(root.add_(group["eps"]))
+    return update, _without_nothing(ratio, update)
 
 
 def radam(first: Tensor, second: Tensor, group: Mapping[str, Any], step: Tensor) -> tuple[Tensor, Tensor]:
@@ -44,9 +45,10 @@ def radam(first: Tensor, second: Tensor, group: Mapping[str, Any], step: Tensor)
     squared = (rho - 4) * (rho - 2) * limit / ((limit - 4) * (limit - 2) * rho)
     is_tractable = (rho > 5).double()
     mean, root = _corrected(first, second, group, step)
-    ratio = _ratio(mean, root)
+    ratio = mean / root
     adaptive = squared.clamp(min=0).sqrt() * is_tractable / root.add_(group["eps"] / correction.sqrt())
-    return mean.mul_(adaptive.add_(1 - is_tractable)), ratio
+    update = mean.mul_(adaptive.add_(1 - is_tractable))
+    return update, _without_nothing(ratio, update)
 
 
 # The class whose `step` it is -> what that step does with the moments. FusedAdam is apex's, Transformer Engine's and
@@ -103,8 +105,9 @@ def steppers(optimizer: Any) -> list[Any]:
     for several in ("chained_optimizers", "sub_optimizers"):
         if hasattr(optimizer, several):
             return [inner for one in getattr(optimizer, several) for inner in steppers(one)]
-    if hasattr(optimizer, "optimizer"):
-        return [] if optimizer.optimizer is None else steppers(optimizer.optimizer)
+    for one in ("optimizer", "optim"):
+        if hasattr(optimizer, one):
+            return [] if getattr(optimizer, one) is None else steppers(getattr(optimizer, one))
     return [optimizer]
 
 
@@ -122,5 +125,6 @@ def _corrected(first: Tensor, second: Tensor, group: Mapping[str, Any], step: Te
     return first.to(dtype) / (1 - beta1**step), (second.to(dtype) / (1 - beta2**step)).sqrt_()
 
 
-def _ratio(mean: Tensor, root: Tensor) -> Tensor:
-    return (mean / root).masked_fill_((mean == 0) & (root == 0), 0.0)
+def _without_nothing(ratio: Tensor, update: Tensor) -> Tensor:
+    """Return `ratio` with 0 for 0 / 0: where the first moment is 0 the update is, too."""
+    return ratio.masked_fill_(update == 0, 0.0)

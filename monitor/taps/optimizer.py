@@ -142,7 +142,7 @@ class StateTaps:
                 self._collector,
                 series,
                 (gradient.reshape(moment.shape), moment),
-                lambda g, m, s=sign: ((g.sign() * m.sign()).float().mul_(s).add_(0.5),),
+                lambda g, m, s=sign: (g.sign().mul_(m.sign()).float().mul_(s).add_(0.5),),
             )
 
     def _found(self) -> list[tuple[int, OptimizerState]]:

@@ -12,8 +12,8 @@ from trainermon.monitor.statistics.merge import merge_rows
 from trainermon.monitor.taps.collector import Collector
 from trainermon.monitor.values import STATISTICS
 
-# Elements in a piece: 16 MiB in float32.
-PIECE = 1 << 22
+# Elements in a piece. On a CPU its float32 copies stay in the cache: half the time of larger pieces. Elsewhere 16 MiB.
+CPU_PIECE, DEVICE_PIECE = 1 << 17, 1 << 22
 
 
 @torch.no_grad()
@@ -25,15 +25,20 @@ def take_in_pieces(
 ) -> None:
     """Take what `make` makes of tensors of one shape, element by element: one result per series.
 
-    Needs memory for what `make` needs for `PIECE` elements, or for one index of the first dimension of tensors that are
-    not contiguous. Nothing waits for the device.
+    Needs memory for what `make` needs for a piece, or for one index of the first dimension of tensors that are not
+    contiguous. Nothing waits for the device.
     """
     if all(tensor.is_contiguous() for tensor in tensors) or not tensors[0].dim():
         tensors = [tensor.reshape(-1) for tensor in tensors]
     first = tensors[0]
-    length = max(1, PIECE * len(first) // max(1, first.numel()))
+    length = max(1, piece_size(first) * len(first) // max(1, first.numel()))
     pieces = list(zip(*(torch.split(tensor, length) for tensor in tensors), strict=True))
     rows = torch.empty((len(pieces), len(series), len(STATISTICS)), dtype=torch.float64, device=first.device)
     for piece, row in zip(pieces, rows, strict=True):
         moments(make(*piece), row)
     collector.repeat(series, rows[0] if len(pieces) == 1 else merge_rows(rows.transpose(0, 1)))
+
+
+def piece_size(tensor: Tensor) -> int:
+    """Return how many elements make a piece where `tensor` is."""
+    return CPU_PIECE if tensor.is_cpu else DEVICE_PIECE

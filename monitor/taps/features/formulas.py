@@ -147,7 +147,7 @@ def _transposed_product(weight: Tensor, left: Tensor, dtype: torch.dtype) -> Ten
 
 
 def _rows_of(weight: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
-    length = len(weight) if weight.dtype is dtype else max(1, pieces.PIECE // weight.shape[1])
+    length = len(weight) if weight.dtype is dtype else max(1, pieces.piece_size(weight) // weight.shape[1])
     rows: tuple[Tensor, ...] = torch.split(weight, length)
     return rows
 

@@ -165,7 +165,7 @@ def test_a_ratio_is_the_first_over_the_root_of_the_second_moment():
 
 @pytest.mark.parametrize("piece", [1, 7, 13, 1 << 22])
 def test_pieces_give_what_the_whole_gives(piece, monkeypatch):
-    monkeypatch.setattr(pieces, "PIECE", piece)
+    monkeypatch.setattr(pieces, "CPU_PIECE", piece)
     run = Run(lambda p: torch.optim.Adam(p, lr=LR), dtype=torch.float64, steps=2)
 
     expected = (run.before[1][0] - run.after[1][0]) / LR

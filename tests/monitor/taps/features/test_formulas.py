@@ -145,7 +145,7 @@ def test_one_look_at_weights_that_are_not_finite_does_not_spoil_the_next():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_the_spectral_norm_in_pieces_is_that_of_the_whole(dtype, monkeypatch):
     weight = tensors((30, 12))[0].to(dtype)
-    monkeypatch.setattr(pieces, "PIECE", 50)
+    monkeypatch.setattr(pieces, "CPU_PIECE", 50)
     norm = SpectralNorm()
 
     found = [norm.of(weight) for _ in range(60)][-1]
