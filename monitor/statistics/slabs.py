@@ -7,8 +7,9 @@ passed, the ring hands the slab out. What the rows mean, and where they go, is d
 
 from __future__ import annotations
 
+import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +17,9 @@ from torch import Tensor
 
 from trainermon.monitor.statistics.kernel import write
 from trainermon.monitor.statistics.merge import NUM_STATISTICS
+from trainermon.monitor.values import STATISTICS
+
+logger = logging.getLogger("trainermon")
 
 
 class Slab:
@@ -41,21 +45,32 @@ class Slab:
         """
         first = self._extend(len(tensors))
         write(tensors, self._table, first)
+        if self._copy is not None:
+            self._copy.was_written(self._table)
         return first
 
     def copy_rows(self, first: int, count: int) -> Tensor:
         """Return a copy of rows taken earlier, float64 `[count, 8]` on the device. No synchronisation."""
+        self._join()
         return self._table[first : first + count].clone()
 
     def put_rows(self, rows: Tensor) -> int:
         """Append rows that `copy_rows` of any slab of this device returned; return the index of the first."""
         first = self._extend(len(rows))
         self._table[first : self.num_rows] = rows
+        if self._copy is not None:
+            self._copy.was_written(self._table)
         return first
 
     def any_nonfinite(self, rows: Sequence[int]) -> bool:
         """Whether one of `rows` counts a NaN or an Inf. Waits for the device: one synchronisation."""
+        self._join()
         return bool(self._table[list(rows)][:, NUM_STATISTICS - 2 :].any())
+
+    def any_nonzero(self, rows: Sequence[int]) -> bool:
+        """Whether one of `rows` has a finite element that is not zero. Waits for the device: one synchronisation."""
+        self._join()
+        return bool(self._table[list(rows)][:, STATISTICS.index("sum_sq")].any())
 
     def seal(self) -> None:
         """End the step's collection and start the copy to the host. The slab must not be added to any more."""
@@ -78,6 +93,7 @@ class Slab:
         first = self.num_rows
         self.num_rows = first + count
         if self.num_rows > self._table.shape[0]:
+            self._join()
             grown = self._table.new_empty((max(self.num_rows, 2 * self._table.shape[0]), NUM_STATISTICS))
             grown[:first] = self._table[:first]
             self._table = grown
@@ -85,28 +101,56 @@ class Slab:
                 self._host = grown
         return first
 
+    def _join(self) -> None:
+        """Let the current stream see the rows that were written in others."""
+        if self._copy is not None:
+            self._copy.join()
+
     def _wait(self) -> None:
         if self._copy is not None:
             self._copy.wait()
 
 
 class _AsyncCopy:
-    """A copy to pinned host memory on a side stream, and the event that tells when it is over."""
+    """A copy to pinned host memory on a side stream, and the event that tells when it is over.
+
+    Works with the module that torch has registered for the kind of device (`torch.cuda`, `torch.xpu`, `torch.npu`):
+    its streams, events and pinned memory, no other of its names.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._module: Any = torch.get_device_module(device)
         self._stream = self._module.Stream(device)
         self._event = self._module.Event()
+        self._writers: list[Any] = []
         self._host = torch.empty((0, NUM_STATISTICS), dtype=torch.float64)
+
+    def was_written(self, table: Tensor) -> None:
+        """Remember that the current stream writes to `table`: backward hooks may run in streams of their own."""
+        stream = self._module.current_stream(self._device)
+        if stream not in self._writers:
+            if self._writers:
+                table.record_stream(stream)
+            self._writers.append(stream)
+
+    def join(self) -> None:
+        """Let the current stream wait, on the device, for all that have written."""
+        current = self._module.current_stream(self._device)
+        for stream in self._writers:
+            if stream != current:
+                current.wait_stream(stream)
 
     def start(self, table: Tensor, num_rows: int) -> Tensor:
         if self._host.shape[0] < num_rows:
-            self._host = torch.empty((table.shape[0], NUM_STATISTICS), dtype=torch.float64, pin_memory=True)
-        self._stream.wait_stream(self._module.current_stream(self._device))
+            self._host = _pinned(table.shape[0])
+        for stream in self._writers:
+            self._stream.wait_stream(stream)
+        self._writers.clear()
         with self._module.stream(self._stream):
             self._host[:num_rows].copy_(table[:num_rows], non_blocking=True)
             self._event.record(self._stream)
+        table.record_stream(self._stream)
         return self._host
 
     def done(self) -> bool:
@@ -114,6 +158,29 @@ class _AsyncCopy:
 
     def wait(self) -> None:
         self._event.synchronize()
+
+
+def _pinned(num_rows: int) -> Tensor:
+    """Return host memory for rows, pinned where the device has such memory; else the copy to it waits."""
+    try:
+        return torch.empty((num_rows, NUM_STATISTICS), dtype=torch.float64, pin_memory=True)
+    except (RuntimeError, NotImplementedError) as error:
+        logger.warning("no pinned host memory, so the copy of statistics waits for the device: %s", error)
+        return torch.empty((num_rows, NUM_STATISTICS), dtype=torch.float64)
+
+
+def capture_check(device: torch.device) -> Callable[[], bool]:
+    """Return a function that tells whether the current stream of `device` is being captured into a graph.
+
+    What a capture records runs again at every replay, and it forbids waiting, so nothing may be taken meanwhile.
+    """
+    if device.type == "cpu":
+        return _never
+    return getattr(torch.get_device_module(device), "is_current_stream_capturing", _never)
+
+
+def _never() -> bool:
+    return False
 
 
 class SlabRing:

@@ -6,6 +6,7 @@ series that is taken twice in one step keeps its last row; several series may sh
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -15,10 +16,12 @@ import torch
 from torch import Tensor
 
 from trainermon.monitor.journal import JournalWriter
-from trainermon.monitor.statistics.slabs import Slab, SlabRing
+from trainermon.monitor.statistics.slabs import Slab, SlabRing, capture_check
 from trainermon.monitor.values import Placement, SeriesKey, StatBlock
 
 T = TypeVar("T")
+
+logger = logging.getLogger("trainermon")
 
 
 class SeriesTable:
@@ -50,11 +53,17 @@ class Collector:
     """Takes statistics for one step at a time and writes each sealed step to the journal.
 
     Nothing here waits for a device. `muted` makes every take a no-op, while a replay runs through the same hooks.
+
+    Attributes:
+        refused: Tensors that were not read because a CUDA graph was being captured; the log and the journal say so
+            once. What is read then would be read at every replay of the graph.
     """
 
     def __init__(self, device: torch.device, journal: JournalWriter) -> None:
         self.table = SeriesTable()
         self.muted = False
+        self.refused = 0
+        self._is_capturing = capture_check(device)
         self._ring = SlabRing(device)
         self._journal = journal
         self._step = 0
@@ -69,6 +78,9 @@ class Collector:
 
     def take(self, series: Sequence[int], tensors: Sequence[Tensor]) -> int:
         """Take the statistics of `tensors` as rows of `series`; return the first row, or -1 if nothing was taken."""
+        if self._is_capturing():
+            self._refuse(len(tensors))
+            return -1
         slab = self._slab or self._open()
         if self.muted or slab is None:
             return -1
@@ -95,6 +107,9 @@ class Collector:
 
     def repeat(self, series: Sequence[int], rows: Tensor) -> None:
         """Give `series` rows that `copy_rows` returned in an earlier step."""
+        if self._is_capturing():
+            self._refuse(len(series))
+            return
         slab = self._open()
         if slab is not None and not self.muted:
             first = slab.put_rows(rows)
@@ -109,6 +124,11 @@ class Collector:
         rows = [self._rows[number] for number in series if number in self._rows]
         return bool(self._slab is not None and rows and self._slab.any_nonfinite(rows))
 
+    def any_nonzero(self, series: Iterable[int]) -> bool:
+        """Return whether a row of `series` taken in this step has a finite element besides zero. Waits for the device."""
+        rows = [self._rows[number] for number in series if number in self._rows]
+        return bool(self._slab is not None and rows and self._slab.any_nonzero(rows))
+
     @property
     def is_empty(self) -> bool:
         """Whether nothing was taken for this step."""
@@ -120,6 +140,9 @@ class Collector:
 
     def seal(self) -> None:
         """End the step: start the copy to the host, and write every step whose copy has arrived."""
+        if self._is_capturing():
+            self.discard()
+            return
         if not self.is_empty and self._open() is not None:
             self._sealed.append((self._rows, self._scalars))
             self._ring.seal()
@@ -133,6 +156,16 @@ class Collector:
             self.table.write_new(self._journal)
             self._journal.append_block(_block(slab, rows, scalars))
             self._ring.release(slab)
+
+    def _refuse(self, count: int) -> None:
+        if not self.refused:
+            message = (
+                "a CUDA graph is being captured: what runs inside of it is not watched, neither now nor when it is "
+                "replayed; capture the graph before set_monitor, or leave what is to be watched out of it"
+            )
+            logger.warning(message)
+            self._journal.append_event({"type": "warning", "message": message})
+        self.refused += count
 
     def _open(self) -> Slab | None:
         if self._slab is None:

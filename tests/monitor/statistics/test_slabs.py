@@ -15,6 +15,12 @@ class FakeCopy:
     def __init__(self, device):
         self.arrived = False
 
+    def was_written(self, table):
+        pass
+
+    def join(self):
+        pass
+
     def start(self, table, num_rows):
         self.arrived = False
         return table.clone()
@@ -156,33 +162,3 @@ def test_an_open_slab_that_was_never_sealed_is_used_again():
 def test_fewer_than_three_slabs_are_refused():
     with pytest.raises(ValueError, match="num_slabs is 2, expected at least 3"):
         SlabRing(num_slabs=2)
-
-
-@pytest.mark.gpu
-def test_an_accelerator_is_never_waited_for():
-    if not torch.cuda.is_available():
-        pytest.skip("needs a CUDA device")
-    ring = SlabRing("cuda", capacity=1)
-    tensors = [
-        torch.randn(3_000_001),
-        torch.tensor([1.0, torch.nan, -torch.inf, 0.0]),
-        torch.randn(40, 60).bfloat16(),
-        torch.arange(9),
-        torch.randn(6).half().expand(4, 6),
-        torch.empty(0),
-    ]
-    on_device = [tensor.cuda() for tensor in tensors]
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        slab = ring.begin(0)
-        slab.take(on_device)
-        slab.put_rows(slab.copy_rows(0, 1))
-        ring.seal()
-        ring.ready()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-
-    [slab] = ring.flush() or [slab]
-
-    for row, tensor in zip(slab.rows(), tensors, strict=False):
-        assert_moments(row, elements_of(tensor))

@@ -1,0 +1,67 @@
+"""What the collector takes, and what it leaves alone."""
+
+import pytest
+import torch
+
+from trainermon.monitor.taps import collector as collector_module
+from trainermon.monitor.taps.collector import Collector
+from trainermon.monitor.values import Kind, SeriesKey
+
+
+class Journal:
+    """A journal in memory."""
+
+    def __init__(self):
+        self.series, self.blocks, self.events = [], [], []
+
+    def add_series(self, keys, placements):
+        self.series += keys
+
+    def append_block(self, block):
+        self.blocks.append(block)
+
+    def append_event(self, event):
+        self.events.append(event)
+
+
+@pytest.fixture
+def journal():
+    return Journal()
+
+
+def test_while_a_graph_is_captured_nothing_is_read_and_one_message_says_so(monkeypatch, journal, caplog):
+    capturing = [False]
+    monkeypatch.setattr(collector_module, "capture_check", lambda device: lambda: capturing[0])
+    collector = Collector(torch.device("cpu"), journal)
+    series = [collector.table.id_of(SeriesKey(Kind.ACTV, name)) for name in "ab"]
+    collector.begin(0)
+    collector.take(series, [torch.ones(2), torch.ones(3)])
+    kept = collector.copy_rows(0, 2)
+    collector.seal()
+
+    collector.begin(1)
+    capturing[0] = True
+    first = collector.take(series, [torch.ones(2), torch.ones(3)])
+    collector.repeat(series, kept)
+    collector.put(0, 1.0)
+    collector.seal()
+    capturing[0] = False
+    collector.write_ready(wait=True)
+
+    assert (first, collector.refused) == (-1, 4)
+    assert [block.step for block in journal.blocks] == [0]
+    [event] = journal.events
+    assert event["type"] == "warning"
+    assert "CUDA graph is being captured" in event["message"]
+    assert caplog.text.count("CUDA graph is being captured") == 1
+
+
+def test_a_series_taken_twice_keeps_its_last_row(journal):
+    collector = Collector(torch.device("cpu"), journal)
+    collector.begin(3)
+    collector.take((0, 1), (torch.ones(2), torch.ones(3)))
+    collector.take((1,), (torch.ones(7),))
+    collector.seal()
+
+    [block] = journal.blocks
+    assert dict(zip(block.series.tolist(), block.values[0].tolist(), strict=True)) == {0: 2.0, 1: 7.0}
