@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from trainermon.analysis.across import first_of, in_pipeline, reached_from
 from trainermon.analysis.evidence import SURE_KINDS, Evidence, RankDump, Row, gather
 from trainermon.analysis.findings import (
     BadParameter,
@@ -42,7 +43,11 @@ def diagnose(run_dir: Path, *, step: int | None = None) -> Diagnosis:
     evidence = gather(Path(run_dir), step)
     found = [(entry, find_origin(entry.dump)) for entry in evidence.dumps]
     # a fault that did not come back leaves but its gradient in the replay: nothing to locate it by
-    origins = [(entry, origin) for entry, origin in found if origin is not None and not entry.dump.info.lost_nonfinite]
+    origins = [
+        (entry, in_pipeline(entry, origin))
+        for entry, origin in found
+        if origin is not None and not entry.dump.info.lost_nonfinite
+    ]
     if _is_consequence(evidence):
         diagnosis = _consequence(evidence)
     elif origins:
@@ -83,15 +88,17 @@ def _consequence(evidence: Evidence) -> Diagnosis:
 
 
 def _located(evidence: Evidence, origins: Sequence[tuple[RankDump, Origin]]) -> Diagnosis:
-    where, origin = min(origins, key=lambda pair: (pair[1].micro_step or 0, pair[1].order, pair[0].rank))
-    bad = {entry.rank for entry, _ in origins}
+    where, origin = first_of(origins)
+    reached = reached_from((where, origin), origins)
+    bad = {entry.rank for entry, _ in origins} - reached
     phase, history = _history(evidence, where, origin)
     headline = f"{_WHAT[phase]} {origin.module} on rank {where.rank} in step {evidence.step}"
+    reason = _sentence(f"{origin.module}: {origin.reason}")
     return Diagnosis(
         verdict=Verdict.LOCATED,
         run_id=evidence.run_id,
         headline=headline,
-        reason=". ".join(filter(None, [_sentence(f"{origin.module}: {origin.reason}"), history, _others(bad, where)])),
+        reason=". ".join(filter(None, [reason, history, _others(bad, where), _reached(reached)])),
         rank=where.rank,
         module=origin.module,
         class_name=origin.class_name,
@@ -102,7 +109,7 @@ def _located(evidence: Evidence, origins: Sequence[tuple[RankDump, Origin]]) -> 
         source=origin.source,
         candidates=origin.candidates,
         chain=_to_loss(evidence, where.rank, origin),
-        ranks=_ranks(evidence, bad),
+        ranks=_ranks(evidence, bad, reached),
         parameters=_parameters(where),
         consequences=_consequences(evidence, bad),
         dump=where.path,
@@ -142,6 +149,10 @@ def _others(bad: set[int], where: RankDump) -> str:
     return f"The same step was not finite on {rank_list(others)} by itself, too" if others else ""
 
 
+def _reached(ranks: set[int]) -> str:
+    return f"Within the step it came to {rank_list(sorted(ranks))}" if ranks else ""
+
+
 def _to_loss(evidence: Evidence, rank: int, origin: Origin) -> tuple[Link, ...]:
     loss = next((row for row in evidence.rows if row.kind == Kind.LOSS and row.rank == rank), None)
     if loss is None or origin.phase is FaultPhase.BACKWARD:
@@ -150,7 +161,7 @@ def _to_loss(evidence: Evidence, rank: int, origin: Origin) -> tuple[Link, ...]:
     return (*origin.chain, Link(module=LOSS, class_name="", direction="forward", call=0, tensor=tensor))
 
 
-def _ranks(evidence: Evidence, bad: set[int]) -> tuple[RankFinding, ...]:
+def _ranks(evidence: Evidence, bad: set[int], reached: Collection[int] = ()) -> tuple[RankFinding, ...]:
     replays = {entry.rank: entry.dump for entry in evidence.dumps if entry.dump.info.replay}
     unreduced = _count_bad(evidence, Kind.GRAD_UNREDUCED)
     reduced = _count_bad(evidence, Kind.GRAD_REDUCED)
@@ -158,7 +169,9 @@ def _ranks(evidence: Evidence, bad: set[int]) -> tuple[RankFinding, ...]:
     for rank in sorted({*replays, *evidence.ranks, *bad}):
         dump = replays.get(rank)
         replay = _replay_of(dump)
-        role = Role.ORIGIN if rank in bad else (Role.INNOCENT if replay == "clean" and bad else Role.UNKNOWN)
+        role = Role.INNOCENT if replay == "clean" and bad else Role.UNKNOWN
+        if rank in bad or rank in reached:
+            role = Role.ORIGIN if rank in bad else Role.REACHED
         findings.append(
             RankFinding(
                 rank=rank,

@@ -35,9 +35,10 @@ class FaultPhase(str, enum.Enum):
 
 
 class Role(str, enum.Enum):
-    """What a rank has to do with the fault."""
+    """What a rank has to do with the fault. `reached`: the bad value came to it within the step's computation."""
 
     ORIGIN = "origin"
+    REACHED = "reached"
     INNOCENT = "innocent"
     UNKNOWN = "unknown"
 

@@ -24,7 +24,10 @@ _OTHER_SIDE = {"input": "output", "output": "input"}
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Where the first non-finite value of a dump arose. `order` is its place in the sequence of the step."""
+    """Where the first non-finite value of a dump arose.
+
+    `order` is its place in the sequence of the step, `stage` the root (virtual pipeline stage) below which it arose.
+    """
 
     phase: FaultPhase
     module: str
@@ -34,6 +37,7 @@ class Origin:
     order: int
     call: int = 0
     micro_step: int | None = None
+    stage: int = 0
     source: str = ""
     candidates: tuple[str, ...] = ()
     chain: tuple[Link, ...] = ()
@@ -100,7 +104,7 @@ class _Calls:
 
     def root_of(self, entry: Entry, roots: Sequence[Entry]) -> Entry | None:
         """Return the root's entry of the same micro step."""
-        same = [root for root in roots if root.micro_step == entry.micro_step]
+        same = [root for root in roots if (root.micro_step, root.stage) == (entry.micro_step, entry.stage)]
         after = [root for root in same if (root.order or 0) >= (entry.order or 0)]
         return next(iter(after or same), None)
 
@@ -127,6 +131,7 @@ class _Calls:
             order=(follow or entry).order or 0,
             call=entry.call,
             micro_step=entry.micro_step,
+            stage=entry.stage,
             source=_source(entry),
             chain=_forward_chain(self, entry, record, follow or entry),
         )
@@ -306,6 +311,7 @@ def _backward(calls: _Calls, place: _Gradient, reason: str) -> Origin:
         order=place.record.order or 0,
         call=place.entry.call,
         micro_step=place.entry.micro_step,
+        stage=place.entry.stage,
         source=_source(calls.counterpart(place.entry, FORWARD)),
         chain=_backward_chain(calls, place.entry, record),
     )

@@ -109,6 +109,11 @@ class ForwardKeeper:
         self._current: KeptForward | None = None
 
     @property
+    def attached(self) -> bool:
+        """Whether forwards are being watched."""
+        return bool(self._handles)
+
+    @property
     def size_bytes(self) -> int:
         """Bytes that are kept alive: arguments, copies of buffers, gradients."""
         return sum(kept.size_bytes for kept in self.forwards)

@@ -119,6 +119,11 @@ class StepKeeper:
         self._keeper.clear()
 
     @property
+    def attached(self) -> bool:
+        """Whether forwards are being kept."""
+        return self._keeper.attached
+
+    @property
     def size_bytes(self) -> int:
         """Bytes that are kept alive now."""
         return self._keeper.size_bytes

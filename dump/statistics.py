@@ -125,6 +125,8 @@ def _finite(value: float) -> float | None:
 
 def _real(tensor: Tensor) -> Tensor:
     tensor = tensor.detach()
+    if hasattr(tensor, "to_local"):  # the whole of a DTensor is nowhere
+        tensor = tensor.to_local()
     if tensor.is_complex():
         return tensor.abs()
     return tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from trainermon.dump.gradients import is_foreign
 from trainermon.monitor.taps.replayable import Replayable
 
 
@@ -65,17 +66,26 @@ def _refusal_of(stage: Stage, replayable: Replayable) -> str:
         return "the model was compiled in place (model.compile()): its calls cannot be seen"
     if getattr(stage.wrapper, "mixed_precision", None) is not None:
         return "DistributedDataParallel's mixed precision changes the parameters during the forward"
-    for name, module in stage.model.named_modules():
-        kind = type(module).__name__
-        if isinstance(module, nn.SyncBatchNorm) and not replayable.joint:
-            return f"{name or 'the model'} is a {kind}, which communicates in its forward"
-        if not replayable.shadowed:
-            continue  # its parameters are the framework's
-        if kind == "FullyShardedDataParallel":
-            return f"{name or 'the model'} is a {kind}, which communicates in its forward"
-        if any(_is_placeholder(parameter) for parameter in module._parameters.values()):
-            return f"a parameter of {name or 'the model'} is sharded, not initialised, or on the meta device"
+    refusals = (_refusal_of_module(name or "the model", m, replayable) for name, m in stage.model.named_modules())
+    return next(filter(None, refusals), "")
+
+
+def _refusal_of_module(name: str, module: nn.Module, replayable: Replayable) -> str:
+    kind = type(module).__name__
+    own = list(module._parameters.values())
+    if not replayable.shadowed:  # the parameters are the framework's
+        acts = "a hook of the script's acts on gradients of {} as soon as they are reduced"
+        return acts.format(name) if any(map(_is_stepped_in_backward, own)) else ""
+    if kind == "FullyShardedDataParallel" or (isinstance(module, nn.SyncBatchNorm) and not replayable.joint):
+        return f"{name} is a {kind}, which communicates in its forward"
+    if any(map(_is_placeholder, own)):
+        return f"a parameter of {name} is sharded, not initialised, or on the meta device"
     return ""
+
+
+def _is_stepped_in_backward(parameter: Any) -> bool:
+    hooks = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
+    return any(map(is_foreign, hooks.values()))
 
 
 def _is_placeholder(parameter: Any) -> bool:

@@ -10,7 +10,10 @@ const PHASES = {
   parameter: "in a weight, before the step", forward: "in the forward pass", backward: "in the backward pass",
   optimizer: "in the optimizer", unknown: "unknown",
 };
-const ROLES = { origin: ["began here", "firing"], innocent: ["innocent", "resolved"], unknown: ["unknown", "pending"] };
+const ROLES = {
+  origin: ["began here", "firing"], reached: ["came here", "pending"], innocent: ["innocent", "resolved"],
+  unknown: ["unknown", "pending"],
+};
 const REPLAYS = { nonfinite: "not finite again", clean: "clean", none: "no replay" };
 
 /** Fills `main` with the report of the dump; says so when there is none. */
@@ -109,7 +112,7 @@ function alike(findings) {
     if (!groups.has(key)) groups.set(key, { ...known, ranks: [] });
     groups.get(key).ranks.push(rank);
   }
-  const order = ["origin", "unknown", "innocent"];
+  const order = ["origin", "reached", "unknown", "innocent"];
   return [...groups.values()].sort((a, b) => order.indexOf(a.role) - order.indexOf(b.role));
 }
 

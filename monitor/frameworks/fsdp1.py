@@ -15,9 +15,11 @@ from torch import Tensor, nn
 from trainermon.monitor.errors import AttachError
 from trainermon.monitor.frameworks import plain
 from trainermon.monitor.frameworks.dtensor import dtype_name
+from trainermon.monitor.frameworks.fsdp_replay import FsdpReplayable
 from trainermon.monitor.frameworks.replicas import is_first_copy
 from trainermon.monitor.taps.guard import Guard
 from trainermon.monitor.taps.names import plain_name
+from trainermon.monitor.taps.replayable import Replayable
 from trainermon.monitor.taps.training import Handle, OptimizerState, Parameter
 from trainermon.monitor.values import Coordinates, Placement
 
@@ -56,6 +58,17 @@ class Fsdp1Training(plain.PlainTraining):
     communicates = ("dp",)
     wrappers: Sequence[Any]
     pieces: Sequence[Piece | None]
+
+    def replayable(self) -> Replayable:
+        """Return how all ranks replay together, which is by the outermost wrapper."""
+        flats = [piece.flat for piece in self.pieces if piece is not None]
+        offloads = any(wrapper.cpu_offload.offload_params for wrapper in self.wrappers)
+        refusal = "FullyShardedDataParallel keeps its gradients in one place on the host" if offloads else ""
+        if len(self.roots) > 1:
+            refusal = "several models in FullyShardedDataParallel"
+        replayable = FsdpReplayable(self, flats=list(dict.fromkeys(flats)), refusal=refusal)
+        replayable.entries = (self.model,)
+        return replayable
 
     # ------------------------------------------------------------------ gradients
 

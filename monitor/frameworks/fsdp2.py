@@ -20,9 +20,11 @@ from torch import Tensor, nn
 from trainermon.monitor.errors import AttachError
 from trainermon.monitor.frameworks import plain
 from trainermon.monitor.frameworks.dtensor import dtype_name, is_dtensor, is_partial, local, placements_of
+from trainermon.monitor.frameworks.fsdp_replay import FsdpReplayable
 from trainermon.monitor.taps.guard import Guard
 from trainermon.monitor.taps.names import plain_name
 from trainermon.monitor.taps.patch import Patch
+from trainermon.monitor.taps.replayable import Replayable
 from trainermon.monitor.taps.training import Handle, OptimizerState, Parameter
 from trainermon.monitor.values import Coordinates, Placement
 
@@ -45,6 +47,12 @@ class Fsdp2Training(plain.PlainTraining):
     framework = "fsdp2"
     groups: Sequence[tuple[int, Any]]
     managed: Sequence[Any]
+
+    def replayable(self) -> Replayable:
+        """Return how all ranks replay together; models whose DTensors nobody gathers cannot be replayed."""
+        if not self.groups:
+            return Replayable(refusal="tensor-parallel DTensors communicate in forward and backward")
+        return FsdpReplayable(self)
 
     # ------------------------------------------------------------------ gradients
 

@@ -1,0 +1,75 @@
+"""Which rank's bad value was the first, where ranks pass values on to one another within a step."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from trainermon.analysis.evidence import RankDump
+from trainermon.analysis.findings import FaultPhase
+from trainermon.analysis.origin import INPUT, LOSS, Origin
+
+Found = tuple[RankDump, Origin]
+
+
+def first_of(found: Sequence[Found]) -> Found:
+    """Return what was first: by micro step, forward before backward, along the pipeline, then within a stage.
+
+    Stages of a pipeline follow one another, backwards in the backward; ranks of one stage make the same calls in the
+    same order. Of ranks that gathered the same bad parameter, the one that holds the bad part is first.
+    """
+    return min(found, key=_place)
+
+
+def _place(one: Found) -> tuple[int, bool, int, bool, int, int]:
+    where, origin = one
+    is_backward = origin.phase is FaultPhase.BACKWARD
+    stage = pipeline_place(where, origin)
+    return (
+        origin.micro_step or 0,
+        is_backward,
+        -stage if is_backward else stage,
+        not _holds(where, origin),
+        origin.order,
+        where.rank,
+    )
+
+
+def pipeline_place(where: RankDump, origin: Origin) -> int:
+    """Return the number of the stage in the whole pipeline, virtual stages counted."""
+    return origin.stage * where.dump.info.pipeline_size + where.dump.info.pipeline_stage
+
+
+def reached_from(first: Found, found: Sequence[Found]) -> set[int]:
+    """Return the ranks of `found` that the bad value of `first` came to before any reduction of gradients.
+
+    They are its fellows in tensor, pipeline, context and expert parallelism, or have gathered its bad parameter.
+    """
+    origin_rank, origin = first
+    replica = origin_rank.dump.info.replica
+    reached = set()
+    for where, other in found:
+        is_fellow = replica is not None and where.dump.info.replica == replica
+        has_gathered = _holds(origin_rank, origin) and other.module == origin.module and not _holds(where, other)
+        if where is not origin_rank and (is_fellow or has_gathered):
+            reached.add(where.rank)
+    return reached
+
+
+def in_pipeline(where: RankDump, origin: Origin) -> Origin:
+    """Return `origin` with a reason that knows of pipelines: a stage's input and output are not the model's."""
+    place, last = pipeline_place(where, origin), where.dump.info.pipeline_size - 1
+    if origin.module == INPUT and place > 0:
+        reason = "what the pipeline stage before handed over was not finite"
+        return dataclasses.replace(origin, reason=reason)
+    if origin.module == LOSS and where.dump.info.pipeline_stage < last:
+        reason = "the gradient that the next pipeline stage handed back was not finite"
+        return dataclasses.replace(origin, reason=reason)
+    return origin
+
+
+def _holds(where: RankDump, origin: Origin) -> bool:
+    """Return whether the bad parameter is bad in the part that this rank alone holds."""
+    if origin.phase is not FaultPhase.PARAMETER:
+        return False
+    return f"{origin.module}.{origin.tensor.slot.removeprefix('parameters.')}" in where.dump.info.bad_shards

@@ -1,0 +1,155 @@
+"""Trains with one fault after the other, unwatched and watched, and says whether a single bit differed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import random
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from tests.journal_rows import RankJournal, only_spool
+from trainermon import TrainerMon
+
+FAULT_STEP, STEPS = 2, 5
+INF, NAN = float("inf"), float("nan")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Fault:
+    """What goes wrong in `module` on `rank` in step 2, and the phase that a diagnosis has to name.
+
+    Kinds: `weight` (an element becomes infinite), `transient` (one of an output), `backward` (the gradient of an output
+    becomes NaN), `none`.
+    """
+
+    kind: str
+    module: str = ""
+    rank: int = 0
+    phase: str = ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Case:
+    """A training and a fault. `build()` gives a `Job`; `expects` is the status of the replay on every rank."""
+
+    name: str
+    build: Callable[[], Job]
+    fault: Fault
+    config: dict[str, Any] = dataclasses.field(default_factory=dict)
+    expects: tuple[str, ...] = ("nonfinite", "clean")
+
+
+@dataclasses.dataclass(kw_only=True)
+class Job:
+    """A model that can be trained.
+
+    Attributes:
+        model: For `set_monitor`, as is `optimizer`.
+        modules: Every module of this rank's, by the name that the diagnosis gives it.
+        spoil: Makes an element of the weight of a module infinite, of the part that this rank alone holds.
+        step: Trains one step and returns what it computed.
+        bits: Returns the tensors that must not differ after the training.
+        options: Further arguments of `set_monitor`.
+    """
+
+    model: Any
+    optimizer: Any
+    modules: dict[str, torch.nn.Module]
+    spoil: Callable[[torch.nn.Module], None]
+    step: Callable[[int], list[torch.Tensor]]
+    bits: Callable[[], list[torch.Tensor]]
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def inject(job: Job, fault: Fault) -> Callable[[], None]:
+    """Put the fault in place; return what takes it away again."""
+    module = job.modules.get(fault.module)
+    if fault.kind == "none" or fault.rank != dist.get_rank() or module is None:
+        return lambda: None
+    if fault.kind == "weight":
+        job.spoil(module)
+        return lambda: None
+    hook = _spoil_output if fault.kind == "transient" else _spoil_gradient
+    return module.register_forward_hook(hook).remove
+
+
+def first_of(output):
+    return output[0] if isinstance(output, tuple) else output
+
+
+def _spoil_output(_module, _args, output):
+    spoilt = first_of(output).clone()
+    spoilt.view(-1)[1] = INF
+    return (spoilt, *output[1:]) if isinstance(output, tuple) else spoilt
+
+
+def _spoil_gradient(_module, _args, output):
+    tensor = first_of(output)
+    if tensor.requires_grad:
+        tensor.register_hook(lambda gradient: gradient * NAN)
+
+
+def train(case: Case, monitor: TrainerMon | None) -> list[torch.Tensor]:
+    """Return all the bits of a training: of every step, of the end, and of the generators."""
+    random.seed(5)
+    np.random.seed(5)
+    torch.manual_seed(5)
+    job = case.build()
+    if monitor is not None:
+        monitor.set_monitor(job.model, job.optimizer, **job.options)
+    found = []
+    for step in range(STEPS):
+        remove = inject(job, case.fault) if step == FAULT_STEP else lambda: None
+        found += [tensor.detach().clone() for tensor in job.step(step)]
+        remove()
+    found += [tensor.detach().clone() for tensor in job.bits()]
+    return [*found, torch.get_rng_state(), torch.tensor([random.random(), np.random.rand()])]
+
+
+def same(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:
+    """Whether all bits agree."""
+    raw = [[t.contiguous().reshape(-1).view(torch.uint8) for t in tensors] for tensors in (left, right)]
+    return len(left) == len(right) and all(map(torch.equal, *raw))
+
+
+def run(case: Case, folder: Path) -> dict[str, Any]:
+    """Train twice; return what a test has to look at on this rank."""
+    expected = train(case, None)
+    spool = folder / "spool" / case.name
+    config = {
+        "output_dir": str(folder / "output" / case.name),
+        "run_id": case.name,
+        "spool_dir": str(spool),
+        "agent": {"start": False},
+    }
+    with TrainerMon(config | case.config) as monitor:
+        found = train(case, monitor)
+    events = RankJournal(only_spool(spool), dist.get_rank()).events
+    return {
+        "same": same(expected, found),
+        "replays": [event for event in events if event["type"] == "replay"],
+        "others": [event for event in events if event["type"] in ("warning", "detached")],
+    }
+
+
+def main(cases: list[Case]) -> None:
+    """Run all cases, or those that are named on the command line; each rank writes what it found."""
+    torch.set_num_threads(1)
+    folder, only = Path(sys.argv[1]), sys.argv[2:]
+    results = {}
+    for case in cases:
+        if not only or case.name in only:
+            results[case.name] = run(case, folder)
+            dist.barrier()
+    (folder / f"rank{dist.get_rank()}.json").write_text(json.dumps(results))
+    dist.barrier()
+    sys.stdout.flush()
+    os._exit(0)
