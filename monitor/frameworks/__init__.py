@@ -19,7 +19,10 @@ __all__ = ["FRAMEWORKS", "Training", "detect"]
 # Name -> the module that answers for it, in the order in which they are asked. `recognises(chunks, optimizer)` may
 # import nothing of the framework, `describe(chunks, optimizer, coordinates)` may.
 FRAMEWORKS = MappingProxyType(
-    {name: f"trainermon.monitor.frameworks.{name}" for name in ("fsdp2", "fsdp1", "zero_redundancy", "ddp", "plain")}
+    {
+        name: f"trainermon.monitor.frameworks.{name}"
+        for name in ("megatron", "deepspeed", "fsdp2", "fsdp1", "zero_redundancy", "ddp", "plain")
+    }
 )
 
 
