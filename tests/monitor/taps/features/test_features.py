@@ -13,8 +13,10 @@ from torch.nn.functional import linear, scaled_dot_product_attention
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils.checkpoint import checkpoint
 
+from tests.journal_rows import RankJournal, only_spool
 from tests.monitor.taps.rows import Rows
 from tests.ranks import run_ranks
+from trainermon import TrainerMon
 from trainermon.monitor.config import load_config
 from trainermon.monitor.errors import ConfigError
 from trainermon.monitor.taps.features import FeatureTaps, check
@@ -374,3 +376,38 @@ def test_targets_that_exist_are_accepted(model):
     watched = Watched(model, attention_hook=["heads"], linear_hook=["*.out"], moe_router_logit_hook=["heads.out"])
 
     check(watched.modules, watched.config)
+
+
+def test_features_and_step_values_reach_the_journal_and_leave_training_alone(places):
+    def train(monitor=None):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(16, 16), Heads(), nn.Linear(16, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        if monitor:
+            monitor.set_monitor(model, optimizer)
+        losses = []
+        for step in range(3):
+            loss = model(batch(2, 7, 16, seed=step)).square().mean()
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+        return losses
+
+    config = {"recording_l2_features": True, "l2_targets": {"attention_hook": ["1"], "linear_hook": []}}
+    bare = train()
+    with TrainerMon({**config, "mv_distribution": True, "mg_direction": True, "agent": {"start": False}}) as monitor:
+        watched = train(monitor)
+
+    assert watched == bare
+    journal = RankJournal(only_spool(places[0]))
+    assert set(journal.of(2, Kind.FEATURE)) == {
+        *(f"1.attention_{name}" for name in ("entropy", "max_probability", "max_logit")),
+        *(f"{name}.{slot}" for name in ("0", "1.qkv", "1.out", "2") for slot in ("spectral_norm", "stable_rank")),
+    }
+    assert "0.weight.momentum_buffer" in journal.of(2, Kind.STATE)
+    assert "0.weight" in journal.of(2, Kind.MG_DIRECTION)
+    values = journal.of(2, Kind.STEP)
+    assert 0.0 < values["clip_ratio"].sum < 1.0
+    assert values["learning_rate.0"].sum == 0.1
