@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn.functional import linear, scaled_dot_product_attention
 from torch.overrides import _get_current_function_mode_stack
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from tests.journal_rows import RankJournal, only_spool
@@ -19,11 +20,14 @@ from tests.ranks import run_ranks
 from trainermon import TrainerMon
 from trainermon.monitor.config import load_config
 from trainermon.monitor.errors import ConfigError
+from trainermon.monitor.frameworks import plain
 from trainermon.monitor.taps.features import FeatureTaps, check
 from trainermon.monitor.taps.guard import Guard
 from trainermon.monitor.taps.micro_steps import in_backward
-from trainermon.monitor.taps.training import Module
-from trainermon.monitor.values import Kind
+from trainermon.monitor.taps.optimizer import StateTaps
+from trainermon.monitor.taps.step_values import StepValues
+from trainermon.monitor.taps.training import Module, Outcome
+from trainermon.monitor.values import Coordinates, Kind
 
 
 class Steps:
@@ -411,3 +415,44 @@ def test_features_and_step_values_reach_the_journal_and_leave_training_alone(pla
     values = journal.of(2, Kind.STEP)
     assert 0.0 < values["clip_ratio"].sum < 1.0
     assert values["learning_rate.0"].sum == 0.1
+
+
+class NoWaiting(TorchDispatchMode):
+    """Fails on what would wait for an accelerator: the value of a tensor, or a shape that depends on values."""
+
+    WAITING = frozenset({"aten::_local_scalar_dense", "aten::nonzero", "aten::equal", "aten::masked_select"})
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        assert func.name() not in self.WAITING
+        return func(*args, **(kwargs or {}))
+
+
+def test_nothing_that_is_taken_of_a_step_asks_for_a_value_on_the_host(model):
+    modeling = pytest.importorskip("transformers.models.mixtral.modeling_mixtral")
+    config = types.SimpleNamespace(num_experts_per_tok=2, num_local_experts=6, hidden_size=16)
+    model["gate"], model["fc"] = modeling.MixtralTopKRouter(config), Quantizing(Format.HYBRID)
+    watched = Watched(model, attention_hook=["heads"], linear_hook=[], moe_router_logit_hook=["gate"])
+    training = plain.describe([model], torch.optim.AdamW(model.parameters(), fused=True), Coordinates())
+    collector = watched.rows.collector
+    states, values = StateTaps(training, range(len(training.parameters)), collector), StepValues(training, collector)
+
+    for step in range(2):
+        collector.take((0,), (torch.ones(1),))  # opens the slab
+        with NoWaiting():
+            y = model["fc"](model["heads"](batch(2, 7, 16)))
+            (y.square().mean() + model["gate"](y.flatten(0, 1))[0].mean()).backward()
+            values.at_backward_end()
+            values.at_entry(is_scaled=False)
+            states.take_direction()
+        training.optimizer.step()
+        with NoWaiting():
+            states.take_states()
+            states.take_updates()
+            values.at_exit(Outcome(grad_norm=torch.tensor(2.0), max_norm=1.0, loss_scale=torch.tensor(8.0)))
+            watched.taps.at_exit()
+        found = watched.end_step(step)
+
+    assert {"heads.attention_entropy", "gate.expert_load", "fc.fp8_underflow", "gate.spectral_norm"} <= set(found)
+    assert not watched.faults
+    kinds = {key.kind for key in watched.rows.rows[1]}
+    assert kinds >= {Kind.EXP_AVG, Kind.UPDATE, Kind.RATIO, Kind.MG_DIRECTION, Kind.STEP}
