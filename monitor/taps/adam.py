@@ -105,9 +105,10 @@ def steppers(optimizer: Any) -> list[Any]:
     for several in ("chained_optimizers", "sub_optimizers"):
         if hasattr(optimizer, several):
             return [inner for one in getattr(optimizer, several) for inner in steppers(one)]
-    for one in ("optimizer", "optim"):
-        if hasattr(optimizer, one):
-            return [] if getattr(optimizer, one) is None else steppers(getattr(optimizer, one))
+    for single in ("optimizer", "optim"):
+        if hasattr(optimizer, single):
+            one = getattr(optimizer, single)
+            return [] if one is None else steppers(one)
     return [optimizer]
 
 

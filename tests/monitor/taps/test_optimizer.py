@@ -319,7 +319,7 @@ def test_of_several_optimizers_each_has_its_own_formula():
     model(torch.ones(2, 6)).sum().backward()
     for one in (known, other):
         one.step()
-    wrapped = types.SimpleNamespace(optimizer=known)
+    wrapped = types.SimpleNamespace(optimizer=types.SimpleNamespace(optim=known))
     chained = types.SimpleNamespace(chained_optimizers=[wrapped, other, types.SimpleNamespace(optimizer=None)])
 
     def take(optimizer, parameter):
