@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
-import threading
 from collections.abc import Sequence
-from typing import Any
+from threading import get_ident
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -14,8 +14,11 @@ from trainermon.monitor.config import CollectivesConfig
 from trainermon.monitor.taps.call_lines import CallLines
 from trainermon.monitor.taps.collector import Collector
 from trainermon.monitor.taps.micro_steps import in_backward
-from trainermon.monitor.taps.process_groups import Group
+from trainermon.monitor.taps.process_groups import Group, Groups
 from trainermon.monitor.values import Kind, SeriesKey
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 logger = logging.getLogger("trainermon")
 
@@ -36,17 +39,24 @@ class _Rows:
         self.wait = -1
 
 
-class _Operation:
-    """One operation of one group: how many calls there were in this step, and the series of each."""
+class Operation:
+    """One operation of one group: how many calls there were in this step, and the series of each.
 
-    __slots__ = ("calls", "name", "rows")
+    Attributes:
+        group: The group.
+        name: Purpose of the group and name of the operation.
+    """
 
-    def __init__(self, name: str) -> None:
+    __slots__ = ("calls", "group", "name", "rows")
+
+    def __init__(self, group: Group, name: str) -> None:
+        self.group = group
         self.name = name
         self.calls = 0
         self.rows: list[_Rows] = []
 
     def next(self) -> _Rows:
+        """Return the series of the call that begins."""
         number = self.calls
         self.calls = number + 1
         if number == len(self.rows):
@@ -68,12 +78,13 @@ class Call:
 
     __slots__ = ("group", "rows", "sequence", "size_bytes", "versions", "written")
 
-    def __init__(self, group: Group) -> None:
+    versions: list[float]  # set when there is a handle to wait for
+
+    def __init__(self, group: Group, rows: _Rows | None, written: Sequence[Tensor], size_bytes: int) -> None:
         self.group = group
-        self.rows: _Rows | None = None
-        self.size_bytes = 0
-        self.written: Sequence[Tensor] = ()
-        self.versions: list[float] = []
+        self.rows = rows
+        self.written = written
+        self.size_bytes = size_bytes
         self.sequence = group.sequence()
 
 
@@ -86,48 +97,51 @@ class CallRows:
         ConfigError: `cc_codeline` holds what is no regular expression.
     """
 
-    def __init__(self, collector: Collector, config: CollectivesConfig) -> None:
+    def __init__(self, collector: Collector, groups: Groups, config: CollectivesConfig) -> None:
         self._collector = collector
+        self._groups = groups
         self._takes_before = config.cc_pre_hook
         self._takes_all = not (config.cc_log_only or config.cc_codeline)
         self._logs_only = config.cc_log_only
         self._lines = CallLines(config.cc_codeline)
         self._logged: set[tuple[str, str]] = set()
         self._unreadable: set[str] = set()
-        self._operations: dict[tuple[Group, str], _Operation] = {}
-        self._names: dict[str, _Operation] = {}
+        self._operations: dict[tuple[ProcessGroup, str], Operation] = {}
+        self._rows: dict[str, list[_Rows]] = {}
         self._thread = 0
 
     def attach(self) -> None:
         """Take the calling thread for the one that trains."""
-        self._thread = threading.get_ident()
+        self._thread = get_ident()
 
     def new_step(self) -> None:
         """Count calls from zero."""
-        for operation in self._names.values():
+        for operation in self._operations.values():
             operation.calls = 0
 
     def detach(self) -> None:
         """Let go of the groups; the series keep their numbers."""
         self._operations.clear()
-        self.new_step()
 
     def is_training_thread(self) -> bool:
         """Return whether this thread trains: it attached, or it is one of those that torch runs a backward in."""
-        return threading.get_ident() == self._thread or in_backward()
+        return get_ident() == self._thread or in_backward()
 
-    def open(self, group: Group, op: str, read: Sequence[Tensor]) -> Call:
-        """Return the call that begins, its operands taken if that was asked for; without rows where it was not."""
-        call = Call(group)
-        call.size_bytes = size_bytes(read)
+    def operation(self, group: ProcessGroup, op: str) -> Operation:
+        """Return the operation with the name `op` of `group`."""
+        return self._operations.get((group, op)) or self._add(group, op)
+
+    def open(self, operation: Operation, read: Sequence[Tensor], written: Sequence[Tensor]) -> Call:
+        """Return the call that begins, what it reads taken if that was asked for; without rows where it was not."""
+        size = size_bytes(read) if read is written else max(size_bytes(read), size_bytes(written))
         if self._collector.muted:
-            return call
-        rows = (self._operations.get((group, op)) or self._add(group, op)).next()
-        if self._takes_all or self._is_wanted(rows.name):
-            call.rows = rows
-            if self._takes_before and read:
-                self._take(rows, "pre", rows.before, read)
-        return call
+            return Call(operation.group, None, written, size)
+        rows = operation.next()
+        if not (self._takes_all or self._is_wanted(rows.name)):
+            return Call(operation.group, None, written, size)
+        if self._takes_before and read:
+            self._take(rows, "pre", rows.before, read)
+        return Call(operation.group, rows, written, size)
 
     def account(self, call: Call) -> None:
         """Count a call that has just returned for its group."""
@@ -137,14 +151,15 @@ class CallRows:
 
     def take_after(self, call: Call) -> None:
         """Take what `call` has written: it is there."""
-        if call.rows is not None and call.written:
-            self._take(call.rows, "post", call.rows.after, call.written)
+        rows = call.rows
+        if rows is not None and call.written:
+            self._take(rows, "post", rows.after, call.written)
 
     def take_one_after(self, call: Call, index: int, tensor: Tensor) -> None:
         """Take the tensor with number `index` of those that `call` returned: it is there."""
         if call.rows is not None:
             series = self._series(call.rows, "post", call.rows.after, index + 1)[index:]
-            self._take_readable(call.rows, series, (tensor,))
+            self._take(call.rows, "post", series, (tensor,))
 
     def put_wait(self, call: Call, wait_s: float) -> None:
         """Put how long `call` was waited for, in seconds."""
@@ -155,15 +170,19 @@ class CallRows:
             rows.wait = self._collector.table.id_of(SeriesKey(Kind.COMM, rows.name, "wait_seconds", rows.call))
         self._collector.put(rows.wait, wait_s)
 
-    def _add(self, group: Group, op: str) -> _Operation:
-        name = f"{group.name}.{op}"
-        found = self._names.setdefault(name, _Operation(name))
-        self._operations[group, op] = found
-        return found
+    def _add(self, process_group: ProcessGroup, op: str) -> Operation:
+        group = self._groups.of(process_group)
+        operation = self._operations[process_group, op] = Operation(group, f"{group.name}.{op}")
+        operation.rows = self._rows.setdefault(operation.name, operation.rows)
+        return operation
 
     def _take(self, rows: _Rows, side: str, series: list[int], tensors: Sequence[Tensor]) -> None:
-        numbers = series if len(series) == len(tensors) else self._series(rows, side, series, len(tensors))
-        self._take_readable(rows, numbers, tensors)
+        if len(series) != len(tensors):
+            series = self._series(rows, side, series, len(tensors))
+        try:
+            self._collector.take(series, tensors)
+        except (TypeError, ValueError, RuntimeError) as error:  # what torch says of a tensor of an unusual kind
+            self._take_readable(rows, series, tensors, error)
 
     def _series(self, rows: _Rows, side: str, series: list[int], length: int) -> list[int]:
         for index in range(len(series), length):
@@ -171,16 +190,14 @@ class CallRows:
             series.append(self._collector.table.id_of(key))
         return series[:length]
 
-    def _take_readable(self, rows: _Rows, series: Sequence[int], tensors: Sequence[Tensor]) -> None:
-        try:
-            self._collector.take(series, tensors)
-        except (TypeError, ValueError, RuntimeError) as error:  # what torch says of a tensor of an unusual kind
-            if len(tensors) > 1:
-                for number, tensor in zip(series, tensors, strict=True):
-                    self._take_readable(rows, (number,), (tensor,))
-            elif rows.name not in self._unreadable:
-                self._unreadable.add(rows.name)
-                logger.warning("an operand of %s has no statistics: %s: %s", rows.name, type(error).__name__, error)
+    def _take_readable(self, rows: _Rows, series: Sequence[int], tensors: Sequence[Tensor], error: Exception) -> None:
+        """Take those of `tensors` that can be read, after they could not be taken together."""
+        if len(tensors) > 1:
+            for number, tensor in zip(series, tensors, strict=True):
+                self._take(rows, "", [number], (tensor,))
+        elif rows.name not in self._unreadable:
+            self._unreadable.add(rows.name)
+            logger.warning("an operand of %s has no statistics: %s: %s", rows.name, type(error).__name__, error)
 
     def _is_wanted(self, name: str) -> bool:
         """Return whether rows are taken of the call that begins now; with `cc_log_only`, log its line instead."""
@@ -202,7 +219,10 @@ def size_bytes(tensors: Sequence[Tensor]) -> int:
 
 def versions_of(tensors: Sequence[Tensor]) -> list[float]:
     """Return how often each tensor was written to; NaN, equal to nothing, for one that does not count."""
-    return [math.nan if tensor.is_inference() else tensor._version for tensor in tensors]
+    try:
+        return [tensor._version for tensor in tensors]
+    except RuntimeError:  # a tensor that was made in inference mode
+        return [math.nan] * len(tensors)
 
 
 def same_versions(call: Call) -> bool:

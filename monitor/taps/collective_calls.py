@@ -7,13 +7,13 @@ collectives, which have taps of their own.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
+from time import perf_counter
 from typing import Any
 
 import torch.distributed as dist
 
-from trainermon.monitor.taps.call_rows import Arguments, Call, CallRows, same_versions, size_bytes, versions_of
+from trainermon.monitor.taps.call_rows import Arguments, Call, CallRows, same_versions, versions_of
 from trainermon.monitor.taps.guard import Guard
 from trainermon.monitor.taps.operands import METHODS, Op, read_by, written_by
 from trainermon.monitor.taps.patch import CallPatch
@@ -70,13 +70,10 @@ class MethodTaps:
     def _begins(self, op: Op, args: Arguments, kwargs: dict[str, Any]) -> Call | None:
         if not self._rows.is_training_thread():
             return None
-        group = self._groups.of(args[0])
-        read = read_by(op, args, kwargs, group.rank)
-        call = self._rows.open(group, op.name, read)
-        call.written = read if op.is_in_place else written_by(op, args, kwargs, group.rank)
-        if call.written is not read:
-            call.size_bytes = max(call.size_bytes, size_bytes(call.written))
-        return call
+        operation = self._rows.operation(args[0], op.name)
+        rank = operation.group.rank
+        read = read_by(op, args, kwargs, rank)
+        return self._rows.open(operation, read, read if op.is_in_place else written_by(op, args, kwargs, rank))
 
     def _ends(self, call: Call, result: Any) -> None:
         self._rows.account(call)
@@ -93,7 +90,7 @@ class MethodTaps:
             self._blocks[self._groups.of(args[0])] = []
 
     def _block_closes(self, args: Arguments, _kwargs: dict[str, Any]) -> Call | None:
-        return Call(self._groups.of(args[0])) if self._rows.is_training_thread() else None
+        return Call(self._groups.of(args[0]), None, (), 0) if self._rows.is_training_thread() else None
 
     def _block_ends(self, call: Call, result: Any) -> None:
         self._rows.account(call)
@@ -114,11 +111,11 @@ class MethodTaps:
     def _wait_begins(self, args: Arguments, _kwargs: dict[str, Any]) -> tuple[list[Call], float] | None:
         if id(args[0]) not in self._pending or not self._rows.is_training_thread():
             return None
-        return self._pending.pop(id(args[0]))[1], time.perf_counter()
+        return self._pending.pop(id(args[0]))[1], perf_counter()
 
     def _wait_ends(self, token: tuple[list[Call], float], _result: Any) -> None:
         calls, begin_s = token
-        self._rows.put_wait(calls[0], time.perf_counter() - begin_s)  # the calls of a block were waited for at once
+        self._rows.put_wait(calls[0], perf_counter() - begin_s)  # the calls of a block were waited for at once
         for call in calls:
             self._rows.take_after(call)
 

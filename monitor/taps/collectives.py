@@ -79,10 +79,11 @@ class CollectiveTaps:
         self._groups = Groups(Purposes(purposes))
         self._recorder = FlightRecorder()
         self._watches = config.enable
-        self._rows = CallRows(collector, config)
+        self._series: dict[tuple[str, str], int] = {}
+        self._rows = CallRows(collector, self._groups, config)
         self._taps = (
             MethodTaps(self._rows, self._groups, guard),
-            FunctionTaps(self._rows, self._groups, guard),
+            FunctionTaps(self._rows, guard),
         )
         self._patches = self._make_patches() if config.enable else []
         if config.enable and config.cc_log_only:
@@ -146,4 +147,8 @@ class CollectiveTaps:
         return [patch for tap in self._taps for patch in tap.patches()]
 
     def _put(self, group: Group, slot: str, value: float) -> None:
-        self._collector.put(self._collector.table.id_of(SeriesKey(Kind.COMM, group.name, slot)), float(value))
+        series = self._series.get((group.name, slot))
+        if series is None:
+            key = SeriesKey(Kind.COMM, group.name, slot)
+            series = self._series[group.name, slot] = self._collector.table.id_of(key)
+        self._collector.put(series, float(value))

@@ -8,8 +8,8 @@ such a function issues is not: it is counted as unseen.
 from __future__ import annotations
 
 import inspect
-import time
 from collections.abc import Callable, Iterator
+from time import perf_counter
 from typing import Any, NamedTuple
 
 import torch
@@ -22,7 +22,6 @@ from trainermon.monitor.taps.call_rows import Arguments, Call, CallRows, size_by
 from trainermon.monitor.taps.guard import Guard
 from trainermon.monitor.taps.operands import FUNCTIONS, Op, read_by, tensors_in
 from trainermon.monitor.taps.patch import CallPatch
-from trainermon.monitor.taps.process_groups import Groups
 
 
 class _Awaited(NamedTuple):
@@ -42,9 +41,8 @@ class FunctionTaps:
         AttachError: This version of torch waits for the results in another way.
     """
 
-    def __init__(self, rows: CallRows, groups: Groups, guard: Guard) -> None:
+    def __init__(self, rows: CallRows, guard: Guard) -> None:
         self._rows = rows
-        self._groups = groups
         self._guard = guard
         self._awaited: dict[int, _Awaited] = {}
 
@@ -78,7 +76,7 @@ class FunctionTaps:
         group = _process_group(args[position] if position < len(args) else kwargs.get("group"))
         if group is None or not self._rows.is_training_thread() or is_tracing():
             return None
-        return self._rows.open(self._groups.of(group), op.name, read_by(op, args, kwargs, -1))
+        return self._rows.open(self._rows.operation(group, op.name), read_by(op, args, kwargs, -1), ())
 
     def _ends(self, call: Call, result: Any) -> None:
         results = tensors_in(result)
@@ -96,12 +94,12 @@ class FunctionTaps:
     def _wait_begins(self, args: Arguments, _kwargs: dict[str, Any]) -> tuple[_Awaited, float] | None:
         if not args or id(args[0]) not in self._awaited or not self._rows.is_training_thread():
             return None
-        return self._awaited.pop(id(args[0])), time.perf_counter()
+        return self._awaited.pop(id(args[0])), perf_counter()
 
     def _wait_ends(self, token: tuple[_Awaited, float], _result: Any) -> None:
         awaited, begin_s = token
         if awaited.number == 0:
-            self._rows.put_wait(awaited.call, time.perf_counter() - begin_s)
+            self._rows.put_wait(awaited.call, perf_counter() - begin_s)
         self._rows.take_one_after(awaited.call, awaited.number, awaited.tensor)
 
 

@@ -26,17 +26,16 @@ class Only(enum.Enum):
 
 
 class Op(NamedTuple):
-    """A collective: its name, and the positions of the arguments that it reads and writes (`self` is 0)."""
+    """A collective: its name, and the positions of the arguments that it reads and writes (`self` is 0).
+
+    `is_in_place`: what is read is what is written, on every rank.
+    """
 
     name: str
     reads: int | None
     writes: int | None
     only: Only = Only.EVERYWHERE
-
-    @property
-    def is_in_place(self) -> bool:
-        """What is read is what is written, on every rank."""
-        return self.reads == self.writes and self.only is Only.EVERYWHERE
+    is_in_place: bool = False
 
 
 def _gathers(name: str) -> Op:
@@ -46,8 +45,8 @@ def _gathers(name: str) -> Op:
 # Methods of ProcessGroup. Several spellings of one operation, from several versions of torch, have one name.
 METHODS: Mapping[str, Op] = MappingProxyType(
     {
-        "allreduce": Op("all_reduce", 1, 1),
-        "allreduce_coalesced": Op("all_reduce_coalesced", 1, 1),
+        "allreduce": Op("all_reduce", 1, 1, is_in_place=True),
+        "allreduce_coalesced": Op("all_reduce_coalesced", 1, 1, is_in_place=True),
         "broadcast": Op("broadcast", 1, 1, Only.READ_AT_ROOT),
         "reduce": Op("reduce", 1, 1, Only.WRITTEN_AT_ROOT),
         "allgather": _gathers("all_gather"),
@@ -103,26 +102,22 @@ def read_by(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any], rank: int)
     """Return the tensors that the call reads on the rank with number `rank` in its group; at most 16."""
     if op.reads is None or (op.only is Only.READ_AT_ROOT and _root(args, kwargs) != rank):
         return []
-    return _tensors(_argument(args, kwargs, op.reads))
+    return tensors_in(args[op.reads] if op.reads < len(args) else _named(kwargs, op.reads - len(args)))
 
 
 def written_by(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any], rank: int) -> list[Tensor]:
     """Return the tensors that the call writes on the rank with number `rank` in its group; at most 16."""
     if op.writes is None or (op.only is Only.WRITTEN_AT_ROOT and _root(args, kwargs) != rank):
         return []
-    return _tensors(_argument(args, kwargs, op.writes))
+    return tensors_in(args[op.writes] if op.writes < len(args) else _named(kwargs, op.writes - len(args)))
 
 
 def tensors_in(value: Any) -> list[Tensor]:
     """Return the tensors in a tensor or in nested lists of them; at most 16."""
-    return _tensors(value)
-
-
-def _tensors(value: Any) -> list[Tensor]:
+    if type(value) is list and len(value) == 1 and isinstance(value[0], Tensor):  # what torch.distributed makes
+        return [value[0]]
     if isinstance(value, Tensor):
         return [value]
-    if isinstance(value, list | tuple) and len(value) == 1 and isinstance(value[0], Tensor):
-        return [value[0]]
     return [tensor for tensor, _ in zip(_walk(value), range(MAX_TENSORS), strict=False)]
 
 
@@ -134,15 +129,12 @@ def _walk(value: Any) -> Iterator[Tensor]:
             yield from _walk(item)
 
 
-def _argument(args: tuple[Any, ...], kwargs: Mapping[str, Any], position: int) -> Any:
-    """Return an argument by position; of those given by name, outputs come before inputs, as in every signature."""
-    if position < len(args):
-        return args[position]
+def _named(kwargs: Mapping[str, Any], index: int) -> Any:
+    """Return one of the operands given by name, outputs before inputs, as they stand in every signature."""
     named = sorted(
         name for name in kwargs if "tensor" in name.lower() or name in ("output", "outputs", "input", "inputs", "self")
     )
     named.sort(key=lambda name: "out" not in name)
-    index = position - len(args)
     return kwargs[named[index]] if index < len(named) else None
 
 

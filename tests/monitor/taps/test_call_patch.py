@@ -1,0 +1,132 @@
+"""A call is followed from beginning to end, on classes of C++ too, and nothing is left when the patch is gone."""
+
+import inspect
+import types
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from trainermon.monitor.errors import AttachError
+from trainermon.monitor.taps.patch import CallPatch
+
+
+class Group:
+    """Stands for a class of torch."""
+
+    def reduce(self, value, factor=1):
+        """Return the product."""
+        if value is None:
+            raise ValueError("no value")
+        return value * factor
+
+
+def follow(owner, name, *, token=object()):  # noqa: B008  # one token for all
+    seen = []
+
+    def begins(args, kwargs):
+        seen.append((args, kwargs))
+        return token
+
+    return CallPatch(owner, name, begins=begins, ends=lambda *end: seen.append(end)), seen, token
+
+
+def test_begin_and_end_of_a_call_belong_together():
+    patch, seen, token = follow(Group, "reduce")
+    group = Group()
+    patch.put()
+
+    assert group.reduce(2, factor=3) == 6
+
+    assert seen == [((group, 2), {"factor": 3}), (token, 6)]
+    patch.remove()
+
+
+def test_call_that_is_not_to_be_followed_has_no_end():
+    patch, seen, _ = follow(Group, "reduce", token=None)
+    patch.put()
+    Group().reduce(2)
+    patch.remove()
+
+    assert len(seen) == 1
+
+
+def test_call_that_fails_has_no_end_and_its_error_arrives():
+    patch, seen, _ = follow(Group, "reduce")
+    patch.put()
+    with pytest.raises(ValueError, match="no value"):
+        Group().reduce(None)
+    patch.remove()
+
+    assert len(seen) == 1
+
+
+def test_replacement_is_the_same_every_time_and_the_original_comes_back():
+    original = vars(Group)["reduce"]
+    patch, seen, _ = follow(Group, "reduce")
+    assert vars(Group)["reduce"] is original
+
+    replacements = []
+    for _ in range(3):
+        patch.put()
+        patch.put()
+        replacements.append(vars(Group)["reduce"])
+        patch.remove()
+        patch.remove()
+        assert vars(Group)["reduce"] is original
+
+    assert replacements[0] is replacements[1] is replacements[2]
+    assert inspect.signature(replacements[0]) == inspect.signature(original)
+    assert replacements[0].__doc__ == original.__doc__
+    Group().reduce(1)
+    assert seen == []
+
+
+def test_wrapper_of_somebody_else_stays_and_is_noticed(monkeypatch):
+    patch, seen, _ = follow(Group, "reduce")
+    patch.put()
+    ours = Group.reduce
+    monkeypatch.setattr(Group, "reduce", lambda *args: ours(*args))
+
+    patch.remove()
+
+    assert not patch.fits
+    assert Group().reduce(4) == 4
+    assert seen == []
+
+
+@pytest.mark.parametrize("name", ["absent", "__doc__"])
+def test_what_is_not_there_is_refused(name):
+    with pytest.raises(AttachError, match=rf"Group: found no method {name}, which this version of trainermon watches"):
+        follow(Group, name)
+
+
+def test_inherited_method_is_refused_because_others_inherit_it_too():
+    class Special(Group):
+        pass
+
+    with pytest.raises(AttachError):
+        follow(Special, "reduce")
+
+
+def test_method_of_a_class_of_torch_comes_back_identical():
+    original = vars(dist.Work)["wait"]
+    patch, _, _ = follow(dist.Work, "wait")
+    patch.put()
+    patch.remove()
+
+    assert vars(dist.Work)["wait"] is original
+
+
+def test_function_of_a_module_is_left_alone_while_torch_compiles(monkeypatch):
+    module = types.ModuleType("functions")
+    module.double = lambda value: 2 * value
+    patch, seen, token = follow(module, "double")
+    patch.put()
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert module.double(2) == 4
+    assert seen == []
+    monkeypatch.undo()
+
+    assert module.double(3) == 6
+    assert seen == [((3,), {}), (token, 6)]
