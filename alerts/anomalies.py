@@ -18,23 +18,11 @@ from trainermon.alerts.rules import Condition, NonFinite, RelativeToMean, Rule, 
 from trainermon.alerts.statistics import DERIVED, INFS, NANS, Array
 from trainermon.monitor.errors import RuleError
 from trainermon.monitor.journal import Header
-from trainermon.monitor.naming import Names
+from trainermon.monitor.naming import METRICS, Names, tag_of
 from trainermon.monitor.values import STATISTICS, Coordinates, Kind, SeriesKey, Severity, StatBlock
 
 TURBULENCE = "AnomalyTurbulence"
 NAN = "AnomalyNan"
-METRICS = {
-    Kind.ACTV: "actv",
-    Kind.ACTV_GRAD: "actv_grad",
-    Kind.GRAD_UNREDUCED: "pre_grad",
-    Kind.GRAD_REDUCED: "post_grad",
-    Kind.PARAM_ORIGIN: "param_origin",
-    Kind.PARAM_UPDATED: "param_updated",
-    Kind.EXP_AVG: "exp_avg",
-    Kind.EXP_AVG_SQ: "exp_avg_sq",
-}
-"""What msprobe calls the kinds in its records."""
-
 JUDGED = {"norm": "norm", "min": "min", "max": "max", "mean": "mean", "zeros": "zero_ratio"}
 """Statistics that the rules look at, by the names of `ops`."""
 TURBULENT = ("norm", "mean")
@@ -207,13 +195,12 @@ class AnomalyScanner:
 
     def _anomaly(self, keys: Sequence[SeriesKey], number: int, step: int, seen: _Seen) -> Anomaly:
         key, place = keys[number], self._names.places(keys)[number]
-        at, rank = place.micro_step, self._coordinates.rank
-        micro = "" if at is None else f":{at}"
-        tag = f"{place.stage}:{place.name}{micro}/rank{rank}/{METRICS[key.kind]}"
+        rank = self._coordinates.rank
+        tag = tag_of(place, key.kind, rank)
         return Anomaly(
             rank=rank,
             step=step,
-            micro_step=at or 0,
+            micro_step=place.micro_step or 0,
             pp_stage=self._coordinates.pp,
             vpp_stage=place.stage,
             call_id=_call_id(key.kind, number, len(keys)),

@@ -29,6 +29,18 @@ FILES: Mapping[Kind, str] = {
 }
 """File of each kind; what is not named is in `OTHER`. msprobe has no files `state`, `update`, `ratio`, `feature`."""
 
+METRICS: Mapping[Kind, str] = {
+    Kind.ACTV: "actv",
+    Kind.ACTV_GRAD: "actv_grad",
+    Kind.GRAD_UNREDUCED: "pre_grad",
+    Kind.GRAD_REDUCED: "post_grad",
+    Kind.PARAM_ORIGIN: "param_origin",
+    Kind.PARAM_UPDATED: "param_updated",
+    Kind.EXP_AVG: "exp_avg",
+    Kind.EXP_AVG_SQ: "exp_avg_sq",
+}
+"""Last part of the tags of each kind."""
+
 OF_MODULES = (Kind.ACTV, Kind.ACTV_GRAD)
 
 
@@ -144,6 +156,12 @@ COLUMNS: Mapping[str, Callable[[Moments], float]] = {
 `nans` counts every element that is not finite. A set of one number, such as a share, shows that number as all of norm,
 min, max and mean.
 """
+
+
+def tag_of(place: Place, kind: Kind, rank: int) -> str:
+    """Return the tag of a series of a kind in `METRICS`, as in `0:fc1.input:1/rank0/actv`."""
+    micro_step = "" if place.micro_step is None else f":{place.micro_step}"
+    return f"{place.stage}:{place.name}{micro_step}/rank{rank}/{METRICS[kind]}"
 
 
 def with_shape(ops: Sequence[str]) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ import os
 import socket
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from trainermon.monitor import launcher
 from trainermon.monitor.config import MonitorConfig
 from trainermon.monitor.control import ControlPage, Phase
 from trainermon.monitor.journal import Header, JournalWriter
+from trainermon.monitor.session.api_format import metrics_of
 from trainermon.monitor.session.checks import check_against_model
 from trainermon.monitor.session.dumps import Dumps
 from trainermon.monitor.session.reconfigure import Reconfiguration
@@ -30,7 +31,7 @@ from trainermon.monitor.statistics.kernel import kernel_name
 from trainermon.monitor.taps.guard import Guard
 from trainermon.monitor.taps.training import Training
 from trainermon.monitor.topology import Run
-from trainermon.monitor.values import STATISTICS, Coordinates
+from trainermon.monitor.values import STATISTICS, Coordinates, Kind
 
 logger = logging.getLogger("trainermon")
 
@@ -78,8 +79,11 @@ class Attached:
         self._loop: StepLoop | None = None
         self._reconfiguration = Reconfiguration(self._page, self._journal, self._reconfigure)
 
-    def start(self, *, num_micro_steps: int, step: int, config_source: object) -> None:
-        """Attach the hooks, write what others need to know, and start the agent on local rank 0."""
+    def start(self, *, num_micro_steps: int, step: int, config_source: object, notes: Sequence[str] = ()) -> None:
+        """Attach the hooks, write what others need to know, and start the agent on local rank 0.
+
+        `notes` is what there is to say of keys of the configuration that have no effect.
+        """
         self._loop = StepLoop(
             self._training,
             self._config,
@@ -95,7 +99,9 @@ class Attached:
         )
         rows = self._loop.estimate_rows()
         bytes_per_step = rows * JOURNAL_BYTES_PER_ROW
-        write_run_files(self.run, self._coordinates, self._config, self._training, bytes_per_step=bytes_per_step)
+        write_run_files(
+            self.run, self._coordinates, self._config, self._training, bytes_per_step=bytes_per_step, notes=notes
+        )
         self._page.beat(step, Phase.STEP, time.time())
         if self._coordinates.local_rank == 0:
             is_followed = isinstance(config_source, str | Path) and _is_dynamic(self._config)
@@ -112,6 +118,24 @@ class Attached:
         numbers = {name: value for name, value in values.items() if _is_number(name, value)}
         if self._loop is not None and os.getpid() == self._pid:
             self._guard.wrap(self._loop.record)(numbers)
+
+    @property
+    def rank(self) -> int:
+        """Global rank of this process."""
+        return self._coordinates.rank
+
+    def latest_rows(self, kind: Kind, ops: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """Return the statistics `ops` of the series of `kind` in the newest step that has ended, by msprobe's tags.
+
+        Waits for the device. Contained: empty after a fault, or if no step has ended.
+        """
+        if self._loop is None or os.getpid() != self._pid:
+            return {}
+        block = self._guard.wrap(self._loop.latest)()
+        if block is None:
+            return {}
+        found = self._guard.wrap(metrics_of)(block, self._loop.collector.table, kind, self._coordinates.rank, ops)
+        return found or {}
 
     def close(self) -> None:
         """Take every hook away, write what is left, and wait for the agent as long as the configuration says."""

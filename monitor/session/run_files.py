@@ -7,7 +7,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,18 @@ from trainermon.monitor.values import Coordinates, as_plain
 MIB = 1 << 20
 
 
-def write_run_files(
-    run: Run, coordinates: Coordinates, config: MonitorConfig, training: Training, *, bytes_per_step: int
+def write_run_files(  # noqa: PLR0913  # what the files say
+    run: Run,
+    coordinates: Coordinates,
+    config: MonitorConfig,
+    training: Training,
+    *,
+    bytes_per_step: int,
+    notes: Sequence[str] = (),
 ) -> None:
     """Write `ranks/rank00000.json`, on rank 0 `run.json`, and on local rank 0 the token of this node.
+
+    `notes` is what there is to say of keys of the configuration that have no effect.
 
     Raises:
         AttachError: The run directory cannot be written.
@@ -55,6 +63,7 @@ def write_run_files(
                     "world_size": coordinates.world_size,
                     "version": trainermon.__version__,
                     "config": config,
+                    "config_notes": notes,
                 },
             )
         if coordinates.local_rank == 0:

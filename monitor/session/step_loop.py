@@ -30,7 +30,7 @@ from trainermon.monitor.taps.guard import Guard
 from trainermon.monitor.taps.micro_steps import MicroSteps
 from trainermon.monitor.taps.names import chosen
 from trainermon.monitor.taps.training import Handle, Outcome, Training
-from trainermon.monitor.values import Kind, SeriesKey
+from trainermon.monitor.values import Kind, SeriesKey, StatBlock
 
 logger = logging.getLogger("trainermon")
 
@@ -172,6 +172,12 @@ class StepLoop:
             self._recorded.new_step()
             self._is_ended_step_open = True
             self._seal_ended_step()
+
+    def latest(self) -> StatBlock | None:
+        """Return the newest step that has ended. Waits for the device."""
+        self._seal_ended_step()
+        self.collector.write_ready(wait=True)
+        return self.collector.latest
 
     def _seal_ended_step(self) -> None:
         """Write the step that has ended, if it was kept open for what the script may record after it."""

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from trainermon.monitor.config import load_config
 from trainermon.monitor.errors import AttachError
 from trainermon.monitor.frameworks import detect
+from trainermon.monitor.session.api_format import CallsOfMsprobe
 from trainermon.monitor.session.attached import Attached
 from trainermon.monitor.session.checks import check_against_model
 from trainermon.monitor.session.log import make_log_visible
@@ -26,7 +27,7 @@ from trainermon.monitor.topology import find_coordinates, name_run
 logger = logging.getLogger("trainermon")
 
 
-class TrainerMon:
+class TrainerMon(CallsOfMsprobe):
     """Watches the training of one model by one optimizer, from `set_monitor` to `close`.
 
     Args:
@@ -90,7 +91,9 @@ class TrainerMon:
         run = name_run(coordinates, run_id=config.run_id, output_dir=config.output_dir)
         attached = Attached(run, coordinates, config, training, {**training.process_groups(), **given})
         try:
-            attached.start(num_micro_steps=grad_acc_steps, step=start_iteration, config_source=self._source)
+            attached.start(
+                num_micro_steps=grad_acc_steps, step=start_iteration, config_source=self._source, notes=self._notes
+            )
         except BaseException:
             attached.release()
             raise

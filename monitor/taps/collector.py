@@ -57,12 +57,14 @@ class Collector:
     Attributes:
         refused: Tensors that were not read because a CUDA graph was being captured; the log and the journal say so
             once. What is read then would be read at every replay of the graph.
+        latest: The newest step that was written.
     """
 
     def __init__(self, device: torch.device, journal: JournalWriter) -> None:
         self.table = SeriesTable()
         self.muted = False
         self.refused = 0
+        self.latest: StatBlock | None = None
         self._is_capturing = capture_check(device)
         self._ring = SlabRing(device)
         self._journal = journal
@@ -154,7 +156,8 @@ class Collector:
         for slab in self._ring.flush() if wait else self._ring.ready():
             rows, scalars = self._sealed.popleft()
             self.table.write_new(self._journal)
-            self._journal.append_block(_block(slab, rows, scalars))
+            self.latest = _block(slab, rows, scalars)
+            self._journal.append_block(self.latest)
             self._ring.release(slab)
 
     def _refuse(self, count: int) -> None:

@@ -152,3 +152,14 @@ def test_run_files_say_who_runs_and_never_hold_the_environment(places, monkeypat
     written = [path for path in directory.rglob("*") if path.is_file()]
     assert not any("hunter2" in path.read_text() for path in written)
     assert {oct(path.stat().st_mode & 0o777) for path in written} == {"0o600"}
+
+
+def test_what_has_no_effect_stands_in_the_log_and_in_the_run_file(places, caplog):
+    model, optimizer = parts()
+    with TrainerMon({**QUIET, "ops": ["norm"], "eps": 1e-6, "forward_only": True}) as monitor:
+        monitor.set_monitor(model, optimizer)
+        notes = json.loads((monitor.run_directory / "run.json").read_text())["config_notes"]
+
+    assert any(note.startswith("eps has no effect") for note in notes)
+    assert any(note.startswith("forward_only has no effect: xy_distribution is false") for note in notes)
+    assert set(notes) <= {record.getMessage() for record in caplog.records}
