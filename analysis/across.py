@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from trainermon.analysis.evidence import RankDump
 from trainermon.analysis.findings import FaultPhase
-from trainermon.analysis.origin import INPUT, LOSS, Origin
+from trainermon.analysis.origin import INPUT, LOSS, Origin, find_hidden_origin
 
 Found = tuple[RankDump, Origin]
 
@@ -19,6 +19,18 @@ def first_of(found: Sequence[Found]) -> Found:
     same order. Of ranks that gathered the same bad parameter, the one that holds the bad part is first.
     """
     return min(found, key=_place)
+
+
+def with_hidden(found: Sequence[Found], dumps: Sequence[RankDump]) -> list[Found]:
+    """Return `found` with what arose on a rank but did harm only on others, to which it was sent within the step."""
+    where, outer = first_of(found)
+    if outer.phase is not FaultPhase.FORWARD:
+        return list(found)
+    fellows = [entry for entry in dumps if _are_fellows(entry, where)]
+    hidden = [(entry, find_hidden_origin(entry.dump, outer, where.dump)) for entry in fellows]
+    more = [(entry, origin) for entry, origin in hidden if origin is not None]
+    known = {entry.rank for entry, _ in more}
+    return [*more, *(pair for pair in found if pair[0].rank not in known)]
 
 
 def _place(one: Found) -> tuple[int, bool, int, bool, int, int]:
@@ -46,12 +58,10 @@ def reached_from(first: Found, found: Sequence[Found]) -> set[int]:
     They are its fellows in tensor, pipeline, context and expert parallelism, or have gathered its bad parameter.
     """
     origin_rank, origin = first
-    replica = origin_rank.dump.info.replica
     reached = set()
     for where, other in found:
-        is_fellow = replica is not None and where.dump.info.replica == replica
         has_gathered = _holds(origin_rank, origin) and other.module == origin.module and not _holds(where, other)
-        if where is not origin_rank and (is_fellow or has_gathered):
+        if _are_fellows(where, origin_rank) or (where is not origin_rank and has_gathered):
             reached.add(where.rank)
     return reached
 
@@ -66,6 +76,12 @@ def in_pipeline(where: RankDump, origin: Origin) -> Origin:
         reason = "the gradient that the next pipeline stage handed back was not finite"
         return dataclasses.replace(origin, reason=reason)
     return origin
+
+
+def _are_fellows(one: RankDump, other: RankDump) -> bool:
+    """Return whether two different ranks pass activations to one another."""
+    replica = one.dump.info.replica
+    return one is not other and replica is not None and replica == other.dump.info.replica
 
 
 def _holds(where: RankDump, origin: Origin) -> bool:

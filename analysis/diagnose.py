@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from trainermon.analysis.across import first_of, in_pipeline, reached_from
+from trainermon.analysis.across import first_of, in_pipeline, reached_from, with_hidden
 from trainermon.analysis.evidence import SURE_KINDS, Evidence, RankDump, Row, gather
 from trainermon.analysis.findings import (
     BadParameter,
@@ -88,6 +88,7 @@ def _consequence(evidence: Evidence) -> Diagnosis:
 
 
 def _located(evidence: Evidence, origins: Sequence[tuple[RankDump, Origin]]) -> Diagnosis:
+    origins = with_hidden(origins, evidence.dumps)
     where, origin = first_of(origins)
     reached = reached_from((where, origin), origins)
     bad = {entry.rank for entry, _ in origins} - reached

@@ -51,6 +51,21 @@ def find_origin(dump: Dump) -> Origin | None:
     return _forward_origin(graph) or _parameter_origin(graph) or _backward_origin(graph)
 
 
+def find_hidden_origin(dump: Dump, outer: Origin, seen: Dump) -> Origin | None:
+    """Return where, in `dump`, a non-finite value arose within the module of `outer` that went to the rank of `seen`.
+
+    An expert's output may go to other ranks only: here it then looks as if it had gone nowhere. What is not finite in
+    both dumps, as scores under a mask, is no such value.
+    """
+    calls = _Calls(dump)
+    common = {entry.key for entry in seen.entries if entry.direction == FORWARD and _bad(entry.outputs)}
+    for entry in calls.forwards:
+        is_inside = entry.module.startswith(f"{outer.module}.") and entry.micro_step == outer.micro_step
+        if is_inside and _bad(entry.outputs) and entry.key not in common and (entry.order or 0) < outer.order:
+            return _explained(calls, entry)
+    return None
+
+
 def bad_parameters(dump: Dump) -> list[tuple[str, TensorRecord]]:
     """Return (full name, record) of every parameter that was not finite in a forward, once each, in execution order."""
     found: dict[str, TensorRecord] = {}
@@ -139,8 +154,11 @@ class _Calls:
 
 def _forward_origin(calls: _Calls) -> Origin | None:
     first = next((entry for entry in calls.forwards if _bad(entry.outputs) and not calls.harmless(entry)), None)
-    if first is None:
-        return _root_origin(calls)
+    return _root_origin(calls) if first is None else _explained(calls, first)
+
+
+def _explained(calls: _Calls, first: Entry) -> Origin:
+    """Return where the non-finite output of `first` arose: there, or where its inputs came from."""
     seen = {first.key}
     while True:
         producer = _producer(calls, first)

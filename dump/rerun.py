@@ -33,9 +33,15 @@ class _NoCommunication(TorchDispatchMode):  # type: ignore[no-untyped-call]
     supports_higher_order_operators = True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if "c10d" in str(getattr(func, "namespace", "")):
+        if "c10d" in str(getattr(func, "namespace", "")) and not _is_alone(args):
             raise CommunicationError(f"the model communicates in its forward or backward ({func})")
         return func(*args, **(kwargs or {}))
+
+
+def _is_alone(args: tuple[Any, ...]) -> bool:
+    """Return whether a collective is among one rank, as Megatron's over axes that are not split are."""
+    groups = [arg for arg in args if isinstance(arg, torch.ScriptObject) and "ProcessGroup" in str(arg._type())]
+    return bool(groups) and all(dist.ProcessGroup.unbox(group).size() == 1 for group in groups)
 
 
 class Fidelity(NamedTuple):
@@ -193,6 +199,7 @@ def shadow_parameters(models: Sequence[nn.Module]) -> Iterator[list[nn.Parameter
         if parameter is not None and id(parameter) not in shadows:
             shadow = nn.Parameter(parameter.detach(), requires_grad=parameter.requires_grad)
             shadow.__dict__.update(parameter.__dict__)
+            shadow.__dict__.pop("main_grad", None)  # Megatron's gradient: nobody shall add to it now
             if shadow.requires_grad:
                 _take_over_hooks(parameter, shadow)
                 shadow.register_post_accumulate_grad_hook(_forget_gradient)  # type: ignore[no-untyped-call]

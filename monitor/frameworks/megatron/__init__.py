@@ -24,7 +24,7 @@ def recognises(chunks: Sequence[nn.Module], optimizer: object) -> bool:
     return "MegatronOptimizer" in class_names(optimizer) or any("_BaseDataParallel" in class_names(c) for c in chunks)
 
 
-def describe(chunks: Sequence[nn.Module], optimizer: Any, _coordinates: Coordinates) -> MegatronTraining:
+def describe(chunks: Sequence[nn.Module], optimizer: Any, coordinates: Coordinates) -> MegatronTraining:
     """Return the set-up of `chunks`: the virtual pipeline stages in order, as `get_model` of a script returns them.
 
     Raises:
@@ -56,6 +56,7 @@ def describe(chunks: Sequence[nn.Module], optimizer: Any, _coordinates: Coordina
         parameters=parameters,
         optimizer=optimizer,
     )
+    training.coordinates = coordinates_of(coordinates)
     training.communicates = _communicates(chunks, groups)
     return training
 

@@ -11,8 +11,10 @@ from torch import Tensor, nn
 from trainermon.monitor.errors import AttachError
 from trainermon.monitor.frameworks.megatron import holdings
 from trainermon.monitor.frameworks.megatron.holdings import Holding
+from trainermon.monitor.frameworks.megatron.replay import MegatronReplayable
 from trainermon.monitor.taps.guard import Guard
 from trainermon.monitor.taps.patch import Patch
+from trainermon.monitor.taps.replayable import Replayable
 from trainermon.monitor.taps.training import Handle, OptimizerState, Outcome, Training
 
 
@@ -71,6 +73,10 @@ class MegatronTraining(Training):
                 Patch(self.optimizer, norm_method, after=normed),
             ]
         return [Patch(self.optimizer, "prepare_grads", after=no_inf)] if self._scaler is not None else []
+
+    def replayable(self) -> Replayable:
+        """Return how each stage replays, alone or with its fellows of the other axes."""
+        return MegatronReplayable(self.roots, self.communicates, self._scaler)
 
     def _enter(self, entry: Callable[[], None]) -> None:
         # the step itself moves a dynamic scale; the tensor is replaced then, not written to
