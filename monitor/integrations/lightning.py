@@ -1,0 +1,82 @@
+"""A callback for Lightning's Trainer.
+
+trainer = Trainer(callbacks=[TrainerMonCallback("monitor_config.json")])
+trainer.fit(module, dataloader)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainermon.monitor.errors import AttachError
+from trainermon.monitor.session import TrainerMon
+
+try:
+    from lightning.pytorch import Callback, LightningModule, Trainer
+except ImportError:  # the same under the name of its older package
+    from pytorch_lightning import Callback, LightningModule, Trainer
+
+
+class TrainerMonCallback(Callback):  # type: ignore[misc]  # untyped where lightning is not installed
+    """Watches a Trainer from the beginning of `fit` to its end; changes nothing of it.
+
+    The loss of each micro step, before it is divided by the micro steps, is filed when its backward begins. The
+    learning rate is found by the monitor.
+
+    Args:
+        config: As for `TrainerMon`.
+    """
+
+    def __init__(self, config: str | Path | Mapping[str, Any] | None = None) -> None:
+        self.monitor: TrainerMon | None = None
+        self._config = config
+
+    def on_train_start(self, trainer: Trainer, _pl_module: LightningModule) -> None:
+        """Start watching; the strategy has wrapped the model by now.
+
+        Raises:
+            AttachError: The module has several optimizers, or none.
+        """
+        if len(trainer.optimizers) != 1:
+            raise AttachError(
+                f"TrainerMonCallback: found {len(trainer.optimizers)} optimizers, expected one whose step ends a "
+                "training step; make a TrainerMon for each in on_train_start of the module instead"
+            )
+        self.close()
+        monitor = TrainerMon(self._config)
+        monitor.set_monitor(
+            trainer.model,
+            trainer.optimizers[0],
+            grad_acc_steps=trainer.accumulate_grad_batches,
+            start_iteration=trainer.global_step,
+        )
+        self.monitor = monitor
+
+    def on_before_backward(self, trainer: Trainer, _pl_module: LightningModule, loss: Tensor) -> None:
+        """File the loss, without the factors of accumulation and of the loss scale; on the device, nothing waits."""
+        if self.monitor is None:
+            return
+        loss = loss.detach() * trainer.accumulate_grad_batches
+        scaler = getattr(trainer.precision_plugin, "scaler", None)
+        if scaler is not None:
+            loss = loss / scaler.scale(torch.ones((), device=loss.device))
+        self.monitor.record(loss=loss)
+
+    def on_train_end(self, _trainer: Trainer, _pl_module: LightningModule) -> None:
+        """Write what is left and let go of the model."""
+        self.close()
+
+    def on_exception(self, _trainer: Trainer, _pl_module: LightningModule, _exception: BaseException) -> None:
+        """Let go of the model of a training that has failed."""
+        self.close()
+
+    def close(self) -> None:
+        """Close the monitor; does nothing without one."""
+        if self.monitor is not None:
+            self.monitor.close()
+            self.monitor = None

@@ -1,0 +1,94 @@
+"""A callback for `transformers.Trainer`.
+
+trainer = Trainer(model=model, args=args, train_dataset=dataset)
+trainer.add_callback(TrainerMonCallback("monitor_config.json", trainer=trainer))
+trainer.train()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from trainermon.monitor.errors import AttachError
+from trainermon.monitor.session import TrainerMon
+
+
+class TrainerMonCallback(TrainerCallback):  # type: ignore[misc]  # untyped where transformers is not installed
+    """Watches a Trainer from the beginning of its training to the end; changes nothing of it.
+
+    Loss (of each micro step, as the model returns it) and learning rate are found by the monitor. The callback adds
+    `tokens`, if `include_num_input_tokens_seen` has the Trainer count them (over all ranks), and on the steps that the
+    Trainer logs its `grad_norm`, before clipping.
+
+    Args:
+        config: As for `TrainerMon`.
+        trainer: The Trainer that the callback is added to. Callbacks are told of the bare model only, and the monitor
+            needs the one that is called (DistributedDataParallel, DeepSpeed …); without it, one process can be watched.
+    """
+
+    def __init__(self, config: str | Path | Mapping[str, Any] | None = None, *, trainer: Any = None) -> None:
+        self.monitor: TrainerMon | None = None
+        self._config = config
+        self._trainer = trainer
+        self._tokens_seen = 0
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, _control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Start watching; model and optimizer are prepared by now.
+
+        Raises:
+            AttachError: Several processes, but the callback was not given its Trainer.
+        """
+        if self._trainer is None and args.world_size > 1:
+            raise AttachError(
+                f"TrainerMonCallback: found {args.world_size} processes, and callbacks are not told how the model is "
+                "wrapped; add it by trainer.add_callback(TrainerMonCallback(config, trainer=trainer))"
+            )
+        self.close()
+        model = kwargs["model"] if self._trainer is None else self._trainer.model_wrapped
+        monitor = TrainerMon(self._config)
+        monitor.set_monitor(
+            model,
+            kwargs["optimizer"],
+            grad_acc_steps=args.gradient_accumulation_steps,
+            start_iteration=state.global_step,
+        )
+        self.monitor = monitor
+        self._tokens_seen = state.num_input_tokens_seen
+
+    def on_step_end(
+        self, _args: TrainingArguments, state: TrainerState, _control: TrainerControl, **_kwargs: Any
+    ) -> None:
+        """File the tokens of the step that has ended, if the Trainer counts them."""
+        tokens, self._tokens_seen = state.num_input_tokens_seen - self._tokens_seen, state.num_input_tokens_seen
+        if self.monitor is not None and tokens:
+            self.monitor.record(tokens=tokens)
+
+    def on_log(
+        self,
+        _args: TrainingArguments,
+        _state: TrainerState,
+        _control: TrainerControl,
+        logs: Mapping[str, Any] | None = None,
+        **_kwargs: Any,
+    ) -> None:
+        """File the gradient norm that the Trainer logs; it is that of the step that has ended."""
+        if self.monitor is not None and logs is not None and logs.get("grad_norm") is not None:
+            self.monitor.record(grad_norm=logs["grad_norm"])
+
+    def on_train_end(
+        self, _args: TrainingArguments, _state: TrainerState, _control: TrainerControl, **_kwargs: Any
+    ) -> None:
+        """Write what is left and let go of the model."""
+        self.close()
+
+    def close(self) -> None:
+        """Close the monitor; does nothing without one."""
+        if self.monitor is not None:
+            self.monitor.close()
+            self.monitor = None
