@@ -8,9 +8,11 @@ what was expected and the nearest right name. A key that msprobe accepts and tha
 |---|---|
 | `schema` | which keys there are, and what a value must be |
 | `msprobe` | what is different in a file that was written for msprobe, first or second version |
+| `dynamic` | when a configuration is followed, and when it waits |
 | `reading` | how a file becomes a configuration |
 """
 
+from trainermon.monitor.config.dynamic import is_followed, is_waiting
 from trainermon.monitor.config.msprobe import WITHOUT_EFFECT
 from trainermon.monitor.config.reading import load_config, parse_config
 from trainermon.monitor.config.schema import (
@@ -38,6 +40,8 @@ __all__ = [
     "L2Targets",
     "MonitorConfig",
     "ReplayConfig",
+    "is_followed",
+    "is_waiting",
     "load_config",
     "parse_config",
 ]

@@ -17,7 +17,6 @@ from trainermon.monitor.strict import require
 
 WITHOUT_EFFECT: Mapping[str, str] = {
     "eps": "`zeros` is the share of elements that are exactly zero",
-    "squash_name": "names never carry the words of wrappers, and nothing else is cut off",
     "mg_distribution": "msprobe checks this key and reads mg_direction",
     "opt_ty": "the kind of the optimizer is found out",
 }
@@ -78,6 +77,11 @@ def _whole(value: Any) -> Any:
 def _translate_forms(wanted: dict[str, Any], notes: list[str]) -> None:
     if isinstance(wanted.get("targets"), Mapping):
         wanted["targets"] = list(_target_names(wanted["targets"], notes))
+    cuts = wanted.pop("squash_name", False)
+    require(isinstance(cuts, bool), "squash_name", cuts, "true or false")
+    if cuts:
+        wanted["targets"] = [_anywhere(name) for name in wanted.get("targets", ())]
+        notes.append("squash_name: names are not cut off; targets are looked for anywhere in a name instead")
     if isinstance(wanted.get("format"), str):
         wanted["format"] = [wanted["format"].strip().lower()]
     if isinstance(wanted.get("sa_order"), str):
@@ -96,6 +100,14 @@ def _target_names(targets: Mapping[str, Any], notes: list[str]) -> Iterator[str]
         )
     if "" not in targets:
         yield from targets
+
+
+def _anywhere(name: Any) -> Any:
+    """Return a pattern that finds a name of which msprobe has cut off the beginning."""
+    if not isinstance(name, str):
+        return name
+    stage, colon, rest = name.rpartition(":")
+    return f"{stage}{colon}*{rest}*"
 
 
 def _known_ops(ops: list[Any] | tuple[Any, ...], notes: list[str]) -> list[Any]:

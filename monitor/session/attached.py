@@ -16,7 +16,7 @@ from torch import Tensor
 
 import trainermon
 from trainermon.monitor import launcher
-from trainermon.monitor.config import MonitorConfig
+from trainermon.monitor.config import MonitorConfig, is_followed
 from trainermon.monitor.control import ControlPage, Phase
 from trainermon.monitor.journal import Header, JournalWriter
 from trainermon.monitor.session.api_format import metrics_of
@@ -104,8 +104,8 @@ class Attached:
         )
         self._page.beat(step, Phase.STEP, time.time())
         if self._coordinates.local_rank == 0:
-            is_followed = isinstance(config_source, str | Path) and _is_dynamic(self._config)
-            self._start_agent(rows, edits=Path(config_source) if is_followed else None)  # type: ignore[arg-type]
+            edits = Path(config_source) if isinstance(config_source, str | Path) else None
+            self._start_agent(rows, edits=edits if is_followed(self._config) else None)
         self._loop.start()
         _living.add(self)
 
@@ -257,7 +257,3 @@ def _is_number(name: str, value: object) -> bool:
         )
         return False
     return True
-
-
-def _is_dynamic(config: MonitorConfig) -> bool:
-    return config.dynamic_on or os.environ.get("DYNAMIC_MONITOR", "").lower() in ("true", "1")

@@ -7,7 +7,7 @@ import difflib
 
 import torch
 
-from trainermon.monitor.config import MonitorConfig
+from trainermon.monitor.config import MonitorConfig, is_waiting
 from trainermon.monitor.errors import ConfigError
 from trainermon.monitor.taps import features, optimizer
 from trainermon.monitor.taps.names import chosen
@@ -16,7 +16,9 @@ from trainermon.monitor.values import Coordinates
 
 
 def check_against_model(config: MonitorConfig, training: Training, coordinates: Coordinates) -> MonitorConfig:
-    """Return the configuration of this rank: `config`, or one that collects nothing where the rank is not chosen.
+    """Return the configuration of this rank: `config`, or one that collects nothing.
+
+    Nothing is collected on a rank that is not chosen, and while a dynamic configuration waits to be started.
 
     Raises:
         ConfigError: Something is asked for that this model or optimizer does not have.
@@ -30,15 +32,17 @@ def check_against_model(config: MonitorConfig, training: Training, coordinates: 
     optimizer.check(training, states=wants_states, updates=config.ur_distribution)
     features.check(training.modules, config)
     _check_targets(config, training)
-    if config.module_ranks and coordinates.rank not in config.module_ranks:
+    is_left_out = bool(config.module_ranks) and coordinates.rank not in config.module_ranks
+    if is_left_out or is_waiting(config):
         return dataclasses.replace(config, collect_times=0)
     return config
 
 
 def _check_targets(config: MonitorConfig, training: Training) -> None:
-    names = [p.name for p in training.parameters] + [m.name for m in training.modules]
+    stages = [(p.name, p.stage) for p in training.parameters] + [(m.name, m.stage) for m in training.modules]
+    names = [name for name, _ in stages]
     for target in config.targets:
-        if not any(chosen(name, [target]) for name in names):
+        if not any(chosen(name, [target], stage) for name, stage in stages):
             near = difflib.get_close_matches(target, names, n=1, cutoff=0.0)
             raise ConfigError(f"targets: {target!r} names no module or parameter of the model; nearest: {near[0]!r}")
 

@@ -27,17 +27,19 @@ def plain_name(name: str) -> str:
 def chosen(name: str, targets: Sequence[str], stage: int = 0) -> bool:
     """Return whether one of `targets` is `name`, a path prefix of it, or a `*` pattern of it; no targets mean all.
 
-    A target that begins with `1:` chooses on virtual pipeline stage 1 only.
+    A target that begins with `1:` chooses on virtual pipeline stage 1 only. Parts that wrappers add are no part of it.
 
     >>> chosen("h.1.mlp.fc", ["h.1"]), chosen("h.10.mlp", ["h.1"]), chosen("h.10.mlp", ["h.*.mlp"])
     (True, False, True)
     >>> chosen("h.1.mlp", ["1:h.1"]), chosen("h.1.mlp", ["1:h.1"], stage=1), chosen("h.1.mlp", ["1:"], stage=1)
     (False, True, True)
+    >>> chosen("h.1.mlp", ["module.module.h.1"]), chosen("h.1.mlp", ["0:module.h"])
+    (True, True)
     """
     if not targets:
         return True
     own = f"{stage}:"
-    return any(_matches(name, target.removeprefix(own)) for target in targets)
+    return any(_matches(name, plain_name(target.removeprefix(own))) for target in targets)
 
 
 def _matches(name: str, target: str) -> bool:

@@ -4,7 +4,15 @@ import json
 
 import pytest
 
-from trainermon.monitor.config import CollectivesConfig, L2Targets, MonitorConfig, load_config, parse_config
+from trainermon.monitor.config import (
+    CollectivesConfig,
+    L2Targets,
+    MonitorConfig,
+    is_followed,
+    is_waiting,
+    load_config,
+    parse_config,
+)
 
 # Every key of the first monitor, with a value that is not its default.
 FIRST = {
@@ -48,7 +56,7 @@ def test_every_key_of_the_first_monitor_is_read():
 
     plain = {key for key in FIRST if key not in CHANGED_NAME | NO_EFFECT}
     assert {key: _listed(getattr(config, key)) for key in plain} == {key: FIRST[key] for key in plain}
-    assert config.targets == ("fc1", "1:fc2")
+    assert config.targets == ("*fc1*", "1:*fc2*")
     assert config.cc_distribution == CollectivesConfig(
         enable=True, cc_codeline=("train.py",), cc_pre_hook=True, cc_log_only=True
     )
@@ -66,7 +74,7 @@ def _listed(value):
 def test_keys_that_have_no_effect_are_reported_and_no_others():
     _, notes = parse_config(FIRST)
 
-    assert [note.split(" ")[0].rstrip(":") for note in notes] == ["eps", "squash_name", "targets"]
+    assert [note.split(" ")[0].rstrip(":") for note in notes] == ["eps", "targets", "squash_name"]
 
 
 def test_what_is_not_given_has_the_default_of_msprobe_and_the_log_says_so():
@@ -180,3 +188,27 @@ def test_modules_alone_are_chosen_by_parts_of_their_names():
 
     assert (config.targets, config.param_distribution, config.wg_distribution) == (("*mlp*",), False, False)
     assert config.ops == ("min", "max", "mean", "norm", "nans")
+
+
+def test_names_of_which_the_beginning_was_cut_off_are_looked_for_anywhere():
+    config, notes = parse_config({"targets": {"layers.0": {}, "1:layers.1": {}}, "squash_name": True})
+
+    assert config.targets == ("*layers.0*", "1:*layers.1*")
+    assert any(note.startswith("squash_name: names are not cut off") for note in notes)
+    assert not any("squash_name" in note for note in parse_config({"targets": {}, "squash_name": False})[1])
+
+
+@pytest.mark.parametrize(
+    ("variable", "dynamic_on", "followed", "waiting"),
+    [
+        ("", False, False, False),
+        ("", True, True, False),
+        ("True", False, True, True),
+        ("1", True, True, False),
+        ("no", False, False, False),
+    ],
+)
+def test_the_variable_makes_a_monitor_wait_until_the_file_starts_it(variable, dynamic_on, followed, waiting):
+    config, environ = MonitorConfig(dynamic_on=dynamic_on), {"DYNAMIC_MONITOR": variable}
+
+    assert (is_followed(config, environ), is_waiting(config, environ)) == (followed, waiting)
