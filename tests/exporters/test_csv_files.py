@@ -200,3 +200,27 @@ def test_features_have_columns_of_their_own(tmp_path):
     assert [row["name"] for row in files["feature_0-0.csv"]] == [f"attn.{attention.LARGEST_LOGIT}"]
     [similarity], [entropy] = files["moe_router_weight_hook_0-0.csv"], files["moe_router_logit_hook_0-0.csv"]
     assert (similarity["router_weight_similarity"], entropy["per_token_expert_entropy"]) == ("5.5", "6.5")
+
+
+def test_every_call_of_a_collective_has_its_row(tmp_path):
+    keys = tuple(SeriesKey(Kind.COMM, "dp.all_reduce", slot, call) for call in (0, 1) for slot in ("pre.0", "post.0"))
+    head = header(keys=keys, placements=(None,) * 4)
+    values = {key: np.full(3, float(number + 1)) for number, key in enumerate(keys)}
+
+    rows = export(tmp_path / "run", [(head, block_of(values, list(keys)))], ops=("max",))["other_0-0.csv"]
+
+    assert [(row["name"], row["max"]) for row in rows] == [
+        ("dp.all_reduce.pre.0", "1"),
+        ("dp.all_reduce.post.0", "2"),
+        ("dp.all_reduce.pre.0#1", "3"),
+        ("dp.all_reduce.post.0#1", "4"),
+    ]
+
+
+def test_small_values_keep_their_digits(tmp_path):
+    key = SeriesKey(Kind.EXP_AVG_SQ, "w")
+    head = header(keys=(key,), placements=(None,))
+
+    [row] = export(tmp_path / "run", [(head, block_of({key: np.full(2, 1.23456789e-30)}, [key]))])["exp_avg_sq_0-0.csv"]
+
+    assert row["max"] == "1.23457e-30"
