@@ -75,7 +75,7 @@ def _refusal_of_module(name: str, module: nn.Module, replayable: Replayable) -> 
     own = list(module._parameters.values())
     if not replayable.shadowed:  # the parameters are the framework's
         acts = "a hook of the script's acts on gradients of {} as soon as they are reduced"
-        return acts.format(name) if any(map(_is_stepped_in_backward, own)) else ""
+        return acts.format(name) if replayable.accumulates and any(map(_is_stepped_in_backward, own)) else ""
     if kind == "FullyShardedDataParallel" or (isinstance(module, nn.SyncBatchNorm) and not replayable.joint):
         return f"{name} is a {kind}, which communicates in its forward"
     if any(map(_is_placeholder, own)):

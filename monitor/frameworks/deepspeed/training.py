@@ -8,8 +8,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from trainermon.monitor.frameworks.deepspeed.holders import Holder
+from trainermon.monitor.frameworks.deepspeed.replay import DeepSpeedReplayable, Stage3Replayable
 from trainermon.monitor.frameworks.deepspeed.step import StepWatch
 from trainermon.monitor.taps.guard import Guard
+from trainermon.monitor.taps.replayable import Replayable
 from trainermon.monitor.taps.training import Handle, OptimizerState, Outcome, Training
 
 
@@ -51,6 +53,12 @@ class DeepSpeedTraining(Training):
     def watch_decision(self, guard: Guard, decide: Callable[[bool], None]) -> list[Handle]:
         """Watch where DeepSpeed knows overflow or norm; see `StepWatch.watch_decision`."""
         return self._steps.watch_decision(guard, decide)
+
+    def replayable(self) -> Replayable:
+        """Return how a rank replays alone, or all of them at stage 3 and with experts."""
+        if self._engine.zero_optimization_partition_weights():
+            return Stage3Replayable(self._engine, self.communicates, self.parameters)
+        return DeepSpeedReplayable(self._engine, self.communicates)
 
     def watch_unreduced(self, guard: Guard, see: Callable[[int, Tensor], None]) -> list[Handle]:
         """Watch what goes into the reduction of a step: stages 0 and 1; 2 and 3 reduce in every micro step."""

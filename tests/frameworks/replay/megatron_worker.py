@@ -6,8 +6,6 @@ import functools
 
 import torch
 import torch.distributed as dist
-from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
-from megatron.core.transformer.moe.moe_utils import get_moe_layer_wise_logging_tracker
 
 from tests.frameworks.megatron import gpt
 from tests.frameworks.megatron.gpt import Layout
@@ -34,13 +32,12 @@ def build(layout, config_changes):
             module.weight.view(-1)[1] = INF
 
     def bits():
+        from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
+        from megatron.core.transformer.moe.moe_utils import get_moe_layer_wise_logging_tracker
+
         held = [tensor for chunk in chunks for tensor in (*chunk.module.parameters(), *chunk.module.buffers())]
-        states = get_cuda_rng_tracker().get_states()
-        return [
-            *held,
-            *states.values(),
-            *(values["values"] for values in get_moe_layer_wise_logging_tracker().values()),
-        ]
+        sums = [found["values"] for found in get_moe_layer_wise_logging_tracker().values()]
+        return [*held, *get_cuda_rng_tracker().get_states().values(), *sums]
 
     return Job(
         model=chunks,

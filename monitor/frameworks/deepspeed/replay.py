@@ -1,0 +1,77 @@
+"""What a replay under DeepSpeed must put back. Stages 0 to 2 keep to themselves; stage 3 gathers parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+from trainermon.monitor.taps.replayable import Replayable
+from trainermon.monitor.taps.training import Parameter
+
+COUNTER = "micro_offset"
+
+
+class DeepSpeedReplayable(Replayable):
+    """A stage of a pipeline replays from what it was handed; experts are replayed by all ranks.
+
+    Args:
+        engine: The engine.
+        axes: Which the forward communicates over.
+    """
+
+    def __init__(self, engine: Any, axes: Sequence[str]) -> None:
+        super().__init__()
+        self._engine = engine
+        self.joint = bool(axes)
+
+    def handed(self, stage: int) -> list[tuple[nn.Module, str]]:
+        """Return the counter of forwards by which a pipeline seeds its layers."""
+        del stage
+        module = self._engine.module
+        return [(module, COUNTER)] if COUNTER in vars(module) else []
+
+    def expects_overflow(self) -> bool:
+        """Return whether a dynamic loss scale is above its least value."""
+        if not self._engine.fp16_enabled():
+            return False
+        held = self._engine.optimizer
+        if hasattr(held, "loss_scale_config"):
+            scale = held.loss_scale_config
+            return bool(scale.dynamic_loss_scale) and scale.cur_scale > scale.min_loss_scale
+        scaler = held.loss_scaler
+        return bool(scaler.dynamic) and scaler.cur_scale > scaler.min_scale
+
+
+class Stage3Replayable(DeepSpeedReplayable):
+    """DeepSpeed's hooks know the true parameters. No gradient gets as far as the hooks that reduce and partition it.
+
+    Args:
+        engine: The engine.
+        axes: Which the forward communicates over.
+        parameters: Those that are watched.
+    """
+
+    shadowed = False
+    accumulates = False
+
+    def __init__(self, engine: Any, axes: Sequence[str], parameters: Sequence[Parameter]) -> None:
+        super().__init__(engine, axes)
+        self._parameters = parameters
+
+    @contextmanager
+    def set_aside(self) -> Iterator[None]:
+        """Let go of all parameters that the replay has left gathered, as the step itself would; nothing is sent."""
+        try:
+            yield
+        finally:
+            self._engine.optimizer.parameter_offload.partition_all_parameters()
+
+    def own_shards(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield this rank's part of each parameter, as it is gathered for a forward."""
+        for parameter in self._parameters:
+            shard = getattr(parameter.tensor, "ds_tensor", None)
+            if shard is not None and shard.numel():
+                yield parameter.name, shard
