@@ -1,0 +1,22 @@
+"""Lets Megatron offload its optimizer without a GPU: every tensor is a device's but those that `.cpu()` made."""
+
+import contextlib
+
+import torch
+
+
+@contextlib.contextmanager
+def told_apart():
+    """Within, `is_cuda` is false only of tensors that were brought to the host by `.cpu()`."""
+    on_host = []
+
+    def cpu(tensor, *args, **kwargs):
+        on_host.append(tensor.clone())
+        return on_host[-1]
+
+    torch.Tensor.is_cuda = property(lambda tensor: not any(tensor is found for found in on_host))
+    torch.Tensor.cpu = cpu
+    try:
+        yield
+    finally:
+        del torch.Tensor.is_cuda, torch.Tensor.cpu

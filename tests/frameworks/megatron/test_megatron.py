@@ -1,0 +1,90 @@
+"""Megatron-Core, held against a float64 model, Megatron's own account, and runs without the monitor."""
+
+import importlib.metadata
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from torch import nn, optim
+
+from tests.ranks import ROOT, run_ranks
+from trainermon.monitor.frameworks import detect
+from trainermon.monitor.values import Coordinates
+
+HERE = Path(__file__).parent
+TRUTH, BEHAVIOUR = HERE / "truth_worker.py", HERE / "behaviour_worker.py"
+QUIET = {"PYTHONWARNINGS": "ignore"}  # Megatron warns of every package that it could use and does not find
+VERSIONS = ("0.12.3", "0.13.1", "0.14.0", "0.15.3", "0.16.1")
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_every_statistic_is_that_of_the_unsharded_model(world_size):
+    texts = run_ranks(TRUTH, world_size=world_size, **QUIET)
+
+    assert "global norm" in texts[0]
+
+
+@pytest.mark.distributed
+def test_training_is_left_as_it_is_and_its_decisions_are_told():
+    run_ranks(BEHAVIOUR, world_size=2, **QUIET)
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_every_statistic_in_every_combination_of_options(world_size):
+    run_ranks(TRUTH, "wide", world_size=world_size, timeout_s=900, **QUIET)
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("version", VERSIONS)
+def test_versions(version, tmp_path):
+    if version == importlib.metadata.version("megatron-core"):
+        pytest.skip("is the one that all other tests run with")
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", f"--target={tmp_path}"]
+    subprocess.run([*install, f"megatron-core=={version}"], check=True)
+    path = f"{tmp_path}{os.pathsep}{ROOT}"
+
+    for worker, sizes in ((TRUTH, (2, 4)), (BEHAVIOUR, (2,))):
+        for world_size in sizes:
+            texts = run_ranks(worker, world_size=world_size, timeout_s=300, PYTHONPATH=path, **QUIET)
+            assert f"megatron-core {version}" in texts[0]
+
+
+def test_plain_training_is_recognised_whether_or_not_megatron_is_imported():
+    script = (
+        "import sys, torch;"
+        "from trainermon.monitor.frameworks import detect;"
+        "from trainermon.monitor.values import Coordinates;"
+        "model = torch.nn.Linear(2, 2);"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1);"
+        "first = detect([model], optimizer, Coordinates());"
+        "assert not any(name.partition('.')[0] == 'megatron' for name in sys.modules);"
+        "import megatron.core;"
+        "second = detect([model], optimizer, Coordinates());"
+        "print(first.framework, second.framework, second.reduces)"
+    )
+
+    ran = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script],
+        check=True,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+
+    assert ran.stdout.split() == ["plain", "plain", "False"]
+
+
+def test_a_model_named_like_megatrons_is_not_megatrons():
+    class DistributedDataParallel(nn.Linear):
+        bucket_groups = ()
+
+    model = DistributedDataParallel(2, 2)
+
+    assert detect([model], optim.SGD(model.parameters(), lr=0.1), Coordinates()).framework == "plain"

@@ -1,0 +1,110 @@
+"""Holds what the monitor reads of Megatron-Core against the truth, in every layout of one world size: one launch."""
+
+import functools
+import importlib.util
+import itertools
+import operator
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+
+from tests.frameworks.megatron.gpt import KNOWS_STAGES, Layout, version
+from tests.frameworks.megatron.truth import check_layout
+
+BF16, FP16 = torch.bfloat16, torch.float16
+GRID = {
+    1: [
+        Layout(),
+        Layout(dtype=BF16),
+        Layout(dtype=FP16, loss_scale=64.0),
+        Layout(distributed_optimizer=True),
+        Layout(experts=4, tied=False),
+        Layout(per_token_loss=True),
+        Layout(fused=True),
+    ],
+    2: [
+        Layout(),
+        Layout(overlap=True, bucket=2000),
+        Layout(average_in_collective=True, tied=False),
+        Layout(distributed_optimizer=True),
+        Layout(distributed_optimizer=True, overlap=True, overlap_gather=True, bucket=2000),
+        Layout(distributed_optimizer=True, dtype=BF16, overlap=True, bucket=1000),
+        Layout(distributed_optimizer=True, instances=2),
+        Layout(distributed_optimizer=True, per_token_loss=True),
+        Layout(dtype=BF16),
+        Layout(tp=2),
+        Layout(tp=2, sp=True, distributed_optimizer=True),
+        Layout(tp=2, dtype=BF16),
+        Layout(pp=2),
+        Layout(pp=2, tied=False, distributed_optimizer=True),
+        Layout(pp=2, vpp=2, layers=4, overlap=True),
+        Layout(cp=2),
+        Layout(cp=2, distributed_optimizer=True),
+        Layout(ep=2, experts=4),
+        Layout(ep=2, experts=4, distributed_optimizer=True),
+        Layout(tp=2, sp=True, ep=2, etp=1, experts=4),
+        Layout(distributed_optimizer=True, overlap=True, dtype=BF16, fused=True),
+        Layout(distributed_optimizer=True, dtype=BF16, offload=True),
+        Layout(layer_wise=True),
+        Layout(layer_wise=True, dtype=BF16),
+        Layout(layer_wise=True, ep=2, experts=4),
+    ],
+    4: [
+        Layout(distributed_optimizer=True, instances=2, overlap=False),
+        Layout(tp=2, sp=True, distributed_optimizer=True, overlap=True, bucket=1000),
+        Layout(pp=2, vpp=2, layers=4, distributed_optimizer=True, overlap=True, overlap_gather=True, bucket=2000),
+        Layout(tp=2, pp=2, sp=True, dtype=BF16),
+        Layout(ep=2, experts=4, distributed_optimizer=True),
+        Layout(cp=2, tp=2, distributed_optimizer=True),
+        Layout(tp=2, sp=True, ep=2, experts=4, dispatcher="allgather"),  # gloo gathers equal sizes only
+    ],
+}
+
+
+# Every one of these with every one of those, where Megatron allows it.
+SPREAD = {
+    2: [{}, {"tp": 2}, {"tp": 2, "sp": True}, {"pp": 2}, {"pp": 2, "vpp": 2, "layers": 4}, {"cp": 2}],
+    4: [{}, {"tp": 2}, {"tp": 2, "sp": True}, {"pp": 2}, {"pp": 2, "vpp": 2, "layers": 4}, {"cp": 2}],
+}
+SPREAD[4] += [{"tp": 2, "pp": 2}, {"tp": 4}, {"pp": 4, "layers": 4}, {"cp": 2, "pp": 2}, {"tp": 2, "sp": True, "cp": 2}]
+OPTIONS = {
+    "dtype": [torch.float32, BF16],
+    "optimizer": [{}, {"distributed_optimizer": True}, {"distributed_optimizer": True, "overlap_gather": True}],
+    "overlap": [{}, {"overlap": True, "bucket": 1000}],
+    "model": [{}, {"tied": False}, {"per_token_loss": True}],
+}
+
+
+def wide_grid(world_size):
+    for spread, dtype, *options in itertools.product(SPREAD[world_size], *OPTIONS.values()):
+        chosen = functools.reduce(operator.or_, options, spread)
+        if chosen.get("overlap_gather") and not chosen.get("overlap"):
+            continue  # gathering needs the buckets of overlapped reduction
+        yield Layout(dtype=dtype, **chosen)
+
+
+def is_known(layout):
+    """Only 0.16 has the layer-wise optimizer; the norm of 0.12 counts every instance of the distributed one."""
+    has_layer_wise = importlib.util.find_spec("megatron.core.optimizer.layer_wise_optimizer") is not None
+    return (has_layer_wise or not layout.layer_wise) and (KNOWS_STAGES or layout.instances == 1)
+
+
+def main():
+    dist.init_process_group("gloo")
+    world_size = dist.get_world_size()
+    layouts = list(wide_grid(world_size)) if "wide" in sys.argv else GRID[world_size]
+    if dist.get_rank() == 0:
+        print("megatron-core", version, flush=True)
+    for layout in filter(is_known, layouts):
+        errors = check_layout(layout)
+        if dist.get_rank() == 0:
+            print(layout.name, {kind: f"{error:.1e}" for kind, error in errors.items()}, flush=True)
+    dist.barrier()
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
