@@ -28,6 +28,7 @@ from trainermon.monitor.naming import (
     Names,
     Place,
     dtype_of,
+    feature_value,
     shape_of,
     statistics_row,
     with_shape,
@@ -133,7 +134,7 @@ class CsvExporter(Exporter):
             "id": str(row.number),
             "shape": NO_VALUE if row.shape is None else str(row.shape),
             "dtype": row.dtype or NO_VALUE,
-            **{row.place.column: self._text(row.moments.mean) for row in rows if row.place.column},
+            **{row.place.column: self._text(feature_value(row.place, row.moments)) for row in rows if row.place.column},
         }
         return [said[column] if column in said else self._number(column, row.moments) for column in columns]
 

@@ -19,7 +19,7 @@ from trainermon.exporters.csv_files import rows_of
 from trainermon.exporters.export import Exporter, ExportSettings
 from trainermon.monitor.errors import ConfigError
 from trainermon.monitor.journal import Header
-from trainermon.monitor.naming import COLUMNS, Names
+from trainermon.monitor.naming import COLUMNS, Names, feature_value
 from trainermon.monitor.values import StatBlock
 
 try:
@@ -94,7 +94,7 @@ class TensorBoardExporter(Exporter):
             tag = tag_of(row.place.stage, row.place.name, row.place.micro_step)
             of_file = scalars.setdefault(row.place.file, [])
             if row.place.column:
-                of_file.append((f"{tag}/{row.place.column}", row.moments.mean))
+                of_file.append((f"{tag}/{row.place.column}", feature_value(row.place, row.moments)))
             else:
                 of_file += [(f"{tag}/{op}", COLUMNS[op](row.moments)) for op in self._ops]
         for kind, values in scalars.items():

@@ -164,6 +164,11 @@ def tag_of(place: Place, kind: Kind, rank: int) -> str:
     return f"{place.stage}:{place.name}{micro_step}/rank{rank}/{METRICS[kind]}"
 
 
+def feature_value(place: Place, row: Moments) -> float:
+    """Return what stands in the one column of a feature: the mean; for `sr` its root, a ratio of norms."""
+    return math.sqrt(row.mean) if place.column == "sr" else row.mean
+
+
 def with_shape(ops: Sequence[str]) -> tuple[str, ...]:
     """Return the columns of a file: `ops`, then `shape` and `dtype` if they are not among them."""
     return (*ops, *(op for op in ("shape", "dtype") if op not in ops))

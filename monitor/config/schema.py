@@ -223,7 +223,7 @@ class MonitorConfig:
         sa_order: Order of the dimensions of query and key: sequence, batch, head, depth.
         print_struct: Write what goes into and comes out of every module, once, to
             `module_struct/rank<r>/module_struct.json` in the run directory.
-        stack_info: Write where every module is called from, once, to `stack_info/rank<r>/stack_info.csv`.
+        stack_info: Write where every module is called from, once, to `module_struct/rank<r>/stack_info.csv`.
         dynamic_on: Look for an edited configuration file at every step and apply it from the next one on.
         output_dir: Folder that holds one folder per run, a cluster file system is fine; without it TRAINERMON_OUTPUT,
             MONITOR_OUTPUT_DIR or `trainermon_output`.

@@ -193,7 +193,7 @@ def test_features_have_columns_of_their_own(tmp_path):
     files = export(tmp_path / "run", [(head, block_of(values, list(keys)))])
 
     place = {"vpp_stage": "0", "step": "0"}
-    assert files["linear_hook_0-0.csv"] == [{**place, "name": "fc1.linear", "sr": "1.5", "kernel_norm": "0.5"}]
+    assert files["linear_hook_0-0.csv"] == [{**place, "name": "fc1.linear", "sr": "1.22474", "kernel_norm": "0.5"}]
     assert files["attention_hook_0-0.csv"] == [
         {**place, "name": "attn.attention", "micro_step": "0", "entropy": "2.5", "softmax_max": "3.5"}
     ]

@@ -132,6 +132,11 @@ def test_features_of_weights_are_near(both):
     for place, row in theirs.items():  # theirs are three power iterations from a random vector: less than it is
         norm, bound = float(ours[place]["kernel_norm"]), float(row["kernel_norm"])
         assert 0.6 * norm < bound < 1.01 * norm, place
+    for side, tables in ((theirs, their_tables), (ours, our_tables)):
+        for (name, step, micro), row in side.items():
+            weight = tables["param_origin"][name.replace(".linear", ".weight"), step, micro]
+            product = float(row["sr"]) * float(row["kernel_norm"])
+            assert product == pytest.approx(float(weight["norm"]), rel=1e-5), (name, step)
 
 
 def test_the_gradient_of_a_tensor_is_the_same_wherever_it_goes(both):
