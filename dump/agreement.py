@@ -7,14 +7,16 @@ or never comes.
 
 from __future__ import annotations
 
-import datetime
 import json
+import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
 WAIT_S = 10.0
+# A waiting rank asks at first after one millisecond, then less and less often, so that a thousand of them are no load.
+POLL_S, MAX_POLL_S = 0.001, 0.1
 
 
 class Answer(NamedTuple):
@@ -30,17 +32,17 @@ class Agreement:
     A rank that does not ask within `wait_s` of the first one makes the answer no. So does one with a reason against it.
     """
 
-    def __init__(self, store: Any, *, rank: int, num_ranks: int, wait_s: float = WAIT_S) -> None:
+    def __init__(self, store: Any, *, rank: int, num_ranks: int, wait_s: float) -> None:
         self._store = store
         self._rank = rank
         self._num_ranks = num_ranks
-        self._wait = datetime.timedelta(seconds=wait_s)
+        self._wait_s = wait_s
 
     @classmethod
     def of_all_ranks(cls) -> Agreement:
         """Return the one between all ranks of the default process group, which must be initialised."""
         store = dist.distributed_c10d._get_default_store()
-        return cls(store, rank=dist.get_rank(), num_ranks=dist.get_world_size())
+        return cls(store, rank=dist.get_rank(), num_ranks=dist.get_world_size(), wait_s=WAIT_S)
 
     def reach(self, question: str, *, kept: Sequence[tuple[int, int]], reason: str = "") -> Answer:
         """Return the answer of all ranks to `question`, a name that they all give to the same step.
@@ -63,13 +65,23 @@ class Agreement:
         self._lower(f"{key}/kept", min(count for _, count in kept))
         if self._store.add(f"{key}/ready", 1) == self._num_ranks:
             return self._decide(key, Answer(int(self._store.get(f"{key}/kept"))))
-        try:
-            self._store.wait([f"{key}/answer"], self._wait)
-        except RuntimeError:
-            ready = self._store.add(f"{key}/ready", 0)
-            missing = f"{self._num_ranks - ready} of {self._num_ranks} ranks did not ask for a replay of the same step"
-            return self._decide(key, Answer(0, f"{missing} within {self._wait.total_seconds():g} s"))
-        return self._answer(self._store.get(f"{key}/answer"))
+        if self._comes(f"{key}/answer"):
+            return self._answer(self._store.get(f"{key}/answer"))
+        missing = self._num_ranks - self._store.add(f"{key}/ready", 0)
+        return self._decide(
+            key,
+            Answer(0, f"{missing} of {self._num_ranks} ranks did not ask for it within {self._wait_s:g} s"),
+        )
+
+    def _comes(self, key: str) -> bool:
+        """Wait for `key`; the store stays free for other threads meanwhile."""
+        deadline, pause_s = time.monotonic() + self._wait_s, POLL_S
+        while not self._store.check([key]):
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, MAX_POLL_S)
+        return True
 
     def _decide(self, key: str, answer: Answer) -> Answer:
         """Give `answer` unless there is one, and return the one that holds."""

@@ -129,17 +129,24 @@ class StepKeeper:
         return self._keeper.size_bytes
 
     def replay(
-        self, directory: Path, info: DumpInfo, *, task: str = "statistics", max_bytes: int = 1 << 30
+        self,
+        directory: Path,
+        info: DumpInfo,
+        *,
+        task: str = "statistics",
+        max_bytes: int = 1 << 30,
+        question: str = "",
     ) -> ReplayResult:
         """Run the kept micro steps again into a dump in `directory`; never raises.
 
         Call it before the optimizer writes to the parameters, when they are still those of the forward. A model that
-        communicates is replayed if every rank calls this for the same `info.id` and step within ten seconds.
+        communicates is replayed if every rank calls this with the same `question` within ten seconds; it names the step
+        once and for all among the ranks of the job.
         """
         started = time.perf_counter()
         if self.refusal:
             return _unreplayed(_Outcome(REFUSED, self.refusal), started)
-        vote = _Vote(self._agreement(), f"{info.id}/{info.attempt}/{info.step}", self._counts())
+        vote = _Vote(self._agreement(), question, self._counts())
         outcome, writer = _Outcome(REFUSED, self._reason_against()), None
         if not outcome.reason:
             try:
@@ -179,7 +186,9 @@ class StepKeeper:
         try:
             with self._prepared(writer) as using:
                 chosen = self._last(vote.cast())
-                return _Outcome(micro_steps=len(chosen), fidelities=_rerun_all(chosen, using))
+                num_micro_steps = len({micro_step for micro_step, _ in chosen})
+                left_out = max(kept for _, kept in self._counts()) - num_micro_steps
+                return _Outcome(micro_steps=num_micro_steps, left_out=left_out, fidelities=_rerun_all(chosen, using))
         except (CommunicationError, NotCoveredError) as error:
             return _Outcome(REFUSED, str(error))
         except Exception as error:  # the border to training: whatever the model raises, the step goes on
@@ -213,7 +222,7 @@ class StepKeeper:
         return [(chosen[id(kept)], kept) for kept in self._keeper.forwards if id(kept) in chosen]
 
     def _finished(self, writer: DumpWriter, outcome: _Outcome, started: float) -> ReplayResult:
-        uncovered = self._uncovered()
+        uncovered = "; ".join(filter(None, [self._uncovered(), outcome.shortened]))
         notes = ["the compiled model was replayed in eager mode: values may differ in the last bits"]
         try:
             written = writer.close(
@@ -282,7 +291,14 @@ class _Outcome:
     status: str = CLEAN
     reason: str = ""
     micro_steps: int = 0
+    left_out: int = 0
     fidelities: Sequence[Fidelity] = ()
+
+    @property
+    def shortened(self) -> str:
+        return (
+            f"another rank had not kept {self.left_out} of the micro steps that this one had" if self.left_out else ""
+        )
 
     @property
     def reproduced(self) -> bool | None:

@@ -147,6 +147,7 @@ class Dumps:
                 info,
                 task=self._replay.task,
                 max_bytes=int(self._replay.max_dump_mb * MIB),
+                question=f"{self._run.run_id}/{self._run.attempt}/{step}",
             )
             dump = self._relative(result.dump)
             self._journal.append_event(

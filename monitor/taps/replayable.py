@@ -19,8 +19,8 @@ class Replayable:
     Attributes:
         refusal: Why no step can be replayed; "" if one can.
         joint: The model communicates in its forward or backward: a replay needs every rank.
-        shadowed: The parameters may stand aside for leaves of our own that share their storage. False where hooks of the
-            framework know them; then the replay's backward runs into what `set_aside` has put aside.
+        shadowed: The parameters may stand aside for leaves of our own that share their storage. False where hooks of
+            the framework know them; then the replay's backward runs into what `set_aside` has put aside.
         accumulates: Without shadows: backward may write to `.grad`. False: gradients are asked for one by one, and no
             hook behind a parameter fires; a model with reentrant checkpointing is refused then.
         entries: What the training loop calls, one module per root; empty: the roots themselves.
@@ -43,6 +43,21 @@ class Replayable:
     def generators(self) -> Callable[[], None]:
         """Take the state of the framework's own random generators; return what puts it back."""
         return nothing
+
+    def expects_overflow(self) -> bool:
+        """Return whether a gradient that is not finite is by design now: a dynamic loss scale feels its way.
+
+        The answer is the same on all ranks.
+        """
+        return False
+
+    def gradients_vanished(self) -> bool:
+        """Return whether this rank's gradients hold no finite element but zeros. May wait for the device.
+
+        Then, if they held others before, they were clipped by a norm that was not finite: NaN gives NaN everywhere,
+        infinity zero and NaN. The norm is the same on all ranks. Only asked of a framework that tells no norm itself.
+        """
+        return False
 
     def not_ready(self) -> str:
         """Return why the step that has just been computed cannot be replayed; "" if it can. Waits for nothing."""

@@ -10,6 +10,8 @@ from typing import Any
 from tests.ranks import run_ranks
 from trainermon.analysis.diagnose import diagnose
 from trainermon.analysis.findings import Diagnosis, Role
+from trainermon.dump.reader import read_dump
+from trainermon.dump.records import Dump
 
 FAULT_STEP = 2
 
@@ -32,6 +34,12 @@ class Results:
         """Return what the files of a case tell."""
         return diagnose(self.folder / "output" / name / name)
 
+    def dump(self, name: str, rank: int) -> Dump:
+        """Return the dump of a rank's replay."""
+        return read_dump(
+            self.folder / f"output/{name}/{name}/dumps/gradient-nonfinite/attempt1/step{FAULT_STEP}/rank{rank}"
+        )
+
 
 def assert_located(results: Results, name: str) -> None:
     """Check that no bit differed, that every rank replayed the step once, and that the diagnosis is right."""
@@ -46,5 +54,8 @@ def assert_located(results: Results, name: str) -> None:
     fault = found[0]["fault"]
     located = (diagnosis.step, diagnosis.rank, diagnosis.module, diagnosis.phase.value)
     assert located == (FAULT_STEP, fault["rank"], fault["module"], fault["phase"]), diagnosis.headline
+    for rank in range(len(found)):
+        info = results.dump(name, rank).info
+        assert (info.reproduced, info.errors, info.uncovered) == (True, 0, "")
     origins = [finding.rank for finding in diagnosis.ranks if finding.role == Role.ORIGIN]
     assert origins == [fault["rank"]]

@@ -5,6 +5,7 @@ import functools
 import deepspeed
 import torch
 import torch.distributed as dist
+from deepspeed.pipe import LayerSpec, PipelineModule
 from torch import nn
 from torch.nn import functional
 
@@ -88,6 +89,57 @@ def build(stage, dtype, clip):
     )
 
 
+class Head(nn.Module):
+    """The last layer of a pipeline, which is handed what the one before returned."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, TOKENS)
+
+    def forward(self, x):
+        return self.linear(x)
+
+
+def build_pipeline():
+    torch.manual_seed(3)
+    layers = [LayerSpec(nn.Embedding, TOKENS, WIDTH), LayerSpec(Block), LayerSpec(Block), LayerSpec(Head)]
+    net = PipelineModule(
+        layers,
+        num_stages=2,
+        partition_method="uniform",
+        loss_fn=lambda logits, labels: functional.cross_entropy(logits.flatten(0, 1), labels.flatten()),
+    )
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+    config = {
+        "train_micro_batch_size_per_gpu": 3,
+        "gradient_accumulation_steps": MICRO_STEPS,
+        "gradient_clipping": 1.0,
+        "zero_optimization": {"stage": 1},
+        "steps_per_print": 1_000_000,
+        "zero_force_ds_cpu_optimizer": False,
+    }
+    engine = deepspeed.initialize(model=net, optimizer=optimizer, config=config)[0]
+
+    def step(number):
+        generator = torch.Generator().manual_seed(number)
+        batches = [torch.randint(TOKENS, (3, 5), generator=generator) for _ in range(MICRO_STEPS)]
+        return [engine.train_batch(iter([(tokens, tokens) for tokens in batches]))]
+
+    def spoil(module):
+        with torch.no_grad():
+            module.weight.view(-1)[1] = INF
+
+    return Job(
+        model=engine,
+        optimizer=engine.optimizer,
+        modules=dict(engine.module.named_modules()),
+        spoil=spoil,
+        step=step,
+        bits=lambda: [*engine.module.parameters()],
+        options={"grad_acc_steps": MICRO_STEPS},
+    )
+
+
 FAULTS = {
     "weight": Fault(kind="weight", module="blocks.1.down", rank=1, phase="parameter"),
     "transient": Fault(kind="transient", module="blocks.0.up", rank=1, phase="forward"),
@@ -104,6 +156,19 @@ CASES = [
     )
     for stage, dtype, kind in CHOSEN
 ]
+PIPELINE = [
+    Case(
+        name="pipeline-first",
+        build=build_pipeline,
+        fault=Fault(kind="transient", module="1.up", rank=0, phase="forward"),
+    ),
+    Case(
+        name="pipeline-last",
+        build=build_pipeline,
+        fault=Fault(kind="backward", module="2.up", rank=1, phase="backward"),
+    ),
+]
+CASES += PIPELINE
 
 if __name__ == "__main__":
     start()

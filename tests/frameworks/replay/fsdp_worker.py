@@ -66,47 +66,46 @@ def build(wrap, *, clip=True, checkpointing=None, micro_steps=MICRO_STEPS):
     net = Net(checkpointing)
     model = wrap(net)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    modules = {
-        plain_name(name): module
-        for name, module in model.named_modules()
-        if not isinstance(module, FullyShardedDataParallel)
-    }
+    is_fsdp1 = isinstance(model, FullyShardedDataParallel)
     torch.manual_seed(100 + dist.get_rank())
+    damages = []
 
     def step(number):
         losses = []
         for micro_step in range(micro_steps):
-            if not isinstance(model, FullyShardedDataParallel):
+            if not is_fsdp1:
                 model.set_requires_gradient_sync(micro_step == micro_steps - 1)
             output = model(torch.randint(TOKENS, (3, 5)))
             (output["loss"] / micro_steps).backward()
             losses.append(output["loss"])
+        for damage in damages:
+            damage()
         if clip:
-            clipped = model.clip_grad_norm_ if isinstance(model, FullyShardedDataParallel) else None
-            clipped(1.0) if clipped else nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            model.clip_grad_norm_(1.0) if is_fsdp1 else nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         gradients = [local(p.grad).clone() for p in model.parameters() if p.grad is not None]
         optimizer.step()
         optimizer.zero_grad()
         return [*losses, *gradients]
 
-    def spoil(module):
-        for parameter in dict.fromkeys(
-            [*module.parameters(recurse=False)] or [p for p in model.parameters() if p.numel()]
-        ):
-            if local(parameter).numel():
-                with torch.no_grad():
-                    local(parameter).view(-1)[-1] = INF
-                return
+    def spoil_gradient(module):
+        damages.append(lambda: set_infinite(module.weight.grad))
+        return damages.clear
 
     return Job(
         model=model,
         optimizer=optimizer,
-        modules=modules,
-        spoil=spoil,
+        modules={plain_name(name): m for name, m in model.named_modules() if type(m) is not FullyShardedDataParallel},
+        spoil=lambda module: set_infinite(module.weight),
+        spoil_gradient=spoil_gradient,
         step=step,
         bits=lambda: [local(tensor) for tensor in (*model.parameters(), *model.buffers())],
         options={"grad_acc_steps": micro_steps},
     )
+
+
+def set_infinite(tensor):
+    with torch.no_grad():
+        local(tensor).view(-1)[-1] = INF
 
 
 def local(tensor):

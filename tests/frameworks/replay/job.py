@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -27,7 +28,7 @@ class Fault:
     """What goes wrong in `module` on `rank` in step 2, and the phase that a diagnosis has to name.
 
     Kinds: `weight` (an element becomes infinite), `transient` (one of an output), `backward` (the gradient of an output
-    becomes NaN), `none`.
+    becomes NaN), `reduced` (an element of a gradient, after its reduction), `none`.
     """
 
     kind: str
@@ -38,12 +39,13 @@ class Fault:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Case:
-    """A training and a fault. `build()` gives a `Job`."""
+    """A training and a fault. `build()` gives a `Job`; `around(monitor)` is entered around the watched training."""
 
     name: str
     build: Callable[[], Job]
     fault: Fault
     config: dict[str, Any] = dataclasses.field(default_factory=dict)
+    around: Callable[[TrainerMon], contextlib.AbstractContextManager] = contextlib.nullcontext
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -57,6 +59,7 @@ class Job:
         step: Trains one step and returns what it computed.
         bits: Returns the tensors that must not differ after the training.
         options: Further arguments of `set_monitor`.
+        spoil_gradient: Has an element of the reduced gradient of a module's weight made infinite; returns an end to it.
     """
 
     model: Any
@@ -66,6 +69,7 @@ class Job:
     step: Callable[[int], list[torch.Tensor]]
     bits: Callable[[], list[torch.Tensor]]
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    spoil_gradient: Callable[[torch.nn.Module], Callable[[], None]] | None = None
 
 
 def inject(job: Job, fault: Fault) -> Callable[[], None]:
@@ -76,6 +80,8 @@ def inject(job: Job, fault: Fault) -> Callable[[], None]:
     if fault.kind == "weight":
         job.spoil(module)
         return lambda: None
+    if fault.kind == "reduced":
+        return job.spoil_gradient(module)
     hook = _spoil_output if fault.kind == "transient" else _spoil_gradient
     return module.register_forward_hook(hook).remove
 
@@ -129,7 +135,7 @@ def run(case: Case, folder: Path) -> dict[str, Any]:
         "spool_dir": str(spool),
         "agent": {"start": False},
     }
-    with TrainerMon(config | case.config) as monitor:
+    with TrainerMon(config | case.config) as monitor, case.around(monitor):
         found = train(case, monitor)
     events = RankJournal(only_spool(spool), dist.get_rank()).events
     return {
