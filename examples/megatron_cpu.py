@@ -6,6 +6,7 @@ tensors are named as on a GPU where Megatron compares those names. For tests and
 
 import contextlib
 import functools
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -59,6 +60,8 @@ def _install_in_megatron() -> None:
     from megatron.core.tensor_parallel import random
     from megatron.core.transformer.moe import moe_utils, token_dispatcher
 
+    # it warns whenever drawing on the "device" moves the generator of the CPU
+    logging.getLogger(random.__name__).setLevel(logging.ERROR)
     random._get_cuda_rng_state = _get_rng_state
     random._set_cuda_rng_state = _set_rng_state
     distrib_optimizer.quantize_param_shard = _always(None)  # of FP8; 0.12 wants Transformer Engine to do nothing

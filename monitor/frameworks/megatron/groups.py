@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -12,6 +14,19 @@ from trainermon.monitor.errors import AttachError
 from trainermon.monitor.values import Coordinates
 
 PARALLEL_STATE = "megatron.core.parallel_state"
+# Purpose -> attribute of the wrapper (0.14 on), function of `parallel_state`, and its arguments.
+SOURCES: Mapping[str, tuple[str, str, Mapping[str, bool]]] = MappingProxyType(
+    {
+        "dp": ("dp_group", "get_data_parallel_group", {}),
+        "dp_cp": ("dp_cp_group", "get_data_parallel_group", {"with_context_parallel": True}),
+        "tp": ("tp_group", "get_tensor_model_parallel_group", {}),
+        "pp": ("pp_group", "get_pipeline_model_parallel_group", {}),
+        "cp": ("cp_group", "get_context_parallel_group", {}),
+        "ep": ("ep_group", "get_expert_model_parallel_group", {}),
+        "etp": ("expt_tp_group", "get_expert_tensor_parallel_group", {}),
+        "edp": ("expt_dp_group", "get_expert_data_parallel_group", {}),
+    }
+)
 
 
 class Place(NamedTuple):
@@ -46,8 +61,8 @@ class Groups:
     edp: Place
 
 
-def groups_of(chunk: nn.Module) -> Groups:
-    """Return this rank's places, from the groups that the chunk's wrapper reduces over, else from `parallel_state`.
+def process_groups_of(chunk: nn.Module) -> dict[str, Any]:
+    """Return this rank's process groups by purpose: those that the chunk's wrapper was made with, else Megatron's own.
 
     Raises:
         AttachError: Megatron's model parallel groups do not exist.
@@ -57,21 +72,16 @@ def groups_of(chunk: nn.Module) -> Groups:
         raise AttachError(
             "Megatron: found no model parallel groups; call parallel_state.initialize_model_parallel before set_monitor"
         )
-
-    def place(attribute: str, getter: str, **options: bool) -> Place:
+    groups = {}
+    for purpose, (attribute, getter, options) in SOURCES.items():
         group = getattr(chunk, attribute, None)
-        return _place(group if group is not None else getattr(state, getter)(**options))
+        groups[purpose] = _first(group if group is not None else getattr(state, getter)(**options))
+    return groups
 
-    return Groups(
-        tp=place("tp_group", "get_tensor_model_parallel_group"),
-        pp=place("pp_group", "get_pipeline_model_parallel_group"),
-        cp=place("cp_group", "get_context_parallel_group"),
-        dp=place("dp_group", "get_data_parallel_group"),
-        dp_cp=place("dp_cp_group", "get_data_parallel_group", with_context_parallel=True),
-        ep=place("ep_group", "get_expert_model_parallel_group"),
-        etp=place("expt_tp_group", "get_expert_tensor_parallel_group"),
-        edp=place("expt_dp_group", "get_expert_data_parallel_group"),
-    )
+
+def groups_of(chunk: nn.Module) -> Groups:
+    """Return this rank's places in the groups of `process_groups_of`."""
+    return Groups(**{purpose: _place(group) for purpose, group in process_groups_of(chunk).items()})
 
 
 def coordinates_of(coordinates: Coordinates) -> Coordinates:
@@ -84,14 +94,9 @@ def coordinates_of(coordinates: Coordinates) -> Coordinates:
     if state is None:
         return coordinates
     axes: dict[str, int] = {}
-    for axis, getter in (
-        ("dp", "get_data_parallel_group"),
-        ("tp", "get_tensor_model_parallel_group"),
-        ("pp", "get_pipeline_model_parallel_group"),
-        ("cp", "get_context_parallel_group"),
-        ("ep", "get_expert_model_parallel_group"),
-    ):
-        place = _place(getattr(state, getter)())
+    for axis in ("dp", "tp", "pp", "cp", "ep"):
+        _, getter, options = SOURCES[axis]
+        place = _place(_first(getattr(state, getter)(**options)))
         axes |= {axis: place.rank, f"{axis}_size": place.size}
     return dataclasses.replace(coordinates, **axes)
 
@@ -102,6 +107,10 @@ def _parallel_state() -> Any:
     return state if state is not None and state.model_parallel_is_initialized() else None
 
 
+def _first(group: Any) -> Any:
+    """Return the group; of several, for several pipelines, that of the language model."""
+    return group[0] if isinstance(group, list) else group
+
+
 def _place(group: Any) -> Place:
-    first = group[0] if isinstance(group, list) else group  # several pipelines: the first is the language model's
-    return Place(first.rank(), first.size())
+    return Place(group.rank(), group.size())

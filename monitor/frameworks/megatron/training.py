@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from trainermon.monitor.errors import AttachError
 from trainermon.monitor.frameworks.megatron import holdings
+from trainermon.monitor.frameworks.megatron.groups import process_groups_of
 from trainermon.monitor.frameworks.megatron.holdings import Holding
 from trainermon.monitor.frameworks.megatron.replay import MegatronReplayable
 from trainermon.monitor.taps.guard import Guard
@@ -41,6 +42,10 @@ class MegatronTraining(Training):
         self._slices: list[tuple[Tensor, Tensor] | None] = [None] * len(held)
         self._singles = holdings.single_optimizers(self.optimizer)
         self._loss_scale: Tensor | None = None
+
+    def process_groups(self) -> Mapping[str, Any]:
+        """Return Megatron's groups; dense gradients are reduced over `dp_cp`, those of experts over `edp`."""
+        return process_groups_of(self.chunks[0])
 
     # ------------------------------------------------------------------ the step
 
