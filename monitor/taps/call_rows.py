@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Sequence
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
@@ -73,12 +72,9 @@ class Call:
         size_bytes: Size of the larger one of what it reads and what it writes.
         sequence: The group's number just before it.
         written: What it writes: read once it has been waited for.
-        versions: How often each of `written` had been written to when the call returned.
     """
 
-    __slots__ = ("group", "rows", "sequence", "size_bytes", "versions", "written")
-
-    versions: list[float]  # set when there is a handle to wait for
+    __slots__ = ("group", "rows", "sequence", "size_bytes", "written")
 
     def __init__(self, group: Group, rows: _Rows | None, written: Sequence[Tensor], size_bytes: int) -> None:
         self.group = group
@@ -215,19 +211,6 @@ def size_bytes(tensors: Sequence[Tensor]) -> int:
     if len(tensors) == 1:
         return tensors[0].numel() * tensors[0].element_size()
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-
-
-def versions_of(tensors: Sequence[Tensor]) -> list[float]:
-    """Return how often each tensor was written to; NaN, equal to nothing, for one that does not count."""
-    try:
-        return [tensor._version for tensor in tensors]
-    except RuntimeError:  # a tensor that was made in inference mode
-        return [math.nan] * len(tensors)
-
-
-def same_versions(call: Call) -> bool:
-    """Return whether nothing that torch counts has been written to what `call` has written since it returned."""
-    return all(now == then for now, then in zip(versions_of(call.written), call.versions, strict=True))
 
 
 Arguments = tuple[Any, ...]

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from trainermon.monitor.taps.call_rows import Arguments, Call, CallRows, same_versions, versions_of
+from trainermon.monitor.taps.call_rows import Arguments, Call, CallRows
 from trainermon.monitor.taps.guard import Guard
 from trainermon.monitor.taps.operands import METHODS, Op, read_by, written_by
 from trainermon.monitor.taps.patch import CallPatch
@@ -57,23 +57,23 @@ class MethodTaps:
         self._pending.clear()
 
     def step_ended(self) -> None:
-        """Take the results that are there although nobody has waited for them, and count those that are not."""
-        for work, calls in self._pending.values():
-            is_complete = _is_complete(work)
+        """Count the calls whose results nobody has waited for.
+
+        They are not read although some may be there: which ones is a matter of chance, and what is in their tensors by
+        now may be something else.
+        """
+        for _, calls in self._pending.values():
             for call in calls:
-                if is_complete and same_versions(call):
-                    self._rows.take_after(call)
-                elif call.written:
-                    call.group.unfinished += 1
+                call.group.unfinished += bool(call.written)
         self._pending.clear()
 
     def _begins(self, op: Op, args: Arguments, kwargs: dict[str, Any]) -> Call | None:
         if not self._rows.is_training_thread():
             return None
         operation = self._rows.operation(args[0], op.name)
-        rank = operation.group.rank
-        read = read_by(op, args, kwargs, rank)
-        return self._rows.open(operation, read, read if op.is_in_place else written_by(op, args, kwargs, rank))
+        read = read_by(op, args, kwargs, operation.group.rank)
+        written = read if op.is_in_place else written_by(op, args, kwargs, operation.group.rank)
+        return self._rows.open(operation, read, written)
 
     def _ends(self, call: Call, result: Any) -> None:
         self._rows.account(call)
@@ -101,8 +101,6 @@ class MethodTaps:
     def _expect(self, result: Any, calls: list[Call]) -> None:
         """Take what `calls` have written once `result` was waited for; at once if there is nothing to wait for."""
         if isinstance(result, dist.Work):
-            for call in calls:
-                call.versions = versions_of(call.written)
             self._pending[id(result)] = (result, calls)
         else:
             for call in calls:
@@ -118,13 +116,6 @@ class MethodTaps:
         self._rows.put_wait(calls[0], perf_counter() - begin_s)  # the calls of a block were waited for at once
         for call in calls:
             self._rows.take_after(call)
-
-
-def _is_complete(work: dist.Work) -> bool:
-    try:
-        return bool(work.is_completed())
-    except RuntimeError:  # the call has failed: there is no result
-        return False
 
 
 def _with_subclasses(cls: type[Any]) -> Iterator[type[Any]]:

@@ -19,8 +19,7 @@ and these join the rows of the group:
     bytes         size of the watched calls, of each the larger one of what it reads and what it writes
     unseen        `count` less what the watched calls account for: what C++ callers (DDP's reducer), compiled graphs,
                   other threads and aliases of functional forms have issued
-    unfinished    watched calls whose result was not seen: nobody had waited for it by the end of the step, and it was
-                  not complete, or its tensor had been written to since
+    unfinished    watched calls whose result was not taken: nobody had waited for it by the end of the step
 
 gloo numbers sends, receives and the parts of some collectives too, NCCL a coalesced block once; `unseen` is exact all
 the same, because a watched call accounts for what it has moved the number by. A group over several backends is counted

@@ -83,7 +83,7 @@ class Purposes:
         if name is None:
             purpose = (
                 self._known.get(group.group_name)
-                or purpose_from(group.group_desc)
+                or purpose_from(getattr(group, "group_desc", ""))
                 or (WORLD if group.size() == dist.get_world_size() else OTHER)
             )
             number = self._taken[purpose] = self._taken.get(purpose, 0) + 1
@@ -104,7 +104,7 @@ class Group:
         first: The number at the beginning.
         accounted: By how much watched calls have moved the number on.
         size_bytes: Size of the watched calls.
-        unfinished: Watched calls whose result was not seen.
+        unfinished: Watched calls whose result was not taken.
     """
 
     __slots__ = (

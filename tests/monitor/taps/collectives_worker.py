@@ -111,19 +111,11 @@ class Worker:
         assert 0 < rows.value("world.all_reduce", "wait_seconds") < 60
 
     def check_nobody_waits(self):
-        kept, overwritten = torch.ones(3), torch.ones(3)
-
         def step():
-            for tensor in (kept, overwritten):
-                work = dist.all_reduce(tensor, async_op=True)
-                work.get_future().wait()
-                until(work.is_completed)  # the handle says so a moment after its future
-            overwritten.fill_(5.0)
+            dist.all_reduce(torch.ones(3), async_op=True).get_future().wait()
 
         rows = self.watched.rows(step)
-        assert rows.slots("world.all_reduce", 0) == {"pre.0", "post.0"}
-        assert rows.of("world.all_reduce", "post.0", 0).max == 2.0
-        assert rows.slots("world.all_reduce", 1) == {"pre.0"}
+        assert rows.slots("world.all_reduce") == {"pre.0"}
         assert rows.value("world", "unfinished") == 1
         assert self.watched.rows(lambda: None).value("world", "unfinished") == 0
 
