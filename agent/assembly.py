@@ -87,11 +87,7 @@ def assemble(spool: Path, settings: AgentSettings, node_dir: Path, executor: Exe
     alerts = AlertBook(executor, log)
     engine = RuleEngine(rules)
     history = RunHistory()
-    metrics = Exposition(
-        settings.run_id,
-        rules={rule.name: rule.severity for rule in rules} | {INTEGRITY_RULE: Severity.WARNING},
-        budget=_series_budget(settings),
-    )
+    metrics = _exposition(settings, rules)
     watch = RankWatch(spool)
     commands = CommandBook(spool, watch.send)
     dumps = Dumps()
@@ -210,8 +206,10 @@ def _load_rules(settings: AgentSettings) -> tuple[Rule, ...]:
         return load_rules()
 
 
-def _series_budget(settings: AgentSettings) -> SeriesBudget | None:
-    return None if settings.series_budget is None else SeriesBudget(per_node=settings.series_budget)
+def _exposition(settings: AgentSettings, rules: Sequence[Rule]) -> Exposition:
+    severities = {rule.name: rule.severity for rule in rules} | {INTEGRITY_RULE: Severity.WARNING}
+    budget = None if settings.series_budget is None else SeriesBudget(per_node=settings.series_budget)
+    return Exposition(settings.run_id, rules=severities, budget=budget)
 
 
 def _live_tables(spool: Path, segments: Path) -> dict[int, Header]:

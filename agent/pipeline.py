@@ -196,7 +196,12 @@ class Pipeline:
 
     def _submit(self) -> None:
         if self._batch:
-            self._commit = self._executor.submit(commit, self._batch, self._spool, self._before_commit)
+            self._commit = self._executor.submit(self._prepare_and_commit, self._batch)
+
+    def _prepare_and_commit(self, batch: Batch) -> Path:
+        """Runs in the worker's thread."""
+        self._before_commit()
+        return commit(batch, self._spool)
 
     def _settle(self) -> None:
         """Take note of a commit that has come to an end; repeat one that failed, after a while."""
@@ -225,13 +230,12 @@ class Pipeline:
                 done.set_result(None)
 
 
-def commit(batch: Batch, spool: Path, before: Callable[[], object] = lambda: None) -> Path:
-    """Write the segment after `before`, then remove the journal files that it makes superfluous; in the worker.
+def commit(batch: Batch, spool: Path) -> Path:
+    """Write the segment, then remove the journal files that it makes superfluous; runs in the worker's thread.
 
     Raises:
         StoreError: The segment could not be written; nothing was removed.
     """
-    before()
     path = batch.write()
     try:
         for rank, position in batch.metadata.positions.items():
