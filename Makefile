@@ -19,13 +19,13 @@ help: ## list the targets
 
 $(READY): requirements/base.lock requirements/dev.lock pyproject.toml monitor/statistics/moments.c
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet -r requirements/dev.lock
+	DS_BUILD_OPS=0 $(BIN)/pip install --quiet -r requirements/dev.lock
 	$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
 	touch $@
 
 $(BENCH_READY): requirements/bench.lock pyproject.toml monitor/statistics/moments.c
 	$(PYTHON) -m venv $(BENCH_VENV)
-	$(BENCH_VENV)/bin/pip install --quiet -r requirements/bench.lock
+	DS_BUILD_OPS=0 $(BENCH_VENV)/bin/pip install --quiet -r requirements/bench.lock
 	$(BENCH_VENV)/bin/pip install --quiet --no-deps --no-build-isolation --editable .
 	touch $@
 

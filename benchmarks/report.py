@@ -21,16 +21,40 @@ LEVELS = {
     "state": "+ moments, parameters before and after",
     "activations": "+ inputs and outputs of every module, and their gradients",
 }
+FRAMEWORK_LEVELS = {
+    "gradients": "gradients",
+    "state": "+ moments, parameters",
+    "activations": "+ activations",
+    "collectives": "+ collectives",
+}
+WORKLOADS = {
+    "megatron-dp": "Megatron-Core, DP 2",
+    "megatron-dp-distributed-bf16": "Megatron-Core, DP 2, distributed optimizer, bf16",
+    "megatron-tp": "Megatron-Core, TP 2",
+    "deepspeed-1": "DeepSpeed ZeRO 1, bf16",
+    "deepspeed-2": "DeepSpeed ZeRO 2, bf16",
+    "deepspeed-3": "DeepSpeed ZeRO 3, bf16",
+}
+DIES = "ends the training"
 ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
 
 
+class BenchmarkError(Exception):
+    """A benchmark script did not come to a result."""
+
+
 def run(python: str, script: str, *arguments: str) -> dict[str, Any]:
-    """Run a benchmark script with `--json` and return the object on its RESULT line."""
+    """Run a benchmark script with `--json` and return the object on its RESULT line.
+
+    Raises:
+        BenchmarkError: It ended without one.
+    """
     command = [python, str(ROOT / "benchmarks" / script), "--json", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | ENVIRONMENT, check=False)
     lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
     if done.returncode or not lines:
-        raise SystemExit(f"{' '.join(command)} ended with status {done.returncode}:\n{done.stdout}\n{done.stderr}")
+        text = f"{' '.join(command)} ended with status {done.returncode}:\n{done.stdout}\n{done.stderr}"
+        raise BenchmarkError(text)
     return json.loads(lines[-1].removeprefix("RESULT "))
 
 
@@ -55,6 +79,25 @@ def step_table(python: str, other: str, pairs: int) -> list[str]:
     return rows
 
 
+def framework_table(python: str, other: str, pairs: int) -> list[str]:
+    """Return the rows about real frameworks on two ranks: the other monitor's ratio, then ours."""
+    rows = [f"| two ranks | {' | '.join(FRAMEWORK_LEVELS.values())} |", f"|---{'|---' * len(FRAMEWORK_LEVELS)}|"]
+    for workload, text in WORKLOADS.items():
+        cells = []
+        for level in FRAMEWORK_LEVELS:
+            arguments = ["--workload", workload, "--level", level, "--pairs", str(pairs)]
+            ours = run(python, "bench_frameworks.py", *arguments)
+            try:
+                theirs = f"{run(other, 'bench_frameworks.py', '--monitor', 'mindstudio', *arguments)['median']:.2f} ×"
+            except BenchmarkError as error:
+                theirs = DIES
+                print(str(error).splitlines()[-1], file=sys.stderr)
+            cells.append(f"{theirs} → **{ours['median']:.3f} ×**, {ours['peak_mb']:+.0f} MB")
+        rows.append(f"| {text} | {' | '.join(cells)} |")
+        print(rows[-1], flush=True)
+    return rows
+
+
 def kernel_rows(python: str) -> list[str]:
     """Return the lines about the statistics kernels against the best reader of the same bytes, for those there are."""
     result = run(python, "bench_statistics.py")
@@ -74,12 +117,15 @@ def main() -> None:
     parser.add_argument("--python", default=sys.executable)
     parser.add_argument("--other-python", required=True, help="interpreter of an environment with mindstudio-probe")
     parser.add_argument("--pairs", type=int, default=16)
+    parser.add_argument("--framework-pairs", type=int, default=6)
     arguments = parser.parse_args()
     lines = step_table(arguments.python, arguments.other_python, arguments.pairs)
+    lines += ["", *framework_table(arguments.python, arguments.other_python, arguments.framework_pairs)]
     lines += ["", *kernel_rows(arguments.python)]
     lines += [
         "",
-        f"CPU-time ratios, median of {arguments.pairs} back-to-back pairs [smallest–largest], one thread, "
+        f"CPU-time ratios, median of {arguments.pairs} back-to-back pairs [smallest–largest] "
+        f"({arguments.framework_pairs} for frameworks: mindstudio-probe → trainermon, two jobs in turn), one thread, "
         f"{platform.machine()}, Python {platform.python_version()}; `make bench` measures them again.",
     ]
     readme = ROOT / "README.md"
