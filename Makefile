@@ -12,7 +12,7 @@ BENCH_READY := $(BENCH_VENV)/.ready
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help demo test check test-server test-gpu bench bench-gpu sync build clean
+.PHONY: help demo test check test-slow test-server test-gpu bench bench-gpu sync build clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -35,8 +35,11 @@ SERVE := $(if $(serve),--serve,)
 demo: $(READY) ## train a small GPT on two ranks, break it, and see it explained; `make demo serve=1` keeps the page up
 	$(BIN)/trainermon run $(SERVE) -- $(BIN)/torchrun --nproc-per-node 2 examples/ddp_gpt.py --fault weight $(DEMO_ARGS)
 
-test: $(READY) ## run the whole test suite
-	$(BIN)/pytest
+test: $(READY) ## run the test suite
+	$(BIN)/pytest -m "not slow"
+
+test-slow: $(READY) $(BENCH_READY) ## run the widest grids, and every supported version of the frameworks
+	$(BIN)/pytest -m slow --timeout 1800
 
 check: $(READY) ## lint, types, import contract, spelling, policy tests
 	$(BIN)/ruff format --check .

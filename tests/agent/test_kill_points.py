@@ -18,7 +18,6 @@ def run(workdir, *arguments):
     return json.loads(done.stdout)
 
 
-@pytest.mark.slow
 def test_no_kill_loses_a_record_or_stores_it_twice(tmp_path):
     report = run(tmp_path, "correct", "15")
 
@@ -29,7 +28,6 @@ def test_no_kill_loses_a_record_or_stores_it_twice(tmp_path):
     assert (report["random"]["lost"], report["random"]["twice"]) == (0, 0)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("variant", "finding"),
     [

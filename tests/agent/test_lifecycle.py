@@ -222,7 +222,6 @@ def test_sigterm_stores_what_there_is_and_leaves(make_run):
     assert run.stored() == expected(0, range(6))
 
 
-@pytest.mark.slow
 def test_an_agent_that_was_stopped_starts_its_timers_anew(make_run):
     run = make_run(linger_s=3)
     rank = run.rank(start_agent=True)
