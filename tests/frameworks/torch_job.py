@@ -28,6 +28,7 @@ CONFIG = {
     "param_distribution": True,
     "mv_distribution": True,
     "ur_distribution": True,
+    "xy_distribution": True,
     "agent": {"start": False},
 }
 
@@ -77,6 +78,7 @@ class Variant:
     micro_steps: int = 2
     model: dict = dataclasses.field(default_factory=dict)
     groups: dict = dataclasses.field(default_factory=dict)
+    config: dict = dataclasses.field(default_factory=dict)
     data_rank: int | None = None
     data_size: int | None = None
 
@@ -124,7 +126,7 @@ def train(variant, *, monitored, run_id):
     losses, truth = [], []
     with contextlib.ExitStack() as stack:
         if monitored:
-            monitor = stack.enter_context(TrainerMon(CONFIG | {"run_id": run_id}))
+            monitor = stack.enter_context(TrainerMon(CONFIG | variant.config | {"run_id": run_id}))
             monitor.set_monitor(model, optimizer, grad_acc_steps=variant.micro_steps, **variant.groups)
         for step in range(STEPS):
             before = variant.whole(model, optimizer, "value") if monitored else {}

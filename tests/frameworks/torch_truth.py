@@ -55,7 +55,7 @@ class Job:
 def assert_monitor_changed_nothing(job):
     assert [told["identical"] for told in job.told] == [True] * len(job.told)
     for journal in job.journals:
-        assert [event for event in journal.events if event["type"] in ("detached", "warning")] == []
+        assert [event for event in journal.events if event["type"] == "detached"] == []
 
 
 def assert_rows_merge_to_whole_tensors(job):

@@ -11,9 +11,10 @@ from tests.frameworks.launches import Launches, jobs
 pytestmark = pytest.mark.distributed
 
 FP32, BF16 = 1e-5, 0.05
+SLOW = ("fsdp2-bf16-reduce", "fsdp2-compiled", "fsdp1-none", "fsdp1-checkpoint")
 QUICK = {
     1: ["fsdp2-bf16", "fsdp1-full", "fsdp1-full-flat"],
-    2: [name for name in VARIANTS if name not in ("fsdp2-bf16-reduce", "fsdp1-none", "fsdp1-checkpoint")],
+    2: [name for name in VARIANTS if name not in SLOW],
     4: ["fsdp2", "fsdp2-bf16", "fsdp2-hsdp", "fsdp2-tp", "fsdp1-full", "fsdp1-hybrid", "fsdp1-grad-op-flat-bf16"],
 }
 EVERY_MICRO_STEP = ("fsdp2-every", "fsdp1-every")

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
     FullyShardedDataParallel,
     MixedPrecision,
     MixedPrecisionPolicy,
@@ -50,12 +51,13 @@ def sync2(model, is_last):
     yield
 
 
-def fsdp2(*, mesh=None, policy=None, no_sync=True, reshard=True, placement=None, **options):
+def fsdp2(*, mesh=None, policy=None, no_sync=True, compiled=False, shards=None, **options):
     def wrap(net):
         common = {"mesh": mesh() if mesh else init_device_mesh("cpu", (dist.get_world_size(),))}
-        common |= {"reshard_after_forward": reshard, "mp_policy": MixedPrecisionPolicy(**(policy or {}))}
-        common |= {"shard_placement_fn": placement}
+        common |= {"mp_policy": MixedPrecisionPolicy(**(policy or {}))} | (shards or {})
         for block in net.blocks:
+            if compiled:
+                block.compile(backend="aot_eager")
             fully_shard(block, **common)
         fully_shard(net, **common)
         return net, adamw(net)
@@ -63,9 +65,15 @@ def fsdp2(*, mesh=None, policy=None, no_sync=True, reshard=True, placement=None,
     return Variant(wrap=wrap, whole=whole2, **({"sync": sync2} if no_sync else {}), **options)
 
 
-def hybrid_mesh():
-    size = dist.get_world_size()
-    return init_device_mesh("cpu", (max(size // 2, 1), min(size, 2)), mesh_dim_names=("dp_replicate", "dp_shard"))
+def hybrid_mesh(shards):
+    """Return a mesh of replicas, each of so many shards, or of all ranks where there are fewer."""
+    shards = min(shards, dist.get_world_size())
+    return init_device_mesh("cpu", (dist.get_world_size() // shards, shards), mesh_dim_names=("replicate", "shard"))
+
+
+def hsdp():
+    """Two ranks are two replicas, four are two replicas of two shards."""
+    return fsdp2(mesh=lambda: hybrid_mesh(max(dist.get_world_size() // 2, 1)))
 
 
 def columns(parameter):
@@ -166,7 +174,7 @@ def whole_gradients(module):
 
 def fsdp1(strategy, *, original, policy=None, no_sync=True, **options):
     def wrap(net):
-        mesh = hybrid_mesh() if "HYBRID" in strategy else None
+        mesh = hybrid_mesh(2) if "HYBRID" in strategy else None
         model = FullyShardedDataParallel(
             net,
             sharding_strategy=ShardingStrategy[strategy],
@@ -189,9 +197,13 @@ VARIANTS = {
     "fsdp2": fsdp2,
     "fsdp2-every": functools.partial(fsdp2, no_sync=False),
     "fsdp2-bf16": functools.partial(fsdp2, policy=MIXED, micro_steps=3),
-    "fsdp2-bf16-reduce": functools.partial(fsdp2, policy={"param_dtype": BF16}, reshard=False),
-    "fsdp2-hsdp": functools.partial(fsdp2, mesh=hybrid_mesh),
-    "fsdp2-columns": functools.partial(fsdp2, placement=columns),
+    "fsdp2-bf16-reduce": functools.partial(
+        fsdp2, policy={"param_dtype": BF16}, shards={"reshard_after_forward": False}
+    ),
+    "fsdp2-hsdp": hsdp,
+    "fsdp2-columns": functools.partial(fsdp2, shards={"shard_placement_fn": columns}),
+    "fsdp2-offload": functools.partial(fsdp2, shards={"offload_policy": CPUOffloadPolicy(pin_memory=False)}),
+    "fsdp2-compiled": functools.partial(fsdp2, compiled=True, config={"xy_distribution": False}),
     "fsdp2-reentrant": functools.partial(fsdp2, model={"reentrant": True}),
     "fsdp2-checkpoint": functools.partial(fsdp2, model={"reentrant": False}, policy=MIXED),
     "fsdp2-tp": tensor_parallel,
