@@ -23,15 +23,18 @@ def check_against_model(config: MonitorConfig, training: Training, coordinates: 
     Raises:
         ConfigError: Something is asked for that this model or optimizer does not have.
     """
-    if config.xy_distribution and _is_compiled(training):
-        raise ConfigError(
-            "xy_distribution is true but the model is compiled: hooks attached after torch.compile never fire; set "
-            "xy_distribution to false, or call set_monitor on the model that is not compiled and train that one"
-        )
+    for key in ("xy_distribution", "recording_l2_features", "print_struct", "stack_info"):
+        if getattr(config, key) and _is_compiled(training):
+            raise ConfigError(
+                f"{key} is true but the model is compiled: hooks attached after torch.compile never fire; set {key} "
+                "to false, or call set_monitor on the model that is not compiled and train that one"
+            )
     wants_states = config.mv_distribution or config.mg_direction
     optimizer.check(training, states=wants_states, updates=config.ur_distribution)
-    features.check(training.modules, config)
-    _check_targets(config, training)
+    is_whole = coordinates.pp_size == 1 and coordinates.ep_size == 1  # else a name may be that of another rank's module
+    features.check(training.modules, config, is_whole=is_whole)
+    if is_whole:
+        _check_targets(config, training)
     is_left_out = bool(config.module_ranks) and coordinates.rank not in config.module_ranks
     if is_left_out or is_waiting(config):
         return dataclasses.replace(config, collect_times=0)

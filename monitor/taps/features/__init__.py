@@ -85,8 +85,13 @@ class FeatureTaps:
             feature.new_step()
 
 
-def check(modules: Sequence[Module], config: MonitorConfig) -> None:
+def check(modules: Sequence[Module], config: MonitorConfig, *, is_whole: bool = True) -> None:
     """Check that the modules that `l2_targets` names exist and have what their feature is of.
+
+    Args:
+        modules: Every module of this rank.
+        config: What is asked for.
+        is_whole: These are all modules of the model: then a name that is not among them is wrong.
 
     Raises:
         ConfigError: A name or pattern names no module, or one without a weight matrix where that is needed.
@@ -96,7 +101,7 @@ def check(modules: Sequence[Module], config: MonitorConfig) -> None:
     for key in ("attention_hook", "linear_hook", "moe_router_weight_hook", "moe_router_logit_hook"):
         for pattern in getattr(config.l2_targets, key) or ():
             found = [module for module in modules if _is_named(module, (pattern,))]
-            if not found:
+            if not found and is_whole:
                 nearest = difflib.get_close_matches(pattern, [m.name for m in modules], n=1, cutoff=0.0)
                 raise ConfigError(f"l2_targets.{key}: {pattern!r} names no module; nearest: {', '.join(nearest)!r}")
             without = [module.name for module in found if matrix_of(module.module) is None]
