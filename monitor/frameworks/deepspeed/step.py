@@ -84,7 +84,9 @@ class StepWatch:
         self._exit(Outcome(skipped=skipped, grad_norm=norm, max_norm=clip or None, loss_scale=self._scale))
 
     def _loss_scale(self) -> float | None:
-        return float(self._optimizer.loss_scale) if self._engine.fp16_enabled() else None
+        """Return what the step divides by; in float16, and at stage 0 of some versions in bfloat16 too."""
+        scale = float(getattr(self._optimizer, "loss_scale", 1.0))
+        return scale if self._engine.fp16_enabled() or scale != 1.0 else None
 
     def _norm(self) -> float | Tensor | None:
         """Return the norm that DeepSpeed computed, unscaled; NaN where it has put -1 for one that is not finite.

@@ -1,6 +1,8 @@
 """A small model, its engines in every configuration of the grid, and what its gradients are in float64."""
 
+import contextlib
 import copy
+import importlib
 import itertools
 from typing import NamedTuple
 
@@ -9,7 +11,6 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from deepspeed.accelerator import get_accelerator
-from deepspeed.comm import torch as backend
 from torch import nn
 
 VOCABULARY, WIDTH, HIDDEN = 13, 7, 11  # odd sizes: no partition ends where a parameter does
@@ -43,8 +44,10 @@ class Model(nn.Module):
 
 
 def start():
-    """Join the job, without compiling anything, and with float16, which torch computes in on a CPU but DeepSpeed not."""
-    backend.build_shm_op = lambda: None
+    """Join the job without compiling anything, and with float16, which DeepSpeed does not offer on a CPU."""
+    importlib.import_module("deepspeed.comm.torch").build_shm_op = lambda: None
+    if deepspeed.__version__ < "0.19":  # they put uninitialised padding into the norm
+        torch.empty, torch.empty_like = torch.zeros, torch.zeros_like
     deepspeed.init_distributed("gloo", verbose=False)
     accelerator = get_accelerator()
     supported = [*accelerator.supported_dtypes(), torch.float16]
@@ -89,6 +92,12 @@ def make_engine(case: Case):
         config["data_types"] = {"grad_accum_dtype": "fp32"}
     optimizer = torch.optim.AdamW(groups, lr=1e-3)
     return deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0]
+
+
+def step_engine(engine):
+    """Step the engine; before 0.19, stages 1 and 2 gather into views, which torch 2.13 refuses while grad mode is on."""
+    with contextlib.nullcontext() if deepspeed.__version__ >= "0.19" else torch.no_grad():
+        engine.step()
 
 
 def tokens_of(step, micro_step, rank):
