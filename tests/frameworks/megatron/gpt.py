@@ -180,6 +180,9 @@ def build(layout):
     if layout.overlap:
         syncs = [chunk.no_sync for chunk in chunks]
         config.no_sync_func = syncs if len(syncs) > 1 else syncs[0]
+        starts = [chunk.start_grad_sync for chunk in chunks]
+        # a pipeline starts every reduction at the same time on all stages; in the first batch once more at its end
+        config.grad_sync_func = starts if len(starts) > 1 else starts[0]
     return chunks, optimizer
 
 
