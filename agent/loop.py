@@ -176,7 +176,9 @@ class Agent:
 
     def _is_over(self) -> bool:
         """Whether the agent may go; looks once more for ranks that have come since."""
-        waited_s = time.monotonic() - self._gone_s
+        now_s = time.monotonic()
+        self._note_gap(now_s)  # this process may have been stopped since the turn began
+        waited_s = now_s - self._gone_s
         wanted_s = linger_s(self._spool, self._parts.settings.linger_s)
         if self._state == DRAINING and waited_s > max(DRAIN_LIMIT_S, self._parts.settings.linger_s):
             _log.error("not everything could be stored within %g s; the rest stays in %s", DRAIN_LIMIT_S, self._spool)

@@ -196,12 +196,8 @@ class Pipeline:
 
     def _submit(self) -> None:
         if self._batch:
-            self._commit = self._executor.submit(self._prepare_and_commit, self._batch)
-
-    def _prepare_and_commit(self, batch: Batch) -> Path:
-        """Runs in the worker's thread."""
-        self._before_commit()
-        return commit(batch, self._spool)
+            self._executor.submit(self._before_commit)
+            self._commit = self._executor.submit(commit, self._batch, self._spool)
 
     def _settle(self) -> None:
         """Take note of a commit that has come to an end; repeat one that failed, after a while."""
