@@ -19,6 +19,10 @@ WAIT_S = 10.0
 POLL_S, MAX_POLL_S = 0.001, 0.1
 
 
+class DisagreedError(Exception):
+    """The ranks do not replay together; the text says why."""
+
+
 class Answer(NamedTuple):
     """What all ranks do: replay the last `micro_steps` of each root, or, with 0, nothing, for `reason`."""
 
@@ -95,3 +99,31 @@ class Agreement:
         known = int(self._store.compare_set(key, "", str(count)))
         while known > count:
             known = int(self._store.compare_set(key, str(known), str(count)))
+
+
+class Vote:
+    """This rank's part in the ranks' decision to replay a step; without an agreement it decides alone."""
+
+    def __init__(self, agreement: Agreement | None, question: str, counts: Sequence[tuple[int, int]]) -> None:
+        self._agreement = agreement
+        self._question = question
+        self._counts = counts
+
+    def cast(self) -> int:
+        """Return how many of the last micro steps to replay.
+
+        Raises:
+            DisagreedError: The answer is not to.
+        """
+        agreement, self._agreement = self._agreement, None
+        if agreement is None:
+            return max(kept for _, kept in self._counts)
+        answer = agreement.reach(self._question, kept=self._counts)
+        if not answer.micro_steps:
+            raise DisagreedError(answer.reason)
+        return answer.micro_steps
+
+    def against(self, reason: str) -> None:
+        """Spare the others the waiting, unless the vote was cast."""
+        if self._agreement is not None:
+            self._agreement.reach(self._question, kept=self._counts, reason=reason)

@@ -28,6 +28,7 @@ from trainermon.monitor.taps.names import chosen, plain_name
 ROOT_NAME = "root"
 # A wrapper module that a model in it is full of; it says the same as what is in it.
 FSDP1 = "FullyShardedDataParallel"
+FLAT = "_flat_param"
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -252,10 +253,18 @@ def _watched_below(root: nn.Module, scope: Sequence[str], names: Mapping[nn.Modu
             yield _Watched(module, _stem("" if module is root else name, module), is_root=module is root)
 
 
+def _own_parameters(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield a module's parameters; under FSDP1 they may be plain attributes, cut out of a flat one for a forward."""
+    yield from (found for found in module.named_parameters(recurse=False) if found[0] != FLAT)
+    for name, value in vars(module).items():
+        if isinstance(value, Tensor) and value.requires_grad and name not in module._parameters:
+            yield name, value
+
+
 def _parameters(module: nn.Module, leaves: list[Leaf]) -> dict[str, Any]:
     """Return the forms of a module's own parameters; those that are here as a whole join `leaves`."""
     forms = {}
-    for name, parameter in module.named_parameters(recurse=False):
+    for name, parameter in _own_parameters(module):
         forms[name] = tensor_form(parameter)
         if not hasattr(parameter, "placements"):  # to read a sharded one would gather it
             leaves.append(Leaf(f"parameters.{name}", parameter, forms[name]))
@@ -266,7 +275,7 @@ def _owners(watched: Sequence[_Watched]) -> dict[Tensor, list[tuple[str, str]]]:
     """Return by parameter the key stems of the modules that own it, and what it is called there."""
     owners: dict[Tensor, list[tuple[str, str]]] = {}
     for each in watched:
-        for name, parameter in each.module.named_parameters(recurse=False):
+        for name, parameter in _own_parameters(each.module):
             if parameter.requires_grad:
                 owners.setdefault(parameter, []).append((each.stem, name))
     return owners

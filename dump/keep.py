@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from trainermon.dump.graph import has_reentrant_checkpoint
 from trainermon.dump.state import AutocastState, Buffers, KeptBuffer, NotCoveredError, RandomState, accelerators
 from trainermon.dump.suitability import Stage, stage_of
 from trainermon.monitor.taps.guard import Contained
@@ -102,9 +103,10 @@ class ForwardKeeper:
         self._memory_bytes = memory_bytes
         self._modules = [list(stage.model.modules()) for stage in self.stages]
         self._parameters = [list(stage.model.parameters()) for stage in self.stages]
-        self._devices = sorted({device for stage in self.stages for device in accelerators(stage.model)}, key=str)
+        self.devices = sorted({device for stage in self.stages for device in accelerators(stage.model)}, key=str)
         self._buffers = [Buffers(stage.model) for stage in self.stages]
         self._handed = [list(self._replayable.handed(number)) for number in range(len(self.stages))]
+        self._can_repeat: bool | None = None
         self._handles: list[RemovableHandle] = []
         self._current: KeptForward | None = None
 
@@ -164,8 +166,8 @@ class ForwardKeeper:
             handed=handed,
             generators=self._replayable.generators(),
             versions=versions_of((args, kwargs, [each.value for each in handed])),
-            random=RandomState.take(self._devices),
-            autocast=AutocastState.take(self._devices),
+            random=RandomState.take(self.devices),
+            autocast=AutocastState.take(self.devices),
             training=tuple(module.training for module in self._modules[stage]),
             buffers=self._buffers[stage].take(),
             parameter_versions=self._parameter_versions(stage),
@@ -184,6 +186,9 @@ class ForwardKeeper:
             # as an embedding with max_norm does; a replay would do it once more
             self.error = "the model writes to its parameters in its forward"
             return
+        if not self._is_repeatable(returned):
+            self.error = "reentrant activation checkpointing cannot be asked for single gradients"
+            return
         kept.buffers = self._buffers[kept.stage].learn(kept.buffers)
         kept.gradients = [None] * len(returned)
         for index, tensor in enumerate(returned):
@@ -194,6 +199,13 @@ class ForwardKeeper:
         kept.size_bytes = size_bytes([*_tensors(kept.given()), *clones, *returned])
         self.forwards.append(kept)
         self._hold_budget()
+
+    def _is_repeatable(self, returned: list[Tensor]) -> bool:
+        """Return whether a replay can run the backward of what was returned; looked at in the first forward."""
+        if self._can_repeat is None:
+            asks = not self._replayable.shadowed and not self._replayable.accumulates
+            self._can_repeat = not (asks and has_reentrant_checkpoint(returned))
+        return self._can_repeat
 
     def _parameter_versions(self, stage: int) -> int:
         if not self._replayable.shadowed:

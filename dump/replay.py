@@ -23,7 +23,7 @@ from pathlib import Path
 
 from torch import nn
 
-from trainermon.dump.agreement import Agreement
+from trainermon.dump.agreement import Agreement, DisagreedError, Vote
 from trainermon.dump.capture import ModuleCapture
 from trainermon.dump.keep import ForwardKeeper, KeptForward
 from trainermon.dump.reader import read_dump
@@ -37,6 +37,7 @@ from trainermon.dump.rerun import (
     shadow_parameters,
     undisturbed,
 )
+from trainermon.dump.room import lack_of_memory
 from trainermon.dump.shards import nonfinite_names
 from trainermon.dump.state import NotCoveredError
 from trainermon.dump.suitability import Stage, is_compiled, refusal_of, stage_of
@@ -146,16 +147,19 @@ class StepKeeper:
         started = time.perf_counter()
         if self.refusal:
             return _unreplayed(_Outcome(REFUSED, self.refusal), started)
-        vote = _Vote(self._agreement(), question, self._counts())
-        outcome, writer = _Outcome(REFUSED, self._reason_against()), None
-        if not outcome.reason:
-            try:
+        vote = Vote(self._agreement(), question, self._counts())
+        outcome, writer = _Outcome(), None
+        try:
+            reason = self._reason_against()
+            if reason:
+                outcome = _Outcome(REFUSED, reason)
+            else:
                 shards = tuple(nonfinite_names(self._replayable.own_shards()))
                 info = dataclasses.replace(info, replay=True, joint=self._replayable.joint, bad_shards=shards)
                 writer = DumpWriter(directory, info, task=task, max_bytes=max_bytes)
                 outcome = self._run(writer, vote)
-            except Exception as error:  # noqa: BLE001  # the border to training: no dump, but the step goes on
-                outcome = _Outcome(FAILED, f"{type(error).__name__}: {error}")
+        except Exception as error:  # noqa: BLE001  # the border to training: no dump, but the step goes on
+            outcome = _Outcome(FAILED, f"{type(error).__name__}: {error}")
         vote.against(outcome.reason)
         if writer is None:
             return _unreplayed(outcome, started)
@@ -179,9 +183,10 @@ class StepKeeper:
                 kept.check()
         except NotCoveredError as error:
             return str(error)
-        return self._replayable.not_ready() or (self._uncovered() if self._keeper.error else "")
+        lack = lack_of_memory(self._keeper.devices, self._keeper.size_bytes)
+        return lack or self._replayable.not_ready() or (self._uncovered() if self._keeper.error else "")
 
-    def _run(self, writer: DumpWriter, vote: _Vote) -> _Outcome:
+    def _run(self, writer: DumpWriter, vote: Vote) -> _Outcome:
         self.replaying = self._keeper.muted = True
         try:
             with self._prepared(writer) as using:
@@ -189,7 +194,7 @@ class StepKeeper:
                 num_micro_steps = len({micro_step for micro_step, _ in chosen})
                 left_out = max(kept for _, kept in self._counts()) - num_micro_steps
                 return _Outcome(micro_steps=num_micro_steps, left_out=left_out, fidelities=_rerun_all(chosen, using))
-        except (CommunicationError, NotCoveredError) as error:
+        except (CommunicationError, DisagreedError, NotCoveredError) as error:
             return _Outcome(REFUSED, str(error))
         except Exception as error:  # the border to training: whatever the model raises, the step goes on
             logger.warning("the replay of a step failed: %s", error, exc_info=error)
@@ -256,34 +261,6 @@ class StepKeeper:
         if self._keeper.error:
             parts.append(f"a forward was not kept: {self._keeper.error}")
         return "; ".join(parts)
-
-
-class _Vote:
-    """This rank's part in the ranks' decision to replay a step; without an agreement it decides alone."""
-
-    def __init__(self, agreement: Agreement | None, question: str, counts: Sequence[tuple[int, int]]) -> None:
-        self._agreement = agreement
-        self._question = question
-        self._counts = counts
-
-    def cast(self) -> int:
-        """Return how many of the last micro steps to replay.
-
-        Raises:
-            NotCoveredError: The answer is not to.
-        """
-        agreement, self._agreement = self._agreement, None
-        if agreement is None:
-            return max(kept for _, kept in self._counts)
-        answer = agreement.reach(self._question, kept=self._counts)
-        if not answer.micro_steps:
-            raise NotCoveredError(answer.reason)
-        return answer.micro_steps
-
-    def against(self, reason: str) -> None:
-        """Spare the others the waiting, unless the vote was cast."""
-        if self._agreement is not None:
-            self._agreement.reach(self._question, kept=self._counts, reason=reason)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

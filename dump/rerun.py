@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from trainermon.dump.attributes import Attributes
 from trainermon.dump.capture import ModuleCapture
 from trainermon.dump.gradients import is_foreign
+from trainermon.dump.graph import has_reentrant_checkpoint, nodes_behind
 from trainermon.dump.keep import KeptForward, differentiable
 from trainermon.dump.state import NotCoveredError, RandomState, accelerators, clone_buffers, same_bits
 from trainermon.dump.suitability import Stage
@@ -130,7 +131,7 @@ def _beginnings(returned: list[Tensor], totals: Sequence[Tensor | None]) -> list
             tensor._backward_hooks.move_to_end(handle.id, last=False)  # type: ignore[union-attr]
         else:
             pairs.append((tensor, total))
-            behind.update(node for node in _nodes([tensor]) if node is not tensor.grad_fn)
+            behind.update(node for node in nodes_behind([tensor]) if node is not tensor.grad_fn)
     return pairs
 
 
@@ -157,7 +158,7 @@ def _ask_for_gradients(tensors: list[Tensor], gradients: list[Tensor]) -> None:
 
     Each is let go of when all hooks have seen it: what is asked for becomes a scalar that claims to be as large.
     """
-    leaves = [node.variable for node in _nodes(tensors) if hasattr(node, "variable")]
+    leaves = [node.variable for node in nodes_behind(tensors) if hasattr(node, "variable")]
     handles = [leaf.register_hook(_without_memory) for leaf in leaves]
     try:
         torch.autograd.grad(tensors, leaves, gradients, allow_unused=True)
@@ -168,24 +169,6 @@ def _ask_for_gradients(tensors: list[Tensor], gradients: list[Tensor]) -> None:
 
 def _without_memory(gradient: Tensor) -> Tensor:
     return gradient.new_zeros(()).expand_as(gradient)
-
-
-def has_reentrant_checkpoint(tensors: Sequence[Tensor]) -> bool:
-    """Return whether a checkpoint behind `tensors` will run a backward of its own: torch's, Megatron's, DeepSpeed's."""
-    return any("CheckpointFunction" in node.name() for node in _nodes(tensors))
-
-
-def _nodes(tensors: Sequence[Tensor]) -> Iterator[Any]:
-    """Yield every node of the graph behind `tensors`."""
-    waiting: list[Any] = [tensor.grad_fn for tensor in tensors]
-    seen = set()
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        yield node
-        seen.add(node)
-        waiting.extend(following for following, _ in node.next_functions)
 
 
 @contextmanager

@@ -59,3 +59,25 @@ def assert_located(results: Results, name: str) -> None:
         assert (info.reproduced, info.errors, info.uncovered) == (True, 0, "")
     origins = [finding.rank for finding in diagnosis.ranks if finding.role == Role.ORIGIN]
     assert origins == [fault["rank"]]
+
+
+def assert_gradients(results: Results, name: str, *, number: int) -> None:
+    """Check that the replay of a sound step had each of its own gradients to the last bit of their norms."""
+    for of_rank in results.of_rank:
+        found = of_rank[name]
+        assert found["same"]
+        assert [event["status"] for event in found["replays"]] == ["clean"]
+        assert len(found["gradients"]) == number
+        assert set(found["gradients"].values()) == {0.0}
+
+
+def assert_ordered(results: Results, name: str, *, number: list[int]) -> None:
+    """Check that a dump in the middle of the training changed nothing, and by rank how many parameters it read."""
+    for rank, of_rank in enumerate(results.of_rank):
+        found = of_rank[name]
+        assert found["same"]
+        assert [event["status"] for event in found["dumps"]] == ["written"]
+        dump = read_dump(results.folder / f"output/{name}/{name}/dumps/order/attempt1/step{FAULT_STEP}/rank{rank}")
+        assert (dump.info.errors, dump.info.over_quota) == (0, 0)
+        read = [record for entry in dump.entries for record in entry.parameters if record.nans is not None]
+        assert len(read) == number[rank]

@@ -8,6 +8,7 @@ import torch.distributed as dist
 from deepspeed.pipe import LayerSpec, PipelineModule
 from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from tests.frameworks.deepspeed.engines import start, step_engine, whole_weights
 from tests.frameworks.replay.job import INF, Case, Fault, Job, main
@@ -27,21 +28,22 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    def __init__(self):
+    def __init__(self, checkpointing=None):
         super().__init__()
+        self.checkpointing = checkpointing
         self.embed, self.head = nn.Embedding(TOKENS, WIDTH), nn.Linear(WIDTH, TOKENS)
         self.blocks = nn.ModuleList(Block() for _ in range(2))
 
     def forward(self, tokens):
         x = self.embed(tokens)
         for block in self.blocks:
-            x = block(x)
+            x = block(x) if self.checkpointing is None else checkpoint(block, x, use_reentrant=self.checkpointing)
         logits = self.head(x)
         return functional.cross_entropy(logits.flatten(0, 1).float(), tokens.flatten()), logits
 
 
-def build(stage, dtype, clip):
-    net = Net()
+def build(stage, dtype, clip, checkpointing=None):
+    net = Net(checkpointing)
     config = {
         "train_micro_batch_size_per_gpu": 3,
         "gradient_accumulation_steps": MICRO_STEPS,
@@ -51,7 +53,7 @@ def build(stage, dtype, clip):
         "zero_force_ds_cpu_optimizer": False,
     }
     if dtype != "fp32":
-        config[dtype] = {"enabled": True}
+        config[dtype] = {"enabled": True} | ({"initial_scale_power": 8} if dtype == "fp16" else {})
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
     engine = deepspeed.initialize(model=net, optimizer=optimizer, config=config)[0]
     torch.manual_seed(100 + dist.get_rank())
@@ -168,7 +170,29 @@ PIPELINE = [
         fault=Fault(kind="backward", module="2.up", rank=1, phase="backward"),
     ),
 ]
-CASES += PIPELINE
+NONE = Fault(kind="none")
+CASES += [
+    Case(
+        name="stage3-gradients",
+        build=functools.partial(build, 3, "fp32", clip=1.0),
+        fault=NONE,
+        config={"monitor_mbs_grad": True},
+        forced=True,
+    ),
+    Case(name="stage3-ordered", build=functools.partial(build, 3, "bf16", clip=0.0), fault=NONE, dump="order"),
+    Case(
+        name="stage3-checkpoint",
+        build=functools.partial(build, 3, "fp32", clip=1.0, checkpointing=False),
+        fault=FAULTS["transient"],
+    ),
+    Case(
+        name="stage3-reentrant",
+        build=functools.partial(build, 3, "fp32", clip=1.0, checkpointing=True),
+        fault=FAULTS["transient"],
+    ),
+    Case(name="stage1-fp16", build=functools.partial(build, 1, "fp16", clip=1.0), fault=FAULTS["transient"]),
+    *PIPELINE,  # last: no other engine can be made after one
+]
 
 if __name__ == "__main__":
     start()

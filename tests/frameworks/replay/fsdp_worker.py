@@ -95,12 +95,22 @@ def build(wrap, *, clip=True, checkpointing=None, micro_steps=MICRO_STEPS):
         model=model,
         optimizer=optimizer,
         modules={plain_name(name): m for name, m in model.named_modules() if type(m) is not FullyShardedDataParallel},
-        spoil=lambda module: set_infinite(module.weight),
+        spoil=functools.partial(spoil_weight, model),
         spoil_gradient=spoil_gradient,
         step=step,
         bits=lambda: [local(tensor) for tensor in (*model.parameters(), *model.buffers())],
         options={"grad_acc_steps": micro_steps},
     )
+
+
+def spoil_weight(model, module):
+    """Make an element of the weight infinite in this rank's shard."""
+    block = model.blocks[1]
+    if isinstance(block, FullyShardedDataParallel):  # of a flat parameter; the second rank's shard begins in `down`
+        with torch.no_grad():
+            block._handle.flat_param.view(-1)[50] = INF
+    else:
+        set_infinite(module.weight)
 
 
 def set_infinite(tensor):
@@ -139,7 +149,21 @@ CASES = [
             build=functools.partial(build, functools.partial(fsdp1, use_orig_params=original)),
             fault=FAULTS[name],
         )
-        for original, name in ((True, "transient"), (True, "backward"), (False, "transient"))
+        for original, name in ((True, "transient"), (True, "backward"), (False, "transient"), (False, "weight"))
+    ),
+    *(
+        Case(
+            name=f"{kind}-gradients",
+            build=functools.partial(build, wrap),
+            fault=Fault(kind="none"),
+            config={"monitor_mbs_grad": True},
+            forced=True,
+        )
+        for kind, wrap in (("fsdp2", fsdp2), ("fsdp1", functools.partial(fsdp1, use_orig_params=True)))
+    ),
+    *(
+        Case(name=f"{kind}-ordered", build=functools.partial(build, wrap), fault=Fault(kind="none"), dump="order")
+        for kind, wrap in (("fsdp2", fsdp2), ("fsdp1", functools.partial(fsdp1, use_orig_params=False)))
     ),
 ]
 

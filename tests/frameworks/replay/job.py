@@ -18,6 +18,11 @@ import torch.distributed as dist
 
 from tests.journal_rows import RankJournal, only_spool
 from trainermon import TrainerMon
+from trainermon.dump.reader import read_dump
+from trainermon.dump.records import PARAMETERS_GRAD
+from trainermon.monitor.control import ControlReader
+from trainermon.monitor.session.step_loop import StepLoop
+from trainermon.monitor.values import Action, Command, Kind
 
 FAULT_STEP, STEPS = 2, 5
 INF, NAN = float("inf"), float("nan")
@@ -39,12 +44,17 @@ class Fault:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Case:
-    """A training and a fault. `build()` gives a `Job`; `around(monitor)` is entered around the watched training."""
+    """A training and a fault. `build()` gives a `Job`; `around(monitor)` is entered around the watched training.
+
+    `dump` names a dump that is ordered for step 2; `forced` has a sound step 2 replayed.
+    """
 
     name: str
     build: Callable[[], Job]
     fault: Fault
     config: dict[str, Any] = dataclasses.field(default_factory=dict)
+    dump: str = ""
+    forced: bool = False
     around: Callable[[TrainerMon], contextlib.AbstractContextManager] = contextlib.nullcontext
 
 
@@ -102,7 +112,7 @@ def _spoil_gradient(_module, _args, output):
         tensor.register_hook(lambda gradient: gradient * NAN)
 
 
-def train(case: Case, monitor: TrainerMon | None) -> list[torch.Tensor]:
+def train(case: Case, monitor: TrainerMon | None, folder: Path) -> list[torch.Tensor]:
     """Return all the bits of a training: of every step, of the end, and of the generators."""
     random.seed(5)
     np.random.seed(5)
@@ -112,6 +122,9 @@ def train(case: Case, monitor: TrainerMon | None) -> list[torch.Tensor]:
         monitor.set_monitor(job.model, job.optimizer, **job.options)
     found = []
     for step in range(STEPS):
+        if case.dump and monitor is not None and step == 1:
+            order = Command(id=case.dump, action=Action.DUMP, first_step=FAULT_STEP, task="tensor")
+            ControlReader(only_spool(spool_of(case, folder)), dist.get_rank()).send([order])
         remove = inject(job, case.fault) if step == FAULT_STEP else lambda: None
         found += [tensor.detach().clone() for tensor in job.step(step)]
         remove()
@@ -125,20 +138,57 @@ def same(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:
     return len(left) == len(right) and all(map(torch.equal, *raw))
 
 
+def spool_of(case: Case, folder: Path) -> Path:
+    """Return where the spool of a case's run is."""
+    return folder / "spool" / case.name
+
+
+@contextlib.contextmanager
+def forced(case: Case):
+    """Have step 2 taken for one whose gradients are not finite."""
+    real = StepLoop._replay_if
+    if case.forced:
+        StepLoop._replay_if = lambda loop, nonfinite: real(loop, nonfinite or loop.step == FAULT_STEP)
+    try:
+        yield
+    finally:
+        StepLoop._replay_if = real
+
+
+def compare_gradients(case: Case, folder: Path, journal: RankJournal) -> dict[str, float]:
+    """Return by parameter and micro step how far the replay's gradient norm is from that which the run itself had."""
+    place = f"dumps/gradient-nonfinite/attempt1/step{FAULT_STEP}/rank{dist.get_rank()}"
+    own = {
+        (key.name, key.micro_step): row.norm
+        for key, row in journal.rows[FAULT_STEP].items()
+        if key.kind == Kind.GRAD_UNREDUCED and key.micro_step is not None
+    }
+    found = {}
+    for entry in read_dump(folder / "output" / case.name / case.name / place).entries:
+        if entry.direction == PARAMETERS_GRAD:
+            for record in entry.outputs:
+                norm = own[f"{entry.module}.{record.slot}", entry.micro_step]
+                found[f"{entry.module}.{record.slot}:{entry.micro_step}"] = abs(record.norm - norm) / norm
+    return found
+
+
 def run(case: Case, folder: Path) -> dict[str, Any]:
     """Train twice; return what a test has to look at on this rank."""
-    expected = train(case, None)
-    spool = folder / "spool" / case.name
+    expected = train(case, None, folder)
+    spool = spool_of(case, folder)
     config = {
         "output_dir": str(folder / "output" / case.name),
         "run_id": case.name,
         "spool_dir": str(spool),
         "agent": {"start": False},
     }
-    with TrainerMon(config | case.config) as monitor, case.around(monitor):
-        found = train(case, monitor)
-    events = RankJournal(only_spool(spool), dist.get_rank()).events
+    with TrainerMon(config | case.config) as monitor, case.around(monitor), forced(case):
+        found = train(case, monitor, folder)
+    journal = RankJournal(only_spool(spool), dist.get_rank())
+    events = journal.events
     return {
+        "gradients": compare_gradients(case, folder, journal) if case.forced else {},
+        "dumps": [event for event in events if event["type"] == "dump"],
         "fault": dataclasses.asdict(case.fault),
         "same": same(expected, found),
         "replays": [event for event in events if event["type"] == "replay"],

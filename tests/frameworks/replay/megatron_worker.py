@@ -85,6 +85,8 @@ CASES = [
         Fault(kind="transient", module=MLP.format(1), rank=1, phase="forward"),
         config_changes={"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
     ),
+    case("tp-gradients", TP(sp=True), Fault(kind="none"), config={"monitor_mbs_grad": True}, forced=True),
+    case("pp-ordered", PP(), Fault(kind="none"), dump="order"),
     case("pp-first", PP(), Fault(kind="transient", module=MLP.format(0), rank=0, phase="forward")),
     case("pp-last", PP(), Fault(kind="backward", module=ATTENTION.format(1), rank=1, phase="backward")),
     case(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.frameworks.replay.checks import Results, assert_located
+from tests.frameworks.replay.checks import Results, assert_gradients, assert_located, assert_ordered
 
 pytestmark = pytest.mark.distributed
 
@@ -17,3 +17,11 @@ def results(tmp_path_factory):
 @pytest.mark.parametrize("name", NAMES)
 def test_the_guilty_rank_and_module_are_named_and_no_bit_differs(results, name):
     assert_located(results, name)
+
+
+def test_a_replay_has_the_gradients_that_the_step_had(results):
+    assert_gradients(results, "tp-gradients", number=56)
+
+
+def test_an_ordered_dump_of_a_stage_changes_nothing(results):
+    assert_ordered(results, "pp-ordered", number=[28, 30])
