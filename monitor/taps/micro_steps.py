@@ -25,10 +25,10 @@ from trainermon.monitor.taps.tree import tensors_of
 class _Stage:
     """How far one virtual pipeline stage is in the open step, and how many passes it has made in all."""
 
-    __slots__ = ("backward", "backwards", "forward", "forwards")
+    __slots__ = ("backward", "backwards", "depth", "forward", "forwards")
 
     def __init__(self) -> None:
-        self.forward, self.backward = -1, 0
+        self.forward, self.backward, self.depth = -1, 0, 0
         self.forwards = self.backwards = 0
 
 
@@ -38,7 +38,7 @@ class MicroSteps:
     Attributes:
         counting: Whether a training forward is running: train mode, grad mode on, not a replay.
         attached: Whether the hooks are in place.
-        muted: Whether a replay runs, in which nothing counts.
+        muted: Whether a replay or the optimizer's own step runs, in which nothing counts.
         in_float16: Whether the last forward ran under float16 autocast, where a loss scaler skips steps by design.
     """
 
@@ -89,6 +89,11 @@ class MicroSteps:
         return bool(self._reached) or any(stage.forward >= 0 or stage.backward > 0 for stage in self._stages)
 
     @property
+    def has_forward(self) -> bool:
+        """Whether a training forward of the open step was seen; a root that is compiled in place does not show any."""
+        return any(stage.forward >= 0 for stage in self._stages)
+
+    @property
     def has_backward(self) -> bool:
         """Whether a backward of the open step has ended."""
         return any(stage.backward > 0 for stage in self._stages)
@@ -118,7 +123,7 @@ class MicroSteps:
     def new_step(self) -> None:
         """Start counting from zero: an optimizer step has ended."""
         for stage in self._stages:
-            stage.forward, stage.backward = -1, 0
+            stage.forward, stage.backward, stage.depth = -1, 0, 0
         self.counting = self._armed = False
         self._reached.clear()
 
@@ -126,15 +131,21 @@ class MicroSteps:
         if self.muted or in_backward():
             self.counting = False
             return
+        found = self._stages[stage]
+        found.depth += 1
+        if found.depth > 1:
+            return  # a root that calls itself, as Lightning's modules do under DDP, makes one forward
         self._armed = False  # a backward that ended by an exception never came to its end
         self._on_forward_begin()
         self.in_float16 = _is_float16(self._device_type)
         self.counting = module.training and torch.is_grad_enabled()
-        self._stages[stage].forward += self.counting
-        self._stages[stage].forwards += self.counting
+        found.forward += self.counting
+        found.forwards += self.counting
 
     def _after_forward(self, stage: int, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
-        if self.counting:
+        found = self._stages[stage]
+        found.depth = max(0, found.depth - 1)
+        if self.counting and not found.depth:
             self.counting = False
             self._on_forward_end(stage, output)
             for _, tensor in tensors_of(output):
