@@ -1,0 +1,117 @@
+"""Which of several ranks' bad values was the first, where they pass values on to one another."""
+
+from pathlib import Path
+
+import pytest
+
+from trainermon.analysis.across import first_of, in_pipeline, reached_from, with_hidden
+from trainermon.analysis.evidence import RankDump
+from trainermon.analysis.findings import FaultPhase
+from trainermon.analysis.origin import INPUT, LOSS, Origin
+from trainermon.dump.records import Dump, DumpInfo, Entry, TensorRecord
+
+
+def tensor(slot, *, bad=False, order=None):
+    return TensorRecord(slot=slot, dtype="torch.float32", shape=(2,), nans=int(bad), infs=0, order=order)
+
+
+def rank_dump(rank, *entries, **info):
+    dump = Dump(
+        directory=Path(), task="statistics", level="L0", info=DumpInfo(rank=rank, **info), entries=tuple(entries)
+    )
+    return RankDump(rank=rank, path="", dump=dump)
+
+
+def origin(module="h", phase=FaultPhase.FORWARD, *, order=5, micro_step=0, stage=0, slot="output.0"):
+    return Origin(
+        phase=phase,
+        module=module,
+        class_name="",
+        tensor=tensor(slot, bad=True),
+        reason="",
+        order=order,
+        micro_step=micro_step,
+        stage=stage,
+    )
+
+
+def first_rank(*found):
+    return first_of(found)[0].rank
+
+
+def stage_of(rank, **info):
+    return rank_dump(rank, pipeline_stage=rank, pipeline_size=2, replica=0, **info)
+
+
+def test_forward_goes_down_the_pipeline_and_backward_up():
+    backward = FaultPhase.BACKWARD
+
+    assert first_rank((stage_of(1), origin(order=1)), (stage_of(0), origin(order=9))) == 0
+    assert first_rank((stage_of(0), origin(phase=backward)), (stage_of(1), origin(phase=backward))) == 1
+    assert first_rank((stage_of(1), origin()), (stage_of(0), origin(phase=backward))) == 1
+
+
+def test_a_virtual_stage_comes_after_all_ranks_of_the_one_before():
+    assert first_rank((stage_of(0), origin(stage=1)), (stage_of(1), origin(stage=0))) == 1
+
+
+def test_an_earlier_micro_step_comes_first_wherever_it_is():
+    assert first_rank((stage_of(0), origin(micro_step=1)), (stage_of(1), origin(micro_step=0))) == 1
+
+
+def test_of_gathered_parameters_the_owner_of_the_bad_part_is_first():
+    bad = origin("h.fc", FaultPhase.PARAMETER, slot="parameters.weight")
+    found = [(rank_dump(0), bad), (rank_dump(1, bad_shards=("h.fc.weight",)), bad)]
+
+    assert first_rank(*found) == 1
+    assert reached_from(first_of(found), found) == {0}
+
+
+def test_only_ranks_that_exchange_activations_are_reached():
+    fellow, other, alone = rank_dump(1, replica=0), rank_dump(2, replica=1), rank_dump(3)
+    found = [(rank_dump(0, replica=0), origin()), *((dump, origin()) for dump in (fellow, other, alone))]
+
+    assert reached_from(found[0], found) == {1}
+
+
+@pytest.mark.parametrize(
+    ("rank", "module", "expected"),
+    [(1, INPUT, "stage before"), (0, INPUT, ""), (0, LOSS, "next pipeline stage"), (1, LOSS, "")],
+)
+def test_ends_of_a_stage_are_not_taken_for_ends_of_the_model(rank, module, expected):
+    assert expected in in_pipeline(stage_of(rank), origin(module)).reason
+    assert bool(expected) == bool(in_pipeline(stage_of(rank), origin(module)).reason)
+
+
+def call(module, *, bad, order):
+    outputs = (tensor("output.0", bad=bad, order=order),)
+    return Entry(
+        key=f"Module.{module}.Linear.forward.0",
+        module=module,
+        class_name="Linear",
+        direction="forward",
+        call=0,
+        order=order,
+        micro_step=0,
+        inputs=(tensor("input.0", order=order - 1),),
+        outputs=outputs,
+    )
+
+
+def test_what_an_expert_sent_to_others_is_found_on_its_own_rank():
+    sender = rank_dump(1, call("mlp.experts.2", bad=True, order=4), call("mlp", bad=False, order=8), replica=0)
+    taker = rank_dump(0, call("mlp.experts.0", bad=False, order=4), call("mlp", bad=True, order=8), replica=0)
+    found = [(taker, origin("mlp", order=8))]
+
+    everything = with_hidden(found, [taker, sender])
+
+    assert first_of(everything)[0].rank == 1
+    assert first_of(everything)[1].module == "mlp.experts.2"
+
+
+def test_scores_under_a_mask_are_bad_everywhere_and_blamed_nowhere():
+    entries = (call("mlp.scores", bad=True, order=4), call("mlp", bad=True, order=8))
+    one, other = (rank_dump(rank, *entries, replica=0) for rank in (0, 1))
+    found = [(one, origin("mlp", order=8))]
+
+    assert with_hidden(found, [one, other]) == found
