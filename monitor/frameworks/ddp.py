@@ -18,6 +18,7 @@ class DdpTraining(plain.PlainTraining):
     """As plain, but what a rank accumulated is seen in hooks that run before the reducer's."""
 
     framework = "ddp"
+    final_when_accumulated = False
     reduces = True
     wrappers: Sequence[DistributedDataParallel]
 

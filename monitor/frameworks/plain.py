@@ -19,6 +19,7 @@ class PlainTraining(Training):
     """A torch optimizer that steps the very parameters of the model."""
 
     framework = "plain"
+    final_when_accumulated = True
     optimizer: torch.optim.Optimizer
 
     def watch_step(

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from trainermon.monitor.taps.collector import Collector
-from trainermon.monitor.taps.guard import Guard
+from trainermon.monitor.taps.guard import Contained, Guard
 from trainermon.monitor.taps.micro_steps import MicroSteps
 from trainermon.monitor.taps.training import Handle, Training
 from trainermon.monitor.values import Kind
@@ -59,6 +59,7 @@ class GradientTaps:
         for i in indices:
             self._reduced[i] = table.id_of(parameters[i].key(Kind.GRAD_REDUCED), parameters[i].owned)
             self._unreduced[i] = table.id_of(parameters[i].key(Kind.GRAD_UNREDUCED), parameters[i].placement)
+        self._taken_when_final: set[int] = set()
         self._of_micro_step: dict[tuple[int, int], int] = {}
 
     @property
@@ -70,6 +71,8 @@ class GradientTaps:
         """Have gradients reported before they are reduced, and with `per_micro_step` those of each backward."""
         if self._training.reduces:
             self._handles.extend(self._training.watch_unreduced(self._guard, self._accumulated))
+        elif self._training.final_when_accumulated and not self._others_hook():
+            self._handles.extend(self._watch_final())
         if per_micro_step:
             self._handles.extend(self._training.watch_micro_gradients(self._guard, self._added))
 
@@ -82,6 +85,7 @@ class GradientTaps:
     def new_step(self) -> None:
         """Forget what was taken for the last step."""
         self._is_taken = self._is_mixed = False
+        self._taken_when_final.clear()
 
     def backward_ended(self) -> None:
         """Take the reduced gradients, before any clipping, if this backward was the last of the step."""
@@ -107,10 +111,14 @@ class GradientTaps:
         )
 
     def _take_reduced(self) -> bool:
+        """Take what is there of the gradients and was not taken when it became final; return whether any is there."""
         gradients = self._training.reduced_gradients()
-        present = [i for i in self._indices if gradients[i] is not None]
+        if self._taken_when_final and self._others_hook():
+            self._taken_when_final.clear()  # they may have changed it since
+        present = [i for i in self._indices if gradients[i] is not None and i not in self._taken_when_final]
         if not present:
-            return False
+            self._is_taken = bool(self._taken_when_final)
+            return self._is_taken
         first = self._collector.take([self._reduced[i] for i in present], [gradients[i] for i in present])  # type: ignore[misc]
         self._is_taken = first >= 0
         if not self._training.reduces:
@@ -118,17 +126,42 @@ class GradientTaps:
                 self._collector.share(self._unreduced[i], row)
         return self._is_taken
 
+    def _watch_final(self) -> list[Handle]:
+        parameters = self._training.parameters
+        return [
+            parameters[i].tensor.register_post_accumulate_grad_hook(self._guard.wrap(self._final, i))  # type: ignore[no-untyped-call]
+            for i in self._indices
+        ]
+
+    def _others_hook(self) -> bool:
+        """Return whether the script has hooks of its own that may change a gradient after it was accumulated."""
+        for i in self._indices:
+            hooks = self._training.parameters[i].tensor._post_accumulate_grad_hooks or {}
+            if any(not isinstance(hook, Contained) for hook in hooks.values()):
+                return True
+        return False
+
+    def _final(self, index: int, parameter: nn.Parameter) -> None:
+        if self._steps.muted or parameter.grad is None or not self._is_last(index):
+            return
+        row = self._collector.take((self._reduced[index],), (parameter.grad,))
+        self._collector.share(self._unreduced[index], row)
+        if row >= 0:
+            self._taken_when_final.add(index)
+
+    def _is_last(self, index: int) -> bool:
+        stage = self._training.parameters[index].stage
+        return self._steps.micro_step(stage, recomputing=True) + 1 >= self._num_micro_steps
+
     def _accumulated(self, index: int, gradient: Tensor) -> None:
         series = self._unreduced[index]
-        if series == NOT_CHOSEN or self._is_mixed or self._collector.muted:
+        if series == NOT_CHOSEN or self._is_mixed or self._steps.muted:
             return
-        stage = self._training.parameters[index].stage
-        is_last = self._steps.micro_step(stage, recomputing=True) + 1 >= self._num_micro_steps
-        if is_last or self._training.unreduced_once:
+        if self._training.unreduced_once or self._is_last(index):
             self._collector.take((series,), (gradient,))
 
     def _added(self, index: int, gradient: Tensor) -> None:
-        if self._unreduced[index] == NOT_CHOSEN or self._collector.muted:
+        if self._unreduced[index] == NOT_CHOSEN or self._steps.muted:
             return
         parameter = self._training.parameters[index]
         micro_step = self._steps.micro_step(parameter.stage, recomputing=True)

@@ -104,6 +104,8 @@ class Training(abc.ABC):
         optimizer: The outer optimizer: the one whose step ends a training step.
         reads_at_entry: Reduced gradients are final at the entry of the outer step, unclipped. False: at the end of the
             step's last backward (where the user clips by himself before the step).
+        final_when_accumulated: Nothing touches a gradient between the moment at which the step's last backward has
+            accumulated it and the script's own clipping; then it is read at that moment, while it is in the cache.
         reduces: Gradients are reduced over ranks, so that an unreduced gradient is something else than a reduced one.
         unreduced_once: `watch_unreduced` reports once per step, not once per backward.
         coordinates: Where this rank stands, if the framework knows better than the launcher; else None.
@@ -113,6 +115,7 @@ class Training(abc.ABC):
 
     framework: ClassVar[str]
     reads_at_entry: ClassVar[bool] = False
+    final_when_accumulated: ClassVar[bool] = False
     reduces: bool = False
     unreduced_once: bool = False
     coordinates: Coordinates | None = None
