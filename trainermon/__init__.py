@@ -13,15 +13,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trainermon.monitor.session import TrainerMon
+    from trainermon.monitor.session import TrainerMon, compile_friendly
 
-__all__ = ["TrainerMon", "__version__"]
+__all__ = ["TrainerMon", "__version__", "compile_friendly"]
 __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    if name == "TrainerMon":
-        from trainermon.monitor.session import TrainerMon  # loads torch, so only when asked for
+    if name in ("TrainerMon", "compile_friendly"):
+        from trainermon.monitor import session  # loads torch, so only when asked for
 
-        return TrainerMon
+        return getattr(session, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -9,7 +9,7 @@ import torch
 
 from trainermon.monitor.config import MonitorConfig, is_waiting
 from trainermon.monitor.errors import ConfigError
-from trainermon.monitor.taps import features, optimizer
+from trainermon.monitor.taps import compiled_regions, features, optimizer
 from trainermon.monitor.taps.names import chosen
 from trainermon.monitor.taps.training import Training
 from trainermon.monitor.values import Coordinates
@@ -23,7 +23,10 @@ def check_against_model(config: MonitorConfig, training: Training, coordinates: 
     Raises:
         ConfigError: Something is asked for that this model or optimizer does not have.
     """
-    for key in ("xy_distribution", "recording_l2_features", "print_struct", "stack_info"):
+    if config.xy_distribution:
+        modules = [m for m in training.modules if config.all_xy or chosen(m.name, config.targets, m.stage)]
+        compiled_regions.check(modules, training.roots, backward=not config.forward_only)
+    for key in ("recording_l2_features", "print_struct", "stack_info"):
         if getattr(config, key) and _is_compiled(training):
             raise ConfigError(
                 f"{key} is true but the model is compiled: hooks attached after torch.compile never fire; set {key} "

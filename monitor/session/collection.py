@@ -13,6 +13,7 @@ from trainermon.monitor.config import MonitorConfig
 from trainermon.monitor.session.structure import StructureRecorder
 from trainermon.monitor.taps.collectives import CollectiveTaps
 from trainermon.monitor.taps.collector import Collector
+from trainermon.monitor.taps.compiled_regions import CompiledRegions
 from trainermon.monitor.taps.features import FeatureTaps
 from trainermon.monitor.taps.gradients import GradientTaps
 from trainermon.monitor.taps.guard import Guard
@@ -60,6 +61,7 @@ class Collection:
         self._num_micro_steps = num_micro_steps
         self.gradients = GradientTaps(training, indices, collector, steps, micro_steps=num_micro_steps, guard=guard)
         self._modules = ModuleTaps(modules, collector, steps, guard)
+        self._regions = CompiledRegions(modules, collector, steps, guard)
         self._parameters = ParameterTaps(training, indices, collector)
         self._states = StateTaps(training, indices, collector)
         self._values = StepValues(training, collector)
@@ -83,6 +85,8 @@ class Collection:
                 backward=not config.forward_only,
                 micro_steps=self._num_micro_steps,
             )
+            if not config.backward_only:
+                self._regions.attach(micro_steps=self._num_micro_steps)
         self._features.attach()
         self._structure.attach()
         if self._collectives is not None:
@@ -92,6 +96,7 @@ class Collection:
         """Take every hook away again."""
         self.gradients.detach()
         self._modules.detach()
+        self._regions.detach()
         self._features.detach()
         self._structure.detach()
         if self._collectives is not None:
@@ -136,6 +141,8 @@ class Collection:
             self._states.take_states()
         if self._config.ur_distribution:
             self._states.take_updates()
+        if self._config.xy_distribution:
+            self._regions.step_ended(self._modules.num_seen)
         self._values.at_exit(outcome)
         self._features.at_exit()
         self._structure.step_ended()

@@ -285,10 +285,13 @@ class StepLoop:
             self._collection.after_optimizer(self.step, outcome)
         self._take_duration()
         self._dumps.finish_step()
+        # a model that is compiled does not tell that the next step begins, so nothing may stay open until then
+        tells_begin = self._steps.has_forward
         self._start_counting()
         self.step += 1
         self._is_ended_step_open = True
-        is_learning = self._place is RecordPlace.UNKNOWN and self.step - self._first_step <= STEPS_TO_LEARN
+        is_young = self.step - self._first_step <= STEPS_TO_LEARN
+        is_learning = tells_begin and is_young and self._place is RecordPlace.UNKNOWN
         if self._place is not RecordPlace.AFTER and not is_learning:
             self._seal_ended_step()
         self._page.beat(self.step, Phase.STEP, time.time())

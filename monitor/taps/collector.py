@@ -127,7 +127,7 @@ class Collector:
         return bool(self._slab is not None and rows and self._slab.any_nonfinite(rows))
 
     def any_nonzero(self, series: Iterable[int]) -> bool:
-        """Return whether a row of `series` taken in this step has a finite element besides zero. Waits for the device."""
+        """Return whether a row of `series` taken in this step has a finite element but zero. Waits for the device."""
         rows = [self._rows[number] for number in series if number in self._rows]
         return bool(self._slab is not None and rows and self._slab.any_nonzero(rows))
 
@@ -160,14 +160,17 @@ class Collector:
             self._journal.append_block(self.latest)
             self._ring.release(slab)
 
+    def tell(self, message: str) -> None:
+        """Put a message into the log and into the journal."""
+        logger.warning(message)
+        self._journal.append_event({"type": "warning", "message": message})
+
     def _refuse(self, count: int) -> None:
         if not self.refused:
-            message = (
+            self.tell(
                 "a CUDA graph is being captured: what runs inside of it is not watched, neither now nor when it is "
                 "replayed; capture the graph before set_monitor, or leave what is to be watched out of it"
             )
-            logger.warning(message)
-            self._journal.append_event({"type": "warning", "message": message})
         self.refused += count
 
     def _open(self) -> Slab | None:

@@ -13,11 +13,13 @@ import logging
 from collections.abc import Callable
 from typing import Any, ClassVar, Protocol
 
+from torch.compiler import is_dynamo_compiling
+
 logger = logging.getLogger("trainermon")
 
 # A function that takes anything and returns None. It is one of the standard library's, so that a watched model that was
 # saved whole can be loaded where trainermon is not installed.
-_NOTHING = (contextlib.nullcontext, "__exit__")
+NOTHING = (contextlib.nullcontext, "__exit__")
 
 
 class Border(Protocol):
@@ -44,8 +46,8 @@ class Contained:
         self._function = functools.partial(function, *bound) if bound else function
 
     def __call__(self, *args: Any) -> Any:
-        """Call the function, unless the border is tripped."""
-        if self._border.tripped:
+        """Call the function, unless the border is tripped, or code is being compiled that would call it for ever."""
+        if is_dynamo_compiling() or self._border.tripped:
             return None
         try:
             return self._function(*args)
@@ -55,7 +57,7 @@ class Contained:
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         """Let copies and pickles be a function that does nothing."""
-        return getattr, _NOTHING
+        return getattr, NOTHING
 
 
 class Guard:

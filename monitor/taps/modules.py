@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from trainermon.monitor.taps.collector import Collector
+from trainermon.monitor.taps.compiled_regions import register
 from trainermon.monitor.taps.guard import Guard
 from trainermon.monitor.taps.micro_steps import MicroSteps, in_backward
-from trainermon.monitor.taps.training import Module
+from trainermon.monitor.taps.training import Handle, Module
 from trainermon.monitor.taps.tree import tensors_of
 from trainermon.monitor.values import Kind, Placement, SeriesKey
 
@@ -58,6 +59,9 @@ class ModuleTaps:
 
     Calls of one module within a micro step are told apart by number. Evaluation and recomputation are not counted. A
     tensor that cannot be read (quantized, on the meta device, inside vmap) has no row, and the log says so once.
+
+    Attributes:
+        num_seen: Calls of modules seen since `attach`.
     """
 
     def __init__(self, modules: Sequence[Module], collector: Collector, steps: MicroSteps, guard: Guard) -> None:
@@ -65,24 +69,24 @@ class ModuleTaps:
         self._collector = collector
         self._steps = steps
         self._guard = guard
-        self._handles: list[RemovableHandle] = []
+        self._handles: list[Handle] = []
         self._leaf_handles: dict[tuple[int, int], list[RemovableHandle]] = {}
         self._seen: list[_Seen] = []
         self._seen_gradients: list[_Seen] = []
         self._unreadable: set[str] = set()
         self._forward = self._backward = True
+        self.num_seen = 0
         self._several_micro_steps = False
 
     def attach(self, *, forward: bool, backward: bool, micro_steps: int) -> None:
         """Put a hook before and one behind each module; `forward` and `backward` say what is taken."""
         self._forward, self._backward, self._several_micro_steps = forward, backward, micro_steps > 1
+        self.num_seen = 0
         for watched in self._watched:
             module = watched.module.module
             before = self._guard.wrap(self._before, watched)
-            self._handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
-            # non-reentrant checkpointing leaves a recomputed forward by an exception
             behind = self._guard.wrap(self._behind, watched)
-            self._handles.append(module.register_forward_hook(behind, always_call=True))
+            self._handles += register(module, before, behind)
 
     def detach(self) -> None:
         """Take every hook away again."""
@@ -120,6 +124,7 @@ class ModuleTaps:
         if watched.passes[recomputing] != serial:
             watched.passes[recomputing], watched.calls[recomputing] = serial, -1
         watched.calls[recomputing] += 1
+        self.num_seen += 1
         if len(args) == 1 and isinstance(args[0], Tensor):
             self._look(watched, "input", ".0", args[0], recomputing=recomputing)
         else:

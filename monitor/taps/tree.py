@@ -23,15 +23,16 @@ def tensors_of(value: Any) -> Iterator[tuple[str, Tensor]]:
         yield from _walk(value, "", ())
 
 
-def _walk(value: Any, path: str, outer: tuple[int, ...]) -> Iterator[tuple[str, Tensor]]:
+def _walk(value: Any, path: str, outer: tuple[Any, ...]) -> Iterator[tuple[str, Tensor]]:
     if isinstance(value, Tensor):
         yield path, value
         return
     inside = _inside(value)
-    if inside is None or id(value) in outer or len(outer) >= MAX_DEPTH:
+    # no set of ids: torch.compile, which may trace this, would guard on each
+    if inside is None or len(outer) >= MAX_DEPTH or any(value is other for other in outer):
         return
     for name, item in inside:
-        yield from _walk(item, f"{path}.{name}", (*outer, id(value)))
+        yield from _walk(item, f"{path}.{name}", (*outer, value))
 
 
 def _inside(value: Any) -> Iterator[tuple[Any, Any]] | None:

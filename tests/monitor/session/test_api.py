@@ -93,7 +93,7 @@ def test_a_second_set_monitor_is_refused(places):
 
 def test_activations_of_a_compiled_model_are_refused(places):
     model, optimizer = parts()
-    with pytest.raises(ConfigError, match="the model is compiled"):
+    with pytest.raises(ConfigError, match="lie in compiled code"):
         TrainerMon(QUIET | {"xy_distribution": True}).set_monitor(torch.compile(model, backend="eager"), optimizer)
 
 
