@@ -19,11 +19,14 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
+from typing import TypeVar
 
 from trainermon.monitor.values import Coordinates
 
 REST = "(rest)"
+
+_Name = TypeVar("_Name", bound=Hashable)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,10 +59,10 @@ class SeriesBudget:
         return max(0, limit - -(-node_series // local))
 
 
-def share(demands: Mapping[str, int], limit: int) -> dict[str, int]:
+def share(demands: Mapping[_Name, int], limit: int) -> dict[_Name, int]:
     """Return how many of `limit` each gets: equal parts, and what one does not need goes to the others."""
-    granted: dict[str, int] = {}
-    for position, name in enumerate(sorted(demands, key=lambda name: (demands[name], name))):
+    granted: dict[_Name, int] = {}
+    for position, name in enumerate(sorted(demands, key=lambda name: (demands[name], str(name)))):
         granted[name] = min(demands[name], limit // (len(demands) - position))
         limit -= granted[name]
     return granted

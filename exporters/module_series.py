@@ -1,17 +1,17 @@
-"""Which modules of a rank are shown for each kind, and their root mean squares."""
+"""Which modules of a rank are shown for each quantity, and what of their elements."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from trainermon.exporters.budget import outermost, roll_up, share
 from trainermon.exporters.openmetrics import Samples, sample_prefix
-from trainermon.monitor.catalogue import MODULE_METRICS
+from trainermon.monitor.catalogue import METRICS, MODULE_METRICS
 from trainermon.monitor.values import Kind, Placement, SeriesKey
 
 ROOT = "(root)"
@@ -22,6 +22,24 @@ OUTPUTS_ONLY = frozenset({Kind.ACTV, Kind.ACTV_GRAD})
 
 Array = npt.NDArray[Any]
 
+_LARGEST = METRICS["trainermon_feature_max"]
+# Elsewhere it is the root mean square.
+_MEANS = frozenset({MODULE_METRICS[Kind.MG_DIRECTION].name, MODULE_METRICS[Kind.FEATURE].name})
+_SHOWN_BY_LARGEST = frozenset({"attention_max_logit", "expert_load", "fp8_amax.forward", "fp8_amax.backward"})
+_LEFT_TO_THE_STORE = "expert_load."  # which experts have the most and the least load
+
+
+class _Quantity(NamedTuple):
+    """What one metric shows, under one value of the label that it may have beside run, rank and module."""
+
+    kind: Kind
+    metric: str
+    slot: str = ""
+
+    @property
+    def labels(self) -> dict[str, str]:
+        return dict(zip(METRICS[self.metric].labels[3:], (self.slot,), strict=False))
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleSeries:
@@ -30,14 +48,14 @@ class ModuleSeries:
     Attributes:
         prefixes: Text in front of each value, in the order of the groups.
         groups: Group of each series id, `len(prefixes)` for a series that is not shown.
-        slices: The groups of each metric, by metric name.
+        slices: Metric and groups of each quantity.
         rolled_up: Number of series that are shown under another name than their own.
         left_out: Number of series for which there was no room.
     """
 
     prefixes: list[str]
     groups: Array
-    slices: Mapping[str, slice]
+    slices: Sequence[tuple[str, slice]]
     rolled_up: int
     left_out: int
 
@@ -45,7 +63,7 @@ class ModuleSeries:
     def choose(
         cls, labels: Mapping[str, str], keys: Sequence[SeriesKey], placements: Sequence[Placement | None], *, room: int
     ) -> ModuleSeries:
-        """Return at most `room` modules over all kinds; depends on the arguments only.
+        """Return at most `room` modules over all quantities; depends on the arguments only.
 
         Args:
             labels: Run and rank.
@@ -53,19 +71,20 @@ class ModuleSeries:
             placements: Parallel to `keys`, or shorter; a series without one counts as one element.
             room: Most series.
         """
-        by_kind = _by_kind(keys)
-        granted = share({kind: len({keys[i].name for i in ids}) for kind, ids in by_kind.items()}, room)
+        quantities = _quantities(keys)
+        granted = _share(quantities, keys, room)
         prefixes: list[str] = []
-        slices: dict[str, slice] = {}
+        slices: list[tuple[str, slice]] = []
         group_of = [-1] * len(keys)
         rolled_up = left_out = 0
-        for kind, ids in by_kind.items():
-            shown = _labels_of(kind, keys, placements, ids=ids, limit=granted[kind])
+        for quantity, ids in quantities.items():
+            shown = _labels_of(quantity.kind, keys, placements, ids=ids, limit=granted[quantity])
             first = len(prefixes)
             number = {label: first + position for position, label in enumerate(dict.fromkeys(shown.values()))}
-            metric = MODULE_METRICS[kind]
-            prefixes += [sample_prefix(metric, {**labels, "module": label or ROOT}) for label in number]
-            slices[metric.name] = slice(first, len(prefixes))
+            metric = METRICS[quantity.metric]
+            own = quantity.labels
+            prefixes += [sample_prefix(metric, {**labels, "module": label or ROOT, **own}) for label in number]
+            slices.append((metric.name, slice(first, len(prefixes))))
             for i in ids:
                 label = shown.get(keys[i].name)
                 if label is None:
@@ -76,28 +95,59 @@ class ModuleSeries:
         groups = np.array([len(prefixes) if group < 0 else group for group in group_of], dtype=np.intp)
         return cls(prefixes=prefixes, groups=groups, slices=slices, rolled_up=rolled_up, left_out=left_out)
 
-    def samples(self, finite: Array, sum_sq: Array) -> Iterator[tuple[str, Samples]]:
-        """Return the root mean square of each module by metric name, NaN where nothing finite is known.
+    def samples(self, finite: Array, sums: Array, sum_sq: Array, largest: Array) -> Iterator[tuple[str, Samples]]:
+        """Return the value of each module by metric name, NaN or -Inf where nothing finite is known.
 
         Args:
             finite: Number of finite elements by series id.
+            sums: Their sum by series id.
             sum_sq: Sum of their squares by series id.
+            largest: The largest of them by series id; without one it does not matter.
         """
         size = len(self.prefixes)
-        numbers = np.bincount(self.groups, weights=finite, minlength=size + 1)[:size]
-        squares = np.bincount(self.groups, weights=sum_sq, minlength=size + 1)[:size]
-        means = np.divide(squares, numbers, out=np.full(size, np.nan), where=numbers > 0)
-        values = np.sqrt(means).tolist()
-        for name, part in self.slices.items():
-            yield name, Samples(self.prefixes[part], values[part])
+        numbers, totals, squares = (
+            np.bincount(self.groups, weights=weights, minlength=size + 1)[:size] for weights in (finite, sums, sum_sq)
+        )
+        peaks = np.full(size + 1, -np.inf)
+        np.maximum.at(peaks, self.groups, np.where(finite > 0, largest, -np.inf))
+        known = {"out": np.full((2, size), np.nan), "where": numbers > 0}
+        means, mean_squares = np.divide((totals, squares), numbers, **known)
+        roots = np.sqrt(mean_squares)
+        for name, part in self.slices:
+            values = peaks if name == _LARGEST.name else means if name in _MEANS else roots
+            yield name, Samples(self.prefixes[part], values[part].tolist())
 
 
-def _by_kind(keys: Sequence[SeriesKey]) -> dict[Kind, list[int]]:
-    ids: dict[Kind, list[int]] = {}
+def _quantities(keys: Sequence[SeriesKey]) -> dict[_Quantity, list[int]]:
+    ids: dict[_Quantity, list[int]] = {}
     for i, key in enumerate(keys):
-        if key.kind in MODULE_METRICS and (key.kind not in OUTPUTS_ONLY or key.slot.startswith("output")):
-            ids.setdefault(key.kind, []).append(i)
+        quantity = _quantity_of(key)
+        if quantity:
+            ids.setdefault(quantity, []).append(i)
     return ids
+
+
+def _quantity_of(key: SeriesKey) -> _Quantity | None:
+    """Return what a series is shown as; None if it is not about a module, or too much detail."""
+    metric = MODULE_METRICS.get(key.kind)
+    if metric is None or (key.kind in OUTPUTS_ONLY and not key.slot.startswith("output")):
+        return None
+    if key.kind is Kind.COMM:
+        side = key.slot.partition(".")[0]
+        return _Quantity(key.kind, metric.name, side) if side in ("pre", "post") else None
+    if key.kind is Kind.FEATURE:
+        name = _LARGEST.name if key.slot in _SHOWN_BY_LARGEST else metric.name
+        return None if key.slot.startswith(_LEFT_TO_THE_STORE) else _Quantity(key.kind, name, key.slot)
+    return _Quantity(key.kind, metric.name, key.slot if key.kind is Kind.STATE else "")
+
+
+def _share(quantities: Mapping[_Quantity, list[int]], keys: Sequence[SeriesKey], room: int) -> dict[_Quantity, int]:
+    """Return how many modules each quantity may show: equal parts for kinds, then for the quantities of a kind."""
+    demands: dict[Kind, dict[_Quantity, int]] = {}
+    for quantity, ids in quantities.items():
+        demands.setdefault(quantity.kind, {})[quantity] = len({keys[i].name for i in ids})
+    of_kind = share({kind: sum(parts.values()) for kind, parts in demands.items()}, room)
+    return {quantity: granted for kind in demands for quantity, granted in share(demands[kind], of_kind[kind]).items()}
 
 
 def _labels_of(

@@ -18,19 +18,21 @@ import numpy.typing as npt
 
 from trainermon.exporters.module_series import ModuleSeries
 from trainermon.exporters.openmetrics import Exemplar, Histogram, Samples, label_text, sample_prefix
-from trainermon.monitor.catalogue import LOSS_SERIES, METRICS, STEP_TIME_SERIES
+from trainermon.exporters.scalar_series import Scalar, collectives, losses, step_values
+from trainermon.monitor.catalogue import METRICS, STEP_TIME_SERIES
 from trainermon.monitor.values import STATISTICS, Kind, Placement, SeriesKey, StatBlock
 
 if TYPE_CHECKING:
     from trainermon.monitor.journal import Header
 
-MAX_RECORDED = 8
 COUNTERS = ("trainermon_skipped_records_total", "trainermon_lost_files_total")
 STEP_DURATION = METRICS["trainermon_step_duration_seconds"]
 
 Array = npt.NDArray[Any]
 
-_COUNT, _SUM, _SUM_SQ, _NANS, _INFS = (STATISTICS.index(name) for name in ("count", "sum", "sum_sq", "nans", "infs"))
+_COUNT, _MAX, _SUM, _SUM_SQ, _NANS, _INFS = (
+    STATISTICS.index(name) for name in ("count", "max", "sum", "sum_sq", "nans", "infs")
+)
 
 
 class Table(NamedTuple):
@@ -58,7 +60,8 @@ class RankSeries:
         self._version: tuple[int, ...] = ()
         self._nonfinite: dict[Kind, float] = {}
         self._step = self._time_s = math.nan
-        self._rows: Array = np.zeros((3, 0))
+        self._rows: Array = np.zeros((4, 0))  # finite elements, their sum, sum of squares, and the largest
+        self._totals: dict[tuple[str, str], float] = {}
         self._index = _Index.of((), ())
         self._histogram: Histogram | None = None
         self._shows_histogram = False
@@ -82,12 +85,14 @@ class RankSeries:
         version = (header.attempt, header.coordinates.world_size, len(keys), budget)
         if version == self._version:
             return
-        rows = np.zeros((3, len(keys)))
+        rows = np.zeros((4, len(keys)))
         if version[:1] == self._version[:1]:
             rows[:, : self._rows.shape[1]] = self._rows
         self._version, self._rows, self._index = version, rows, _Index.of(keys, placements)
         for kind in self._index.kinds:
             self._nonfinite.setdefault(kind, 0.0)
+        for scalar in self._index.scalars:
+            self._totals.setdefault(scalar.identity, 0.0)
         candidates = list(self._candidates(header))
         self._single = candidates[:budget]
         self.left_out = len(candidates) - len(self._single)
@@ -106,7 +111,8 @@ class RankSeries:
         """Take the rows of a block; rows of series that are not in it stay as they were."""
         series, values = np.asarray(block.series), np.asarray(block.values)
         bad = values[_NANS] + values[_INFS]
-        self._rows[:, series] = values[_COUNT] - bad, values[_SUM], values[_SUM_SQ]
+        self._forget_and_add(series, values[_SUM])
+        self._rows[:, series] = values[_COUNT] - bad, values[_SUM], values[_SUM_SQ], values[_MAX]
         if bad.any():
             kinds = self._index.kinds
             totals = np.bincount(self._index.kind_of[series], weights=bad, minlength=len(kinds))
@@ -125,7 +131,17 @@ class RankSeries:
         if self._histogram is not None and self._shows_histogram:
             yield STEP_DURATION.name, self._histogram
         if self._modules is not None:
-            yield from self._modules.samples(self._rows[0], self._rows[2])
+            yield from self._modules.samples(*self._rows)
+
+    def _forget_and_add(self, series: Array, sums: Array) -> None:
+        """Forget all parts of the scalars that the step tells anew: it may have fewer micro steps; add to totals."""
+        numbers = self._index.scalar_of[series]
+        told = np.flatnonzero(numbers >= 0)
+        added = np.bincount(numbers[told], weights=sums[told], minlength=len(self._index.scalars))
+        for number in np.unique(numbers[told]).tolist():
+            scalar = self._index.scalars[number]
+            self._rows[:, scalar.ids] = 0.0
+            self._totals[scalar.identity] += float(added[number])
 
     def _candidates(self, header: Header) -> Iterator[_Single]:
         """Return the series that are not about a module, the most wanted first."""
@@ -135,19 +151,22 @@ class RankSeries:
             yield self._one(
                 "trainermon_nonfinite_elements_total", partial(self._nonfinite.__getitem__, kind), kind=kind
             )
-        if len(self._index.loss):
-            yield self._one("trainermon_loss", partial(self._mean, self._index.loss))
+        yield from map(self._scalar, self._index.losses)
         if len(self._index.gradients):
             yield self._one("trainermon_gradient_norm", partial(self._norm, self._index.gradients))
         if len(self._index.counted_gradients):
             yield self._one("trainermon_gradient_norm_part", partial(self._norm, self._index.counted_gradients))
-        for name, ids in self._index.recorded.items():
-            yield self._one("trainermon_recorded_value", partial(self._mean, ids), name=name)
+        yield from map(self._scalar, self._index.step_values)
         for name in COUNTERS:
             yield self._one(name, partial(self.counters.__getitem__, name))
         places = {axis: str(getattr(header.coordinates, axis)) for axis in ("world_size", "dp", "tp", "pp", "cp", "ep")}
         info = {"attempt": str(header.attempt), **places, "version": header.version}
         yield self._one("trainermon_run_info", lambda: 1.0, **info)
+        yield from map(self._scalar, self._index.collectives)
+
+    def _scalar(self, scalar: Scalar) -> _Single:
+        total = partial(self._totals.__getitem__, scalar.identity)
+        return self._one(scalar.metric, total if scalar.adds_up else partial(self._mean, scalar.ids), **scalar.labels)
 
     def _one(self, metric: str, value: Callable[[], float], **labels: str) -> _Single:
         return _Single(metric, sample_prefix(METRICS[metric], {**self._labels, **labels}), value)
@@ -170,12 +189,15 @@ class _Single(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Index:
-    """Where in the series table things stand: series ids, and the kind of each id as a position in `kinds`."""
+    """Where things stand: series ids, and for each id the places of its kind in `kinds` and in `scalars`, or -1."""
 
     kinds: list[Kind]
     kind_of: Array
-    loss: Array
-    recorded: dict[str, Array]
+    losses: list[Scalar]
+    step_values: list[Scalar]
+    collectives: list[Scalar]
+    scalars: list[Scalar]
+    scalar_of: Array
     step_time: Array
     gradients: Array
     counted_gradients: Array
@@ -183,22 +205,25 @@ class _Index:
     @classmethod
     def of(cls, keys: Sequence[SeriesKey], placements: Sequence[Placement | None]) -> _Index:
         kinds = list(dict.fromkeys(key.kind for key in keys))
-        names = dict.fromkeys(key.name for key in keys if key.kind is Kind.STEP and key.name != STEP_TIME_SERIES)
+        parts = losses(keys), step_values(keys), collectives(keys)
+        scalars = [scalar for part in parts for scalar in part]
+        scalar_of = np.full(len(keys), -1, np.intp)
+        for number, scalar in enumerate(scalars):
+            scalar_of[scalar.ids] = number
         elsewhere = {i for i, placement in enumerate(placements) if placement and not placement.in_global_norm}
         gradients = [i for i, key in enumerate(keys) if key.kind is Kind.GRAD_REDUCED]
         return cls(
             kinds=kinds,
             kind_of=_ids(kinds.index(key.kind) for key in keys),
-            loss=_ids(_named(keys, Kind.LOSS, LOSS_SERIES)),
-            recorded={name: _ids(_named(keys, Kind.STEP, name)) for name in list(names)[:MAX_RECORDED]},
-            step_time=_ids(_named(keys, Kind.STEP, STEP_TIME_SERIES)),
+            losses=parts[0],
+            step_values=parts[1],
+            collectives=parts[2],
+            scalars=scalars,
+            scalar_of=scalar_of,
+            step_time=_ids(i for i, key in enumerate(keys) if key.kind is Kind.STEP and key.name == STEP_TIME_SERIES),
             gradients=_ids(gradients),
             counted_gradients=_ids(i for i in gradients if i not in elsewhere),
         )
-
-
-def _named(keys: Sequence[SeriesKey], kind: Kind, name: str) -> Iterator[int]:
-    return (i for i, key in enumerate(keys) if key.kind is kind and key.name == name)
 
 
 def _ids(values: Iterable[int]) -> Array:

@@ -21,6 +21,8 @@ scraper asks for. Histograms have exemplars with the step in OpenMetrics.
   `trainermon_loss * on (run, rank) group_left (dp, tp, pp) trainermon_run_info`.
 * A value that is not known or not finite has no sample. Non-finite elements are counted in
   `trainermon_nonfinite_elements_total`; alert on that, never on a comparison with NaN.
+* Numbers of the step are those of the newest one; of several micro steps the mean. Of learning rates, recorded values and
+  process groups the first 8 are shown.
 * Root mean squares, not norms, are given per module: they compare across modules of different size, and
   `sqrt(avg by (run, module) (x^2))` over ranks is right for replicas and for equal shards.
 * Values are as they were in the tensor: gradients are scaled as they are when the optimizer step begins.
@@ -41,7 +43,9 @@ What does not fit is merged or left out when series are registered, by names and
   by moment, so that a merged root mean square is that of all its elements. All modules are shown down to the same
   depth; what is left of the budget shows the largest ones in more detail. A list of layers that is too long becomes
   ranges (`h.0-3`). The modules shown never overlap;
-* of activations the outermost modules are shown, each for itself;
+* of activations and features the outermost modules are shown, each for itself;
+* optimizer states of different names, and different features, never merge; which experts have the most and the least
+  load is only in the store;
 * in jobs of more than 64 ranks the ranks of a node share one histogram.
 
 `trainermon_rolled_up_series` and `trainermon_left_out_series` say how much that was. The store keeps full detail.

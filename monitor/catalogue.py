@@ -5,8 +5,9 @@ refuses a metric that is not listed here. Names are public API: one is added fre
 the changelog.
 
 Conventions (Prometheus naming practices, OpenMetrics 1.0): one prefix, base units as suffix, `_total` on counters only,
-`_info` with the value 1, moments in time instead of ages, no ready-made rates. The step, a value, is never a label.
-`run` and `rank` say which series; everything else about a rank stands once in `trainermon_run_info`.
+`_info` with the value 1, moments in time instead of ages, no ready-made rates but those that a rank measures itself.
+The step, a value, is never a label. `run` and `rank` say which series; everything else about a rank stands once in
+`trainermon_run_info`.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class Metric:
         labels: Label names in the order of the exposition.
         help: What the value is: of what, taken when, and what becomes of non-finite elements.
         cost: How many series there are.
-        kind: The kind of which it shows the root mean square per module, if that is what it does.
+        kind: The kind that it shows per module, if that is what it does.
         buckets: Upper bounds of a histogram's buckets, ascending, without +Inf.
     """
 
@@ -104,9 +105,9 @@ KINDS: Mapping[Kind, str] = MappingProxyType(
         Kind.MG_DIRECTION: "Share of elements whose gradient and first moment have the same sign, 0 to 1.",
         Kind.ACTV: "Inputs and outputs of modules in the training forward.",
         Kind.ACTV_GRAD: "Gradients of inputs and outputs of modules.",
-        Kind.COMM: "Operands of collectives.",
+        Kind.COMM: "Collectives: how many, how far, what is in flight; when asked, their operands and waiting times.",
         Kind.FEATURE: "Model-specific features, such as attention logits or the load of experts.",
-        Kind.STEP: "The duration of the step, and what the script records beside the loss.",
+        Kind.STEP: "Numbers of the step: duration, norm, clipping, loss scale, learning rate, what the script records.",
     }
 )
 
@@ -137,9 +138,17 @@ _PER_RANK = "1 per rank"
 _PER_MODULE = "1 per rank and module, rolled up to the series budget"
 
 
-def _module_metric(name: str, kind: Kind, what: str) -> Metric:
+_PER_GROUP = "1 per rank and process group, of at most 8 groups"
+_PER_WATCHED_GROUP = f"{_PER_GROUP}; with `cc_distribution`"
+
+
+def _module_metric(name: str, kind: Kind, what: str, *labels: str) -> Metric:
     text = f"Root mean square of the finite elements of {what}, last collected step."
-    return Metric(name=name, type=MetricType.GAUGE, help=text, labels=_MODULE, cost=_PER_MODULE, kind=kind)
+    return Metric(name=name, type=MetricType.GAUGE, help=text, labels=(*_MODULE, *labels), cost=_PER_MODULE, kind=kind)
+
+
+def _step_metric(name: str, text: str) -> Metric:
+    return Metric(name=name, type=MetricType.GAUGE, help=f"{text}, newest step.", labels=_RANK, cost=_PER_RANK)
 
 
 _LIST = (
@@ -181,6 +190,37 @@ _LIST = (
         labels=_RANK,
         cost=_PER_RANK,
     ),
+    _step_metric(
+        "trainermon_global_gradient_norm",
+        "L2 norm of all gradients over the job before clipping, unscaled, as the framework returned it",
+    ),
+    _step_metric("trainermon_clip_ratio", "What clipping multiplied the gradients by, 0 to 1"),
+    _step_metric("trainermon_loss_scale", "What the loss was multiplied by"),
+    Metric(
+        name="trainermon_skipped_steps_total",
+        type=MetricType.COUNTER,
+        help="Collected steps that the framework skipped, so that they changed nothing, since the agent started.",
+        labels=_RANK,
+        cost=_PER_RANK,
+    ),
+    Metric(
+        name="trainermon_learning_rate",
+        type=MetricType.GAUGE,
+        help="Learning rate of a parameter group of the optimizer, by its number, newest collected step.",
+        labels=(*_RANK, "group"),
+        cost="1 per rank and parameter group, at most 8",
+    ),
+    Metric(
+        name="trainermon_tokens_total",
+        type=MetricType.COUNTER,
+        help="Tokens of the rank's share of the steps, as the training script records them, since the agent started.",
+        labels=_RANK,
+        cost=_PER_RANK,
+    ),
+    _step_metric(
+        "trainermon_tokens_per_second",
+        "Tokens of the rank's share of the step over the step's duration; over longer times, rate of the counter",
+    ),
     Metric(
         name="trainermon_recorded_value",
         type=MetricType.GAUGE,
@@ -221,14 +261,90 @@ _LIST = (
     ),
     _module_metric("trainermon_first_moment_rms", Kind.EXP_AVG, "Adam's first moment of a module"),
     _module_metric("trainermon_second_moment_rms", Kind.EXP_AVG_SQ, "Adam's second moment of a module"),
-    _module_metric("trainermon_optimizer_state_rms", Kind.STATE, "other optimizer state of a module"),
+    _module_metric("trainermon_optimizer_state_rms", Kind.STATE, "other optimizer state of a module", "state"),
     _module_metric("trainermon_update_rms", Kind.UPDATE, "Adam's update of a module, without the learning rate"),
     _module_metric("trainermon_update_ratio_rms", Kind.RATIO, "first over root of second moment of a module"),
-    _module_metric("trainermon_gradient_direction", Kind.MG_DIRECTION, "the share of equal signs of gradient and moment"),
+    Metric(
+        name="trainermon_gradient_direction",
+        type=MetricType.GAUGE,
+        help="Share of a module's elements whose gradient and first moment have the same sign, 0 to 1, last collected "
+        "step.",
+        labels=_MODULE,
+        cost=_PER_MODULE,
+        kind=Kind.MG_DIRECTION,
+    ),
     _module_metric("trainermon_activation_rms", Kind.ACTV, "outputs of a module"),
     _module_metric("trainermon_activation_gradient_rms", Kind.ACTV_GRAD, "gradients of the outputs of a module"),
-    _module_metric("trainermon_collective_operand_rms", Kind.COMM, "operands of a collective"),
-    _module_metric("trainermon_feature_rms", Kind.FEATURE, "a model-specific feature"),
+    Metric(
+        name="trainermon_feature_mean",
+        type=MetricType.GAUGE,
+        help="Mean of the finite elements of a model-specific feature of a module, last collected step.",
+        labels=(*_MODULE, "feature"),
+        cost=_PER_MODULE,
+        kind=Kind.FEATURE,
+    ),
+    Metric(
+        name="trainermon_feature_max",
+        type=MetricType.GAUGE,
+        help="Largest finite element of a feature of which that is what counts: attention_max_logit, expert_load, "
+        "fp8_amax; last collected step.",
+        labels=(*_MODULE, "feature"),
+        cost=_PER_MODULE,
+    ),
+    _module_metric(
+        "trainermon_collective_operand_rms",
+        Kind.COMM,
+        "what the calls of a collective read (side pre) or wrote (side post); the module is purpose and operation",
+        "side",
+    ),
+    Metric(
+        name="trainermon_collectives_total",
+        type=MetricType.COUNTER,
+        help="Collectives that the rank has begun in a process group, as its backend numbers them; the rank with the "
+        "smallest number has not entered the others' last one.",
+        labels=(*_RANK, "purpose"),
+        cost=_PER_GROUP,
+    ),
+    Metric(
+        name="trainermon_collectives_in_flight",
+        type=MetricType.GAUGE,
+        help="Collectives of a process group that are not known complete at the end of the last collected step.",
+        labels=(*_RANK, "purpose"),
+        cost=_PER_GROUP,
+    ),
+    Metric(
+        name="trainermon_collective_wait_seconds_total",
+        type=MetricType.COUNTER,
+        help="Time that the host waited for watched collectives of a process group, on collected steps since the agent "
+        "started.",
+        unit="seconds",
+        labels=(*_RANK, "purpose"),
+        cost=_PER_WATCHED_GROUP,
+    ),
+    Metric(
+        name="trainermon_collective_bytes_total",
+        type=MetricType.COUNTER,
+        help="Size of watched collectives of a process group, on collected steps since the agent started.",
+        unit="bytes",
+        labels=(*_RANK, "purpose"),
+        cost=_PER_WATCHED_GROUP,
+    ),
+    Metric(
+        name="trainermon_unseen_collectives_total",
+        type=MetricType.COUNTER,
+        help="Collectives of a process group that were begun, but not by calls that are watched, on collected steps "
+        "since the agent started.",
+        labels=(*_RANK, "purpose"),
+        cost=_PER_WATCHED_GROUP,
+    ),
+    Metric(
+        name="trainermon_unfinished_collectives_total",
+        type=MetricType.COUNTER,
+        help="Watched collectives of a process group that nobody had waited for by the end of their step, on collected "
+        "steps since the agent started.",
+        labels=(*_RANK, "purpose"),
+        cost=_PER_WATCHED_GROUP,
+    ),
     Metric(
         name="trainermon_alerts_firing",
         type=MetricType.GAUGE,

@@ -12,8 +12,14 @@ from trainermon.monitor.journal import Header
 from trainermon.monitor.values import Coordinates, Kind, Placement, SeriesKey, StatBlock
 
 LOSS = SeriesKey(Kind.LOSS, LOSS_SERIES)
-ACTIVATIONS = {Kind.ACTV, Kind.ACTV_GRAD}
-RECORDED = SeriesKey(Kind.STEP, "learning_rate")
+SLOTS = {
+    Kind.ACTV: "output.0",
+    Kind.ACTV_GRAD: "output.0",
+    Kind.COMM: "post.0",
+    Kind.FEATURE: "spectral_norm",
+    Kind.STATE: "momentum_buffer",
+}
+RECORDED = SeriesKey(Kind.STEP, "learning_rate")  # by the script: the rank's own have a slot
 STEP_TIME = SeriesKey(Kind.STEP, STEP_TIME_SERIES)
 
 
@@ -38,23 +44,25 @@ def block_of(tensors: Mapping[SeriesKey, np.ndarray], keys: Sequence[SeriesKey],
 
 @dataclasses.dataclass(frozen=True)
 class LargeRun:
-    """One rank's table of a GPT-like model with `num_layers`, 9 tensors a layer, for each of `kinds`."""
+    """One rank's table of a GPT-like model with `num_layers`, 9 tensors a layer, for each of `kinds`, and `others`."""
 
     num_layers: int
     kinds: Sequence[Kind] = (Kind.GRAD_REDUCED, Kind.PARAM_ORIGIN, Kind.EXP_AVG)
+    others: Sequence[SeriesKey] = (RECORDED,)
 
     def keys(self) -> list[SeriesKey]:
-        slots = {kind: "output.0" if kind in ACTIVATIONS else "" for kind in self.kinds}
+        slots = {kind: SLOTS.get(kind, "") for kind in self.kinds}
         return [
             LOSS,
             STEP_TIME,
-            RECORDED,
+            *self.others,
             *(SeriesKey(kind, name, slots[kind]) for kind in slots for name in self._sizes()),
         ]
 
     def placements(self) -> list[Placement | None]:
         sizes = self._sizes().values()
-        return [None, None, None, *(Placement(dtype="bfloat16", shape=(size,)) for _ in self.kinds for size in sizes)]
+        shown_alone = [None] * (2 + len(self.others))
+        return [*shown_alone, *(Placement(dtype="bfloat16", shape=(size,)) for _ in self.kinds for size in sizes)]
 
     def block(self, *, step: int = 0, seed: int = 0) -> StatBlock:
         size = len(self.keys())
