@@ -66,7 +66,7 @@ class Fsdp2Training(plain.PlainTraining):
 
     def watch_unreduced(self, guard: Guard, see: Callable[[int, Tensor], None]) -> list[Handle]:
         """Report what torch's own function is about to reduce."""
-        index_of = {id(managed): index for index, managed in enumerate(self.managed) if managed is not None}
+        index_of = self._index_of()
 
         def before(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
             for managed, gradient in zip(args[0], args[1], strict=True):
@@ -79,12 +79,11 @@ class Fsdp2Training(plain.PlainTraining):
 
     def watch_micro_gradients(self, guard: Guard, see: Callable[[int, Tensor], None]) -> list[Handle]:
         """Use tensor hooks on the unsharded parameters, which exist from the first forward on."""
-        hooks = _LateHooks()
+        hooks, index_of = _LateHooks(), self._index_of()
 
         def hook_of(index: int) -> Callable[[Tensor], None]:
             return guard.wrap(lambda gradient: self._see_local(index, gradient, see))
 
-        index_of = {id(managed): index for index, managed in enumerate(self.managed) if managed is not None}
         for _, group in self.groups:
             wanted = [
                 (managed, hook_of(index_of[id(managed)])) for managed in group.fsdp_params if id(managed) in index_of
@@ -127,6 +126,10 @@ class Fsdp2Training(plain.PlainTraining):
         ]
 
     # ------------------------------------------------------------------ parts
+
+    def _index_of(self) -> dict[int, int]:
+        """Return the index of each parameter by the id of FSDP's record of it."""
+        return {id(managed): index for index, managed in enumerate(self.managed) if managed is not None}
 
     def _post_accumulate(self, guard: Guard, call: Callable[[int, Tensor], None]) -> list[Handle]:
         """Have `call(index, parameter)` called when a parameter that FSDP does not manage got a gradient."""

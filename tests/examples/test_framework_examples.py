@@ -66,11 +66,14 @@ def test_transformers_trainer(tmp_path):
     assert unreduced[0] != unreduced[1]
 
 
-def test_lightning_module(tmp_path):
-    (journal,) = run(tmp_path, "examples/lightning_module.py", "--steps", "2")
+@pytest.mark.parametrize("devices", [1, 2])
+def test_lightning_module(tmp_path, devices):
+    journals = run(tmp_path, "examples/lightning_module.py", "--steps", "2", "--devices", str(devices))
 
-    assert sorted(journal.rows) == [0, 1]
-    assert journal.of(1, Kind.GRAD_REDUCED).keys() == {
-        f"body.{i}.{name}" for i in (0, 2) for name in ("weight", "bias")
-    }
-    assert "body.2.output.0@1" in journal.of(1, Kind.ACTV)
+    assert len(journals) == devices
+    for journal in journals:
+        assert sorted(journal.rows) == [0, 1]
+        weights = {f"body.{i}.{name}" for i in (0, 2) for name in ("weight", "bias")}
+        assert journal.of(1, Kind.GRAD_REDUCED).keys() == weights
+        outputs = [label for label in journal.of(1, Kind.ACTV) if label.startswith("body.2.output")]
+        assert outputs == ["body.2.output.0@0", "body.2.output.0@1"]
