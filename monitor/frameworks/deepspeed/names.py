@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -17,15 +18,21 @@ from trainermon.monitor.values import Coordinates, Placement
 _EXPERT = re.compile(r"(.*\bdeepspeed_experts\.)(\d+)(.*)")
 
 
+def groups_of(engine: Any) -> Mapping[str, Any]:
+    """Return the engine's process groups by purpose; of several sizes of expert parallelism the largest."""
+    groups = {"dp": engine.seq_data_parallel_group}
+    if engine.pipeline_parallelism:
+        groups["pp"] = engine.grid.get_pipe_parallel_group()
+    if engine.has_moe_layers:
+        groups["ep"] = max(engine.expert_parallel_group.values(), key=torch.distributed.get_world_size)
+    return groups
+
+
 def coordinates_of(engine: Any, known: Coordinates) -> Coordinates:
     """Return where the engine's own groups say that this rank stands."""
-    group = engine.seq_data_parallel_group
-    axes = {"dp": torch.distributed.get_rank(group), "dp_size": torch.distributed.get_world_size(group)}
-    if engine.pipeline_parallelism:
-        axes |= {"pp": engine.grid.get_stage_id(), "pp_size": engine.grid.pipe_parallel_size}
-    if engine.has_moe_layers:
-        largest = max(engine.expert_parallel_group.values(), key=torch.distributed.get_world_size)
-        axes |= {"ep": torch.distributed.get_rank(largest), "ep_size": torch.distributed.get_world_size(largest)}
+    axes: dict[str, int] = {}
+    for axis, group in groups_of(engine).items():
+        axes |= {axis: torch.distributed.get_rank(group), f"{axis}_size": torch.distributed.get_world_size(group)}
     return dataclasses.replace(known, **axes)
 
 

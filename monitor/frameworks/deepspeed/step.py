@@ -85,7 +85,7 @@ class StepWatch:
 
     def _loss_scale(self) -> float | None:
         """Return what the step divides by; in float16, and at stage 0 of some versions in bfloat16 too."""
-        scale = float(getattr(self._optimizer, "loss_scale", 1.0))
+        scale = float(getattr(self._optimizer, "loss_scale", None) or 1.0)
         return scale if self._engine.fp16_enabled() or scale != 1.0 else None
 
     def _norm(self) -> float | Tensor | None:

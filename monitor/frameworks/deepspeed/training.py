@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
 
+from trainermon.monitor.frameworks.deepspeed import names
 from trainermon.monitor.frameworks.deepspeed.holders import Holder
 from trainermon.monitor.frameworks.deepspeed.replay import DeepSpeedReplayable, Stage3Replayable
 from trainermon.monitor.frameworks.deepspeed.step import StepWatch
@@ -39,6 +40,10 @@ class DeepSpeedTraining(Training):
             self.communicates = ("dp",)
         if engine.has_moe_layers:
             self.communicates += ("ep",)
+
+    def process_groups(self) -> Mapping[str, Any]:
+        """Return the engine's own groups."""
+        return names.groups_of(self._engine)
 
     def watch_step(
         self,

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import deepspeed
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812  # the name that everybody knows
 from deepspeed.accelerator import get_accelerator
 from torch import nn
 
@@ -91,11 +91,21 @@ def make_engine(case: Case):
     if case.accumulate_in_fp32:
         config["data_types"] = {"grad_accum_dtype": "fp32"}
     optimizer = torch.optim.AdamW(groups, lr=1e-3)
-    return deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0]
+    with as_fused_adam(torch.optim.AdamW) if case.fused else contextlib.nullcontext():
+        return deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0]
+
+
+@contextlib.contextmanager
+def as_fused_adam(optimizer_class):
+    """Have DeepSpeed take a class for its FusedAdam, which would have to be compiled, and so choose FP16_Optimizer."""
+    runtime = importlib.import_module("deepspeed.runtime.engine")
+    kept, runtime.FusedAdam = runtime.FusedAdam, optimizer_class
+    yield
+    runtime.FusedAdam = kept
 
 
 def step_engine(engine):
-    """Step the engine; before 0.19, stages 1 and 2 gather into views, which torch 2.13 refuses while grad mode is on."""
+    """Step the engine; before 0.19 it gathers into views, which torch 2.13 refuses while grad mode is on."""
     with contextlib.nullcontext() if deepspeed.__version__ >= "0.19" else torch.no_grad():
         engine.step()
 
