@@ -61,6 +61,7 @@ def main() -> None:
     config = folder / "config.json"
     os.environ["MONITOR_OUTPUT_DIR"] = str(folder / "output")
     if which == "msprobe":
+        sys.modules["megatron"] = None  # where it is installed, msprobe takes no unreduced gradients of anything else
         from msprobe.pytorch import TrainerMon
 
         config.write_text(json.dumps(CONFIG))
