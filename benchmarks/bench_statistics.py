@@ -2,11 +2,13 @@
 
     OMP_NUM_THREADS=1 python benchmarks/bench_statistics.py            # the 148 tensors of a GPT, 29.8 M elements
     OMP_NUM_THREADS=1 python benchmarks/bench_statistics.py --json     # and a RESULT line for benchmarks/report.py
-    python benchmarks/bench_statistics.py --device cuda
+    python benchmarks/bench_statistics.py --device cuda                # 1.3 B elements in 300 tensors, and launches
 
 Every round runs every method once. A ratio is that of the two times in one round; the table gives median and range over
-the rounds. CPU time on a CPU. The limit is the plain reader with the smallest median: torch's sum, its norm, numpy's
-sum, and a loop in C that only reads. Unusual data is compared with ordinary data under the same kernel.
+the rounds. CPU time on a CPU, events on a GPU. The limit is the plain reader with the smallest median: torch's sum, its
+norm, numpy's sum, and a loop in C that only reads; on a GPU also a copy, which moves two bytes for each that it reads:
+"of copy bandwidth" is bytes per second of a kernel against those of the copy. Unusual data is compared with ordinary
+data under the same kernel.
 """
 
 from __future__ import annotations
@@ -19,18 +21,22 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 import timeit
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.bench_step import GPT
 from benchmarks.measure import cpu_ms
-from trainermon.monitor.statistics import compiled, fallback
+from trainermon.monitor.journal import JournalWriter
+from trainermon.monitor.statistics import compiled, fallback, kernel_name
+from trainermon.monitor.statistics.kernel import moments
+from trainermon.monitor.taps.collector import Collector
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 READER = """
@@ -92,6 +98,9 @@ def readers(tensors: Sequence[Tensor]) -> Iterator[tuple[str, Method]]:
     read = c_reader() if tensors[0].is_cpu else None
     if read is not None:
         yield "C read", lambda: read(tensors)
+    if tensors[0].is_cuda:
+        copies = [torch.empty_like(tensor) for tensor in tensors]
+        yield "copy", lambda: torch._foreach_copy_(copies, list(tensors))
 
 
 def kernels(tensors: Sequence[Tensor]) -> Iterator[tuple[str, Method]]:
@@ -99,15 +108,52 @@ def kernels(tensors: Sequence[Tensor]) -> Iterator[tuple[str, Method]]:
     compute = compiled.load() if tensors[0].is_cpu else None
     if compute is not None:
         yield "c", lambda: compute(tensors, out, 0)
+    if kernel_name(tensors[0].device) == "triton":
+        yield "triton", lambda: moments(tensors, out)
     yield "torch", lambda: fallback.moments(tensors, out)
 
 
 def device_ms(method: Method) -> float:
+    """Return the milliseconds between two events around `method`: launches that the host is late with count."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda.synchronize()
-    begin = time.perf_counter_ns()
+    begin.record()
     method()
-    torch.cuda.synchronize()
-    return (time.perf_counter_ns() - begin) / 1e6
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end))
+
+
+def launches_of(method: Method) -> int:
+    """Return how many kernels `method` launches, copies and fills not counted."""
+    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as record:
+        method()
+        torch.cuda.synchronize()
+    kernels = [event.name for event in record.events() if event.device_type is torch.autograd.DeviceType.CUDA]
+    return sum(not name.lower().startswith("mem") for name in kernels)
+
+
+def print_launches(device: str) -> None:
+    for dtype in DTYPES.values():
+        for count in (500, 5000):
+            tensors = [torch.ones(1 + index % 3000, dtype=dtype, device=device) for index in range(count)]
+            out = torch.empty((count, 8), dtype=torch.float64, device=device)
+            moments(tensors, out)
+            host_us = (
+                min(timeit.repeat(lambda tensors=tensors, out=out: moments(tensors, out), number=10, repeat=5)) * 1e5
+            )
+            launches = launches_of(lambda tensors=tensors, out=out: moments(tensors, out))
+            print(f"  {count} tensors of {dtype}: {launches} launches, {host_us:.0f} us on the host")
+
+
+def print_copy_bandwidth(tensors: Sequence[Tensor], times: dict[str, list[float]]) -> None:
+    size = sum(tensor.nbytes for tensor in tensors)
+    copied = [2 * size / spent for spent in times["copy"]]
+    for name, spent in times.items():
+        if name != "copy":
+            shares = sorted(size / ms / rate for ms, rate in zip(spent, copied, strict=True))
+            rate = size / statistics.median(spent) / 1e6
+            print(f"  {name:22}{rate:8.0f} GB/s  {100 * statistics.median(shares):4.0f} % of copy bandwidth")
 
 
 def rounds(methods: dict[str, Method], count: int, clock: Callable[[Method], float]) -> dict[str, list[float]]:
@@ -138,6 +184,8 @@ def compare(tensors: Sequence[Tensor], count: int, clock: Callable[[Method], flo
     times = rounds(plain | dict(kernels(tensors)), count, clock)
     best = min(plain, key=lambda name: statistics.median(times[name]))
     print(f"  (ratios to the best reader, {best})")
+    if "copy" in times:
+        print_copy_bandwidth(tensors, times)
     found = {}
     for name, spent in times.items():
         ratio = ratios(times, name, best)
@@ -181,6 +229,20 @@ def print_call_costs() -> None:
         print(f"  {name:28}{best * 1e6:8.2f} us")
 
 
+def print_take_costs() -> None:
+    """Print what `Collector.take` costs per tensor beside the elements, as CPU time: the median of 15 rounds."""
+    parameters = [torch.nn.Parameter(torch.randn(8)) for _ in range(148)]
+    for name, tensors, number in (("148 tensors", parameters, 200), ("1 tensor", parameters[:1], 5000)):
+        collector = Collector(torch.device("cpu"), cast(JournalWriter, None))
+        series = list(range(len(tensors)))
+        spent = []
+        for _ in range(15):
+            collector.discard()  # else the slab grows with every take
+            spent.append(cpu_ms(lambda: [collector.take(series, tensors) for _ in range(number)]))  # noqa: B023
+        each_ns = statistics.median(spent) * 1e6 / number / len(tensors)
+        print(f"  a take of {name:18}{each_ns:8.0f} ns per tensor")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
@@ -191,7 +253,8 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     clock = cpu_ms if arguments.device == "cpu" else device_ms
     result: dict[str, dict[str, float]] = {}
-    shapes = [parameter.shape for parameter in GPT().parameters()]
+    on_cpu = arguments.device == "cpu"
+    shapes = [parameter.shape for parameter in GPT().parameters()] if on_cpu else [(2048, 2048)] * 300 + [(2048,)] * 100
     for name, dtype in DTYPES.items():
         tensors = [torch.randn(shape, dtype=dtype, device=arguments.device) for shape in shapes]
         elements = sum(tensor.numel() for tensor in tensors)
@@ -200,9 +263,12 @@ def main() -> None:
         print("  (ratios to ordinary data under the same kernel)")
         worst = compare_unusual(tensors, max(3, arguments.rounds // 3), clock)
         result[name] |= {f"{kernel}_unusual": ratio for kernel, ratio in worst.items()}
-    if arguments.device == "cpu":
+    if on_cpu:
         print("one call beside the elements, best of 20:")
         print_call_costs()
+        print_take_costs()
+    else:
+        print_launches(arguments.device)
     if arguments.json:
         print("RESULT", json.dumps(result))
 

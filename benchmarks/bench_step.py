@@ -88,6 +88,7 @@ def watch(
         watcher.set_monitor(model, optimizer)
         return watcher
     os.environ["MONITOR_OUTPUT_DIR"] = str(folder)
+    sys.modules["megatron"] = None  # type: ignore[assignment]  # where it is installed, gradients are not all collected
     from msprobe.pytorch import TrainerMon
 
     config |= {"targets": {}, "format": "csv", "ops": ["min", "max", "mean", "norm", "nans"]}

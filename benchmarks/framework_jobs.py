@@ -79,54 +79,23 @@ def make_mindstudio(level: str, folder: Path) -> Any:
     return TrainerMon(str(path), params_have_main_grad=True)
 
 
-def make_megatron(options: list[str]) -> Run:  # noqa: PLR0915  # Megatron's own order of setting up
+def make_megatron(options: list[str]) -> Run:
     from examples import megatron_cpu
 
     megatron_cpu.install()
     from megatron.core import parallel_state
-    from megatron.core.distributed import (
-        DistributedDataParallel,
-        DistributedDataParallelConfig,
-        finalize_model_grads,
-    )
-    from megatron.core.models.gpt import GPTModel
-    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.distributed import finalize_model_grads
     from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
     from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
-    from megatron.core.transformer import TransformerConfig
-    from megatron.core.transformer.module import Float16Module
 
     tp = 2 if "tp" in options else 1
     half, sharded = "bf16" in options, "distributed" in options
     dtype = torch.bfloat16 if half else torch.float32
     parallel_state.initialize_model_parallel(tp)
     model_parallel_cuda_manual_seed(123)
-    torch.manual_seed(1)
-    config = TransformerConfig(
-        num_layers=LAYERS,
-        hidden_size=WIDTH,
-        num_attention_heads=HEADS,
-        use_cpu_initialization=True,
-        params_dtype=dtype,
-        pipeline_dtype=dtype,
-        bf16=half,
-        tensor_model_parallel_size=tp,
-        attention_dropout=0.0,
-        hidden_dropout=0.0,
-        gradient_accumulation_fusion=False,
-    )
-    layers = get_gpt_layer_local_spec()
-    model: nn.Module = GPTModel(config, layers, vocab_size=8192, max_sequence_length=LENGTH)
-    if half:
-        model = Float16Module(config, model)
-    ddp_config = DistributedDataParallelConfig(use_distributed_optimizer=sharded, grad_reduce_in_fp32=half)
-    model = DistributedDataParallel(config, ddp_config, model)
-    optimizer = get_megatron_optimizer(
-        OptimizerConfig(
-            optimizer="adam", lr=1e-4, use_distributed_optimizer=sharded, clip_grad=1.0, bf16=half, params_dtype=dtype
-        ),
-        [model],
-    )
+    model = make_megatron_model(tp, dtype, sharded=sharded)
+    settings = {"optimizer": "adam", "lr": 1e-4, "clip_grad": 1.0, "bf16": half, "params_dtype": dtype}
+    optimizer = get_megatron_optimizer(OptimizerConfig(use_distributed_optimizer=sharded, **settings), [model])
     tokens = torch.randint(8192, (BATCH, LENGTH + 1))
     positions = torch.arange(LENGTH)[None].expand(BATCH, -1)
     mask = torch.triu(torch.ones(1, 1, LENGTH, LENGTH, dtype=torch.bool), 1)
@@ -143,6 +112,33 @@ def make_megatron(options: list[str]) -> Run:  # noqa: PLR0915  # Megatron's own
         "dp_group": parallel_state.get_data_parallel_group(),
     }
     return Run([model], optimizer, step, groups)
+
+
+def make_megatron_model(tp: int, dtype: torch.dtype, *, sharded: bool) -> Any:
+    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+    from megatron.core.models.gpt import GPTModel
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.transformer import TransformerConfig
+    from megatron.core.transformer.module import Float16Module
+
+    torch.manual_seed(1)
+    half = dtype is torch.bfloat16
+    config = TransformerConfig(
+        num_layers=LAYERS,
+        hidden_size=WIDTH,
+        num_attention_heads=HEADS,
+        use_cpu_initialization=True,
+        params_dtype=dtype,
+        pipeline_dtype=dtype,
+        bf16=half,
+        tensor_model_parallel_size=tp,
+        attention_dropout=0.0,
+        hidden_dropout=0.0,
+        gradient_accumulation_fusion=False,
+    )
+    model: nn.Module = GPTModel(config, get_gpt_layer_local_spec(), vocab_size=8192, max_sequence_length=LENGTH)
+    ddp_config = DistributedDataParallelConfig(use_distributed_optimizer=sharded, grad_reduce_in_fp32=half)
+    return DistributedDataParallel(config, ddp_config, Float16Module(config, model) if half else model)
 
 
 def make_deepspeed(options: list[str]) -> Run:
