@@ -72,14 +72,12 @@ def _place(name: str, tensor: nn.Parameter, stage: int, groups: Groups, held: Ho
 def _communicates(chunks: Sequence[nn.Module], groups: Groups) -> tuple[str, ...]:
     """Return the axes that a forward communicates over.
 
-    Data parallel ranks are among them where parameters are gathered, or auxiliary losses summed up, in the forward.
+    Data parallel ranks are among them where an auxiliary loss is summed up over them. Not for `overlap_param_gather`:
+    its hooks gather the model's own parameters before their first use, and a replay has others in their place.
     """
     axes = [axis for axis in ("tp", "cp", "pp", "ep") if getattr(groups, axis).size > 1]
-    config: Any = chunks[0].ddp_config
     balancing = getattr(getattr(chunks[0], "config", None), "moe_router_load_balancing_type", "")
-    if getattr(config, "overlap_param_gather", False) or "global_aux_loss" in balancing:
-        axes.append("dp")
-    return tuple(axes)
+    return (*axes, "dp") if "global_aux_loss" in balancing else tuple(axes)
 
 
 def _check(chunks: Sequence[nn.Module], optimizer: Any) -> None:

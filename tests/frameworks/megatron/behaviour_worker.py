@@ -228,7 +228,7 @@ def test_axes_of_the_forward():
         (Layout(), ()),
         (Layout(tp=2), ("tp",)),
         (Layout(ep=2, experts=4), ("ep",)),
-        (Layout(distributed_optimizer=True, overlap=True, overlap_gather=True), ("dp",)),
+        (Layout(distributed_optimizer=True, overlap=True, overlap_gather=True), ()),
     ):
         assert built(layout)[2].communicates == expected
 
