@@ -57,7 +57,6 @@ def describe(chunks: Sequence[nn.Module], optimizer: Any, coordinates: Coordinat
         optimizer=optimizer,
     )
     training.coordinates = coordinates_of(coordinates)
-    training.coordinates = coordinates_of(coordinates)
     training.communicates = _communicates(chunks, groups)
     return training
 

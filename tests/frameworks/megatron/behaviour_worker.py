@@ -242,6 +242,11 @@ def test_what_is_not_recognised_is_refused():
     ):
         with pytest.raises(AttachError, match=message):
             detect(model, steps, Coordinates())
+    for wrapper in gpt.other_wrappers():
+        sharded = wrapper.__new__(wrapper)
+        torch.nn.Module.__init__(sharded)
+        with pytest.raises(AttachError, match=f"found a model of megatron.*{wrapper.__name__}, .*not supported"):
+            detect([sharded], optimizer, Coordinates())
     group = optimizer.chained_optimizers[0].optimizer.param_groups[0]
     group["params"] = group["params"][1:]
     with pytest.raises(AttachError, match=r"does not step .*weight, which requires a gradient"):

@@ -13,6 +13,7 @@ from tests.frameworks.megatron import fused_gemm, host_memory
 fused_gemm.install()
 megatron_cpu.install()
 
+import megatron.core.distributed  # noqa: E402
 from megatron.core import __version__ as version  # noqa: E402, F401  # after the CPU took CUDA's place
 from megatron.core import parallel_state  # noqa: E402
 from megatron.core.distributed import (  # noqa: E402
@@ -222,6 +223,12 @@ def make_optimizer(layout, config, chunks):
         optimizer = LayerWiseDistributedOptimizer(optimizer.chained_optimizers, options, groups)
         optimizer.allgather_params = optimizer.broadcast_params  # gloo gathers equal sizes only
     return optimizer
+
+
+def other_wrappers():
+    """Return the classes beside DistributedDataParallel that this version of Megatron can wrap a model in."""
+    names = ("FullyShardedDataParallel", "TorchFullyShardedDataParallel")
+    return [wrapper for name in names if (wrapper := getattr(megatron.core.distributed, name, None)) is not None]
 
 
 # ---------------------------------------------------------------------- weights that every layout agrees on
