@@ -18,14 +18,16 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 calls: list[str] = []
 
 
-class NpuTensor(torch.Tensor):
-    """The handle of a tensor on the device; `raw` is its memory."""
+_memory: dict[int, torch.Tensor] = {}  # by the address of the storage, which autograd's copies of a handle share
 
-    raw: torch.Tensor
+
+class NpuTensor(torch.Tensor):
+    """The handle of a tensor on the device."""
+
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     def data_ptr(self):
-        return self.raw.data_ptr()
+        return _raw(self).data_ptr()
 
 
 class Stream(torch.Stream):
@@ -86,7 +88,7 @@ def wrap(raw):
     raw = raw.contiguous()
     handle = torch._C._acc.create_empty_tensor(raw.shape, raw.dtype)
     handle.__class__ = NpuTensor
-    handle.raw = raw
+    _memory[handle.untyped_storage()._cdata] = raw
     return handle
 
 
@@ -97,29 +99,33 @@ def _copy_from(source, target, non_blocking=False):
 
 
 def _raw(tensor):
-    return tensor.raw if isinstance(tensor, NpuTensor) else tensor
+    return _memory[tensor.untyped_storage()._cdata] if _is_handle(tensor) else tensor
+
+
+def _is_handle(value):
+    return isinstance(value, torch.Tensor) and value.device.type == "npu"
 
 
 def _compute(op, *args, **kwargs):
     """Do any operation of torch in host memory."""
     if kwargs.get("pin_memory"):
         raise RuntimeError("the stand-in has no pinned memory")
-    handles = {id(h.raw): h for h in pytree.tree_leaves((args, kwargs)) if isinstance(h, NpuTensor)}
+    handles = {id(_raw(h)): h for h in pytree.tree_leaves((args, kwargs)) if _is_handle(h)}
     args, kwargs = pytree.tree_map(
         lambda x: torch.device("cpu") if isinstance(x, torch.device) else _raw(x), (args, kwargs)
     )
     found = op(*args, **kwargs)
     for handle in handles.values():
-        if handle.shape != handle.raw.shape:  # an output that was made empty to be resized
-            handle.data = wrap(handle.raw)
+        if handle.shape != _raw(handle).shape:  # an output that was made empty to be resized
+            handle.data = wrap(_raw(handle))
     return pytree.tree_map(
         lambda x: handles[id(x)] if id(x) in handles else wrap(x) if isinstance(x, torch.Tensor) else x, found
     )
 
 
 def _as_strided(tensor, size, stride, storage_offset=None):
-    offset = (storage_offset or 0) + tensor.raw.storage_offset()  # handles know of no offset
-    return wrap(tensor.raw.as_strided(size, stride, offset))
+    offset = (storage_offset or 0) + _raw(tensor).storage_offset()  # handles know of no offset
+    return wrap(_raw(tensor).as_strided(size, stride, offset))
 
 
 _library = torch.library.Library("_", "IMPL")
@@ -128,5 +134,5 @@ _aten = torch.library.Library("aten", "IMPL")
 _aten.impl("_copy_from", _copy_from, "PrivateUse1")
 _aten.impl("as_strided", _as_strided, "PrivateUse1")
 for name in ("detach", "alias"):
-    _aten.impl(name, lambda tensor: wrap(tensor.raw), "PrivateUse1")
+    _aten.impl(name, lambda tensor: wrap(_raw(tensor)), "PrivateUse1")
 _aten.impl("record_stream", lambda tensor, stream: calls.append(f"used in {stream.stream_id}"), "PrivateUse1")

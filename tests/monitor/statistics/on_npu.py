@@ -1,5 +1,6 @@
 """Statistics on a stand-in for an Ascend NPU; `test_devices.py` runs this in a process of its own."""
 
+import dataclasses
 import logging
 import sys
 import types
@@ -8,10 +9,13 @@ import pytest
 import torch
 
 from tests import npu_stand_in as npu
+from tests.journal_rows import RankJournal, only_spool
 from tests.monitor.statistics.numpy_moments import assert_moments, elements_of
+from trainermon import TrainerMon
 from trainermon.monitor.statistics import SlabRing, kernel_name
 from trainermon.monitor.statistics.npu import overflow_flag
 from trainermon.monitor.statistics.slabs import capture_check
+from trainermon.monitor.values import Kind
 
 NPU = torch.device("npu", 0)
 
@@ -114,3 +118,38 @@ def test_the_overflow_flag_is_read_where_the_hardware_has_one(monkeypatch, has_i
     monkeypatch.setitem(sys.modules, "torch_npu.npu.utils", utils)
 
     assert overflow_flag(NPU) is expected
+
+
+def test_a_whole_training_is_watched_as_on_a_cpu(tmp_path, monkeypatch):
+    def train(device, spool):
+        monkeypatch.setenv("TRAINERMON_SPOOL", str(spool))
+        monkeypatch.setenv("TRAINERMON_OUTPUT", str(tmp_path / "output"))
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)).to(device)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, foreach=False)
+        monitor = TrainerMon(
+            {"param_distribution": True, "xy_distribution": True, "all_xy": True, "agent": {"start": False}}
+        )
+        monitor.set_monitor(model, optimizer)
+        batch = torch.arange(15.0).reshape(5, 3).to(device)
+        for _ in range(3):
+            model(batch).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            for event in npu.events:
+                event.has_passed = True
+        monitor.close()
+        return RankJournal(only_spool(spool))
+
+    expected, found = train("cpu", tmp_path / "cpu"), train("npu", tmp_path / "npu")
+
+    assert not found.events
+    for step in range(3):
+        assert found.rows[step].keys() == expected.rows[step].keys()
+        for key, row in found.rows[step].items():
+            if key.kind is not Kind.STEP:
+                assert dataclasses.astuple(row) == pytest.approx(
+                    dataclasses.astuple(expected.rows[step][key]), rel=1e-6
+                ), key
+    kinds = {key.kind for key in found.rows[2]}
+    assert {Kind.GRAD_REDUCED, Kind.PARAM_ORIGIN, Kind.PARAM_UPDATED, Kind.ACTV, Kind.ACTV_GRAD} <= kinds
