@@ -89,6 +89,7 @@ class RunNode:
             "loss": latest.loss if latest else math.nan,
             "grad_norm": latest.grad_norm if latest else math.nan,
             "step_time_s": latest.step_time_s if latest else math.nan,
+            "tokens_per_second": latest.tokens_per_second if latest else math.nan,
             "alerts_firing": len(parts.alerts.firing),
             "bytes_per_step": max((file.bytes_per_step for file in files), default=0),
             "skipped_records": parts.pipeline.follower.lost_files,
@@ -96,6 +97,7 @@ class RunNode:
             "version": trainermon.__version__,
             "model": _model(files),
             "heatmaps": self._heatmaps(),
+            "rank_quantities": parts.history.rank_quantities(),
             "rules": len(parts.rules),
             "problem": parts.pipeline.store_error,
         }

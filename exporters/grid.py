@@ -42,6 +42,11 @@ class StepGrid:
         """Memory held, in bytes."""
         return self._values.nbytes
 
+    @property
+    def has_values(self) -> bool:
+        """Whether there is anything but NaN in it."""
+        return not bool(np.isnan(self._values).all())
+
     def put(self, step: int, values: npt.NDArray[np.floating]) -> None:
         """Merge the values of all rows at one step; rows that are new have no value before it.
 

@@ -5,22 +5,32 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from trainermon.monitor.catalogue import LOSS_SERIES, STEP_TIME_SERIES
+from trainermon.monitor.catalogue import (
+    CLIP_RATIO_SERIES,
+    GLOBAL_NORM_SERIES,
+    LEARNING_RATE_SERIES,
+    LOSS_SCALE_SERIES,
+    LOSS_SERIES,
+    SKIPPED_SERIES,
+    STEP_TIME_SERIES,
+    TOKENS_PER_SECOND_SERIES,
+)
 from trainermon.monitor.journal import Header
 from trainermon.monitor.values import NO_ELEMENTS, STATISTICS, Kind, Placement, SeriesKey, StatBlock
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Indices: TypeAlias = npt.NDArray[np.intp]
+Mask: TypeAlias = npt.NDArray[np.bool_]
+Rows: TypeAlias = list[list[float]]  # the moments of each
 
-HEATMAP_STATISTICS = ("rms", "absmax", "zero_ratio")
-SCALAR_KINDS = frozenset({Kind.LOSS, Kind.STEP})
-LOSS = SeriesKey(Kind.LOSS, LOSS_SERIES)
-DURATION = SeriesKey(Kind.STEP, STEP_TIME_SERIES)
+STEP_TIME = "step_time"
+WAIT = "wait"
 
 _COUNT, _MIN, _MAX, _SUM, _SUM_SQ, _ZEROS, _NANS, _INFS = range(len(STATISTICS))
 _NEUTRAL = np.array([[getattr(NO_ELEMENTS, name)] for name in STATISTICS])
@@ -30,8 +40,10 @@ _NEUTRAL = np.array([[getattr(NO_ELEMENTS, name)] for name in STATISTICS])
 class StepSummary:
     """One step over all local ranks; NaN where nothing was recorded, infinity where something was not finite.
 
-    `loss` is the mean over the ranks, `step_time_s` the largest. `grad_norm` is the norm of all reduced gradients, each
-    element counted once.
+    `loss` is the mean over ranks and micro steps, `step_time_s` the largest. `grad_norm` is the norm of all reduced
+    gradients, each element counted once; `global_grad_norm` is what the framework returned. `learning_rate` is the
+    largest of the parameter groups, `tokens_per_second` the sum over the ranks. Of `clip_ratio` and `loss_scale` the
+    smallest counts, where ranks differ.
     """
 
     step: int
@@ -39,6 +51,12 @@ class StepSummary:
     loss: float
     grad_norm: float
     step_time_s: float
+    global_grad_norm: float = math.nan
+    learning_rate: float = math.nan
+    clip_ratio: float = math.nan
+    loss_scale: float = math.nan
+    skipped: float = math.nan
+    tokens_per_second: float = math.nan
 
 
 class SeriesTable(NamedTuple):
@@ -47,19 +65,52 @@ class SeriesTable(NamedTuple):
     header: Header
     rows: Indices  # row in the heat maps, -1 for none
     weights: Floats  # of the sum of squares in the gradient norm: 1 / scale² for a reduced gradient, else 0
-    in_global_norm: npt.NDArray[np.bool_]
-    is_loss: npt.NDArray[np.bool_]
-    is_duration: npt.NDArray[np.bool_]
+    in_global_norm: Mask
+    scalars: Indices  # place in SCALARS, -1 for none
 
 
 class RankStep(NamedTuple):
-    """What one rank says of a step as a whole, NaN for nothing; `share` is its part of the squared global norm."""
+    """What one rank says of a step as a whole; NaN, or no entry, for nothing.
+
+    `share` is its part of the squared global norm, `scalars` the rest by name.
+    """
 
     time_s: float
-    step_time: float
-    loss: float
-    grad_norm: float
     share: float
+    scalars: Mapping[str, float]
+
+
+class _Merge(NamedTuple):
+    """How a number is made of a rank's rows (micro steps, groups, calls), and of the numbers of the ranks."""
+
+    rows: Callable[[Rows], float]
+    ranks: Callable[[list[float]], float]
+
+
+def _mean_of_rows(rows: Rows) -> float:
+    return sum(row[_SUM] for row in rows) / sum(row[_COUNT] for row in rows)
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+SCALARS: Mapping[str, _Merge] = MappingProxyType(
+    {
+        LOSS_SERIES: _Merge(_mean_of_rows, _mean),
+        STEP_TIME: _Merge(_mean_of_rows, max),
+        WAIT: _Merge(lambda rows: sum(row[_SUM] for row in rows), max),
+        GLOBAL_NORM_SERIES: _Merge(_mean_of_rows, max),
+        LEARNING_RATE_SERIES: _Merge(lambda rows: max(row[_MAX] for row in rows), max),
+        CLIP_RATIO_SERIES: _Merge(_mean_of_rows, min),
+        LOSS_SCALE_SERIES: _Merge(_mean_of_rows, min),
+        SKIPPED_SERIES: _Merge(_mean_of_rows, max),
+        TOKENS_PER_SECOND_SERIES: _Merge(_mean_of_rows, sum),
+    }
+)
+"""What is merged to one number per rank, and per step; infinity wherever something was not finite."""
+
+_NAMES = tuple(SCALARS)
 
 
 class OpenStep:
@@ -78,10 +129,6 @@ class OpenStep:
         self._merge(rows[shown], values[:, shown])
         self.ranks[table.header.coordinates.rank] = _rank_step(table, series, values, block.time_s)
 
-    def heat(self, statistic: str) -> Floats:
-        """Return one statistic by row: NaN without any element, +inf where one is not finite."""
-        return heat(self.moments, statistic)
-
     def by_rank(self, quantity: str, rows: Mapping[int, int]) -> Floats:
         """Return one quantity by the row of each rank, NaN where it has not reached the step.
 
@@ -90,22 +137,29 @@ class OpenStep:
         values = np.full(len(rows), np.nan)
         first_s = min(rank.time_s for rank in self.ranks.values())
         for rank, says in self.ranks.items():
-            values[rows[rank]] = says.time_s - first_s if quantity == "lag" else getattr(says, quantity)
+            values[rows[rank]] = says.time_s - first_s if quantity == "lag" else says.scalars.get(quantity, math.nan)
         return values
 
     def summary(self, step: int) -> StepSummary:
         """Return the step as a whole, over the ranks that have reached it."""
         ranks = self.ranks.values()
         shares = _present(rank.share for rank in ranks)
-        losses = _present(rank.loss for rank in ranks)
+        norms = _present(rank.scalars["grad_norm"] for rank in ranks)
+        told = {name: self._over_ranks(name) for name in SCALARS if name not in (STEP_TIME, WAIT)}
         return StepSummary(
             step=step,
             time_s=max(rank.time_s for rank in ranks),
-            loss=sum(losses) / len(losses) if losses else math.nan,
             # Where all counted copies are on other nodes, every rank here holds a replica of some of them.
-            grad_norm=math.sqrt(sum(shares)) if shares else _largest(rank.grad_norm for rank in ranks),
-            step_time_s=_largest(rank.step_time for rank in ranks),
+            grad_norm=math.sqrt(sum(shares)) if shares else max(norms, default=math.nan),
+            step_time_s=self._over_ranks(STEP_TIME),
+            **told,
         )
+
+    def _over_ranks(self, name: str) -> float:
+        values = _present(rank.scalars.get(name, math.nan) for rank in self.ranks.values())
+        if math.inf in values:
+            return math.inf
+        return SCALARS[name].ranks(values) if values else math.nan
 
     def _merge(self, rows: Indices, values: Floats) -> None:
         missing = int(rows.max(initial=-1)) + 1 - self.moments.shape[1]
@@ -124,27 +178,41 @@ def series_table(header: Header, keys: Sequence[SeriesKey], row_of: Callable[[Se
     is_first_copy = header.coordinates.dp == 0
     return SeriesTable(
         header=header,
-        rows=np.array(
-            [-1 if key.kind in SCALAR_KINDS else row_of(key, place) for place, key in enumerate(keys)], np.intp
-        ),
+        rows=np.array([row_of(key, place) for place, key in enumerate(keys)], np.intp),
         weights=np.array([_weight(key, at) for key, at in zip(keys, placements, strict=True)], np.float64),
         in_global_norm=np.array([at.in_global_norm if at else is_first_copy for at in placements], np.bool_),
-        is_loss=np.array([key == LOSS for key in keys], np.bool_),
-        is_duration=np.array([key == DURATION for key in keys], np.bool_),
+        scalars=np.array([_scalar_of(key) for key in keys], np.intp),
     )
 
 
-def heat(moments: Floats, statistic: str) -> Floats:
-    """Return `statistic` of moments [8, n]: NaN without any element, +inf where one is not finite."""
+def heat(moments: Floats, statistic: str, *, is_size: Mask) -> Floats:
+    """Return `statistic` of moments [8, n]: NaN without any element, +inf where one is not finite.
+
+    Where `is_size` is false, mean and largest element stand for root mean square and largest magnitude.
+    """
     count, finite = moments[_COUNT], moments[_COUNT] - moments[_NANS] - moments[_INFS]
     with np.errstate(divide="ignore", invalid="ignore"):
         if statistic == "rms":
-            values = np.sqrt(moments[_SUM_SQ] / finite)
+            values = np.where(is_size, np.sqrt(moments[_SUM_SQ] / finite), moments[_SUM] / finite)
         elif statistic == "absmax":
-            values = np.where(finite > 0, np.maximum(-moments[_MIN], moments[_MAX]), np.nan)
+            largest = np.where(is_size, np.maximum(-moments[_MIN], moments[_MAX]), moments[_MAX])
+            values = np.where(finite > 0, largest, np.nan)
         else:
             values = moments[_ZEROS] / count
     return np.where(finite < count, np.inf, np.where(count > 0, values, np.nan))
+
+
+def _scalar_of(key: SeriesKey) -> int:
+    name = None
+    if key.kind is Kind.LOSS and key.name == LOSS_SERIES:
+        name = LOSS_SERIES
+    elif key.kind is Kind.COMM and key.slot == "wait_seconds":
+        name = WAIT
+    elif key.kind is Kind.STEP and key.name == STEP_TIME_SERIES:
+        name = STEP_TIME
+    elif key.kind is Kind.STEP and bool(key.slot) == (key.name == LEARNING_RATE_SERIES):
+        name = key.name
+    return _NAMES.index(name) if name in SCALARS else -1
 
 
 def _weight(key: SeriesKey, placement: Placement | None) -> float:
@@ -157,14 +225,14 @@ def _rank_step(table: SeriesTable, series: Indices, values: Floats, time_s: floa
     weights = table.weights[series]
     is_grad = weights > 0
     counts = is_grad & table.in_global_norm[series]
-    is_loss, is_duration = table.is_loss[series], table.is_duration[series]
-    return RankStep(
-        time_s=time_s,
-        step_time=_scalar(values[:, is_duration]),
-        loss=_scalar(values[:, is_loss]),
-        grad_norm=math.sqrt(_sum_sq(values[:, is_grad], weights[is_grad])),
-        share=_sum_sq(values[:, counts], weights[counts]),
-    )
+    scalars = table.scalars[series]
+    told = np.flatnonzero(scalars >= 0)
+    rows: dict[str, Rows] = {}
+    for number, row in zip(scalars[told].tolist(), values[:, told].T.tolist(), strict=True):
+        rows.setdefault(_NAMES[number], []).append(row)
+    found = {name: _scalar(of_name, SCALARS[name]) for name, of_name in rows.items()}
+    found["grad_norm"] = math.sqrt(_sum_sq(values[:, is_grad], weights[is_grad]))
+    return RankStep(time_s=time_s, share=_sum_sq(values[:, counts], weights[counts]), scalars=found)
 
 
 def _sum_sq(moments: Floats, weights: Floats) -> float:
@@ -176,17 +244,12 @@ def _sum_sq(moments: Floats, weights: Floats) -> float:
     return float(moments[_SUM_SQ] @ weights)
 
 
-def _scalar(moments: Floats) -> float:
-    """Return the mean of the series' elements; NaN of nothing, infinity with a non-finite element."""
-    if moments[[_NANS, _INFS]].any():
+def _scalar(rows: Rows, merge: _Merge) -> float:
+    """Return the rank's number; NaN of nothing, infinity with a non-finite element."""
+    if any(row[_NANS] or row[_INFS] for row in rows):
         return math.inf
-    finite = moments[_COUNT].sum()
-    return float(moments[_SUM].sum() / finite) if finite else math.nan
+    return merge.rows(rows) if any(row[_COUNT] for row in rows) else math.nan
 
 
 def _present(values: Iterable[float]) -> list[float]:
     return [value for value in values if not math.isnan(value)]
-
-
-def _largest(values: Iterable[float]) -> float:
-    return max(_present(values), default=math.nan)

@@ -25,7 +25,7 @@ Array = npt.NDArray[Any]
 _LARGEST = METRICS["trainermon_feature_max"]
 # Elsewhere it is the root mean square.
 _MEANS = frozenset({MODULE_METRICS[Kind.MG_DIRECTION].name, MODULE_METRICS[Kind.FEATURE].name})
-_SHOWN_BY_LARGEST = frozenset({"attention_max_logit", "expert_load", "fp8_amax.forward", "fp8_amax.backward"})
+SHOWN_BY_LARGEST = frozenset({"attention_max_logit", "expert_load", "fp8_amax.forward", "fp8_amax.backward"})
 _LEFT_TO_THE_STORE = "expert_load."  # which experts have the most and the least load
 
 
@@ -136,7 +136,7 @@ def _quantity_of(key: SeriesKey) -> _Quantity | None:
         side = key.slot.partition(".")[0]
         return _Quantity(key.kind, metric.name, side) if side in ("pre", "post") else None
     if key.kind is Kind.FEATURE:
-        name = _LARGEST.name if key.slot in _SHOWN_BY_LARGEST else metric.name
+        name = _LARGEST.name if key.slot in SHOWN_BY_LARGEST else metric.name
         return None if key.slot.startswith(_LEFT_TO_THE_STORE) else _Quantity(key.kind, name, key.slot)
     return _Quantity(key.kind, metric.name, key.slot if key.kind is Kind.STATE else "")
 

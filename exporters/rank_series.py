@@ -140,8 +140,10 @@ class RankSeries:
         added = np.bincount(numbers[told], weights=sums[told], minlength=len(self._index.scalars))
         for number in np.unique(numbers[told]).tolist():
             scalar = self._index.scalars[number]
-            self._rows[:, scalar.ids] = 0.0
-            self._totals[scalar.identity] += float(added[number])
+            if scalar.adds_up:
+                self._totals[scalar.identity] += float(added[number])
+            elif len(scalar.ids) > 1:
+                self._rows[:, scalar.ids] = 0.0
 
     def _candidates(self, header: Header) -> Iterator[_Single]:
         """Return the series that are not about a module, the most wanted first."""

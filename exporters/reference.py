@@ -21,8 +21,8 @@ scraper asks for. Histograms have exemplars with the step in OpenMetrics.
   `trainermon_loss * on (run, rank) group_left (dp, tp, pp) trainermon_run_info`.
 * A value that is not known or not finite has no sample. Non-finite elements are counted in
   `trainermon_nonfinite_elements_total`; alert on that, never on a comparison with NaN.
-* Numbers of the step are those of the newest one; of several micro steps the mean. Of learning rates, recorded values and
-  process groups the first 8 are shown.
+* Numbers of the step are those of the newest one, of several micro steps the mean. Of learning rates, recorded values
+  and process groups the first 8 are shown.
 * Root mean squares, not norms, are given per module: they compare across modules of different size, and
   `sqrt(avg by (run, module) (x^2))` over ranks is right for replicas and for equal shards.
 * Values are as they were in the tensor: gradients are scaled as they are when the optimizer step begins.

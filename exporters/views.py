@@ -1,9 +1,9 @@
 """What the page shows of a run, kept in memory and answered without touching the disk.
 
-`RunHistory` is fed block by block and merges the local ranks: lines (loss, gradient norm, step time), heat maps of
-series by steps for every kind, and of ranks by steps. The whole run is kept, at a resolution that falls with its length
-(see `StepGrid`); full detail is in the store. Memory: `max_bytes` for the heat maps, at most 16 MiB for the steps that
-some rank has not reached yet, and about 1 MB for the rest.
+`RunHistory` is fed block by block and merges the local ranks: lines (loss, gradient norm, step time, and what else
+there is one number of per step), heat maps of series by steps, and of ranks by steps. The whole run is kept, at a
+resolution that falls with its length (see `StepGrid`); full detail is in the store. Memory: `max_bytes` for the heat
+maps, at most 16 MiB for the steps that some rank has not reached yet, and about 1 MB for the rest.
 """
 
 from __future__ import annotations
@@ -11,33 +11,51 @@ from __future__ import annotations
 import collections
 import itertools
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from trainermon.exporters.blocks import read_blocks
 from trainermon.exporters.grid import MIN_COLUMNS, Pooled, StepGrid
-from trainermon.exporters.merge import HEATMAP_STATISTICS, OpenStep, SeriesTable, StepSummary, series_table
+from trainermon.exporters.heat_rows import HEATMAP_STATISTICS, HeatRow, heat_row, statistics_of
+from trainermon.exporters.merge import (
+    STEP_TIME,
+    WAIT,
+    OpenStep,
+    SeriesTable,
+    StepSummary,
+    heat,
+    series_table,
+)
 from trainermon.monitor.errors import QueryError
 from trainermon.monitor.journal import Header
 from trainermon.monitor.values import STATISTICS, Kind, SeriesKey, StatBlock, as_plain
 
-LINES = ("loss", "grad_norm", "step_time")
-RANK_QUANTITIES = ("step_time", "loss", "grad_norm", "lag")
+LINES = (
+    "loss",
+    "grad_norm",
+    STEP_TIME,
+    "global_grad_norm",
+    "learning_rate",
+    "clip_ratio",
+    "loss_scale",
+    "skipped",
+    "tokens_per_second",
+)
+RANK_QUANTITIES = (STEP_TIME, "loss", "grad_norm", "lag", WAIT)
+
+# Where several steps share a point the most unusual one is kept: the smallest of these, the largest of the others.
+_SMALLEST = frozenset({"clip_ratio", "loss_scale", "tokens_per_second"})
+# What a heat map calls otherwise.
+_GRIDS = {"mean": "rms", "max": "absmax"}
 
 _LINE_CELLS = 8192
 _OPEN_BYTES = 16 << 20
 _MAX_OPEN_STEPS = 64
 _MAX_SUMMARIES = 1024
-
-
-class _Row(NamedTuple):
-    """A row of the heat maps: one series over all local ranks and micro steps."""
-
-    kind: Kind
-    label: str
 
 
 class RunHistory:
@@ -51,9 +69,11 @@ class RunHistory:
     def __init__(self, *, max_bytes: int = 48 << 20) -> None:
         cells = max_bytes // 4 // len(HEATMAP_STATISTICS)
         self._heat = {statistic: StepGrid(max_cells=cells) for statistic in HEATMAP_STATISTICS}
-        self._lines = {name: StepGrid(max_columns=_LINE_CELLS) for name in LINES}
+        self._lines = StepGrid(max_columns=_LINE_CELLS)  # a row for each of LINES
         self._ranks = {quantity: StepGrid(max_cells=1 << 16) for quantity in RANK_QUANTITIES}
-        self._rows: dict[_Row, int] = {}
+        self._rows: dict[HeatRow, int] = {}
+        self._is_size: list[bool] = []  # by row: what is shown is a size, not a value that has a sign
+        self._sizes = np.zeros(0, np.bool_)  # the same, as far as it was asked for
         self._max_rows = cells // MIN_COLUMNS
         self._places: dict[int, tuple[int, int]] = {}  # by row: pipeline chunk, and place in the rank's table
         self._tables: dict[int, SeriesTable] = {}
@@ -115,33 +135,40 @@ class RunHistory:
         return taken
 
     def heatmaps(self) -> list[dict[str, Any]]:
-        """Return which heat maps there are: [{"kind": "grad_reduced", "statistics": ["rms", ...]}, ...]."""
-        present = {row.kind for row in self._rows}
-        return [{"kind": kind.value, "statistics": list(HEATMAP_STATISTICS)} for kind in Kind if kind in present]
+        """Return which heat maps there are: [{"kind": "grad_reduced", "statistics": ["rms", ...]}, ...].
+
+        The first statistic is the one that says most.
+        """
+        names = dict.fromkeys(row.heat_map for row in self._rows)
+        order = {kind.value: place for place, kind in enumerate(Kind)}
+        ordered = sorted(names, key=lambda name: order[name.partition("/")[0]])
+        return [{"kind": name, "statistics": list(statistics_of(name))} for name in ordered]
+
+    def rank_quantities(self) -> list[str]:
+        """Return the quantities of ranks by steps that this run has."""
+        return [name for name in RANK_QUANTITIES if name != WAIT or self._ranks[WAIT].has_values]
 
     def lines(self, names: Sequence[str]) -> dict[str, Any]:
         """Return {"steps": [...], "series": {name: [...]}}, ready for JSON; None where nothing was recorded.
 
-        Beyond 8 192 steps a value is the largest of several steps, and its step the first of them.
+        A line without any value is empty. Beyond 8 192 steps a value is the largest of several steps, of clip ratio,
+        loss scale and tokens per second the smallest, and its step the first of them.
 
         Raises:
             QueryError: A name is unknown.
         """
-        grids = {name: _named(self._lines, name, "line").select(np.arange(1)) for name in names}
+        for name in names:
+            _require(name, LINES, "line")
+        copy = self._lines.select(np.arange(len(LINES)))
         for step, now in sorted(self._open.items()):
-            for name, value in _line_values(now.summary(step)).items():
-                if name in grids:
-                    grids[name].put(step, np.array([value]))
-        points: dict[int, dict[str, float]] = {}
-        for name, grid in grids.items():
-            pooled = grid.pool(_LINE_CELLS)
-            for column in np.flatnonzero(~np.isnan(pooled.values).all(axis=0)).tolist():
-                value = float(f"{pooled.values[0, column]:.7g}")
-                points.setdefault(pooled.first_step + column * pooled.stride, {})[name] = value
-        steps = sorted(points)
+            copy.put(step, _line_values(now.summary(step)))
+        pooled = copy.select(np.array([LINES.index(name) for name in names], np.intp)).pool(_LINE_CELLS)
+        filled = np.flatnonzero(~np.isnan(pooled.values).all(axis=0))
         return {
-            "steps": steps,
-            "series": {name: as_plain([points[step].get(name) for step in steps]) for name in names},
+            "steps": [pooled.first_step + column * pooled.stride for column in filled.tolist()],
+            "series": {
+                name: _told(name, values) for name, values in zip(names, pooled.values[:, filled].tolist(), strict=True)
+            },
         }
 
     def heatmap(self, kind: str, statistic: str, columns: int) -> bytes:
@@ -150,16 +177,17 @@ class RunHistory:
         Raises:
             QueryError: There is no such heat map.
         """
-        grid = _named(self._heat, statistic, "statistic")
-        rows = [(self._places[index], row.label, index) for row, index in self._rows.items() if row.kind.value == kind]
+        rows = [(self._places[index], row.label, index) for row, index in self._rows.items() if row.heat_map == kind]
         if not rows:
             known = ", ".join(entry["kind"] for entry in self.heatmaps())
             raise QueryError(f"no heat map of kind {kind!r}; expected one of: {known or 'none yet'}")
+        source = _GRIDS.get(_require(statistic, statistics_of(kind), "statistic"), statistic)
+        grid = self._heat[source]
         rows.sort()
         chosen = np.array([index for *_, index in rows])
         copy = grid.select(chosen)
         for step, now in sorted(self._open.items()):
-            copy.put(step, _padded(now.heat(statistic), len(self._rows))[chosen])
+            copy.put(step, _padded(self._heat_of(now, source), len(self._rows))[chosen])
         return _encode(copy.pool(columns), [label for _, label, _ in rows], kind=kind, statistic=statistic)
 
     def ranks(self, quantity: str, columns: int) -> bytes:
@@ -168,7 +196,7 @@ class RunHistory:
         Raises:
             QueryError: The quantity is unknown.
         """
-        grid = _named(self._ranks, quantity, "quantity")
+        grid = self._ranks[_require(quantity, RANK_QUANTITIES, "quantity")]
         known = sorted(self._rank_rows)
         chosen = np.array([self._rank_rows[rank] for rank in known], np.intp)
         copy = grid.select(chosen)
@@ -178,14 +206,17 @@ class RunHistory:
 
     def num_bytes(self) -> int:
         """Return the memory held in arrays, in bytes."""
-        grids = [*self._heat.values(), *self._lines.values(), *self._ranks.values()]
-        return sum(grid.num_bytes for grid in grids) + sum(step.moments.nbytes for step in self._open.values())
+        open_bytes = sum(step.moments.nbytes for step in self._open.values())
+        return sum(grid.num_bytes for grid in self._grids()) + open_bytes
+
+    def _grids(self) -> tuple[StepGrid, ...]:
+        return (self._lines, *self._heat.values(), *self._ranks.values())
 
     def _begin_attempt(self, step: int) -> None:
         self._first_step = step
         self._summarised = step - 1
         self._open = {earlier: now for earlier, now in self._open.items() if earlier < step}
-        for grid in (*self._heat.values(), *self._lines.values(), *self._ranks.values()):
+        for grid in self._grids():
             grid.cut(step)
 
     def _table(self, header: Header, keys: Sequence[SeriesKey]) -> SeriesTable:
@@ -198,10 +229,12 @@ class RunHistory:
         return table
 
     def _row(self, header: Header, key: SeriesKey, place: int) -> int:
-        row = _Row(key.kind, SeriesKey(key.kind, key.name, key.slot, key.call, stage=key.stage).label)
-        if row not in self._rows and len(self._rows) == self._max_rows:
+        row = heat_row(key)
+        if row is None or (row not in self._rows and len(self._rows) == self._max_rows):
             return -1
         index = self._rows.setdefault(row, len(self._rows))
+        if index == len(self._is_size):
+            self._is_size.append("rms" in statistics_of(row.heat_map))
         self._places[index] = (key.stage * header.coordinates.pp_size + header.coordinates.pp, place)
         return index
 
@@ -217,30 +250,47 @@ class RunHistory:
 
     def _close_step(self, step: int, now: OpenStep) -> None:
         for statistic, grid in self._heat.items():
-            grid.put(step, now.heat(statistic))
+            grid.put(step, self._heat_of(now, statistic))
         for quantity, grid in self._ranks.items():
             grid.put(step, now.by_rank(quantity, self._rank_rows))
         summary = now.summary(step)
-        for name, value in _line_values(summary).items():
-            self._lines[name].put(step, np.array([value]))
+        self._lines.put(step, _line_values(summary))
         if step > self._summarised:
             self._summarised = step
             self.latest = summary
             self._summaries.append(summary)
 
+    def _heat_of(self, step: OpenStep, statistic: str) -> np.ndarray:
+        if len(self._sizes) < len(self._is_size):
+            self._sizes = np.array(self._is_size)
+        return heat(step.moments, statistic, is_size=self._sizes[: step.moments.shape[1]])
 
-def _line_values(summary: StepSummary) -> dict[str, float]:
-    return dict(zip(LINES, (summary.loss, summary.grad_norm, summary.step_time_s), strict=True))
+
+def _line_values(summary: StepSummary) -> np.ndarray:
+    """Return the values of LINES as the grid, which keeps the largest, holds them: some with the sign changed."""
+    values = [getattr(summary, "step_time_s" if name == STEP_TIME else name) for name in LINES]
+    return np.array([_turned(name, value) for name, value in zip(LINES, values, strict=True)])
+
+
+def _turned(line: str, value: float) -> float:
+    """Change the sign where of several steps the smallest value is kept; infinity stays."""
+    return -value if line in _SMALLEST and math.isfinite(value) else value
+
+
+def _told(line: str, values: Sequence[float]) -> list[Any]:
+    """Return a line for JSON: seven digits, None for nothing, and no list of nothing but None."""
+    told = [None if math.isnan(value) else float(f"{_turned(line, value):.7g}") for value in values]
+    return as_plain(told) if any(value is not None for value in told) else []
 
 
 def _padded(values: np.ndarray, length: int) -> np.ndarray:
     return np.concatenate([values, np.full(length - len(values), np.nan)])
 
 
-def _named(grids: dict[str, StepGrid], name: str, what: str) -> StepGrid:
-    if name not in grids:
-        raise QueryError(f"unknown {what} {name!r}; expected one of: {', '.join(grids)}")
-    return grids[name]
+def _require(name: str, known: Sequence[str], what: str) -> str:
+    if name not in known:
+        raise QueryError(f"unknown {what} {name!r}; expected one of: {', '.join(known)}")
+    return name
 
 
 def _encode(pooled: Pooled, rows: Sequence[str], **what: str) -> bytes:

@@ -11,7 +11,7 @@ import pytest
 from trainermon.alerts.statistics import DERIVED
 from trainermon.analysis import findings
 from trainermon.exporters import views
-from trainermon.exporters.merge import HEATMAP_STATISTICS
+from trainermon.exporters.heat_rows import HEATMAP_STATISTICS
 from trainermon.monitor.values import Alert, Kind
 
 WEB = Path(__file__).parents[2] / "dashboards" / "web"

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trainermon.exporters import views
 from trainermon.exporters.store import SegmentWriter
 from trainermon.exporters.views import RunHistory
 from trainermon.monitor.errors import QueryError
@@ -129,6 +130,113 @@ def test_the_lines_are_mean_loss_merged_norm_and_longest_step():
     assert lines["series"]["loss"] == [1.5]
     assert lines["series"]["grad_norm"] == [pytest.approx(math.sqrt(1 + 4 + 9 + 16), rel=1e-6)]
     assert lines["series"]["step_time"] == [0.75]
+
+
+def test_the_loss_of_micro_steps_is_their_mean_over_all_ranks():
+    keys = [SeriesKey(Kind.LOSS, "loss", micro_step=number) for number in range(3)]
+    history = expecting(header(0, keys=keys), header(1, keys=keys))
+
+    feed(history, header(0, keys=keys), 0, [[1.0], [2.0], [6.0]])
+    feed(history, header(1, keys=keys), 0, [[1.0]])
+
+    assert history.lines(["loss"])["series"]["loss"] == [2.0]
+
+
+def test_numbers_of_the_step_are_merged_as_each_has_to_be():
+    keys = [SeriesKey(Kind.STEP, name) for name in ("global_grad_norm", "clip_ratio", "loss_scale", "skipped")]
+    keys += [SeriesKey(Kind.STEP, "learning_rate", group) for group in ("0", "1")]
+    keys += [SeriesKey(Kind.STEP, name) for name in ("tokens_per_second", "learning_rate", "my_value")]
+    history = expecting(header(0, keys=keys), header(1, keys=keys))
+    names = ["global_grad_norm", "clip_ratio", "loss_scale", "skipped", "learning_rate", "tokens_per_second"]
+
+    feed(history, header(0, keys=keys), 0, [[3.0], [0.5], [8.0], [0.0], [0.1], [0.3], [100.0], [9.0], [9.0]])
+    feed(history, header(1, keys=keys), 0, [[3.0], [0.25], [4.0], [1.0], [0.2], [0.1], [150.0], [9.0], [9.0]])
+    (summary,) = history.take_summaries()
+    feed(history, header(0, keys=keys), 1, [[math.inf], [math.nan], [8.0]])
+    feed(history, header(1, keys=keys), 1, [[math.inf], [0.5], [8.0]])
+
+    lines = history.lines([*names, "step_time"])["series"]
+    first = [3.0, 0.25, 4.0, 1.0, 0.3, 250.0]
+    assert [lines[name][0] for name in names] == first
+    assert [getattr(summary, name) for name in names] == first
+    assert [lines[name][1] for name in names] == ["Infinity", "Infinity", 8.0, None, None, None]
+    assert lines["step_time"] == []
+
+
+def test_of_many_steps_the_smallest_clip_ratio_is_kept_and_the_largest_rate(monkeypatch):
+    monkeypatch.setattr(views, "_LINE_CELLS", 64)
+    keys = [SeriesKey(Kind.STEP, "clip_ratio"), SeriesKey(Kind.STEP, "learning_rate", "0")]
+    history = RunHistory()
+
+    for step in range(100):
+        feed(history, header(keys=keys), step, [[0.125 if step == 51 else 1.0], [2.0 if step == 51 else 1.0]])
+
+    lines = history.lines(["clip_ratio", "learning_rate"])["series"]
+    assert len(lines["clip_ratio"]) == 50
+    assert (min(lines["clip_ratio"]), max(lines["learning_rate"])) == (0.125, 2.0)
+
+
+def test_the_waiting_time_of_a_rank_is_that_of_all_its_calls():
+    waits = [
+        SeriesKey(Kind.COMM, f"dp.{op}", "wait_seconds", call) for op in ("all_reduce", "all_gather") for call in (0, 1)
+    ]
+    history = expecting(header(0, keys=waits), header(1, keys=waits))
+    assert "wait" not in history.rank_quantities()
+
+    feed(history, header(0, keys=waits), 0, [[0.25], [0.5], [1.0], [1.0]])
+    feed(history, header(1, keys=waits), 0, [[0.0], [0.0], [0.25], [0.25]])
+
+    np.testing.assert_array_equal(decode(history.ranks("wait", 10))[1], [[2.75], [0.5]])
+    assert "wait" in history.rank_quantities()
+    head, cells = decode(history.heatmap("comm/wait_seconds", "mean", 10))
+    assert head["rows"] == ["dp.all_reduce", "dp.all_gather"]
+    np.testing.assert_array_equal(cells[:, 0], [0.1875, 0.625])
+
+
+def test_only_what_shares_a_scale_shares_a_heat_map():
+    keys = [
+        SeriesKey(Kind.FEATURE, "h.0", "attention_entropy"),
+        SeriesKey(Kind.FEATURE, "h.0", "attention_max_logit"),
+        SeriesKey(Kind.FEATURE, "h.1", "attention_entropy"),
+        SeriesKey(Kind.FEATURE, "h.1", "expert_load"),
+        SeriesKey(Kind.FEATURE, "h.1", "expert_load.top0.expert"),
+        SeriesKey(Kind.STATE, "w", "momentum_buffer"),
+        SeriesKey(Kind.STATE, "w", "row_var"),
+        SeriesKey(Kind.MG_DIRECTION, "w"),
+        SeriesKey(Kind.COMM, "dp", "sequence"),
+        SeriesKey(Kind.COMM, "dp.all_reduce", "pre.0", 0),
+        SeriesKey(Kind.COMM, "dp.all_reduce", "pre.0", 7),
+    ]
+    history = RunHistory()
+    rows = [[1.0, 3.0], [-9.0, -4.0], [1.0], [0.0, 0.75], [17.0], [3.0], [0.5], [1.0, 0.0], [40.0], [3.0], [4.0]]
+
+    feed(history, header(keys=keys), 0, rows)
+
+    sizes = ["rms", "absmax", "zero_ratio"]
+    assert [(entry["kind"], entry["statistics"]) for entry in history.heatmaps()] == [
+        ("state/momentum_buffer", sizes),
+        ("state/row_var", sizes),
+        ("mg_direction", ["mean"]),
+        ("comm", sizes),
+        ("feature/attention_entropy", ["mean", "max"]),
+        ("feature/attention_max_logit", ["max", "mean"]),
+        ("feature/expert_load", ["max", "zero_ratio"]),
+    ]
+    shown = {}
+    for entry in history.heatmaps():
+        head, cells = decode(history.heatmap(entry["kind"], entry["statistics"][0], 10))
+        shown[entry["kind"]] = dict(zip(head["rows"], cells[:, 0].tolist(), strict=True))
+    assert shown == {
+        "state/momentum_buffer": {"w": 3.0},
+        "state/row_var": {"w": 0.5},
+        "mg_direction": {"w": 0.5},
+        "comm": {"dp.all_reduce.pre.0": pytest.approx(math.sqrt(12.5))},
+        "feature/attention_entropy": {"h.0": 2.0, "h.1": 1.0},
+        "feature/attention_max_logit": {"h.0": -4.0},
+        "feature/expert_load": {"h.1": 0.75},
+    }
+    with pytest.raises(QueryError, match=r"unknown statistic 'rms'; expected one of: mean"):
+        history.heatmap("mg_direction", "rms", 10)
 
 
 def test_replicas_without_placement_count_once_in_the_norm():
