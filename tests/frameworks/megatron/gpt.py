@@ -6,6 +6,7 @@ import inspect
 import zlib
 
 import torch
+import torch.distributed as dist
 
 from examples import megatron_cpu
 from tests.frameworks.megatron import fused_gemm, host_memory
@@ -77,7 +78,7 @@ class Layout:
 
 
 def initialise(layout):
-    parallel_state.destroy_model_parallel()
+    release()
     parallel_state._POSITION_EMBEDDING_GLOBAL_RANKS = None  # 0.12 forgets to
     parallel_state.initialize_model_parallel(
         layout.tp,
@@ -89,6 +90,14 @@ def initialise(layout):
         **({"num_distributed_optimizer_instances": layout.instances} if layout.instances > 1 else {}),
     )
     model_parallel_cuda_manual_seed(123)
+
+
+def release():
+    """Let go of the layout before: Megatron forgets its groups, but each gloo group keeps its threads."""
+    parallel_state.destroy_model_parallel()
+    world = dist.distributed_c10d._world
+    for group in [group for group in world.pg_map if group is not dist.group.WORLD]:
+        dist.destroy_process_group(group)
 
 
 def transformer_config(layout):
