@@ -113,7 +113,8 @@ def test_lost_gradients_inhibit_every_consequence() -> None:
 
     assert rules["gradient-nonfinite"].severity is Severity.FATAL
     assert rules["gradient-nonfinite"].for_steps == 1
-    assert set(rules) - set(rules["gradient-nonfinite"].inhibits) == {"gradient-nonfinite", "gradient-nonfinite-local"}
+    news = {"gradient-nonfinite", "gradient-nonfinite-local", "loss-scale-collapse", "steps-skipped"}
+    assert set(rules) - set(rules["gradient-nonfinite"].inhibits) == news
 
 
 WRONG = [
