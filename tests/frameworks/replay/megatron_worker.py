@@ -14,7 +14,10 @@ from trainermon.monitor.frameworks.megatron import naming
 
 
 def build(layout, config_changes):
+    from megatron.core.transformer.moe.moe_utils import get_moe_layer_wise_logging_tracker
+
     gpt.initialise(layout)
+    get_moe_layer_wise_logging_tracker().clear()  # its sums outlive a training
     with changed(gpt, "transformer_config", functools.partial(changed_config, gpt.transformer_config, config_changes)):
         chunks, optimizer = gpt.build(layout)
     modules = {}
@@ -33,7 +36,6 @@ def build(layout, config_changes):
 
     def bits():
         from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
-        from megatron.core.transformer.moe.moe_utils import get_moe_layer_wise_logging_tracker
 
         held = [tensor for chunk in chunks for tensor in (*chunk.module.parameters(), *chunk.module.buffers())]
         sums = [found["values"] for found in get_moe_layer_wise_logging_tracker().values()]
@@ -71,6 +73,16 @@ def case(name, layout, fault, *, config_changes=None, **options):
 MLP, ATTENTION = "decoder.layers.{}.mlp.linear_fc1", "decoder.layers.{}.self_attention.linear_qkv"
 TP = functools.partial(Layout, tp=2, dropout=0.1)
 PP = functools.partial(Layout, pp=2, dropout=0.1)
+EP = Layout(ep=2, experts=4, dropout=0.1)
+EXPERT = Fault(
+    kind="transient", module="decoder.layers.0.mlp.experts.local_experts.2.linear_fc1", rank=1, phase="forward"
+)
+# losses that are added up for the log, and a bias that is moved between forward and optimizer
+ROUTING = {
+    "moe_aux_loss_coeff": 0.01,
+    "moe_router_enable_expert_bias": True,
+    "moe_router_score_function": "sigmoid",
+}
 CASES = [
     case("tp-weight", TP(), Fault(kind="weight", module=MLP.format(1), rank=1, phase="parameter")),
     case("tp-transient", TP(), Fault(kind="transient", module=ATTENTION.format(0), rank=1, phase="forward")),
@@ -100,20 +112,9 @@ CASES = [
         Layout(distributed_optimizer=True, overlap=True, overlap_gather=True, fused=True, dropout=0.1),
         Fault(kind="transient", module=MLP.format(1), rank=1, phase="forward"),
     ),
+    case("ep", EP, EXPERT, config_changes=ROUTING),
     case(
-        "ep",
-        Layout(ep=2, experts=4, dropout=0.1),
-        Fault(
-            kind="transient",
-            module="decoder.layers.0.mlp.experts.local_experts.2.linear_fc1",
-            rank=1,
-            phase="forward",
-        ),
-        config_changes={
-            "moe_aux_loss_coeff": 0.01,
-            "moe_router_enable_expert_bias": True,
-            "moe_router_score_function": "sigmoid",
-        },
+        "ep-gradients", EP, Fault(kind="none"), config_changes=ROUTING, config={"monitor_mbs_grad": True}, forced=True
     ),
 ]
 

@@ -19,8 +19,9 @@ def test_the_guilty_rank_and_module_are_named_and_no_bit_differs(results, name):
     assert_located(results, name)
 
 
-def test_a_replay_has_the_gradients_that_the_step_had(results):
-    assert_gradients(results, "tp-gradients", number=56)
+@pytest.mark.parametrize(("name", "number"), [("tp-gradients", 56), ("ep-gradients", 52)])
+def test_a_replay_has_the_gradients_that_the_step_had(results, name, number):
+    assert_gradients(results, name, number=number)
 
 
 def test_an_ordered_dump_of_a_stage_changes_nothing(results):
