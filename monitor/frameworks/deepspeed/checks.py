@@ -25,8 +25,15 @@ def is_of_deepspeed(chunks: Sequence[nn.Module], optimizer: object) -> bool:
         return True
     if any(kind.__module__.startswith("deepspeed.runtime.") for kind in type(optimizer).__mro__):
         return True
-    marks = ("ds_id", "_hp_mapping")
-    return any(hasattr(parameter, mark) for chunk in chunks for parameter in chunk.parameters() for mark in marks)
+    return any(_is_marked(chunk) for chunk in chunks)
+
+
+def _is_marked(chunk: nn.Module) -> bool:
+    """Return whether an engine has left its marks on its inner module; up to 0.17 stage 0 leaves none."""
+    hooks = chunk._forward_pre_hooks.values()
+    if any(getattr(hook, "__module__", "").startswith("deepspeed.runtime.") for hook in hooks):
+        return True
+    return any(hasattr(parameter, mark) for parameter in chunk.parameters() for mark in ("ds_id", "_hp_mapping"))
 
 
 def check(engine: Any, optimizer: Any) -> None:

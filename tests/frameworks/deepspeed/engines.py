@@ -73,7 +73,7 @@ def make_engine(case: Case):
         {"params": [p for p in trained if p.dim() > 1], "weight_decay": 0.1},
         {"params": [p for p in trained if p.dim() == 1], "lr": 1e-2},
     ]
-    zero = {"stage": case.stage, "stage3_param_persistence_threshold": 8, **dict(case.zero)}
+    zero = {"stage": case.stage, "stage3_param_persistence_threshold": 8, "reduce_bucket_size": 4096} | dict(case.zero)
     if case.offload:
         zero["offload_optimizer"] = {"device": "cpu"}
     config = {

@@ -48,7 +48,7 @@ def make_engine(dtype, stage):
     config = {
         "train_micro_batch_size_per_gpu": 2,
         "gradient_clipping": 0.05,
-        "zero_optimization": {"stage": stage},
+        "zero_optimization": {"stage": stage, "reduce_bucket_size": 4096},
         "steps_per_print": 1_000_000,
     }
     if dtype == "bf16":

@@ -59,7 +59,7 @@ def make_engine(dtype, stage):
         "train_micro_batch_size_per_gpu": 2,
         "gradient_accumulation_steps": GAS,
         "gradient_clipping": 0.05,
-        "zero_optimization": {"stage": stage},
+        "zero_optimization": {"stage": stage, "reduce_bucket_size": 4096},
         "optimizer": {"type": "Adam", "params": {"lr": 1e-3, "torch_adam": True}},
         "steps_per_print": 1_000_000,
     }

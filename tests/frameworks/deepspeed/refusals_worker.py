@@ -1,0 +1,45 @@
+"""Asks for the set-up of engines in ways that cannot be answered, on one rank, and prints what it is told."""
+
+import os
+import sys
+
+import deepspeed
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DeepSpeedOptimizerWrapper
+
+from tests.frameworks.deepspeed.engines import Case, Model, make_engine, start
+from trainermon.monitor.errors import AttachError
+from trainermon.monitor.frameworks import detect
+from trainermon.monitor.values import Coordinates
+
+
+def ask(what, model, optimizer):
+    try:
+        print(f"{what}: {detect([model], optimizer, Coordinates()).framework}")
+    except AttachError as error:
+        print(f"{what}: {error}")
+
+
+def main():
+    start()
+    engine = make_engine(Case(2))
+    ask("engine", engine, None)
+    ask("engine and optimizer", engine, engine.optimizer)
+    ask("engine and client optimizer", engine, engine.basic_optimizer)
+    Accelerator(cpu=True)
+    ask("engine and accelerate's optimizer", engine, DeepSpeedOptimizerWrapper(engine.optimizer))
+    ask("compiled engine", torch.compile(engine), engine.optimizer)
+    ask("inner module", engine.module, engine.optimizer)
+    ask("inner module alone", engine.module, None)
+    ask("foreign optimizer", engine, torch.optim.SGD(Model().parameters(), lr=1.0))
+    whole = make_engine(Case(0))
+    ask("inner module at stage 0", whole.module, whole.optimizer)
+    empty = deepspeed.initialize(model=Model(), config={"train_micro_batch_size_per_gpu": 1})[0]
+    ask("no optimizer", empty, None)
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+"""What is recognised as DeepSpeed, and what is refused with a word on what to do."""
+
+import pytest
+
+from tests.frameworks.deepspeed.test_truth import launch
+
+pytestmark = pytest.mark.distributed
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory):
+    (text,) = launch(tmp_path_factory.mktemp("refusals"), "refusals_worker.py", size=1)
+    return dict(line.split(": ", 1) for line in text.splitlines() if ": " in line)
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        "engine",
+        "engine and optimizer",
+        "engine and client optimizer",
+        "engine and accelerate's optimizer",
+        "compiled engine",
+    ],
+)
+def test_an_engine_with_or_without_its_optimizer_is_recognised(told, what):
+    assert told[what] == "deepspeed"
+
+
+@pytest.mark.parametrize("what", ["inner module", "inner module alone", "inner module at stage 0"])
+def test_a_model_without_its_engine_is_refused(told, what):
+    assert told[what].startswith("model: DeepSpeed trains it, but this is not its engine; pass what deepspeed.init")
+
+
+def test_an_optimizer_that_is_not_the_engines_is_refused(told):
+    assert told["foreign optimizer"].startswith("optimizer: found a SGD that is not the engine's own")
+
+
+def test_an_engine_without_optimizer_is_refused(told):
+    assert "no optimizer" in told["no optimizer"]
