@@ -128,6 +128,8 @@ class Collection:
         self._values.at_entry(is_scaled=is_scaled)
         if self._config.param_distribution:
             self._parameters.at_entry(step)
+        if self._config.ur_distribution:
+            self._states.at_entry()
         if self._config.mg_direction:
             self._states.take_direction()
         if self._config.wg_distribution:

@@ -86,7 +86,13 @@ class StateTaps:
         self._collector = collector
         self._of_state: dict[tuple[int, str], int] = {}
         self._of_kind: dict[tuple[int, Kind], int] = {}
+        self._idle: frozenset[int] = frozenset()
         self._told: set[str] = set()
+
+    def at_entry(self) -> None:
+        """Note which parameters have no gradient: the optimizer is about to pass them over."""
+        gradients = self._training.reduced_gradients()
+        self._idle = frozenset(index for index in self._indices if gradients[index] is None)
 
     def take_states(self) -> None:
         """Take every state tensor; meant for the exit of the step that made them."""
@@ -102,11 +108,12 @@ class StateTaps:
     def take_updates(self) -> None:
         """Take update and ratio of every parameter whose optimizer's formula is known, see `adam`; at exit.
 
-        Reads both moments once more; needs memory for a few pieces, see `take_in_pieces`.
+        A parameter that `at_entry` found without a gradient was not updated and has no row. Reads both moments once
+        more; needs memory for a few pieces, see `take_in_pieces`.
         """
         formulas = Formulas(self._training.optimizer)
         for index, found in self._found():
-            inputs = formulas.take(found)
+            inputs = None if index in self._idle else formulas.take(found)
             if inputs is None or self._why_unreadable(found):
                 continue
             formula, first, second, step = inputs

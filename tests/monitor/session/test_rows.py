@@ -79,7 +79,8 @@ def train(model, config, steps=STEPS, each_step=lambda step: None, accumulation=
                 seen.keep(step, kind, {name: state[kind.value] for name, state in states.items()})
             group = optimizer.param_groups[0]
             seen.keep(step, Kind.PARAM_UPDATED, dict(model.named_parameters()))
-            seen.keep(step, Kind.UPDATE, {name: adam_update(state, group) for name, state in states.items()})
+            stepped = {name: state for name, state in states.items() if name in grads}
+            seen.keep(step, Kind.UPDATE, {name: adam_update(state, group) for name, state in stepped.items()})
             optimizer.zero_grad()
             each_step(step)
     return seen
@@ -123,6 +124,7 @@ def test_update_follows_the_formula(places, model):
     seen = train(model, EVERYTHING)
 
     journal = RankJournal(only_spool(places[0]))
+    assert "unused.weight" not in journal.of(1, Kind.UPDATE)
     for (step, kind, name), tensor in seen.tensors.items():
         if kind is Kind.UPDATE:
             assert journal.of(step, kind)[name].norm == pytest.approx(float(tensor.double().norm()), rel=1e-5)
