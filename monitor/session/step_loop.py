@@ -256,6 +256,7 @@ class StepLoop:
         if self._config.wg_distribution:
             self._unchecked = True
             self._check_gradients()
+        self._steps.muted = True  # what an optimizer with a closure evaluates again is no step of the script's
 
     def _check_gradients(self) -> None:
         """Replay the step if its gradients are the first that are not finite; once per backward at most.
@@ -281,6 +282,7 @@ class StepLoop:
             self.collector.muted = self._steps.muted = False
 
     def _exit(self, outcome: Outcome) -> None:
+        self._steps.muted = False
         if self._due:
             self._collection.after_optimizer(self.step, outcome)
         self._take_duration()

@@ -142,7 +142,7 @@ class ModuleTaps:
             self._look_at_all(watched, "output", tensors_of(output), recomputing=recomputing)
 
     def _recomputing(self) -> bool:
-        return in_backward() and not self._collector.muted
+        return in_backward() and not self._steps.muted
 
     def _look_at_all(
         self, watched: _Watched, side: str, found: Iterable[tuple[str, Tensor]], *, recomputing: bool
@@ -182,7 +182,7 @@ class ModuleTaps:
         self._leaf_handles.setdefault((stage, ended + ahead), []).append(handle)
 
     def _gradient(self, series: list[int], gradient: Tensor | None) -> None:
-        if gradient is None or self._collector.muted:  # None: another output of the same node was used, not this one
+        if gradient is None or self._steps.muted:  # None: another output of the same node was used, not this one
             return
         seen = _find(self._seen_gradients, gradient)
         if seen is None:
