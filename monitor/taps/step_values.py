@@ -16,9 +16,10 @@ from trainermon.monitor.catalogue import (
     LOSS_SCALE_SERIES,
     SKIPPED_SERIES,
 )
+from trainermon.monitor.statistics.kernel import moments
 from trainermon.monitor.taps.collector import Collector
 from trainermon.monitor.taps.training import Outcome, Training
-from trainermon.monitor.values import Kind, SeriesKey
+from trainermon.monitor.values import STATISTICS, Kind, SeriesKey
 
 # How many of the smallest gradients show how the script clips; several, because one may be zero throughout.
 NUM_PROBES = 4
@@ -82,8 +83,10 @@ class StepValues:
         found = dict(itertools.islice(present, NUM_PROBES))
         if not found:
             return None
-        norms = [torch.linalg.vector_norm(gradient.detach(), dtype=torch.float64) for gradient in found.values()]
-        return list(found), torch.stack(norms).norm()
+        rows = torch.empty((len(found), len(STATISTICS)), dtype=torch.float64, device=device)
+        moments(tuple(found.values()), rows)
+        square, nans = rows[:, STATISTICS.index("sum_sq")].sum(), rows[:, STATISTICS.index("nans")].sum()
+        return list(found), torch.where(nans > 0, torch.nan, square).sqrt()
 
     def _file(self, name: str, value: Tensor | float | None, slot: str = "") -> None:
         if value is None:
