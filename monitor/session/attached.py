@@ -189,7 +189,7 @@ class Attached:
             rows,
             rows * JOURNAL_BYTES_PER_ROW / 1e3,
             rows * STORED_BYTES_PER_ROW / 1e3,
-            kernel_name(),
+            kernel_name(self._training.device),
         )
         if not self._config.agent.start:
             return
