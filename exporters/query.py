@@ -43,19 +43,16 @@ _UNKNOWN_COLUMN = re.compile(
 )
 _NOTES = """\
 stats has one row per series, rank and step, without what a later attempt has repeated; all_stats has every attempt's.
-In steps, loss and grad_norm are NaN where an element was NaN, else inf where one was infinite, of either sign; and NULL
-where nothing was recorded. (The page shows infinity for both, and a gap where nothing was recorded.) In comparisons NaN
-is larger than all numbers; isfinite(loss) leaves both out.
-"""
-_NOTES = """\
-stats has one row per series, rank and step, without what a later attempt has repeated; all_stats has every attempt's.
-In steps, loss and grad_norm are NaN where an element was NaN, else inf where one was infinite, of either sign; and NULL
-where nothing was recorded. (The page shows infinity for both, and a gap where nothing was recorded.) In comparisons NaN
-is larger than all numbers; isfinite(loss) leaves both out.
+steps has one row per step, step_values one per step and rank. Their values are NaN where an element was NaN, else inf
+where one was infinite, of either sign; and NULL where nothing was recorded. (The page shows infinity for both, and a
+gap where nothing was recorded.) In comparisons NaN is larger than all numbers; isfinite(loss) leaves both out.
 """
 _EXAMPLES = """\
 Examples:
   FROM steps ORDER BY step DESC LIMIT 10;
+
+  SELECT step, rank, loss, learning_rate, global_grad_norm, clip_ratio
+  FROM step_values ORDER BY step DESC LIMIT 10;
 
   SELECT step, rank, name, rms FROM stats
   WHERE kind = 'grad_reduced' AND nonfinite > 0 ORDER BY step LIMIT 20;
@@ -142,9 +139,8 @@ def describe(run_dir: Path, *, width: int = 120) -> str:
     """Return the run's tables with their columns, what non-finite values mean, and examples, in lines of `width`."""
     names: dict[str, list[str]] = {}
     for table, columns in _tables(run_dir).items():
-        names.setdefault(", ".join(f"{name}\N{NO-BREAK SPACE}{kind}" for name, kind in columns.items()), []).append(
-            table
-        )
+        whole = (f"{name} {kind}".replace(" ", "\N{NO-BREAK SPACE}") for name, kind in columns.items())
+        names.setdefault(", ".join(whole), []).append(table)
     fill = partial(textwrap.fill, width=width, break_long_words=False, break_on_hyphens=False)
     tables = [
         fill(f"{', '.join(tables)} ({columns})", initial_indent="  ", subsequent_indent="    ")
@@ -277,4 +273,8 @@ def _text(value: Any) -> str:
         return ""
     if isinstance(value, float):
         return f"{value:.1f}" if 1e6 <= abs(value) < 1e12 else f"{value:.6g}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_text, value))}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key}: {_text(item)}' for key, item in value.items())}}}"
     return str(value)

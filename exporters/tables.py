@@ -1,4 +1,8 @@
-"""A run directory as SQL tables, while the run is on and after it: `stats`, `all_stats`, `steps` and `alerts`."""
+"""A run directory as SQL tables, while the run is on and after it.
+
+`stats` and `all_stats` have a row per series, rank and step, `steps` and `step_values` one per step, `alerts` one per
+change of an alert's state.
+"""
 
 # ruff: noqa: S608  (the SQL consists of our own column names and of quoted paths)
 
@@ -13,9 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainermon.exporters.segments import connect, cover, read_newest, scan
-from trainermon.monitor.catalogue import LOSS_SERIES, STEP_TIME_SERIES
+from trainermon.exporters.step_tables import STEP_VALUES, STEPS
 from trainermon.monitor.errors import StoreError
-from trainermon.monitor.values import Kind
 
 if TYPE_CHECKING:
     import duckdb
@@ -30,43 +33,6 @@ _DERIVED = """
     CASE WHEN count > nans + infs
         THEN sqrt(greatest(0, sum_sq / (count - nans - infs) - (sum / (count - nans - infs)) ** 2)) END AS std,
     zeros / nullif(count, 0) AS zero_ratio
-"""
-
-_IS_LOSS = f"kind = '{Kind.LOSS}' AND name = '{LOSS_SERIES}'"
-_IS_DURATION = f"kind = '{Kind.STEP}' AND name = '{STEP_TIME_SERIES}'"
-_IS_COUNTED_GRAD = f"kind = '{Kind.GRAD_REDUCED}' AND in_global_norm"
-
-
-def _unless_nonfinite(rows: str, value: str) -> str:
-    """Return the SQL of `value`, or of NaN or else infinity if the chosen rows count any; their sign is not stored."""
-    return (
-        f"CASE WHEN sum(nans) FILTER ({rows}) > 0 THEN 'nan'::DOUBLE"
-        f" WHEN sum(infs) FILTER ({rows}) > 0 THEN 'inf'::DOUBLE ELSE {value} END"
-    )
-
-
-_LOSS = f"sum(sum) FILTER ({_IS_LOSS}) / nullif(sum(finite) FILTER ({_IS_LOSS}), 0)"
-# A row that was merged over n steps holds the sum over them; its norm is that of the mean step.
-_GRAD_NORM = f"sqrt(sum(sum_sq / scale ** 2 / num_steps) FILTER ({_IS_COUNTED_GRAD}))"
-
-# All rows say which ranks there were, few say the rest: apart they take half the time.
-_STEPS = f"""
-    WITH present AS (
-        SELECT attempt, step, max(num_steps) AS num_steps, max(time_s) AS time_s, count(*) AS num_ranks
-        FROM (SELECT attempt, step, rank, max(num_steps) AS num_steps, max(time_s) AS time_s FROM stats GROUP BY ALL)
-        GROUP BY attempt, step
-    ), told AS (
-        SELECT
-            attempt,
-            step,
-            {_unless_nonfinite(_IS_LOSS, _LOSS)} AS loss,
-            {_unless_nonfinite(_IS_COUNTED_GRAD, _GRAD_NORM)} AS grad_norm,
-            max(max) FILTER ({_IS_DURATION} AND finite > 0) AS duration_s
-        FROM stats
-        WHERE {_IS_LOSS} OR {_IS_DURATION} OR {_IS_COUNTED_GRAD}
-        GROUP BY attempt, step
-    )
-    FROM present LEFT JOIN told USING (attempt, step) ORDER BY attempt, step
 """
 
 _ALERT_COLUMNS: Mapping[str, str] = {
@@ -88,7 +54,7 @@ _ALERT_COLUMNS: Mapping[str, str] = {
 
 
 def open_run(run_dir: Path, *, memory_bytes: int = 1 << 30, threads: int = 1) -> duckdb.DuckDBPyConnection:
-    """Return a database with the run's tables as they are now: the views `stats`, `all_stats`, `steps`, and `alerts`.
+    """Return a database with the run's tables as they are now.
 
     The views read the segments of all nodes when they are queried; a run without any has empty ones. `stats` leaves out
     what a later attempt has repeated: the rows of an attempt from the first step of the next one on. `steps` has a row
@@ -109,7 +75,8 @@ def open_run(run_dir: Path, *, memory_bytes: int = 1 << 30, threads: int = 1) ->
     segments = scan(segment.path for node in nodes for segment in cover(node))
     connection.execute(f"CREATE VIEW all_stats AS SELECT *, {_DERIVED} FROM {segments}")
     connection.execute(f"CREATE VIEW stats AS SELECT * FROM all_stats WHERE {_last_attempt(attempts)}")
-    connection.execute(f"CREATE VIEW steps AS {_STEPS}")
+    connection.execute(f"CREATE VIEW steps AS {STEPS}")
+    connection.execute(f"CREATE VIEW step_values AS {STEP_VALUES}")
     _create_alerts(connection, sorted(run_dir.glob("nodes/*/alerts.jsonl")))
     return connection
 

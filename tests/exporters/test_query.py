@@ -75,6 +75,14 @@ def test_a_table_is_aligned_and_says_how_many_rows_there_are(tmp_path, capsys):
     ]
 
 
+def test_lists_and_maps_are_as_short_as_numbers(tmp_path, capsys):
+    run = make_run(tmp_path / "run")
+
+    out = query(capsys, run, "SELECT [1 / 3, NULL] AS list, MAP {'lr': 2e-5 / 3, 'x': 1} AS map")
+
+    assert out.splitlines()[2].split("  ") == ["[0.333333, ]", "{lr: 6.66667e-06, x: 1}"]
+
+
 def test_csv_and_json_hold_the_same_values(tmp_path, capsys):
     run = make_run(tmp_path / "run", loss=math.inf)
     sql = "SELECT step, name, sum, micro_step FROM stats WHERE kind = 'loss' ORDER BY step"
@@ -105,7 +113,7 @@ def test_without_sql_the_tables_and_examples_are_shown_and_the_examples_work(tmp
     for text in ("all_stats, stats (kind varchar", "steps (attempt", "alerts (host", "are NaN", "Examples:"):
         assert text in out
     examples = out.split("Examples:\n")[1].split(";")[:-1]
-    assert len(examples) == 5
+    assert len(examples) == 6
     for example in examples:
         run_query(run, example)
 
@@ -120,7 +128,7 @@ def test_what_is_listed_is_as_wide_as_the_terminal_and_whole(tmp_path, monkeypat
 
     assert width - 20 < max(map(len, lines)) <= width
     with open_run(run) as connection:
-        for table in ("stats", "steps", "alerts"):
+        for table in ("stats", "steps", "step_values", "alerts"):
             for column, kind in connection.execute(
                 f"SELECT column_name, column_type FROM (DESCRIBE {table})"
             ).fetchall():
@@ -144,7 +152,7 @@ def test_a_run_is_a_path_an_id_or_the_newest(tmp_path, capsys):
         find_run(None, tmp_path / "empty")
 
 
-TABLES = "Tables: alerts, all_stats, stats, steps (`trainermon query RUN` lists their columns)"
+TABLES = "Tables: alerts, all_stats, stats, step_values, steps (`trainermon query RUN` lists their columns)"
 
 
 @pytest.mark.parametrize(
@@ -152,9 +160,17 @@ TABLES = "Tables: alerts, all_stats, stats, steps (`trainermon query RUN` lists 
     [
         ("SELECT nme FROM stats", 'Referenced column "nme" not found', "stats.name"),
         ("SELECT S.NonFinit FROM stats S", 'does not have a column named "NonFinit"', "stats.nonfinite, stats.finite"),
-        ("SELECT grad_nrm FROM stats", '"grad_nrm" not found', "steps.grad_norm"),
-        ("FROM stats JOIN steps USING (los)", 'Column "los" does not exist on left side', "steps.loss"),
-        ("SELECT * EXCLUDE (los) FROM steps", 'Column "los" in EXCLUDE list not found', "steps.loss"),
+        (
+            "SELECT grad_nrm FROM stats",
+            '"grad_nrm" not found',
+            "step_values.grad_norm, steps.grad_norm, step_values.local_grad_norm, step_values.global_grad_norm",
+        ),
+        (
+            "FROM stats JOIN steps USING (los)",
+            'Column "los" does not exist on left side',
+            "step_values.loss, steps.loss",
+        ),
+        ("SELECT * EXCLUDE (los) FROM steps", 'Column "los" in EXCLUDE list not found', "step_values.loss, steps.loss"),
         ("SELECT zzzz FROM stats", '"zzzz" not found', None),
         ("SELECT name, sum(step) FROM stats", "must appear in the GROUP BY clause", None),
         ("SELEC 1", "syntax error", None),

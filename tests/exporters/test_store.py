@@ -327,7 +327,7 @@ def test_the_newest_segment_may_be_merged_away_while_it_is_looked_for(tmp_path, 
 
 
 def test_a_run_without_any_segment_has_empty_tables(tmp_path):
-    for table in ("stats", "all_stats", "steps", "alerts"):
+    for table in ("stats", "all_stats", "steps", "step_values", "alerts"):
         assert rows_of(tmp_path, f"FROM {table}") == []
     with pytest.raises(StoreError, match="no such run directory"):
         open_run(tmp_path / "nowhere")
@@ -376,6 +376,44 @@ def test_steps_tell_loss_norm_and_duration_over_all_ranks(tmp_path):
     found = rows_of(tmp_path, "SELECT step, num_ranks, loss, grad_norm, duration_s, num_steps FROM steps")
 
     assert found == [(0, 2, 1.5, math.sqrt(4 * (9 + 16)) / 2, 0.75, 1)]
+
+
+def test_step_values_are_one_row_for_each_rank_and_step(tmp_path):
+    placements = [Placement(dtype="f32", shape=(4,), scale=2.0), None]
+    losses = [SeriesKey(Kind.LOSS, "loss", micro_step=number) for number in range(2)]
+    tokens = [SeriesKey(Kind.STEP, "tokens", micro_step=number) for number in range(2)]
+    rates = [SeriesKey(Kind.STEP, "learning_rate", group) for group in ("0", "10", "2")]
+    names = ("global_grad_norm", "clip_ratio", "loss_scale", "skipped", "tokens_per_second", "learning_rate", "mine")
+    keys = [GRADS[0], SeriesKey(Kind.GRAD_UNREDUCED, "w"), SeriesKey(Kind.GRAD_UNREDUCED, "w", micro_step=0)]
+    keys += [*losses, *tokens, *rates, *(SeriesKey(Kind.STEP, name) for name in names), DURATION]
+    numbers = (2, 4, 100, 50, 0.1, 0.3, 0.2, 5, 0.5, 1024, 1, 300, 9, 7, 0.25)
+    writer = SegmentWriter(node_of(tmp_path))
+    for rank in range(2):
+        head = header(rank, keys=keys, placements=[*placements, *[None] * (len(keys) - 2)])
+        values = [plain(3.0), plain(2.0 + rank), plain(99.0), *(plain(value, count=1) for value in numbers)]
+        writer.add(head, keys, block(7, values))
+    bad = (1, math.inf, -math.inf, 0, 0, 0, 0, 1)
+    writer.add(head, keys, block(8, [plain(1.0), bad, bad], series=[1, 3, 10]))
+    writer.commit({})
+
+    found = rows_of(tmp_path, "SELECT * EXCLUDE (attempt, num_steps, time_s) FROM step_values")
+
+    rest = (5, 0.5, 1024, 1, 150, 300, 0.3, [0.1, 0.2, 0.3], {"learning_rate": 9.0, "mine": 7.0})
+    assert found == [
+        (7, 0, 0.25, 3, 4, 3, *rest),
+        (7, 1, 0.25, 3, 6, 3, *rest),
+        (8, 1, None, math.inf, 2, None, math.inf, *[None] * 8),
+    ]
+
+
+def test_of_a_rank_without_numbers_the_step_values_have_its_norms(tmp_path):
+    writer = SegmentWriter(node_of(tmp_path))
+    writer.add(header(), KEYS, block(3, [plain(2.0)], series=[0]))
+    writer.commit({})
+
+    assert rows_of(tmp_path, "SELECT step, rank, num_steps, time_s, grad_norm, loss FROM step_values") == [
+        (3, 0, 1, 1003.0, 4.0, None)
+    ]
 
 
 def test_a_rank_is_there_whatever_it_recorded(tmp_path):
