@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import gc
 import inspect
 import zlib
 
@@ -98,6 +99,7 @@ def release():
     world = dist.distributed_c10d._world
     for group in [group for group in world.pg_map if group is not dist.group.WORLD]:
         dist.destroy_process_group(group)
+    gc.collect()  # models hold their groups in circles
 
 
 def transformer_config(layout):
