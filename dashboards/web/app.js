@@ -6,6 +6,7 @@ import { byId, paced, perFrame, setText } from "./dom.js";
 import { showFigures, showRun, showState } from "./header.js";
 import { assess, principal, showHealth } from "./health.js";
 import { LineChart } from "./lines.js";
+import { MEASURE_NAMES, MeasureChart, measuresOf } from "./measures.js";
 import { LayerPanel, RankPanel } from "./panels.js";
 import { Ruler } from "./ruler.js";
 import { formatStep } from "./scales.js";
@@ -14,6 +15,8 @@ import { Lines, StepView } from "./view.js";
 
 const RUN_REFRESH_MS = 2000;
 const STEP_REFRESH_MS = 200;
+const LINES = ["loss", "grad_norm", "global_grad_norm", ...MEASURE_NAMES];
+const IN_EVENTS = { step_time: "step_time_s" };
 
 // Asked for before the charts are built, so that the answers travel meanwhile.
 const asked = ask();
@@ -25,11 +28,21 @@ const parent = byId("timeline");
 const alerts = () => [...state.alerts.values()].filter((alert) => alert.state !== "pending");
 const charts = [
   new Ruler({ parent, view, alerts, dumps: () => state.dumps }),
-  new LineChart({ parent, view, lines, alerts, name: "loss", colour: "accent", log: false, title: "Loss", hint: "mean of the ranks", label: "Loss over steps" }),
-  new LineChart({ parent, view, lines, alerts, name: "grad_norm", colour: "accent-2", log: true, title: "Gradient norm", hint: "of the collected parameters, before clipping", label: "Gradient norm over steps" }),
+  new LineChart({ parent, view, lines, alerts, name: "loss", colour: "accent", log: false, title: "Loss", hint: "mean of ranks and micro steps", label: "Loss over steps" }),
+  new LineChart({ parent, view, lines, alerts, name: "grad_norm", colour: "accent-2", log: true, title: "Gradient norm", hint: "of the collected parameters, before clipping", label: "Gradient norm over steps", beside: { name: "global_grad_norm", colour: "ink", text: "dashed: the framework's own" } }),
 ];
 const layers = new LayerPanel({ parent, view });
 const ranks = new RankPanel({ parent, view });
+
+/** The chart of the other numbers comes when the run has one. */
+function offerMeasures() {
+  const offered = measuresOf(lines);
+  if (charts.measures) return charts.measures.offer(offered);
+  if (!offered.length) return;
+  charts.measures = new MeasureChart({ parent, view, lines, alerts, offered });
+  charts.push(charts.measures);
+  layers.map.root.before(charts.measures.root);
+}
 
 const onShow = (step) => {
   location.hash = "";
@@ -68,10 +81,11 @@ const advance = paced(() => {
 
 function takeRun(run) {
   state.run = run;
-  const { step, loss, grad_norm, step_time_s } = run;
-  if (state.now.step === undefined || state.now.step === null || step >= state.now.step) state.now = { step, loss, grad_norm, step_time_s };
+  const { step, loss, grad_norm, step_time_s, tokens_per_second } = run;
+  if (state.now.step === undefined || state.now.step === null || step >= state.now.step) state.now = { step, loss, grad_norm, step_time_s, tokens_per_second };
   showRun(run);
   layers.offer(run.heatmaps);
+  ranks.offer(run.rank_quantities);
   takeConnection();
   refresh();
 }
@@ -79,6 +93,7 @@ function takeRun(run) {
 function takeLines({ steps, series }) {
   lines.load(steps, Object.fromEntries(Object.entries(series).map(([name, column]) => [name, column.map(measured)])));
   if (steps.length) view.extend(steps[0], steps[steps.length - 1]);
+  offerMeasures();
 }
 
 function takeAlert(alert) {
@@ -95,7 +110,8 @@ function takeDump(dump) {
 }
 
 function takeStep(event) {
-  lines.append(event.step, { loss: measured(event.loss), grad_norm: measured(event.grad_norm) });
+  lines.append(event.step, Object.fromEntries(LINES.map((name) => [name, measured(event[IN_EVENTS[name] ?? name])])));
+  offerMeasures();
   state.now = event;
   layers.touch();
   ranks.touch();
@@ -143,7 +159,7 @@ function ask() {
     run: getJson("api/run"),
     alerts: getJson("api/alerts"),
     dumps: getJson("api/dumps"),
-    lines: getJson("api/lines?names=loss,grad_norm"),
+    lines: getJson(`api/lines?names=${LINES}`),
   };
 }
 

@@ -53,7 +53,7 @@ function showFooter(run) {
   );
 }
 
-/** Figures that the step event updates come from `now`: {step, loss, grad_norm, step_time_s}. */
+/** Figures that the step event updates come from `now`: {step, loss, grad_norm, step_time_s, tokens_per_second}. */
 export function showFigures(run, now, firing) {
   const alive = run.ranks.filter((rank) => rank.alive).length;
   const finished = run.state === "finished";
@@ -61,6 +61,8 @@ export function showFigures(run, now, firing) {
   figure("loss", "Loss", ...valued(now.loss));
   figure("grad-norm", "Gradient norm", ...valued(now.grad_norm));
   figure("step-time", "Step time", formatSeconds(measured(now.step_time_s)));
+  const speed = measured(now.tokens_per_second ?? null);
+  if (Number.isFinite(speed) && speed !== null) figure("tokens", "Tokens per second", formatCount(Math.round(speed)));
   const short = !finished && alive < run.world_size;
   figure("ranks", finished ? "Ranks" : "Ranks alive", finished ? `${run.world_size}` : `${alive} / ${run.world_size}`, short && "bad", dots(run));
   figure("lag", "Journal lag", formatSeconds(number(run.lag_s)), number(run.lag_s) > 5 && "warn");

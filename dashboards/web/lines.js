@@ -1,7 +1,7 @@
 // A value over steps. A step whose value is not finite is never a gap: it is a mark at the upper edge.
 
-import { segmented } from "./dom.js";
-import { axis, extent, formatMeasured, formatStep, formatTick, lowerBound } from "./scales.js";
+import { el, segmented, setText } from "./dom.js";
+import { axis, extent, formatMeasured, formatStep, formatTick, hull, lowerBound } from "./scales.js";
 import { theme } from "./theme.js";
 import { Track } from "./track.js";
 
@@ -14,13 +14,28 @@ const POINTS_PER_PIXEL = 4;
 const lineHeight = () => Math.round(Math.min(150, Math.max(88, innerHeight * 0.09)));
 
 export class LineChart extends Track {
-  /** `name` is the column of `lines`; `colour` a name of theme.js; `alerts` returns the alerts to mark. */
-  constructor({ name, lines, colour, log, alerts, format = formatMeasured, ...track }) {
+  /**
+   * `name` is the column of `lines`; `colour` a name of theme.js; `alerts` returns the alerts to mark. `beside` is a
+   * second column that is drawn dashed over the first where there is one: {name, colour, text}.
+   */
+  constructor({ name, lines, colour, log, alerts, beside = null, format = formatMeasured, ...track }) {
     super({ ...track, height: lineHeight() });
-    Object.assign(this, { name, lines, colour, log, alerts, format });
+    Object.assign(this, { name, lines, colour, log, alerts, beside, format });
+    this.scale = el("span");
+    this.controls.append(this.scale);
+    this.setLog(log);
+  }
+
+  setLog(log) {
+    this.log = log;
     const scales = [["linear", "linear"], ["log", "log"]];
     const choose = (scale) => ((this.log = scale === "log"), this.redraw());
-    this.controls.append(segmented(`${track.title} scale`, scales, log ? "log" : "linear", choose));
+    this.scale.replaceChildren(segmented(`${this.title.textContent} scale`, scales, log ? "log" : "linear", choose));
+    this.redraw();
+  }
+
+  get #second() {
+    return (this.beside && this.lines.series[this.beside.name]) ?? [];
   }
 
   /** Indices of the first and last shown step, one more on either side so that the line runs out of the frame. */
@@ -34,7 +49,7 @@ export class LineChart extends Track {
     const values = this.lines.series[this.name] ?? [];
     const [first, last] = this.#shown();
     const inner = { ...box, height: this.height - TOP - BOTTOM };
-    const range = extent(values, first, last, this.log);
+    const range = hull(extent(values, first, last, this.log), extent(this.#second, first, last, this.log));
     context.fillStyle = theme.plot;
     context.fillRect(box.left, 0, box.width, this.height);
     this.paintSteps(context, box, { height: this.height });
@@ -47,6 +62,7 @@ export class LineChart extends Track {
     context.rect(box.left, 0, box.width, this.height);
     context.clip();
     if (this.axis) this.#paintLine(context, box, values, first, last);
+    if (this.axis && this.#second.length) this.#paintSecond(context, box, first, last);
     this.#paintNonfinite(context, box, values, first, last);
     context.restore();
   }
@@ -117,10 +133,18 @@ export class LineChart extends Track {
     return points;
   }
 
-  #paintLine(context, box, values, first, last) {
+  /** Dashed, so that two lines that coincide, as they should, are both seen. */
+  #paintSecond(context, box, first, last) {
+    setText(this.hint, `${this.plainHint}; ${this.beside.text}`);
+    context.setLineDash([5, 5]);
+    this.#paintLine(context, box, this.#second, first, last, this.beside.colour);
+    context.setLineDash([]);
+  }
+
+  #paintLine(context, box, values, first, last, colour = this.colour) {
     const points = this.#points(box, values, first, last);
-    context.strokeStyle = theme[this.colour];
-    context.fillStyle = theme[this.colour];
+    context.strokeStyle = theme[colour];
+    context.fillStyle = theme[colour];
     context.lineWidth = 1.25;
     context.lineJoin = "round";
     context.beginPath();
@@ -169,7 +193,9 @@ export class LineChart extends Track {
     const { cursor } = this.view;
     const at = context && cursor !== null ? this.lines.nearest(cursor) : -1;
     if (at < 0 || !values.length) return this.#say("");
-    this.#say(`${this.format(values[at])} at step ${formatStep(this.lines.steps[at])}`);
+    const second = this.#second[at] ?? null;
+    const both = second === null ? "" : ` (${this.format(second)})`;
+    this.#say(`${this.format(values[at])}${both} at step ${formatStep(this.lines.steps[at])}`);
     const value = values[at];
     if (value === null || !Number.isFinite(value) || !this.axis || (this.log && value <= 0)) return;
     context.beginPath();

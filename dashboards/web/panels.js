@@ -13,10 +13,22 @@ const SPARE = 10;
 
 const KINDS = {
   grad_reduced: "gradients", grad_unreduced: "gradients before reduction", param_origin: "parameters before the step",
-  param_updated: "parameters after the step", exp_avg: "Adam: mean", exp_avg_sq: "Adam: variance", update: "update",
-  actv: "activations", actv_grad: "activation gradients", comm: "collectives", feature: "features",
+  param_updated: "parameters after the step", exp_avg: "Adam: mean", exp_avg_sq: "Adam: variance", update: "Adam: update",
+  ratio: "Adam: update ratio", mg_direction: "gradient and momentum agree", state: "optimizer state", actv: "activations",
+  actv_grad: "activation gradients", comm: "collectives", feature: "feature", wait_seconds: "waiting time in seconds",
 };
-const QUANTITIES = { step_time: "step time against the median", loss: "loss", grad_norm: "gradient norm", lag: "lag behind the first rank" };
+const QUANTITIES = {
+  step_time: "step time against the median", loss: "loss", grad_norm: "gradient norm", lag: "lag behind the first rank",
+  wait: "waiting for collectives",
+};
+const RANKS_HAVE = ["step_time", "loss", "grad_norm", "lag"];
+
+/** "feature/attention_entropy" is written "feature: attention entropy". */
+function kindText(heatMap) {
+  const [kind, slot] = heatMap.split("/", 2);
+  const name = KINDS[kind] ?? kind;
+  return slot ? `${name}: ${KINDS[slot] ?? slot.replaceAll("_", " ")}` : name;
+}
 
 class LivePanel {
   #serial = 0;
@@ -101,12 +113,15 @@ export class LayerPanel extends LivePanel {
 
   #fit() {
     const { statistics } = this.heatmaps.find(({ kind }) => kind === this.kind);
-    if (!statistics.includes(this.statistic)) this.statistic = statistics.includes("rms") ? "rms" : statistics[0];
-    this.statistics = statistics;
+    // Sizes differ by orders of magnitude; shares, entropies and times do not, may be negative, and are of many sorts.
+    const isSize = statistics.includes("rms");
+    if (!statistics.includes(this.statistic) || (!isSize && statistics !== this.statistics)) [this.statistic] = statistics;
+    if (this.isSize !== isSize && this.map.mode !== "change") this.map.mode = isSize ? "log" : "linear";
+    Object.assign(this, { statistics, isSize });
   }
 
   #controls() {
-    const kinds = this.heatmaps.map(({ kind }) => [kind, KINDS[kind] ?? kind]);
+    const kinds = this.heatmaps.map(({ kind }) => [kind, kindText(kind)]);
     const statistics = this.statistics.map((name) => [name, STATISTICS[name] ?? name]);
     const modes = [["log", "log"], ["linear", "linear"], ["change", "vs own median"]];
     const change = (name) => (value) => ((this[name] = value), this.#fit(), name === "kind" && this.#controls(), this.reload());
@@ -129,7 +144,9 @@ export class LayerPanel extends LivePanel {
   shown() {
     const { rows, stride } = this.map.grid;
     const each = stride > 1 ? `, each column the largest of ${stride} steps` : "";
-    setText(this.map.hint, this.map.isBlank ? "" : `${formatStep(rows.length)} rows, the input on top${each}`);
+    const number = rows.length === 1 ? "1 row" : `${formatStep(rows.length)} rows`;
+    const order = rows.length === 1 || this.kind.startsWith("comm") ? "" : ", the input on top";
+    setText(this.map.hint, this.map.isBlank ? "" : `${number}${order}${each}`);
     this.map.resize(rows.length < 12 ? Math.max(90, 20 + 26 * rows.length) : layerHeight());
     this.#showOrigin();
   }
@@ -145,7 +162,7 @@ export class LayerPanel extends LivePanel {
   }
 
   #tip(row, column) {
-    const name = `${KINDS[this.kind] ?? this.kind}, ${STATISTICS[this.statistic] ?? this.statistic}`;
+    const name = `${kindText(this.kind)}, ${STATISTICS[this.statistic] ?? this.statistic}`;
     return [this.map.grid.rows[row], `step ${this.map.stepText(column)}`, `${name}: ${this.map.valueText(row, column)}`];
   }
 }
@@ -159,13 +176,21 @@ export class RankPanel extends LivePanel {
       parent, view, title: "Ranks", height: 60, label: "Heat map of ranks over steps", mode: "peers",
       tip: (row, column) => this.#tip(row, column),
     });
+    this.offer();
+    this.watch();
+  }
+
+  /** `quantities` is what the run has. */
+  offer(quantities = RANKS_HAVE) {
+    if (quantities.length === this.offered) return;
+    this.offered = quantities.length;
     const choose = (quantity) => {
       this.quantity = quantity;
       this.map.mode = { step_time: "peers", grad_norm: "log" }[quantity] ?? "linear";
       this.reload();
     };
-    this.map.controls.append(select("Quantity of the ranks", Object.entries(QUANTITIES), this.quantity, choose));
-    this.watch();
+    const options = quantities.map((name) => [name, QUANTITIES[name] ?? name]);
+    this.map.controls.replaceChildren(select("Quantity of the ranks", options, this.quantity, choose));
   }
 
   address() {
@@ -190,6 +215,7 @@ export class RankPanel extends LivePanel {
     const value = this.map.grid.values[row * this.map.grid.columns + column];
     if (!Number.isFinite(value)) return [...head, this.map.valueText(row, column)];
     if (this.quantity === "lag") return [...head, `${formatSeconds(value)} behind the first rank`];
+    if (this.quantity === "wait") return [...head, `waited ${formatSeconds(value)} for collectives`];
     if (this.quantity !== "step_time") return [...head, `${QUANTITIES[this.quantity]}: ${formatValue(value)}`];
     if (this.map.grid.rows.length === 1) return [...head, `step time ${formatSeconds(value)}`];
     const median = this.#median(column);

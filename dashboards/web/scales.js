@@ -57,6 +57,9 @@ export function extent(values, first, last, log) {
   return [lo - air, hi + air];
 }
 
+/** The smallest range that holds both; either may be null. */
+export const hull = (one, other) => (one && other ? [Math.min(one[0], other[0]), Math.max(one[1], other[1])] : one ?? other);
+
 /** First index whose element is not below `wanted`, in an ascending array. */
 export function lowerBound(sorted, wanted) {
   let [lo, hi] = [0, sorted.length];
@@ -112,10 +115,14 @@ export const STATISTICS = {
   sum_sq: "sum of squares", zero_ratio: "share of zeros", zeros: "zeros", nonfinite: "not finite", nans: "NaNs", infs: "Infs", finite: "finite", count: "elements",
 };
 
-/** A value of an alert with what it is of. A step's duration is in seconds; a loss has no other statistic than itself. */
-export function formatStatistic(value, statistic, kind) {
-  if (statistic !== "nonfinite" && kind === "step") return formatSeconds(value);
-  if (!statistic || kind === "loss" && statistic === "mean" || value === null || Number.isNaN(value)) return formatValue(value);
+/** Whether the values of a series are seconds. */
+export const isTime = ({ name = "", slot = "" }) => name.endsWith("_seconds") || slot.endsWith("_seconds");
+
+/** A value of an alert with what it is of. A number of the step, such as the loss, has no other statistic than itself. */
+export function formatStatistic(value, statistic, series) {
+  if (statistic !== "nonfinite" && isTime(series)) return formatSeconds(value);
+  const isNumber = series.kind === "step" || series.kind === "loss";
+  if (!statistic || isNumber && statistic !== "nonfinite" || value === null || Number.isNaN(value)) return formatValue(value);
   return `${formatValue(value)} ${STATISTICS[statistic] ?? statistic}`;
 }
 

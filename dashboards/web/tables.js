@@ -2,7 +2,7 @@
 
 import { diagnosisHash, number } from "./api.js";
 import { byId, el, setText } from "./dom.js";
-import { formatSpans, formatStatistic, formatStep, formatValue } from "./scales.js";
+import { formatSpans, formatStatistic, formatStep, formatValue, isTime } from "./scales.js";
 import { GLYPHS } from "./theme.js";
 
 const SHOWN = 100;
@@ -81,7 +81,7 @@ function alertRows(alert, { onShow, redraw }) {
     el("td", {}, formatSpans(alert.members.map(({ rank }) => rank))),
     el("td", { cls: "where" }, where(alert, { toggle, isOpen })),
     el("td", { cls: "num" }, ...against(alert)),
-    el("td", { cls: "num" }, expected(alert)),
+    el("td", { cls: "num" }, expected(alert.baseline, alert.statistic, worst(alert))),
     el("td", {}, el("span", { cls: `pill ${state}` }, state === "resolved" ? `resolved at ${formatStep(alert.step)}` : state)),
     el("td", { cls: "links" }, diagnosisLink(alert.diagnosis)));
   if (!isOpen) return [row];
@@ -97,24 +97,26 @@ function where(alert, { toggle, isOpen }) {
   return [el("code", { title: label }, label), " ", button];
 }
 
+const worst = ({ findings = [], kind }) => findings[0]?.series ?? { kind };
+
 /** The value, and how many times the expected one it is where that says something. */
 function against(alert) {
   const [value, baseline] = [number(alert.value), number(alert.baseline)];
   const ratio = value / baseline;
   const says = Number.isFinite(ratio) && ratio > 0 && (ratio >= 1.05 || ratio <= 0.95);
   const text = ratio >= 1 ? ` (${formatValue(ratio, 2)} ×)` : ` (÷ ${formatValue(1 / ratio, 2)})`;
-  return [formatStatistic(value, alert.statistic, alert.kind), says ? el("span", { cls: "ratio" }, text) : null];
+  return [formatStatistic(value, alert.statistic, worst(alert)), says ? el("span", { cls: "ratio" }, text) : null];
 }
 
 /** The unit stands with the value; only a time needs it here too. */
-const expected = ({ baseline, statistic, kind }) => (kind === "step" ? formatStatistic(number(baseline), statistic, kind) : formatValue(number(baseline)));
+const expected = (baseline, statistic, series) => (isTime(series) ? formatStatistic(number(baseline), statistic, series) : formatValue(number(baseline)));
 
 function detail(alert, findings) {
   const rows = findings.map(({ series, value, baseline }) => el("tr", {},
     el("td", {}, el("code", {}, seriesLabel(series))),
     el("td", {}, series.kind),
-    el("td", { cls: "num" }, formatStatistic(number(value), alert.statistic, series.kind)),
-    el("td", { cls: "num" }, expected({ baseline, statistic: alert.statistic, kind: series.kind }))));
+    el("td", { cls: "num" }, formatStatistic(number(value), alert.statistic, series)),
+    el("td", { cls: "num" }, expected(baseline, alert.statistic, series))));
   const rest = alert.num_series - findings.length;
   return el("div", { cls: "findings" },
     alert.members.slice(0, MESSAGES).map((member) => el("p", {}, sentence(member))),

@@ -20,6 +20,7 @@ export class Track {
     this.view = view;
     this.height = height;
     this.title = el("h2", {}, title);
+    this.plainHint = hint;
     this.hint = el("span", { cls: "hint" }, hint);
     this.readout = el("output", { cls: "readout" });
     this.controls = el("div", { cls: "controls" });

@@ -144,6 +144,7 @@ def main() -> None:
     parser.add_argument("--healthy", action="store_true", help="without the fault")
     options = parser.parse_args()
     run = healthy_run() if options.healthy else broken_run()
+    run.measure()
     with serving(run, port=options.port) as agent, contextlib.suppress(KeyboardInterrupt):
         sys.stdout.write(f"{agent.url}\n")
         sys.stdout.flush()

@@ -23,9 +23,10 @@ from trainermon.analysis.findings import (
     Role,
     Verdict,
 )
+from trainermon.exporters.heat_rows import statistics_of
 from trainermon.monitor.values import Alert, AlertState, Finding, Kind, SeriesKey, Severity, as_plain
 
-STATISTICS = ["rms", "absmax", "zero_ratio"]
+MEASURES = ("global_grad_norm", "learning_rate", "clip_ratio", "loss_scale", "skipped", "tokens_per_second")
 FAULT_STEP = 1640
 DUMP = {"id": "gradient-nonfinite-1-1640", "attempt": 1, "step": FAULT_STEP}
 DIAGNOSIS_URL = "/api/diagnosis/gradient-nonfinite-1-1640/1/1640"
@@ -62,6 +63,7 @@ class Run:
         self.diagnoses: dict[str, dict[str, Any]] = {}
         self.dead: set[int] = set()
         self.kinds = ["grad_reduced", "param_updated", "actv"]
+        self.rank_quantities = ["step_time", "loss", "grad_norm", "lag"]
 
     @property
     def num_steps(self) -> int:
@@ -76,6 +78,18 @@ class Run:
         walk = 0.004 * np.cumsum(random.standard_normal(shape), axis=1)
         noise = 0.18 * random.standard_normal(shape)
         return np.exp(-7.2 - 1.6 * depth + 2.6 * np.exp(-8 * time_) + own + walk + noise).astype(np.float32)
+
+    def measure(self) -> None:
+        """Have everything that a framework may tell of a step, and what is collected only when asked."""
+        steps = np.arange(self.num_steps)
+        self.global_grad_norm = self.grad_norm.copy()
+        self.learning_rate = 3e-4 * np.minimum(1, (steps + 1) / 100) * (1 - 0.9 * steps / self.num_steps)
+        self.clip_ratio = np.minimum(1, 1 / self.grad_norm)
+        self.skipped = (steps % 777 == 500).astype(np.float64)
+        self.loss_scale = 65536 / 2 ** np.cumsum(self.skipped)
+        self.tokens_per_second = 524_288 / self.step_time
+        self.kinds += ["state/momentum_buffer", "mg_direction", "comm/wait_seconds", "feature/attention_max_logit"]
+        self.rank_quantities.append("wait")
 
     def slow_rank(self, rank: int, first: int, last: int) -> None:
         """Make a rank a third slower for some steps."""
@@ -104,6 +118,7 @@ class Run:
             "grad_norm": float(self.grad_norm[-1]) if known else math.nan,
             "step_time_s": float(self.step_time[-1]) if known else math.nan,
         }
+        values |= {name: float(getattr(self, name)[-1]) for name in MEASURES if known and hasattr(self, name)}
         return {"step": self.num_steps if known else None, "time_s": time.time(), **values}
 
     def describe(self) -> dict[str, Any]:
@@ -130,13 +145,16 @@ class Run:
             "rules": 9,
             "problem": None,
             "model": {"parameters": 124_439_808, "tensors": 148},
-            "heatmaps": [{"kind": kind, "statistics": STATISTICS} for kind in self.kinds],
+            "heatmaps": [{"kind": kind, "statistics": list(statistics_of(kind))} for kind in self.kinds],
+            "rank_quantities": self.rank_quantities,
         }
 
     def lines(self, names: list[str]) -> dict[str, Any]:
         """Return the answer of /api/lines."""
+        nothing = np.empty(0)
         series = {
-            name: [None if math.isnan(value) else value for value in getattr(self, name).tolist()] for name in names
+            name: [None if math.isnan(value) else value for value in getattr(self, name, nothing).tolist()]
+            for name in names
         }
         return {"steps": list(range(1, self.num_steps + 1)), "series": series}
 
@@ -148,6 +166,9 @@ class Run:
         self.step_time = np.append(self.step_time, 0.412 + 0.012 * random.standard_normal())
         cells = np.exp(-8 + 0.18 * random.standard_normal((len(self.rows), 1))).astype(np.float32)
         self.heat = np.append(self.heat, cells, axis=1)
+        for name in MEASURES:
+            if hasattr(self, name):
+                setattr(self, name, np.append(getattr(self, name), getattr(self, name)[-1]))
         times = self.step_time[-1] * np.exp(0.015 * random.standard_normal((len(self.ranks), 1)))
         self.rank_time = np.append(self.rank_time, times, axis=1)
         return self.summary()

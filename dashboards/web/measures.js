@@ -1,0 +1,48 @@
+// The numbers of a step beside loss and gradient norm: which there may be, and the chart that shows one at a time.
+
+import { el, select, setText } from "./dom.js";
+import { LineChart } from "./lines.js";
+import { formatCount, formatMeasured, formatSeconds } from "./scales.js";
+
+/** In the order of the choice; the first one that a run has is shown first. */
+const MEASURES = {
+  learning_rate: { title: "Learning rate", hint: "the largest of the parameter groups" },
+  clip_ratio: { title: "Clip ratio", hint: "what clipping multiplied the gradients by" },
+  loss_scale: { title: "Loss scale", hint: "what the loss was multiplied by", log: true, format: (value) => (value >= 1000 && Number.isFinite(value) ? formatCount(value) : formatMeasured(value)) },
+  skipped: { title: "Skipped steps", hint: "1 where the framework skipped the step" },
+  tokens_per_second: { title: "Tokens per second", hint: "of all ranks of this node" },
+  step_time: { title: "Step time", hint: "of the slowest rank", format: formatSeconds },
+};
+
+export const MEASURE_NAMES = Object.keys(MEASURES);
+
+/** The measures that `lines` has; every run has a step time, which is not worth a chart when it is alone. */
+export function measuresOf({ series }) {
+  const found = MEASURE_NAMES.filter((name) => series[name]);
+  return found.length === 1 && found[0] === "step_time" ? [] : found;
+}
+
+export class MeasureChart extends LineChart {
+  constructor({ offered, ...track }) {
+    super({ ...track, name: offered[0], colour: "accent", log: false, title: "", hint: "", label: "A number of each step" });
+    this.choice = el("span");
+    this.controls.prepend(this.choice);
+    this.offer(offered);
+    this.#choose(offered[0]);
+  }
+
+  /** Keeps the choice: what a run has had, it has. */
+  offer(names) {
+    if (names.length === this.choice.firstChild?.options.length) return;
+    const options = names.map((name) => [name, MEASURES[name].title.toLowerCase()]);
+    this.choice.replaceChildren(select("Number of the step", options, this.name, (name) => this.#choose(name)));
+  }
+
+  #choose(name) {
+    const { title, hint, log = false, format = formatMeasured } = MEASURES[name];
+    Object.assign(this, { name, format });
+    setText(this.title, title);
+    setText(this.hint, hint);
+    this.setLog(log);
+  }
+}
