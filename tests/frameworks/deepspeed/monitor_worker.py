@@ -1,4 +1,4 @@
-"""Trains at every stage under a `TrainerMon` that collects everything, with a scheduler made after it was attached."""
+"""Trains at every stage under a `TrainerMon` that collects everything, with schedulers made before and after it."""
 
 import os
 import sys
@@ -19,6 +19,7 @@ VARIANTS = {
     "stage3": Case(3, "bf16", GAS),
     "stage3_fp16": Case(3, "fp16", GAS),
 }
+SCHEDULED_BEFORE = ("stage0", "stage1", "stage3")
 EVERYTHING = {
     "wg_distribution": True,
     "monitor_mbs_grad": True,
@@ -31,11 +32,16 @@ EVERYTHING = {
 }
 
 
+def scheduler_of(engine):
+    return torch.optim.lr_scheduler.LambdaLR(engine.basic_optimizer, lambda step: 0.5**step)
+
+
 def train(variant, optimizer_too, monitor=None):
     engine = make_engine(VARIANTS[variant])
+    scheduler = scheduler_of(engine) if variant in SCHEDULED_BEFORE else None
     if monitor is not None:
         monitor.set_monitor(engine, engine.optimizer if optimizer_too else None, grad_acc_steps=GAS)
-    scheduler = torch.optim.lr_scheduler.LambdaLR(engine.basic_optimizer, lambda step: 0.5**step)
+    scheduler = scheduler or scheduler_of(engine)
     rates = []
     for step in range(STEPS):
         rates.append([group["lr"] for group in engine.basic_optimizer.param_groups])

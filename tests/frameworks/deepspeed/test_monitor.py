@@ -65,7 +65,7 @@ def test_accumulated_gradients_are_whole_or_absent_and_micro_steps_always_there(
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_scheduler_made_later_works_and_its_rate_belongs_to_the_step(trained, variant):
+def test_a_scheduler_made_before_or_later_works_and_its_rate_belongs_to_the_step(trained, variant):
     rates = torch.load(trained / f"{variant}.pt")["rates"]
 
     for step, expected in enumerate(rates):
