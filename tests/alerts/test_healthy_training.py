@@ -17,8 +17,10 @@ import torch
 from torch import nn
 
 from tests.alerts.series import header, row
+from trainermon import TrainerMon
 from trainermon.alerts.engine import RuleEngine
 from trainermon.alerts.rules import load_rules
+from trainermon.monitor.journal import BlockRecord, HeaderRecord, JournalReader, SeriesRecord
 from trainermon.monitor.values import Alert, Kind, SeriesKey, StatBlock
 
 Fault = Callable[[Any, torch.optim.Optimizer, int], None]
@@ -78,14 +80,11 @@ class Recorder:
         return StatBlock(step=step, time_s=float(step), series=np.array(ids, np.uint32), values=values)
 
 
-def train(num_steps: int, fault: Fault) -> Iterator[tuple[list[SeriesKey], StatBlock]]:
-    torch.manual_seed(0)
+def losses(
+    model: nn.Module, optimizer: torch.optim.Optimizer, num_steps: int, fault: Fault
+) -> Iterator[tuple[float, torch.Tensor]]:
+    """Yield the learning rate and the loss of each step, whose gradients are there and not yet used."""
     text = torch.tensor(list(Path(argparse.__file__).read_bytes()))
-    model, recorder = TinyGPT(), Recorder()
-    optimizer = torch.optim.AdamW(model.parameters())
-    for name, module in model.named_modules():
-        if not isinstance(module, nn.ModuleList):
-            module.register_forward_hook(partial(recorder.note_call, name))
     for step in range(num_steps):
         optimizer.param_groups[0]["lr"] = rate = 3e-3 * min(1.0, (step + 1) / 50) * (1.0 - 0.9 * step / num_steps)
         fault(model, optimizer, step)
@@ -93,6 +92,17 @@ def train(num_steps: int, fault: Fault) -> Iterator[tuple[list[SeriesKey], StatB
         loss = nn.functional.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
         optimizer.zero_grad()
         loss.backward()
+        yield rate, loss
+
+
+def train(num_steps: int, fault: Fault) -> Iterator[tuple[list[SeriesKey], StatBlock]]:
+    torch.manual_seed(0)
+    model, recorder = TinyGPT(), Recorder()
+    optimizer = torch.optim.AdamW(model.parameters())
+    for name, module in model.named_modules():
+        if not isinstance(module, nn.ModuleList):
+            module.register_forward_hook(partial(recorder.note_call, name))
+    for step, (rate, loss) in enumerate(losses(model, optimizer, num_steps, fault)):
         recorder.note(Kind.LOSS, "loss", loss)
         before = [parameter.detach().clone() for parameter in model.parameters()]
         optimizer.step()
@@ -131,8 +141,42 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def test_healthy_run_gives_no_alert_from_its_first_step_on() -> None:
-    assert alerts(200, no_fault) == []
+EVERYTHING = {
+    "monitor_mbs_grad": True,
+    "param_distribution": True,
+    "mv_distribution": True,
+    "ur_distribution": True,
+    "mg_direction": True,
+    "xy_distribution": True,
+    "recording_l2_features": True,
+    "l2_targets": {"attention_hook": ["h.0", "h.1"], "linear_hook": []},
+}
+
+
+def test_healthy_run_gives_no_alert_from_its_first_step_on_whatever_is_collected(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = TinyGPT()
+    optimizer = torch.optim.AdamW(model.parameters())
+    places = {"spool_dir": str(tmp_path / "spool"), "output_dir": str(tmp_path), "run_id": "run"}
+    with TrainerMon({**EVERYTHING, **places, "agent": {"start": False}}) as monitor:
+        monitor.set_monitor(model, optimizer)
+        for _, loss in losses(model, optimizer, 200, no_fault):
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            monitor.record(loss=loss, tokens=256.0)
+            optimizer.step()
+
+    engine, keys, found = RuleEngine(load_rules()), [], []
+    reader = JournalReader(tmp_path / "spool" / "run", 0)
+    while records := reader.poll():
+        for record in records:
+            if isinstance(record, HeaderRecord):
+                keys = list(record.header.series)
+            elif isinstance(record, SeriesRecord):
+                keys += record.keys
+            elif isinstance(record, BlockRecord):
+                found += engine.evaluate(header(), keys, record.block)
+    assert found == []
+    assert {key.kind for key in keys} == set(Kind) - {Kind.COMM, Kind.STATE}
 
 
 def test_weight_that_becomes_infinite_gives_one_alert_on_that_step() -> None:
