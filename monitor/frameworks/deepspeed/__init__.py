@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+import torch
 from torch import nn
 
 from trainermon.monitor.errors import AttachError
@@ -64,9 +65,8 @@ def describe(chunks: Sequence[nn.Module], optimizer: object, coordinates: Coordi
 
 def _holder_of(engine: Any) -> Holder:
     name = type(engine.optimizer).__name__
-    kind = HOLDERS.get(name)
-    if kind is None and engine.zero_optimization_stage() == 0 and not name.startswith("FP16"):
-        kind = WholeHolder
-    if kind is None or (kind is WholeHolder and engine.zero_optimization_stage() > 0):
+    is_torch = isinstance(engine.optimizer, torch.optim.Optimizer) and engine.zero_optimization_stage() == 0
+    kind = WholeHolder if is_torch else HOLDERS.get(name)
+    if kind is None:
         raise AttachError(f"deepspeed: found the optimizer {name}, expected one of {', '.join(HOLDERS)}")
     return kind(engine)

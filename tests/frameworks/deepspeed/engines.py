@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import gc
 import importlib
 import itertools
 from typing import NamedTuple
@@ -45,6 +46,7 @@ class Model(nn.Module):
 
 def start():
     """Join the job without compiling anything, and with float16, which DeepSpeed does not offer on a CPU."""
+    gc.freeze()  # DeepSpeed collects garbage several times per engine
     importlib.import_module("deepspeed.comm.torch").build_shm_op = lambda: None
     if deepspeed.__version__ < "0.19":  # they put uninitialised padding into the norm
         torch.empty, torch.empty_like = torch.zeros, torch.zeros_like
@@ -129,10 +131,19 @@ def true_gradients(weights, batches):
 
 
 def whole_weights(engine):
-    """Return copies of all parameters, unpartitioned; a collective at stage 3."""
-    parameters = list(engine.module.parameters())
-    with deepspeed.zero.GatheredParameters(parameters):
-        return {name: p.detach().clone() for name, p in engine.module.named_parameters()}
+    """Return copies of all parameters, whole; a collective at stage 3.
+
+    Gathered by hand: before 0.19, DeepSpeed's own gathering on gloo at times returns what is no part of a parameter.
+    """
+    return {name: _whole(p).detach().clone() for name, p in engine.module.named_parameters()}
+
+
+def _whole(parameter):
+    if not hasattr(parameter, "ds_tensor"):
+        return parameter
+    shares = [torch.empty_like(parameter.ds_tensor) for _ in range(dist.get_world_size())]
+    dist.all_gather(shares, parameter.ds_tensor.contiguous())
+    return torch.cat(shares)[: parameter.ds_numel].view(parameter.ds_shape)
 
 
 def global_batches(step, gas):
