@@ -8,10 +8,9 @@ import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
-from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from tests.exporters.runs import LOSS, RECORDED, STEP_TIME, LargeRun, block_of, header_of
+from tests.exporters.expositions import ALONE, read
+from tests.exporters.runs import LOSS, STEP_TIME, LargeRun, block_of, header_of
 from tests.server_programs import find_program
 from trainermon.exporters.budget import SeriesBudget
 from trainermon.exporters.openmetrics import OPENMETRICS, TEXT
@@ -20,17 +19,6 @@ from trainermon.monitor.catalogue import METRICS
 from trainermon.monitor.values import Alert, AlertState, Kind, Placement, SeriesKey, Severity
 
 RULES = {"nonfinite_gradient": Severity.FATAL, "loss_spike": Severity.WARNING}
-
-
-def read(exposition: Exposition, *, accept: str = "application/openmetrics-text"):
-    """Return every sample's value by name and labels, run left out, as the vendor's parser reads it."""
-    body, content_type = exposition.render(accept)
-    parse = parse_openmetrics if content_type == OPENMETRICS else parse_text
-    samples = [sample for family in parse(body.decode()) for sample in family.samples]
-    assert {sample.labels["run"] for sample in samples} == {"run"}
-    values = {(s.name, *(f"{k}={v}" for k, v in s.labels.items() if k != "run")): s.value for s in samples}
-    assert len(values) == len(samples)
-    return values
 
 
 def gradient(name: str) -> SeriesKey:
@@ -155,141 +143,6 @@ def test_other_recorded_values_are_shown_by_name_and_not_without_end():
 
     shown = {key[-1]: value for key, value in read(exposition).items() if key[0] == "trainermon_recorded_value"}
     assert shown == {f"name=value_{i}": i for i in range(8)}
-
-
-def step(name: str, slot: str = "", micro_step: int | None = None) -> SeriesKey:
-    return SeriesKey(Kind.STEP, name, slot, micro_step=micro_step)
-
-
-def comm(name: str, slot: str, call: int = 0) -> SeriesKey:
-    return SeriesKey(Kind.COMM, name, slot, call)
-
-
-MEASURED = {
-    step("global_grad_norm"): ("trainermon_global_gradient_norm", 3.5),
-    step("clip_ratio"): ("trainermon_clip_ratio", 0.25),
-    step("loss_scale"): ("trainermon_loss_scale", 65536.0),
-    step("skipped"): ("trainermon_skipped_steps_total", 1.0),
-    step("learning_rate", "0"): ("trainermon_learning_rate", 3e-4),
-    step("tokens_per_second"): ("trainermon_tokens_per_second", 1e5),
-}
-
-
-def test_what_a_rank_measures_has_metrics_of_its_own_and_takes_no_place_of_recorded_values():
-    exposition = Exposition("run")
-    tensors = {key: np.array([value]) for key, (_, value) in MEASURED.items()}
-    tensors |= {step(f"value_{i}"): np.array([float(i)]) for i in range(8)}
-    tensors[step("learning_rate", "1")] = np.array([5e-4])
-    tensors[step("learning_rate")] = np.array([9.0])  # recorded by the script under the same name
-
-    exposition.update(header_of(), list(tensors), block_of(tensors, list(tensors)))
-
-    values = read(exposition)
-    shown = {key[0]: value for key, value in values.items() if "group=1" not in key}
-    assert {name: shown[name] for name, _ in MEASURED.values()} == dict(MEASURED.values())
-    assert values["trainermon_learning_rate", "rank=0", "group=1"] == 5e-4
-    recorded = [key[-1] for key in values if key[0] == "trainermon_recorded_value"]
-    assert recorded == [f"name=value_{i}" for i in range(8)]
-
-
-def test_skipped_steps_and_tokens_add_up_over_steps_and_micro_steps():
-    exposition = Exposition("run")
-    keys = [step("skipped"), step("global_grad_norm"), *(step("tokens", micro_step=number) for number in range(2))]
-    norms = []
-
-    for number, (skipped, norm, tokens) in enumerate([(0, 1, 100), (1, np.inf, 200), (1, np.nan, 300), (0, 2, np.nan)]):
-        told = dict(zip(keys, np.array([[skipped], [norm], [tokens], [1.0]]), strict=True))
-        known = 1 + number  # the series table grows
-        exposition.update(header_of(), keys[:known], block_of({key: told[key] for key in keys[:known]}, keys))
-        norms.append(read(exposition).get(("trainermon_global_gradient_norm", "rank=0")))
-
-    values = read(exposition)
-    assert values["trainermon_skipped_steps_total", "rank=0"] == 2
-    assert values["trainermon_tokens_total", "rank=0"] == 301
-    assert norms == [None, None, None, 2]
-    assert values["trainermon_nonfinite_elements_total", "rank=0", "kind=step"] == 3
-
-
-def test_the_loss_is_that_of_the_newest_steps_micro_steps_only():
-    exposition = Exposition("run")
-    keys = [LOSS, *(SeriesKey(Kind.LOSS, "loss", micro_step=micro_step) for micro_step in range(3))]
-    shown = []
-
-    for losses in ({0: 8.0}, {1: 1.0, 2: 2.0, 3: 6.0}, {1: 2.0, 2: 4.0}, {1: np.nan, 2: 5.0}):
-        told = {keys[place]: np.array([value]) for place, value in losses.items()}
-        exposition.update(header_of(), keys, block_of(told, keys))
-        shown.append(read(exposition)["trainermon_loss", "rank=0"])
-
-    assert shown == [8, 3, 3, 5]
-
-
-def test_collectives_are_told_by_purpose_and_only_operands_have_a_root_mean_square():
-    exposition = Exposition("run")
-    keys = [comm("dp", slot) for slot in ("count", "sequence", "in_flight", "bytes", "unseen", "unfinished")]
-    waits = [comm("dp.all_reduce", "wait_seconds", 0), comm("dp.all_reduce", "wait_seconds", 1)]
-    waits += [comm("dp.broadcast", "wait_seconds")]
-    operands = [comm("dp.all_reduce", "pre.0"), comm("dp.all_reduce", "post.0", 1)]
-    keys += [*waits, *operands, comm("tp", "sequence")]
-    numbers = dict(zip(keys[:9], (3, 40, 1, 1000, 2, 1, 0.5, 0.25, 0.125), strict=True))
-
-    for number in range(2):
-        told = {key: np.array([float(value)]) for key, value in numbers.items()}
-        told |= {operands[0]: np.full(4, 3.0), operands[1]: np.array([1.0, 7.0]), keys[-1]: np.array([7.0])}
-        told[keys[1]] += number * 3
-        exposition.update(header_of(), keys, block_of(told, keys, step=number))
-
-    values = read(exposition)
-    shown = {key[0]: value for key, value in values.items() if "purpose=dp" in key}
-    assert shown == {
-        "trainermon_collectives_total": 43,
-        "trainermon_collectives_in_flight": 1,
-        "trainermon_collective_wait_seconds_total": 1.75,
-        "trainermon_collective_bytes_total": 2000,
-        "trainermon_unseen_collectives_total": 4,
-        "trainermon_unfinished_collectives_total": 2,
-    }
-    assert values["trainermon_collectives_total", "rank=0", "purpose=tp"] == 7
-    rms = {key[2:]: value for key, value in values.items() if key[0] == "trainermon_collective_operand_rms"}
-    assert rms == {("module=dp.all_reduce", "side=pre"): 3, ("module=dp.all_reduce", "side=post"): 5}
-    assert values["trainermon_left_out_series",] == 0
-
-
-def test_features_and_states_are_told_apart_and_shares_are_means():
-    exposition = Exposition("run")
-    tensors = {
-        SeriesKey(Kind.FEATURE, "h.0", "attention_entropy"): np.array([1.0, 3.0]),
-        SeriesKey(Kind.FEATURE, "h.0", "attention_max_logit"): np.array([-9.0, -4.0]),
-        SeriesKey(Kind.FEATURE, "h.0", "expert_load"): np.array([0.0, 0.75, 0.25]),
-        SeriesKey(Kind.FEATURE, "h.0", "expert_load.top0.expert"): np.array([17.0]),
-        SeriesKey(Kind.STATE, "w", "momentum_buffer"): np.array([3.0]),
-        SeriesKey(Kind.STATE, "w", "row_var"): np.array([1e-6]),
-        SeriesKey(Kind.MG_DIRECTION, "w"): np.array([1.0, 1.0, 0.0, 0.5]),
-    }
-
-    exposition.update(header_of(), list(tensors), block_of(tensors, list(tensors)))
-
-    values = read(exposition)
-    assert {key: value for key, value in values.items() if any(part.startswith("module=") for part in key)} == {
-        ("trainermon_feature_mean", "rank=0", "module=h.0", "feature=attention_entropy"): 2,
-        ("trainermon_feature_max", "rank=0", "module=h.0", "feature=attention_max_logit"): -4,
-        ("trainermon_feature_max", "rank=0", "module=h.0", "feature=expert_load"): 0.75,
-        ("trainermon_optimizer_state_rms", "rank=0", "module=w", "state=momentum_buffer"): 3,
-        ("trainermon_optimizer_state_rms", "rank=0", "module=w", "state=row_var"): 1e-6,
-        ("trainermon_gradient_direction", "rank=0", "module=w"): 0.625,
-    }
-    assert values["trainermon_left_out_series",] == 0
-
-
-def test_of_groups_without_end_the_first_are_shown():
-    exposition = Exposition("run")
-    tensors = {step("learning_rate", str(i)): np.ones(1) for i in range(300)}
-    tensors |= {comm(f"other-{i}", slot): np.ones(1) for i in range(300) for slot in ("sequence", "in_flight")}
-
-    exposition.update(header_of(), list(tensors), block_of(tensors, list(tensors)))
-
-    names = [key[0] for key in read(exposition)]
-    assert names.count("trainermon_learning_rate") == 8
-    assert names.count("trainermon_collectives_total") == names.count("trainermon_collectives_in_flight") == 8
 
 
 def test_of_activations_the_outputs_are_shown_and_all_calls_merged():
@@ -495,11 +348,8 @@ def test_both_formats_hold_the_same_values():
 def large_exposition(**options) -> Exposition:
     """Return the exposition of 8 ranks with 300 series each, all metrics in it."""
     exposition = Exposition("run", rules=RULES, **options)
-    alone = [RECORDED, *MEASURED, step("tokens"), SeriesKey(Kind.FEATURE, "h.0.attn", "attention_max_logit")]
-    alone += [comm("dp", slot) for slot in ("count", "sequence", "in_flight", "bytes", "unseen", "unfinished")]
-    alone += [comm("dp.all_reduce", "wait_seconds")]
     kinds = [kind for kind in Kind if kind not in {Kind.LOSS, Kind.STEP}]
-    run = LargeRun(num_layers=32, kinds=kinds, others=alone)
+    run = LargeRun(num_layers=32, kinds=kinds, others=ALONE)
     for rank in range(8):
         header = header_of(rank, world_size=8, local_world_size=8)
         exposition.update(header, run.keys(), run.block(seed=rank), placements=run.placements())
