@@ -29,6 +29,7 @@ class Case(NamedTuple):
     accumulate_in_fp32: bool = False
     zero: tuple[tuple[str, object], ...] = ()
     fused: bool = False
+    unchecked: bool = False  # bfloat16 steps whatever the gradients are
 
 
 class Model(nn.Module):
@@ -88,6 +89,8 @@ def make_engine(case: Case):
     }
     if case.dtype != "fp32":
         config[case.dtype] = {"enabled": True}
+    if case.unchecked:
+        config["bf16"] |= {"check_grad_overflow": False}
     if case.dtype == "fp16":
         config["fp16"] |= {"initial_scale_power": 8}
     if case.accumulate_in_fp32:

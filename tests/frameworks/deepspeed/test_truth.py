@@ -34,6 +34,7 @@ ALL_OVERFLOWS = [
     *({"stage": stage, "dtype": dtype} for stage in STAGES for dtype in ("bf16", "fp16")),
     *({"stage": stage, "dtype": "bf16", "offload": True} for stage in (1, 2, 3)),
     *({"stage": 0, "dtype": dtype, "fused": True} for dtype in ("bf16", "fp16")),
+    *({"stage": stage, "dtype": "bf16", "unchecked": True} for stage in (1, 2)),
     {"stage": 1, "dtype": "bf16", "accumulate_in_fp32": True},
 ]
 QUICK_TRUTH = {
@@ -47,7 +48,7 @@ QUICK_TRUTH = {
     ],
     4: [*(case(stage) for stage in STAGES), case(3, "fp32", 1), case(1, "fp16", 1, offload=True)],
 }
-QUICK_OVERFLOWS = {1: [], 2: [{"stage": stage, "dtype": "fp16"} for stage in STAGES], 4: []}
+QUICK_OVERFLOWS = {1: [], 2: [*({"stage": stage, "dtype": "fp16"} for stage in STAGES), ALL_OVERFLOWS[-2]], 4: []}
 
 
 def launch(folder, worker, *arguments, size, **variables):
