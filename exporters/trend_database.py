@@ -219,7 +219,7 @@ def _fill_global(
 ) -> None:
     of_metrics = {kind: ",".join(name for name in STATISTICS if name in statistics[kind]) for kind in metrics}
     columns = ["min_step INTEGER DEFAULT 0", "max_step INTEGER DEFAULT 0", "max_rank INTEGER DEFAULT 0"]
-    columns += [f"{kind} TEXT DEFAULT NULL" for kind in of_metrics]
+    columns += [f'"{kind}" TEXT DEFAULT NULL' for kind in of_metrics]  # quoted: update is a word of SQL
     connection.execute(f"CREATE TABLE global_stats ({', '.join(columns)})")
     marks = ", ".join("?" * len(columns))
     connection.execute(f"INSERT INTO global_stats VALUES ({marks})", (*extent, *of_metrics.values()))  # noqa: S608  (marks only)

@@ -7,6 +7,7 @@ trainer.train()
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,9 @@ from trainermon.monitor.session import TrainerMon
 class TrainerMonCallback(TrainerCallback):  # type: ignore[misc]  # untyped where transformers is not installed
     """Watches a Trainer from the beginning of its training to the end; changes nothing of it.
 
-    Loss (of each micro step, as the model returns it) and learning rate are found by the monitor. The callback adds
-    `tokens`, if `include_num_input_tokens_seen` has the Trainer count them (over all ranks), and on the steps that the
-    Trainer logs its `grad_norm`, before clipping.
+    Loss (of each micro step, on the scale of the one that the Trainer reports) and learning rate are found by the
+    monitor. The callback adds `tokens`, if `include_num_input_tokens_seen` has the Trainer count them (over all ranks),
+    and on the steps that the Trainer logs its `grad_norm`, before clipping.
 
     Args:
         config: As for `TrainerMon`.
@@ -58,8 +59,21 @@ class TrainerMonCallback(TrainerCallback):  # type: ignore[misc]  # untyped wher
             grad_acc_steps=args.gradient_accumulation_steps,
             start_iteration=state.global_step,
         )
+        monitor.scale_found_loss(self._loss_factor(args, kwargs["model"]))
         self.monitor = monitor
         self._tokens_seen = state.num_input_tokens_seen
+
+    def _loss_factor(self, args: TrainingArguments, model: Any) -> float:
+        """Return how many shares make up the loss that the Trainer reports.
+
+        A model whose forward takes further keywords is told how many tokens all micro steps have, and those of all
+        ranks where the Trainer averages them across devices. It divides by that number: what it returns is a share.
+        """
+        known = getattr(self._trainer, "model_accepts_loss_kwargs", None)
+        if not (_takes_keywords(model) if known is None else known):
+            return 1.0
+        ranks = args.world_size if getattr(args, "average_tokens_across_devices", False) else 1
+        return float(args.gradient_accumulation_steps * ranks)
 
     def on_step_end(
         self, _args: TrainingArguments, state: TrainerState, _control: TrainerControl, **_kwargs: Any
@@ -92,3 +106,8 @@ class TrainerMonCallback(TrainerCallback):  # type: ignore[misc]  # untyped wher
         if self.monitor is not None:
             self.monitor.close()
             self.monitor = None
+
+
+def _takes_keywords(model: Any) -> bool:
+    parameters = inspect.signature(model.forward).parameters.values()
+    return any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)

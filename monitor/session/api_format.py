@@ -83,7 +83,7 @@ class CallsOfMsprobe:
         """
         del ops_list
         if self._attached is not None and (not rank_list or self._attached.rank in rank_list):
-            self._attached.record({f"{module_name}.{tensor_name}": target_tensor})
+            self._attached.file(f"{module_name}.{tensor_name}", target_tensor)
 
     def set_wrapped_optimizer(self, optimizer: Any) -> None:
         """Remember the optimizer for `monitor_gnorm_with_ad`. Deprecated: pass it to `set_monitor`."""

@@ -119,6 +119,16 @@ class Attached:
         if self._loop is not None and os.getpid() == self._pid:
             self._guard.wrap(self._loop.record)(numbers)
 
+    def file(self, name: str, tensor: Tensor) -> None:
+        """File the statistics of a tensor under the step that runs; contained."""
+        if self._loop is not None and os.getpid() == self._pid:
+            self._guard.wrap(self._loop.file)({name: tensor})
+
+    def scale_found_loss(self, factor: float) -> None:
+        """See `TrainerMon.scale_found_loss`."""
+        if self._loop is not None:
+            self._loop.scale_found_loss(factor)
+
     @property
     def rank(self) -> int:
         """Global rank of this process."""
@@ -196,7 +206,7 @@ class Attached:
         launcher.start_agent(self._spool)
         status = self._wait_for_status(lambda status: bool(status.get("url")), PAGE_WAIT_S)
         if status:
-            logger.info("page %s  metrics %s/metrics", status["url"], status["url"].rstrip("/"))
+            logger.info("page %s  metrics %s/metrics", *[status["url"].rstrip("/")] * 2)
         else:
             logger.warning("the agent has not said within %.0f s where its page is; see %s", PAGE_WAIT_S, self._spool)
 

@@ -17,6 +17,9 @@ class Recorded:
     """Files numbers under the step that is open in the collector.
 
     With several micro steps per optimizer step the calls of one step are told apart by number, if there are several.
+
+    Attributes:
+        found_loss_factor: What a loss that is found is multiplied by, for models that return a share of the step's.
     """
 
     def __init__(self, training: Training, collector: Collector, steps: MicroSteps, *, num_micro_steps: int) -> None:
@@ -28,6 +31,7 @@ class Recorded:
         self._records_loss = False
         self._losses_found: set[int] = set()
         self._tokens = 0.0
+        self.found_loss_factor = 1.0
 
     def new_step(self) -> None:
         """Count calls from zero."""
@@ -65,7 +69,7 @@ class Recorded:
         if loss is not None:
             series = self._series_of(LOSS_SERIES, self._steps.micro_step(stage) if self._num_micro_steps > 1 else None)
             self._losses_found.add(series)
-            self._collector.take((series,), (loss,))
+            self._collector.take((series,), (loss.detach() * self.found_loss_factor,))
 
     def _series_of(self, name: str, micro_step: int | None) -> int:
         kind = Kind.LOSS if name == LOSS_SERIES else Kind.STEP

@@ -151,6 +151,11 @@ class StepLoop:
         sides = 2 * directions * self._num_micro_steps * config.xy_distribution
         return parameters * per_step + modules * sides + 2
 
+    def file(self, values: Mapping[str, Tensor | float]) -> None:
+        """File `values` under the step that runs, wherever in its loop the script records."""
+        for name, value in values.items():
+            self._recorded.file(name, value)
+
     def record(self, values: Mapping[str, Tensor | float]) -> None:
         """File `values` under the step they belong to: the one that runs, or, after its end, the one that has ended.
 
@@ -172,6 +177,10 @@ class StepLoop:
             self._recorded.new_step()
             self._is_ended_step_open = True
             self._seal_ended_step()
+
+    def scale_found_loss(self, factor: float) -> None:
+        """Multiply losses that are found in what the model returns by `factor` from now on."""
+        self._recorded.found_loss_factor = factor
 
     def latest(self) -> StatBlock | None:
         """Return the newest step that has ended. Waits for the device."""

@@ -113,6 +113,15 @@ class TrainerMon(CallsOfMsprobe):
         if self._attached is not None:
             self._attached.record(values)
 
+    def scale_found_loss(self, factor: float) -> None:
+        """Multiply the loss that is found in what the model returns by `factor`.
+
+        For loops whose model returns a share of the step's loss, as transformers' Trainer has it. Losses that are
+        recorded are kept as they are.
+        """
+        if self._attached is not None:
+            self._attached.scale_found_loss(factor)
+
     def close(self) -> None:
         """Write what is left, take every hook away, and wait a bounded time for the agent to have stored it."""
         if self._attached is not None:
