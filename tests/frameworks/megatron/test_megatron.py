@@ -34,6 +34,7 @@ def test_training_is_left_as_it_is_and_its_decisions_are_told():
 
 @pytest.mark.slow
 @pytest.mark.distributed
+@pytest.mark.timeout(1000)
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_every_statistic_in_every_combination_of_options(world_size):
     run_ranks(TRUTH, "wide", world_size=world_size, timeout_s=900, **QUIET)
