@@ -80,7 +80,7 @@ class Pipeline:
         *,
         executor: Executor,
         consumers: Sequence[Consumer] = (),
-        before_commit: Callable[[], object] = lambda: None,
+        before_commit: Callable[[], object] | None = None,
         flush_bytes: int = 8 << 20,
         flush_s: float = 30.0,
         clock: Callable[[], float] = time.monotonic,
@@ -196,7 +196,8 @@ class Pipeline:
 
     def _submit(self) -> None:
         if self._batch:
-            self._executor.submit(self._before_commit)
+            if self._before_commit is not None:
+                self._executor.submit(self._before_commit)
             self._commit = self._executor.submit(commit, self._batch, self._spool)
 
     def _settle(self) -> None:
