@@ -90,7 +90,7 @@ class Holder(abc.ABC):
     @property
     def norm_is_of_gradients(self) -> bool:
         """Return whether the norm that DeepSpeed reports is that of all gradients, as they are at entry of the step."""
-        return "Muon" not in type(self.engine.basic_optimizer).__name__
+        return True
 
     def watch_verdict(self, guard: Guard, tell: Tell) -> list[Handle]:
         """Call `tell` in the step, once overflow or norm are known and no parameter is written; its first call counts.
@@ -138,7 +138,7 @@ class WholeHolder(Holder):
     @property
     def norm_is_of_gradients(self) -> bool:
         """Return whether there are no experts: FP16_UnfusedOptimizer leaves them out of its norm."""
-        return super().norm_is_of_gradients and not self.engine.has_moe_layers
+        return not self.engine.has_moe_layers
 
     def span(self, parameter: nn.Parameter) -> tuple[int, int]:
         """Return the whole parameter."""

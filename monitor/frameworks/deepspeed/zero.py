@@ -80,6 +80,11 @@ class ZeroHolder(FlatHolder):
 
     norm_method: ClassVar[str]
 
+    @property
+    def norm_is_of_gradients(self) -> bool:
+        """Return whether the optimizer is not Muon, whose update takes the place of the gradient before the norm."""
+        return "Muon" not in type(self.engine.basic_optimizer).__name__
+
     def watch_verdict(self, guard: Guard, tell: Tell) -> list[Handle]:
         """Call `tell` when the overflow check has found something, else when the norms are known."""
         overflow = guard.wrap(lambda found: tell(Verdict.OVERFLOW) if found else None)
@@ -98,6 +103,11 @@ class Stage12Holder(ZeroHolder):
     """
 
     norm_method = "scaled_global_norm"
+
+    def __init__(self, engine: Any) -> None:
+        super().__init__(engine)
+        parameters = [] if self.norm_is_of_gradients else chained(self.optimizer.params_in_partition)
+        self._updates = {id(parameter) for parameter in parameters if getattr(parameter, "use_muon", False)}
 
     @property
     def grad_dtype(self) -> torch.dtype | None:
@@ -127,7 +137,7 @@ class Stage12Holder(ZeroHolder):
         """Return this rank's part of the averaged gradients.
 
         With the optimizer on the CPU they are on their way there: this waits for the copies, which the step that is
-        being entered does next anyway.
+        being entered does next anyway. Where Muon's update has taken the place of a gradient, there is none.
         """
         if self.optimizer.cpu_offload:
             self._wait_for_copies()
@@ -143,7 +153,7 @@ class Stage12Holder(ZeroHolder):
         return {
             number: _of_length(held[piece.group][piece.number], piece.length)
             for number, piece in self.pieces.items()
-            if piece.group in held
+            if piece.group in held and number not in self._updates
         }
 
     def _wait_for_copies(self) -> None:

@@ -8,7 +8,8 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import DeepSpeedOptimizerWrapper
 
-from tests.frameworks.deepspeed.engines import Case, Model, make_engine, start
+from tests.frameworks.deepspeed.engines import Case, Model, loss_of, make_engine, start, step_engine, tokens_of
+from tests.frameworks.deepspeed.watch import Watch
 from trainermon.monitor.errors import AttachError
 from trainermon.monitor.frameworks import detect
 from trainermon.monitor.values import Coordinates
@@ -21,8 +22,30 @@ def ask(what, model, optimizer):
         print(f"{what}: {error}")
 
 
+def show_muon():
+    """Print which gradients there are where DeepSpeed puts Muon's update into the place of some."""
+    model = Model()
+    for parameter in model.parameters():
+        parameter.use_muon = parameter.dim() > 1
+    config = {
+        "train_micro_batch_size_per_gpu": 2,
+        "zero_optimization": {"stage": 1, "reduce_bucket_size": 4096},
+        "bf16": {"enabled": True},
+        "optimizer": {"type": "Muon", "params": {"lr": 1e-3}},
+    }
+    trained = [p for p in model.parameters() if p.requires_grad]
+    engine = deepspeed.initialize(model=model, model_parameters=trained, config=config)[0]
+    watch = Watch(engine)
+    engine.backward(loss_of(engine, tokens_of(0, 0, 0)))
+    step_engine(engine)
+    parameters = watch.training.parameters
+    there = [p.name for p, taken in zip(parameters, watch.reduced, strict=True) if taken is not None]
+    print(f"muon: {' '.join(there)}, norm {watch.outcomes[0].grad_norm}")
+
+
 def main():
     start()
+    show_muon()
     engine = make_engine(Case(2))
     ask("engine", engine, None)
     ask("engine and optimizer", engine, engine.optimizer)

@@ -38,3 +38,7 @@ def test_an_optimizer_that_is_not_the_engines_is_refused(told):
 
 def test_an_engine_without_optimizer_is_refused(told):
     assert "no optimizer" in told["no optimizer"]
+
+
+def test_an_update_in_the_place_of_a_gradient_is_not_called_one(told):
+    assert told["muon"] == "gain embedding.weight inner.up.bias, norm None"
