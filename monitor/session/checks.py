@@ -10,6 +10,7 @@ import torch
 from trainermon.monitor.config import MonitorConfig, is_waiting
 from trainermon.monitor.errors import ConfigError
 from trainermon.monitor.taps import compiled_regions, features, optimizer
+from trainermon.monitor.taps.guard import Guard
 from trainermon.monitor.taps.names import chosen
 from trainermon.monitor.taps.training import Training
 from trainermon.monitor.values import Coordinates
@@ -21,7 +22,7 @@ def check_against_model(config: MonitorConfig, training: Training, coordinates: 
     Nothing is collected on a rank that is not chosen, and while a dynamic configuration waits to be started.
 
     Raises:
-        ConfigError: Something is asked for that this model or optimizer does not have.
+        ConfigError, AttachError: Something is asked for that this model or optimizer does not have.
     """
     if config.xy_distribution:
         modules = [m for m in training.modules if config.all_xy or chosen(m.name, config.targets, m.stage)]
@@ -34,6 +35,8 @@ def check_against_model(config: MonitorConfig, training: Training, coordinates: 
             )
     wants_states = config.mv_distribution or config.mg_direction
     optimizer.check(training, states=wants_states, updates=config.ur_distribution)
+    if config.monitor_mbs_grad:
+        _check_micro_gradients(training)
     is_whole = coordinates.pp_size == 1 and coordinates.ep_size == 1  # else a name may be that of another rank's module
     features.check(training.modules, config, is_whole=is_whole)
     if is_whole:
@@ -42,6 +45,12 @@ def check_against_model(config: MonitorConfig, training: Training, coordinates: 
     if is_left_out or is_waiting(config):
         return dataclasses.replace(config, collect_times=0)
     return config
+
+
+def _check_micro_gradients(training: Training) -> None:
+    """Watch the gradients of single backwards for a moment: a framework that cannot show them says so now."""
+    for handle in training.watch_micro_gradients(Guard(lambda _message: None), lambda _index, _gradient: None):
+        handle.remove()
 
 
 def _check_targets(config: MonitorConfig, training: Training) -> None:
