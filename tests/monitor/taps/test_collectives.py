@@ -11,6 +11,7 @@ from tests.monitor.taps.collective_rows import EVERYTHING, Steps
 from trainermon.monitor.config import CollectivesConfig
 from trainermon.monitor.errors import ConfigError
 from trainermon.monitor.taps.collectives import CollectiveTaps
+from trainermon.monitor.taps.flight_recorder import FlightRecorder
 from trainermon.monitor.taps.guard import Guard
 
 CPU = torch.device("cpu")
@@ -21,6 +22,18 @@ def world():
     dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
     yield dist.group.WORLD
     dist.destroy_process_group()
+
+
+@pytest.fixture
+def unnumbered(world, monkeypatch):
+    """Return the world as a backend without sequence numbers shows it, whatever groups this process had before."""
+
+    def refuse(_group):
+        raise RuntimeError("does not yet support sequence numbers")
+
+    monkeypatch.setattr(dist.ProcessGroup, "_get_sequence_number_for_group", refuse)
+    monkeypatch.setattr(FlightRecorder, "progress", lambda _recorder: {})
+    return world
 
 
 def test_calls_of_a_coalesced_block_are_taken_when_the_block_was_waited_for(world):
@@ -72,7 +85,7 @@ def test_result_is_taken_at_once_where_there_is_no_handle(world, monkeypatch):
     assert vars(dist.ProcessGroup)["allreduce"] is original
 
 
-def test_backend_without_sequence_numbers_has_no_count(world):
+def test_backend_without_sequence_numbers_has_no_count(unnumbered):
     rows = Steps().rows(lambda: dist.all_reduce(torch.ones(2)))
 
     assert rows.slots("world") == {"bytes", "unfinished"}
@@ -194,7 +207,7 @@ def test_log_only_says_that_training_goes_on(caplog):
     assert "training goes on" in caplog.text
 
 
-def test_nothing_is_taken_without_asking(world):
+def test_nothing_is_taken_without_asking(unnumbered):
     steps = Steps(CollectivesConfig())
 
     assert steps.rows(lambda: dist.all_reduce(torch.ones(2))) == {}
