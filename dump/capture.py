@@ -114,7 +114,7 @@ class ModuleCapture:
             # non-reentrant checkpointing leaves a recomputed forward by an exception
             self._handles.append(watched.module.register_forward_hook(behind, always_call=True))
         if not self._gathered:
-            self._gradients.watch_parameters(_owners(self._watched))
+            self._gradients.watch_parameters(_owners(self._watched, gathered=False))
 
     def detach(self) -> None:
         """Take every hook away and write the entries whose gradients did not all arrive."""
@@ -135,13 +135,13 @@ class ModuleCapture:
         handed = self.handed if watched.is_root else {}
         named = {name: encode(value, f"kwargs.{name}", leaves) for name, value in {**kwargs, **handed}.items()}
         if self._gathered and torch.is_grad_enabled():
-            self._gradients.watch_parameters(_owners([watched]))
+            self._gradients.watch_parameters(_owners([watched], gathered=True))
         if recomputing:
             call = self._recomputed(watched)
         else:
             value: dict[str, Any] = {"input_args": inputs, "input_kwargs": named}
             if self._gathered:  # by the time the module returns they may be scattered again
-                value["parameters"] = _parameters(watched.module, leaves)
+                value["parameters"] = _parameters(watched.module, leaves, gathered=True)
             call = self._new_call(watched, value)
             self._record(call.key(FORWARD), leaves)
         self._stack[-1] = (module, call)
@@ -200,7 +200,7 @@ class ModuleCapture:
         value = {**call.value, "output": outputs}
         if not self._gathered:
             leaves = [*leaves]
-            value["parameters"] = _parameters(call.watched.module, leaves)
+            value["parameters"] = _parameters(call.watched.module, leaves, gathered=False)
         self._record(key, leaves)
         value[EXTRA] = {"order": self.writer.next_order(), **self._extra()}
         call.value = {}
@@ -253,29 +253,29 @@ def _watched_below(root: nn.Module, scope: Sequence[str], names: Mapping[nn.Modu
             yield _Watched(module, _stem("" if module is root else name, module), is_root=module is root)
 
 
-def _own_parameters(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield a module's parameters; under FSDP1 they may be plain attributes, cut out of a flat one for a forward."""
+def _own_parameters(module: nn.Module, *, gathered: bool) -> Iterator[tuple[str, Tensor]]:
+    """Yield a module's parameters; gathered by FSDP1 they may be plain attributes, cut out of a flat one."""
     yield from (found for found in module.named_parameters(recurse=False) if found[0] != FLAT)
-    for name, value in vars(module).items():
-        if isinstance(value, Tensor) and value.requires_grad and name not in module._parameters:
+    for name, value in vars(module).items() if gathered else ():
+        if isinstance(value, Tensor) and value.grad_fn is not None and name not in module._parameters:
             yield name, value
 
 
-def _parameters(module: nn.Module, leaves: list[Leaf]) -> dict[str, Any]:
+def _parameters(module: nn.Module, leaves: list[Leaf], *, gathered: bool) -> dict[str, Any]:
     """Return the forms of a module's own parameters; those that are here as a whole join `leaves`."""
     forms = {}
-    for name, parameter in _own_parameters(module):
+    for name, parameter in _own_parameters(module, gathered=gathered):
         forms[name] = tensor_form(parameter)
         if not hasattr(parameter, "placements"):  # to read a sharded one would gather it
             leaves.append(Leaf(f"parameters.{name}", parameter, forms[name]))
     return forms
 
 
-def _owners(watched: Sequence[_Watched]) -> dict[Tensor, list[tuple[str, str]]]:
+def _owners(watched: Sequence[_Watched], *, gathered: bool) -> dict[Tensor, list[tuple[str, str]]]:
     """Return by parameter the key stems of the modules that own it, and what it is called there."""
     owners: dict[Tensor, list[tuple[str, str]]] = {}
     for each in watched:
-        for name, parameter in _own_parameters(each.module):
+        for name, parameter in _own_parameters(each.module, gathered=gathered):
             if parameter.requires_grad:
                 owners.setdefault(parameter, []).append((each.stem, name))
     return owners

@@ -7,10 +7,8 @@ import torch.distributed as dist
 
 from tests.frameworks.replay.fsdp_worker import FAULTS, build, fsdp2
 from tests.frameworks.replay.job import FAULT_STEP, Case, Fault, main
-from trainermon.dump import agreement, keep, replay
+from trainermon.dump import keep, replay
 from trainermon.monitor.taps.collector import Collector
-
-agreement.WAIT_S = 1.0  # seconds; a rank that never comes is waited for that long
 
 
 def planted(*_args, **_kwargs):
@@ -67,4 +65,4 @@ CASES = [
 
 if __name__ == "__main__":
     dist.init_process_group("gloo")
-    main(CASES)
+    main(CASES, wait_s=3.0)

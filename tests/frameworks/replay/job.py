@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from tests.journal_rows import RankJournal, only_spool
 from trainermon import TrainerMon
+from trainermon.dump import agreement
 from trainermon.dump.reader import read_dump
 from trainermon.dump.records import PARAMETERS_GRAD
 from trainermon.monitor.control import ControlReader
@@ -196,9 +197,13 @@ def run(case: Case, folder: Path) -> dict[str, Any]:
     }
 
 
-def main(cases: list[Case]) -> None:
-    """Run all cases, or those that are named on the command line; each rank writes what it found."""
+def main(cases: list[Case], *, wait_s: float = 60.0) -> None:
+    """Run all cases, or those that are named on the command line; each rank writes what it found.
+
+    `wait_s` is how long ranks wait for one another before a replay: machines that run tests may be busy.
+    """
     torch.set_num_threads(1)
+    agreement.WAIT_S = wait_s
     folder, only = Path(sys.argv[1]), sys.argv[2:]
     results = {}
     for case in cases:
