@@ -4,7 +4,9 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+from typing import IO
 
 ROOT = Path(__file__).parents[1]
 
@@ -18,22 +20,33 @@ def run_ranks(
         port = probe.getsockname()[1]
     common = {"WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     processes = []
+    # files, not pipes: a rank that waits for its full pipe to be read holds up the one that is being read
+    outputs = [tempfile.TemporaryFile("w+") for _ in range(world_size)]  # noqa: SIM115  # closed when they are read
     for rank in range(world_size):
         environment = {name: str(value) for name, value in (common | {"RANK": rank, "LOCAL_RANK": rank}).items()}
         processes.append(
             subprocess.Popen(
                 [sys.executable, str(script), *arguments],
                 env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)} | environment | variables,
-                stdout=subprocess.PIPE,
+                stdout=outputs[rank],
                 stderr=subprocess.STDOUT,
                 text=True,
             )
         )
     try:
-        texts = [process.communicate(timeout=timeout_s)[0] for process in processes]
+        for process in processes:
+            process.wait(timeout_s)
     finally:
         for process in processes:
             process.kill()
+            process.wait()
+        texts = [_read(output) for output in outputs]
     statuses = [process.returncode for process in processes]
     assert statuses == [0] * world_size, f"statuses {statuses}\n" + "\n--- next rank ---\n".join(texts)
     return texts
+
+
+def _read(output: IO[str]) -> str:
+    with output:
+        output.seek(0)
+        return output.read()
