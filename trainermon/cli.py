@@ -15,6 +15,7 @@ COMMANDS = {
     "query": ("trainermon.exporters.query", "ask a run's statistics in SQL, while it is on or after it"),
     "diagnose": ("trainermon.analysis.diagnose_command", "name the first bad module of a step, and explain it"),
     "anomalies": ("trainermon.alerts.anomaly_order", "put the single anomalies of all ranks in the order of training"),
+    "rules": ("trainermon.alerts.rules_command", "list, check or try out alert rules"),
     "convert": ("trainermon.exporters.convert", "turn csv files into event files for TensorBoard, or into a database"),
     "agent": ("trainermon.agent.daemon", "follow the journals of this node's ranks (usually started for you)"),
 }
