@@ -60,6 +60,14 @@ class RankWatch:
         """By living rank, the step it is on."""
         return {state.rank: state.step for state in self.ranks.values() if state.alive}
 
+    @property
+    def steps_per_s(self) -> float:
+        """Pace of the fastest living rank over the last looks; 0 until it is known."""
+        if len(self._pace) < 2:
+            return 0.0
+        (first_s, first_step), (last_s, last_step) = self._pace[0], self._pace[-1]
+        return max(0.0, (last_step - first_step) / max(last_s - first_s, 1e-9))
+
     def look(self, now_s: float, *, ended: Collection[int] = ()) -> list[int]:
         """Bring every rank up to date; return the ranks that have gone since the last look.
 
@@ -82,11 +90,8 @@ class RankWatch:
 
         Until a pace is known, and for steps slower than `reach_s`, it is `at_least`.
         """
-        if len(self._pace) < 2:
-            return at_least
-        (first_s, first_step), (last_s, last_step) = self._pace[0], self._pace[-1]
-        steps_per_s = (last_step - first_step) / max(last_s - first_s, 1e-9)
-        return max(at_least, math.ceil(steps_per_s * reach_s) + 1)
+        pace = self.steps_per_s
+        return max(at_least, math.ceil(pace * reach_s) + 1) if pace else at_least
 
     def restart_timers(self, now_s: float) -> None:
         """Forget how long ranks have been silent: this process itself was stopped, and has not been looking."""

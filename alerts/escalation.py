@@ -145,6 +145,53 @@ class Escalator:
             _logger.info("no dump follows alert %s (%s): %s", alert.id, alert.rule, decision.reason)
         return {rank: [self._command(decision, escalation)] for rank in decision.ranks}
 
+    def decision(self, alert_id: str) -> Decision | None:
+        """Return what was decided about an alert, or None if nothing was yet."""
+        return self._decisions.get(alert_id)
+
+    def admit(
+        self, alert_ids: Sequence[str], command_id: str, ranks: Sequence[int], *, first_step: int, now_s: float
+    ) -> Decision:
+        """Decide, under the same limits, about alerts that somebody else found, such as Prometheus.
+
+        All of them are one incident, and the first one's decision counts for all. One that was decided about before is
+        not decided about again.
+
+        Args:
+            alert_ids: At least one.
+            command_id: What the command will be called.
+            ranks: Who is to dump, at least one.
+            first_step: From which step on.
+            now_s: Unix time; only differences matter.
+        """
+        known = self._decisions.get(alert_ids[0])
+        if known is not None:
+            return known
+        followed = [other for other in self._decisions.values() if other.ranks]
+        share = self._share(len(ranks))
+        objection = self._limit(
+            self._num_recent(followed, now_s, besides=command_id), share=share, num_ranks=len(ranks)
+        )
+        decision = Decision(
+            alert=alert_ids[0],
+            incident=command_id,
+            command=command_id,
+            time_s=now_s,
+            ranks=() if objection else tuple(sorted(ranks)),
+            first_step=-1 if objection else first_step,
+            bytes_per_rank=0 if objection else share,
+            reason=objection or "ordered from outside",
+        )
+        others = [
+            dataclasses.replace(decision, alert=alert, ranks=(), first_step=-1, bytes_per_rank=0)
+            for alert in alert_ids[1:]
+        ]
+        for each in (decision, *others):
+            if each.alert not in self._decisions:
+                self._decisions[each.alert] = each
+                self._record({"decision": dataclasses.asdict(each)})
+        return decision
+
     def settle(self, command_id: str, rank: int, num_bytes: int) -> None:
         """Note what a rank has really written for a command, 0 if it was late: the rest of its share is free again."""
         if any(decision.command == command_id for decision in self._decisions.values()):
@@ -158,15 +205,14 @@ class Escalator:
         told = {rank for other in same for rank in other.ranks}
         concerned = set(steps) if alert.kind in REPLICATED else {alert.rank} & set(steps)
         ranks = tuple(sorted(concerned - told))
-        share = min(self.bytes_left(), self._settings.max_bytes // _QUOTA_SHARE) // max(1, len(ranks))
-        # A clock that was set back leaves decisions in the future; they count as recent.
-        recent = {other.incident for other in followed if now_s - other.time_s < _PERIOD_S} - {incident}
+        share = self._share(len(ranks))
+        num_recent = self._num_recent(followed, now_s, besides=incident)
         decision = Decision(
             alert=alert.id,
             incident=incident,
             command=same[0].command if same else alert.id,
             time_s=now_s,
-            reason=self._objection(alert, concerned=concerned, ranks=ranks, num_recent=len(recent), share=share),
+            reason=self._objection(alert, concerned=concerned, ranks=ranks, num_recent=num_recent, share=share),
         )
         if decision.reason:
             return decision
@@ -183,10 +229,22 @@ class Escalator:
             return f"rank {alert.rank} is not running"
         if not ranks:
             return "an alert of the same incident is followed by a dump"
+        return self._limit(num_recent, share=share, num_ranks=len(ranks))
+
+    def _share(self, num_ranks: int) -> int:
+        """Return how many bytes each of `num_ranks` may write."""
+        return min(self.bytes_left(), self._settings.max_bytes // _QUOTA_SHARE) // max(1, num_ranks)
+
+    def _num_recent(self, followed: Sequence[Decision], now_s: float, *, besides: str) -> int:
+        """Return how many incidents of the last hour were followed by a dump."""
+        # A clock that was set back leaves decisions in the future; they count as recent.
+        return len({other.incident for other in followed if now_s - other.time_s < _PERIOD_S} - {besides})
+
+    def _limit(self, num_recent: int, *, share: int, num_ranks: int) -> str:
         if num_recent >= self._settings.max_per_hour:
             return f"{num_recent} dumps in the last hour, at most {self._settings.max_per_hour} are allowed"
         if share < _MIN_BYTES:
-            return f"{self.bytes_left()} of {self._settings.max_bytes} bytes are left, too few for {len(ranks)} ranks"
+            return f"{self.bytes_left()} of {self._settings.max_bytes} bytes are left, too few for {num_ranks} ranks"
         return ""
 
     def _command(self, decision: Decision, escalation: Escalation) -> Command:
