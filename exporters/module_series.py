@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from trainermon.exporters.budget import outermost, roll_up, share
 from trainermon.exporters.openmetrics import Samples, sample_prefix
-from trainermon.monitor.catalogue import METRICS, MODULE_METRICS
+from trainermon.monitor.metrics import METRICS, MODULE_METRICS
 from trainermon.monitor.values import Kind, Placement, SeriesKey
 
 ROOT = "(root)"

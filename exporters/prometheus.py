@@ -8,14 +8,12 @@ the next scrape, so that Prometheus marks its series stale instead of repeating 
 from __future__ import annotations
 
 import math
-import os
-import resource
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainermon.exporters.budget import SeriesBudget
+from trainermon.exporters.node_series import NodeSeries
 from trainermon.exporters.openmetrics import (
     OPENMETRICS,
     TEXT,
@@ -23,19 +21,13 @@ from trainermon.exporters.openmetrics import (
     Samples,
     prefers_openmetrics,
     render_families,
-    sample_prefix,
 )
-from trainermon.exporters.rank_series import STEP_DURATION, RankSeries, Table
-from trainermon.monitor.catalogue import METRICS, MetricType
-from trainermon.monitor.values import Alert, AlertState, Placement, SeriesKey, Severity, StatBlock
+from trainermon.exporters.rank_series import RankSeries, Table
+from trainermon.monitor.metrics import METRICS
+from trainermon.monitor.values import Alert, Placement, SeriesKey, Severity, StatBlock
 
 if TYPE_CHECKING:
     from trainermon.monitor.journal import Header
-
-MAX_RANK_HISTOGRAMS = 64
-"""Largest world size in which each rank has a histogram of step durations of its own."""
-
-_NODE_METRICS = [metric for metric in METRICS.values() if metric.labels == ("run",)]
 
 
 class Exposition:
@@ -59,15 +51,8 @@ class Exposition:
         self._run_id = run_id
         self._budget = budget or SeriesBudget()
         self._clock = clock
+        self._node = NodeSeries(run_id, rules or {})
         self._ranks: dict[int, RankSeries] = {}
-        self._histogram: Histogram | None = None
-        self._firing: dict[tuple[str, str], int] = {}
-        self._fired: dict[tuple[str, str], int] = {}
-        self._firing_ids: frozenset[str] = frozenset()
-        for rule, severity in (rules or {}).items():
-            self._firing[rule, severity.value] = self._fired[rule, severity.value] = 0
-        self._prefixes = {metric.name: sample_prefix(metric, {"run": run_id}) for metric in _NODE_METRICS}
-        self._values = {m.name: 0.0 if m.type is MetricType.COUNTER else math.nan for m in _NODE_METRICS}
 
     def update(
         self,
@@ -88,12 +73,11 @@ class Exposition:
         Cost: some copies of the rows (60 µs for 2 600 series); about 20 ms where the series table has grown.
         """
         coordinates = header.coordinates
-        if coordinates.world_size > MAX_RANK_HISTOGRAMS and self._histogram is None:
-            self._histogram = Histogram(STEP_DURATION, {"run": self._run_id})
+        self._node.see(header)
         series = self._rank(coordinates.rank)
-        budget = self._budget.of_rank(coordinates, node_series=self._num_node_series(), num_local=len(self._ranks))
         table = Table(header, keys, header.placements if placements is None else placements)
-        series.register(table, budget=budget, shared=self._histogram)
+        budget = self._budget.of_rank(coordinates, node_series=len(self._node), num_local=len(self._ranks))
+        series.register(table, budget=budget, node=self._node.histograms)
         series.update(block)
 
     def remove_rank(self, rank: int) -> None:
@@ -103,46 +87,47 @@ class Exposition:
     def end_run(self) -> None:
         """Show nothing of any rank any more; the agent's own series stay until it exits."""
         self._ranks.clear()
-        self._histogram = None
+        self._node.end_run()
 
     def set_alerts(self, alerts: Sequence[Alert]) -> None:
         """Show the alerts of the node that are firing now; those not among the last ones are counted as new."""
-        self._firing = dict.fromkeys(self._firing, 0)
-        firing = [alert for alert in alerts if alert.state is AlertState.FIRING]
-        for alert in firing:
-            key = (alert.rule, alert.severity.value)
-            self._firing[key] = self._firing.get(key, 0) + 1
-            self._fired[key] = self._fired.get(key, 0) + (alert.id not in self._firing_ids)
-        self._firing_ids = frozenset(alert.id for alert in firing)
+        self._node.set_alerts(alerts)
 
-    def set(self, name: str, value: float, *, rank: int | None = None) -> None:
-        """Set a metric of the agent itself, or a counter of a rank to its total.
+    def set(self, name: str, value: float, /, *, rank: int | None = None, **label: str) -> None:
+        """Set a metric of the agent, or one of a rank that does not come from its blocks; NaN: not known.
+
+        Args:
+            name: The metric.
+            value: A gauge's value, or a counter's total.
+            rank: Whose, for a metric with the label `rank`.
+            **label: The metric's other label, if it has one, such as `exporter="csv"`.
 
         Raises:
             ValueError: There is no such metric in the catalogue, or not one that is set from outside.
         """
-        values = self._values if rank is None else self._rank(rank).counters
-        if name not in values:
-            scope = "the agent" if rank is None else "a rank"
-            raise ValueError(f"{name!r} is no metric of {scope} that is set from outside; there are {sorted(values)}")
-        values[name] = value
+        values, key = self._place(name, rank, label)
+        values[key] = value
 
-    def add(self, name: str, amount: float = 1.0, *, rank: int | None = None) -> None:
-        """Add to a counter; errors as for `set`."""
-        values = self._values if rank is None else self._rank(rank).counters
-        self.set(name, values.get(name, 0.0) + amount, rank=rank)
+    def add(self, name: str, amount: float = 1.0, /, *, rank: int | None = None, **label: str) -> None:
+        """Add to a counter; arguments and errors as for `set`."""
+        values, key = self._place(name, rank, label)
+        values[key] = values.get(key, 0.0) + amount
 
     def render(self, accept: str | None = None) -> tuple[bytes, str]:
         """Return the exposition and its content type, in the format that the `Accept` header asks for."""
         begin = self._clock()
         openmetrics = prefers_openmetrics(accept)
-        self._refresh()
+        values = self._node.values
+        values["trainermon_ranks"] = sum(rank.registered for rank in self._ranks.values())
+        values["trainermon_rolled_up_series"] = sum(rank.rolled_up for rank in self._ranks.values())
+        values["trainermon_left_out_series"] = sum(rank.left_out for rank in self._ranks.values())
+        self._node.refresh()
         groups: dict[str, list[Samples | Histogram]] = {name: [] for name in METRICS}
         for name, group in self._collect():
             groups[name].append(_without_gaps(group))
         body = render_families(((METRICS[name], group) for name, group in groups.items()), openmetrics=openmetrics)
-        self._values["trainermon_exposed_series"] = sum(len(group) for found in groups.values() for group in found)
-        self._values["trainermon_collection_duration_seconds"] = self._clock() - begin
+        values["trainermon_exposed_series"] = sum(len(group) for found in groups.values() for group in found)
+        values["trainermon_collection_duration_seconds"] = self._clock() - begin
         return body, OPENMETRICS if openmetrics else TEXT
 
     def _rank(self, rank: int) -> RankSeries:
@@ -150,32 +135,22 @@ class Exposition:
             self._ranks[rank] = RankSeries(self._run_id, rank)
         return self._ranks[rank]
 
-    def _num_node_series(self) -> int:
-        return len(self._values) + 2 * len(self._firing) + (len(self._histogram) if self._histogram else 0)
-
-    def _refresh(self) -> None:
-        """Bring the agent's own values up to date."""
-        usage = resource.getrusage(resource.RUSAGE_SELF)
-        resident_pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-        self._values |= {
-            "trainermon_ranks": sum(rank.registered for rank in self._ranks.values()),
-            "trainermon_rolled_up_series": sum(rank.rolled_up for rank in self._ranks.values()),
-            "trainermon_left_out_series": sum(rank.left_out for rank in self._ranks.values()),
-            "trainermon_agent_cpu_seconds_total": usage.ru_utime + usage.ru_stime,
-            "trainermon_agent_resident_memory_bytes": resident_pages * os.sysconf("SC_PAGE_SIZE"),
-        }
+    def _place(self, name: str, rank: int | None, label: Mapping[str, str]) -> tuple[dict[str, float], str]:
+        if rank is None:
+            return self._node.group(name, label)
+        values = self._rank(rank).told
+        if name not in values or label:
+            found = {name, *label}
+            raise ValueError(
+                f"{name!r} is no metric of a rank that is set from outside; found {sorted(found)}, "
+                f"expected one of {sorted(values)}"
+            )
+        return values, name
 
     def _collect(self) -> Iterator[tuple[str, Samples | Histogram]]:
-        for name, value in self._values.items():
-            yield name, Samples((self._prefixes[name],), (value,))
-        for name, counts in (("trainermon_alerts_firing", self._firing), ("trainermon_alerts_total", self._fired)):
-            for (rule, severity), count in counts.items():
-                labels = {"run": self._run_id, "rule": rule, "severity": severity}
-                yield name, Samples((sample_prefix(METRICS[name], labels),), (count,))
+        yield from self._node.samples()
         for rank in sorted(self._ranks):
             yield from self._ranks[rank].samples()
-        if self._histogram is not None:
-            yield STEP_DURATION.name, self._histogram
 
 
 def _without_gaps(group: Samples | Histogram) -> Samples | Histogram:

@@ -17,16 +17,26 @@ import numpy as np
 import numpy.typing as npt
 
 from trainermon.exporters.module_series import ModuleSeries
+from trainermon.exporters.node_series import STEP_DURATION, NodeHistograms
 from trainermon.exporters.openmetrics import Exemplar, Histogram, Samples, label_text, sample_prefix
-from trainermon.exporters.scalar_series import Scalar, collectives, losses, step_values
-from trainermon.monitor.catalogue import METRICS, STEP_TIME_SERIES
+from trainermon.exporters.scalar_series import WAITED, Scalar, collectives, losses, step_values
+from trainermon.monitor.catalogue import STEP_TIME_SERIES
+from trainermon.monitor.metrics import METRICS, MetricType
 from trainermon.monitor.values import STATISTICS, Kind, Placement, SeriesKey, StatBlock
 
 if TYPE_CHECKING:
     from trainermon.monitor.journal import Header
 
-COUNTERS = ("trainermon_skipped_records_total", "trainermon_lost_files_total")
-STEP_DURATION = METRICS["trainermon_step_duration_seconds"]
+# What others tell of a rank, the most wanted first: gauges, absent until told, and counters, which begin at 0.
+TOLD = (
+    "trainermon_last_heartbeat_timestamp_seconds",
+    "trainermon_rank_hung",
+    "trainermon_rank_straggling",
+    "trainermon_skipped_records_total",
+    "trainermon_lost_files_total",
+    "trainermon_checksum_mismatches_total",
+    "trainermon_rank_slowness_ratio",
+)
 
 Array = npt.NDArray[Any]
 
@@ -47,13 +57,13 @@ class RankSeries:
     """Everything that is shown of one rank.
 
     Attributes:
-        counters: Totals of the metrics in `COUNTERS`, set from outside.
+        told: The metrics in `TOLD`, set from outside.
         rolled_up: Number of the rank's series that are merged into a parent module.
         left_out: Number of series for which the budget has no room.
     """
 
     def __init__(self, run_id: str, rank: int) -> None:
-        self.counters = dict.fromkeys(COUNTERS, 0.0)
+        self.told = {n: 0.0 if METRICS[n].type is MetricType.COUNTER else math.nan for n in TOLD}
         self.rolled_up = 0
         self.left_out = 0
         self._labels = {"run": run_id, "rank": str(rank)}
@@ -63,6 +73,7 @@ class RankSeries:
         self._rows: Array = np.zeros((4, 0))  # finite elements, their sum, sum of squares, and the largest
         self._totals: dict[tuple[str, str], float] = {}
         self._index = _Index.of((), ())
+        self._node: NodeHistograms | None = None
         self._histogram: Histogram | None = None
         self._shows_histogram = False
         self._single: list[_Single] = []
@@ -73,13 +84,13 @@ class RankSeries:
         """Whether a series table of this rank is known."""
         return bool(self._version)
 
-    def register(self, table: Table, *, budget: int, shared: Histogram | None) -> None:
+    def register(self, table: Table, *, budget: int, node: NodeHistograms) -> None:
         """Choose the series of a table; does nothing if it was registered with this budget before.
 
         Args:
             table: Of the rank's newest attempt; within an attempt it only grows.
             budget: Most series of this rank.
-            shared: The node's histogram of step durations, in jobs with too many ranks for one each.
+            node: Where the steps and waiting times of all ranks are counted.
         """
         header, keys, placements = table
         version = (header.attempt, header.coordinates.world_size, len(keys), budget)
@@ -97,11 +108,12 @@ class RankSeries:
         self._single = candidates[:budget]
         self.left_out = len(candidates) - len(self._single)
         room = budget - len(self._single)
-        self._histogram = shared or self._histogram or Histogram(STEP_DURATION, self._labels)
-        self._shows_histogram = shared is None and room >= len(self._histogram)
+        self._node = node
+        self._histogram = node.step or self._histogram or Histogram(STEP_DURATION, self._labels)
+        self._shows_histogram = node.step is None and room >= len(self._histogram)
         if self._shows_histogram:
             room -= len(self._histogram)
-        elif shared is None:
+        elif node.step is None:
             self.left_out += len(self._histogram)
         self._modules = ModuleSeries.choose(self._labels, keys, placements, room=room)
         self.rolled_up = self._modules.rolled_up
@@ -119,10 +131,7 @@ class RankSeries:
             for kind, total in zip(kinds, totals.tolist(), strict=True):
                 self._nonfinite[kind] += total
         self._step, self._time_s = block.step, block.time_s
-        step_time = self._index.step_time
-        if self._histogram is not None and np.isin(step_time, series).any():
-            labels = label_text({"rank": self._labels["rank"], "step": str(block.step)})
-            self._histogram.observe(Exemplar(labels, self._mean(step_time), block.time_s))
+        self._observe(block, series, values)
 
     def samples(self) -> Iterator[tuple[str, Samples | Histogram]]:
         """Return what is known now, by metric name; what is not known or not finite as NaN or infinity."""
@@ -145,6 +154,19 @@ class RankSeries:
             elif len(scalar.ids) > 1:
                 self._rows[:, scalar.ids] = 0.0
 
+    def _observe(self, block: StatBlock, series: Array, values: Array) -> None:
+        """Count the duration of the step and the waiting times of its collectives."""
+        labels = label_text({"rank": self._labels["rank"], "step": str(block.step)})
+        step_time = self._index.step_time
+        if self._histogram is not None and np.isin(step_time, series).any():
+            self._histogram.observe(Exemplar(labels, self._mean(step_time), block.time_s))
+        for purpose, is_wait in self._index.waits.items():
+            histogram = self._node.wait(purpose) if self._node is not None else None
+            if histogram is not None:
+                rows = is_wait[series] & (values[_COUNT] > 0)  # each row is one call
+                for wait_s in (values[_SUM, rows] / values[_COUNT, rows]).tolist():
+                    histogram.observe(Exemplar(labels, wait_s, block.time_s))
+
     def _candidates(self, header: Header) -> Iterator[_Single]:
         """Return the series that are not about a module, the most wanted first."""
         yield self._one("trainermon_step", lambda: self._step)
@@ -159,11 +181,10 @@ class RankSeries:
         if len(self._index.counted_gradients):
             yield self._one("trainermon_gradient_norm_part", partial(self._norm, self._index.counted_gradients))
         yield from map(self._scalar, self._index.step_values)
-        for name in COUNTERS:
-            yield self._one(name, partial(self.counters.__getitem__, name))
-        places = {axis: str(getattr(header.coordinates, axis)) for axis in ("world_size", "dp", "tp", "pp", "cp", "ep")}
-        info = {"attempt": str(header.attempt), **places, "version": header.version}
-        yield self._one("trainermon_run_info", lambda: 1.0, **info)
+        places = {axis: str(getattr(header.coordinates, axis)) for axis in METRICS["trainermon_rank_info"].labels[2:]}
+        yield self._one("trainermon_rank_info", lambda: 1.0, **places)
+        for name in TOLD:
+            yield self._one(name, partial(self.told.__getitem__, name))
         yield from map(self._scalar, self._index.collectives)
 
     def _scalar(self, scalar: Scalar) -> _Single:
@@ -191,7 +212,10 @@ class _Single(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Index:
-    """Where things stand: series ids, and for each id the places of its kind in `kinds` and in `scalars`, or -1."""
+    """Where things stand: series ids, and for each id the places of its kind in `kinds` and in `scalars`, or -1.
+
+    `waits` says by purpose of a process group for each id whether it is a waiting time.
+    """
 
     kinds: list[Kind]
     kind_of: Array
@@ -200,6 +224,7 @@ class _Index:
     collectives: list[Scalar]
     scalars: list[Scalar]
     scalar_of: Array
+    waits: dict[str, Array]
     step_time: Array
     gradients: Array
     counted_gradients: Array
@@ -212,6 +237,7 @@ class _Index:
         scalar_of = np.full(len(keys), -1, np.intp)
         for number, scalar in enumerate(scalars):
             scalar_of[scalar.ids] = number
+        waits = {scalar.labels["purpose"]: scalar for scalar in parts[2] if scalar.metric == WAITED}
         elsewhere = {i for i, placement in enumerate(placements) if placement and not placement.in_global_norm}
         gradients = [i for i, key in enumerate(keys) if key.kind is Kind.GRAD_REDUCED]
         return cls(
@@ -222,6 +248,7 @@ class _Index:
             collectives=parts[2],
             scalars=scalars,
             scalar_of=scalar_of,
+            waits={purpose: np.isin(np.arange(len(keys)), scalar.ids) for purpose, scalar in waits.items()},
             step_time=_ids(i for i, key in enumerate(keys) if key.kind is Kind.STEP and key.name == STEP_TIME_SERIES),
             gradients=_ids(gradients),
             counted_gradients=_ids(i for i in gradients if i not in elsewhere),

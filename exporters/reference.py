@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from trainermon.exporters.budget import SeriesBudget
-from trainermon.monitor.catalogue import KINDS, METRICS, STATISTICS, Metric
+from trainermon.monitor.catalogue import KINDS, STATISTICS
+from trainermon.monitor.metrics import METRICS, Metric
 from trainermon.monitor.values import STATISTICS as MOMENTS
 
 _HEAD = """\
 # Metrics, kinds and statistics
 
-<!-- Generated from monitor/catalogue.py by `make sync`. Do not edit. -->
+<!-- Generated from monitor/metrics.py by `make sync`. Do not edit. -->
 
 Every agent serves these metrics under `/metrics`, in the Prometheus text format 0.0.4 or in OpenMetrics 1.0.0, as the
 scraper asks for. Histograms have exemplars with the step in OpenMetrics.
 
 * The step is a value, never a label. `run` and `rank` are labels of what belongs to a rank; where the rank stands in
-  the job is told once by `trainermon_run_info`, for joins:
-  `trainermon_loss * on (run, rank) group_left (dp, tp, pp) trainermon_run_info`.
+  the job is told once by `trainermon_rank_info`, for joins:
+  `trainermon_loss * on (run, rank) group_left (dp, tp, pp) trainermon_rank_info`.
 * A value that is not known or not finite has no sample. Non-finite elements are counted in
   `trainermon_nonfinite_elements_total`; alert on that, never on a comparison with NaN.
 * Numbers of the step are those of the newest one, of several micro steps the mean. Of learning rates, recorded values
@@ -34,7 +35,7 @@ _BUDGET = """\
 
 A rank has at most {per_rank} series, or {per_job:,} / world size, or {per_node:,} / ranks on the node, whichever is
 less, its share of the node's own series included. So a node stays within {per_node:,} and a job within {per_job:,}
-series. Only what the nodes have without any rank cannot be cut (about 60 series each), which counts from some 1,500
+series. Only what the nodes have without any rank cannot be cut (about 80 series each), which counts from some 1,200
 nodes on.
 
 What does not fit is merged or left out when series are registered, by names and sizes only, never by values:

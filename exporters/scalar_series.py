@@ -18,13 +18,12 @@ from trainermon.monitor.catalogue import (
     LEARNING_RATE_SERIES,
     LOSS_SCALE_SERIES,
     LOSS_SERIES,
-    METRICS,
     SKIPPED_SERIES,
     STEP_TIME_SERIES,
     TOKENS_PER_SECOND_SERIES,
     TOKENS_SERIES,
-    MetricType,
 )
+from trainermon.monitor.metrics import METRICS, MetricType
 from trainermon.monitor.values import Kind, SeriesKey
 
 MOST = 8
@@ -32,6 +31,7 @@ MOST = 8
 
 Array = npt.NDArray[Any]
 
+WAITED = "trainermon_collective_wait_seconds_total"
 _LEARNING_RATE = "trainermon_learning_rate"
 _STEP = MappingProxyType(
     {
@@ -48,7 +48,7 @@ _COLLECTIVES = MappingProxyType(
     {
         "sequence": "trainermon_collectives_total",
         "in_flight": "trainermon_collectives_in_flight",
-        "wait_seconds": "trainermon_collective_wait_seconds_total",
+        "wait_seconds": WAITED,
         "bytes": "trainermon_collective_bytes_total",
         "unseen": "trainermon_unseen_collectives_total",
         "unfinished": "trainermon_unfinished_collectives_total",

@@ -17,11 +17,11 @@ from trainermon.exporters.openmetrics import (
     render_families,
     sample_prefix,
 )
-from trainermon.monitor.catalogue import METRICS, Metric, MetricType
+from trainermon.monitor.metrics import METRICS, Metric, MetricType
 
 GAUGE = METRICS["trainermon_gradient_rms"]
 COUNTER = METRICS["trainermon_nonfinite_elements_total"]
-INFO = METRICS["trainermon_run_info"]
+INFO = METRICS["trainermon_rank_info"]
 HISTOGRAM = METRICS["trainermon_step_duration_seconds"]
 PARSERS = {False: parse_text, True: parse_openmetrics}
 
@@ -60,7 +60,7 @@ def test_types_units_and_help_come_from_the_catalogue(openmetrics: bool):
     found = {family.name: family for family in parsed(families, openmetrics=openmetrics)}
 
     types = {"trainermon_gradient_rms": "gauge", "trainermon_nonfinite_elements": "counter"}
-    types |= {"trainermon_run": "info"} if openmetrics else {"trainermon_run_info": "gauge"}
+    types |= {"trainermon_rank": "info"} if openmetrics else {"trainermon_rank_info": "gauge"}
     types |= {"trainermon_step_duration_seconds": "histogram"}
     assert {name: family.type for name, family in found.items()} == types
     assert found["trainermon_nonfinite_elements"].documentation == COUNTER.help
@@ -141,7 +141,7 @@ def test_a_name_that_is_no_unicode_costs_a_question_mark_and_not_the_scrape():
 def test_a_metric_that_is_not_in_the_catalogue_is_refused():
     stranger = Metric(name="trainermon_stranger", type=MetricType.GAUGE, help="Not catalogued.")
 
-    with pytest.raises(ValueError, match=r"metric 'trainermon_stranger' is not in monitor/catalogue.py; add it there"):
+    with pytest.raises(ValueError, match=r"metric 'trainermon_stranger' is not in monitor/metrics.py; add it there"):
         sample_prefix(stranger, {})
 
 

@@ -1,7 +1,9 @@
+import contextlib
 import math
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
 
 import numpy as np
 import psutil
@@ -15,7 +17,7 @@ from tests.server_programs import find_program
 from trainermon.exporters.budget import SeriesBudget
 from trainermon.exporters.openmetrics import OPENMETRICS, TEXT
 from trainermon.exporters.prometheus import Exposition
-from trainermon.monitor.catalogue import METRICS
+from trainermon.monitor.metrics import METRICS
 from trainermon.monitor.values import Alert, AlertState, Kind, Placement, SeriesKey, Severity
 
 RULES = {"nonfinite_gradient": Severity.FATAL, "loss_spike": Severity.WARNING}
@@ -65,8 +67,11 @@ def test_a_rank_shows_step_loss_duration_and_place():
     assert values["trainermon_loss", "rank=1"] == 2.5
     assert values["trainermon_step_duration_seconds_bucket", "rank=1", "le=0.1"] == 0
     assert values["trainermon_step_duration_seconds_bucket", "rank=1", "le=0.25"] == 1
-    place = ("attempt=1", "world_size=2", "dp=1", "tp=0", "pp=0", "cp=0", "ep=0", "version=1 0.1")
-    assert values[("trainermon_run_info", "rank=1", *place)] == 1
+    place = ("dp=1", "tp=0", "pp=0", "cp=0", "ep=0")
+    assert values[("trainermon_rank_info", "rank=1", *place)] == 1
+    sizes = ("dp_size=1", "tp_size=1", "pp_size=1", "cp_size=1", "ep_size=1")
+    assert values[("trainermon_run_info", "attempt=1", *sizes, "version=1 0.1")] == 1
+    assert values["trainermon_world_size",] == 2
     assert values["trainermon_ranks",] == 1
 
 
@@ -77,7 +82,7 @@ def test_merged_modules_have_the_root_mean_square_of_all_their_elements(limit: i
     names = [f"h.{i}.{module}.{end}" for i in range(3) for module in ("attn", "mlp") for end in ("weight", "bias")]
     tensors = {gradient(name): random.normal(size=random.integers(1, 50)) for name in names}
     keys = list(tensors)
-    fixed = 22 + 7  # what a rank and its half of the agent have without modules
+    fixed = 27 + 12  # what a rank and its half of the agent have without modules
     exposition = Exposition("run", budget=SeriesBudget(per_rank=fixed + limit))
 
     exposition.update(header_of(), keys, block_of(tensors, keys))
@@ -353,9 +358,17 @@ def large_exposition(**options) -> Exposition:
     for rank in range(8):
         header = header_of(rank, world_size=8, local_world_size=8)
         exposition.update(header, run.keys(), run.block(seed=rank), placements=run.placements())
-    for name in ("trainermon_journal_lag_seconds", "trainermon_last_commit_timestamp_seconds"):
-        exposition.set(name, 1.5)
+    set_all(exposition, ranks=[None, *range(8)])
     return exposition
+
+
+def set_all(exposition: Exposition, *, ranks: Iterable[int | None]) -> None:
+    """Set every metric of the ranks, and of the agent (None), that does not come from blocks."""
+    for metric in METRICS.values():
+        label = {name: "x" for name in metric.labels if name not in ("run", "rank")}
+        for rank in ranks:
+            with contextlib.suppress(ValueError):
+                exposition.set(metric.name, 1.5, rank=rank, **label)
 
 
 def test_70_b_parameters_on_1024_ranks_stay_within_every_limit():
@@ -399,16 +412,17 @@ def test_ranks_and_nodes_of_every_size_stay_within_their_limits(world_size: int,
 
 @pytest.mark.parametrize(
     ("limit", "own", "left_out"),
-    [(0, 0, 27), (1, 1, 26), (11, 11, 16), (12, 12, 14), (13, 13, 14), (26, 26, 0), (27, 27, 0), (100, 27, 0)],
+    [(0, 0, 32), (1, 1, 31), (16, 16, 16), (17, 17, 14), (18, 18, 14), (31, 31, 0), (32, 32, 0), (100, 32, 0)],
 )
 def test_a_budget_that_is_too_small_leaves_out_the_least_wanted_and_says_so(limit: int, own: int, left_out: int):
-    agent = 14  # series of the agent; of the rank 11 that stand alone, then a histogram with 14, then 2 modules
+    agent = 23  # series of the agent; of the rank 16 that stand alone, then a histogram with 14, then 2 modules
     exposition = Exposition("run", budget=SeriesBudget(per_node=agent + limit))
     tensors = {STEP_TIME: np.ones(1), LOSS: np.ones(1), gradient("a"): np.ones(2), gradient("b"): np.ones(2)}
     keys = list(tensors)
 
     exposition.update(header_of(world_size=1, local_world_size=1), keys, block_of(tensors, keys))
 
+    set_all(exposition, ranks=[0])
     values = read(exposition)
     assert len([key for key in values if "rank=0" in key]) == own
     assert values["trainermon_left_out_series",] == left_out
@@ -417,7 +431,7 @@ def test_a_budget_that_is_too_small_leaves_out_the_least_wanted_and_says_so(limi
 
 
 def test_what_has_more_elements_is_shown_in_more_detail():
-    exposition = Exposition("run", budget=SeriesBudget(per_node=14 + 22 + 3))
+    exposition = Exposition("run", budget=SeriesBudget(per_node=23 + 27 + 3))
     keys = [gradient(f"{module}.{end}") for module in "ab" for end in "wx"]
     small, shard = Placement(dtype="float32", shape=(9, 9)), Placement(dtype="float32", shape=(40, 40), length=100)
     tensors = {key: np.ones(2) for key in keys}

@@ -1,5 +1,5 @@
 from trainermon.exporters.reference import render_reference
-from trainermon.monitor.catalogue import METRICS
+from trainermon.monitor.metrics import METRICS
 
 
 def test_every_metric_has_a_section():

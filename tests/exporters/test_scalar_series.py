@@ -79,10 +79,15 @@ def test_collectives_are_told_by_purpose_and_only_operands_have_a_root_mean_squa
         "trainermon_collectives_total": 43,
         "trainermon_collectives_in_flight": 1,
         "trainermon_collective_wait_seconds_total": 1.75,
+        "trainermon_collective_wait_duration_seconds_bucket": 6,
+        "trainermon_collective_wait_duration_seconds_count": 6,
+        "trainermon_collective_wait_duration_seconds_sum": 1.75,
         "trainermon_collective_bytes_total": 2000,
         "trainermon_unseen_collectives_total": 4,
         "trainermon_unfinished_collectives_total": 2,
     }
+    buckets = {key[2]: n for key, n in values.items() if key[0] == "trainermon_collective_wait_duration_seconds_bucket"}
+    assert [buckets[f"le={bound}"] for bound in ("0.1", "0.3", "1.0", "+Inf")] == [0, 4, 6, 6]
     assert values["trainermon_collectives_total", "rank=0", "purpose=tp"] == 7
     rms = {key[2:]: value for key, value in values.items() if key[0] == "trainermon_collective_operand_rms"}
     assert rms == {("module=dp.all_reduce", "side=pre"): 3, ("module=dp.all_reduce", "side=post"): 5}
