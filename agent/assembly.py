@@ -26,7 +26,7 @@ from trainermon.agent.integrity import RULE as INTEGRITY_RULE
 from trainermon.agent.integrity import IntegrityCheck
 from trainermon.agent.lock import write_atomically
 from trainermon.agent.pipeline import Pipeline
-from trainermon.agent.reactions import HistoryConsumer, MetricsConsumer, Reactions, RuleConsumer
+from trainermon.agent.reactions import DumpReports, HistoryConsumer, MetricsConsumer, Reactions, RuleConsumer
 from trainermon.agent.reconfigure import ConfigWatch
 from trainermon.agent.settings import AgentSettings
 from trainermon.agent.watch import RankWatch
@@ -62,8 +62,10 @@ class Parts:
     rules: tuple[Rule, ...]
     alerts: AlertBook
     commands: CommandBook
+    dump_reports: DumpReports
     dumps: Dumps
     engine: RuleEngine
+    escalator: Escalator
     exports: Exports
     feed: Feed
     history: RunHistory
@@ -92,12 +94,14 @@ def assemble(spool: Path, settings: AgentSettings, node_dir: Path, executor: Exe
     commands = CommandBook(spool, watch.send)
     dumps = Dumps()
     dumps.scan(settings.run_dir)
+    dump_reports = DumpReports()
+    escalator = Escalator(settings.escalation, rules, path=spool / ESCALATIONS_FILE)
     feed = Feed()
     reactions = Reactions(
         alerts=alerts,
         commands=commands,
         dumps=dumps,
-        escalator=Escalator(settings.escalation, rules, path=spool / ESCALATIONS_FILE),
+        escalator=escalator,
         feed=feed,
         metrics=metrics,
         rules=rules,
@@ -114,6 +118,7 @@ def assemble(spool: Path, settings: AgentSettings, node_dir: Path, executor: Exe
             HistoryConsumer(history),
             IntegrityCheck(reactions.on_alert, checks_norm=settings.watches_all_parameters),
             reactions,
+            dump_reports,
             exports,
         ],
         before_commit=exports.drain,
@@ -128,8 +133,10 @@ def assemble(spool: Path, settings: AgentSettings, node_dir: Path, executor: Exe
         rules=rules,
         alerts=alerts,
         commands=commands,
+        dump_reports=dump_reports,
         dumps=dumps,
         engine=engine,
+        escalator=escalator,
         exports=exports,
         feed=feed,
         history=history,

@@ -1,17 +1,23 @@
 """Who may ask the agent for what, and how much: the border in front of the web application.
 
 Loopback is no authentication: every local user reaches it, and so does any web page in the user's browser. Therefore a
-request must name a host we know (against DNS rebinding), every request that changes something must carry the run's
-token, a body is read only after that and only up to a limit, and no answer may be framed, sniffed or scripted.
+request without credentials must name a host we know, every request that changes something must carry the token, reading
+needs credentials where that is asked for, a body is read only after that and only up to a limit, and no answer may be
+framed, sniffed or scripted.
+
+The host is checked against DNS rebinding, where a foreign page reaches us under a name of its own. A request by IP
+address cannot come from such a page, and one that holds a secret is no such page.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hmac
+import ipaddress
 import json
 from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from typing import Any
+
+from trainermon.agent.access import Access
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -22,6 +28,7 @@ Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 MAX_BODY_BYTES = 1 << 20
 BODY_TIMEOUT_S = 10.0
 READING_METHODS = frozenset({"GET", "HEAD"})
+OPEN_PATHS = frozenset({"/healthz", "/readyz"})  # a kubelet has no credentials
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
 CONTENT_SECURITY_POLICY = "; ".join(
     (
@@ -47,17 +54,18 @@ _HEADERS = (
 class Refusal(Exception):  # noqa: N818 - not an error of ours: the answer to a request
     """A request that is answered here: HTTP status and what the client should know."""
 
-    def __init__(self, status: int, reason: str) -> None:
+    def __init__(self, status: int, reason: str, *, challenge: str = "") -> None:
         super().__init__(reason)
         self.status = status
+        self.challenge = challenge
 
 
 class Guard:
     """ASGI application that lets through to `inner` what is allowed and answers the rest itself."""
 
-    def __init__(self, inner: Application, *, token: str, hosts: Collection[str] = ()) -> None:
+    def __init__(self, inner: Application, *, access: Access, hosts: Collection[str] = ()) -> None:
         self._inner = inner
-        self._token = token.encode()
+        self._access = access
         self._hosts = frozenset(host.lower() for host in (*LOOPBACK_NAMES, *hosts))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -74,39 +82,59 @@ class Guard:
 
     async def _admit(self, scope: Scope, receive: Receive) -> Receive:
         headers = [(name.decode("latin-1"), value) for name, value in scope["headers"]]
-        self._check_host(headers)
+        given = [value for name, value in headers if name == "authorization"]
+        authorization = given[0] if len(given) == 1 else None
         if scope["method"] in READING_METHODS:
+            self._check_reader(headers, authorization, path=scope["path"])
             return receive
         self._check_origin(headers)
-        self._check_token(headers)
+        if not self._access.may_order(authorization):
+            self._check_host(headers)
+            wanted = "this needs the run's token: Authorization: Bearer <nodes/<host>/token of the run>"
+            raise Refusal(401, wanted, challenge="Bearer")
         try:
             body = await asyncio.wait_for(_read_body(headers, receive), BODY_TIMEOUT_S)
         except asyncio.TimeoutError:
             raise Refusal(408, f"the body did not arrive within {BODY_TIMEOUT_S:g} s") from None
         return _replay(body, receive)
 
+    def _check_reader(self, headers: list[tuple[str, bytes]], authorization: bytes | None, *, path: str) -> None:
+        if path in OPEN_PATHS:
+            return
+        if not self._access.may_read(authorization):
+            raise Refusal(401, "reading this needs credentials", challenge=self._access.challenge)
+        if self._access.reading_is_open and not self._access.may_order(authorization):
+            self._check_host(headers)
+
     def _check_host(self, headers: list[tuple[str, bytes]]) -> None:
         values = [value for name, value in headers if name == "host"]
-        if len(values) != 1 or _host_name(values[0]) not in self._hosts:
+        if len(values) != 1 or not self._is_known(_host_name(values[0])):
             raise Refusal(421, "this host name is not served here; add it to allowed_hosts if it is meant to be")
 
+    def _is_known(self, host: str) -> bool:
+        if host in self._hosts or _is_address(host):
+            return True
+        return any(known.startswith("*.") and host.endswith(known[1:]) for known in self._hosts)
+
     def _check_origin(self, headers: list[tuple[str, bytes]]) -> None:
-        host = next(value for name, value in headers if name == "host")
+        host = next((value for name, value in headers if name == "host"), b"")
         for name, value in headers:
             if name == "origin" and value.partition(b"://")[2].lower() != host.lower():
                 raise Refusal(403, "requests from other origins are refused")
-
-    def _check_token(self, headers: list[tuple[str, bytes]]) -> None:
-        given = [value for name, value in headers if name == "authorization"]
-        scheme, _, credential = given[0].partition(b" ") if len(given) == 1 else (b"", b"", b"")
-        if not hmac.compare_digest(credential.strip(), self._token) or scheme.lower() != b"bearer":
-            raise Refusal(401, "this needs the run's token: Authorization: Bearer <nodes/<host>/token of the run>")
 
 
 def _host_name(value: bytes) -> str:
     text = value.decode("latin-1").lower()
     name, colon, port = text.rpartition(":")
     return name if colon and port.isdigit() else text
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return False
+    return True
 
 
 async def _read_body(headers: list[tuple[str, bytes]], receive: Receive) -> bytes:
@@ -150,8 +178,8 @@ def _with_headers(path: str, send: Send) -> Send:
 async def _answer(send: Send, refusal: Refusal) -> None:
     body = json.dumps({"detail": str(refusal)}).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    if refusal.status == 401:
-        headers.append((b"www-authenticate", b"Bearer"))
+    if refusal.challenge:
+        headers.append((b"www-authenticate", refusal.challenge.encode()))
     # The body of a refused request is not read; the connection cannot be used for another one.
     headers.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": refusal.status, "headers": headers})

@@ -9,11 +9,13 @@ from __future__ import annotations
 import importlib.resources
 import json
 import mimetypes
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import Response, StreamingResponse
 
+from trainermon.agent.access import Access
 from trainermon.agent.commands import ConflictError
 from trainermon.agent.feed import Feed
 from trainermon.agent.guard import Application, Guard
@@ -66,15 +68,32 @@ class Node(Protocol):
         """Flush and end, soon."""
 
 
-def build_application(node: Node, *, token: str, hosts: tuple[str, ...] = ()) -> Application:
-    """Return the guarded ASGI application that shows `node`."""
+class Escalations(Protocol):
+    """What others may ask of the ranks; every method returns at once."""
+
+    def rank_states(self) -> dict[str, Any]:
+        """Return what a controller needs of the local ranks: place, step, life, pace, alerts, what became of dumps."""
+
+    def escalate(self, body: Any) -> dict[str, Any]:
+        """Hand a controller's escalation to local ranks. Raises ConfigError, or ConflictError for a 409."""
+
+    def take_alerts(self, body: Any) -> dict[str, Any]:
+        """Follow Alertmanager's notification on local ranks. Raises ConfigError, OSError where it cannot be kept."""
+
+
+def build_application(
+    node: Node, *, access: Access, hosts: tuple[str, ...] = (), escalations: Escalations | None = None
+) -> Application:
+    """Return the guarded ASGI application that shows `node`, and takes `escalations`."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     app.add_exception_handler(TrainermonError, _refuse)
     _add_page(app)
     _add_reading(app, node)
     _add_stream(app, node)
     _add_control(app, node)
-    return Guard(app, token=token, hosts=hosts)
+    if escalations is not None:
+        _add_escalation(app, escalations)
+    return Guard(app, access=access, hosts=hosts)
 
 
 def _add_page(app: FastAPI) -> None:
@@ -146,14 +165,24 @@ def _add_stream(app: FastAPI, node: Node) -> None:
         return StreamingResponse(stream, media_type="text/event-stream")
 
 
+def _add_escalation(app: FastAPI, escalations: Escalations) -> None:
+    @app.get("/api/v1/ranks")
+    async def rank_states() -> Response:
+        return _json(escalations.rank_states())
+
+    @app.post("/api/v1/escalations")
+    async def escalate(request: Request) -> Response:
+        return answer_order(escalations.escalate, await request.body())
+
+    @app.post("/api/v1/alerts")
+    async def alerts(request: Request) -> Response:
+        return answer_order(escalations.take_alerts, await request.body())
+
+
 def _add_control(app: FastAPI, node: Node) -> None:
     @app.post("/api/commands")
     async def commands(request: Request) -> Response:
-        try:
-            answer = node.order(_parsed(await request.body()))
-        except RecursionError:
-            raise HTTPException(400, "the body is nested too deeply, expected a command") from None
-        return _json(answer, status=200 if answer["status"] == "duplicate" else 202)
+        return answer_order(node.order, await request.body())
 
     @app.post("/api/flush")
     async def flush() -> Response:
@@ -167,7 +196,22 @@ def _add_control(app: FastAPI, node: Node) -> None:
         return _json({"status": "stopping"}, status=202)
 
 
-def _parsed(body: bytes) -> Any:
+def answer_order(carry_out: Callable[[Any], dict[str, Any]], body: bytes) -> Response:
+    """Return the answer to an order: 202 if it was accepted, 200 if it changes nothing, 400 if it is wrong.
+
+    503 where it cannot be kept: a client repeats it then.
+    """
+    try:
+        answer = carry_out(parse_json(body))
+    except RecursionError:
+        raise HTTPException(400, "the body is nested too deeply") from None
+    except OSError as error:
+        raise HTTPException(503, f"this cannot be kept: {error.strerror or error}") from None
+    return _json(answer, status=202 if answer["status"] == "accepted" else 200)
+
+
+def parse_json(body: bytes) -> Any:
+    """Return what the JSON text `body` says; anything else is answered 400."""
     try:
         return json.loads(body)
     except ValueError as error:

@@ -20,15 +20,18 @@ from collections.abc import Mapping
 from concurrent.futures import Executor, Future
 from pathlib import Path
 
+from trainermon.agent.access import open_access
 from trainermon.agent.assembly import SEGMENTS_FOLDER, Parts
 from trainermon.agent.child import output_of
 from trainermon.agent.dumps import Diagnoser, DumpEntry
+from trainermon.agent.escalations import Escalations
 from trainermon.agent.http import build_application
 from trainermon.agent.lock import DRAINING, FINISHED, RUNNING, Status, write_status
 from trainermon.agent.node import RankFile, RunNode, read_rank_file
 from trainermon.agent.release import linger_s
-from trainermon.agent.server import Server
+from trainermon.agent.server import Server, certificate_of
 from trainermon.exporters.discovery import clear_targets, write_targets
+from trainermon.monitor.errors import ConfigError
 
 COMPACT_MODULE = "trainermon.exporters.retention"
 TARGETS_FILE = "prometheus_sd.json"
@@ -207,10 +210,16 @@ class Agent:
 
     def _serve(self) -> None:
         settings = self._parts.settings
-        application = build_application(self._node, token=self._parts.token, hosts=settings.allowed_hosts)
+        hosts = (*settings.allowed_hosts, self._host)
+        access = settings.access.completed()
         try:
-            self._server = Server(application, host=settings.host, port=settings.port)
-        except OSError as error:
+            gate = open_access(access, own_token=self._parts.token)
+            escalations = Escalations(self._parts)
+            application = build_application(self._node, access=gate, hosts=hosts, escalations=escalations)
+            self._server = Server(
+                application, host=settings.host, port=settings.port, certificate=certificate_of(access)
+            )
+        except (OSError, ConfigError) as error:
             _log.error("no page and no metrics: cannot listen on %s: %s", settings.host, error)
             return
         _log.info("page %s", self._server.url)

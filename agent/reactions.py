@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -26,6 +27,7 @@ from trainermon.exporters.views import RunHistory
 from trainermon.monitor.journal import Header
 from trainermon.monitor.values import Alert, Command, SeriesKey, StatBlock, as_plain
 
+MAX_REPORTS = 32
 _DUMPED = frozenset({"written", "nonfinite", "clean"})
 
 _log = logging.getLogger(__name__)
@@ -72,6 +74,25 @@ class HistoryConsumer(Consumer):
     def on_end(self, header: Header) -> None:
         """Expect no more steps of this rank."""
         self._history.end(header.coordinates.rank)
+
+
+class DumpReports(Consumer):
+    """What ranks have reported on the newest commands.
+
+    Attributes:
+        by_command: By id of the command, by rank, the status of its dump.
+    """
+
+    def __init__(self) -> None:
+        self.by_command: OrderedDict[str, dict[int, str]] = OrderedDict()
+
+    def on_event(self, header: Header, event: Mapping[str, Any]) -> None:
+        """Note what became of a dump."""
+        if event.get("type") == "dump" and event.get("command"):
+            command = str(event["command"])
+            self.by_command.setdefault(command, {})[header.coordinates.rank] = str(event.get("status"))
+            while len(self.by_command) > MAX_REPORTS:
+                self.by_command.popitem(last=False)
 
 
 class Reactions(Consumer):
@@ -144,7 +165,8 @@ class Reactions(Consumer):
             return
         if event.get("type") == "configuration":
             level = logging.INFO if event.get("status") == "applied" else logging.WARNING
-            _log.log(level, "rank %d configuration %s: %s", rank, event.get("status"), event.get("reason"))
+            reason = f": {event.get('reason')}" if event.get("reason") else ""
+            _log.log(level, "rank %d: new configuration %s%s", rank, event.get("status"), reason)
             return
         if event.get("type") not in ("dump", "replay"):
             return

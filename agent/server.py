@@ -4,29 +4,63 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import socket
 from collections.abc import Iterator
 
 import uvicorn
 
+from trainermon.agent.access import AccessSettings
 from trainermon.agent.guard import Application
 
 BACKLOG = 64
 MAX_CONNECTIONS = 256
 
+_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - of a socket that listens everywhere
+
 _log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Certificate:
+    """Files, in PEM form, of a certificate chain and its private key."""
+
+    chain: str
+    key: str
+
+
+def certificate_of(settings: AccessSettings) -> Certificate | None:
+    """Return the certificate that `settings` name, or None."""
+    if not settings.tls_cert_file or not settings.tls_key_file:
+        return None
+    return Certificate(chain=settings.tls_cert_file, key=settings.tls_key_file)
 
 
 class Server:
     """A listening socket and the task that answers on it.
 
+    Args:
+        application: Answers the requests.
+        host: Address to listen on.
+        port: Port to listen on; 0 lets the system choose.
+        certificate: With it HTTPS is spoken, and nothing else.
+        insists: On this very port; otherwise a free one is used where it is taken.
+
     Raises:
-        OSError: Neither the wanted port nor a free one can be listened on.
+        OSError: No port can be listened on, or the certificate cannot be used.
     """
 
-    def __init__(self, application: Application, *, host: str, port: int) -> None:
-        self._socket = _listen(host, port)
+    def __init__(
+        self,
+        application: Application,
+        *,
+        host: str,
+        port: int,
+        certificate: Certificate | None = None,
+        insists: bool = False,
+    ) -> None:
+        self._scheme = "https" if certificate else "http"
         config = uvicorn.Config(
             application,
             access_log=False,
@@ -38,20 +72,25 @@ class Server:
             timeout_graceful_shutdown=1,
             timeout_keep_alive=5,
             ws="none",
+            ssl_certfile=certificate.chain if certificate else None,
+            ssl_keyfile=certificate.key if certificate else None,
         )
+        config.load()  # here, where a wrong certificate is an error of whoever starts this
+        self._socket = _listen(host, port, insists=insists)
         self._uvicorn = _QuietServer(config)
         self._task = asyncio.get_running_loop().create_task(self._uvicorn.serve(sockets=[self._socket]))
 
     @property
     def url(self) -> str:
-        """Address of the page, with a slash at the end."""
+        """Address of the page as this node reaches it, with a slash at the end."""
         host, port = self._socket.getsockname()[:2]
-        return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
+        return f"{self._scheme}://{_bracketed(_LOOPBACK.get(host, host))}:{port}/"
 
     @property
     def target(self) -> str:
-        """`host:port`, as Prometheus wants it."""
-        return self.url.removeprefix("http://").rstrip("/")
+        """`host:port` as other nodes reach it, and as Prometheus wants it."""
+        host, port = self._socket.getsockname()[:2]
+        return f"{socket.gethostname() if host in _LOOPBACK else _bracketed(host)}:{port}"
 
     async def close(self) -> None:
         """Stop listening; open streams have a second to end."""
@@ -68,12 +107,16 @@ class _QuietServer(uvicorn.Server):
         yield
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _listen(host: str, port: int, *, insists: bool) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return _bound(family, host, port)
     except OSError as error:
-        if port == 0:
+        if port == 0 or insists:
             raise
         # Another run on this node has it; a page somewhere else is better than none, and the target file names it.
         _log.warning("cannot listen on %s port %d (%s); using a free port", host, port, error)

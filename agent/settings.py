@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from trainermon.agent.access import AccessSettings
 from trainermon.agent.lock import SETTINGS_FILE
 from trainermon.alerts.anomalies import AnomalySettings
 from trainermon.alerts.escalation import EscalationSettings
@@ -67,6 +68,7 @@ class AgentSettings:
         host: Address to listen on.
         port: Port to listen on; 0 lets the system choose.
         allowed_hosts: Further names under which the page may be asked for (the `Host` header), without port.
+        access: Who may read and order, and the certificate.
         linger_s: Seconds to wait for a restarted job after the last rank has gone.
         flush_s: Longest time in seconds between two commits.
         flush_bytes: Bytes of journal after which a commit is due earlier.
@@ -87,6 +89,7 @@ class AgentSettings:
     host: str = "127.0.0.1"
     port: int = 0
     allowed_hosts: tuple[str, ...] = ()
+    access: AccessSettings = dataclasses.field(default_factory=AccessSettings)
     linger_s: float = 60.0
     flush_s: float = 30.0
     flush_bytes: int = 8 * MIB

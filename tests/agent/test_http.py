@@ -8,6 +8,7 @@ import json
 import httpx
 import pytest
 
+from trainermon.agent.access import Access
 from trainermon.agent.commands import CommandBook, DuplicateError, parse_command
 from trainermon.agent.feed import MAX_CLIENTS, MAX_PENDING, Feed
 from trainermon.agent.guard import MAX_BODY_BYTES
@@ -76,7 +77,7 @@ def node():
 
 def request(node, method, path, **options):
     async def send():
-        application = build_application(node, token=TOKEN, hosts=("gpu7",))
+        application = build_application(node, access=Access(TOKEN), hosts=("gpu7",))
         transport = httpx.ASGITransport(app=application)
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:1") as client:
             return await client.request(method, path, **options)
@@ -264,7 +265,7 @@ def test_a_large_body_is_refused_while_it_streams(node):
 
 def test_events_reach_an_open_page_and_closing_ends_them(node):
     async def scenario():
-        server = Server(build_application(node, token=TOKEN), host="127.0.0.1", port=0)
+        server = Server(build_application(node, access=Access(TOKEN)), host="127.0.0.1", port=0)
         received: list[str] = []
         async with httpx.AsyncClient() as client, client.stream("GET", f"{server.url}events") as stream:
             assert stream.headers["content-type"].startswith("text/event-stream")
@@ -285,7 +286,7 @@ def test_events_reach_an_open_page_and_closing_ends_them(node):
 
 def test_a_server_ends_although_a_page_is_open(node):
     async def scenario():
-        server = Server(build_application(node, token=TOKEN), host="127.0.0.1", port=0)
+        server = Server(build_application(node, access=Access(TOKEN)), host="127.0.0.1", port=0)
         loop = asyncio.get_running_loop()
         async with httpx.AsyncClient() as client, client.stream("GET", f"{server.url}events") as stream:
             await stream.aiter_lines().__anext__()

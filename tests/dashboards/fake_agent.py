@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tests.dashboards.fake_run import Run, broken_run, frame, healthy_run
+from trainermon.agent.access import Access
 from trainermon.agent.feed import Feed
 from trainermon.agent.guard import Application, Receive, Scope, Send
 from trainermon.agent.http import build_application
@@ -110,7 +111,7 @@ class FakeAgent:
         self._loop.close()
 
     async def _serve(self) -> None:
-        application = self._recorded(build_application(self._node, token="unused"))
+        application = self._recorded(build_application(self._node, access=Access("unused")))
         server = Server(application, host="127.0.0.1", port=self._port)
         self.url = server.url
         self._begun.set()
