@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import os
 import signal
@@ -39,6 +40,22 @@ _log = logging.getLogger(__name__)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `trainermon agent`."""
     parser.add_argument("spool", type=Path, help="spool directory of the run, with agent.json")
+    add_overrides(parser)
+
+
+def add_overrides(parser: argparse.ArgumentParser) -> None:
+    """Declare what a site may decide instead of the run: none is set unless it is given."""
+    parser.add_argument("--host", help="address that page and /metrics listen on, instead of the run's")
+    parser.add_argument("--port", type=int, help="port of page and /metrics; 0 lets the system choose one")
+    parser.add_argument(
+        "--allow-host",
+        action="append",
+        dest="allowed_hosts",
+        metavar="NAME",
+        help="a further name or address under which the page may be asked for; may be given several times",
+    )
+    parser.add_argument("--rules", help="file of alert rules, instead of the run's")
+    parser.add_argument("--log-to-stderr", action="store_true", help="write the log to standard error too")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -59,9 +76,9 @@ def main(args: argparse.Namespace) -> int:
 
     status = None
     while status is None:
-        settings = load_settings(spool)
+        settings = _overridden(load_settings(spool), args)
         write_status(spool, Status(pid=os.getpid(), run_id=settings.run_id, output=settings.output))
-        status = follow(spool, settings)
+        status = follow(spool, settings, log_to_stderr=args.log_to_stderr)
     lock.release()
     return status
 
@@ -77,7 +94,7 @@ def run_command_line() -> int:
         return 2
 
 
-def follow(spool: Path, settings: AgentSettings) -> int | None:
+def follow(spool: Path, settings: AgentSettings, *, log_to_stderr: bool = False) -> int | None:
     """Follow `spool`, whose lock is held, until its run is over, then take it away if everything in it is stored.
 
     Returns 0 if all is stored, 1 if not, and None if the spool must be followed anew: a rank came when this agent had
@@ -86,7 +103,7 @@ def follow(spool: Path, settings: AgentSettings) -> int | None:
     from trainermon.agent.release import is_needed, remove_run_spool
 
     host = socket.gethostname()
-    listener = open_log(settings.run_dir / "nodes" / host, spool)
+    listener = open_log(settings.run_dir / "nodes" / host, spool, to_stderr=log_to_stderr)
     executor = ThreadPoolExecutor(1, thread_name_prefix="store")
     status: int | None = 1
     try:
@@ -154,6 +171,19 @@ async def _assembled(
             write_status(spool, status)
         await asyncio.wait((stop,), timeout=START_RETRY_S)
     return None
+
+
+def _overridden(settings: AgentSettings, args: argparse.Namespace) -> AgentSettings:
+    """Return the run's settings with those of the site in their place.
+
+    Raises:
+        ConfigError: A value is impossible.
+    """
+    wanted = {name: getattr(args, name) for name in ("host", "port", "allowed_hosts", "rules")}
+    given = {name: value for name, value in wanted.items() if value is not None}
+    if "allowed_hosts" in given:
+        given["allowed_hosts"] = (*settings.allowed_hosts, *given["allowed_hosts"])
+    return dataclasses.replace(settings, **given)
 
 
 def _ends_within(action: Callable[[], object], limit_s: float) -> bool:

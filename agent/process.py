@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 LOG_FILE = "agent.log"
+LOG_FORMAT = "%(asctime)s %(levelname)s %(message)s"
 LOG_BYTES = 4 << 20
 NICE = 5
 _PENDING_RECORDS = 1000
@@ -35,11 +36,11 @@ def settle(nice: int = NICE) -> None:
     os.nice(nice)
 
 
-def open_log(folder: Path, fallback: Path) -> logging.handlers.QueueListener:
+def open_log(folder: Path, fallback: Path, *, to_stderr: bool = False) -> logging.handlers.QueueListener:
     """Send this package's log to `folder/agent.log`, or to `fallback/agent.log` where that cannot be written.
 
-    It takes the place of a log that was opened before. Returns a started listener; stopping it writes out what is
-    pending and may block as long as the file system does.
+    It takes the place of a log that was opened before; with `to_stderr` it goes there too. Returns a started listener;
+    stopping it writes out what is pending and may block as long as the file system does.
     """
     pending: queue.Queue[Any] = queue.Queue(_PENDING_RECORDS)
     logger = logging.getLogger("trainermon")
@@ -47,9 +48,12 @@ def open_log(folder: Path, fallback: Path) -> logging.handlers.QueueListener:
     logger.addHandler(_DroppingHandler(pending))
     logger.setLevel(logging.INFO)
     logger.propagate = False
-    target = _NodeLog(folder, fallback)
-    target.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    listener = logging.handlers.QueueListener(pending, target)
+    targets: list[logging.Handler] = [_NodeLog(folder, fallback)]
+    if to_stderr:
+        targets.append(logging.StreamHandler())
+    for target in targets:
+        target.setFormatter(logging.Formatter(LOG_FORMAT))
+    listener = logging.handlers.QueueListener(pending, *targets)
     listener.start()
     return listener
 

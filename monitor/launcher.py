@@ -9,6 +9,7 @@ must never fork.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import site
@@ -27,6 +28,8 @@ STDERR_FILE = "agent.stderr"
 # `trainermon run` sets this to `<its pid>:<folder>`; every spool whose agent is started under it is told there.
 LAUNCHER_VARIABLE = "TRAINERMON_LAUNCHER"
 LINGER_FILE = "agent.linger"
+# `trainermon node` holds a lock on this file in the folder of the spools as long as it follows the runs there.
+SERVICE_FILE = ".trainermon-node"
 
 _DROPPED_PREFIXES = (
     "ASCEND_",
@@ -58,7 +61,8 @@ _DROPPED = frozenset(
 def start_agent(spool: Path) -> None:
     """Start the agent of `spool` as a process of its own; return once it has left this process's family.
 
-    Whether it stays is its own affair: where another agent already follows this spool, the new one ends at once.
+    Where a service of this node follows all spools of this user (`trainermon node`), that is left to it. Whether it
+    stays is its own affair: where another agent already follows this spool, the new one ends at once.
     Takes about as long as a Python interpreter needs to start (20-50 ms). `agent.json` must stand in the spool. What
     the agent says before its log is open is kept in `agent.stderr` there.
 
@@ -66,6 +70,8 @@ def start_agent(spool: Path) -> None:
         SpoolError: The interpreter could not be started, or it could not import trainermon.
     """
     register(spool)
+    if is_served(spool.absolute().parent):
+        return
     errors = spool / STDERR_FILE
     try:
         with _open_private(errors) as stream:
@@ -85,6 +91,21 @@ def start_agent(spool: Path) -> None:
     if status != 0:
         said = errors.read_text(errors="replace").strip().rpartition("\n")[2]
         raise SpoolError(f"the agent ended at its start with status {status}: {said or 'without a word'}; see {errors}")
+
+
+def is_served(root: Path) -> bool:
+    """Whether a `trainermon node` of this user follows the spools in the folder `root`, in whichever container."""
+    try:
+        descriptor = os.open(root / SERVICE_FILE, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return os.fstat(descriptor).st_uid == os.getuid()  # it follows no spools but those of its own user
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def check_rules(path: Path) -> None:

@@ -17,6 +17,7 @@ COMMANDS = {
     "anomalies": ("trainermon.alerts.anomaly_order", "put the single anomalies of all ranks in the order of training"),
     "rules": ("trainermon.alerts.rules_command", "list, check or try out alert rules"),
     "convert": ("trainermon.exporters.convert", "turn csv files into event files for TensorBoard, or into a database"),
+    "node": ("trainermon.agent.service", "be the agent of every run on this node, for containers, systemd and Slurm"),
     "agent": ("trainermon.agent.daemon", "follow the journals of this node's ranks (usually started for you)"),
 }
 

@@ -1,0 +1,219 @@
+"""`trainermon node`: every run of the node has one agent, whoever started it, and nothing is lost when it ends."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.agent.nodes import expected, wait_for
+from tests.server_programs import free_port
+from trainermon.agent.lock import FINISHED
+from trainermon.agent.service import NodeService
+from trainermon.monitor.launcher import SERVICE_FILE, is_served
+
+
+@pytest.fixture
+def start_node(tmp_path):
+    """Start the service on the spool folder of the test's runs; it has ended with the test."""
+    started = []
+
+    def start(*options):
+        command = [sys.executable, "-m", "trainermon", "node", "--spool", str(tmp_path / "spool"), *options]
+        with (tmp_path / "stderr").open("wb") as stderr:
+            started.append(subprocess.Popen(command, stderr=stderr))
+        wait_for(lambda: started[-1].poll() is not None or is_up(tmp_path), "the service")
+        return started[-1]
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+
+
+def is_up(tmp_path):
+    return check(tmp_path) == 0
+
+
+def check(tmp_path):
+    command = [sys.executable, "-m", "trainermon", "node", "--check", "--spool", str(tmp_path / "spool")]
+    return subprocess.run(command, check=False).returncode
+
+
+def test_a_run_is_followed_where_the_site_says_and_stored(make_run, start_node):
+    port = free_port()
+    start_node("--host", "127.0.0.2", "--port", str(port), "--allow-host", "127.0.0.2")
+    run = make_run()
+    rank = run.rank()
+
+    rank.steps(0, 5)
+
+    assert run.running()["url"] == f"http://127.0.0.2:{port}/"
+    assert b"trainermon_step{" in run.get("metrics")
+    rank.end()
+    run.gone()
+    assert run.stored() == expected(0, range(5))
+
+
+def test_sigterm_waits_until_a_run_without_ranks_is_stored(make_run, start_node):
+    run = make_run(linger_s=600, flush_s=1000)
+    rank = run.rank()
+    service = start_node()
+    run.running()
+    rank.steps(0, 200)
+    rank.kill()
+
+    service.send_signal(signal.SIGTERM)
+
+    assert service.wait(30) == 0
+    assert run.stored() == expected(0, range(200))
+
+
+def test_sigterm_does_not_wait_for_living_ranks(make_run, start_node):
+    run = make_run()
+    rank = run.rank()
+    service = start_node()
+    run.running()
+
+    service.send_signal(signal.SIGTERM)
+
+    assert service.wait(30) == 0
+    assert rank.process.poll() is None
+    assert run.spool.exists()
+
+
+def test_a_rank_that_finds_the_service_starts_no_agent(make_run, start_node):
+    service = start_node()
+    run = make_run()
+
+    run.rank(start_agent=True)
+
+    parent = (Path("/proc") / str(run.running()["pid"]) / "stat").read_text().rpartition(")")[2].split()[1]
+    assert int(parent) == service.pid
+
+
+def test_a_rank_does_not_rely_on_the_service_of_another_user(start_node, tmp_path, monkeypatch):
+    start_node()
+    assert is_served(tmp_path / "spool")
+
+    monkeypatch.setattr(os, "getuid", lambda: 54321)
+
+    assert not is_served(tmp_path / "spool")
+
+
+def test_an_agent_that_was_killed_is_started_again(make_run, start_node):
+    start_node()
+    run = make_run()
+    rank = run.rank()
+    rank.steps(0, 3)
+    first = run.running()["pid"]
+
+    os.kill(first, signal.SIGKILL)
+
+    run.running(other_than=first)
+    rank.end()
+    run.gone()
+    assert run.stored() == expected(0, range(3))
+
+
+def test_a_finished_run_gives_its_port_to_the_next(make_run, start_node):
+    port = free_port()
+    start_node("--port", str(port))
+    old = make_run(run_id="old", linger_s=600)
+    old.rank().end()
+    wait_for(lambda: old.status().get("state") == FINISHED, "the end of the first run")
+
+    new = make_run(run_id="new")
+    new.rank()
+
+    assert new.running()["url"].endswith(f":{port}/")
+    old.gone()
+
+
+def test_a_second_service_is_refused(start_node, tmp_path):
+    start_node()
+
+    second = start_node()
+
+    assert second.wait(20) == 1
+    assert "another `trainermon node` follows the runs in" in (tmp_path / "stderr").read_text()
+    assert is_up(tmp_path)
+
+
+def test_a_service_that_stands_still_is_not_taken_for_alive(start_node, tmp_path):
+    assert check(tmp_path) == 1
+    service = start_node()
+    service.send_signal(signal.SIGSTOP)
+
+    os.utime(tmp_path / "spool" / SERVICE_FILE, (time.time() - 60,) * 2)
+
+    assert check(tmp_path) == 1
+
+
+def test_rules_that_cannot_be_read_are_refused_at_the_start(start_node, tmp_path):
+    service = start_node("--rules", str(tmp_path / "missing.yaml"))
+
+    assert service.wait(20) == 1
+    assert "missing.yaml" in (tmp_path / "stderr").read_text()
+
+
+class Starts:
+    """Stands in for the start of processes; those it starts have ended at once, with status 1."""
+
+    def __init__(self):
+        self.spools = []
+
+    def __call__(self, command, **options):
+        self.spools.append(command[3])
+        return subprocess.Popen([sys.executable, "-c", "raise SystemExit(1)"], **options)
+
+
+def test_only_spools_of_this_user_are_followed(make_run, monkeypatch):
+    run = make_run()
+    run.rank()
+    (run.spool.parent / "linked").symlink_to(run.spool)
+    starts = Starts()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "getuid", lambda: 54321)
+        NodeService(run.spool.parent, (), start=starts).turn(0.0)
+    assert starts.spools == []
+
+    service = NodeService(run.spool.parent, (), start=starts)
+    service.turn(0.0)
+    service.stop(20)
+    assert starts.spools == [str(run.spool)]
+
+
+def test_a_run_that_has_its_own_agent_is_left_alone(make_run):
+    run = make_run()
+    run.rank(start_agent=True)
+    run.running()
+    starts = Starts()
+
+    NodeService(run.spool.parent, (), start=starts).turn(0.0)
+
+    assert starts.spools == []
+
+
+def test_an_agent_that_fails_is_tried_again_ever_more_rarely(make_run):
+    run = make_run()
+    run.rank()
+    starts = Starts()
+    service = NodeService(run.spool.parent, (), start=starts)
+    when = []
+
+    for now_s in range(200):
+        service.turn(float(now_s))
+        service.stop(20)
+        when += [now_s] * (len(starts.spools) - len(when))
+
+    assert when[:6] == [0, 1, 3, 7, 15, 31]
+    assert max(b - a for a, b in itertools.pairwise(when)) <= 60
