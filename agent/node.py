@@ -137,7 +137,7 @@ class RunNode:
     def metrics(self, accept: str) -> tuple[bytes, str]:
         """Return the exposition."""
         metrics, pipeline = self._parts.metrics, self._parts.pipeline
-        metrics.set_alerts(self._parts.alerts.firing)
+        metrics.set_alerts(self._parts.alerts.latest.values(), now_s=time.time())
         metrics.set("trainermon_commits_total", pipeline.num_commits)
         metrics.set(
             "trainermon_errors_total",

@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 import os
 import resource
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trainermon.exporters.alert_series import AlertSeries
 from trainermon.exporters.openmetrics import Histogram, Samples, sample_prefix
 from trainermon.exporters.scalar_series import MOST
 from trainermon.monitor.metrics import METRICS, MetricType
-from trainermon.monitor.values import Alert, AlertState, Severity
+from trainermon.monitor.values import Severity
 
 if TYPE_CHECKING:
     from trainermon.monitor.journal import Header
@@ -72,7 +73,7 @@ class NodeHistograms:
 
 
 class NodeSeries:
-    """Values of the run and of the agent, alerts, and `NodeHistograms`.
+    """Values of the run and of the agent, `AlertSeries`, and `NodeHistograms`.
 
     Args:
         run_id: Value of the label `run`.
@@ -80,6 +81,7 @@ class NodeSeries:
 
     Attributes:
         values: By metric, the series that have no label but `run`; NaN where a gauge is not known.
+        alerts: Of all ranks.
         histograms: Over all ranks.
     """
 
@@ -87,20 +89,18 @@ class NodeSeries:
         self.values = {
             m.name: 0.0 if m.type is MetricType.COUNTER else math.nan for m in _ALONE if m.type is not MetricType.INFO
         }
+        self.alerts = AlertSeries(run_id, rules)
         self.histograms = NodeHistograms(run_id)
         self._run_id = run_id
         self._prefixes = {m.name: sample_prefix(m, {"run": run_id}) for m in _ALONE}
         self._labelled: dict[str, dict[str, float]] = {name: {} for name in sorted(_BY_LABEL)}
         self._info = ""
         self._attempt = -1
-        self._firing_ids: frozenset[str] = frozenset()
-        self._firing = {(rule, severity.value): 0 for rule, severity in rules.items()}
-        self._fired = dict(self._firing)
 
     def __len__(self) -> int:
         """Return the most series that there are now; a gauge that is not known counts too."""
         labelled = sum(map(len, self._labelled.values()))
-        return len(self.values) + labelled + 2 * len(self._firing) + len(self.histograms) + 1  # the last: run_info
+        return len(self.values) + labelled + len(self.alerts) + len(self.histograms) + 1  # the last: run_info
 
     def group(self, name: str, label: Mapping[str, str]) -> tuple[dict[str, float], str]:
         """Return where the value of a metric stands, and under which key.
@@ -129,16 +129,6 @@ class NodeSeries:
             labels = {"run": self._run_id, "attempt": str(header.attempt), **sizes, "version": header.version}
             self._info = sample_prefix(INFO, labels)
 
-    def set_alerts(self, alerts: Sequence[Alert]) -> None:
-        """Show the alerts of the node that are firing now; those not among the last ones are counted as new."""
-        self._firing = dict.fromkeys(self._firing, 0)
-        firing = [alert for alert in alerts if alert.state is AlertState.FIRING]
-        for alert in firing:
-            key = (alert.rule, alert.severity.value)
-            self._firing[key] = self._firing.get(key, 0) + 1
-            self._fired[key] = self._fired.get(key, 0) + (alert.id not in self._firing_ids)
-        self._firing_ids = frozenset(alert.id for alert in firing)
-
     def refresh(self) -> None:
         """Bring what the agent knows of its own process up to date."""
         usage = resource.getrusage(resource.RUSAGE_SELF)
@@ -158,10 +148,7 @@ class NodeSeries:
             label = METRICS[name].labels[1]
             for text, value in values.items():
                 yield name, Samples((sample_prefix(METRICS[name], {"run": self._run_id, label: text}),), (value,))
-        for name, counts in (("trainermon_alerts_firing", self._firing), ("trainermon_alerts_total", self._fired)):
-            for (rule, severity), count in counts.items():
-                labels = {"run": self._run_id, "rule": rule, "severity": severity}
-                yield name, Samples((sample_prefix(METRICS[name], labels),), (count,))
+        yield from self.alerts.samples()
         yield from self.histograms.all()
 
     def end_run(self) -> None:

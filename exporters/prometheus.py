@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from trainermon.exporters.budget import SeriesBudget
@@ -89,9 +89,9 @@ class Exposition:
         self._ranks.clear()
         self._node.end_run()
 
-    def set_alerts(self, alerts: Sequence[Alert]) -> None:
-        """Show the alerts of the node that are firing now; those not among the last ones are counted as new."""
-        self._node.set_alerts(alerts)
+    def set_alerts(self, alerts: Collection[Alert], *, now_s: float) -> None:
+        """Show every alert of the run on this node; `now_s` is Unix time, see `AlertSeries.set`."""
+        self._node.alerts.set(alerts, now_s=now_s)
 
     def set(self, name: str, value: float, /, *, rank: int | None = None, **label: str) -> None:
         """Set a metric of the agent, or one of a rank that does not come from its blocks; NaN: not known.

@@ -340,7 +340,13 @@ _VERDICTS = (
         f"Steps on which what the ranks report did not add up: the monitor itself is wrong there, {_SINCE}.",
     ),
     _gauge("trainermon_alerts_firing", "Alerts of a rule that are firing now, over the ranks of the node.", _RULE),
-    _counter("trainermon_alerts_total", f"Alerts of a rule that began to fire {_SINCE}.", _RULE),
+    _counter("trainermon_alerts_total", "Alerts of a rule that have begun to fire in the run.", _RULE),
+    _gauge(
+        "trainermon_alert_first_step",
+        "Step on which the alert of a rule on a rank began; there while it fires and for a minute after.",
+        (*_RANK, "rule", "severity"),
+        cost="1 per alert that is firing, at most 100 per node",
+    ),
     _counter("trainermon_escalations_total", f"Alerts that were followed by an order to dump, {_SINCE}."),
     _counter(
         "trainermon_suppressed_escalations_total",

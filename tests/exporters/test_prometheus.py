@@ -1,4 +1,5 @@
 import contextlib
+import dataclasses
 import math
 import os
 import subprocess
@@ -274,8 +275,9 @@ def test_firing_alerts_are_shown_and_each_is_counted_once():
 
     first, second, third = (alert("loss_spike", number) for number in range(3))
     pending = alert("loss_spike", 9, state=AlertState.PENDING)
-    for alerts in ([first, pending], [first, second], [first, second], [], [third]):
-        exposition.set_alerts(alerts)
+    over = [dataclasses.replace(one, state=AlertState.RESOLVED) for one in (first, second)]
+    for alerts in ([first, pending], [first, second], [first, second], over, [*over, third]):
+        exposition.set_alerts(alerts, now_s=1e9)
         values = read(exposition)
         seen.append([values[(name, *spike)] for name in ("trainermon_alerts_firing", "trainermon_alerts_total")])
 
@@ -285,7 +287,7 @@ def test_firing_alerts_are_shown_and_each_is_counted_once():
 def test_an_alert_of_a_rule_that_was_not_announced_is_shown_too():
     exposition = Exposition("run", rules=RULES)
 
-    exposition.set_alerts([alert("hang", 1)])
+    exposition.set_alerts([alert("hang", 1)], now_s=1e9)
 
     assert read(exposition)["trainermon_alerts_firing", "rule=hang", "severity=info"] == 1
 
@@ -359,6 +361,7 @@ def large_exposition(**options) -> Exposition:
         header = header_of(rank, world_size=8, local_world_size=8)
         exposition.update(header, run.keys(), run.block(seed=rank), placements=run.placements())
     set_all(exposition, ranks=[None, *range(8)])
+    exposition.set_alerts([alert("loss_spike", 0)], now_s=0.0)
     return exposition
 
 
