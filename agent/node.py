@@ -7,7 +7,7 @@ import dataclasses
 import json
 import math
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,10 @@ from trainermon.agent.assembly import Parts
 from trainermon.agent.commands import ConflictError, parse_command, require_possible
 from trainermon.agent.dumps import MAX_REPORT_BYTES, DumpKey
 from trainermon.monitor.errors import ConfigError
-from trainermon.monitor.values import as_plain
+from trainermon.monitor.values import Coordinates, as_plain
 
 READ_TIMEOUT_S = 10.0
+AXES = ("dp", "tp", "pp", "cp", "ep")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +30,6 @@ class RankFile:
     """What a rank wrote about itself in `ranks/rank00000.json`."""
 
     parameters: int = 0
-    tensors: int = 0
     bytes_per_step: int = 0
 
 
@@ -95,7 +95,7 @@ class RunNode:
             "skipped_records": parts.pipeline.follower.lost_files,
             "lag_s": parts.reactions.lag_s,
             "version": trainermon.__version__,
-            "model": _model(files),
+            "model": self._model(),
             "heatmaps": self._heatmaps(),
             "rank_quantities": parts.history.rank_quantities(),
             "rules": len(parts.rules),
@@ -188,11 +188,21 @@ class RunNode:
                 self._shown.add(kind)
         return [entry for entry in offered if entry["kind"] in self._shown]
 
+    def _model(self) -> dict[str, Any] | None:
+        """Return how many parameters the ranks of this node account for, and whether that is the whole model."""
+        files = self.rank_files.values()
+        headers = self._parts.pipeline.follower.headers.values()
+        world_size = max((header.coordinates.world_size for header in headers), default=0)
+        counted = sum(file.parameters for file in files)
+        return {"parameters": counted, "is_whole": len(files) >= world_size} if counted else None
+
     def _ranks(self, now_s: float) -> list[dict[str, Any]]:
         states = sorted(self._parts.watch.ranks.values(), key=lambda state: state.rank)
+        headers = self._parts.pipeline.follower.headers
         return [
             {
                 "rank": state.rank,
+                "place": _place(headers[state.rank].coordinates) if state.rank in headers else {},
                 "alive": state.alive,
                 "step": state.step,
                 "phase": state.phase.name.lower(),
@@ -211,9 +221,9 @@ def read_rank_file(run_dir: Path, rank: int) -> RankFile:
         return RankFile()
 
 
-def _model(files: Collection[RankFile]) -> dict[str, int] | None:
-    largest = max(files, key=lambda file: file.parameters, default=None)
-    return {"parameters": largest.parameters, "tensors": largest.tensors} if largest and largest.tensors else None
+def _place(coordinates: Coordinates) -> dict[str, int]:
+    """Return where a rank stands on each axis that the job is split over."""
+    return {axis: getattr(coordinates, axis) for axis in AXES if getattr(coordinates, f"{axis}_size") > 1}
 
 
 def _has_values(heatmap: bytes) -> bool:

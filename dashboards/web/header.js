@@ -20,7 +20,7 @@ export function showState(name) {
 
 export function showRun(run) {
   setText(byId("run-id"), run.run_id);
-  const model = run.model && `${formatCount(run.model.parameters)} parameters in ${formatStep(run.model.tensors)} tensors`;
+  const model = run.model && `${formatCount(run.model.parameters)} parameters${run.model.is_whole ? "" : " on this node"}`;
   const started = run.started_s && `started ${new Date(run.started_s * 1000).toLocaleString([], { dateStyle: "medium", timeStyle: "short" })}`;
   const attempt = run.attempt > 1 ? `attempt ${run.attempt}` : null;
   const facts = [model, `host ${run.host}`, attempt, started].filter(Boolean);
@@ -79,7 +79,9 @@ function dots(run) {
   if (run.state === "finished" || run.ranks.length > MOST_DOTS || run.ranks.length < 2) return null;
   const squares = run.ranks.map((rank) => {
     const state = rank.alive ? rank.phase : "gone";
-    return el("i", { cls: rank.alive ? null : "gone", title: `rank ${rank.rank}: ${state}, step ${formatStep(rank.step)}` });
+    const place = Object.entries(rank.place ?? {}).map(([axis, at]) => `${axis} ${at}`).join(", ");
+    const title = `rank ${rank.rank}${place && ` (${place})`}: ${state}, step ${formatStep(rank.step)}`;
+    return el("i", { cls: rank.alive ? null : "gone", title });
   });
   return el("span", { cls: "dots", "aria-hidden": "true" }, squares);
 }

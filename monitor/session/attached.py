@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 import socket
 import time
+import traceback
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor
 
 import trainermon
 from trainermon.monitor import launcher
-from trainermon.monitor.config import MonitorConfig, is_followed
+from trainermon.monitor.config import MonitorConfig, is_followed, is_waiting
 from trainermon.monitor.control import ControlPage, Phase
 from trainermon.monitor.journal import Header, JournalWriter
 from trainermon.monitor.session.api_format import metrics_of
@@ -26,6 +30,7 @@ from trainermon.monitor.session.reconfigure import Reconfiguration
 from trainermon.monitor.session.run_files import MIB, write_agent_settings, write_run_files
 from trainermon.monitor.session.step_loop import StepLoop
 from trainermon.monitor.session.structure import FOLDER as STRUCTURE_FOLDER
+from trainermon.monitor.session.witness import Witness
 from trainermon.monitor.spool import RankLock, open_spool
 from trainermon.monitor.statistics.kernel import kernel_name
 from trainermon.monitor.taps.guard import Guard
@@ -40,6 +45,11 @@ PAGE_WAIT_S = 3.0
 POLL_S = 0.02
 JOURNAL_BYTES_PER_ROW = 8 * len(STATISTICS) + 4
 STORED_BYTES_PER_ROW = 20
+MAX_TRACEBACK = 16_384
+
+_PHASES: Mapping[str, Phase] = MappingProxyType(
+    {"setup": Phase.SETUP, "checkpoint": Phase.CHECKPOINT, "evaluation": Phase.EVALUATION}
+)
 
 
 _living: weakref.WeakSet[Attached] = weakref.WeakSet()
@@ -76,6 +86,7 @@ class Attached:
         self._journal = JournalWriter(self._spool, self._header(), budget_bytes=int(config.spool_mb * MIB))
         self._dumps = Dumps(run, coordinates, training, journal=self._journal, page=self._page)
         self._guard = Guard(self._let_go)
+        self._witness = Witness(self._spool, coordinates.rank, config.hang, self._groups)
         self._loop: StepLoop | None = None
         self._reconfiguration = Reconfiguration(self._page, self._journal, self._reconfigure)
 
@@ -102,7 +113,6 @@ class Attached:
         write_run_files(
             self.run, self._coordinates, self._config, self._training, bytes_per_step=bytes_per_step, notes=notes
         )
-        self._page.beat(step, Phase.STEP, time.time())
         if self._coordinates.local_rank == 0:
             edits = Path(config_source) if isinstance(config_source, str | Path) else None
             self._start_agent(rows, edits=edits if is_followed(self._config) else None)
@@ -112,6 +122,7 @@ class Attached:
     def fall_silent(self) -> None:
         """Do nothing from now on: this is a forked child, and the run is its parent's."""
         self._guard.tripped = True
+        self._witness.fall_silent()
 
     def record(self, values: Mapping[str, Any]) -> None:
         """File numbers of the step; contained. A value that is none is left out, and the log says so."""
@@ -147,11 +158,26 @@ class Attached:
         found = self._guard.wrap(metrics_of)(block, self._loop.collector.table, kind, self._coordinates.rank, ops)
         return found or {}
 
-    def close(self) -> None:
-        """Take every hook away, write what is left, and wait for the agent as long as the configuration says."""
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """See `TrainerMon.phase`."""
+        phase = _PHASES.get(name)
+        if phase is None:
+            logger.warning("phase(%r) is left out: expected one of %s", name, ", ".join(map(repr, _PHASES)))
+        if phase is None or self._loop is None or self._guard.tripped or os.getpid() != self._pid:
+            yield
+            return
+        with self._loop.phase(phase):
+            yield
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Take every hook away, write what is left, and wait for the agent as long as the configuration says.
+
+        `error` is the exception that ends the script, if one does.
+        """
         if os.getpid() != self._pid:
             return  # a forked child: the run is its parent's
-        endings = [self._finish, self.release]
+        endings = [partial(self._finish, error), self.release]
         if self._coordinates.local_rank == 0 and self._config.agent.start:
             endings.append(self._wait_for_agent)
         for ending in endings:
@@ -159,14 +185,22 @@ class Attached:
 
     def release(self) -> None:
         """Close the files of the spool, and give the rank's place free."""
+        self._witness.close()
         self._journal.close()
         self._page.close()
         self._lock.close()
 
-    def _finish(self) -> None:
-        if self._loop is not None:
+    def _finish(self, error: BaseException | None) -> None:
+        if self._loop is None:
+            return
+        step = self._loop.step
+        if error is not None:
+            text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+            self._journal.append_event({"type": "failed", "step": step, "message": text[-MAX_TRACEBACK:]})
+        try:
             self._loop.finish()
-            self._page.beat(self._loop.step, Phase.CLOSED, time.time())
+        finally:
+            self._page.beat(step, Phase.CLOSED if error is None else Phase.FAILED, time.time())
 
     def _let_go(self, message: str) -> None:
         """Detach after a fault of the monitor's own; the rank stays alive for the agent, but silent."""
@@ -174,6 +208,7 @@ class Attached:
             return
         if self._loop is not None:
             self._loop.let_go()
+            self._page.beat(self._loop.step, Phase.DETACHED, time.time())
         self._journal.append_event({"type": "detached", "message": message})
 
     def _header(self) -> Header:
@@ -195,12 +230,15 @@ class Attached:
             launcher.check_rules(Path(self._config.rules))
         logger.info("run %s (attempt %d) in %s", self.run.run_id, self.run.attempt, self.run.directory)
         logger.info(
-            "collects about %d rows a step: %.1f kB journal, %.1f kB stored (kernel: %s)",
+            "collects about %d rows a step%s: %.1f kB journal, %.1f kB stored (kernel: %s)",
             rows,
+            self._not_estimated(),
             rows * JOURNAL_BYTES_PER_ROW / 1e3,
             rows * STORED_BYTES_PER_ROW / 1e3,
             kernel_name(self._training.device),
         )
+        if is_waiting(self._config):
+            logger.info("DYNAMIC_MONITOR is set: nothing is collected until the configuration says dynamic_on: true")
         if not self._config.agent.start:
             return
         launcher.start_agent(self._spool)
@@ -209,6 +247,12 @@ class Attached:
             logger.info("page %s  metrics %s/metrics", *[status["url"].rstrip("/")] * 2)
         else:
             logger.warning("the agent has not said within %.0f s where its page is; see %s", PAGE_WAIT_S, self._spool)
+
+    def _not_estimated(self) -> str:
+        config = self._config
+        more = {"collectives": config.cc_distribution.enable, "features": config.recording_l2_features}
+        wanted = [name for name, is_wanted in more.items() if is_wanted]
+        return f", those of {' and '.join(wanted)} not counted" if wanted else ""
 
     def _wait_for_agent(self) -> None:
         written = self._journal.cursor
@@ -241,6 +285,7 @@ class Attached:
     def _between_steps(self, step: int) -> None:
         """Look for commands; it is memory that is looked at, never a file, unless something has come."""
         self._dumps.poll_commands(step)
+        self._witness.notice_groups()
         self._reconfiguration.poll(step)
 
     def _reconfigure(self, wanted: MonitorConfig) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 
 import torch
 
@@ -11,7 +10,7 @@ from trainermon.monitor.config import MonitorConfig, is_waiting
 from trainermon.monitor.errors import ConfigError
 from trainermon.monitor.taps import compiled_regions, features, optimizer
 from trainermon.monitor.taps.guard import Guard
-from trainermon.monitor.taps.names import chosen
+from trainermon.monitor.taps.names import advice, chosen
 from trainermon.monitor.taps.training import Training
 from trainermon.monitor.values import Coordinates
 
@@ -58,8 +57,7 @@ def _check_targets(config: MonitorConfig, training: Training) -> None:
     names = [name for name, _ in stages]
     for target in config.targets:
         if not any(chosen(name, [target], stage) for name, stage in stages):
-            near = difflib.get_close_matches(target, names, n=1, cutoff=0.0)
-            raise ConfigError(f"targets: {target!r} names no module or parameter of the model; nearest: {near[0]!r}")
+            raise ConfigError(f"targets: {target!r} names no module or parameter of the model; {advice(target, names)}")
 
 
 def _is_compiled(training: Training) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 import trainermon
 from trainermon.monitor.config import MonitorConfig
 from trainermon.monitor.errors import AttachError
-from trainermon.monitor.taps.training import Training
+from trainermon.monitor.taps.training import Parameter, Training
 from trainermon.monitor.topology import Run
 from trainermon.monitor.values import Coordinates, as_plain
 
@@ -47,8 +47,7 @@ def write_run_files(  # noqa: PLR0913  # what the files say
                 "attempt": run.attempt,
                 "coordinates": coordinates,
                 "framework": training.framework,
-                "parameters": sum(p.tensor.numel() for p in training.parameters),
-                "tensors": len(training.parameters),
+                "parameters": sum(_num_counted(p) for p in training.parameters),
                 "modules": [module.name for module in training.modules],
                 "bytes_per_step": bytes_per_step,
             },
@@ -111,6 +110,7 @@ def write_agent_settings(
                 "dump": config.alert.dump,
                 "ops": config.ops,
             },
+            "hang": config.hang,
             "escalation": {
                 "max_bytes": int(escalation.max_dump_mb * MIB) if escalation.enabled else 0,
                 "max_per_hour": escalation.max_per_hour,
@@ -120,6 +120,14 @@ def write_agent_settings(
             },
         },
     )
+
+
+def _num_counted(parameter: Parameter) -> int:
+    """Return how many elements of the whole model this rank accounts for: over all ranks they add up to its size."""
+    placement = parameter.owned
+    if not placement.in_global_norm:
+        return 0
+    return parameter.tensor.numel() if placement.length is None else placement.length
 
 
 def _write(path: Path, content: Mapping[str, Any]) -> None:

@@ -105,6 +105,8 @@ class CallRows:
         self._operations: dict[tuple[ProcessGroup, str], Operation] = {}
         self._rows: dict[str, list[_Rows]] = {}
         self._thread = 0
+        # where a call comes from that no pattern is found in; None once a wanted one was seen, or this was told
+        self._unwanted: str | None = ""
 
     def attach(self) -> None:
         """Take the calling thread for the one that trains."""
@@ -114,6 +116,15 @@ class CallRows:
         """Count calls from zero."""
         for operation in self._operations.values():
             operation.calls = 0
+
+    def step_ended(self) -> None:
+        """Warn, once, if there were calls and no pattern of `cc_codeline` is found in where they come from."""
+        if self._unwanted:
+            logger.warning(
+                "cc_distribution.cc_codeline is found in no line that calls a collective: none is taken; one is at %s",
+                self._unwanted,
+            )
+            self._unwanted = None
 
     def detach(self) -> None:
         """Let go of the groups; the series keep their numbers."""
@@ -198,6 +209,8 @@ class CallRows:
     def _is_wanted(self, name: str) -> bool:
         """Return whether rows are taken of the call that begins now; with `cc_log_only`, log its line instead."""
         line = self._lines.here()
+        if self._unwanted is not None:
+            self._unwanted = None if line.is_wanted else line.place
         if not (self._logs_only and line.is_wanted):
             return line.is_wanted
         if (name, line.text) not in self._logged and len(self._logged) < MAX_LOGGED:

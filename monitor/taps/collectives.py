@@ -123,6 +123,7 @@ class CollectiveTaps:
         """Put the rows of the step's groups; groups that have never communicated have none."""
         for tap in self._taps:
             tap.step_ended()
+        self._rows.step_ended()
         progress = self._recorder.progress()
         for group in self._groups.all():
             sequence = group.sequence()

@@ -70,7 +70,15 @@ class GradientTaps:
     def attach(self, *, per_micro_step: bool) -> None:
         """Have gradients reported before they are reduced, and with `per_micro_step` those of each backward."""
         if self._training.reduces:
-            self._handles.extend(self._training.watch_unreduced(self._guard, self._accumulated))
+            watching = self._training.watch_unreduced(self._guard, self._accumulated)
+            self._handles.extend(watching)
+            if not watching and "unreduced" not in self._warned:
+                self._warned.add("unreduced")
+                logger.warning(
+                    "%s reduces gradients in every backward: there are none that are accumulated and not yet reduced, "
+                    "so grad_unreduced stays empty; monitor_mbs_grad shows those of each backward",
+                    self._training.framework,
+                )
         elif self._training.final_when_accumulated and not self._others_hook():
             self._handles.extend(self._watch_final())
         if per_micro_step:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 import fnmatch
 from collections.abc import Sequence
 
 # What DDP, torch.compile, FSDP and activation checkpointing put into the path of a module.
 WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
+NAMES_TOLD = 5
 
 
 def plain_name(name: str) -> str:
@@ -40,6 +42,19 @@ def chosen(name: str, targets: Sequence[str], stage: int = 0) -> bool:
         return True
     own = f"{stage}:"
     return any(_matches(name, plain_name(target.removeprefix(own))) for target in targets)
+
+
+def advice(wanted: str, names: Sequence[str]) -> str:
+    """Return what to say of a name that is not among `names`: the one that it may be meant to be, or some there are.
+
+    >>> advice("h.0.atn", ["h.0.attn", "head"]), advice("decoder", ["h.0", "head"])
+    ("did you mean 'h.0.attn'?", 'there are h.0, head')
+    """
+    near = difflib.get_close_matches(wanted, names, n=1)
+    if near:
+        return f"did you mean {near[0]!r}?"
+    some = [name for name in names if name][:NAMES_TOLD]
+    return f"there are {', '.join(some)}{' …' if len(names) > len(some) else ''}" if some else "there are none"
 
 
 def _matches(name: str, target: str) -> bool:

@@ -48,7 +48,7 @@ def follow_in_this_process(run, talk, *, stop=True):
 def test_the_run_is_described_as_agreed_with_the_page(make_run):
     run = make_run(world_size=1)
     (run.output / "ranks").mkdir()
-    about = {"parameters": 1000, "tensors": 4, "bytes_per_step": 288}
+    about = {"parameters": 1000, "bytes_per_step": 288}
     (run.output / "ranks" / "rank00000.json").write_text(json.dumps(about))
     rank = run.rank(start_agent=True)
     rank.steps(0, 6)
@@ -62,11 +62,11 @@ def test_the_run_is_described_as_agreed_with_the_page(make_run):
     assert (found["run_id"], found["attempt"], found["state"], found["world_size"]) == ("run", 1, "running", 1)
     assert found["loss"] == pytest.approx(10 / 6)
     assert found["grad_norm"] == pytest.approx((4 * 5001) ** 0.5)
-    assert found["model"] == {"parameters": 1000, "tensors": 4}
+    assert found["model"] == {"parameters": 1000, "is_whole": True}
     assert found["bytes_per_step"] == 288
     assert [entry["kind"] for entry in found["heatmaps"]] == ["grad_reduced"]
     (state,) = found["ranks"]
-    assert set(state) == {"rank", "alive", "step", "phase", "lag_s"}
+    assert set(state) == {"rank", "place", "alive", "step", "phase", "lag_s"}
     assert (state["alive"], state["step"], state["phase"]) == (True, 5, "step")
     lines = run.get_json("api/lines?names=loss,grad_norm,step_time")
     assert lines["steps"] == list(range(6))

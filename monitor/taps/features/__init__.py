@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 from collections.abc import Sequence
 from functools import partial
@@ -17,7 +16,7 @@ from trainermon.monitor.taps.features.routing import ChoiceEntropyFeature, LoadF
 from trainermon.monitor.taps.features.weights import LinearFeature, SimilarityFeature
 from trainermon.monitor.taps.guard import Guard
 from trainermon.monitor.taps.micro_steps import MicroSteps
-from trainermon.monitor.taps.names import chosen
+from trainermon.monitor.taps.names import advice, chosen
 from trainermon.monitor.taps.training import Handle, Module
 
 __all__ = ["FeatureTaps", "check"]
@@ -102,8 +101,8 @@ def check(modules: Sequence[Module], config: MonitorConfig, *, is_whole: bool = 
         for pattern in getattr(config.l2_targets, key) or ():
             found = [module for module in modules if _is_named(module, (pattern,))]
             if not found and is_whole:
-                nearest = difflib.get_close_matches(pattern, [m.name for m in modules], n=1, cutoff=0.0)
-                raise ConfigError(f"l2_targets.{key}: {pattern!r} names no module; nearest: {', '.join(nearest)!r}")
+                near = advice(pattern, [module.name for module in modules])
+                raise ConfigError(f"l2_targets.{key}: {pattern!r} names no module; {near}")
             without = [module.name for module in found if matrix_of(module.module) is None]
             if without and key in ("linear_hook", "moe_router_weight_hook"):
                 raise ConfigError(

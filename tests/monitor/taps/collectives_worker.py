@@ -276,6 +276,16 @@ class Worker:
         assert rows.of("pp.all_reduce", "post.0", 1).max == 8.0
         assert rows.value("pp", "unseen") == 0
 
+    def check_call_lines_that_are_nowhere(self):
+        steps = Steps(CollectivesConfig(enable=True, cc_codeline=("no_such_place",)), self.purposes)
+
+        with log_lines() as lines:
+            rows = [steps.rows(lambda: dist.all_reduce(torch.ones(2), group=self.group)) for _ in range(2)]
+        assert [found.names() for found in rows] == [set(), set()]
+        assert len(lines) == 1, lines
+        assert "cc_codeline is found in no line that calls a collective" in lines[0]
+        assert "collectives_worker.py" in lines[0]
+
     def check_log_only(self):
         steps = Steps(CollectivesConfig(enable=True, cc_log_only=True), self.purposes)
 

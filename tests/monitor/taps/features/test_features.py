@@ -365,7 +365,7 @@ def test_attention_cores_and_routers_of_megatron_are_seen():
 @pytest.mark.parametrize(
     ("targets", "message"),
     [
-        ({"attention_hook": ["head"]}, "l2_targets.attention_hook: 'head' names no module; nearest: 'heads'"),
+        ({"attention_hook": ["head"]}, "l2_targets.attention_hook: 'head' names no module; did you mean 'heads'"),
         ({"linear_hook": ["heads"]}, "'heads' names 'heads', which has no weight of two dimensions"),
     ],
 )
