@@ -7,6 +7,7 @@ carried out once, however often it comes.
 from __future__ import annotations
 
 import dataclasses
+import socket
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -67,6 +68,7 @@ class Escalations:
         states = sorted(self._watch.ranks.values(), key=lambda state: state.rank)
         return {
             "run_id": self._run_id,
+            "host": socket.gethostname(),
             "attempt": self._attempt,
             "world_size": max((header.coordinates.world_size for header in self._follower.headers.values()), default=0),
             "steps_per_s": round(self._watch.steps_per_s, 6),

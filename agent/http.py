@@ -86,8 +86,8 @@ def build_application(
 ) -> Application:
     """Return the guarded ASGI application that shows `node`, and takes `escalations`."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-    app.add_exception_handler(TrainermonError, _refuse)
-    _add_page(app)
+    app.add_exception_handler(TrainermonError, refuse)
+    add_page(app, PAGE)
     _add_reading(app, node)
     _add_stream(app, node)
     _add_control(app, node)
@@ -96,14 +96,15 @@ def build_application(
     return Guard(app, access=access, hosts=hosts)
 
 
-def _add_page(app: FastAPI) -> None:
+def add_page(app: FastAPI, page_file: str) -> None:
+    """Serve the page's files, with `page_file` at `/`."""
     # Only names that were listed here can be asked for, so no path from a request ever reaches the file system.
     folder = importlib.resources.files("trainermon.dashboards") / "web"
     files: dict[str, Traversable] = {entry.name: entry for entry in folder.iterdir() if entry.is_file()}
 
     @app.get("/")
     async def page() -> Response:
-        return _file(files, PAGE)
+        return _file(files, page_file)
 
     @app.get("/static/{name}")
     async def static(name: str) -> Response:
@@ -117,15 +118,15 @@ def _add_page(app: FastAPI) -> None:
 def _add_reading(app: FastAPI, node: Node) -> None:
     @app.get("/healthz")
     async def healthz() -> Response:
-        return _json({"status": "ok"})
+        return json_answer({"status": "ok"})
 
     @app.get("/api/run")
     async def run() -> Response:
-        return _json(node.run())
+        return json_answer(node.run())
 
     @app.get("/api/lines")
     async def lines(names: str) -> Response:
-        return _json(node.lines([name for name in names.split(",") if name]))
+        return json_answer(node.lines([name for name in names.split(",") if name]))
 
     @app.get("/api/heatmap")
     async def heatmap(kind: str, statistic: str, columns: int = 1000) -> Response:
@@ -137,11 +138,11 @@ def _add_reading(app: FastAPI, node: Node) -> None:
 
     @app.get("/api/alerts")
     async def alerts() -> Response:
-        return _json(node.alerts())
+        return json_answer(node.alerts())
 
     @app.get("/api/dumps")
     async def dumps() -> Response:
-        return _json(node.dumps())
+        return json_answer(node.dumps())
 
     @app.get("/api/diagnosis/{identity}/{attempt}/{step}")
     async def diagnosis(identity: str, attempt: int, step: int) -> Response:
@@ -168,7 +169,7 @@ def _add_stream(app: FastAPI, node: Node) -> None:
 def _add_escalation(app: FastAPI, escalations: Escalations) -> None:
     @app.get("/api/v1/ranks")
     async def rank_states() -> Response:
-        return _json(escalations.rank_states())
+        return json_answer(escalations.rank_states())
 
     @app.post("/api/v1/escalations")
     async def escalate(request: Request) -> Response:
@@ -188,12 +189,12 @@ def _add_control(app: FastAPI, node: Node) -> None:
     async def flush() -> Response:
         if not await node.flush():
             raise HTTPException(503, "the commit did not succeed; agent.status.json says why")
-        return _json({"status": "flushed"})
+        return json_answer({"status": "flushed"})
 
     @app.post("/api/stop")
     async def stop() -> Response:
         node.stop()
-        return _json({"status": "stopping"}, status=202)
+        return json_answer({"status": "stopping"}, status=202)
 
 
 def answer_order(carry_out: Callable[[Any], dict[str, Any]], body: bytes) -> Response:
@@ -207,7 +208,7 @@ def answer_order(carry_out: Callable[[Any], dict[str, Any]], body: bytes) -> Res
         raise HTTPException(400, "the body is nested too deeply") from None
     except OSError as error:
         raise HTTPException(503, f"this cannot be kept: {error.strerror or error}") from None
-    return _json(answer, status=202 if answer["status"] == "accepted" else 200)
+    return json_answer(answer, status=202 if answer["status"] == "accepted" else 200)
 
 
 def parse_json(body: bytes) -> Any:
@@ -218,13 +219,15 @@ def parse_json(body: bytes) -> Any:
         raise HTTPException(400, f"the body is not JSON: {error}") from None
 
 
-async def _refuse(request: Request, error: Exception) -> Response:
+async def refuse(request: Request, error: Exception) -> Response:
+    """Answer an error of ours: 409 for what cannot be done as things stand, 400 for the rest."""
     del request
     status = 409 if isinstance(error, ConflictError) else 400
-    return _json({"detail": str(error)}, status=status)
+    return json_answer({"detail": str(error)}, status=status)
 
 
-def _json(value: Any, *, status: int = 200) -> Response:
+def json_answer(value: Any, *, status: int = 200) -> Response:
+    """Return `value` as JSON."""
     content = json.dumps(as_plain(value), allow_nan=False, separators=(",", ":"))
     return Response(content, status_code=status, media_type="application/json")
 

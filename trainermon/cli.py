@@ -19,6 +19,7 @@ COMMANDS = {
     "convert": ("trainermon.exporters.convert", "turn csv files into event files for TensorBoard, or into a database"),
     "node": ("trainermon.agent.service", "be the agent of every run on this node, for containers, systemd and Slurm"),
     "agent": ("trainermon.agent.daemon", "follow the journals of this node's ranks (usually started for you)"),
+    "controller": ("trainermon.agent.controller.command", "show a whole job, and bring escalations to all its agents"),
 }
 
 

@@ -1,4 +1,4 @@
-"""A real agent with real rank processes takes a controller's escalations, and in a one-node job Alertmanager's posts."""
+"""A real agent with real ranks takes a controller's escalations, and in a one-node job Alertmanager's posts."""
 
 from __future__ import annotations
 

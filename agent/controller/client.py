@@ -1,0 +1,95 @@
+"""Speaks to agents: bounded answers, no redirects, no proxies, one pool of kept connections.
+
+aiohttp, because a round of 128 agents costs httpx 0.8 s of CPU and aiohttp 15 ms.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import ssl
+from typing import Any
+
+import aiohttp
+
+from trainermon.agent.controller.settings import AgentSettings
+from trainermon.monitor.errors import ConfigError
+
+MAX_ANSWER_BYTES = 8 << 20
+FAULTS = (aiohttp.ClientError, asyncio.TimeoutError, OSError, ValueError)
+"""What a request may end with if there is no proper answer."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Target:
+    """Where an agent is: its address with a slash at the end, and the token it takes orders with, if it has its own."""
+
+    url: str
+    token: str | None = dataclasses.field(default=None, repr=False)
+
+
+class AgentClient:
+    """A session with all agents. Make it inside the event loop; close it there.
+
+    Args:
+        settings: How to speak to them.
+        token: For those that have none of their own.
+
+    Raises:
+        ConfigError: The certificates cannot be read.
+    """
+
+    def __init__(self, settings: AgentSettings, *, token: str) -> None:
+        self._token = token
+        self._server_name = settings.server_name
+        self._timeout = aiohttp.ClientTimeout(total=settings.timeout_s)
+        self._ssl = _ssl_context(settings) if settings.https else None
+        connector = aiohttp.TCPConnector(limit=0, limit_per_host=4)
+        self._session = aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
+
+    async def get(self, target: Target, path: str) -> Any:
+        """Return the JSON at `path`. Raises one of `FAULTS` if there is none within the time limit."""
+        status, answer = await self._request("GET", target, path, None)
+        if status != 200:
+            raise ValueError(f"status {status}: {str(answer)[:200]}")
+        return answer
+
+    async def post(self, target: Target, path: str, body: Any) -> tuple[int, Any]:
+        """Return status and JSON of the answer to an order. Raises one of `FAULTS` if there is none in time."""
+        return await self._request("POST", target, path, json.dumps(body).encode())
+
+    async def close(self) -> None:
+        """End every connection."""
+        await self._session.close()
+
+    async def _request(self, method: str, target: Target, path: str, body: bytes | None) -> tuple[int, Any]:
+        headers = {"Authorization": f"Bearer {target.token or self._token}"}
+        async with self._session.request(
+            method,
+            target.url + path,
+            data=body,
+            headers=headers,
+            allow_redirects=False,
+            ssl=self._ssl if self._ssl is not None else True,
+            server_hostname=self._server_name if self._ssl is not None else None,
+            timeout=self._timeout,
+        ) as reply:
+            content = await _read(reply)
+        return reply.status, json.loads(content)
+
+
+async def _read(reply: aiohttp.ClientResponse) -> bytes:
+    content = bytearray()
+    async for part in reply.content.iter_any():
+        content += part
+        if len(content) > MAX_ANSWER_BYTES:
+            raise ValueError(f"the answer has more than {MAX_ANSWER_BYTES} bytes")
+    return bytes(content)
+
+
+def _ssl_context(settings: AgentSettings) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=settings.ca_file)
+    except OSError as error:
+        raise ConfigError(f"agents.ca_file {settings.ca_file} cannot be used: {error}") from error

@@ -1,0 +1,107 @@
+"""`trainermon controller`: from the command line to a controller that runs until SIGTERM."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainermon.monitor.errors import ConfigError
+
+if TYPE_CHECKING:
+    from trainermon.agent.controller.settings import ControllerSettings
+
+SUMMARY = "find the agents of a job, show it as a whole, and bring escalations to all of them"
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
+
+_log = logging.getLogger(__name__)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `trainermon controller`."""
+    parser.add_argument("--config", type=Path, metavar="FILE", help="settings, YAML or JSON; options override them")
+    parser.add_argument("--agents", nargs="+", metavar="HOST:PORT", help="agents by address")
+    parser.add_argument("--dns", nargs="+", metavar="NAME:PORT", help="every address of the name is an agent")
+    parser.add_argument("--run-directory", metavar="DIR", help="agents have written their addresses in it")
+    parser.add_argument("--kubernetes", metavar="SELECTOR", help="agents are in the pods with these labels")
+    parser.add_argument("--state", dest="state_dir", metavar="DIR", help="folder of the journal of escalations")
+    parser.add_argument("--host", help="address to listen on (default 127.0.0.1)")
+    parser.add_argument("--port", type=int, help="port to listen on (default 9462)")
+    parser.add_argument("--token-file", metavar="FILE", help="file with the token of orders, shared with the agents")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Be the controller until SIGTERM or SIGINT; return 0.
+
+    Raises:
+        ConfigError: The settings are wrong, a port or folder cannot be used, or the extra is not installed.
+    """
+    try:
+        import aiohttp as _  # noqa: F401 - asked for here, where its absence can be explained
+    except ModuleNotFoundError:
+        raise ConfigError("the controller needs aiohttp: pip install 'trainermon[controller]'") from None
+    from trainermon.agent.controller.settings import load_settings
+
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr)
+    asyncio.run(serve(load_settings(args.config, _words(args))))
+    return 0
+
+
+async def serve(settings: ControllerSettings) -> None:
+    """Be the controller until SIGTERM or SIGINT.
+
+    Raises:
+        ConfigError: A port, a folder or a certificate cannot be used.
+    """
+    from trainermon.agent.access import TOKEN_VARIABLE, open_access, read_secret
+    from trainermon.agent.controller.controller import Controller
+    from trainermon.agent.controller.http import build_application
+    from trainermon.agent.controller.journal import Journal
+    from trainermon.agent.server import Server, certificate_of
+
+    access = settings.access.completed()
+    gate = open_access(access)
+    token = read_secret(settings.agents.token_file) or read_secret(access.token_file, os.environ.get(TOKEN_VARIABLE))
+    journal = Journal(Path(settings.state_dir), now_s=time.time())
+    controller = Controller(settings, journal, token=token or "")
+    application = build_application(controller, access=gate, hosts=settings.allowed_hosts)
+    try:
+        server = Server(
+            application, host=settings.host, port=settings.port, certificate=certificate_of(access), insists=True
+        )
+    except OSError as error:
+        raise ConfigError(f"cannot serve on {settings.host} port {settings.port}: {error}") from error
+    _log.info("page %s", server.url)
+    work = asyncio.ensure_future(controller.run())
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, work.cancel)
+    with contextlib.suppress(asyncio.CancelledError):
+        await work
+    await server.close()
+    journal.close()
+
+
+def _words(args: argparse.Namespace) -> dict[str, Any]:
+    """Return what the command line says, nested as in the file."""
+    discovery: dict[str, Any] = {
+        "agents": args.agents,
+        "dns": args.dns,
+        "run_directory": args.run_directory,
+        "kubernetes": {"label_selector": args.kubernetes} if args.kubernetes else None,
+    }
+    words: dict[str, Any] = {
+        "discovery": {name: value for name, value in discovery.items() if value is not None},
+        "access": {"token_file": args.token_file} if args.token_file else None,
+        "state_dir": args.state_dir,
+        "host": args.host,
+        "port": args.port,
+    }
+    return {name: value for name, value in words.items() if value not in (None, {})}

@@ -1,0 +1,161 @@
+"""A running controller: what it was posted becomes escalations, and what it has seen becomes answers."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from trainermon.agent.commands import parse_command
+from trainermon.agent.controller.client import AgentClient
+from trainermon.agent.controller.discovery import make_finders
+from trainermon.agent.controller.dispatch import Dispatcher
+from trainermon.agent.controller.fleet import Fleet
+from trainermon.agent.controller.journal import Journal
+from trainermon.agent.controller.settings import ControllerSettings
+from trainermon.agent.webhook import FiredAlert, Request, make_requests, parse_notification
+from trainermon.monitor.strict import build, require
+
+HOUR_S = 3600.0
+
+_log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ManualOrder:
+    """An escalation as a person posts it; see `trainermon.agent.webhook.Request`."""
+
+    id: str
+    run: str = ""
+    ranks: tuple[int, ...] | None = None
+    task: str = "statistics"
+    num_steps: int = 1
+    reason: str = ""
+
+
+class Controller:
+    """Watches the agents of a job and carries out escalations. Make it inside the event loop.
+
+    Args:
+        settings: What it was told.
+        journal: Accepted escalations.
+        token: For agents that have none of their own.
+
+    Attributes:
+        fleet: The agents.
+        journal: The escalations.
+        counts: Alerts and escalations since the start, by what became of them.
+    """
+
+    def __init__(self, settings: ControllerSettings, journal: Journal, *, token: str) -> None:
+        self.settings = settings
+        self.journal = journal
+        self.counts: Counter[str] = Counter()
+        self._client = AgentClient(settings.agents, token=token)
+        self._lock = asyncio.Lock()
+        self.fleet = Fleet(self._client, make_finders(settings))
+        self._dispatcher = Dispatcher(settings, fleet=self.fleet, client=self._client, journal=journal, lock=self._lock)
+
+    async def run(self) -> None:
+        """Watch and carry out until cancelled; goes on with what an earlier controller has left open."""
+        for escalation in self.journal.open:
+            self._dispatcher.start(escalation)
+        try:
+            await asyncio.gather(
+                self._repeat(self.fleet.discover, self.settings.discovery.refresh_s),
+                self._repeat(self.fleet.poll, self.settings.agents.poll_s),
+            )
+        finally:
+            await self._dispatcher.close()
+            await self._client.close()
+
+    async def take_alerts(self, body: Any) -> dict[str, Any]:
+        """Accept what Alertmanager's notification asks for; return what became of it.
+
+        `status` is `accepted`, or, where nothing changes, `duplicate`, `suppressed` or `ignored`. What is accepted is
+        on disk.
+
+        Raises:
+            ConfigError: The body is no notification of version 4.
+            OSError: It cannot be kept; Alertmanager shall try again.
+        """
+        notification = parse_notification(body, now_s=time.time(), max_age_s=self.settings.limits.max_age_s)
+        async with self._lock:
+            ignored = [*notification.ignored]
+            named = [self._named(alert) for alert in notification.alerts]
+            ignored += [f"{alert.rule}: it has no label run" for alert in named if not alert.run]
+            fired = [alert for alert in named if alert.run]
+            new = [alert for alert in fired if not self.journal.knows(alert.key)]
+            self.counts["received"] += len(notification.alerts) + len(notification.ignored)
+            self.counts["ignored"] += len(ignored)
+            self.counts["duplicate"] += len(fired) - len(new)
+            results = [await self._accept(each) for each in make_requests(new, truncated=notification.truncated)]
+        status = next((s for s in ("accepted", "suppressed") if s in results), "duplicate" if fired else "ignored")
+        return {"status": status, "ignored": ignored}
+
+    async def order(self, body: Any) -> dict[str, Any]:
+        """Accept an escalation that a person or a program asks for; return what became of it.
+
+        Raises:
+            ConfigError: The body is wrong.
+            OSError: It cannot be kept.
+        """
+        request = parse_order(body)
+        async with self._lock:
+            if request.id in self.journal.escalations:
+                return {"status": "duplicate", "id": request.id}
+            named = request if request.run else dataclasses.replace(request, run=self._only_run())
+            require(named.run, "run", body.get("run"), f"one of {self.fleet.runs}")
+            return {"status": await self._accept(named), "id": request.id}
+
+    def _named(self, alert: FiredAlert) -> FiredAlert:
+        """Return the alert with its run; where there is only one, that is meant."""
+        return alert if alert.run else dataclasses.replace(alert, run=self._only_run())
+
+    def _only_run(self) -> str:
+        runs = self.fleet.runs
+        return runs[0] if len(runs) == 1 else ""
+
+    async def _accept(self, request: Request) -> str:
+        """Put the request on disk and have it carried out, unless there were too many; the lock is held."""
+        now_s = time.time()
+        limit = self.settings.limits.max_per_hour
+        if self.journal.num_recent(request.run, since_s=now_s - HOUR_S) >= limit:
+            reason = f"{request.reason}: {limit} escalations of run {request.run} in the last hour"
+            await asyncio.to_thread(self.journal.suppress, request.alerts, reason, now_s=now_s)
+            self.counts["suppressed"] += 1
+            _log.info("suppressed: %s", reason)
+            return "suppressed"
+        escalation = await asyncio.to_thread(self.journal.accept, request, now_s=now_s)
+        self.counts["accepted"] += 1
+        self._dispatcher.start(escalation)
+        return "accepted"
+
+    async def _repeat(self, work: Callable[[], Awaitable[None]], period_s: float) -> None:
+        while True:
+            began_s = time.monotonic()
+            try:
+                await work()
+            except Exception:  # noqa: BLE001 - the border: a fault in one round must not end the watching
+                self.counts["faults"] += 1
+                _log.exception("a round of the controller failed")
+            await asyncio.sleep(max(0.0, period_s - (time.monotonic() - began_s)))
+
+
+def parse_order(body: Any) -> Request:
+    """Return what a client's JSON asks for: `id`, and if wanted `run`, `ranks`, `task`, `num_steps`, `reason`.
+
+    Raises:
+        ConfigError: A key is unknown, missing, of the wrong type or out of range.
+    """
+    require(isinstance(body, Mapping), "the body", body, "a JSON object")
+    order = build(ManualOrder, body)
+    plain = {"id": order.id, "action": "dump", "num_steps": order.num_steps, "task": order.task, "reason": order.reason}
+    parse_command(plain, next_step=0)
+    ranks = None if order.ranks is None else tuple(sorted(set(order.ranks)))
+    require(ranks is None or (ranks and ranks[0] >= 0), "ranks", order.ranks, "at least one rank, or none for all")
+    return Request(**{**dataclasses.asdict(order), "ranks": ranks}, alerts=())

@@ -1,0 +1,95 @@
+"""Ways to find agents: a list, the addresses of a name, a run directory, the pods of a Kubernetes namespace."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import socket
+from pathlib import Path
+from typing import Protocol
+
+from trainermon.agent.controller.client import Target
+from trainermon.agent.controller.settings import ControllerSettings
+
+TARGETS_FILE = "prometheus_sd.json"
+TOKEN_FILE = "token"  # noqa: S105 - the name of a file
+LIMIT_S = 5.0
+
+
+class Finder(Protocol):
+    """One way to find agents; hashable, and its text says what it is."""
+
+    async def find(self) -> list[Target]:
+        """Return where agents are now. Raises OSError, ValueError, a time-out or aiohttp's errors if it is unknown."""
+
+
+def make_finders(settings: ControllerSettings) -> list[Finder]:
+    """Return the ways that `settings` name."""
+    wanted = settings.discovery
+    scheme = "https" if settings.agents.https else "http"
+    finders: list[Finder] = []
+    if wanted.agents:
+        finders.append(StaticFinder(wanted.agents, scheme))
+    finders += [DnsFinder(name, scheme) for name in wanted.dns]
+    if wanted.run_directory:
+        finders.append(RunDirectoryFinder(Path(wanted.run_directory), scheme))
+    if wanted.kubernetes:
+        from trainermon.agent.controller.kubernetes import KubernetesFinder
+
+        finders.append(KubernetesFinder(wanted.kubernetes, scheme))
+    return finders
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StaticFinder:
+    """Agents that are listed."""
+
+    addresses: tuple[str, ...]
+    scheme: str
+
+    async def find(self) -> list[Target]:
+        """Return the list."""
+        return [Target(f"{self.scheme}://{address}/") for address in self.addresses]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DnsFinder:
+    """Every address of a name, as a headless service has one for each pod."""
+
+    name: str
+    scheme: str
+
+    async def find(self) -> list[Target]:
+        """Return one target per address; none if the name has none now."""
+        host, _, port = self.name.rpartition(":")
+        loop = asyncio.get_running_loop()
+        try:
+            found = await asyncio.wait_for(loop.getaddrinfo(host, int(port), type=socket.SOCK_STREAM), LIMIT_S)
+        except socket.gaierror as error:
+            if error.errno == socket.EAI_NONAME:  # a headless service without a ready pod
+                return []
+            raise
+        addresses = sorted({str(address[0]) for *_, address in found})
+        return [Target(f"{self.scheme}://{f'[{a}]' if ':' in a else a}:{port}/") for a in addresses]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RunDirectoryFinder:
+    """Agents that have written their address, and the token that they take orders with, into the run directory."""
+
+    run_directory: Path
+    scheme: str
+
+    async def find(self) -> list[Target]:
+        """Return the agents of all nodes that have written a file; reads the directory in a thread."""
+        return await asyncio.wait_for(asyncio.to_thread(self._read), LIMIT_S)
+
+    def _read(self) -> list[Target]:
+        found = []
+        for path in sorted(self.run_directory.glob(f"nodes/*/{TARGETS_FILE}")):
+            groups = json.loads(path.read_text(encoding="utf-8"))
+            token = path.with_name(TOKEN_FILE)
+            secret = token.read_text(encoding="utf-8").strip() if token.exists() else None
+            found += [Target(f"{self.scheme}://{address}/", secret) for group in groups for address in group["targets"]]
+        return found

@@ -1,0 +1,130 @@
+"""The agents of a job, as last seen.
+
+Ages are measured by this process's own monotonic clock. An agent that is no longer found is forgotten; while nothing
+can be found at all, for example because the name server does not answer, the agents stay those that were found last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import time
+from collections.abc import Iterable, Sequence
+
+from trainermon.agent.controller.client import FAULTS, AgentClient, Target
+from trainermon.agent.controller.discovery import Finder
+from trainermon.agent.controller.report import AgentReport, RankState, parse_report
+
+STATES_PATH = "api/v1/ranks"
+NOT_ASKED = "not asked yet"
+
+_log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(slots=True)
+class Agent:
+    """One agent.
+
+    Attributes:
+        target: Where it is.
+        report: Its last answer, or None.
+        seen_s: When that came, monotonic.
+        problem: Why there was no answer to the last question, or empty.
+    """
+
+    target: Target
+    report: AgentReport | None = None
+    seen_s: float = 0.0
+    problem: str = NOT_ASKED
+
+    @property
+    def is_up(self) -> bool:
+        """Whether it has answered the last question."""
+        return not self.problem
+
+
+class Fleet:
+    """All agents that are found.
+
+    Attributes:
+        agents: By address.
+        is_known: Every way of finding agents has worked, and each agent was asked, at least once.
+        num_polls: Questions asked.
+        num_poll_failures: Those without an answer.
+        num_discovery_failures: Looks that found nothing out.
+        poll_duration_s: Wall time of the last round.
+    """
+
+    def __init__(self, client: AgentClient, finders: Sequence[Finder]) -> None:
+        self.agents: dict[str, Agent] = {}
+        self.is_known = asyncio.Event()
+        self.num_polls = self.num_poll_failures = self.num_discovery_failures = 0
+        self.poll_duration_s = 0.0
+        self.discovered_s = 0.0
+        self._client = client
+        self._finders = finders
+        self._found: dict[Finder, list[Target]] = {}
+
+    async def discover(self) -> None:
+        """Bring the set of agents up to date."""
+        await asyncio.gather(*map(self._look, self._finders))
+        targets = {target.url: target for found in self._found.values() for target in found}
+        self.agents = {url: self._kept(target) for url, target in targets.items()}
+
+    async def poll(self, run: str | None = None) -> None:
+        """Ask every agent, or those of one run and those that have not yet said which run is theirs."""
+        began_s = time.monotonic()
+        asked = [agent for agent in self.agents.values() if run is None or _may_be_of(agent, run)]
+        await asyncio.gather(*(self._ask(agent) for agent in asked))
+        if run is None:
+            self.poll_duration_s = time.monotonic() - began_s
+            if len(self._found) == len(self._finders) and all(a.problem != NOT_ASKED for a in self.agents.values()):
+                self.is_known.set()
+
+    def of_run(self, run: str) -> list[Agent]:
+        """Return the agents of the newest attempt of a run, whether they answer now or not."""
+        found = [agent for agent in self.agents.values() if agent.report is not None and agent.report.run_id == run]
+        newest = max((agent.report.attempt for agent in found if agent.report), default=0)
+        return [agent for agent in found if agent.report and agent.report.attempt == newest]
+
+    @property
+    def runs(self) -> list[str]:
+        """Every run that an agent has named, sorted."""
+        return sorted({agent.report.run_id for agent in self.agents.values() if agent.report})
+
+    async def _look(self, finder: Finder) -> None:
+        try:
+            self._found[finder] = await finder.find()
+            self.discovered_s = time.time()
+        except FAULTS as error:
+            self.num_discovery_failures += 1
+            _log.warning("%s: %s", finder, error or type(error).__name__)
+
+    def _kept(self, target: Target) -> Agent:
+        known = self.agents.get(target.url)
+        if known is None:
+            return Agent(target)
+        known.target = target
+        return known
+
+    async def _ask(self, agent: Agent) -> None:
+        self.num_polls += 1
+        try:
+            agent.report = parse_report(await self._client.get(agent.target, STATES_PATH))
+            agent.seen_s = time.monotonic()
+            agent.problem = ""
+        except FAULTS as error:
+            self.num_poll_failures += 1
+            if agent.is_up:
+                _log.warning("%s does not answer: %s", agent.target.url, error or type(error).__name__)
+            agent.problem = str(error) or type(error).__name__
+
+
+def living_ranks(agents: Iterable[Agent]) -> dict[int, tuple[Agent, RankState]]:
+    """Return, by number, each living rank of `agents` with its agent."""
+    return {state.rank: (agent, state) for agent in agents if agent.report for state in agent.report.living}
+
+
+def _may_be_of(agent: Agent, run: str) -> bool:
+    return agent.report is None or agent.report.run_id == run

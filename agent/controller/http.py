@@ -1,0 +1,71 @@
+"""The web application of a controller: page, JSON, `/metrics`, probes, and the two ways in for escalations.
+
+It runs behind the agent's `Guard`, which has already checked host, origin, credentials and size of the body.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from fastapi import FastAPI, HTTPException, Request
+from fastapi.responses import Response
+
+from trainermon.agent.access import Access
+from trainermon.agent.controller.controller import Controller
+from trainermon.agent.controller.overview import describe_escalations, describe_job
+from trainermon.agent.guard import Application, Guard
+from trainermon.agent.http import add_page, json_answer, parse_json, refuse
+from trainermon.monitor.errors import TrainermonError
+
+PAGE = "job.html"
+
+
+def build_application(controller: Controller, *, access: Access, hosts: tuple[str, ...] = ()) -> Application:
+    """Return the guarded ASGI application of `controller`."""
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_exception_handler(TrainermonError, refuse)
+    add_page(app, PAGE)
+    _add_reading(app, controller)
+    _add_orders(app, controller)
+    return Guard(app, access=access, hosts=hosts)
+
+
+def _add_reading(app: FastAPI, controller: Controller) -> None:
+    @app.get("/healthz")
+    async def healthz() -> Response:
+        return json_answer({"status": "ok"})
+
+    @app.get("/readyz")
+    async def readyz() -> Response:
+        if not controller.fleet.is_known.is_set():
+            raise HTTPException(503, "agents were not looked for and asked yet")
+        return json_answer({"status": "ready"})
+
+    @app.get("/api/v1/job")
+    async def job() -> Response:
+        return json_answer(describe_job(controller))
+
+    @app.get("/api/v1/escalations")
+    async def escalations() -> Response:
+        return json_answer(describe_escalations(controller))
+
+
+def _add_orders(app: FastAPI, controller: Controller) -> None:
+    @app.post("/api/v1/alerts")
+    async def alerts(request: Request) -> Response:
+        return await _ordered(controller.take_alerts, await request.body())
+
+    @app.post("/api/v1/escalations")
+    async def escalate(request: Request) -> Response:
+        return await _ordered(controller.order, await request.body())
+
+
+async def _ordered(carry_out: Callable[[Any], Awaitable[dict[str, Any]]], body: bytes) -> Response:
+    try:
+        answer = await carry_out(parse_json(body))
+    except RecursionError:
+        raise HTTPException(400, "the body is nested too deeply") from None
+    except OSError as error:
+        raise HTTPException(503, f"this cannot be kept: {error.strerror or error}") from None
+    return json_answer(answer, status=202 if answer["status"] == "accepted" else 200)

@@ -1,0 +1,239 @@
+"""Every escalation that was accepted, on disk before anybody is told so, and what has become of it.
+
+A file that is only appended to, one JSON object per line. An escalation is on disk before its sender hears that it was
+accepted, and its plan, with the common step, before the first agent hears of it. Whoever reads the file after a kill
+therefore knows everything that was promised, and repeats only what agents recognise by its id.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trainermon.agent.webhook import Request
+from trainermon.alerts.lines import read_lines
+from trainermon.monitor.errors import ConfigError
+from trainermon.monitor.values import as_plain
+
+JOURNAL_FILE = "escalations.jsonl"
+LOCK_FILE = "lock"
+MAX_KEPT = 1000
+MIN_KEPT_S = 86400.0
+"""What is closed is kept for so long: longer than an alert can come back as news."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How an escalation is carried out.
+
+    Attributes:
+        id: Name of the command on every rank: the escalation's, with a number after the first issue.
+        issue: From 1; a later one was made because the earlier one came too late everywhere.
+        attempt: Of the run.
+        first_step: The common step.
+        ranks: Which ranks, ascending.
+    """
+
+    id: str
+    issue: int
+    attempt: int
+    first_step: int
+    ranks: tuple[int, ...]
+
+
+@dataclasses.dataclass(slots=True)
+class Escalation:
+    """A request and what has become of it.
+
+    Attributes:
+        request: What was accepted.
+        accepted_s: Unix time of that.
+        plan: The newest plan, or None.
+        outcome: How it ended, or None while it is open: `done`, `partial`, `suppressed` or `failed`.
+        detail: Why, in words.
+        coverage: By rank, what became of its dump.
+    """
+
+    request: Request
+    accepted_s: float
+    plan: Plan | None = None
+    outcome: str | None = None
+    detail: str = ""
+    coverage: dict[int, str] = dataclasses.field(default_factory=dict)
+
+
+class Journal:
+    """The escalations of a controller. One process at a time; calls must not overlap.
+
+    Args:
+        folder: Made if it is not there.
+
+    Attributes:
+        escalations: By id of the request, oldest first.
+        suppressed: By key of an alert that was not followed, the reason.
+
+    Raises:
+        ConfigError: The folder cannot be used, or another controller uses it.
+    """
+
+    def __init__(self, folder: Path, *, now_s: float) -> None:
+        self.escalations: dict[str, Escalation] = {}
+        self.suppressed: dict[str, str] = {}
+        self._path = folder / JOURNAL_FILE
+        self._torn = False
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._lock = _lock(folder / LOCK_FILE)
+            entries = read_lines(self._path)
+            for entry in entries:
+                self._apply(entry)
+            self._compact(entries, now_s)
+            self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise ConfigError(f"state_dir {folder} cannot be used: {error}") from error
+
+    @property
+    def open(self) -> list[Escalation]:
+        """The escalations that are not closed, oldest first."""
+        return [escalation for escalation in self.escalations.values() if escalation.outcome is None]
+
+    def knows(self, alert_key: str) -> bool:
+        """Return whether an alert was followed or suppressed before."""
+        followed = any(alert_key in escalation.request.alerts for escalation in self.escalations.values())
+        return followed or alert_key in self.suppressed
+
+    def num_recent(self, run: str, *, since_s: float) -> int:
+        """Return how many escalations of a run were accepted since a Unix time."""
+        accepted = self.escalations.values()
+        return sum(entry.request.run == run and entry.accepted_s >= since_s for entry in accepted)
+
+    def accept(self, request: Request, *, now_s: float) -> Escalation:
+        """Return the escalation; it is on disk.
+
+        Raises:
+            OSError: It is not certain to be on disk; it counts as never accepted.
+        """
+        self._append({"accepted": {**as_plain(request), "accepted_s": now_s}})
+        return self.escalations[request.id]
+
+    def suppress(self, alert_keys: Sequence[str], reason: str, *, now_s: float) -> None:
+        """Note that alerts are not followed. Raises OSError as `accept`."""
+        self._append({"suppressed": {"alerts": list(alert_keys), "reason": reason, "time_s": now_s}})
+
+    def plan(self, escalation: Escalation, plan: Plan) -> None:
+        """Note how it will be carried out; afterwards that is on disk. Raises OSError as `accept`."""
+        self._append({"planned": {**as_plain(plan), "escalation": escalation.request.id}})
+
+    def finish(self, escalation: Escalation, outcome: str, detail: str) -> None:
+        """Note how it ended, with its coverage. Raises OSError as `accept`."""
+        coverage = {str(rank): status for rank, status in escalation.coverage.items()}
+        entry = {"id": escalation.request.id, "outcome": outcome, "detail": detail, "coverage": coverage}
+        self._append({"closed": entry})
+
+    def close(self) -> None:
+        """Let another controller use the folder."""
+        os.close(self._file)
+        os.close(self._lock)
+
+    def _append(self, entry: Mapping[str, Any]) -> None:
+        line = _line(entry)
+        if self._torn:
+            line = b"\n" + line  # the torn line of a write that failed stays behind on its own
+        self._torn = True
+        written = os.write(self._file, line)
+        if written < len(line):
+            raise OSError(f"only {written} of {len(line)} bytes were taken by {self._path}")
+        os.fsync(self._file)
+        self._torn = False
+        self._apply(entry)
+
+    def _apply(self, entry: Any) -> None:
+        """Take over one line; a line of another version that cannot be understood is an error that names it."""
+        try:
+            ((kind, body),) = entry.items()
+            _APPLY[kind](self, body)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ConfigError(f"{self._path}: a line that is not understood: {str(entry)[:200]} ({error!r})") from error
+
+    def _apply_accepted(self, body: Mapping[str, Any]) -> None:
+        plain = dict(body)
+        accepted_s = float(plain.pop("accepted_s"))
+        ranks = plain.pop("ranks")
+        alerts = tuple(plain.pop("alerts"))
+        request = Request(**plain, alerts=alerts, ranks=None if ranks is None else tuple(ranks))
+        self.escalations.setdefault(request.id, Escalation(request=request, accepted_s=accepted_s))
+
+    def _apply_suppressed(self, body: Mapping[str, Any]) -> None:
+        self.suppressed |= dict.fromkeys(body["alerts"], str(body["reason"]))
+
+    def _apply_planned(self, body: Mapping[str, Any]) -> None:
+        plain = dict(body)
+        escalation = self.escalations[plain.pop("escalation")]
+        escalation.plan = Plan(**{**plain, "ranks": tuple(plain["ranks"])})
+        escalation.coverage = {}
+
+    def _apply_closed(self, body: Mapping[str, Any]) -> None:
+        escalation = self.escalations[body["id"]]
+        escalation.outcome, escalation.detail = body["outcome"], body["detail"]
+        escalation.coverage = {int(rank): status for rank, status in body["coverage"].items()}
+
+    def _compact(self, entries: Sequence[Any], now_s: float) -> None:
+        """Write the file anew without what is over for long; a kill leaves the old file or the new one."""
+        closed = [entry for entry in self.escalations.values() if entry.outcome is not None]
+        old = [entry for number, entry in enumerate(reversed(closed)) if number >= MAX_KEPT or _is_old(entry, now_s)]
+        for entry in old:
+            del self.escalations[entry.request.id]
+        kept = [entry for entry in entries if self._is_needed(entry, now_s)]
+        temporary = self._path.with_suffix(".tmp")
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.writelines(map(_line, kept))
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(self._path)
+        _sync(self._path.parent)
+
+    def _is_needed(self, entry: Any, now_s: float) -> bool:
+        ((kind, body),) = entry.items()
+        if kind == "suppressed":
+            return bool(now_s - body["time_s"] <= MIN_KEPT_S)
+        return body["escalation" if kind == "planned" else "id"] in self.escalations
+
+
+_APPLY = {
+    "accepted": Journal._apply_accepted,
+    "suppressed": Journal._apply_suppressed,
+    "planned": Journal._apply_planned,
+    "closed": Journal._apply_closed,
+}
+
+
+def _is_old(escalation: Escalation, now_s: float) -> bool:
+    return now_s - escalation.accepted_s > MIN_KEPT_S
+
+
+def _line(entry: Any) -> bytes:
+    return json.dumps(entry, allow_nan=False, separators=(",", ":")).encode() + b"\n"
+
+
+def _lock(path: Path) -> int:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise ConfigError(f"state_dir {path.parent}: another controller uses it; give each its own") from None
+    return descriptor
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

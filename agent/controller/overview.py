@@ -1,0 +1,69 @@
+"""The job as a whole, for the page and its JSON: nodes, ranks, alerts, escalations."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import trainermon
+from trainermon.agent.controller.controller import Controller
+from trainermon.agent.controller.fleet import Agent
+from trainermon.agent.controller.journal import Escalation
+from trainermon.monitor.values import as_plain
+
+MAX_SHOWN = 100
+
+
+def describe_job(controller: Controller) -> dict[str, Any]:
+    """Return every agent with its ranks and alerts, and the newest escalations."""
+    now_s = time.monotonic()
+    agents = controller.fleet.agents.values()
+    return {
+        "version": trainermon.__version__,
+        "ready": controller.fleet.is_known.is_set(),
+        "runs": controller.fleet.runs,
+        "agents": [_describe_agent(agent, now_s) for agent in agents],
+        "escalations": describe_escalations(controller),
+    }
+
+
+def describe_escalations(controller: Controller) -> list[dict[str, Any]]:
+    """Return the newest escalations, newest first."""
+    newest = list(controller.journal.escalations.values())[-MAX_SHOWN:]
+    return [_describe_escalation(escalation) for escalation in reversed(newest)]
+
+
+def _describe_agent(agent: Agent, now_s: float) -> dict[str, Any]:
+    plain: dict[str, Any] = {"url": agent.target.url, "up": agent.is_up, "problem": agent.problem}
+    report = agent.report
+    if report is None:
+        return plain
+    return plain | {
+        "age_s": round(now_s - agent.seen_s, 3),
+        "run_id": report.run_id,
+        "attempt": report.attempt,
+        "host": report.host,
+        "world_size": report.world_size,
+        "steps_per_s": report.steps_per_s,
+        "ranks": [as_plain(state) for state in report.ranks.values()],
+        "alerts": [as_plain(alert) for alert in report.alerts],
+    }
+
+
+def _describe_escalation(escalation: Escalation) -> dict[str, Any]:
+    request, plan = escalation.request, escalation.plan
+    return {
+        "id": request.id,
+        "run": request.run,
+        "ranks": request.ranks,
+        "task": request.task,
+        "num_steps": request.num_steps,
+        "reason": request.reason,
+        "accepted_s": escalation.accepted_s,
+        "command": plan.id if plan else None,
+        "attempt": plan.attempt if plan else None,
+        "first_step": plan.first_step if plan else None,
+        "outcome": escalation.outcome,
+        "detail": escalation.detail,
+        "coverage": {str(rank): status for rank, status in sorted(escalation.coverage.items())},
+    }

@@ -1,0 +1,151 @@
+"""The common step of an escalation, and what the agents' answers mean. Pure functions: no clock, no network.
+
+Nothing waits in training, so "the same step on all ranks" is a step that every rank has yet to reach when it hears of
+it. An agent may have to be asked several times; in that time the fastest rank must not come as far as the step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from trainermon.agent.controller.fleet import Agent, living_ranks
+from trainermon.agent.controller.journal import Plan
+from trainermon.agent.webhook import Request
+
+SPARE_STEPS = 2  # the step a rank is on may end at once, and it reads orders when the next one begins
+
+WRITTEN = frozenset({"written", "nonfinite", "clean"})
+NO_REPORT = "no report"
+
+
+class Told(str, enum.Enum):
+    """How an agent has taken an order."""
+
+    ORDERED = "ordered"
+    SUPPRESSED = "suppressed"
+    LATE = "late"
+    REFUSED = "refused"
+    UNREACHABLE = "unreachable"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Answer:
+    """What one agent said: how it took the order, the ranks that were told, those that are too late, and why."""
+
+    told: Told
+    ranks: tuple[int, ...] = ()
+    late: tuple[int, ...] = ()
+    reason: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Margin:
+    """How long it may take until an agent has an order: `tries` requests of up to `timeout_s` seconds."""
+
+    tries: int
+    timeout_s: float
+
+    def steps(self, steps_per_s: float) -> int:
+        """Return how many steps ahead of the fastest rank a common step must be, at its pace.
+
+        >>> Margin(tries=3, timeout_s=0.5).steps(10.0)
+        17
+        """
+        return math.ceil(self.tries * self.timeout_s * steps_per_s) + SPARE_STEPS
+
+
+def make_plan(request: Request, agents: Sequence[Agent], issue: int, margin: Margin, *, now_s: float) -> Plan | None:
+    """Return how to carry out `request`, or None while none of its ranks is known to live.
+
+    Args:
+        request: Whose ranks are meant.
+        agents: Those of the newest attempt of its run.
+        issue: 1, or more if an earlier plan came too late everywhere.
+        margin: How far ahead the common step is.
+        now_s: Monotonic time, by which the steps of agents that do not answer are carried on.
+    """
+    living = living_ranks(agents)
+    chosen = tuple(sorted(rank for rank in living if request.ranks is None or rank in request.ranks))
+    if not chosen:
+        return None
+    reports = [agent.report for agent in agents if agent.report]
+    pace = max(report.steps_per_s for report in reports)
+    newest = max(state.step + _steps_since(agent, pace, now_s) for agent, state in living.values())
+    return Plan(
+        id=request.id if issue == 1 else f"{request.id}-{issue}",
+        issue=issue,
+        attempt=max(report.attempt for report in reports),
+        first_step=max(0, newest) + margin.steps(pace),
+        ranks=chosen,
+    )
+
+
+def read_answer(status: int, plain: Any) -> Answer:
+    """Return what an agent's answer to an order means."""
+    if status in (200, 202) and isinstance(plain, Mapping):
+        ranks, late = _ranks(plain.get("ranks")), _ranks(plain.get("late"))
+        match plain.get("status"):
+            case "accepted" | "duplicate":
+                return Answer(Told.ORDERED, ranks, late)
+            case "suppressed":
+                return Answer(Told.SUPPRESSED, reason=str(plain.get("reason", ""))[:200])
+            case "late":
+                return Answer(Told.LATE, (), late)
+    detail = str(plain.get("detail", "") if isinstance(plain, Mapping) else plain)[:200]
+    if status == 409:  # another attempt began, or the rank is gone: as good as late
+        return Answer(Told.LATE, reason=detail)
+    if 400 <= status < 500:
+        return Answer(Told.REFUSED, reason=f"{status}: {detail}")
+    return Answer(Told.UNREACHABLE, reason=f"{status}: {detail}")
+
+
+def assign(ranks: Sequence[int], agents: Sequence[Agent]) -> dict[str, tuple[int, ...]]:
+    """Return, by address of the agent that has them now, which of `ranks`; those of no agent are left out.
+
+    An agent that was restarted has another address, but still its ranks.
+    """
+    assigned: dict[str, tuple[int, ...]] = {}
+    for agent in agents:
+        of_agent = tuple(rank for rank in ranks if agent.report and rank in agent.report.ranks)
+        if of_agent:
+            assigned[agent.target.url] = of_agent
+    return assigned
+
+
+def coverage_of(plan: Plan, assigned: Mapping[str, Sequence[int]], answers: Mapping[str, Answer]) -> dict[int, str]:
+    """Return, by rank of the plan, how its agent has taken the order."""
+    coverage = dict.fromkeys(plan.ranks, Told.UNREACHABLE.value)
+    for url, ranks in assigned.items():
+        answer = answers[url]
+        for rank in ranks:
+            is_late = rank in answer.late or (answer.told is Told.ORDERED and rank not in answer.ranks)
+            coverage[rank] = (Told.LATE if is_late else answer.told).value
+    return coverage
+
+
+def reasons_of(answers: Iterable[Answer]) -> str:
+    """Return the different reasons that agents gave."""
+    return "; ".join(dict.fromkeys(answer.reason for answer in answers if answer.reason))
+
+
+def outcome_of(statuses: Collection[str]) -> str:
+    """Return `done`, `partial` or `failed` after what the ranks wrote, or `suppressed` if limits kept all from it."""
+    if statuses and set(statuses) == {Told.SUPPRESSED.value}:
+        return "suppressed"
+    num_written = sum(status in WRITTEN for status in statuses)
+    return "done" if num_written and num_written == len(statuses) else "partial" if num_written else "failed"
+
+
+def _steps_since(agent: Agent, steps_per_s: float, now_s: float) -> int:
+    return 0 if agent.is_up else math.ceil((now_s - agent.seen_s) * steps_per_s)
+
+
+def _ranks(plain: Any) -> tuple[int, ...]:
+    return tuple(rank for rank in plain if isinstance(rank, int)) if isinstance(plain, list) else ()

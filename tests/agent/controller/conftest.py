@@ -1,0 +1,37 @@
+"""Controllers as processes of their own, and runs as on several nodes; all ended with their test."""
+
+import pytest
+
+from tests.agent.controller.controllers import ControllerProcess
+from tests.agent.nodes import Run
+
+
+@pytest.fixture
+def make_node(tmp_path):
+    """Return a maker of nodes: each one agent with its own spool, of one and the same run."""
+    runs = []
+
+    def make(name, ranks, *, world_size, **settings):
+        run = Run(tmp_path / name, world_size=world_size, **settings)
+        runs.append(run)
+        for rank in ranks:
+            run.rank(rank)
+        run.launch_agent()
+        return run
+
+    yield make
+    for run in runs:
+        run.close()
+
+
+@pytest.fixture
+def make_controller(tmp_path):
+    started = []
+
+    def make(**settings):
+        started.append(ControllerProcess(tmp_path, **settings))
+        return started[-1]
+
+    yield make
+    for controller in started:
+        controller.kill()

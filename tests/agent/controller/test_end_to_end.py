@@ -1,0 +1,72 @@
+"""Alertmanager's post → controller → the agents of two nodes → every rank is told one and the same step."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.agent.controller.controllers import TOKEN
+from tests.agent.nodes import wait_for
+from tests.agent.notifications import alert, notification
+
+
+def address(run):
+    return run.running()["url"].removeprefix("http://").rstrip("/")
+
+
+def commands(run):
+    """Return the run's book of orders."""
+    path = run.spool / "agent.commands.jsonl"
+    lines = path.read_text().split("\n") if path.exists() else []
+    return [json.loads(line) for line in lines if line]
+
+
+@pytest.fixture
+def job(make_node, make_controller, monkeypatch):
+    """Two nodes with two ranks each at step 10, and their controller."""
+    monkeypatch.setenv("TRAINERMON_TOKEN", TOKEN)
+    nodes = [make_node(name, ranks, world_size=4) for name, ranks in (("a", (0, 1)), ("b", (2, 3)))]
+    for node in nodes:
+        for rank in node.ranks:
+            rank.steps(0, 11)
+    controller = make_controller(discovery={"agents": [address(node) for node in nodes]}).ready()
+
+    def steps():
+        agents = controller.get_json("api/v1/job")["agents"]
+        return [rank["step"] for agent in agents for rank in agent.get("ranks", [])]
+
+    wait_for(lambda: steps() == [10] * 4, "all ranks at step 10")
+    return controller, nodes
+
+
+def test_all_ranks_of_all_nodes_are_told_one_common_step(job):
+    controller, nodes = job
+
+    status, answer = controller.post("api/v1/alerts", notification(alert()))
+    wait_for(lambda: all(commands(node) for node in nodes), "both agents have the order")
+
+    assert (status, answer["status"]) == (202, "accepted")
+    orders = [order for node in nodes for order in commands(node)]
+    assert [order["ranks"] for order in orders] == [[0, 1], [2, 3]]
+    assert orders[0]["command"] == orders[1]["command"]
+    assert orders[0]["command"]["first_step"] > 10
+    for node in nodes:
+        for rank in node.ranks:
+            assert rank.commands()[1] == [orders[0]["command"]["id"]]
+
+
+def test_only_the_rank_that_is_named_is_told_and_its_report_closes_the_escalation(job):
+    controller, nodes = job
+    controller.post("api/v1/alerts", notification(alert(rank=3)))
+    order = wait_for(lambda: commands(nodes[1]), "the order")[0]
+    command = order["command"]
+    assert controller.escalation()["outcome"] is None
+
+    nodes[1].ranks[1].event(type="dump", command=command["id"], step=command["first_step"], status="written", bytes=1)
+    wait_for(lambda: controller.escalation()["outcome"], "the end of the escalation")
+
+    assert order["ranks"] == [3]
+    assert controller.escalation()["outcome"] == "done"
+    assert controller.escalation()["coverage"] == {"3": "written"}
+    assert not commands(nodes[0])
