@@ -21,11 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainermon.agent.pipeline import Consumer
-from trainermon.alerts.state import alert_id
+from trainermon.alerts.reported import Statement
 from trainermon.alerts.statistics import COUNT, INFS, NANS, SUM, SUM_SQ
 from trainermon.monitor.catalogue import GLOBAL_NORM_SERIES, LOSS_SCALE_SERIES, SKIPPED_SERIES
 from trainermon.monitor.journal import Header
-from trainermon.monitor.values import STATISTICS, Alert, AlertState, Finding, Kind, SeriesKey, Severity, StatBlock
+from trainermon.monitor.values import STATISTICS, Kind, SeriesKey, StatBlock
 
 RULE = "monitor-integrity"
 TOLERANCE = 1e-3
@@ -55,14 +55,14 @@ class _Table(NamedTuple):
 
 
 class IntegrityCheck(Consumer):
-    """Adds up what all ranks report of a step, and raises an alert about the monitor when it does not fit.
+    """Adds up what all ranks report of a step, and says so when it does not fit.
 
     Args:
-        report: Where alerts go.
+        report: Where statements about the rule `monitor-integrity` go.
         checks_norm: Whether every parameter of the model is watched; with some left out no norm can be compared.
     """
 
-    def __init__(self, report: Callable[[Alert], None], *, checks_norm: bool = True) -> None:
+    def __init__(self, report: Callable[[Statement], None], *, checks_norm: bool = True) -> None:
         self._report = report
         self._checks_norm = checks_norm
         self._attempt = 0
@@ -71,7 +71,6 @@ class IntegrityCheck(Consumer):
         self._steps: dict[int, dict[int, _Report]] = {}
         self._bad_steps = 0
         self._first_bad = -1
-        self._firing: Alert | None = None
 
     def on_block(self, header: Header, keys: Sequence[SeriesKey], block: StatBlock) -> None:
         """Take one rank's step; when it was the last rank's, add up."""
@@ -96,7 +95,7 @@ class IntegrityCheck(Consumer):
         self._tables.clear()
         self._sizes.clear()
         self._steps.clear()
-        self._bad_steps, self._first_bad, self._firing = 0, -1, None
+        self._bad_steps, self._first_bad = 0, -1
 
     def _table(self, rank: int, header: Header, keys: Sequence[SeriesKey]) -> _Table:
         known = self._tables.get(rank)
@@ -139,16 +138,28 @@ class IntegrityCheck(Consumer):
         problem = self._missing(reports) or (self._wrong_norm(reports) if self._checks_norm else None)
         if problem is None:
             self._bad_steps = 0
-            if self._firing is not None:
-                self._resolve(block)
+            self._report(self._statement(block, holds=False))
             return
         self._bad_steps += 1
         if self._bad_steps == 1:
             self._first_bad = block.step
-        if self._bad_steps == STEPS_TO_FIRE and self._firing is None:
+        if self._bad_steps >= STEPS_TO_FIRE:
             name, found, expected, message = problem
-            self._firing = self._alert(block, name, found, expected, message)
-            self._report(self._firing)
+            kind = Kind.STEP if name == GLOBAL_NORM_SERIES else Kind.GRAD_REDUCED
+            statement = self._statement(block, holds=True)
+            self._report(
+                dataclasses.replace(
+                    statement,
+                    first_step=self._first_bad,
+                    detail=message,
+                    value=found,
+                    usual=expected,
+                    series=(SeriesKey(kind, name),),
+                )
+            )
+
+    def _statement(self, block: StatBlock, *, holds: bool) -> Statement:
+        return Statement(rule=RULE, holds=holds, rank=0, attempt=self._attempt, step=block.step, time_s=block.time_s)
 
     def _missing(self, reports: Mapping[int, _Report]) -> tuple[str, float, float, str] | None:
         total: dict[str, float] = {}
@@ -177,35 +188,3 @@ class IntegrityCheck(Consumer):
             return None
         text = f"the norm of the collected gradients is {found:.6g}, the framework's own is {expected:.6g}"
         return GLOBAL_NORM_SERIES, found, expected, text
-
-    def _alert(self, block: StatBlock, name: str, found: float, expected: float, message: str) -> Alert:
-        kind = Kind.STEP if name == GLOBAL_NORM_SERIES else Kind.GRAD_REDUCED
-        return Alert(
-            id=alert_id(RULE, rank=0, attempt=self._attempt, first_step=self._first_bad),
-            rule=RULE,
-            severity=Severity.WARNING,
-            state=AlertState.FIRING,
-            attempt=self._attempt,
-            rank=0,
-            step=block.step,
-            first_step=self._first_bad,
-            time_s=block.time_s,
-            kind=kind,
-            value=found,
-            baseline=expected,
-            num_series=1,
-            findings=(Finding(series=SeriesKey(kind, name), value=found, baseline=expected),),
-            message=f"{RULE}: at step {block.step} {message}; do not trust what trainermon says about gradients",
-        )
-
-    def _resolve(self, block: StatBlock) -> None:
-        assert self._firing is not None
-        ended = dataclasses.replace(
-            self._firing,
-            state=AlertState.RESOLVED,
-            step=block.step,
-            time_s=block.time_s,
-            message=f"{RULE}: over at step {block.step}, began at step {self._first_bad}",
-        )
-        self._firing = None
-        self._report(ended)

@@ -21,6 +21,7 @@ from trainermon.agent.reconfigure import REACH_S
 from trainermon.agent.watch import RankWatch
 from trainermon.alerts.engine import RuleEngine
 from trainermon.alerts.escalation import Escalator
+from trainermon.alerts.reported import Statement
 from trainermon.alerts.rules import Rule
 from trainermon.exporters.prometheus import Exposition
 from trainermon.exporters.views import RunHistory
@@ -44,6 +45,16 @@ class RuleConsumer(Consumer):
         """Evaluate one step of one rank."""
         for alert in self._engine.evaluate(header, keys, block):
             self._report(alert)
+
+    def report(self, statement: Statement) -> None:
+        """Take a statement of the agent about a rank, or about itself."""
+        for alert in self._engine.report(statement):
+            self._report(alert)
+
+    def adopt(self, alert: Alert) -> None:
+        """Take an alert of a `reported` rule that another part has made, so that the rules know that it is on."""
+        self._engine.adopt(alert)
+        self._report(alert)
 
 
 class MetricsConsumer(Consumer):

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from trainermon.alerts.conditions import Mask, RelativeToMeanWatcher
-from trainermon.alerts.rules import Condition, NonFinite, RelativeToMean, Rule, Selection, Threshold
+from trainermon.alerts.criteria import Criterion, NonFinite, RelativeToMean, Threshold
+from trainermon.alerts.rules import Rule, Selection
 from trainermon.alerts.statistics import DERIVED, INFS, NANS, Array
 from trainermon.monitor.errors import RuleError
 from trainermon.monitor.journal import Header
@@ -83,7 +84,7 @@ def anomaly_rules(settings: AnomalySettings) -> tuple[Rule, ...]:
     return tuple(found)
 
 
-def _rule(name: str, when: Condition, statistic: str) -> Rule:
+def _rule(name: str, when: Criterion, statistic: str) -> Rule:
     return Rule(
         name=name,
         severity=Severity.WARNING,
@@ -95,7 +96,7 @@ def _rule(name: str, when: Condition, statistic: str) -> Rule:
     )
 
 
-_SUMMARIES: dict[type[Condition], str] = {
+_SUMMARIES: dict[type[Criterion], str] = {
     NonFinite: "{k} of {n} series are not finite, step {step} on rank {rank}, worst {worst} ({nans} NaN, {infs} Inf)",
     Threshold: "STATISTIC of {k} of {n} series is beyond its limit, step {step} on rank {rank}, worst {worst}: {value}",
     RelativeToMean: "STATISTIC of {k} of {n} series is far from its mean, step {step} on rank {rank}, worst {worst}: "

@@ -2,7 +2,8 @@
 
 A watcher holds what one rule remembers about the series of one rank: `judge` looks at the values of a step without
 taking them for usual, `learn` takes them into the usual range once the state machine has said which series are calm.
-What follows from a verdict (for how many steps, which alert) is decided in `state`. Spikes stand in `spikes`.
+What follows from a verdict (for how many steps, which alert) is decided in `state`. Here are the conditions on a single
+value and on the mean so far; further ones stand in `limits`, `spikes` and `trends`, and `across` compares ranks.
 
 Series are numbered by slots in the order in which the rank first showed them. A selection of slots is a slice where
 possible, as numpy then neither copies nor gathers.
@@ -11,13 +12,15 @@ possible, as numpy then neither copies nor gathers.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trainermon.alerts.rules import Dead, Direction, Flat, NonFinite, RelativeToMean, Threshold
+from trainermon.alerts.criteria import Dead, Direction, NonFinite, RelativeToMean
 from trainermon.alerts.statistics import COUNT, DERIVED, INFS, NANS, Array
+from trainermon.monitor.values import Placement, SeriesKey
 
 Mask = NDArray[np.bool_]
 Indices = NDArray[np.intp]
@@ -53,6 +56,9 @@ class Watcher:
 
     def grow(self, size: int) -> None:
         """Make room for so many series; what is known of the others stays."""
+
+    def meet(self, slots: Indices, keys: Sequence[SeriesKey], placements: Sequence[Placement | None]) -> None:
+        """Take note of what the series `slots` are; again in every attempt, as they may be placed differently then."""
 
     def reset(self) -> None:
         """Forget what belongs to the attempt that has ended; usual ranges stay."""
@@ -108,29 +114,15 @@ class NonFiniteWatcher(Watcher):
         return first
 
 
-class ThresholdWatcher(Watcher):
-    """The statistic is above or below a limit; the score is the distance from it."""
-
-    def __init__(self, condition: Threshold, statistic: str) -> None:
-        self._above = np.inf if condition.above is None else condition.above
-        self._below = -np.inf if condition.below is None else condition.below
-        self._derive = DERIVED[statistic]
-
-    def judge(self, slots: Slots, moments: Array) -> Verdict:  # noqa: ARG002, D102
-        value = self._derive(moments)
-        bad = (value > self._above) | (value < self._below)
-        blind = np.isnan(value)
-        score = np.maximum(value - self._above, self._below - value)
-        return Verdict(value, score, bad, ~(bad | blind), mask_or_none(blind))
-
-
 class RelativeToMeanWatcher(Watcher):
     """The magnitude is far from the exponential mean of those before; the score is the ratio of the two, above 1.
 
     The first value that is not zero begins the mean. A value with a NaN or Inf among its elements is neither judged nor
     learned, so that the mean stays a number; every other value is learned, whether the condition holds or not.
+    Magnitudes below the floor, a share of the tensor's rms, count as the floor: a mean that hovers around zero is no
+    news.
 
-    Source: AnomalyTurbulence of msprobe's monitor, which looks upwards only.
+    Source: AnomalyTurbulence of msprobe's monitor, which looks upwards only and has no floor.
     """
 
     def __init__(self, condition: RelativeToMean, statistic: str) -> None:
@@ -144,7 +136,10 @@ class RelativeToMeanWatcher(Watcher):
 
     def judge(self, slots: Slots, moments: Array) -> Verdict:  # noqa: D102
         value = self._derive(moments)
-        self._seen = np.where(moments[NANS] + moments[INFS] > 0, np.nan, np.abs(value))
+        magnitude = np.abs(value)
+        if self._condition.floor:
+            magnitude = np.maximum(magnitude, self._condition.floor * DERIVED["rms"](moments))
+        self._seen = np.where(moments[NANS] + moments[INFS] > 0, np.nan, magnitude)
         mean = self._mean[slots]
         up, down = self._seen / mean, mean / self._seen
         match self._condition.direction:
@@ -180,33 +175,6 @@ class DeadWatcher(Watcher):
         bad = value >= self._limit
         blind = np.isnan(value)
         return Verdict(value, value, bad, ~(bad | blind), mask_or_none(blind))
-
-
-class FlatWatcher(Watcher):
-    """The statistic has not moved away from one value; the score is how little it moved, 1 for not at all."""
-
-    def __init__(self, condition: Flat, statistic: str) -> None:
-        self._share = condition.relative_change
-        self._derive = DERIVED[statistic]
-        self._anchor = np.zeros(0)
-
-    def grow(self, size: int) -> None:  # noqa: D102
-        self._anchor = grown(self._anchor, size, np.nan)
-
-    def reset(self) -> None:  # noqa: D102
-        self._anchor[:] = np.nan
-
-    def judge(self, slots: Slots, moments: Array) -> Verdict:  # noqa: D102
-        value = self._derive(moments)
-        anchor = self._anchor[slots]
-        moved = np.abs(value - anchor)
-        bad = moved <= self._share * np.abs(anchor)
-        blind = np.isnan(value)
-        self._anchor[slots] = np.where(bad | blind, anchor, value)
-        return Verdict(value, 1.0 / (1.0 + moved), bad, ~(bad | blind), mask_or_none(blind))
-
-    def baseline(self, slots: Indices) -> Array:  # noqa: D102
-        return self._anchor[slots]
 
 
 def grown(array: NDArray[Any], size: int, fill: float) -> NDArray[Any]:

@@ -108,6 +108,15 @@ class Node:
         """Return whatever stands under `key`."""
         return self._value_or(key, None)
 
+    def plain(self, key: str) -> Mapping[str, Any]:
+        """Return whatever mapping stands under `key`; it is empty where there is only `true`."""
+        value = self.raw(key)
+        if value is True:
+            return {}
+        if not isinstance(value, Mapping):
+            raise self.fail(key, f"found {describe(value)}, expected true or a mapping")
+        return value
+
     def text(self, key: str, default: str | None = None) -> str:
         """Return a text that is not empty."""
         value = self._value_or(key, default)

@@ -1,14 +1,13 @@
 """What an alert rule says, and how it is read from YAML.
 
 A rule selects series (`on`), names a condition on them (`when`), says for how many steps it must hold (`for`) and be
-over (`keep`), and what follows. How a condition is computed is decided in `conditions`, how it becomes an alert in
-`state` and `engine`. The format is described in alerts/README.md.
+over (`keep`), and what follows. What a condition may say is decided in `criteria`, how it becomes an alert in `state`
+and `engine`. The format is described in alerts/README.md.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import enum
 import fnmatch
 import re
 import string
@@ -17,30 +16,47 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from trainermon.alerts.criteria import (
+    IMPLIED,
+    Criterion,
+    Dead,
+    Differs,
+    Flat,
+    NonFinite,
+    Reported,
+    Spike,
+    criterion_names,
+    read_criterion,
+)
 from trainermon.alerts.document import Node, items, nearest, read_document
-from trainermon.alerts.statistics import DERIVED
+from trainermon.alerts.extensions import Custom
+from trainermon.alerts.statistics import DERIVED, MOMENTS
 from trainermon.monitor.errors import RuleError
 from trainermon.monitor.values import Action, Kind, SeriesKey, Severity
 
 DEFAULT_RULES = Path(__file__).with_name("default_rules.yaml")
 RUNBOOK = Path(__file__).with_name("runbook.md")
 TASKS = ("statistics", "tensor")
-SUMMARY_FIELDS = ("k", "n", "step", "rank", "worst", "value", "usual", "times", "score", "nans", "infs", "count", "for")
+SUMMARY_FIELDS = (
+    "k",
+    "n",
+    "step",
+    "rank",
+    "worst",
+    "value",
+    "usual",
+    "times",
+    "score",
+    "nans",
+    "infs",
+    "count",
+    "for",
+)
 """What a rule's summary may put in braces; alerts/README.md says what each stands for."""
+REPORTED_FIELDS = ("rank", "step", "value", "usual", "detail")
+"""The same for a rule that looks at no series."""
 
-_CONDITIONS = ("nonfinite", "threshold", "spike", "relative_to_mean", "flat", "dead")
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
-
-
-class Direction(str, enum.Enum):
-    """Which side of the usual range counts."""
-
-    BOTH = "both"
-    UP = "up"
-    DOWN = "down"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,11 +67,13 @@ class Selection:
         kinds: Any of these kinds.
         names: Shell patterns; a series is meant if one of them matches its name or, with a slot, `<name>.<slot>`.
         statistic: What is computed from a series' moments; see `statistics.DERIVED`.
+        skipped: Whether steps count that the framework skipped to lower a loss scale, as it is meant to.
     """
 
     kinds: tuple[Kind, ...]
     names: tuple[str, ...] = ("*",)
     statistic: str = "nonfinite"
+    skipped: bool = True
 
     def matches(self, key: SeriesKey) -> bool:
         """Return whether the rule looks at this series."""
@@ -63,85 +81,6 @@ class Selection:
             return False
         pattern = _pattern(self.names)
         return bool(pattern.match(key.name) or (key.slot and pattern.match(f"{key.name}.{key.slot}")))
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class NonFinite:
-    """Some element is NaN or infinite.
-
-    Attributes:
-        allow_initial_inf: Infinite elements do not count in a series that had some, but no NaN, when it was first seen:
-            attention masks hold -inf by design.
-    """
-
-    allow_initial_inf: bool = False
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Threshold:
-    """The statistic is greater than `above` or less than `below`."""
-
-    above: float | None = None
-    below: float | None = None
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Spike:
-    """The statistic left its usual range.
-
-    The score is the distance from the median of the last values, in robust standard deviations (1.4826 times the median
-    absolute deviation); statistics that cannot be negative are compared by their logarithms.
-
-    Attributes:
-        score: Above this score the condition holds.
-        clear: Below this score it is over; at most `score`.
-        window: How many values make the usual range.
-        warmup: How many values a series must have shown before it is judged; at most `window`.
-        direction: Which side counts.
-        floor: The least standard deviation: a difference of logarithms (0.1 is about 10 %), or for statistics that may
-            be negative a share of the median.
-        adopt: After so many values outside the usual range in a row, the new level is learned as the usual one.
-    """
-
-    score: float
-    clear: float
-    window: int = 128
-    warmup: int = 64
-    direction: Direction = Direction.BOTH
-    floor: float = 0.1
-    adopt: int = 128
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class RelativeToMean:
-    """The magnitude of the statistic is far from the mean of its magnitudes so far.
-
-    Attributes:
-        threshold: The condition holds above `1 + threshold` times the mean, and below the mean divided by that.
-        beta: Share of the old mean in the new one, the rest is the new magnitude.
-        direction: Which side counts.
-    """
-
-    threshold: float
-    beta: float = 0.99
-    direction: Direction = Direction.BOTH
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Flat:
-    """The statistic stayed within `relative_change` of one value."""
-
-    relative_change: float
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Dead:
-    """The share of zeros is at least `zero_ratio`."""
-
-    zero_ratio: float = 1.0
-
-
-Condition = NonFinite | Threshold | Spike | RelativeToMean | Flat | Dead
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,7 +114,7 @@ class Rule:
     name: str
     severity: Severity
     on: Selection
-    when: Condition
+    when: Criterion
     for_steps: int = 1
     keep_steps: int = 5
     cooldown_steps: int = 0
@@ -194,19 +133,55 @@ def load_rules(path: Path | str | None = None) -> tuple[Rule, ...]:
             of settings that exclude each other. The message names the file, the rule, the key and the nearest right
             name.
     """
+    rules, mistakes = read_rules(path)
+    if mistakes:
+        raise mistakes[0]
+    return rules
+
+
+def read_rules(path: Path | str | None = None) -> tuple[tuple[Rule, ...], list[RuleError]]:
+    """Return the rules that can be meant as written, and what is wrong with the others, in their order.
+
+    Raises:
+        RuleError: the file cannot be read, or is no list of rules.
+    """
     source = DEFAULT_RULES if path is None else Path(path)
     document = Node(read_document(source), ("rules",), where=str(source))
-    names: list[str] = []
-    rules: list[Rule] = []
+    rules: dict[str, Rule] = {}
+    mistakes: list[RuleError] = []
     for number, entry in enumerate(items(document.raw("rules"), f"{source}: rules"), start=1):
-        rule = _read_rule(entry, source, number)
-        if rule.name in names:
-            raise RuleError(f"{source}: rule {rule.name!r}: stands twice; every rule needs a name of its own")
-        names.append(rule.name)
-        rules.append(rule)
-    resolved = tuple(_with_inhibited(rule, names, source) for rule in rules)
-    _refuse_cycles(resolved, source)
-    return resolved
+        found = _rule_or_mistake(entry, source, number)
+        if isinstance(found, RuleError):
+            mistakes.append(found)
+        elif found.name in rules:
+            mistakes.append(
+                RuleError(f"{source}: rule {found.name!r}: stands twice; every rule needs a name of its own")
+            )
+        else:
+            rules[found.name] = found
+    if mistakes:  # what a rule inhibits is only known when all of them are
+        return tuple(rules.values()), mistakes
+    try:
+        names = [
+            rule.name for rule in rules.values() if not isinstance(rule.when, Reported)
+        ]  # these are never held back
+        resolved = tuple(_with_inhibited(rule, names, source) for rule in rules.values())
+        _refuse_cycles(resolved, source)
+    except RuleError as error:
+        return tuple(rules.values()), [error]
+    return resolved, []
+
+
+def with_reported(rules: Sequence[Rule]) -> tuple[Rule, ...]:
+    """Return the rules and those built-in ones about ranks and monitor that a file of other rules does not name.
+
+    Whether a rank hangs or the monitor fails is worth knowing whatever else is watched.
+    """
+    named = {rule.name for rule in rules}
+    added = [rule for rule in load_rules() if isinstance(rule.when, Reported) and rule.name not in named]
+    known = named | {rule.name for rule in added}
+    kept = (dataclasses.replace(rule, inhibits=tuple(n for n in rule.inhibits if n in known)) for rule in added)
+    return (*rules, *kept)
 
 
 def inhibitors(rules: Sequence[Rule]) -> Mapping[str, tuple[str, ...]]:
@@ -240,13 +215,20 @@ _RULE_KEYS = (
 )
 
 
+def _rule_or_mistake(entry: Any, source: Path, number: int) -> Rule | RuleError:
+    try:
+        return _read_rule(entry, source, number)
+    except RuleError as error:
+        return error
+
+
 def _read_rule(entry: Any, source: Path, number: int) -> Rule:
     name = entry.get("name") if isinstance(entry, Mapping) else None
     node = Node(entry, _RULE_KEYS, where=f"{source}: rule {name!r}" if name else f"{source}: rule number {number}")
     if not _NAME.fullmatch(node.text("name")):
         raise node.fail("name", f"found {name!r}, expected lower case words joined by hyphens, such as 'loss-spike'")
     keep = node.child("keep", ("steps", "score")) if "keep" in node else None
-    when = _read_condition(node, keep)
+    when = read_criterion(node)
     rule = Rule(
         name=node.text("name"),
         severity=Severity(node.choice("severity", tuple(Severity))),
@@ -258,15 +240,19 @@ def _read_rule(entry: Any, source: Path, number: int) -> Rule:
         escalate=_read_escalation(node) if "escalate" in node else None,
         inhibits=node.texts("inhibits", ()),
         inhibits_later=node.texts("inhibits_later", ()),
-        summary=_read_summary(node),
+        summary=_read_summary(node, REPORTED_FIELDS if isinstance(when, Reported) else SUMMARY_FIELDS),
         runbook=node.text("runbook", node.text("name")),
     )
     _refuse_impossible(node, rule)
     return rule
 
 
-def _read_selection(node: Node, when: Condition) -> Selection:
-    on = node.child("on", ("kind", "names", "statistic"))
+def _read_selection(node: Node, when: Criterion) -> Selection:
+    if isinstance(when, Reported):
+        if "on" in node:
+            raise node.fail("on", "stands beside when.reported, which looks at no series: leave it out")
+        return Selection(kinds=(), names=(), statistic=IMPLIED[Reported])
+    on = node.child("on", ("kind", "names", "statistic", "skipped"))
     kinds = on.texts("kind")
     known = tuple(kind.value for kind in Kind)
     for kind in kinds:
@@ -275,96 +261,36 @@ def _read_selection(node: Node, when: Condition) -> Selection:
     names = on.texts("names", ("*",))
     if not kinds or not names:
         raise on.fail("names" if kinds else "kind", "found an empty list, expected at least one entry")
-    implied = "nonfinite" if isinstance(when, NonFinite) else "zero_ratio" if isinstance(when, Dead) else None
+    return Selection(
+        kinds=tuple(Kind(kind) for kind in kinds),
+        names=names,
+        statistic=_read_statistic(on, when),
+        skipped=on.flag("skipped", default=True),
+    )
+
+
+def _read_statistic(on: Node, when: Criterion) -> str:
+    implied = IMPLIED.get(type(when))
     if implied and "statistic" in on and on.text("statistic") != implied:
         raise on.fail(
             "statistic", f"found {on.text('statistic')!r}, but this condition is on {implied!r}: leave it out"
         )
-    statistic = implied or on.choice("statistic", tuple(DERIVED))
-    return Selection(kinds=tuple(Kind(kind) for kind in kinds), names=names, statistic=statistic)
+    if implied:
+        return implied
+    if isinstance(when, Differs):
+        return on.choice("statistic", (*DERIVED, MOMENTS), MOMENTS)
+    return on.choice("statistic", tuple(DERIVED), "rms" if isinstance(when, Custom) else None)
 
 
-def _read_condition(node: Node, keep: Node | None) -> Condition:
-    when = node.child("when", _CONDITIONS)
-    given = when.only(_CONDITIONS)
-    if keep and "score" in keep and given != "spike":
-        raise keep.fail("score", f"stands beside when.{given}: only a spike has a score; use keep.steps")
-    if given == "nonfinite":
-        return _read_nonfinite(when)
-    if given == "threshold":
-        return _read_threshold(when)
-    if given == "spike":
-        return _read_spike(when, keep)
-    if given == "relative_to_mean":
-        return _read_relative(when)
-    if given == "flat":
-        flat = when.child("flat", ("relative_change", "steps"))
-        return Flat(relative_change=flat.number("relative_change", above=0.0))
-    dead = when.child("dead", ("zero_ratio", "steps"))
-    ratio = dead.number("zero_ratio", 1.0, above=0.0)
-    if ratio > 1.0:
-        raise dead.fail("zero_ratio", f"found {ratio:g}, expected a share, at most 1")
-    return Dead(zero_ratio=ratio)
-
-
-def _read_nonfinite(when: Node) -> NonFinite:
-    if when.raw("nonfinite") is True:
-        return NonFinite()
-    node = when.child("nonfinite", ("allow_initial_inf",))
-    return NonFinite(allow_initial_inf=node.flag("allow_initial_inf", default=False))
-
-
-def _read_threshold(when: Node) -> Threshold:
-    node = when.child("threshold", ("above", "below"))
-    above = node.number("above") if "above" in node else None
-    below = node.number("below") if "below" in node else None
-    if above is None and below is None:
-        raise node.error(node.path, "found neither above nor below, expected at least one of them")
-    if above is not None and below is not None and below > above:
-        raise node.fail("below", f"found {below:g}, which is more than above ({above:g}): every value would count")
-    return Threshold(above=above, below=below)
-
-
-def _read_spike(when: Node, keep: Node | None) -> Spike:
-    node = when.child("spike", ("score", "window", "warmup", "direction", "floor", "adopt"))
-    score = node.number("score", above=0.0)
-    clear = keep.number("score", score / 2, above=0.0) if keep else score / 2
-    if keep and clear > score:
-        raise keep.fail("score", f"found {clear:g}, expected at most when.spike.score ({score:g})")
-    window = node.whole("window", 128, at_least=8)
-    warmup = node.whole("warmup", min(64, window), at_least=8)
-    if warmup > window:
-        raise node.fail("warmup", f"found {warmup}, expected at most window ({window}): it would never be reached")
-    return Spike(
-        score=score,
-        clear=clear,
-        window=window,
-        warmup=warmup,
-        direction=Direction(node.choice("direction", tuple(Direction), Direction.BOTH)),
-        floor=node.number("floor", 0.1, above=0.0),
-        adopt=node.whole("adopt", 128, at_least=1),
-    )
-
-
-def _read_relative(when: Node) -> RelativeToMean:
-    node = when.child("relative_to_mean", ("threshold", "beta", "direction"))
-    beta = node.number("beta", 0.99, above=0.0)
-    if beta >= 1.0:
-        raise node.fail("beta", f"found {beta:g}, expected less than 1: nothing would ever be learned")
-    return RelativeToMean(
-        threshold=node.number("threshold", above=0.0),
-        beta=beta,
-        direction=Direction(node.choice("direction", tuple(Direction), Direction.BOTH)),
-    )
-
-
-def _read_for(node: Node, when: Condition) -> int:
+def _read_for(node: Node, when: Criterion) -> int:
     if isinstance(when, Flat | Dead):
         given = "flat" if isinstance(when, Flat) else "dead"
         if "for" in node:
             raise node.fail("for", f"stands beside when.{given}.steps, which says the same: leave it out")
-        inner = node.child("when", _CONDITIONS).child(given, ("relative_change", "zero_ratio", "steps"))
+        inner = node.child("when", criterion_names()).child(given, ("relative_change", "zero_ratio", "steps"))
         return inner.whole("steps", at_least=1)
+    if isinstance(when, Reported) and ("for" in node or "keep" in node or "cooldown" in node):
+        raise node.error("for, keep, cooldown", "stand beside when.reported, which begins and ends at once: leave out")
     if isinstance(when, Spike):
         steps = node.whole("for", 2, at_least=1)
         if steps < 2:
@@ -387,15 +313,15 @@ def _read_escalation(node: Node) -> Escalation | None:
     )
 
 
-def _read_summary(node: Node) -> str:
+def _read_summary(node: Node, known: Sequence[str]) -> str:
     summary = node.text("summary")
     try:
         fields = [field for _, field, _, _ in string.Formatter().parse(summary) if field is not None]
     except ValueError as error:
         raise node.fail("summary", f"{error}; a brace that is meant as one is written twice") from error
     for field in fields:
-        if field not in SUMMARY_FIELDS:
-            raise node.fail("summary", f"found {{{field}}}{nearest(field, SUMMARY_FIELDS)}")
+        if field not in known:
+            raise node.fail("summary", f"found {{{field}}}{nearest(field, known)}")
     return summary
 
 

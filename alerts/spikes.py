@@ -6,11 +6,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainermon.alerts.conditions import Indices, Mask, Slots, Verdict, Watcher, as_indices, grown, mask_or_none
-from trainermon.alerts.rules import Direction, Spike
+from trainermon.alerts.criteria import Direction, Spike
 from trainermon.alerts.statistics import DERIVED, INFS, NANS, NEVER_NEGATIVE, Array
 
 _REFRESHED_SHARE = 16  # every 16th baseline is computed anew per step: 0.1 instead of 1.5 ms for 3 000 series
-_MAD_TO_SIGMA = 1.4826  # of a normal distribution
+MAD_TO_SIGMA = 1.4826  # of a normal distribution
 _TINY = 1e-30  # a standard deviation of zero would make 0 / 0 of a constant series
 
 
@@ -109,7 +109,7 @@ class SpikeWatcher(Watcher):
         rows = slice(self._refreshed % _REFRESHED_SHARE, size, _REFRESHED_SHARE)
         self._refreshed += 1
         level, deviation, count = median_and_deviation(self._window[rows])
-        sigma = np.float32(_MAD_TO_SIGMA) * deviation
+        sigma = np.float32(MAD_TO_SIGMA) * deviation
         floor = self._condition.floor if self._logarithmic else self._condition.floor * np.abs(level)
         level[count < self._condition.warmup] = np.nan
         self._level[rows] = level

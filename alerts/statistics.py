@@ -57,5 +57,8 @@ DERIVED: Mapping[str, Callable[[Array], Array]] = MappingProxyType(
 )
 """From moments `[8, n]` to one value per series `[n]`; NaN where it is not defined. Call under `np.errstate`."""
 
+MOMENTS = "moments"
+"""Not one statistic but all eight moments, for a comparison of ranks bit by bit."""
+
 NEVER_NEGATIVE = frozenset({"norm", "rms", "std", "absmax", "sum_sq"})
 """Statistics whose spread grows with their level, so that they are compared by their logarithms."""

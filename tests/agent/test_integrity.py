@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from trainermon.agent.integrity import STEPS_TO_FIRE, IntegrityCheck
+from trainermon.alerts.engine import RuleEngine
+from trainermon.alerts.rules import load_rules
 from trainermon.monitor.catalogue import GLOBAL_NORM_SERIES, LOSS_SCALE_SERIES, SKIPPED_SERIES
 from trainermon.monitor.journal import Header
 from trainermon.monitor.values import AlertState, Coordinates, Kind, Placement, SeriesKey, StatBlock
@@ -43,9 +45,14 @@ def scalar(value):
     return [1, value, value, value, value**2, value == 0, 0, 0]
 
 
+def check_into(alerts, **settings):
+    engine = RuleEngine(load_rules())
+    return IntegrityCheck(lambda statement: alerts.extend(engine.report(statement)), **settings)
+
+
 def run(pieces, *, steps=range(STEPS_TO_FIRE), check=None, placement=None, **scalars):
     alerts = []
-    check = check or IntegrityCheck(alerts.append)
+    check = check or check_into(alerts)
     for step in steps:
         for rank, piece in enumerate(pieces):
             check.on_block(header(rank, **(placement or {})), KEYS, block(step, piece, **scalars))
@@ -87,7 +94,7 @@ def test_a_skipped_or_nonfinite_step_has_no_norm_to_compare(scalars):
 
 def test_nothing_is_judged_before_every_rank_of_the_job_was_seen():
     alerts = []
-    check = IntegrityCheck(alerts.append)
+    check = check_into(alerts)
     for step in range(10 * STEPS_TO_FIRE):
         check.on_block(header(0, world_size=3), KEYS, block(step, WHOLE[:2], norm=TRUE_NORM))
     assert alerts == []
@@ -95,13 +102,13 @@ def test_nothing_is_judged_before_every_rank_of_the_job_was_seen():
 
 def test_with_parameters_left_out_only_elements_are_counted():
     alerts = []
-    run([WHOLE[:7] * 2, WHOLE[7:]], check=IntegrityCheck(alerts.append, checks_norm=False), norm=TRUE_NORM)
+    run([WHOLE[:7] * 2, WHOLE[7:]], check=check_into(alerts, checks_norm=False), norm=TRUE_NORM)
     assert alerts == []
 
 
 def test_an_alert_ends_when_the_sums_fit_again_and_one_odd_step_is_none():
     alerts = []
-    check = IntegrityCheck(alerts.append)
+    check = check_into(alerts)
     run([WHOLE[:7] * 2, WHOLE[7:]], check=check, norm=TRUE_NORM, steps=[0])
     run([WHOLE[:7], WHOLE[7:]], check=check, norm=TRUE_NORM, steps=[1])
     assert alerts == []

@@ -6,8 +6,9 @@ import pytest
 from tests.alerts.series import INF, NAN, block, header, row
 from trainermon.alerts.anomalies import AnomalyRule, AnomalyScanner, AnomalySettings, anomaly_rules
 from trainermon.alerts.conditions import RelativeToMeanWatcher
+from trainermon.alerts.criteria import Direction, RelativeToMean
 from trainermon.alerts.engine import RuleEngine
-from trainermon.alerts.rules import Direction, RelativeToMean, load_rules
+from trainermon.alerts.rules import load_rules
 from trainermon.monitor.errors import RuleError
 from trainermon.monitor.values import AlertState, Coordinates, Kind, SeriesKey
 

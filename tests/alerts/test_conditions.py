@@ -6,9 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.alerts.series import INF, NAN, PATIENT, row
-from trainermon.alerts.conditions import DeadWatcher, FlatWatcher, NonFiniteWatcher, ThresholdWatcher, Watcher
-from trainermon.alerts.rules import Dead, Flat, NonFinite, Threshold
+from trainermon.alerts.conditions import DeadWatcher, NonFiniteWatcher, Watcher
+from trainermon.alerts.criteria import Dead, Flat, NonFinite, Threshold
+from trainermon.alerts.limits import ThresholdWatcher
 from trainermon.alerts.statistics import DERIVED
+from trainermon.alerts.trends import FlatWatcher
 from trainermon.monitor.catalogue import STATISTICS
 from trainermon.monitor.values import Moments
 

@@ -11,20 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.alerts.series import PATIENT
-from trainermon.alerts.rules import (
-    DEFAULT_RULES,
-    RUNBOOK,
-    Dead,
-    Direction,
-    Escalation,
-    Flat,
-    NonFinite,
-    Selection,
-    Spike,
-    Threshold,
-    inhibitors,
-    load_rules,
-)
+from trainermon.alerts.criteria import Dead, Direction, Flat, NonFinite, Reported, Spike, Threshold
+from trainermon.alerts.rules import DEFAULT_RULES, RUNBOOK, Escalation, Selection, inhibitors, load_rules
 from trainermon.monitor.errors import RuleError
 from trainermon.monitor.values import Action, Kind, SeriesKey, Severity
 
@@ -96,7 +84,6 @@ def test_default_rules_have_a_runbook_entry_each() -> None:
     headings = set(re.findall(r"^## (.+)$", RUNBOOK.read_text(), re.MULTILINE))
 
     assert {rule.runbook for rule in load_rules()} | {
-        "monitor-integrity",
         "anomaly-turbulence",
         "anomaly-nan",
     } == headings
@@ -114,6 +101,7 @@ def test_lost_gradients_inhibit_every_consequence() -> None:
     assert rules["gradient-nonfinite"].severity is Severity.FATAL
     assert rules["gradient-nonfinite"].for_steps == 1
     news = {"gradient-nonfinite", "gradient-nonfinite-local", "loss-scale-collapse", "steps-skipped"}
+    news |= {rule.name for rule in rules.values() if isinstance(rule.when, Reported)}
     assert set(rules) - set(rules["gradient-nonfinite"].inhibits) == news
 
 
@@ -130,7 +118,7 @@ WRONG = [
     (
         "when",
         {},
-        r"when: found none, expected exactly one of nonfinite, threshold, spike, relative_to_mean, flat, dead",
+        r"when: found none, expected exactly one of nonfinite, threshold, spike, relative_to_mean, flat, dead, ratio",
     ),
     ("when.dead", {"steps": 3}, r"when: found spike and dead, expected exactly one of"),
     ("when.spike.score", "high", r"when\.spike\.score: found 'high', expected a finite number, above 0"),
@@ -139,7 +127,7 @@ WRONG = [
     ("when.spike.warmup", 65, r"when\.spike\.warmup: found 65, expected at most window \(64\)"),
     ("when.spike.direction", "upp", r"when\.spike\.direction: found 'upp'; did you mean 'up'\?"),
     ("when.spike.floor", 0, r"when\.spike\.floor: found 0, expected a finite number, above 0"),
-    ("when", {"threshold": {}}, r"keep\.score: stands beside when\.threshold: only a spike has a score"),
+    ("when", {"threshold": {}}, r"keep\.score: stands beside when\.threshold: only spike and spread have a score"),
     ("when", {"spike": 3}, r"when\.spike: found 3, expected a mapping with the keys score"),
     ("for", 1, r"for: found 1, expected at least 2: single values leave any range by chance"),
     ("for", 51, r"for: found 51, expected at most when\.spike\.adopt \(50\)"),

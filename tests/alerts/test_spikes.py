@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.alerts.series import INF, NAN, PATIENT, row
 from trainermon.alerts.conditions import Verdict
-from trainermon.alerts.rules import Direction, Spike
+from trainermon.alerts.criteria import Direction, Spike
 from trainermon.alerts.spikes import SpikeWatcher, median_and_deviation
 
 ALL = slice(None)

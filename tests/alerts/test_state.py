@@ -12,7 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tests.alerts.series import PATIENT
 from trainermon.alerts.conditions import Verdict
-from trainermon.alerts.rules import NonFinite, Rule, Selection
+from trainermon.alerts.criteria import NonFinite
+from trainermon.alerts.rules import Rule, Selection
 from trainermon.alerts.state import Group, alert_id
 from trainermon.monitor.values import Kind, Severity
 

@@ -1,0 +1,259 @@
+"""All rules on one rank: which series of a step each of them looks at, which alerts are held back, what is reported."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainermon.alerts.conditions import Slots
+from trainermon.alerts.contained import Faults
+from trainermon.alerts.criteria import Reported
+from trainermon.alerts.partners import Divisors
+from trainermon.alerts.rules import Rule, inhibitors, later_inhibitors
+from trainermon.alerts.statistics import SUM, Array
+from trainermon.alerts.watch import NO_SLOT, Watch, compact
+from trainermon.alerts.wording import Moment
+from trainermon.monitor.catalogue import LOSS_SCALE_SERIES, SKIPPED_SERIES
+from trainermon.monitor.values import STATISTICS, Alert, AlertState, Kind, SeriesKey, StatBlock
+
+if TYPE_CHECKING:
+    from trainermon.monitor.journal import Header
+
+_MAX_PLANS = 16  # kinds that are collected at different intervals give a few patterns of series, not many
+
+
+class Look(NamedTuple):
+    """What one rule looks at in a step: rows of the block, their slots, and for a ratio what divides them."""
+
+    watch: Watch
+    rows: Slots
+    slots: Slots
+    divisors: Divisors | None
+
+    def moments(self, values: Array) -> Array:
+        """Return the rule's part of a block's values."""
+        own: Array = values[:, self.rows]
+        return own if self.divisors is None else self.divisors.join(own, values)
+
+
+class Plan(NamedTuple):
+    """What all rules look at in steps that show the same series; the rows that tell of a skipped step, -1 if none."""
+
+    looks: tuple[Look, ...]
+    skipped: int
+    loss_scale: int
+
+    def is_excused(self, values: Array) -> bool:
+        """Return whether the framework skipped the step to lower its loss scale, as it is meant to.
+
+        With a scale of 1, or none, there is nothing to lower: then the step is lost, not skipped by design.
+        """
+        if self.skipped < 0 or self.loss_scale < 0:
+            return False
+        return bool(values[SUM, self.skipped] == 1.0 and 1.0 < values[SUM, self.loss_scale] < np.inf)
+
+
+class RuleSet:
+    """What all ranks share: the rules, who holds back whom, the faults of other packages' conditions.
+
+    Attributes:
+        rules: The rules that look at series.
+        faults: Of conditions of other packages.
+        firing_anywhere: By rule that compares ranks or is reported, the ranks on which it fires: such an alert holds
+            back its consequences on all ranks, as those who wait for a slow rank are slow too.
+    """
+
+    def __init__(self, rules: Sequence[Rule]) -> None:
+        self.rules = tuple(rule for rule in rules if not isinstance(rule.when, Reported))
+        self.faults = Faults()
+        self.firing_anywhere: dict[str, set[int]] = {}
+        self._always = inhibitors(rules)
+        self._later = later_inhibitors(rules)
+
+    def note_firing(self, rule: str, rank: int, *, is_firing: bool) -> None:
+        """Take note that an alert that holds back others on all ranks is on or over."""
+        ranks = self.firing_anywhere.setdefault(rule, set())
+        (ranks.add if is_firing else ranks.discard)(rank)
+
+    def is_consequence(self, watch: Watch, watches: Mapping[str, Watch]) -> bool:
+        """Return whether the alert of `watch` follows from another one; `watches` are the rank's."""
+        name, began = watch.rule.name, watch.group.first_step
+        if any(self.firing_anywhere.get(other) for other in self._always[name]):
+            return True
+        always = (watches[other].group for other in self._always[name] if other in watches)
+        later = (watches[other].group for other in self._later[name] if other in watches)
+        return any(group.firing for group in always) or any(
+            group.firing and group.first_step < began for group in later
+        )
+
+
+class RankRules:
+    """All rules on one rank, and what is known of its alerts from before a restart of the agent.
+
+    Attributes:
+        moment: The last step of the rank.
+        took_step: Whether the last `take` was given a new step.
+        compared: What the last step rules took of it that compare ranks: `(watch, slots, moments)`.
+    """
+
+    def __init__(self, number: int, shared: RuleSet) -> None:
+        self.moment = Moment(rank=number, attempt=-1, step=-1, time_s=0.0)
+        self.took_step = False
+        self.compared: list[tuple[Watch, Slots, Array]] = []
+        self._shared = shared
+        self._watches = {rule.name: Watch(rule, shared.faults) for rule in shared.rules}
+        self._num_keys = 0
+        self._plans: dict[bytes, Plan] = {}
+        self._skipped_id = self._scale_id = -1
+        self._compared_place = (-1, -1)  # attempt and step up to which ranks were compared
+        self._resumed: dict[str, Alert] = {}  # by rule; not found again yet
+        self._resumed_ids: set[str] = set()
+        self._unreported: list[Alert] = []
+
+    def resume(self, alert: Alert) -> None:
+        """Remember that the alert was on before a restart."""
+        self._resumed[alert.rule] = alert
+        self._resumed_ids.add(alert.id)
+
+    def keep_unreported(self, alerts: Iterable[Alert]) -> None:
+        """Keep the ends of resumed alerts: they ended before the restart, but nobody was told."""
+        ended = (alert for alert in alerts if alert.state is AlertState.RESOLVED)
+        self._unreported += [alert for alert in ended if alert.id in self._resumed_ids]
+
+    def take(self, header: Header, keys: Sequence[SeriesKey], block: StatBlock) -> list[Alert]:
+        """Advance by one step and return what changed."""
+        self.compared = []
+        self.took_step = False
+        if header.attempt < self.moment.attempt:
+            return []
+        ended = self._begin_attempt(header.attempt) if header.attempt > self.moment.attempt else []
+        if block.step <= self.moment.step:
+            return ended
+        self.took_step = True
+        self.moment = dataclasses.replace(self.moment, step=block.step, time_s=block.time_s)
+        if len(keys) > self._num_keys:
+            self._extend(header, keys)
+        values = np.asarray(block.values, np.float64).reshape(len(STATISTICS), -1)
+        with np.errstate(all="ignore"):
+            self._observe(self._plan(np.asarray(block.series)), values, block.step)
+        return ended + self._changes(self._watches.values(), self.moment)
+
+    def take_comparison(self, watch: Watch, step: int, time_s: float) -> list[Alert]:
+        """Return what changed by a comparison of ranks, which `watch` has taken; its step may be behind the rank's."""
+        self._compared_place = (self.moment.attempt, step)
+        moment = dataclasses.replace(self.moment, step=step, time_s=time_s)
+        changes = self._changes([watch], moment)
+        self._shared.note_firing(watch.rule.name, moment.rank, is_firing=watch.group.firing)
+        return changes
+
+    def ended_unseen(self) -> list[Alert]:
+        """Return, once each, the ends of alerts that were on before a restart and are no longer.
+
+        An alert whose step has not come again yet, as its records were not stored before the restart, is waited for.
+        """
+        if not self._resumed and not self._unreported:
+            return []
+        lost = [alert for alert in self._resumed.values() if self._is_past(alert)]
+        for alert in lost:
+            del self._resumed[alert.rule]
+        ended, self._unreported = self._unreported, []
+        return ended + [_lost(alert, self.moment) for alert in lost]
+
+    def alerts(self, state: AlertState, *, held: bool) -> list[Alert]:
+        """Return the alerts of this rank that are in `state`, held back or not."""
+        if state is AlertState.PENDING:
+            found = [watch.pending_alert(self.moment) for watch in self._watches.values()]
+            return [alert for alert in found if alert is not None]
+        return [
+            watch.alert(AlertState.FIRING, self.moment)
+            for watch in self._watches.values()
+            if watch.group.firing and (watch.announced == 0) is held
+        ]
+
+    def _is_past(self, alert: Alert) -> bool:
+        watch = self._watches.get(alert.rule)
+        compares = watch is not None and watch.compares and alert.attempt == self.moment.attempt
+        now = self._compared_place if compares else (self.moment.attempt, self.moment.step)
+        return (alert.attempt, alert.step) <= now
+
+    def _begin_attempt(self, attempt: int) -> list[Alert]:
+        ended = []
+        for watch in self._watches.values():
+            if watch.announced:
+                alert = watch.alert(AlertState.RESOLVED, self.moment)
+                ended.append(dataclasses.replace(alert, message=f"{alert.message} (attempt {attempt} began)"))
+            if watch.compares:
+                self._shared.note_firing(watch.rule.name, self.moment.rank, is_firing=False)
+            watch.reset()
+        self.moment = dataclasses.replace(self.moment, attempt=attempt, step=-1)
+        self._num_keys = 0
+        self._skipped_id = self._scale_id = -1
+        self._plans.clear()
+        return ended
+
+    def _extend(self, header: Header, keys: Sequence[SeriesKey]) -> None:
+        added = keys[self._num_keys :]
+        placements = list(header.placements[self._num_keys : len(keys)])
+        placements += [None] * (len(added) - len(placements))
+        for watch in self._watches.values():
+            watch.extend(added, placements)
+        for number, key in enumerate(added, start=self._num_keys):
+            if key == SeriesKey(Kind.STEP, SKIPPED_SERIES):
+                self._skipped_id = number
+            elif key == SeriesKey(Kind.STEP, LOSS_SCALE_SERIES):
+                self._scale_id = number
+        self._num_keys = len(keys)
+
+    def _plan(self, series: NDArray[Any]) -> Plan:
+        pattern = series.tobytes()
+        if pattern not in self._plans:
+            if len(self._plans) >= _MAX_PLANS:
+                self._plans.clear()
+            self._plans[pattern] = Plan(
+                tuple(self._looks(series)), _place(series, self._skipped_id), _place(series, self._scale_id)
+            )
+        return self._plans[pattern]
+
+    def _looks(self, series: NDArray[Any]) -> Iterator[Look]:
+        for watch in self._watches.values():
+            rows = np.flatnonzero(watch.slot_of_id[series] != NO_SLOT)
+            divisors = None
+            if watch.partners:
+                rows, divisors = watch.partners.find(series, rows)
+            if rows.size:
+                yield Look(watch, compact(rows), compact(watch.slot_of_id[series[rows]]), divisors)
+
+    def _observe(self, plan: Plan, values: Array, step: int) -> None:
+        is_excused = plan.is_excused(values)
+        for look in plan.looks:
+            if is_excused and not look.watch.rule.on.skipped:
+                continue
+            if look.watch.compares:
+                self.compared.append((look.watch, look.slots, look.moments(values)))
+            else:
+                look.watch.observe(look.slots, look.moments(values), step)
+
+    def _changes(self, watches: Iterable[Watch], moment: Moment) -> list[Alert]:
+        changes = []
+        for watch in watches:
+            if watch.group.firing and not watch.on:
+                watch.begin(self._resumed, moment)
+            if watch.on:
+                changes += watch.change(moment, held=self._shared.is_consequence(watch, self._watches))
+        return changes
+
+
+def _place(series: NDArray[Any], number: int) -> int:
+    found = np.flatnonzero(series == number)
+    return int(found[0]) if number >= 0 and found.size else -1
+
+
+def _lost(alert: Alert, moment: Moment) -> Alert:
+    message = f"{alert.rule}: no longer on at step {moment.step} on rank {alert.rank}, began at step {alert.first_step}"
+    return dataclasses.replace(
+        alert, state=AlertState.RESOLVED, step=moment.step, time_s=moment.time_s, message=message
+    )

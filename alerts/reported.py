@@ -1,0 +1,134 @@
+"""Alerts whose condition only the agent can see: a rank that hangs or is lost, a monitor that does not work.
+
+The agent says `Statement(rule="rank-hung", rank=3, …)` as often as it likes; what is new becomes an alert with the
+severity, the words and the consequences of the rule of that name. Nothing has to hold for some time here: whoever makes
+the statement has waited already.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+
+from trainermon.alerts.criteria import Reported
+from trainermon.alerts.rules import Rule
+from trainermon.alerts.state import alert_id
+from trainermon.monitor.values import Alert, AlertState, Finding, Kind, SeriesKey
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Statement:
+    """What the agent says about a rank, or about itself (then `rank` is the first one of the node).
+
+    Attributes:
+        rule: Name of a rule whose condition is `reported`.
+        holds: Whether it is so, or is over.
+        rank: Whom it is about.
+        attempt: Which attempt of this rank.
+        step: The last step that was seen of it.
+        time_s: Unix time.
+        first_step: On which step it began, if that is known to be earlier.
+        detail: What the rule's summary calls `{detail}`.
+        value: A number that says how bad, if there is one.
+        usual: What it is compared with.
+        series: The series concerned, if it is about some; the first one is the worst.
+        num_series: How many there are, where not all are listed.
+    """
+
+    rule: str
+    holds: bool
+    rank: int
+    attempt: int
+    step: int
+    time_s: float
+    first_step: int | None = None
+    detail: str = ""
+    value: float = math.nan
+    usual: float = math.nan
+    series: Sequence[SeriesKey] = ()
+    num_series: int = 0
+
+
+class ReportedAlerts:
+    """The alerts that were stated and are on.
+
+    Args:
+        rules: Of any kind; those that are not `reported` do not matter.
+    """
+
+    def __init__(self, rules: Sequence[Rule]) -> None:
+        self._rules: Mapping[str, Rule] = {rule.name: rule for rule in rules if isinstance(rule.when, Reported)}
+        self._on: dict[tuple[str, int], Alert] = {}
+
+    @property
+    def firing(self) -> list[Alert]:
+        """The alerts that are on, by rank."""
+        return sorted(self._on.values(), key=lambda alert: (alert.rank, alert.rule))
+
+    def knows(self, rule: str) -> bool:
+        """Return whether there is such a rule."""
+        return rule in self._rules
+
+    def take(self, statement: Statement) -> list[Alert]:
+        """Return the alert that begins or ends by this statement; nothing if it says what is known, or has no rule."""
+        rule = self._rules.get(statement.rule)
+        place = (statement.rule, statement.rank)
+        known = self._on.get(place)
+        if rule is None or statement.holds is (known is not None):
+            return []
+        if known is None:
+            self._on[place] = begun = _alert(rule, statement)
+            return [begun]
+        del self._on[place]
+        return [_ended(known, step=statement.step, time_s=statement.time_s, why=statement.detail)]
+
+    def adopt(self, alert: Alert) -> None:
+        """Take note of a state of an alert that another part has made."""
+        if alert.state is AlertState.FIRING:
+            self._on[alert.rule, alert.rank] = alert
+        else:
+            self._on.pop((alert.rule, alert.rank), None)
+
+    def begin_attempt(self, rank: int, attempt: int, time_s: float) -> list[Alert]:
+        """Return the ends of what was on in earlier attempts of this rank: another process stands there now."""
+        over = [place for place, alert in self._on.items() if place[1] == rank and alert.attempt < attempt]
+        ended = [self._on.pop(place) for place in over]
+        return [_ended(alert, step=alert.step, time_s=time_s, why=f"attempt {attempt} began") for alert in ended]
+
+
+def _alert(rule: Rule, statement: Statement) -> Alert:
+    fields = {
+        "rank": statement.rank,
+        "step": statement.step,
+        "value": f"{statement.value:.4g}",
+        "usual": f"{statement.usual:.4g}",
+        "detail": statement.detail,
+    }
+    first_step = statement.step if statement.first_step is None else statement.first_step
+    findings = (Finding(series=key, value=statement.value, baseline=statement.usual) for key in statement.series)
+    return Alert(
+        id=alert_id(rule.name, rank=statement.rank, attempt=statement.attempt, first_step=first_step),
+        rule=rule.name,
+        severity=rule.severity,
+        state=AlertState.FIRING,
+        attempt=statement.attempt,
+        rank=statement.rank,
+        step=statement.step,
+        first_step=first_step,
+        time_s=statement.time_s,
+        kind=statement.series[0].kind if statement.series else Kind.STEP,
+        value=statement.value,
+        baseline=statement.usual,
+        num_series=max(statement.num_series, len(statement.series)),
+        findings=tuple(findings),
+        message=f"{rule.name}: {rule.summary.format_map(fields)}",
+    )
+
+
+def _ended(alert: Alert, *, step: int, time_s: float, why: str) -> Alert:
+    reason = f"; {why}" if why else ""
+    message = f"{alert.rule}: over at step {step} on rank {alert.rank}, began at step {alert.first_step}{reason}"
+    return dataclasses.replace(
+        alert, state=AlertState.RESOLVED, step=max(step, alert.step), time_s=time_s, message=message
+    )

@@ -1,0 +1,145 @@
+"""One rule on one rank: its series, what is known of them, and what was reported."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainermon.alerts.conditions import Indices, Slots, Verdict, as_indices
+from trainermon.alerts.contained import Faults
+from trainermon.alerts.criteria import ACROSS_RANKS, Ratio
+from trainermon.alerts.partners import Partners
+from trainermon.alerts.rules import Rule
+from trainermon.alerts.state import Group
+from trainermon.alerts.statistics import Array
+from trainermon.alerts.watchers import make_watcher
+from trainermon.alerts.wording import Concern, Moment, make_alert
+from trainermon.monitor.values import Alert, AlertState, Placement, SeriesKey
+
+NO_SLOT = -1
+
+
+class Watch:
+    """One rule on one rank: its series, what it remembers of them, and what was reported.
+
+    Attributes:
+        rule: The rule.
+        group: For how long its condition holds, and for which series.
+        slot_of_id: By number in the rank's table, the slot of a series; -1 if the rule does not look at it.
+        on: Whether there is an alert, reported or not.
+        announced: How many series were reported, 0 while the alert is held back.
+        compares: Whether the verdict comes from a comparison of ranks, so that `observe` is not for this rule.
+        partners: Where the divisors are, for a ratio.
+        keys: The series by slot.
+        placements: How each of them is placed.
+    """
+
+    def __init__(self, rule: Rule, faults: Faults) -> None:
+        self.rule = rule
+        self.group = Group(rule)
+        self.slot_of_id = np.zeros(0, np.intp)
+        self.on = False
+        self.announced = 0
+        self.compares = isinstance(rule.when, ACROSS_RANKS)
+        self.partners = Partners(rule.when) if isinstance(rule.when, Ratio) else None
+        self.keys: list[SeriesKey] = []
+        self.placements: list[Placement | None] = []
+        self._watcher = make_watcher(rule, faults)
+        self._slot_of: dict[SeriesKey, int] = {}
+        self._first_step = 0
+
+    def reset(self) -> None:
+        """Forget states and numbers of the attempt that has ended; series and usual ranges stay."""
+        self.group.reset()
+        self._watcher.reset()
+        self.slot_of_id = np.zeros(0, np.intp)
+        if self.partners:
+            self.partners.reset()
+        self.on = False
+        self.announced = 0
+
+    def extend(self, keys: Sequence[SeriesKey], placements: Sequence[Placement | None]) -> None:
+        """Take the next entries of the series table."""
+        slots = np.array([self._slot(key) if self.rule.on.matches(key) else NO_SLOT for key in keys], np.intp)
+        self.slot_of_id = np.concatenate((self.slot_of_id, slots))
+        if len(self.keys) > len(self.group.members):
+            self.group.grow(len(self.keys))
+            self._watcher.grow(len(self.keys))
+        if self.partners:
+            self.partners.extend(keys)
+        chosen = [row for row, slot in enumerate(slots.tolist()) if slot != NO_SLOT]
+        if chosen:
+            placed = [placements[row] for row in chosen]
+            for row, placement in zip(chosen, placed, strict=True):
+                self.placements[slots[row]] = placement
+            self._watcher.meet(slots[chosen], [keys[row] for row in chosen], placed)
+
+    def observe(self, slots: Slots, moments: Array, step: int) -> None:
+        """Advance by the moments of this step's series."""
+        verdict = self._watcher.judge(slots, moments)
+        restless = self.group.restless
+        stirred = verdict.bad if restless is None else verdict.bad | restless[slots]
+        chosen = np.flatnonzero(stirred)
+        if chosen.size:
+            indices = as_indices(slots, len(self.keys))[chosen]
+            part = verdict.of(chosen)
+            self.group.advance(indices, part, step)
+            self.group.record(indices, part, moments[:, chosen], self._watcher.baseline(indices))
+            restless = self.group.restless
+        self._watcher.learn(slots, None if restless is None else restless[slots])
+
+    def take_verdict(self, indices: Indices, verdict: Verdict, moments: Array, baseline: Array, step: int) -> None:
+        """Advance by what a comparison of ranks has found about this rank."""
+        self.group.advance(indices, verdict, step)
+        self.group.record(indices, verdict, moments, baseline)
+
+    def begin(self, resumed: dict[str, Alert], moment: Moment) -> None:
+        """Note that an alert has begun, perhaps one that was known before a restart."""
+        self.on = True
+        self._first_step = self.group.first_step
+        known = resumed.get(self.rule.name)
+        if known and known.attempt == moment.attempt and known.first_step <= self._first_step:
+            self._first_step = resumed.pop(self.rule.name).first_step
+
+    def change(self, moment: Moment, *, held: bool) -> list[Alert]:
+        """Return what is to be reported of the alert that is on: its begin, its growth or its end."""
+        if not self.group.firing:
+            reported, self.on, self.announced = self.announced, False, 0
+            return [self.alert(AlertState.RESOLVED, moment)] if reported else []
+        size = int(self.group.members.sum())
+        if size == self.announced or (held and not self.announced):
+            return []
+        self.announced = size
+        return [self.alert(AlertState.FIRING, moment)]
+
+    def alert(self, state: AlertState, moment: Moment) -> Alert:
+        """Return the alert that is on or has just ended."""
+        return make_alert(self.rule, state, self._concern(self.group.members, self._first_step), moment)
+
+    def pending_alert(self, moment: Moment) -> Alert | None:
+        """Return what is pending; None if nothing is, or an alert is on."""
+        since = self.group.pending_since()
+        if since is None:
+            return None
+        return make_alert(self.rule, AlertState.PENDING, self._concern(self.group.pending(), since), moment)
+
+    def _slot(self, key: SeriesKey) -> int:
+        if key not in self._slot_of:
+            self._slot_of[key] = len(self.keys)
+            self.keys.append(key)
+            self.placements.append(None)
+        return self._slot_of[key]
+
+    def _concern(self, series: NDArray[np.bool_], first_step: int) -> Concern:
+        slots = self.group.worst_first(series)
+        return Concern(slots=slots, keys=self.keys, peaks=self.group.peaks, first_step=first_step)
+
+
+def compact(indices: NDArray[np.intp]) -> Slots:
+    """Return ascending neighbours as a slice: indexing with it copies nothing."""
+    first, last = int(indices[0]), int(indices[-1])
+    if last - first + 1 == len(indices) and (np.diff(indices) == 1).all():
+        return slice(first, last + 1)
+    return indices
