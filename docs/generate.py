@@ -1,4 +1,4 @@
-"""Writes every page under docs/reference/ that is generated from the code: `make sync`."""
+"""Writes every page and file that is generated from the code: `make sync`."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from trainermon.alerts.prometheus_command import default_files
 from trainermon.exporters.reference import render_reference
 from trainermon.monitor.config import WITHOUT_EFFECT, MonitorConfig
 
 FOLDER = Path(__file__).parent / "reference"
+RULES = Path(__file__).parents[1] / "alerts" / "generated"
 HEAD = """\
 # Configuration
 
@@ -61,10 +63,12 @@ def _default(value: object) -> str:
 
 
 def main() -> int:
-    """Write all pages."""
+    """Write all of them."""
     pages = {"configuration.md": render_configuration(), "metrics.md": render_reference()}
     for name, text in pages.items():
         (FOLDER / name).write_text(text, encoding="utf-8")
+    for name, text in default_files().items():
+        (RULES / name).write_text(text, encoding="utf-8")
     return 0
 
 

@@ -24,6 +24,8 @@ import pytest
 PROGRAMS = {
     "prometheus": ("prometheus", "usr/bin/prometheus"),
     "promtool": ("prometheus", "usr/bin/promtool"),
+    "prometheus-alertmanager": ("prometheus-alertmanager", "usr/bin/prometheus-alertmanager"),
+    "amtool": ("prometheus-alertmanager", "usr/bin/amtool"),
     "chromium": ("chromium", "usr/bin/chromium"),
 }
 CACHE = Path(__file__).parents[1] / "build" / "test-programs"

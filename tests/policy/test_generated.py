@@ -2,7 +2,10 @@
 
 from pathlib import Path
 
-from docs.generate import render_configuration
+import pytest
+
+from docs.generate import RULES, render_configuration
+from trainermon.alerts.prometheus_command import default_files
 from trainermon.exporters.reference import render_reference
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
@@ -14,3 +17,12 @@ def test_the_configuration_page_is_up_to_date():
 
 def test_the_metrics_page_is_up_to_date():
     assert (REFERENCE / "metrics.md").read_text() == render_reference()
+
+
+@pytest.mark.parametrize("name", default_files())
+def test_the_generated_rules_are_up_to_date(name):
+    assert (RULES / name).read_text() == default_files()[name]
+
+
+def test_no_file_of_rules_is_left_from_before():
+    assert {path.name for path in RULES.iterdir()} == set(default_files())
