@@ -198,10 +198,10 @@ def _rule(labels: Mapping[str, str]) -> str:
 
 
 def _texts(alert: Mapping[str, Any], path: str, key: str) -> Mapping[str, str]:
-    texts = alert.get(key, {})
+    texts: Any = alert.get(key, {})
     good = isinstance(texts, Mapping) and all(isinstance(value, str) for value in texts.values())
     require(good, f"{path}.{key}", _short(texts), "an object of texts")
-    return texts
+    return dict(texts)
 
 
 def _unix_time(text: Any, path: str) -> float:

@@ -29,6 +29,11 @@ class Target:
     token: str | None = dataclasses.field(default=None, repr=False)
 
 
+def describe(fault: Exception) -> str:
+    """Return what a fault says, or its name: a time-out says nothing."""
+    return str(fault) or type(fault).__name__
+
+
 class AgentClient:
     """A session with all agents. Make it inside the event loop; close it there.
 

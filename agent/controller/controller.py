@@ -48,29 +48,32 @@ class Controller:
     Attributes:
         fleet: The agents.
         journal: The escalations.
+        dispatcher: Carries them out.
         counts: Alerts and escalations since the start, by what became of them.
+        num_faults: Rounds that failed.
     """
 
     def __init__(self, settings: ControllerSettings, journal: Journal, *, token: str) -> None:
         self.settings = settings
         self.journal = journal
         self.counts: Counter[str] = Counter()
+        self.num_faults = 0
         self._client = AgentClient(settings.agents, token=token)
         self._lock = asyncio.Lock()
         self.fleet = Fleet(self._client, make_finders(settings))
-        self._dispatcher = Dispatcher(settings, fleet=self.fleet, client=self._client, journal=journal, lock=self._lock)
+        self.dispatcher = Dispatcher(settings, fleet=self.fleet, client=self._client, journal=journal, lock=self._lock)
 
     async def run(self) -> None:
         """Watch and carry out until cancelled; goes on with what an earlier controller has left open."""
         for escalation in self.journal.open:
-            self._dispatcher.start(escalation)
+            self.dispatcher.start(escalation)
         try:
             await asyncio.gather(
                 self._repeat(self.fleet.discover, self.settings.discovery.refresh_s),
                 self._repeat(self.fleet.poll, self.settings.agents.poll_s),
             )
         finally:
-            await self._dispatcher.close()
+            await self.dispatcher.close()
             await self._client.close()
 
     async def take_alerts(self, body: Any) -> dict[str, Any]:
@@ -132,7 +135,7 @@ class Controller:
             return "suppressed"
         escalation = await asyncio.to_thread(self.journal.accept, request, now_s=now_s)
         self.counts["accepted"] += 1
-        self._dispatcher.start(escalation)
+        self.dispatcher.start(escalation)
         return "accepted"
 
     async def _repeat(self, work: Callable[[], Awaitable[None]], period_s: float) -> None:
@@ -141,7 +144,7 @@ class Controller:
             try:
                 await work()
             except Exception:  # noqa: BLE001 - the border: a fault in one round must not end the watching
-                self.counts["faults"] += 1
+                self.num_faults += 1
                 _log.exception("a round of the controller failed")
             await asyncio.sleep(max(0.0, period_s - (time.monotonic() - began_s)))
 

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from trainermon.agent.controller.client import FAULTS, AgentClient
+from trainermon.agent.controller.client import FAULTS, AgentClient, describe
 from trainermon.agent.controller.fleet import Fleet
 from trainermon.agent.controller.journal import Escalation, Journal, Plan
 from trainermon.agent.controller.planning import (
@@ -51,11 +51,16 @@ class Dispatcher:
         client: Speaks to them.
         journal: Where plans and outcomes are kept; only used under `lock`.
         lock: Held around every use of the journal that writes.
+
+    Attributes:
+        num_failed: Escalations after which no rank has written a dump.
+        num_faults: Faults that were survived.
     """
 
     def __init__(
         self, settings: ControllerSettings, *, fleet: Fleet, client: AgentClient, journal: Journal, lock: asyncio.Lock
     ) -> None:
+        self.num_failed = self.num_faults = 0
         self._settings = settings
         self._fleet = fleet
         self._client = client
@@ -79,6 +84,7 @@ class Dispatcher:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
+            self.num_faults += 1
             _log.error("an escalation is left open by a fault", exc_info=task.exception())
 
     async def _carry_out(self, escalation: Escalation) -> None:
@@ -141,7 +147,7 @@ class Dispatcher:
             try:
                 answer = read_answer(*await self._client.post(agent.target, ORDER_PATH, order))
             except FAULTS as error:
-                answer = Answer(Told.UNREACHABLE, reason=f"{url}: {error or type(error).__name__}")
+                answer = Answer(Told.UNREACHABLE, reason=f"{url}: {describe(error)}")
             if answer.told is not Told.UNREACHABLE:
                 break
         return answer
@@ -172,6 +178,7 @@ class Dispatcher:
     async def _finish(self, escalation: Escalation, detail: str) -> None:
         outcome = outcome_of(escalation.coverage.values())
         await self._write(partial(self._journal.finish, escalation, outcome, detail))
+        self.num_failed += outcome == "failed"
         _log.info("escalation %s: %s %s", escalation.request.id, outcome, detail)
 
     async def _write(self, write: Callable[[], None]) -> None:

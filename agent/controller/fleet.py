@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Iterable, Sequence
 
-from trainermon.agent.controller.client import FAULTS, AgentClient, Target
+from trainermon.agent.controller.client import FAULTS, AgentClient, Target, describe
 from trainermon.agent.controller.discovery import Finder
 from trainermon.agent.controller.report import AgentReport, RankState, parse_report
 
@@ -99,7 +99,7 @@ class Fleet:
             self.discovered_s = time.time()
         except FAULTS as error:
             self.num_discovery_failures += 1
-            _log.warning("%s: %s", finder, error or type(error).__name__)
+            _log.warning("%s: %s", finder, describe(error))
 
     def _kept(self, target: Target) -> Agent:
         known = self.agents.get(target.url)
@@ -117,8 +117,8 @@ class Fleet:
         except FAULTS as error:
             self.num_poll_failures += 1
             if agent.is_up:
-                _log.warning("%s does not answer: %s", agent.target.url, error or type(error).__name__)
-            agent.problem = str(error) or type(error).__name__
+                _log.warning("%s does not answer: %s", agent.target.url, describe(error))
+            agent.problem = describe(error)
 
 
 def living_ranks(agents: Iterable[Agent]) -> dict[int, tuple[Agent, RankState]]:

@@ -13,6 +13,7 @@ from fastapi.responses import Response
 
 from trainermon.agent.access import Access
 from trainermon.agent.controller.controller import Controller
+from trainermon.agent.controller.metrics import render_metrics
 from trainermon.agent.controller.overview import describe_escalations, describe_job
 from trainermon.agent.guard import Application, Guard
 from trainermon.agent.http import add_page, json_answer, parse_json, refuse
@@ -41,6 +42,11 @@ def _add_reading(app: FastAPI, controller: Controller) -> None:
         if not controller.fleet.is_known.is_set():
             raise HTTPException(503, "agents were not looked for and asked yet")
         return json_answer({"status": "ready"})
+
+    @app.get("/metrics")
+    async def metrics(request: Request) -> Response:
+        content, content_type = render_metrics(controller, request.headers.get("accept", ""))
+        return Response(content, headers={"content-type": content_type})
 
     @app.get("/api/v1/job")
     async def job() -> Response:

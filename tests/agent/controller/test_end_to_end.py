@@ -53,7 +53,7 @@ def test_all_ranks_of_all_nodes_are_told_one_common_step(job):
     assert orders[0]["command"]["first_step"] > 10
     for node in nodes:
         for rank in node.ranks:
-            assert rank.commands()[1] == [orders[0]["command"]["id"]]
+            wait_for(lambda rank=rank: rank.commands()[1] == [orders[0]["command"]["id"]], "the rank is told")
 
 
 def test_only_the_rank_that_is_named_is_told_and_its_report_closes_the_escalation(job):
