@@ -21,13 +21,15 @@ from concurrent.futures import Executor, Future
 from pathlib import Path
 
 from trainermon.agent.access import open_access
-from trainermon.agent.assembly import SEGMENTS_FOLDER, Parts
+from trainermon.agent.assembly import Parts
 from trainermon.agent.child import output_of
 from trainermon.agent.dumps import Diagnoser, DumpEntry
 from trainermon.agent.escalations import Escalations
+from trainermon.agent.hang.watch import HangWatch
 from trainermon.agent.http import build_application
 from trainermon.agent.lock import DRAINING, FINISHED, RUNNING, Status, write_status
 from trainermon.agent.node import RankFile, RunNode, read_rank_file
+from trainermon.agent.process import LOG_FILE
 from trainermon.agent.release import linger_s
 from trainermon.agent.server import Server, certificate_of
 from trainermon.exporters.discovery import clear_targets, write_targets
@@ -69,6 +71,20 @@ class Agent:
         self._node = RunNode(parts, executor=executor, host=host, flush=self._flush, stop=self.stop)
         self._diagnoser = Diagnoser(
             parts.settings.run_dir, executor=executor, commit=self._flush, finished=self._show_diagnosis
+        )
+        self._hang = HangWatch(
+            parts.settings.hang,
+            spool=spool,
+            run_id=parts.settings.run_id,
+            run_dir=parts.settings.run_dir,
+            host=host,
+            ranks=parts.watch,
+            headers=lambda: parts.pipeline.follower.headers,
+            records=parts.records,
+            report=parts.reactions.on_alert,
+            open_alerts=parts.alerts.firing,
+            executor=executor,
+            log=parts.node_dir / LOG_FILE,
         )
         self._server: Server | None = None
         self._stopping = False
@@ -112,6 +128,7 @@ class Agent:
 
     def _turn(self, now_s: float) -> int:
         self._note_gap(now_s)
+        self._hang.poll()
         if now_s - self._looked_s >= LOOK_S:
             self._looked_s = now_s
             self._look(now_s)
@@ -125,8 +142,10 @@ class Agent:
         return num_records
 
     def _look(self, now_s: float) -> None:
-        for rank in self._parts.watch.look(now_s):
+        gone = self._parts.watch.look(now_s)
+        for rank in gone:
             _log.info("rank %d is gone", rank)
+        self._hang.look(now_s, gone)
         for rank, header in self._parts.pipeline.follower.headers.items():
             if (rank, header.attempt) not in self._rank_files:
                 self._rank_files.add((rank, header.attempt))
@@ -186,7 +205,9 @@ class Agent:
         if self._state == DRAINING and waited_s > max(DRAIN_LIMIT_S, self._parts.settings.linger_s):
             _log.error("not everything could be stored within %g s; the rest stays in %s", DRAIN_LIMIT_S, self._spool)
             return True
-        if self._state != FINISHED or waited_s < wanted_s or not self._diagnoser.idle:
+        if self._state != FINISHED or waited_s < wanted_s or not (self._diagnoser.idle and self._hang.idle):
+            return False
+        if not self._parts.alerts.written:
             return False
         self._look(time.monotonic())
         if self._parts.watch.num_alive == 0 and self._parts.pipeline.step() == 0:
@@ -309,6 +330,7 @@ class Agent:
         self._state = FINISHED if is_over else DRAINING
 
     async def _close(self) -> None:
+        await self._hang.close()
         await self._diagnoser.close()
         self._report()
         self._parts.feed.close()

@@ -15,6 +15,7 @@ from trainermon.agent.access import AccessSettings
 from trainermon.agent.lock import SETTINGS_FILE
 from trainermon.alerts.anomalies import AnomalySettings
 from trainermon.alerts.escalation import EscalationSettings
+from trainermon.monitor.config import HangConfig, InfluxDBConfig
 from trainermon.monitor.errors import ConfigError
 from trainermon.monitor.strict import build, require
 
@@ -48,6 +49,7 @@ class OutputSettings:
         ndigits: Significant digits in text.
         step_count_per_record: Steps per file.
         append_output: Nothing, or two timestamps between which the folder was begun that rows are appended to.
+        influxdb: Where `influxdb` sends points.
     """
 
     format: tuple[str, ...] = ()
@@ -55,6 +57,7 @@ class OutputSettings:
     ndigits: int = 6
     step_count_per_record: int = 1
     append_output: tuple[str, ...] = ()
+    influxdb: InfluxDBConfig = dataclasses.field(default_factory=InfluxDBConfig)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +79,7 @@ class AgentSettings:
         retention: How much stays in full detail.
         outputs: In which further forms the run is written.
         anomalies: Rules of msprobe's monitor that are evaluated too.
+        hang: When a rank is taken for hung, and how it may be looked into.
         series_budget: Most series in `/metrics`, or None for the built-in rule.
         watches_all_parameters: No parameter is left out by `targets`, so norms of gradients can be compared.
         world_size: Ranks of the job.
@@ -97,6 +101,7 @@ class AgentSettings:
     retention: RetentionSettings = dataclasses.field(default_factory=RetentionSettings)
     outputs: OutputSettings = dataclasses.field(default_factory=OutputSettings)
     anomalies: AnomalySettings = dataclasses.field(default_factory=AnomalySettings)
+    hang: HangConfig = dataclasses.field(default_factory=HangConfig)
     series_budget: int | None = None
     watches_all_parameters: bool = True
     world_size: int = 1

@@ -12,7 +12,7 @@ import dataclasses
 import logging
 import math
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from trainermon.monitor.control import ControlReader, Phase
@@ -27,13 +27,17 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(slots=True)
 class RankState:
-    """What is known of one rank. `changed_s` is when its heartbeat was last seen to change, monotonic."""
+    """What is known of one rank.
+
+    `changed_s` is when its heartbeat was last seen to change, monotonic; `pid` is what the rank itself takes for it.
+    """
 
     rank: int
     alive: bool = False
     step: int = -1
     phase: Phase = Phase.SETUP
     generation: int = -1
+    pid: int = 0
     changed_s: float = 0.0
 
 
@@ -42,10 +46,12 @@ class RankWatch:
 
     Attributes:
         ranks: By rank, its state at the last `look`.
+        on_silence: Called with rank, phase and seconds whenever a rank gives a sign after a silence in that phase.
     """
 
     def __init__(self, spool: Path) -> None:
         self.ranks: dict[int, RankState] = {}
+        self.on_silence: Callable[[int, Phase, float], None] | None = None
         self._spool = spool
         self._readers: dict[int, ControlReader] = {}
         self._pace: deque[tuple[float, int]] = deque(maxlen=MAX_PACE_LOOKS)
@@ -119,5 +125,8 @@ class RankWatch:
     def _read_beat(self, state: RankState, now_s: float) -> None:
         beat = self._reader(state.rank).heartbeat()
         if beat is not None and beat.generation != state.generation:
+            if self.on_silence is not None and state.pid == beat.pid:
+                self.on_silence(state.rank, state.phase, now_s - state.changed_s)
             state.step, state.phase, state.generation = beat.step, beat.phase, beat.generation
+            state.pid = beat.pid
             state.changed_s = now_s

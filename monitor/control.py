@@ -43,7 +43,11 @@ _SLOT_BYTES = _BEAT.size + _CRC.size
 
 
 class Phase(enum.IntEnum):
-    """What a rank was doing when it last said so."""
+    """What a rank was doing when it last said so.
+
+    `SETUP` lasts until the end of the first step, which compiles and connects; after `CLOSED` (in good order), `FAILED`
+    (by an exception) and `DETACHED` (after a fault of the monitor's own) there are no beats any more.
+    """
 
     SETUP = 0
     STEP = 1
@@ -51,6 +55,10 @@ class Phase(enum.IntEnum):
     REPLAY = 3
     DUMP = 4
     CLOSED = 5
+    CHECKPOINT = 6
+    EVALUATION = 7
+    DETACHED = 8
+    FAILED = 9
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,7 @@ SPOOL_VARIABLE = "TRAINERMON_SPOOL"
 RUN_ID_LENGTH = 128
 
 _RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:,=@+-]*", re.ASCII)
-_RANK_FILE = re.compile(r"rank(\d{5,})\.(?:page|cmd(?:\.\d+\.tmp)?|lock|\d+\.jnl)", re.ASCII)
+_RANK_FILE = re.compile(r"rank(\d{5,})\.(?:page|cmd(?:\.\d+\.tmp)?|lock|\d+\.jnl|about|sock|stacks)", re.ASCII)
 _AGENT_FILE = re.compile(r"agent\.[a-z.]+", re.ASCII)
 
 # write() on these waits for another machine, without a bound.
@@ -242,6 +242,21 @@ def rank_alive(directory: Path, rank: int) -> bool:
         return False
     try:
         return _lock_holder(descriptor) is not None
+    finally:
+        os.close(descriptor)
+
+
+def rank_pid(directory: Path, rank: int) -> int:
+    """Return the process that holds the lock of `rank`; 0 if nobody does, or somebody in another pid namespace."""
+    path = rank_path(directory, rank, "lock")
+    if _held_here(path):
+        return os.getpid()
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return 0
+    try:
+        return _lock_holder(descriptor) or 0
     finally:
         os.close(descriptor)
 

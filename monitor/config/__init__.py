@@ -7,6 +7,7 @@ what was expected and the nearest right name. A key that msprobe accepts and tha
 | module | decides |
 |---|---|
 | `schema` | which keys there are, and what a value must be |
+| `outputs` | the same of the forms that a run is written in |
 | `msprobe` | what is different in a file that was written for msprobe, first or second version |
 | `dynamic` | when a configuration is followed, and when it waits |
 | `reading` | how a file becomes a configuration |
@@ -14,6 +15,7 @@ what was expected and the nearest right name. A key that msprobe accepts and tha
 
 from trainermon.monitor.config.dynamic import is_followed, is_waiting
 from trainermon.monitor.config.msprobe import WITHOUT_EFFECT
+from trainermon.monitor.config.outputs import ENTRY_POINTS, FORMATS, InfluxDBConfig
 from trainermon.monitor.config.reading import load_config, parse_config
 from trainermon.monitor.config.schema import (
     OPS,
@@ -23,12 +25,15 @@ from trainermon.monitor.config.schema import (
     AnomalyRule,
     CollectivesConfig,
     EscalationConfig,
+    HangConfig,
     L2Targets,
     MonitorConfig,
     ReplayConfig,
 )
 
 __all__ = [
+    "ENTRY_POINTS",
+    "FORMATS",
     "OPS",
     "WITHOUT_EFFECT",
     "AgentConfig",
@@ -37,6 +42,8 @@ __all__ = [
     "AnomalyRule",
     "CollectivesConfig",
     "EscalationConfig",
+    "HangConfig",
+    "InfluxDBConfig",
     "L2Targets",
     "MonitorConfig",
     "ReplayConfig",

@@ -110,6 +110,40 @@ class EscalationConfig:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class HangConfig:
+    """When a rank that gives no sign of life is taken for hung, and how it may be looked into then.
+
+    Attributes:
+        enabled: Watch for ranks that hang, and open this rank to its agent for that.
+        setup_s: Seconds that the time up to the end of the first step may take, which compiles and connects.
+        step_s: Seconds that a step may take at least.
+        checkpoint_s: Seconds that a checkpoint may take at least.
+        evaluation_s: Seconds that an evaluation may take at least.
+        factor: Where longer silences are usual in a phase, it may take so many times the usual.
+        max_s: Seconds beyond which the limit is not raised by `factor`.
+        recorder: Let the agent ask this rank's flight recorder, through a private socket in the spool.
+        stacks: Let the agent make this rank write its stacks by a signal (SIGRTMIN+5), and write them on a fatal error.
+        py_spy: Let the agent use py-spy, where it is installed and allowed.
+    """
+
+    enabled: bool = True
+    setup_s: float = 1800.0
+    step_s: float = 120.0
+    checkpoint_s: float = 1800.0
+    evaluation_s: float = 900.0
+    factor: float = 5.0
+    max_s: float = 3600.0
+    recorder: bool = True
+    stacks: bool = True
+    py_spy: bool = True
+
+    def __post_init__(self) -> None:
+        for key in ("setup_s", "step_s", "checkpoint_s", "evaluation_s", "max_s"):
+            require(getattr(self, key) > 0, f"hang.{key}", getattr(self, key), "a number of seconds above 0")
+        require(self.factor >= 1, "hang.factor", self.factor, "1 or more")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CollectivesConfig:
     """The operands of collectives.
 
@@ -241,6 +275,7 @@ class MonitorConfig:
         agent: The node agent.
         replay: The replay of a step whose gradients are not finite.
         escalation: What other alerts may order.
+        hang: When a rank is taken for hung, and how it may be looked into.
     """
 
     framework: str | None = None
@@ -280,6 +315,7 @@ class MonitorConfig:
     agent: AgentConfig = AgentConfig()
     replay: ReplayConfig = ReplayConfig()
     escalation: EscalationConfig = EscalationConfig()
+    hang: HangConfig = HangConfig()
 
     def __post_init__(self) -> None:
         require(self.start_step >= 0, "start_step", self.start_step, "0 or more")

@@ -177,7 +177,7 @@ class Attached:
         """
         if os.getpid() != self._pid:
             return  # a forked child: the run is its parent's
-        endings = [partial(self._finish, error), self.release]
+        endings: list[Callable[[], None]] = [partial(self._finish, error), self.release]
         if self._coordinates.local_rank == 0 and self._config.agent.start:
             endings.append(self._wait_for_agent)
         for ending in endings:

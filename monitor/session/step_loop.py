@@ -8,14 +8,15 @@ Always in place are only the optimizer's two hooks. Everything else is attached 
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from trainermon.monitor.catalogue import STEP_TIME_SERIES
 from trainermon.monitor.config import MonitorConfig
@@ -37,6 +38,8 @@ logger = logging.getLogger("trainermon")
 DURATION = SeriesKey(Kind.STEP, STEP_TIME_SERIES)
 # Steps that stay open for a loss that is recorded after them, until it is known where in the loop the script records.
 STEPS_TO_LEARN = 2
+# Phases that end when the model is trained again.
+_PAUSES = (Phase.CHECKPOINT, Phase.EVALUATION)
 # Backwards without an optimizer step after which nothing is collected any more.
 MAX_BACKWARDS = 1000
 
@@ -84,11 +87,14 @@ class StepLoop:
         self._due = self._unchecked = self._is_ended_step_open = False
         self._place = RecordPlace.UNKNOWN
         self._exited_s = self._duration_s = 0.0
+        self._phase = Phase.SETUP
+        self._marked: Phase | None = None
         self.collector = Collector(training.device, journal)
         self._steps = MicroSteps(
             training,
             guard,
             on_forward_begin=self._forward_begins,
+            on_forward_mode=self._forward_is,
             on_forward_end=self._forward_ended,
             on_backward_end=self._backward_ended,
         )
@@ -110,9 +116,33 @@ class StepLoop:
 
     def start(self) -> None:
         """Watch the optimizer's step and prepare the first one."""
+        self._beat(Phase.SETUP)
         self._handles = self._training.watch_step(self._guard, entry=self._entry, exit=self._exit)
+        self._handles.extend(self._watch_checkpoints())
         self.collector.begin(self.step)
         self._prepare()
+
+    @contextlib.contextmanager
+    def phase(self, phase: Phase) -> Iterator[None]:
+        """Tell the agent that the script is busy with `phase` meanwhile."""
+        marked = self._marked
+        self._marked = phase
+        self._beat(phase)
+        try:
+            yield
+        finally:
+            self._marked = marked
+            self._beat(marked or self._works())
+
+    def _beat(self, phase: Phase) -> None:
+        self._phase = phase
+        self._page.beat(self.step, phase, time.time())
+
+    def _watch_checkpoints(self) -> list[Handle]:
+        """Follow the state of one module of each stage being read, with which every kind of checkpoint begins."""
+        hook = self._guard.wrap(self._saves)
+        owners = map(_first_owner, self._training.roots)
+        return [owner.register_state_dict_pre_hook(hook) for owner in owners]  # type: ignore[no-untyped-call]
 
     def let_go(self) -> None:
         """Take every hook away but those around the optimizer's step, through which torch may be walking right now."""
@@ -222,6 +252,20 @@ class StepLoop:
         self._steps.detach()
         self._collection.detach()
 
+    def _saves(self, *_about: Any) -> None:
+        if self._phase is not Phase.OPTIMIZER:
+            self._beat(self._marked or Phase.CHECKPOINT)
+
+    def _forward_is(self, training: bool) -> None:  # noqa: FBT001  # a callback
+        if not training:
+            self._beat(self._marked or Phase.EVALUATION)
+        elif self._phase in _PAUSES and self._marked is None:
+            self._beat(self._works())
+
+    def _works(self) -> Phase:
+        """Return the phase of a step: the first one may compile and connect."""
+        return Phase.SETUP if self.step == self._first_step else Phase.STEP
+
     def _forward_begins(self) -> None:
         self._seal_ended_step()
         if self._steps.has_backward and self._training.gradients_are_gone():
@@ -255,10 +299,11 @@ class StepLoop:
         self._unchecked = False
         self.collector.discard()
         self.let_go()
+        self._beat(Phase.DETACHED)
 
     def _entry(self) -> None:
         self._seal_ended_step()
-        self._page.beat(self.step, Phase.OPTIMIZER, time.time())
+        self._beat(Phase.OPTIMIZER)
         if not self._due:
             return
         self._collection.before_optimizer(self.step, is_scaled=self._steps.in_float16)
@@ -283,7 +328,7 @@ class StepLoop:
         if not self._dumps.replay_armed:
             return
         if nonfinite:
-            self._page.beat(self.step, Phase.REPLAY, time.time())
+            self._beat(Phase.REPLAY)
         self.collector.muted = self._steps.muted = True
         try:
             self._dumps.checked(self.step, nonfinite=nonfinite)
@@ -305,7 +350,7 @@ class StepLoop:
         is_learning = tells_begin and is_young and self._place is RecordPlace.UNKNOWN
         if self._place is not RecordPlace.AFTER and not is_learning:
             self._seal_ended_step()
-        self._page.beat(self.step, Phase.STEP, time.time())
+        self._beat(self._marked or Phase.STEP)
         self._between_steps(self.step)
         self._prepare()
 
@@ -322,3 +367,8 @@ class StepLoop:
         self._steps.new_step()
         self._collection.new_step()
         self._recorded.new_step()
+
+
+def _first_owner(root: nn.Module) -> nn.Module:
+    """Return the first module that holds a parameter itself: it is asked for its state with each one above it."""
+    return next((module for module in root.modules() if next(module.parameters(recurse=False), None) is not None), root)

@@ -7,11 +7,13 @@ training: a fault is logged once, and the monitor detaches itself.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
@@ -98,7 +100,7 @@ class TrainerMon(CallsOfMsprobe):
             attached.release()
             raise
         self._attached = attached
-        atexit.register(self.close)
+        atexit.register(self._close_at_exit)
         for note in self._notes:
             logger.warning("%s", note)
 
@@ -122,12 +124,30 @@ class TrainerMon(CallsOfMsprobe):
         if self._attached is not None:
             self._attached.scale_found_loss(factor)
 
+    def phase(self, name: Literal["setup", "checkpoint", "evaluation"]) -> contextlib.AbstractContextManager[None]:
+        """Return a context in which the agent knows what this rank is busy with, so that it is not taken for hung.
+
+        Checkpoints and evaluations are mostly seen without it. It helps on ranks that only wait for another one's. For
+        how long a phase may last is configured under `hang`. Never raises: another name has no effect but a warning.
+        """
+        return contextlib.nullcontext() if self._attached is None else self._attached.phase(name)
+
     def close(self) -> None:
         """Write what is left, take every hook away, and wait a bounded time for the agent to have stored it."""
+        self._close(None)
+
+    def _close_at_exit(self) -> None:
+        # The interpreter leaves here what it printed last; in a session, that may be long ago.
+        is_session = bool(getattr(sys, "ps1", sys.flags.interactive))
+        self._close(None if is_session else getattr(sys, "last_value", None))
+
+    def _close(self, error: BaseException | None) -> None:
+        if isinstance(error, KeyboardInterrupt) or (isinstance(error, SystemExit) and error.code in (None, 0)):
+            error = None  # somebody wanted it to end
         if self._attached is not None:
-            atexit.unregister(self.close)
+            atexit.unregister(self._close_at_exit)
             attached, self._attached = self._attached, None
-            attached.close()
+            attached.close(error)
 
     @property
     def run_directory(self) -> Path | None:
@@ -140,7 +160,7 @@ class TrainerMon(CallsOfMsprobe):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.close()
+        self._close(error)
 
     def _checked_arguments(self, model: object, grad_acc_steps: object) -> list[nn.Module]:
         """Return the model's stages."""

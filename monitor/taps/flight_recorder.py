@@ -50,7 +50,8 @@ class Entry:
         op: Collective as the backend carried it out, as `all_reduce`.
         sequence: Number of the collective in its group; for a point-to-point call the number among those.
         is_p2p: A send or a receive.
-        state: `scheduled`, `started` or `completed`.
+        state: `scheduled`, `started` or `completed`; gloo's stay `scheduled`.
+        is_in_flight: It was begun and is not complete.
         input_shapes: Shapes of what the rank handed in.
         output_shapes: Shapes of what it got.
         input_dtypes: Data types as C++ names them (`Float`), parallel to the shapes.
@@ -65,6 +66,7 @@ class Entry:
     sequence: int
     is_p2p: bool
     state: str
+    is_in_flight: bool
     input_shapes: tuple[tuple[int, ...], ...]
     output_shapes: tuple[tuple[int, ...], ...]
     input_dtypes: tuple[str, ...]
@@ -86,11 +88,13 @@ class Recording:
     Attributes:
         progress: By the recorder's own number of a group.
         names: Name that torch gives each of these groups, as far as this reading tells.
+        members: Global ranks of each of these groups by its name, as far as this reading tells; gloo's tells nothing.
         entries: The notes, oldest first; empty in a short reading.
     """
 
     progress: Mapping[str, Progress]
     names: Mapping[str, str]
+    members: Mapping[str, tuple[int, ...]]
     entries: tuple[Entry, ...]
 
 
@@ -104,6 +108,7 @@ def parse(text: bytes | str) -> Recording:
     if not isinstance(found, dict):
         raise ValueError(f"found {type(found).__name__}, expected the object that a flight recorder writes")  # noqa: TRY004
     raw = found.get("entries", ())
+    configured = [group for group in found.get("pg_config", {}).values() if group.get("name")]
     names = {number: group["name"] for number, group in found.get("pg_config", {}).items() if group.get("name")}
     names |= {str(entry["pg_id"]): entry["process_group"][0] for entry in raw if "process_group" in entry}
     return Recording(
@@ -112,6 +117,7 @@ def parse(text: bytes | str) -> Recording:
             for number, at in found.get("pg_status", {}).items()
         },
         names=names,
+        members={group["name"]: ranks for group in configured if (ranks := _ranks(group.get("ranks")))},
         entries=tuple(_entry(entry) for entry in raw),
     )
 
@@ -166,13 +172,15 @@ def _entry(raw: Mapping[str, Any]) -> Entry:
     is_p2p = bool(raw.get("is_p2p", False))
     name, description = (*raw.get("process_group", ("", "")), "")[:2]
     duration_ms = raw.get("duration_ms")
+    state = str(raw.get("state", ""))
     return Entry(
         group=name,
         description=description,
         op=str(raw.get("profiling_name", "")).rpartition(":")[2],
         sequence=int(raw.get("p2p_seq_id" if is_p2p else "collective_seq_id", 0)),
         is_p2p=is_p2p,
-        state=str(raw.get("state", "")),
+        state=state,
+        is_in_flight=state != "completed" and not raw.get("retired", False),
         input_shapes=_shapes(raw.get("input_sizes", ())),
         output_shapes=_shapes(raw.get("output_sizes", ())),
         input_dtypes=tuple(raw.get("input_dtypes", ())),
@@ -180,6 +188,11 @@ def _entry(raw: Mapping[str, Any]) -> Entry:
         created_s=int(raw.get("time_created_ns", 0)) / 1e9,
         duration_s=None if duration_ms is None else float(duration_ms) / 1e3,
     )
+
+
+def _ranks(raw: Any) -> tuple[int, ...]:
+    """Return the members that a recorder writes as the text of a list, as `"[0, 1]"`."""
+    return tuple(int(rank) for rank in json.loads(raw)) if isinstance(raw, str) and raw.startswith("[") else ()
 
 
 def _shapes(raw: Any) -> tuple[tuple[int, ...], ...]:

@@ -48,6 +48,7 @@ class MicroSteps:
         guard: Guard,
         *,
         on_forward_begin: Callable[[], None],
+        on_forward_mode: Callable[[bool], None],
         on_forward_end: Callable[[int, Any], None],
         on_backward_end: Callable[[], None],
     ) -> None:
@@ -62,6 +63,7 @@ class MicroSteps:
         self._reached: set[int] = set()
         self._handles: list[Handle] = []
         self._on_forward_begin = on_forward_begin
+        self._on_forward_mode = on_forward_mode
         self._on_forward_end = on_forward_end
         self._on_backward_end = on_backward_end
         self._arm_hook = guard.wrap(self._arm)
@@ -139,6 +141,7 @@ class MicroSteps:
         self._on_forward_begin()
         self.in_float16 = _is_float16(self._device_type)
         self.counting = module.training and torch.is_grad_enabled()
+        self._on_forward_mode(self.counting)
         found.forward += self.counting
         found.forwards += self.counting
 

@@ -1,0 +1,223 @@
+"""What is known of one rank that stands still or has died: the value that agents hand to one another.
+
+Everything is plain text and numbers, so that the controller can join the evidence of all nodes (`parse_evidence`) and
+ask `verdict` for one answer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import signal
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from trainermon.monitor.strict import build
+
+RUNNING = "running"
+ENDED = "ended"
+DEAD = "dead"
+STOPPED_STATES = frozenset("Tt")
+
+_PEER = re.compile(r"(?:send|recv) \d+(?:->|<-)(\d+)")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A collective, or a send or receive, that the rank has begun and that is not complete.
+
+    Attributes:
+        op: As the flight recorder calls it (`all_reduce`).
+        sequence: Its number in its group, from 1; sends and receives have numbers of their own.
+        is_p2p: A send or a receive.
+        shapes: Of what the rank handed in.
+    """
+
+    op: str
+    sequence: int
+    is_p2p: bool = False
+    shapes: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def peer(self) -> int | None:
+        """Number in the group of the rank at the other end, if the recorder tells (NCCL's does)."""
+        found = _PEER.fullmatch(self.op) if self.is_p2p else None
+        return int(found[1]) if found else None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class GroupState:
+    """How far the rank has come in one of its process groups.
+
+    Attributes:
+        name: Purpose of the group, the same on all its ranks (`world`, `dp`, `tp-2`).
+        ranks: Global ranks of its members in their order; empty if not known.
+        entered: Number of the last collective that the rank has entered; 0 before the first.
+        in_flight: What it has begun and not completed, oldest first.
+    """
+
+    name: str
+    ranks: tuple[int, ...] = ()
+    entered: int = 0
+    in_flight: tuple[Call, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """One line of a Python stack."""
+
+    function: str
+    file: str
+    line: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """A thread's Python stack, innermost frame first."""
+
+    thread: str
+    is_main: bool
+    frames: tuple[Frame, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Exit:
+    """How a process ended: by a signal, or with an exit status; both None if nobody was there to see it."""
+
+    signal: int | None = None
+    status: int | None = None
+
+    @property
+    def text(self) -> str:
+        """The end in words."""
+        if self.signal is not None:
+            return f"was killed by {signal_name(self.signal)}"
+        if self.status is not None:
+            return f"ended with exit status {self.status}"
+        return "ended without closing the monitor; its exit status is not known here"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Rung:
+    """What came of one way to look at a rank: `said` is "answered" and how, or why not."""
+
+    name: str
+    said: str
+    answered: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Child:
+    """A process that the rank has started (a data loader's worker), with its state as the kernel writes it."""
+
+    pid: int
+    name: str
+    state: str
+    stacks: tuple[Stack, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RankEvidence:
+    """Everything that is known of one rank.
+
+    Attributes:
+        rank: Global rank.
+        world_size: Ranks of the job.
+        host: Node.
+        attempt: Of the run.
+        pid: As the agent sees it; 0 if the rank lives in another pid namespace, or has gone.
+        life: `running`, `ended` (closed in good order) or `dead`.
+        phase: What it said last that it was doing.
+        step: On which step.
+        silent_s: For how long its heartbeat has not moved, by the agent's clock.
+        limit_s: For how long it may be silent in this phase; infinite limits are 0.
+        process_state: The kernel's letter: R, S, D (uninterruptible), T (stopped), Z; "" if not known.
+        wchan: Where in the kernel its main thread waits, "" if it does not or is not told.
+        groups: Its process groups; None if the flight recorder did not answer.
+        stacks: Python stacks, the main thread's first; empty if none could be had.
+        children: Processes that it has started.
+        exit: How it ended, if it has.
+        error: The exception that ended its script, as Python prints it; "" if none is known.
+        rungs: What came of each way to look at it.
+    """
+
+    rank: int
+    world_size: int = 1
+    host: str = ""
+    attempt: int = 0
+    pid: int = 0
+    life: str = RUNNING
+    phase: str = "step"
+    step: int = -1
+    silent_s: float = 0.0
+    limit_s: float = 0.0
+    process_state: str = ""
+    wchan: str = ""
+    groups: tuple[GroupState, ...] | None = None
+    stacks: tuple[Stack, ...] = ()
+    children: tuple[Child, ...] = ()
+    exit: Exit | None = None
+    error: str = ""
+    rungs: tuple[Rung, ...] = ()
+
+    @property
+    def main_frames(self) -> tuple[Frame, ...]:
+        """The main thread's stack, innermost frame first; empty if not known."""
+        return next((stack.frames for stack in self.stacks if stack.is_main), ())
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the process was stopped by a signal or a debugger."""
+        return self.life == RUNNING and self.process_state in STOPPED_STATES
+
+
+def parse_evidence(plain: Mapping[str, Any]) -> RankEvidence:
+    """Return the evidence of which `plain` is the `as_plain` form, as another agent hands it out.
+
+    Raises:
+        ConfigError: It is not one.
+    """
+    return build(RankEvidence, plain)
+
+
+def signal_name(number: int) -> str:
+    """Return the name of a signal.
+
+    >>> signal_name(9), signal_name(63)
+    ('SIGKILL', 'signal 63')
+    """
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def spans(ranks: Iterable[int]) -> str:
+    """Return ranks in words, runs of them shortened.
+
+    >>> spans([3]), spans([0, 1]), spans([5, 0, 1, 2, 9])
+    ('rank 3', 'ranks 0–1', 'ranks 0–2, 5, 9')
+    """
+    ordered = sorted(set(ranks))
+    runs: list[list[int]] = []
+    for rank in ordered:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    text = ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs)
+    return f"{'rank' if len(ordered) == 1 else 'ranks'} {text}"
+
+
+def innermost_own(frames: Sequence[Frame]) -> Frame | None:
+    """Return the innermost frame that is the user's own code, else the innermost of all; None without frames."""
+    own = (frame for frame in frames if not is_library(frame.file))
+    return next(own, frames[0] if frames else None)
+
+
+def is_library(file: str) -> bool:
+    """Whether a source file belongs to the standard library or to an installed package."""
+    return file.startswith("<") or any(
+        part in file
+        for part in ("/site-packages/", "/dist-packages/", "/lib/python3", "/lib64/python3", "/trainermon/")
+    )

@@ -1,0 +1,130 @@
+"""Climbs the evidence ladder for one rank, from what costs it nothing to what it could notice; every rung is bounded.
+
+control page (known already) → flight recorder → /proc → py-spy → a signal, only if py-spy gave no stacks
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypeVar
+
+from trainermon.agent.hang.evidence import Child, RankEvidence, Rung, Stack
+from trainermon.agent.hang.process import child_pids, read_process
+from trainermon.agent.hang.recorder import About, read_about, read_recorder
+from trainermon.agent.hang.stacks import find_py_spy, parse_faulthandler, stacks_by_py_spy, stacks_by_signal
+from trainermon.monitor.config import HangConfig
+from trainermon.monitor.spool import rank_path
+
+RECORDER_LIMIT_S = 3.0
+PY_SPY_LIMIT_S = 5.0
+SIGNAL_LIMIT_S = 2.0
+MAX_CHILD_STACKS = 4
+
+T = TypeVar("T")
+
+
+class Ladder:
+    """Looks into the ranks of one spool."""
+
+    def __init__(self, spool: Path, settings: HangConfig) -> None:
+        self._spool = spool
+        self._settings = settings
+        self._py_spy = find_py_spy() if settings.py_spy else None
+
+    async def climb(self, known: RankEvidence) -> RankEvidence:
+        """Return `known` with everything that a living rank tells; at most about 10 s. Never raises."""
+        rungs = [Rung(name="control page", said=f"phase {known.phase}, step {known.step}", answered=True)]
+        about = read_about(self._spool, known.rank)
+        process = read_process(known.pid) if known.pid else None
+        state = process.state if process else ""
+        evidence = dataclasses.replace(known, process_state=state, wchan=process.wchan if process else "")
+        rungs.append(_process_rung(evidence))
+        groups = None
+        if evidence.is_stopped:  # no thread of it can answer; a signal would only wait for it to go on
+            rungs.append(Rung(name="flight recorder", said="not asked: the process is stopped"))
+        elif self._settings.recorder:
+            asked = read_recorder(self._spool, known.rank, about, limit_s=RECORDER_LIMIT_S)
+            groups = await _try(rungs, "flight recorder", asked, lambda found: f"{len(found)} groups")
+        stacks = await self._stacks(evidence, about, rungs)
+        children = await self._children(known.pid)
+        return dataclasses.replace(evidence, groups=groups, stacks=stacks, children=children, rungs=tuple(rungs))
+
+    def last_words(self, known: RankEvidence) -> RankEvidence:
+        """Return `known` with the stacks that a rank wrote when it was killed by a fatal error."""
+        text = ""
+        with contextlib.suppress(OSError):
+            text = rank_path(self._spool, known.rank, "stacks").read_text(encoding="utf-8", errors="replace")
+        stacks: tuple[Stack, ...] = ()
+        if "Fatal Python error" in text:
+            stacks = parse_faulthandler(text, read_about(self._spool, known.rank).main_thread)
+        said = f"{len(stacks)} threads" if stacks else "nothing written"
+        return dataclasses.replace(
+            known, stacks=stacks, rungs=(Rung(name="fatal error handler", said=said, answered=bool(stacks)),)
+        )
+
+    async def _stacks(self, known: RankEvidence, about: About, rungs: list[Rung]) -> tuple[Stack, ...]:
+        if not known.pid:
+            return ()
+        if self._py_spy:
+            asked = stacks_by_py_spy(self._py_spy, known.pid, limit_s=PY_SPY_LIMIT_S)
+            found = await _try(rungs, "py-spy", asked, _count_threads)
+            if found and found[0].frames:
+                return found
+        elif self._settings.py_spy:
+            rungs.append(Rung(name="py-spy", said="not installed"))
+        if known.is_stopped or not about.signal or not self._settings.stacks:
+            return ()
+        signalled = stacks_by_signal(
+            known.pid,
+            number=about.signal,
+            path=rank_path(self._spool, known.rank, "stacks"),
+            main_thread=about.main_thread,
+            limit_s=SIGNAL_LIMIT_S,
+        )
+        return await _try(rungs, "signal", signalled, _count_threads) or ()
+
+    async def _children(self, pid: int) -> tuple[Child, ...]:
+        found: list[Child] = []
+        for child in child_pids(pid) if pid else ():
+            process = read_process(child)
+            if process is None:
+                continue
+            stacks: tuple[Stack, ...] = ()
+            if self._py_spy and len(found) < MAX_CHILD_STACKS:
+                with contextlib.suppress(OSError, asyncio.TimeoutError):
+                    stacks = await stacks_by_py_spy(self._py_spy, child, limit_s=1.0)
+            found.append(Child(pid=child, name=process.name, state=process.state, stacks=stacks))
+        return tuple(found)
+
+
+async def _try(rungs: list[Rung], name: str, asked: Awaitable[T], tell: Callable[[T], str]) -> T | None:
+    began_s = time.monotonic()
+    try:
+        found = await asked
+    except asyncio.TimeoutError:
+        rungs.append(Rung(name=name, said=f"no answer within {time.monotonic() - began_s:.1f} s"))
+        return None
+    except OSError as error:
+        rungs.append(Rung(name=name, said=str(error) or type(error).__name__))
+        return None
+    took_ms = 1e3 * (time.monotonic() - began_s)
+    rungs.append(Rung(name=name, said=f"{tell(found)}, {took_ms:.0f} ms", answered=True))
+    return found
+
+
+def _count_threads(stacks: tuple[Stack, ...]) -> str:
+    return f"{len(stacks)} threads"
+
+
+def _process_rung(known: RankEvidence) -> Rung:
+    if not known.pid:
+        return Rung(name="/proc", said="the rank lives in another pid namespace")
+    if not known.process_state:
+        return Rung(name="/proc", said=f"pid {known.pid} cannot be seen")
+    where = f" in {known.wchan}" if known.wchan else ""
+    return Rung(name="/proc", said=f"pid {known.pid}, state {known.process_state}{where}", answered=True)

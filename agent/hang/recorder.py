@@ -1,0 +1,121 @@
+"""Asks a rank's flight recorder through the socket that its `Witness` has opened.
+
+The answer comes from a native thread of the rank's, without the interpreter's lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from trainermon.agent.hang.evidence import Call, GroupState
+from trainermon.monitor.spool import rank_path
+from trainermon.monitor.taps.flight_recorder import Entry, Recording, parse
+
+# NCCL's recorder is asked first: where there is one, it knows more.
+HANDLERS = ("dump_nccl_trace_json", "fr_trace_json")
+MAX_ANSWER = 32 << 20
+MAX_CALLS = 64
+
+_REQUEST = "POST /handler/{} HTTP/1.1\r\nHost: rank\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class About:
+    """What a rank wrote of itself in `rank00000.about`; groups are name and ranks by the name that torch has."""
+
+    main_thread: int = 0
+    signal: int = 0
+    groups: Mapping[str, tuple[str, tuple[int, ...]]] = dataclasses.field(default_factory=dict)
+
+
+def read_about(spool: Path, rank: int) -> About:
+    """Return what the rank wrote of itself; nothing where it cannot be read or is not as expected."""
+    try:
+        plain = json.loads(rank_path(spool, rank, "about").read_text(encoding="utf-8"))
+        groups = {
+            str(group["torch_name"]): (str(group["name"]), tuple(map(int, group["ranks"]))) for group in plain["groups"]
+        }
+        return About(main_thread=int(plain["main_thread"]), signal=int(plain["signal"]), groups=groups)
+    except (OSError, ValueError, TypeError, KeyError):
+        return About()
+
+
+async def read_recorder(spool: Path, rank: int, about: About, *, limit_s: float) -> tuple[GroupState, ...]:
+    """Return how far the rank has come in each of its groups.
+
+    Raises:
+        OSError: There is no socket, nobody answers, or it is no recorder's answer.
+        asyncio.TimeoutError: There was no whole answer within `limit_s`.
+    """
+    return await asyncio.wait_for(_read(spool, rank, about), limit_s)
+
+
+async def _read(spool: Path, rank: int, about: About) -> tuple[GroupState, ...]:
+    problem = ""
+    for handler in HANDLERS:
+        status, body = await _ask(spool, rank, handler)
+        if status == 200:
+            recording = await asyncio.to_thread(_parsed, body)
+            return group_states(recording, about)
+        problem = f"{handler}: HTTP status {status}"
+    raise OSError(problem)
+
+
+def _parsed(body: bytes) -> Recording:
+    try:
+        return parse(body)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise OSError(f"the flight recorder's answer is not understood: {error!r}") from error
+
+
+async def _ask(spool: Path, rank: int, handler: str) -> tuple[int, bytes]:
+    folder = os.open(spool, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)  # a socket's name has at most 107 bytes
+    try:
+        name = rank_path(spool, rank, "sock").name
+        reader, writer = await asyncio.open_unix_connection(f"/proc/self/fd/{folder}/{name}")
+    finally:
+        os.close(folder)
+    try:
+        writer.write(_REQUEST.format(handler).encode())
+        answer = bytearray()
+        while chunk := await reader.read(1 << 16):
+            answer += chunk
+            if len(answer) > MAX_ANSWER:
+                raise OSError(f"the answer has more than {MAX_ANSWER} bytes")
+    finally:
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+    head, _, body = bytes(answer).partition(b"\r\n\r\n")
+    words = head.split(maxsplit=2)
+    return int(words[1]) if len(words) > 1 and words[1].isdigit() else 0, body
+
+
+def group_states(recording: Recording, about: About) -> tuple[GroupState, ...]:
+    """Return what a recording says of each group, by names that are the same on all ranks."""
+    entries: dict[str, list[Entry]] = {}
+    for entry in recording.entries:
+        entries.setdefault(entry.group, []).append(entry)
+    progress = {recording.names.get(number, ""): at for number, at in recording.progress.items()}
+    states = []
+    for torch_name in dict.fromkeys([*about.groups, *entries, *progress]):
+        of_group = entries.get(torch_name, [])
+        fallback = of_group[-1].description if of_group else torch_name
+        name, ranks = about.groups.get(torch_name, (fallback, recording.members.get(torch_name, ())))
+        known = [entry.sequence for entry in of_group if not entry.is_p2p]
+        # Without entries (overwritten since) the group's own count is all there is; gloo's counts sends and receives.
+        entered = max(known) if known else max(0, progress[torch_name].enqueued) if torch_name in progress else 0
+        in_flight = [_call(entry) for entry in of_group if entry.is_in_flight][:MAX_CALLS]
+        if torch_name:
+            states.append(GroupState(name=name, ranks=ranks, entered=entered, in_flight=tuple(in_flight)))
+    return tuple(states)
+
+
+def _call(entry: Entry) -> Call:
+    return Call(op=entry.op, sequence=entry.sequence, is_p2p=entry.is_p2p, shapes=entry.input_shapes)

@@ -1,0 +1,72 @@
+"""Keeps each rank's last records and its last word, for the report that is written when it has died."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from trainermon.agent.pipeline import Consumer
+from trainermon.alerts.statistics import COUNT, INFS, NANS, SUM
+from trainermon.monitor.journal import Header
+from trainermon.monitor.values import STATISTICS, Kind, SeriesKey, StatBlock
+
+KEPT_STEPS = 10
+_KINDS = (Kind.LOSS, Kind.STEP)
+
+
+class StepRecord(NamedTuple):
+    """One step of one rank: when it ended by the rank's clock, and the mean of each number that it told."""
+
+    step: int
+    time_s: float
+    values: Mapping[str, float]
+
+
+class LastRecords(Consumer):
+    """The last ten steps of each rank, and the exception that ended its script, if one did."""
+
+    def __init__(self) -> None:
+        self._steps: dict[int, deque[StepRecord]] = {}
+        self._numbers: dict[int, tuple[int, dict[int, str]]] = {}
+        self._errors: dict[int, tuple[int, str]] = {}
+
+    def steps(self, rank: int) -> list[StepRecord]:
+        """Return the last steps of a rank, oldest first."""
+        return list(self._steps.get(rank, ()))
+
+    def error(self, rank: int, *, attempt: int) -> str:
+        """Return the exception that ended the script of a rank in an attempt, as Python prints it; "" without one."""
+        found = self._errors.get(rank, (attempt, ""))
+        return found[1] if found[0] == attempt else ""
+
+    def on_block(self, header: Header, keys: Sequence[SeriesKey], block: StatBlock) -> None:
+        """Keep the numbers of one step."""
+        rank = header.coordinates.rank
+        numbers = self._numbers_of(rank, keys)
+        rows = np.asarray(block.values, np.float64).reshape(len(STATISTICS), -1)
+        values = {
+            numbers[key]: _mean(rows[:, row]) for row, key in enumerate(np.asarray(block.series)) if key in numbers
+        }
+        kept = self._steps.setdefault(rank, deque(maxlen=KEPT_STEPS))
+        kept.append(StepRecord(block.step, block.time_s, values))
+
+    def on_event(self, header: Header, event: Mapping[str, Any]) -> None:
+        """Keep a rank's last word."""
+        if event.get("type") == "failed":
+            self._errors[header.coordinates.rank] = header.attempt, str(event.get("message", ""))
+
+    def _numbers_of(self, rank: int, keys: Sequence[SeriesKey]) -> dict[int, str]:
+        known = self._numbers.get(rank)
+        if known is None or known[0] != len(keys):
+            names = {number: key.label for number, key in enumerate(keys) if key.kind in _KINDS}
+            known = self._numbers[rank] = (len(keys), names)
+        return known[1]
+
+
+def _mean(moments: np.ndarray) -> float:
+    finite = moments[COUNT] - moments[NANS] - moments[INFS]
+    return float(moments[SUM] / finite) if finite else math.nan

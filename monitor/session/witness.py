@@ -1,0 +1,187 @@
+"""What lets an agent look into this rank when it stands still; until then nothing of it does anything.
+
+* `rank00000.about`: which process groups this rank is in (torch's names mean nothing elsewhere, and gloo's flight
+  recorder does not tell the members), the id of its main thread, and the signal that asks for stacks.
+* `rank00000.sock`: torch's own worker server on a private Unix socket. Its native threads sleep until somebody asks for
+  the flight recorder, and answer without the interpreter's lock: also while a rank holds it for ever.
+* `rank00000.stacks`: where faulthandler writes the stacks of all threads, on that signal or on a fatal error. It is
+  taken only where nobody else has it.
+
+Nothing here may keep training from starting: what this process does not allow is left out, and the log says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import torch.distributed as dist
+
+from trainermon.monitor.config import HangConfig
+from trainermon.monitor.spool import rank_path
+from trainermon.monitor.taps.process_groups import Purposes, purposes_of
+
+logger = logging.getLogger("trainermon")
+
+STACKS_SIGNAL = signal.SIGRTMIN + 5
+# What torch's server writes to standard error whenever it starts and ends.
+_SERVER_NOTES = b"WorkerServer.cpp:"
+
+
+class Witness:
+    """Opens this rank to its agent, until `close`.
+
+    Args:
+        directory: The run's spool.
+        rank: Global rank.
+        settings: What is allowed.
+        groups: Process groups by purpose, as far as they are known.
+    """
+
+    def __init__(self, directory: Path, rank: int, settings: HangConfig, groups: Mapping[str, Any]) -> None:
+        self._directory = directory
+        self._rank = rank
+        self._groups = groups
+        self._purposes: Purposes | None = None
+        self._num_groups = -1
+        self._server: Any = None
+        self._stacks: IO[bytes] | None = None
+        self._signal = 0
+        self._is_fault_handler = False
+        wanted: list[Callable[[], None]] = []
+        if settings.enabled:
+            wanted += [self._take_signal] * settings.stacks + [self._open_socket] * settings.recorder
+        for step in wanted:
+            self._try(step)
+        self._try(self._write_about)
+
+    def notice_groups(self) -> None:
+        """Keep the file about this rank up to date; 0.1 µs while no process group has come or gone."""
+        if self._num_groups != _num_groups():
+            self._write_about()
+
+    def fall_silent(self) -> None:
+        """Be the parent's alone: in a forked child torch's server has no threads, and must never be destroyed."""
+        if self._server is not None:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._server))
+
+    def close(self) -> None:
+        """Give everything back; the stacks that were written stay. May be called again."""
+        for step in (self._return_signal, self._close_socket):
+            self._try(step)
+
+    def _try(self, step: Callable[[], None]) -> None:
+        try:
+            step()
+        except Exception as error:  # noqa: BLE001  # whatever it is, training starts and ends without it
+            logger.info("a rank that hangs will tell less (%s): %s", step.__name__.strip("_"), error)
+
+    def _write_about(self) -> None:
+        self._num_groups = _num_groups()
+        about = {
+            "pid": os.getpid(),
+            "main_thread": threading.main_thread().ident,
+            "signal": self._signal,
+            "groups": list(self._described_groups()),
+        }
+        path = rank_path(self._directory, self._rank, "about")
+        temporary = path.with_name(f"{path.name}.tmp")
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w") as file:
+            json.dump(about, file)
+        temporary.replace(path)
+
+    def _described_groups(self) -> Iterator[dict[str, Any]]:
+        if not self._num_groups:
+            return
+        if self._purposes is None:
+            self._purposes = Purposes(purposes_of(self._groups))
+        for group in list(dist.distributed_c10d._world.pg_names):
+            name, ranks = self._purposes.name(group), dist.get_process_group_ranks(group)
+            yield {"torch_name": group.group_name, "name": name, "ranks": ranks}
+
+    def _take_signal(self) -> None:
+        caught = _caught_signals()
+        path = rank_path(self._directory, self._rank, "stacks")
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._stacks = os.fdopen(descriptor, "wb", buffering=0)
+        if STACKS_SIGNAL not in caught:
+            faulthandler.register(STACKS_SIGNAL, self._stacks, all_threads=True, chain=False)
+            self._signal = int(STACKS_SIGNAL)
+        if not faulthandler.is_enabled() and signal.SIGSEGV not in caught:
+            faulthandler.enable(self._stacks, all_threads=True)
+            self._is_fault_handler = True
+
+    def _return_signal(self) -> None:
+        if self._signal:
+            faulthandler.unregister(self._signal)
+            self._signal = 0
+        if self._is_fault_handler:
+            faulthandler.disable()
+            self._is_fault_handler = False
+        if self._stacks is not None:
+            self._stacks.close()
+            self._stacks = None
+
+    def _open_socket(self) -> None:
+        if not dist.is_available():
+            return
+        from torch._C._distributed_c10d import _WorkerServer  # not in every version that is supported
+
+        path = rank_path(self._directory, self._rank, "sock")
+        path.unlink(missing_ok=True)
+        # The name of a socket has at most 107 bytes, that of a spool may have more.
+        folder = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            with _without_notes():
+                self._server = _WorkerServer(f"/proc/self/fd/{folder}/{path.name}")
+        finally:
+            os.close(folder)
+        path.chmod(0o600)
+
+    def _close_socket(self) -> None:
+        if self._server is None:
+            return
+        with _without_notes():
+            self._server.shutdown()
+            self._server = None
+        rank_path(self._directory, self._rank, "sock").unlink(missing_ok=True)
+
+
+def _num_groups() -> int:
+    return len(dist.distributed_c10d._world.pg_names) if dist.is_available() and dist.is_initialized() else 0
+
+
+def _caught_signals() -> frozenset[int]:
+    """Return the signals for which this process has a handler, whoever installed it."""
+    status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+    mask = int(status.partition("SigCgt:")[2].split()[0], 16)
+    return frozenset(number for number in range(1, 65) if mask >> (number - 1) & 1)
+
+
+@contextlib.contextmanager
+def _without_notes() -> Iterator[None]:
+    """Leave out what torch's server writes to standard error; what anybody else writes meanwhile comes after it."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    said = os.memfd_create("stderr")
+    try:
+        os.dup2(said, 2)
+        try:
+            yield
+        finally:
+            os.dup2(kept, 2)
+            lines = os.pread(said, 1 << 20, 0).splitlines(keepends=True)
+            os.write(2, b"".join(line for line in lines if _SERVER_NOTES not in line))
+    finally:
+        os.close(kept)
+        os.close(said)
