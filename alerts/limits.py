@@ -26,6 +26,8 @@ LARGEST = MappingProxyType(
 )
 """The largest finite number of each type that a tensor may have."""
 
+_FULL = 0.999
+
 
 class ThresholdWatcher(Watcher):
     """The statistic, or the mean of its last values, is above or below a limit; the score is the distance from it."""
@@ -84,24 +86,33 @@ class RatioWatcher(Watcher):
 class SaturatedWatcher(Watcher):
     """The largest magnitude has come near the largest number of its type; the score is the share of it.
 
-    Series of a type that is not known, or is not one of floating point, are not judged.
+    Series of a type that is not known, or is not one of floating point, are not judged, and neither are those that held
+    the very largest number when they were first seen: masks do by design.
     """
 
     def __init__(self, condition: Saturated) -> None:
         self._share = condition.share
         self._largest = np.zeros(0)
+        self._unseen = np.zeros(0, np.bool_)
 
     def grow(self, size: int) -> None:  # noqa: D102
         self._largest = grown(self._largest, size, np.nan)
+        self._unseen = grown(self._unseen, size, 1)
 
     def meet(  # noqa: D102
         self, slots: Indices, keys: Sequence[SeriesKey], placements: Sequence[Placement | None]
     ) -> None:
         del keys
         self._largest[slots] = [LARGEST.get(place.dtype, np.nan) if place else np.nan for place in placements]
+        self._unseen[slots] = True
 
     def judge(self, slots: Slots, moments: Array) -> Verdict:  # noqa: D102
         value = DERIVED["absmax"](moments)
+        unseen = self._unseen[slots]
+        if unseen.any():
+            full = unseen & (value >= _FULL * self._largest[slots])
+            self._largest[slots] = np.where(full, np.nan, self._largest[slots])
+            self._unseen[slots] = unseen & np.isnan(value)
         share = value / self._largest[slots]
         bad = share >= self._share
         blind = np.isnan(share)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from trainermon.alerts.rules import load_rules
+from trainermon.alerts.rules import read_rules
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -14,11 +14,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Print that the rules are right and return 0.
+    """Print every mistake; return 0 if there is none, else 1.
 
     Raises:
-        RuleError: They are not.
+        RuleError: The file cannot be read, or is no list of rules.
     """
-    rules = load_rules(arguments.rules)
+    rules, mistakes = read_rules(arguments.rules)
+    for mistake in mistakes:
+        sys.stdout.write(f"{mistake}\n")
+    if mistakes:
+        sys.stdout.write(f"{len(mistakes)} of {len(rules) + len(mistakes)} rules cannot be used\n")
+        return 1
     sys.stdout.write(f"{arguments.rules or 'built-in rules'}: {len(rules)} rules, no mistake found\n")
     return 0

@@ -1,12 +1,17 @@
-"""`trainermon rules list`: what rules look at and how urgent they are."""
+"""`trainermon rules list`: what rules look at, which condition they have, and how urgent they are."""
 
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Iterator, Sequence
 
+from trainermon.alerts.criteria import Reported
+from trainermon.alerts.extensions import Custom
 from trainermon.alerts.rules import Rule, load_rules
+
+_HEADINGS = ("rule", "severity", "condition", "for", "looks at")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,13 +29,29 @@ def main(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def condition_name(rule: Rule) -> str:
+    """Return the name of a rule's condition, as it stands in the file.
+
+    >>> from trainermon.alerts.rules import load_rules
+    >>> condition_name(load_rules()[0])
+    'nonfinite'
+    """
+    if isinstance(rule.when, Custom):
+        return rule.when.name
+    name = re.sub(r"(?<!^)(?=[A-Z])", "_", type(rule.when).__name__).lower()
+    return "nonfinite" if name == "non_finite" else name
+
+
 def _table(rules: Sequence[Rule]) -> Iterator[str]:
-    rows = [("rule", "severity", "on"), *((rule.name, str(rule.severity), _looked_at(rule)) for rule in rules)]
-    widths = [max(len(row[column]) for row in rows) for column in range(2)]
-    for name, severity, looked_at in rows:
-        yield f"{name:<{widths[0]}}  {severity:<{widths[1]}}  {looked_at}"
+    rows = [_HEADINGS, *(_row(rule) for rule in rules)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS) - 1)]
+    for *cells, last in rows:
+        yield "  ".join((*(f"{cell:<{width}}" for cell, width in zip(cells, widths, strict=True)), last))
 
 
-def _looked_at(rule: Rule) -> str:
-    names = "" if rule.on.names == ("*",) else f" {', '.join(rule.on.names)}"
-    return f"{rule.on.statistic} of {', '.join(rule.on.kinds)}{names}"
+def _row(rule: Rule) -> tuple[str, ...]:
+    if isinstance(rule.when, Reported):
+        return rule.name, str(rule.severity), "reported", "", "what the agent sees"
+    names = "" if rule.on.names == ("*",) else f" {' '.join(rule.on.names)}"
+    looks_at = f"{rule.on.statistic} of {', '.join(rule.on.kinds)}{names}"
+    return rule.name, str(rule.severity), condition_name(rule), str(rule.for_steps), looks_at

@@ -101,6 +101,7 @@ def test_lost_gradients_inhibit_every_consequence() -> None:
     assert rules["gradient-nonfinite"].severity is Severity.FATAL
     assert rules["gradient-nonfinite"].for_steps == 1
     news = {"gradient-nonfinite", "gradient-nonfinite-local", "loss-scale-collapse", "steps-skipped"}
+    news |= {"steps-skipped-often", "straggler", "collective-slow", "collectives-mismatched"}
     news |= {rule.name for rule in rules.values() if isinstance(rule.when, Reported)}
     assert set(rules) - set(rules["gradient-nonfinite"].inhibits) == news
 
