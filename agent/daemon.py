@@ -55,6 +55,7 @@ def add_overrides(parser: argparse.ArgumentParser) -> None:
         help="a further name or address under which the page may be asked for; may be given several times",
     )
     parser.add_argument("--rules", help="file of alert rules, instead of the run's")
+    parser.add_argument("--node-name", help="name of this node in the run directory (default: the host's name)")
     parser.add_argument("--log-to-stderr", action="store_true", help="write the log to standard error too")
 
 
@@ -78,7 +79,8 @@ def main(args: argparse.Namespace) -> int:
     while status is None:
         settings = _overridden(load_settings(spool), args)
         write_status(spool, Status(pid=os.getpid(), run_id=settings.run_id, output=settings.output))
-        status = follow(spool, settings, log_to_stderr=args.log_to_stderr)
+        host = args.node_name or socket.gethostname()
+        status = follow(spool, settings, host=host, log_to_stderr=args.log_to_stderr)
     lock.release()
     return status
 
@@ -94,15 +96,16 @@ def run_command_line() -> int:
         return 2
 
 
-def follow(spool: Path, settings: AgentSettings, *, log_to_stderr: bool = False) -> int | None:
+def follow(spool: Path, settings: AgentSettings, *, host: str, log_to_stderr: bool = False) -> int | None:
     """Follow `spool`, whose lock is held, until its run is over, then take it away if everything in it is stored.
+
+    `host` names this node in the run directory: what one agent began there, the next of the same name goes on with.
 
     Returns 0 if all is stored, 1 if not, and None if the spool must be followed anew: a rank came when this agent had
     already looked for the last time. If a thread hangs in a file system that does not answer, the process ends here.
     """
     from trainermon.agent.release import is_needed, remove_run_spool
 
-    host = socket.gethostname()
     listener = open_log(settings.run_dir / "nodes" / host, spool, to_stderr=log_to_stderr)
     executor = ThreadPoolExecutor(1, thread_name_prefix="store")
     status: int | None = 1

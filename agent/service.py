@@ -82,7 +82,8 @@ def main(args: argparse.Namespace) -> int:
 
 def override_words(args: argparse.Namespace) -> list[str]:
     """Return the options of `add_overrides` as they were given."""
-    words = [f"--{name}={getattr(args, name)}" for name in ("host", "port", "rules") if getattr(args, name) is not None]
+    single = {"host": args.host, "port": args.port, "rules": args.rules, "node-name": args.node_name}
+    words = [f"--{name}={value}" for name, value in single.items() if value is not None]
     words += [f"--allow-host={name}" for name in args.allowed_hosts or ()]
     return words + ["--log-to-stderr"] * args.log_to_stderr
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from docs import chart
 from trainermon.alerts.prometheus_command import default_files
 from trainermon.exporters.reference import render_reference
 from trainermon.monitor.config import WITHOUT_EFFECT, MonitorConfig
@@ -69,6 +70,7 @@ def main() -> int:
         (FOLDER / name).write_text(text, encoding="utf-8")
     for name, text in default_files().items():
         (RULES / name).write_text(text, encoding="utf-8")
+    chart.write()
     return 0
 
 

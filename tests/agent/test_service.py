@@ -49,7 +49,7 @@ def check(tmp_path):
 
 def test_a_run_is_followed_where_the_site_says_and_stored(make_run, start_node):
     port = free_port()
-    start_node("--host", "127.0.0.2", "--port", str(port), "--allow-host", "127.0.0.2")
+    start_node("--host", "127.0.0.2", "--port", str(port), "--allow-host", "127.0.0.2", "--node-name", "gpu-7")
     run = make_run()
     rank = run.rank()
 
@@ -60,6 +60,7 @@ def test_a_run_is_followed_where_the_site_says_and_stored(make_run, start_node):
     rank.end()
     run.gone()
     assert run.stored() == expected(0, range(5))
+    assert [path.name for path in (run.output / "nodes").iterdir()] == ["gpu-7"]
 
 
 def test_sigterm_waits_until_a_run_without_ranks_is_stored(make_run, start_node):
