@@ -8,6 +8,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 BENCH_VENV := .venv-bench
 BENCH_READY := $(BENCH_VENV)/.ready
+KERNELS := monitor/statistics/moments.c monitor/statistics/checksums.c
 
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
@@ -17,13 +18,13 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
 
-$(READY): requirements/base.lock requirements/dev.lock pyproject.toml monitor/statistics/moments.c
+$(READY): requirements/base.lock requirements/dev.lock pyproject.toml $(KERNELS)
 	$(PYTHON) -m venv $(VENV)
 	DS_BUILD_OPS=0 $(BIN)/pip install --quiet -r requirements/dev.lock
 	$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
 	touch $@
 
-$(BENCH_READY): requirements/bench.lock pyproject.toml monitor/statistics/moments.c
+$(BENCH_READY): requirements/bench.lock pyproject.toml $(KERNELS)
 	$(PYTHON) -m venv $(BENCH_VENV)
 	DS_BUILD_OPS=0 $(BENCH_VENV)/bin/pip install --quiet -r requirements/bench.lock
 	$(BENCH_VENV)/bin/pip install --quiet --no-deps --no-build-isolation --editable .

@@ -33,7 +33,7 @@ from trainermon.monitor.naming import (
     statistics_row,
     with_shape,
 )
-from trainermon.monitor.values import STATISTICS, Moments, StatBlock
+from trainermon.monitor.values import STATISTICS, Kind, Moments, StatBlock
 
 FOLDER = "csv"
 TIME_FORMAT = "%b%d_%H-%M-%S"
@@ -58,10 +58,12 @@ class Row(NamedTuple):
 
 
 def rows_of(names: Names, header: Header, block: StatBlock) -> Iterator[Row]:
-    """Yield the rows of a block."""
+    """Yield the rows of a block; checksums are left out, which no column could show."""
     places = names.places(header.series)
     values = np.asarray(block.values, np.float64).reshape(len(STATISTICS), -1)
     for number, column in zip(np.asarray(block.series).tolist(), values.T.tolist(), strict=True):
+        if header.series[number].kind is Kind.CHECKSUM:
+            continue
         moments, placement = Moments(*column), header.placements[number]
         shown = statistics_row(header.series[number], moments)
         shape = shape_of(placement, moments) if shown is moments else []

@@ -1,7 +1,8 @@
 """Which heat map a series is a row of, and what may be shown of it.
 
 A heat map has a name: a kind, or a kind and a slot (`feature/attention_entropy`) where what differs in the slot is not
-of the same sort and would share no scale. Numbers of the step are no rows: they are lines.
+of the same sort and would share no scale. Numbers of the step are no rows: they are lines. Of checksums there is
+nothing to see.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from trainermon.monitor.values import Kind, SeriesKey
 HEATMAP_STATISTICS = ("rms", "absmax", "zero_ratio")
 """What is shown of tensors, whose elements have either sign."""
 
-_SCALARS = frozenset({Kind.LOSS, Kind.STEP})
+_NO_ROWS = frozenset({Kind.LOSS, Kind.STEP, Kind.CHECKSUM})
 _WAIT = "wait_seconds"
 _DETAILS = "expert_load."  # which experts have the most and the least load: numbers of experts have no scale
 
@@ -28,7 +29,7 @@ class HeatRow(NamedTuple):
 
 def heat_row(key: SeriesKey) -> HeatRow | None:
     """Return the heat map and the row of a series; None for what is not shown in one."""
-    if key.kind in _SCALARS:
+    if key.kind in _NO_ROWS:
         return None
     if key.kind is Kind.COMM:
         return _row_of_call(key)

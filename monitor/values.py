@@ -31,6 +31,7 @@ class Kind(str, enum.Enum):
     ACTV = "actv"
     ACTV_GRAD = "actv_grad"
     COMM = "comm"
+    CHECKSUM = "checksum"
     FEATURE = "feature"
     STEP = "step"
 

@@ -239,6 +239,8 @@ class MonitorConfig:
             before a name chooses virtual pipeline stage 1 only.
         start_step: First step that is collected.
         step_interval: Every how many steps are collected.
+        checksum_interval: Every how many steps the parameters of which several ranks hold copies get a checksum, so that
+            the agent can compare the copies; on collected steps only. 0: never.
         collect_times: How many steps are collected in all.
         module_ranks: Global ranks that collect; empty means all.
         wg_distribution: Weight gradients, before reduction and after it but before clipping.
@@ -282,6 +284,7 @@ class MonitorConfig:
     targets: tuple[str, ...] = ()
     start_step: int = 0
     step_interval: int = 1
+    checksum_interval: int = 10
     collect_times: int = 100_000_000
     module_ranks: tuple[int, ...] = ()
     wg_distribution: bool = True
@@ -320,6 +323,7 @@ class MonitorConfig:
     def __post_init__(self) -> None:
         require(self.start_step >= 0, "start_step", self.start_step, "0 or more")
         require(self.step_interval >= 1, "step_interval", self.step_interval, "1 or more")
+        require(self.checksum_interval >= 0, "checksum_interval", self.checksum_interval, "0 or more")
         require(self.collect_times >= 0, "collect_times", self.collect_times, "0 or more")
         require(self.spool_mb >= 1, "spool_mb", self.spool_mb, "1 or more")
         require(min(self.module_ranks, default=0) >= 0, "module_ranks", self.module_ranks, "ranks of 0 or more")

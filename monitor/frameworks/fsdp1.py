@@ -54,6 +54,7 @@ class Fsdp1Training(plain.PlainTraining):
     """
 
     framework = "fsdp1"
+    holds_replicas = False
     reduces = True
     communicates = ("dp",)
     wrappers: Sequence[Any]

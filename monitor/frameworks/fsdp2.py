@@ -45,6 +45,7 @@ class Fsdp2Training(plain.PlainTraining):
     """
 
     framework = "fsdp2"
+    holds_replicas = False
     groups: Sequence[tuple[int, Any]]
     managed: Sequence[Any]
 

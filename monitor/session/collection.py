@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from trainermon.monitor.config import MonitorConfig
 from trainermon.monitor.session.structure import StructureRecorder
+from trainermon.monitor.taps.checksums import ChecksumTaps
 from trainermon.monitor.taps.collectives import CollectiveTaps
 from trainermon.monitor.taps.collector import Collector
 from trainermon.monitor.taps.compiled_regions import CompiledRegions
@@ -64,6 +65,13 @@ class Collection:
         self._regions = CompiledRegions(modules, collector, steps, guard)
         self._parameters = ParameterTaps(training, indices, collector)
         self._states = StateTaps(training, indices, collector)
+        self._checksums = ChecksumTaps(
+            training,
+            indices,
+            collector,
+            interval_steps=config.checksum_interval,
+            step_interval=config.step_interval,
+        )
         self._values = StepValues(training, collector)
         self._features = FeatureTaps(training.modules, collector, steps, guard, config)
         self._structure = StructureRecorder(
@@ -126,6 +134,7 @@ class Collection:
     def before_optimizer(self, step: int, *, is_scaled: bool) -> None:
         """Take what the optimizer is about to use; `is_scaled` where the script scales its loss."""
         self._values.at_entry(is_scaled=is_scaled)
+        self._checksums.at_entry(step)
         if self._config.param_distribution:
             self._parameters.at_entry(step)
         if self._config.ur_distribution:

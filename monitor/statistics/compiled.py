@@ -54,7 +54,17 @@ _logger = logging.getLogger(__name__)
 
 
 def load() -> Callable[[Sequence[Tensor], Tensor, int], None] | None:
-    """Return the function that computes moments with the compiled library, or None if it is not there.
+    """Return the function that computes moments with the compiled library, or None if it is not used; see `library`.
+
+    Raises:
+        ValueError: TRAINERMON_KERNEL cannot be meant.
+    """
+    found = library()
+    return None if found is None else _Kernel(found).moments
+
+
+def library() -> ctypes.CDLL | None:
+    """Return the compiled library, or None if it is not there.
 
     It is missing where there was no compiler when the package was built, and is passed over if TRAINERMON_KERNEL is
     `torch`.
@@ -65,12 +75,10 @@ def load() -> Callable[[Sequence[Tensor], Tensor, int], None] | None:
     wanted = os.environ.get("TRAINERMON_KERNEL", "")
     if wanted not in ("", "c", "torch"):
         raise ValueError(f"TRAINERMON_KERNEL is {wanted!r}, expected 'c', 'torch' or nothing")
-    library = None if wanted == "torch" else _open_library()
-    if library is not None:
-        return _Kernel(library).moments
-    if wanted == "c":
+    found = None if wanted == "torch" else _open_library()
+    if found is None and wanted == "c":
         raise ValueError("TRAINERMON_KERNEL is 'c', but the library was not built: install a C compiler and reinstall")
-    return None
+    return found
 
 
 def _open_library() -> ctypes.CDLL | None:

@@ -106,6 +106,8 @@ class Training(abc.ABC):
             step's last backward (where the user clips by himself before the step).
         final_when_accumulated: Nothing touches a gradient between the moment at which the step's last backward has
             accumulated it and the script's own clipping; then it is read at that moment, while it is in the cache.
+        holds_replicas: At entry of the outer step the model's own parameters are there, whole, wherever their placement
+            says that other ranks hold copies. False: they are sharded then.
         reduces: Gradients are reduced over ranks, so that an unreduced gradient is something else than a reduced one.
         unreduced_once: `watch_unreduced` reports once per step, not once per backward.
         coordinates: Where this rank stands, if the framework knows better than the launcher; else None.
@@ -116,6 +118,7 @@ class Training(abc.ABC):
     framework: ClassVar[str]
     reads_at_entry: ClassVar[bool] = False
     final_when_accumulated: ClassVar[bool] = False
+    holds_replicas: bool = True
     reduces: bool = False
     unreduced_once: bool = False
     coordinates: Coordinates | None = None

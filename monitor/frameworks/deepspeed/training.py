@@ -38,6 +38,7 @@ class DeepSpeedTraining(Training):
         self.reduces = engine.dp_world_size > 1
         if engine.zero_optimization_partition_weights():
             self.communicates = ("dp",)
+            self.holds_replicas = False
         if engine.has_moe_layers:
             self.communicates += ("ep",)
 

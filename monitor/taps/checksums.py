@@ -1,0 +1,106 @@
+"""Checksums of the parameters that several ranks hold copies of, so that readers can compare the copies by step."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from trainermon.monitor.statistics.checksums import checksums, rows_of
+from trainermon.monitor.taps.collector import Collector
+from trainermon.monitor.taps.optimizer import placement_of
+from trainermon.monitor.taps.training import Parameter, Training
+from trainermon.monitor.values import Kind, Placement
+
+MAIN_COPY = "main"
+"""Slot of what the optimizer steps in the place of the model's own parameter, where each rank holds all of it."""
+
+
+class _Copy(NamedTuple):
+    slot: str
+    tensor: Tensor
+    placement: Placement
+
+
+class ChecksumTaps:
+    """Takes a checksum of every replicated parameter at the entry of the optimizer step.
+
+    At that moment the forward has used the model's own parameters, so whatever gathers them has done so. What is split
+    over ranks (the shards of FSDP and of ZeRO, the state of a distributed optimizer) has no copy, and no checksum.
+
+    Args:
+        training: Whose parameters.
+        indices: Which of them.
+        collector: Where the rows go.
+        interval_steps: A checksum is taken on the first collected step, and on the first one in each this many steps;
+            0: never.
+        step_interval: Every how many steps are collected.
+    """
+
+    def __init__(
+        self,
+        training: Training,
+        indices: Sequence[int],
+        collector: Collector,
+        *,
+        interval_steps: int,
+        step_interval: int,
+    ) -> None:
+        self._training = training
+        self._indices = indices if training.holds_replicas else ()
+        self._collector = collector
+        self._interval_steps = interval_steps
+        self._step_interval = step_interval
+        self._is_first = True
+        self._series: dict[tuple[int, str], int] = {}
+
+    def at_entry(self, step: int) -> None:
+        """Take the checksums if `step` is one of those steps; they are filed under it."""
+        if not self._interval_steps or not self._indices or self._collector.muted:
+            return
+        if not self._is_first and step % self._interval_steps >= self._step_interval:
+            return
+        self._is_first = False
+        series, tensors = [], []
+        for index, copy in self._copies():
+            series.append(self._number(index, copy))
+            tensors.append(copy.tensor)
+        if series:
+            self._collector.repeat(series, rows_of(checksums(tensors)))
+
+    def _copies(self) -> Iterator[tuple[int, _Copy]]:
+        values = self._training.values()
+        for index in self._indices:
+            parameter, value = self._training.parameters[index], values[index]
+            tensor = parameter.tensor
+            if parameter.placement.replicated_over and _is_whole(tensor):
+                yield index, _Copy("", tensor, _of_tensor(parameter, tensor))
+            is_other = value is not None and value.data_ptr() != tensor.data_ptr()
+            if is_other and parameter.owned.replicated_over and not _is_cut(parameter.owned):
+                assert value is not None
+                yield index, _Copy(MAIN_COPY, value, placement_of(parameter, value))
+
+    def _number(self, index: int, copy: _Copy) -> int:
+        number = self._series.get((index, copy.slot))
+        if number is None:
+            key = self._training.parameters[index].key(Kind.CHECKSUM, slot=copy.slot)
+            number = self._series[index, copy.slot] = self._collector.table.id_of(key, copy.placement)
+        return number
+
+
+def _of_tensor(parameter: Parameter, tensor: Tensor) -> Placement:
+    """Return the placement of the model's own parameter: that of its gradient, but for dtype and scale."""
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return dataclasses.replace(parameter.placement, dtype=dtype, scale=1.0)
+
+
+def _is_whole(tensor: Tensor) -> bool:
+    return tensor.numel() > 0 and tensor.layout is torch.strided and not hasattr(tensor, "placements")
+
+
+def _is_cut(placement: Placement) -> bool:
+    """Return whether ranks hold ranges of the parameter, of which only some may be copies of one another."""
+    return bool(set(placement.partitioned_over) & set(placement.replicated_over)) or placement.length is not None

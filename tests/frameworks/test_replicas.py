@@ -1,0 +1,79 @@
+"""Copies of parameters on real ranks: equal in clean runs, and the one that lost a bit is found by step and rank."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.frameworks.launches import Launches, jobs
+from tests.frameworks.replicas_worker import FAULTY_RANK, FLIPPED_AT, INTERVAL, NORM, QKV, STEPS, VARIANTS
+from trainermon.agent.follower import Follower
+from trainermon.agent.replicas import checksums_of, divergences
+from trainermon.monitor.journal import BlockRecord
+
+pytestmark = pytest.mark.distributed
+
+CLEAN = [name for name in VARIANTS if not name.endswith(("-flipped", "-skipped-sync"))]
+FLIPPED = {
+    "ddp-flipped": "first.weight",
+    "ddp-bf16-flipped": "first.weight",
+    "megatron-flipped": QKV,
+    "megatron-bf16-main-flipped": f"{QKV}.main",
+    "megatron-distributed-bf16-flipped": QKV,
+    "megatron-tp-flipped": NORM,
+}
+QUICK = {2: ("ddp-bf16", "megatron-distributed-bf16", "ddp-flipped", "megatron-tp-flipped"), 4: ("ddp-flipped",)}
+FIRST_CHECK = FLIPPED_AT + 1  # one of the checked steps
+
+
+@pytest.fixture(scope="module")
+def launch(request, tmp_path_factory):
+    return Launches(Path(__file__).with_name("replicas_worker.py"), request, tmp_path_factory)
+
+
+def checks_of(folder, name):
+    """Return, by step and rank, the checksums of a run; steps without any are left out."""
+    found = {}
+    follower = Follower(folder / "spool" / name)
+    while news := follower.poll():
+        for header, record in news:
+            if isinstance(record, BlockRecord) and (checksums := checksums_of(header, record.block)):
+                found.setdefault(record.block.step, {})[header.coordinates.rank] = checksums
+    follower.close()
+    return found
+
+
+@pytest.mark.parametrize(("size", "name"), jobs(CLEAN, QUICK))
+def test_copies_of_a_clean_run_are_equal_on_every_checked_step(launch, size, name):
+    checks = checks_of(launch(size), name)
+
+    assert sorted(checks) == list(range(0, STEPS, INTERVAL))
+    assert all(len(reports) == size for reports in checks.values())
+    assert [divergences(reports) for reports in checks.values()] == [[]] * len(checks)
+    one = [set(reports[0].items()) for reports in checks.values()]
+    assert not set.intersection(*one), "a checksum that does not change sees nothing"
+
+
+@pytest.mark.parametrize(("size", "name"), jobs(FLIPPED, QUICK))
+def test_one_flipped_bit_is_found_by_the_next_check_with_parameter_and_rank(launch, size, name):
+    checks = checks_of(launch(size), name)
+    before = [reports for step, reports in checks.items() if step <= FLIPPED_AT]
+
+    [found] = divergences(checks[FIRST_CHECK])
+
+    assert [divergences(reports) for reports in before] == [[]] * len(before)
+    assert found.copies.series.label.endswith(FLIPPED[name])
+    if size == 2:  # nobody can tell which of two is wrong
+        assert (found.ranks, found.others) == ((0, 1), ())
+    else:
+        assert found.ranks == (FAULTY_RANK,)
+        assert found.others == tuple(rank for rank in range(size) if rank != FAULTY_RANK)
+
+
+@pytest.mark.parametrize(("size", "name"), jobs(["ddp-skipped-sync"], {2: (), 4: ("ddp-skipped-sync",)}))
+def test_ranks_that_stop_reducing_their_gradients_are_found_at_once(launch, size, name):
+    checks = checks_of(launch(size), name)
+
+    found = divergences(checks[FIRST_CHECK])
+
+    assert {each.copies for each in found} == set(checks[FIRST_CHECK][0])
+    assert all(each.ranks == tuple(range(size)) for each in found)
