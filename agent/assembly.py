@@ -23,8 +23,6 @@ from trainermon.agent.exports import Exports, make_exports
 from trainermon.agent.feed import Feed
 from trainermon.agent.follower import Follower
 from trainermon.agent.hang.records import LastRecords
-from trainermon.agent.hang.watch import SEVERITIES as HANG_SEVERITIES
-from trainermon.agent.integrity import RULE as INTEGRITY_RULE
 from trainermon.agent.integrity import IntegrityCheck
 from trainermon.agent.lock import write_atomically
 from trainermon.agent.pipeline import Pipeline
@@ -36,7 +34,7 @@ from trainermon.alerts.anomalies import anomaly_rules
 from trainermon.alerts.engine import RuleEngine
 from trainermon.alerts.escalation import Escalator
 from trainermon.alerts.log import AlertLog
-from trainermon.alerts.rules import Rule, load_rules
+from trainermon.alerts.rules import Rule, load_rules, with_reported
 from trainermon.exporters.blocks import read_blocks
 from trainermon.exporters.budget import SeriesBudget
 from trainermon.exporters.prometheus import Exposition
@@ -44,7 +42,7 @@ from trainermon.exporters.store import read_cursors
 from trainermon.exporters.views import RunHistory
 from trainermon.monitor.errors import RuleError
 from trainermon.monitor.journal import Header
-from trainermon.monitor.values import SeriesKey, Severity, StatBlock
+from trainermon.monitor.values import SeriesKey, StatBlock
 
 TOKEN_FILE = "token"  # noqa: S105 - the name of the file
 SEGMENTS_FOLDER = "segments"
@@ -71,6 +69,7 @@ class Parts:
     exports: Exports
     feed: Feed
     history: RunHistory
+    judge: RuleConsumer
     metrics: Exposition
     config_watch: ConfigWatch
     pipeline: Pipeline
@@ -87,7 +86,7 @@ def assemble(spool: Path, settings: AgentSettings, node_dir: Path, executor: Exe
     """
     segments = node_dir / SEGMENTS_FOLDER
     node_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    rules = (*_load_rules(settings), *anomaly_rules(settings.anomalies))
+    rules = with_reported((*_load_rules(settings), *anomaly_rules(settings.anomalies)))
     log = AlertLog(node_dir / ALERTS_FILE)
     alerts = AlertBook(executor, log)
     engine = RuleEngine(rules)
@@ -111,16 +110,17 @@ def assemble(spool: Path, settings: AgentSettings, node_dir: Path, executor: Exe
         watch=watch,
     )
     exports = make_exports(settings)
+    judge = RuleConsumer(engine, reactions.on_alert)
     records = LastRecords()
     pipeline = Pipeline(
         spool,
         segments,
         executor=executor,
         consumers=[
-            RuleConsumer(engine, reactions.on_alert),
+            judge,
             MetricsConsumer(metrics),
             HistoryConsumer(history),
-            IntegrityCheck(reactions.on_alert, checks_norm=settings.watches_all_parameters),
+            IntegrityCheck(judge.report, checks_norm=settings.watches_all_parameters),
             reactions,
             dump_reports,
             records,
@@ -145,6 +145,7 @@ def assemble(spool: Path, settings: AgentSettings, node_dir: Path, executor: Exe
         exports=exports,
         feed=feed,
         history=history,
+        judge=judge,
         metrics=metrics,
         config_watch=_config_watch(settings, watch=watch, executor=executor, reactions=reactions, metrics=metrics),
         pipeline=pipeline,
@@ -220,7 +221,7 @@ def _load_rules(settings: AgentSettings) -> tuple[Rule, ...]:
 
 
 def _exposition(settings: AgentSettings, rules: Sequence[Rule]) -> Exposition:
-    severities = {rule.name: rule.severity for rule in rules} | {INTEGRITY_RULE: Severity.WARNING} | HANG_SEVERITIES
+    severities = {rule.name: rule.severity for rule in rules}
     budget = None if settings.series_budget is None else SeriesBudget(per_node=settings.series_budget)
     return Exposition(settings.run_id, rules=severities, budget=budget)
 

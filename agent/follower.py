@@ -69,6 +69,11 @@ class Follower:
         """Number of journal files that were removed for the spool's budget before they were read."""
         return sum(reader.lost_files for reader in self._readers.values())
 
+    @property
+    def lost_records(self) -> dict[int, int]:
+        """By rank, records that it skipped or that were gone, as far as later ones show it."""
+        return {rank: reader.lost_records for rank, reader in self._readers.items()}
+
     def poll(self, turn_bytes: int = TURN_BYTES) -> list[Followed]:
         """Return what is new, at most about `turn_bytes` of each rank; empty if nothing is.
 

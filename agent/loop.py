@@ -26,6 +26,7 @@ from trainermon.agent.child import output_of
 from trainermon.agent.dumps import Diagnoser, DumpEntry
 from trainermon.agent.escalations import Escalations
 from trainermon.agent.hang.watch import HangWatch
+from trainermon.agent.health import MonitorHealth, readings_of
 from trainermon.agent.http import build_application
 from trainermon.agent.lock import DRAINING, FINISHED, RUNNING, Status, write_status
 from trainermon.agent.node import RankFile, RunNode, read_rank_file
@@ -81,11 +82,12 @@ class Agent:
             ranks=parts.watch,
             headers=lambda: parts.pipeline.follower.headers,
             records=parts.records,
-            report=parts.reactions.on_alert,
+            report=parts.judge.adopt,
             open_alerts=parts.alerts.firing,
             executor=executor,
             log=parts.node_dir / LOG_FILE,
         )
+        self._health = MonitorHealth(lambda: readings_of(parts), parts.judge.report)
         self._server: Server | None = None
         self._stopping = False
         self._state = RUNNING
@@ -150,6 +152,7 @@ class Agent:
             if (rank, header.attempt) not in self._rank_files:
                 self._rank_files.add((rank, header.attempt))
                 self._read_rank_file(rank)
+        self._health.poll(now_s)
         self._diagnoser.poll()
         if now_s - self._compacted_s >= COMPACT_S:
             self._compacted_s = now_s
@@ -221,6 +224,7 @@ class Agent:
             _log.warning("this process stood still for %.0f s; timers start anew", now_s - self._last_turn_s)
             self._gone_s = now_s
             self._parts.watch.restart_timers(now_s)
+            self._health.restart_timers()
         self._last_turn_s = now_s
 
     def _note_fault(self) -> None:

@@ -1,0 +1,185 @@
+"""Whether the monitor itself works: what the agent says about its own parts, as statements for `reported` rules.
+
+    monitor-records-lost       ranks left out records, or files were gone before they were read, in the last minutes
+    monitor-lagging            the rules see steps long after their end
+    monitor-store-failing      nothing could be stored for a while
+    monitor-export-failing     exporters have failed, or were too slow, in the last minutes
+    monitor-condition-failing  a condition of another package has raised an error
+
+Looked at every few seconds, by this process's monotonic clock.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from trainermon.alerts.reported import Statement
+
+if TYPE_CHECKING:
+    from trainermon.agent.assembly import Parts
+
+LOOK_S = 5.0
+RECENT_S = 300.0
+"""For so long after the last loss or failure an alert about it stays on."""
+
+LAG_LIMIT_S = 30.0
+STORE_LIMIT_S = 60.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Readings:
+    """What the agent's parts say of themselves at a moment.
+
+    Attributes:
+        rank: The first rank of this node, whose alerts these are.
+        attempt: The newest one.
+        step: The newest one.
+        lag_s: From the end of the newest step to its evaluation.
+        lost_records: By rank, records that were not taken or not there to be read, since the agent started.
+        lost_files: Journal files of all ranks that were gone before they were read, since the agent started.
+        store_error: Why nothing can be stored; empty if it can.
+        num_export_failures: Calls of exporters that failed and steps that they left out, since the agent started.
+        faults: By rule, what a condition of another package failed at.
+    """
+
+    rank: int
+    attempt: int
+    step: int
+    lag_s: float = 0.0
+    lost_records: Mapping[int, int] = dataclasses.field(default_factory=dict)
+    lost_files: int = 0
+    store_error: str = ""
+    num_export_failures: int = 0
+    faults: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+class MonitorHealth:
+    """Turns readings into statements.
+
+    Args:
+        read: Takes the readings; None as long as no rank has been seen.
+        report: Where statements go, again at every look.
+    """
+
+    def __init__(self, read: Callable[[], Readings | None], report: Callable[[Statement], None]) -> None:
+        self._read = read
+        self._report = report
+        self._looked_s = -math.inf
+        self._seen: dict[str, int] = {}
+        self._grew_s: dict[str, float] = {}
+        self._store_failed_s = math.inf
+        self._lagging_looks = 0
+
+    def poll(self, now_s: float) -> None:
+        """Look at everything, if it is time to; `now_s` is monotonic."""
+        if now_s - self._looked_s < LOOK_S:
+            return
+        self._looked_s = now_s
+        readings = self._read()
+        if readings is None:
+            return
+        for statement in (
+            self._records(readings, now_s),
+            self._lag(readings),
+            self._store(readings, now_s),
+            self._exports(readings, now_s),
+            self._conditions(readings),
+        ):
+            self._report(statement)
+
+    def restart_timers(self) -> None:
+        """Forget for how long something has lasted: this process itself was stopped."""
+        self._store_failed_s = math.inf
+        self._lagging_looks = 0
+
+    def _records(self, readings: Readings, now_s: float) -> Statement:
+        lost = sum(readings.lost_records.values())
+        ranks = ", ".join(str(rank) for rank, number in sorted(readings.lost_records.items()) if number)
+        detail = f"ranks {ranks or 'unknown'}, {readings.lost_files} journal files removed unread"
+        holds = self._has_grown("records", lost + readings.lost_files, now_s)
+        return _statement(readings, "monitor-records-lost", holds=holds, value=float(lost), detail=detail)
+
+    def _lag(self, readings: Readings) -> Statement:
+        self._lagging_looks = self._lagging_looks + 1 if readings.lag_s > LAG_LIMIT_S else 0
+        holds = self._lagging_looks >= 3
+        return _statement(
+            readings,
+            "monitor-lagging",
+            holds=holds,
+            value=readings.lag_s,
+            usual=LAG_LIMIT_S,
+            detail="of the newest step",
+        )
+
+    def _store(self, readings: Readings, now_s: float) -> Statement:
+        self._store_failed_s = min(self._store_failed_s, now_s) if readings.store_error else math.inf
+        failing_s = max(0.0, now_s - self._store_failed_s)
+        return _statement(
+            readings,
+            "monitor-store-failing",
+            holds=failing_s >= STORE_LIMIT_S,
+            value=failing_s,
+            detail=readings.store_error,
+        )
+
+    def _exports(self, readings: Readings, now_s: float) -> Statement:
+        number = readings.num_export_failures
+        holds = self._has_grown("exports", number, now_s)
+        return _statement(
+            readings, "monitor-export-failing", holds=holds, value=float(number), detail="see the agent's log"
+        )
+
+    def _conditions(self, readings: Readings) -> Statement:
+        detail = "; ".join(f"{rule}: {fault}" for rule, fault in sorted(readings.faults.items()))
+        return _statement(
+            readings,
+            "monitor-condition-failing",
+            holds=bool(readings.faults),
+            value=float(len(readings.faults)),
+            detail=detail,
+        )
+
+    def _has_grown(self, name: str, count: int, now_s: float) -> bool:
+        """Return whether a count has grown lately."""
+        if count > self._seen.get(name, 0):
+            self._grew_s[name] = now_s
+        self._seen[name] = count
+        return now_s - self._grew_s.get(name, -math.inf) < RECENT_S
+
+
+def _statement(  # noqa: PLR0913 - what differs between statements
+    readings: Readings, rule: str, *, holds: bool, value: float, detail: str, usual: float = math.nan
+) -> Statement:
+    return Statement(
+        rule=rule,
+        holds=holds,
+        rank=readings.rank,
+        attempt=readings.attempt,
+        step=readings.step,
+        time_s=time.time(),
+        detail=detail if holds else "",
+        value=value,
+        usual=usual,
+    )
+
+
+def readings_of(parts: Parts) -> Readings | None:
+    """Return what an agent's parts say now; None as long as no rank has been seen."""
+    follower = parts.pipeline.follower
+    if not follower.headers:
+        return None
+    return Readings(
+        rank=min(follower.headers),
+        attempt=parts.reactions.attempt,
+        step=max(parts.watch.steps.values(), default=0),
+        lag_s=parts.reactions.lag_s,
+        lost_records=follower.lost_records,
+        lost_files=follower.lost_files,
+        store_error=parts.pipeline.store_error,
+        num_export_failures=parts.exports.num_errors + parts.exports.num_dropped,
+        faults=parts.engine.faults,
+    )
