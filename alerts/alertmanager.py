@@ -24,8 +24,8 @@ LADDER = (
     ("TrainermonRunStalled",),
     ("TrainermonRankSilent",),
     ("straggler",),
-    ("TrainermonThroughputDrop",),
-    ("step-time-slow",),
+    ("TrainermonThroughputDrop", "throughput-low"),
+    ("step-time-slow", "collective-slow"),
 )
 """Worst first: while one of a line fires, those of all lines below are not sent for the same run. Rules and alerts."""
 
