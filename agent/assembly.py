@@ -19,7 +19,7 @@ import numpy as np
 from trainermon.agent.alerting import AlertBook
 from trainermon.agent.commands import CommandBook
 from trainermon.agent.dumps import Dumps
-from trainermon.agent.exports import Exports, make_exports
+from trainermon.agent.exports import Exports, make_exports, series_budget
 from trainermon.agent.feed import Feed
 from trainermon.agent.follower import Follower
 from trainermon.agent.hang.records import LastRecords
@@ -36,7 +36,7 @@ from trainermon.alerts.escalation import Escalator
 from trainermon.alerts.log import AlertLog
 from trainermon.alerts.rules import Rule, load_rules, with_reported
 from trainermon.exporters.blocks import read_blocks
-from trainermon.exporters.budget import SeriesBudget
+from trainermon.exporters.export import SEGMENTS_FOLDER
 from trainermon.exporters.prometheus import Exposition
 from trainermon.exporters.store import read_cursors
 from trainermon.exporters.views import RunHistory
@@ -45,7 +45,6 @@ from trainermon.monitor.journal import Header
 from trainermon.monitor.values import SeriesKey, StatBlock
 
 TOKEN_FILE = "token"  # noqa: S105 - the name of the file
-SEGMENTS_FOLDER = "segments"
 ALERTS_FILE = "alerts.jsonl"
 ESCALATIONS_FILE = "agent.escalations.jsonl"
 
@@ -70,6 +69,7 @@ class Parts:
     feed: Feed
     history: RunHistory
     judge: RuleConsumer
+    integrity: IntegrityCheck
     metrics: Exposition
     config_watch: ConfigWatch
     pipeline: Pipeline
@@ -109,8 +109,9 @@ def assemble(spool: Path, settings: AgentSettings, node_dir: Path, executor: Exe
         rules=rules,
         watch=watch,
     )
-    exports = make_exports(settings)
+    exports = make_exports(settings, node_dir)
     judge = RuleConsumer(engine, reactions.on_alert)
+    integrity = IntegrityCheck(judge.report, checks_norm=settings.watches_all_parameters)
     records = LastRecords()
     pipeline = Pipeline(
         spool,
@@ -120,7 +121,7 @@ def assemble(spool: Path, settings: AgentSettings, node_dir: Path, executor: Exe
             judge,
             MetricsConsumer(metrics),
             HistoryConsumer(history),
-            IntegrityCheck(judge.report, checks_norm=settings.watches_all_parameters),
+            integrity,
             reactions,
             dump_reports,
             records,
@@ -146,6 +147,7 @@ def assemble(spool: Path, settings: AgentSettings, node_dir: Path, executor: Exe
         feed=feed,
         history=history,
         judge=judge,
+        integrity=integrity,
         metrics=metrics,
         config_watch=_config_watch(settings, watch=watch, executor=executor, reactions=reactions, metrics=metrics),
         pipeline=pipeline,
@@ -222,8 +224,7 @@ def _load_rules(settings: AgentSettings) -> tuple[Rule, ...]:
 
 def _exposition(settings: AgentSettings, rules: Sequence[Rule]) -> Exposition:
     severities = {rule.name: rule.severity for rule in rules}
-    budget = None if settings.series_budget is None else SeriesBudget(per_node=settings.series_budget)
-    return Exposition(settings.run_id, rules=severities, budget=budget)
+    return Exposition(settings.run_id, rules=severities, budget=series_budget(settings))
 
 
 def _live_tables(spool: Path, segments: Path) -> dict[int, Header]:

@@ -60,9 +60,14 @@ class IntegrityCheck(Consumer):
     Args:
         report: Where statements about the rule `monitor-integrity` go.
         checks_norm: Whether every parameter of the model is watched; with some left out no norm can be compared.
+
+    Attributes:
+        num_checked: Steps that were added up.
+        num_mismatches: Those of them that did not fit.
     """
 
     def __init__(self, report: Callable[[Statement], None], *, checks_norm: bool = True) -> None:
+        self.num_checked = self.num_mismatches = 0
         self._report = report
         self._checks_norm = checks_norm
         self._attempt = 0
@@ -136,6 +141,8 @@ class IntegrityCheck(Consumer):
 
     def _judge(self, block: StatBlock, reports: Mapping[int, _Report]) -> None:
         problem = self._missing(reports) or (self._wrong_norm(reports) if self._checks_norm else None)
+        self.num_checked += 1
+        self.num_mismatches += problem is not None
         if problem is None:
             self._bad_steps = 0
             self._report(self._statement(block, holds=False))

@@ -34,6 +34,7 @@ from trainermon.agent.process import LOG_FILE
 from trainermon.agent.release import linger_s
 from trainermon.agent.server import Server, certificate_of
 from trainermon.exporters.discovery import clear_targets, write_targets
+from trainermon.exporters.export import SEGMENTS_FOLDER
 from trainermon.monitor.errors import ConfigError
 
 COMPACT_MODULE = "trainermon.exporters.retention"

@@ -18,6 +18,7 @@ import trainermon
 from trainermon.agent.assembly import Parts
 from trainermon.agent.commands import ConflictError, parse_command, require_possible
 from trainermon.agent.dumps import MAX_REPORT_BYTES, DumpKey
+from trainermon.agent.self_metrics import show_agent
 from trainermon.monitor.errors import ConfigError
 from trainermon.monitor.values import Coordinates, as_plain
 
@@ -136,14 +137,8 @@ class RunNode:
 
     def metrics(self, accept: str) -> tuple[bytes, str]:
         """Return the exposition."""
-        metrics, pipeline = self._parts.metrics, self._parts.pipeline
-        metrics.set_alerts(self._parts.alerts.latest.values(), now_s=time.time())
-        metrics.set("trainermon_commits_total", pipeline.num_commits)
-        metrics.set(
-            "trainermon_errors_total",
-            pipeline.num_consumer_errors + self.num_faults + self._parts.exports.num_errors,
-        )
-        return metrics.render(accept)
+        show_agent(self._parts, num_faults=self.num_faults)
+        return self._parts.metrics.render(accept)
 
     def order(self, body: Any) -> dict[str, Any]:
         """Hand a client's command to the ranks it names in `ranks`, without that to all that live.

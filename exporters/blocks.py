@@ -40,10 +40,11 @@ def read_blocks(directory: Path, *, max_rows: int = 2_000_000) -> Iterator[tuple
             break
         chosen.append((segment.path, metadata))
     for path, metadata in reversed(chosen):
-        yield from _segment_blocks(path, metadata)
+        yield from read_segment_blocks(path, metadata)
 
 
-def _segment_blocks(path: Path, metadata: Metadata) -> Iterator[tuple[Header, StatBlock]]:
+def read_segment_blocks(path: Path, metadata: Metadata) -> Iterator[tuple[Header, StatBlock]]:
+    """Yield the blocks of one segment by attempt, step and rank; headers and errors as for `read_blocks`."""
     series, columns = _read_segment(path)
     order = np.lexsort((columns["id"], columns["rank"], columns["step"], columns["attempt"]))
     places = np.stack([columns[name][order] for name in ("attempt", "step", "rank")])

@@ -3,8 +3,9 @@
     [project.entry-points."trainermon.exporters"]
     mine = "package.module:MyExporter"
 
-An entry point names a callable that takes `ExportSettings` and returns an `Exporter`. Who calls it, in which thread,
-and what becomes of its failures is decided in `trainermon.agent.exports`.
+An entry point names a callable that takes `ExportSettings` and returns an `Exporter`, which is handed every step as it
+comes, or a `StoreExporter`, which reads what was committed and may therefore lag behind for as long as it has to. Who
+calls it, in which thread, and what becomes of its failures is decided in `trainermon.agent.exports`.
 """
 
 from __future__ import annotations
@@ -13,14 +14,18 @@ import abc
 import dataclasses
 import importlib
 import importlib.metadata
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TypeAlias
 
+from trainermon.exporters.budget import SeriesBudget
+from trainermon.monitor.config import ENTRY_POINTS, InfluxDBConfig
 from trainermon.monitor.errors import ConfigError
 from trainermon.monitor.journal import Header
 from trainermon.monitor.values import StatBlock
 
-GROUP = "trainermon.exporters"
+SEGMENTS_FOLDER = "segments"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +38,10 @@ class ExportSettings:
         ndigits: Significant digits in text.
         step_count_per_record: Steps per file, where a form has several.
         append_output: Nothing, or two timestamps: go on in the newest folder that was begun between them.
+        run_id: Name of the run.
+        node_dir: The agent's own folder in the run directory, with the segments of the store in `segments`.
+        budget: How many series a form with a limited number of them may have.
+        influxdb: Where `influxdb` sends points.
     """
 
     run_dir: Path
@@ -40,6 +49,15 @@ class ExportSettings:
     ndigits: int = 6
     step_count_per_record: int = 1
     append_output: tuple[str, ...] = ()
+    run_id: str = ""
+    node_dir: Path = Path()
+    budget: SeriesBudget = dataclasses.field(default_factory=SeriesBudget)
+    influxdb: InfluxDBConfig = dataclasses.field(default_factory=InfluxDBConfig)
+
+    @property
+    def segments(self) -> Path:
+        """Folder of the node's segments."""
+        return self.node_dir / SEGMENTS_FOLDER
 
 
 class Exporter(abc.ABC):
@@ -55,6 +73,25 @@ class Exporter(abc.ABC):
 
     def flush(self) -> None:  # noqa: B027  (an exporter without a buffer has nothing to do)
         """Bring everything written so far to where it can be read; called when nothing is waiting."""
+
+    def close(self) -> None:  # noqa: B027
+        """Release what is held."""
+
+
+class StoreExporter(abc.ABC):
+    """Sends what the node has committed. All calls come from one thread but `metrics`, which any may call."""
+
+    @abc.abstractmethod
+    def send(self, stop: threading.Event) -> None:
+        """Send every committed segment that was not sent; called again and again, also after it has raised.
+
+        It may take as long as the server is away, but must return soon once `stop` is set. How far it has come is its
+        own business, across restarts too; so are retries.
+        """
+
+    def metrics(self) -> Mapping[str, float]:
+        """Return what it counts, by names of metrics with the labels run and exporter."""
+        return {}
 
     def close(self) -> None:  # noqa: B027
         """Release what is held."""
@@ -88,8 +125,11 @@ class NullExporter(Exporter):
         self.is_closed = True
 
 
+Factory: TypeAlias = Callable[[ExportSettings], Exporter | StoreExporter]
+
 BUILT_IN: Mapping[str, str] = {
     "csv": "trainermon.exporters.csv_files:CsvExporter",
+    "influxdb": "trainermon.exporters.influxdb:InfluxDBExporter",
     "tensorboard": "trainermon.exporters.tensorboard:TensorBoardExporter",
     "null": "trainermon.exporters.export:NullExporter",
 }
@@ -97,7 +137,7 @@ IN_PROCESS = frozenset({"api"})
 """Forms that the training process itself serves."""
 
 
-def make_exporter(name: str, settings: ExportSettings) -> Exporter:
+def make_exporter(name: str, settings: ExportSettings) -> Exporter | StoreExporter:
     """Return a new exporter of the form `name`: a built-in one, else that of an installed package.
 
     Raises:
@@ -109,15 +149,15 @@ def make_exporter(name: str, settings: ExportSettings) -> Exporter:
         raise ConfigError(f"format {name!r} cannot be written: {error}") from error
 
 
-def _factory(name: str) -> Callable[[ExportSettings], Exporter]:
+def _factory(name: str) -> Factory:
     if name in BUILT_IN:
         module, _, attribute = BUILT_IN[name].partition(":")
-        built_in: Callable[[ExportSettings], Exporter] = getattr(importlib.import_module(module), attribute)
+        built_in: Factory = getattr(importlib.import_module(module), attribute)
         return built_in
-    points = importlib.metadata.entry_points(group=GROUP)
+    points = importlib.metadata.entry_points(group=ENTRY_POINTS)
     for point in points:
         if point.name == name:
-            registered: Callable[[ExportSettings], Exporter] = point.load()
+            registered: Factory = point.load()
             return registered
     known = sorted({*BUILT_IN, *IN_PROCESS, *(point.name for point in points)})
     raise ConfigError(f"format: found {name!r}, expected one of {', '.join(known)}")

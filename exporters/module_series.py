@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from trainermon.exporters.budget import outermost, roll_up, share
-from trainermon.exporters.openmetrics import Samples, sample_prefix
 from trainermon.monitor.metrics import METRICS, MODULE_METRICS
 from trainermon.monitor.values import Kind, Placement, SeriesKey
 
@@ -36,9 +35,19 @@ class _Quantity(NamedTuple):
     metric: str
     slot: str = ""
 
+
+class ModuleKey(NamedTuple):
+    """What one series of a module shows."""
+
+    kind: Kind
+    metric: str
+    module: str
+    slot: str
+
     @property
     def labels(self) -> dict[str, str]:
-        return dict(zip(METRICS[self.metric].labels[3:], (self.slot,), strict=False))
+        """Labels of the metric beside run and rank."""
+        return {"module": self.module, **dict(zip(METRICS[self.metric].labels[3:], (self.slot,), strict=False))}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,57 +55,54 @@ class ModuleSeries:
     """The modules shown of one rank.
 
     Attributes:
-        prefixes: Text in front of each value, in the order of the groups.
-        groups: Group of each series id, `len(prefixes)` for a series that is not shown.
+        shown: What each group shows.
+        groups: Group of each series id, `len(shown)` for a series that is not shown.
         slices: Metric and groups of each quantity.
         rolled_up: Number of series that are shown under another name than their own.
         left_out: Number of series for which there was no room.
     """
 
-    prefixes: list[str]
+    shown: list[ModuleKey]
     groups: Array
     slices: Sequence[tuple[str, slice]]
     rolled_up: int
     left_out: int
 
     @classmethod
-    def choose(
-        cls, labels: Mapping[str, str], keys: Sequence[SeriesKey], placements: Sequence[Placement | None], *, room: int
-    ) -> ModuleSeries:
+    def choose(cls, keys: Sequence[SeriesKey], placements: Sequence[Placement | None], *, room: int) -> ModuleSeries:
         """Return at most `room` modules over all quantities; depends on the arguments only.
 
         Args:
-            labels: Run and rank.
             keys: The series table.
             placements: Parallel to `keys`, or shorter; a series without one counts as one element.
             room: Most series.
         """
         quantities = _quantities(keys)
         granted = _share(quantities, keys, room)
-        prefixes: list[str] = []
+        shown: list[ModuleKey] = []
         slices: list[tuple[str, slice]] = []
         group_of = [-1] * len(keys)
         rolled_up = left_out = 0
         for quantity, ids in quantities.items():
-            shown = _labels_of(quantity.kind, keys, placements, ids=ids, limit=granted[quantity])
-            first = len(prefixes)
-            number = {label: first + position for position, label in enumerate(dict.fromkeys(shown.values()))}
-            metric = METRICS[quantity.metric]
-            own = quantity.labels
-            prefixes += [sample_prefix(metric, {**labels, "module": label or ROOT, **own}) for label in number]
-            slices.append((metric.name, slice(first, len(prefixes))))
+            names = _labels_of(quantity.kind, keys, placements, ids=ids, limit=granted[quantity])
+            first = len(shown)
+            number = {label: first + position for position, label in enumerate(dict.fromkeys(names.values()))}
+            shown += [ModuleKey(quantity.kind, quantity.metric, label or ROOT, quantity.slot) for label in number]
+            slices.append((quantity.metric, slice(first, len(shown))))
             for i in ids:
-                label = shown.get(keys[i].name)
+                label = names.get(keys[i].name)
                 if label is None:
                     left_out += 1
                 else:
                     group_of[i] = number[label]
                     rolled_up += label != keys[i].name
-        groups = np.array([len(prefixes) if group < 0 else group for group in group_of], dtype=np.intp)
-        return cls(prefixes=prefixes, groups=groups, slices=slices, rolled_up=rolled_up, left_out=left_out)
+        groups = np.array([len(shown) if group < 0 else group for group in group_of], dtype=np.intp)
+        return cls(shown=shown, groups=groups, slices=slices, rolled_up=rolled_up, left_out=left_out)
 
-    def samples(self, finite: Array, sums: Array, sum_sq: Array, largest: Array) -> Iterator[tuple[str, Samples]]:
-        """Return the value of each module by metric name, NaN or -Inf where nothing finite is known.
+    def values(
+        self, finite: Array, sums: Array, sum_sq: Array, largest: Array
+    ) -> Iterator[tuple[str, slice, list[float]]]:
+        """Return the groups of each metric and their values, NaN or -Inf where nothing finite is known.
 
         Args:
             finite: Number of finite elements by series id.
@@ -104,7 +110,7 @@ class ModuleSeries:
             sum_sq: Sum of their squares by series id.
             largest: The largest of them by series id; without one it does not matter.
         """
-        size = len(self.prefixes)
+        size = len(self.shown)
         numbers, totals, squares = (
             np.bincount(self.groups, weights=weights, minlength=size + 1)[:size] for weights in (finite, sums, sum_sq)
         )
@@ -115,7 +121,7 @@ class ModuleSeries:
         roots = np.sqrt(mean_squares)
         for name, part in self.slices:
             values = peaks if name == _LARGEST.name else means if name in _MEANS else roots
-            yield name, Samples(self.prefixes[part], values[part].tolist())
+            yield name, part, values[part].tolist()
 
 
 def _quantities(keys: Sequence[SeriesKey]) -> dict[_Quantity, list[int]]:

@@ -154,4 +154,3 @@ class NodeSeries:
     def end_run(self) -> None:
         """Show nothing of any rank any more."""
         self.histograms.clear()
-        self._labelled["trainermon_ranks_in_phase"].clear()

@@ -78,6 +78,7 @@ class RankSeries:
         self._shows_histogram = False
         self._single: list[_Single] = []
         self._modules: ModuleSeries | None = None
+        self._prefixes: list[str] = []
 
     @property
     def registered(self) -> bool:
@@ -115,7 +116,8 @@ class RankSeries:
             room -= len(self._histogram)
         elif node.step is None:
             self.left_out += len(self._histogram)
-        self._modules = ModuleSeries.choose(self._labels, keys, placements, room=room)
+        self._modules = ModuleSeries.choose(keys, placements, room=room)
+        self._prefixes = [sample_prefix(METRICS[m.metric], {**self._labels, **m.labels}) for m in self._modules.shown]
         self.rolled_up = self._modules.rolled_up
         self.left_out += self._modules.left_out
 
@@ -140,7 +142,8 @@ class RankSeries:
         if self._histogram is not None and self._shows_histogram:
             yield STEP_DURATION.name, self._histogram
         if self._modules is not None:
-            yield from self._modules.samples(*self._rows)
+            for name, groups, values in self._modules.values(*self._rows):
+                yield name, Samples(self._prefixes[groups], values)
 
     def _forget_and_add(self, series: Array, sums: Array) -> None:
         """Forget all parts of the scalars that the step tells anew: it may have fewer micro steps; add to totals."""

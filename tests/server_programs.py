@@ -27,6 +27,7 @@ PROGRAMS = {
     "prometheus-alertmanager": ("prometheus-alertmanager", "usr/bin/prometheus-alertmanager"),
     "amtool": ("prometheus-alertmanager", "usr/bin/amtool"),
     "chromium": ("chromium", "usr/bin/chromium"),
+    "influxd": ("influxdb", "usr/bin/influxd"),
 }
 CACHE = Path(__file__).parents[1] / "build" / "test-programs"
 START_S = 60.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 
+from trainermon.monitor.config.outputs import InfluxDBConfig, check_formats
 from trainermon.monitor.errors import ConfigError
 from trainermon.monitor.strict import require
 
@@ -28,7 +29,6 @@ OPS = (
 """Columns that a csv file may have; msprobe's, and what the eight moments give beside them."""
 ANOMALY_RULES = ("AnomalyTurbulence", "AnomalyNan")
 SA_ORDERS = ("s,b,h,d", "b,s,h,d")
-FORMAT_NAME = re.compile(r"[a-z][a-z0-9_.-]*")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,12 +268,13 @@ class MonitorConfig:
         spool_mb: Most MiB of journal that this rank keeps on the node.
         rules: File of alert rules instead of the built-in ones.
         alert: Rules of msprobe's monitor, beside those.
-        format: Forms that the run is written in beside its store: `csv`, `tensorboard`, `api`, or what another package
-            registers; a name or a list of names.
+        format: Forms that the run is written in beside its store: `csv`, `tensorboard`, `influxdb`, `api`, or what
+            another package registers; a name or a list of names.
         ops: Statistics that `format` writes; `shape` and `dtype` always are.
         ndigits: Significant digits in csv files, 1 to 20.
         step_count_per_record: Steps per csv file.
         append_output: Two timestamps as `Dec03_21-34-40`: csv rows are appended to the newest folder between them.
+        influxdb: Where `format: influxdb` sends points.
         agent: The node agent.
         replay: The replay of a step whose gradients are not finite.
         escalation: What other alerts may order.
@@ -315,6 +316,7 @@ class MonitorConfig:
     ndigits: int = 6
     step_count_per_record: int = 1
     append_output: tuple[str, ...] = ()
+    influxdb: InfluxDBConfig = InfluxDBConfig()  # noqa: RUF009  (frozen)
     agent: AgentConfig = AgentConfig()
     replay: ReplayConfig = ReplayConfig()
     escalation: EscalationConfig = EscalationConfig()
@@ -338,13 +340,14 @@ class MonitorConfig:
         require(len(self.append_output) in (0, 2), "append_output", self.append_output, "nothing or two timestamps")
         for index, op in enumerate(self.ops):
             require(op in OPS, f"ops[{index}]", op, "one of " + ", ".join(OPS))
-        for index, name in enumerate(self.format):
-            require(FORMAT_NAME.fullmatch(name), f"format[{index}]", name, "a name such as csv, tensorboard or api")
+        check_formats(self.format)
         self._refuse_impossible_pairs()
 
     def _refuse_impossible_pairs(self) -> None:
         if self.forward_only and self.backward_only:
             raise ConfigError("forward_only and backward_only are both true: together they leave nothing; set one")
+        if "influxdb" in self.format and not self.influxdb.url:
+            raise ConfigError("format names influxdb, but influxdb.url is not set: where are the points to go?")
         for key in ("all_xy", "forward_only", "backward_only"):
             if getattr(self, key) and not self.xy_distribution:
                 raise ConfigError(f"{key} is true but xy_distribution is false: set xy_distribution or remove {key}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import secrets
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import trainermon
-from trainermon.monitor.config import MonitorConfig
+from trainermon.monitor.config import InfluxDBConfig, MonitorConfig
 from trainermon.monitor.errors import AttachError
 from trainermon.monitor.taps.training import Parameter, Training
 from trainermon.monitor.topology import Run
@@ -87,7 +88,7 @@ def write_agent_settings(
         {
             "run_id": run.run_id,
             "output": str(run.directory),
-            "rules": str(Path(config.rules).absolute()) if config.rules else None,
+            "rules": _absolute(config.rules),
             "host": config.agent.host,
             "port": config.agent.port,
             "linger_s": config.agent.linger_s,
@@ -102,6 +103,7 @@ def write_agent_settings(
                 "ndigits": config.ndigits,
                 "step_count_per_record": config.step_count_per_record,
                 "append_output": config.append_output,
+                "influxdb": _with_absolute_files(config.influxdb),
             },
             "anomalies": {
                 "rules": [
@@ -120,6 +122,15 @@ def write_agent_settings(
             },
         },
     )
+
+
+def _with_absolute_files(config: InfluxDBConfig) -> InfluxDBConfig:
+    """Return `config` for a process with another working directory."""
+    return dataclasses.replace(config, token_file=_absolute(config.token_file), ca_file=_absolute(config.ca_file))
+
+
+def _absolute(path: str | None) -> str | None:
+    return str(Path(path).absolute()) if path else None
 
 
 def _num_counted(parameter: Parameter) -> int:

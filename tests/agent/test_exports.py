@@ -94,7 +94,7 @@ def test_forms_are_made_by_name_and_unknown_ones_left_out(tmp_path, caplog):
         run_id="run", output=str(tmp_path), outputs=OutputSettings(format=("api", "cvs", "csv", "null", "csv"))
     )
 
-    consumer = make_exports(settings)
+    consumer = make_exports(settings, tmp_path / "nodes" / "here")
     feed(consumer, range(2))
     assert consumer.drain()
     consumer.close()

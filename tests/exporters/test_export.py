@@ -4,7 +4,16 @@ import importlib.metadata
 
 import pytest
 
-from trainermon.exporters.export import BUILT_IN, GROUP, Exporter, ExportSettings, NullExporter, make_exporter
+from trainermon.exporters.export import (
+    BUILT_IN,
+    IN_PROCESS,
+    Exporter,
+    ExportSettings,
+    NullExporter,
+    StoreExporter,
+    make_exporter,
+)
+from trainermon.monitor.config import ENTRY_POINTS, FORMATS
 from trainermon.monitor.errors import ConfigError
 
 
@@ -18,11 +27,18 @@ class Registered(Exporter):
 
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_every_built_in_form_can_be_made(tmp_path, name):
-    assert isinstance(make_exporter(name, ExportSettings(run_dir=tmp_path)), Exporter)
+    exporter = make_exporter(name, ExportSettings(run_dir=tmp_path))
+
+    assert isinstance(exporter, Exporter | StoreExporter)
+    exporter.close()
+
+
+def test_the_monitor_knows_the_names_without_importing_an_exporter():
+    assert set(FORMATS) == {*BUILT_IN, *IN_PROCESS}
 
 
 def test_another_package_registers_a_form(tmp_path, monkeypatch):
-    point = importlib.metadata.EntryPoint("mine", f"{__name__}:Registered", GROUP)
+    point = importlib.metadata.EntryPoint("mine", f"{__name__}:Registered", ENTRY_POINTS)
     points = importlib.metadata.EntryPoints([point])
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: points)
     monkeypatch.setattr(importlib.metadata.EntryPoint, "load", lambda _: Registered)
@@ -31,7 +47,7 @@ def test_another_package_registers_a_form(tmp_path, monkeypatch):
 
 
 def test_an_unknown_form_is_refused_with_the_known_ones(tmp_path):
-    with pytest.raises(ConfigError, match="format: found 'cvs', expected one of api, csv, null, tensorboard"):
+    with pytest.raises(ConfigError, match="format: found 'cvs', expected one of api, csv, influxdb, null, tensorboard"):
         make_exporter("cvs", ExportSettings(run_dir=tmp_path))
 
 

@@ -36,6 +36,12 @@ REFUSED = [
     ({"ndigits": 21}, "ndigits: found 21, expected 1 to 20"),
     ({"append_output": ["Dec03_21-34-40"]}, "append_output: found .* expected nothing or two timestamps"),
     ({"format": ["../x"]}, r"format\[0\]: found '../x', expected a name"),
+    ({"format": ["csv", "infuxdb"]}, r"format\[1\]: found 'infuxdb', which nothing writes; did you mean 'influxdb'\?"),
+    ({"format": "wandb"}, r"found 'wandb', which nothing writes; expected one of api, csv, influxdb, null, tensorboard"),
+    ({"format": ["influxdb"]}, "format names influxdb, but influxdb.url is not set"),
+    ({"influxdb": {"url": "tcp://x"}}, "influxdb.url: found 'another one', expected http://host:port or https"),
+    ({"influxdb": {"api": "v3"}}, "influxdb.api: found 'v3', expected v1 or v2"),
+    ({"influxdb": {"batch_points": 0}}, "influxdb.batch_points: found 0, expected 1 to 100000"),
     (
         {"alert": {"rules": [{"rule_name": "AnomalyInf"}]}},
         "rule_name: found 'AnomalyInf', expected 'AnomalyTurbulence'",
