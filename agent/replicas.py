@@ -11,23 +11,23 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 
 import numpy as np
 
+from trainermon.alerts.peers import same_elements
 from trainermon.monitor.journal import Header
 from trainermon.monitor.values import STATISTICS, Coordinates, Kind, Placement, SeriesKey, StatBlock
 
-AXES = ("dp", "tp", "pp", "cp", "ep")
 _LOW, _HIGH = STATISTICS.index("min"), STATISTICS.index("max")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Copies:
-    """What all copies of the same elements have in common: series, and place on axes that tell parts apart."""
+    """What all copies of the same elements have in common: their series, and what tells parts of it apart."""
 
     series: SeriesKey
-    place: tuple[tuple[str, int], ...] = ()
+    place: Hashable = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,26 +46,15 @@ class Divergence:
 
 
 def copies_of(key: SeriesKey, placement: Placement, coordinates: Coordinates) -> Copies | None:
-    """Return which copies a rank's tensor is one of; None if there is no way to tell.
-
-    Ranks hold copies if they stand at the same place on every axis along which the parameter is not replicated. The
-    ranks of expert parallelism are data-parallel ones to a parameter that is no expert's; experts are replicated over
-    `edp`, which runs along the data axes between ranks of the same expert-parallel place.
+    """Return which copies a rank's tensor is one of, as the rules see it; None if there is no way to tell.
 
     >>> norm = Placement(dtype="float32", shape=(8,), replicated_over=("dp", "tp"))
-    >>> copies_of(SeriesKey(Kind.CHECKSUM, "norm"), norm, Coordinates(dp=3, tp=1, pp=2)).place
-    (('pp', 2), ('cp', 0))
+    >>> key = SeriesKey(Kind.CHECKSUM, "norm")
+    >>> copies_of(key, norm, Coordinates(dp=3, tp=1, pp=2)) == copies_of(key, norm, Coordinates(dp=0, tp=0, pp=2))
+    True
     """
-    if not placement.replicated_over or not set(placement.partitioned_over) <= set(AXES):
-        return None
-    free = set(placement.replicated_over)
-    if free & set(placement.partitioned_over):
-        return None
-    if "dp" in free:
-        free.add("ep")
-    if "edp" in free:
-        free |= {"dp", "cp"}
-    return Copies(key, tuple((axis, getattr(coordinates, axis)) for axis in AXES if axis not in free))
+    place = same_elements(key, placement, coordinates)
+    return None if place is None else Copies(key, place)
 
 
 def checksums_of(header: Header, block: StatBlock) -> dict[Copies, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -110,9 +110,8 @@ def same_elements(key: SeriesKey, placement: Placement | None, place: Coordinate
         return _without(place, (key.name,)) if key.name in AXES and key.name != "pp" else None
     if placement is None:
         return () if key.kind is Kind.STEP else None
-    if not placement.replicated_over:
-        return None
-    return placement.offset, placement.length, _without(place, placement.replicated_over)
+    axes = _copy_axes(placement)
+    return (placement.offset, placement.length, _without(place, axes)) if axes else None
 
 
 def same_part(key: SeriesKey, placement: Placement | None, place: Coordinates) -> Hashable:
@@ -128,5 +127,20 @@ def same_stage(key: SeriesKey, placement: Placement | None, place: Coordinates) 
     return (place.pp,)
 
 
-def _without(place: Coordinates, axes: Sequence[str]) -> tuple[int, ...]:
+def _copy_axes(placement: Placement) -> frozenset[str]:
+    """Return the axes of `Coordinates` along which ranks hold copies; none where there is no way to tell.
+
+    The ranks of expert parallelism are data-parallel ones to a parameter that is no expert's. Experts are replicated
+    over `edp`, which runs along the data axes between ranks of one expert-parallel place. Of an axis like `etp` no rank
+    knows its place.
+    """
+    if not set(placement.partitioned_over) <= {*AXES, "edp"}:
+        return frozenset()
+    axes = set(placement.replicated_over)
+    axes |= {"ep"} if "dp" in axes else set()
+    axes |= {"dp", "cp"} if "edp" in axes else set()
+    return frozenset(axes)
+
+
+def _without(place: Coordinates, axes: Collection[str]) -> tuple[int, ...]:
     return tuple(getattr(place, axis) for axis in AXES if axis not in axes)

@@ -40,7 +40,6 @@ def test_ranks_hold_copies_where_only_replicated_axes_tell_them_apart(place, one
     [
         placement(),
         placement("dp", partitioned_over=("etp",)),  # an axis on which no rank knows its place
-        placement("dp", partitioned_over=("dp",)),  # several instances of a distributed optimizer
     ],
 )
 def test_nothing_is_said_of_what_is_no_copy_or_cannot_be_told_apart(place):

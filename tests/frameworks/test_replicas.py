@@ -8,7 +8,10 @@ from tests.frameworks.launches import Launches, jobs
 from tests.frameworks.replicas_worker import FAULTY_RANK, FLIPPED_AT, INTERVAL, NORM, QKV, STEPS, VARIANTS
 from trainermon.agent.follower import Follower
 from trainermon.agent.replicas import checksums_of, divergences
+from trainermon.alerts.engine import RuleEngine
+from trainermon.alerts.rules import load_rules
 from trainermon.monitor.journal import BlockRecord
+from trainermon.monitor.values import Severity
 
 pytestmark = pytest.mark.distributed
 
@@ -30,16 +33,32 @@ def launch(request, tmp_path_factory):
     return Launches(Path(__file__).with_name("replicas_worker.py"), request, tmp_path_factory)
 
 
+def blocks_of(folder, name):
+    """Return headers and blocks of all ranks, in the order of steps."""
+    follower = Follower(folder / "spool" / name)
+    blocks = []
+    while news := follower.poll():
+        blocks += [(header, record.block) for header, record in news if isinstance(record, BlockRecord)]
+    follower.close()
+    return sorted(blocks, key=lambda pair: pair[1].step)
+
+
 def checks_of(folder, name):
     """Return, by step and rank, the checksums of a run; steps without any are left out."""
     found = {}
-    follower = Follower(folder / "spool" / name)
-    while news := follower.poll():
-        for header, record in news:
-            if isinstance(record, BlockRecord) and (checksums := checksums_of(header, record.block)):
-                found.setdefault(record.block.step, {})[header.coordinates.rank] = checksums
-    follower.close()
+    for header, block in blocks_of(folder, name):
+        if checksums := checksums_of(header, block):
+            found.setdefault(block.step, {})[header.coordinates.rank] = checksums
     return found
+
+
+def alerts_of(folder, name):
+    """Return the alerts of the default rules about copies."""
+    engine = RuleEngine(load_rules())
+    alerts = [
+        alert for header, block in blocks_of(folder, name) for alert in engine.evaluate(header, header.series, block)
+    ]
+    return [alert for alert in alerts if alert.rule.startswith("replica-")]
 
 
 @pytest.mark.parametrize(("size", "name"), jobs(CLEAN, QUICK))
@@ -49,6 +68,7 @@ def test_copies_of_a_clean_run_are_equal_on_every_checked_step(launch, size, nam
     assert sorted(checks) == list(range(0, STEPS, INTERVAL))
     assert all(len(reports) == size for reports in checks.values())
     assert [divergences(reports) for reports in checks.values()] == [[]] * len(checks)
+    assert alerts_of(launch(size), name) == []
     one = [set(reports[0].items()) for reports in checks.values()]
     assert not set.intersection(*one), "a checksum that does not change sees nothing"
 
@@ -67,6 +87,18 @@ def test_one_flipped_bit_is_found_by_the_next_check_with_parameter_and_rank(laun
     else:
         assert found.ranks == (FAULTY_RANK,)
         assert found.others == tuple(rank for rank in range(size) if rank != FAULTY_RANK)
+
+
+@pytest.mark.parametrize(("size", "name"), jobs(FLIPPED, QUICK))
+def test_a_flipped_bit_is_one_alert_for_each_rank_that_may_hold_it(launch, size, name):
+    alerts = alerts_of(launch(size), name)
+    begun = [alert for alert in alerts if alert.step == FIRST_CHECK]
+
+    assert min(alert.step for alert in alerts) == FIRST_CHECK
+    assert [(a.rule, a.rank, a.severity) for a in begun] == [
+        ("replica-divergence", rank, Severity.CRITICAL) for rank in ((0, 1) if size == 2 else (FAULTY_RANK,))
+    ]
+    assert all(alert.num_series == 1 and FLIPPED[name] in alert.message for alert in begun)
 
 
 @pytest.mark.parametrize(("size", "name"), jobs(["ddp-skipped-sync"], {2: (), 4: ("ddp-skipped-sync",)}))
