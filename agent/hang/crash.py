@@ -46,7 +46,7 @@ def crash_verdict(evidence: Sequence[RankEvidence], order: Sequence[int]) -> Han
     if followed:
         text += f"; {spans(followed)} ended after that"
     waiting = tuple(one.rank for one in evidence if one.life != DEAD)
-    return Hang(kind=Kind.BUSY, culprits=culprits, waiting=waiting, text=text)
+    return Hang(kind=Kind.DEAD, culprits=culprits, waiting=waiting, text=text)
 
 
 _FOLLOWED = 2

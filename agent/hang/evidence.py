@@ -31,12 +31,14 @@ class Call:
         sequence: Its number in its group, from 1; sends and receives have numbers of their own.
         is_p2p: A send or a receive.
         shapes: Of what the rank handed in.
+        state: `scheduled`, or `started` where the recorder sees the device begin it.
     """
 
     op: str
     sequence: int
     is_p2p: bool = False
     shapes: tuple[tuple[int, ...], ...] = ()
+    state: str = "scheduled"
 
     @property
     def peer(self) -> int | None:

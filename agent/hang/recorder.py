@@ -118,4 +118,4 @@ def group_states(recording: Recording, about: About) -> tuple[GroupState, ...]:
 
 
 def _call(entry: Entry) -> Call:
-    return Call(op=entry.op, sequence=entry.sequence, is_p2p=entry.is_p2p, shapes=entry.input_shapes)
+    return Call(op=entry.op, sequence=entry.sequence, is_p2p=entry.is_p2p, shapes=entry.input_shapes, state=entry.state)

@@ -1,45 +1,45 @@
 """Who holds the others up: one answer from the evidence of all ranks that is there, of one node or of the whole job.
 
 A rank that waits is never blamed. It waits for the members of a group that have not entered the collective that it is
-in; if these wait themselves, in another group, the question goes on to the ranks that they wait for. Who is left, and
-waits for nobody, is the cause. Without a flight recorder (or for gloo's sends and receives, which no recorder notes)
-the stacks tell who is in a communication call and who is not.
+in; if these wait themselves, in another group, the question goes on to the ranks that they wait for. Whoever is left,
+and waits for nobody, is the cause. Where no recorder tells (there is none, or the wait is for a send or receive of
+gloo's, which it does not note), the stacks say who is in a communication call, and so waits, and who is not.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from trainermon.agent.hang.evidence import (
-    DEAD,
-    ENDED,
-    Call,
-    Frame,
-    GroupState,
-    RankEvidence,
-    innermost_own,
-    spans,
+from trainermon.agent.hang.evidence import DEAD, RUNNING, Call, GroupState, RankEvidence, spans
+from trainermon.agent.hang.wording import (
+    MAX_NAMED,
+    call_text,
+    called,
+    cause_of,
+    communicates,
+    form_text,
+    in_place,
+    reasons,
+    they,
+    where,
 )
 
 # Operands of these have the same number of elements on every rank.
 _SAME_SIZE = frozenset({"all_reduce", "broadcast", "reduce", "allreduce_coalesced"})
-_COMMUNICATION = ("/torch/distributed/", "/deepspeed/comm/")
 # Beside others that are silent, a rank that was silent for a smaller share of their time still moves.
 _SILENT_SHARE = 0.5
-# What a rank does, by what its main thread's stack leads through.
-_ACTIVITIES = (
-    ("/torch/utils/data/", "data-loader", "waits for its data loader"),
-    ("/torch/distributed/checkpoint/", "checkpoint", "is busy with a checkpoint"),
-    ("/torch/serialization.py", "checkpoint", "is busy with a checkpoint"),
-    ("/torch/_inductor/", "compilation", "is compiling"),
-    ("/torch/_dynamo/", "compilation", "is compiling"),
-)
 
 
 class Kind(str, enum.Enum):
-    """What kind of standstill it is."""
+    """What kind of standstill it is.
+
+    `not-entered`: the culprits have not entered the collective that others wait in. `mismatch`: the ranks' calls do not
+    fit together. `deadlock`: ranks wait for each other. `stuck`: all have entered a collective and none comes out of
+    it. `busy`: no collective is known; the culprits are in something else. `elsewhere`: those that have not entered are
+    not among the ranks that are known. `dead`: the culprits have ended.
+    """
 
     NOT_ENTERED = "not-entered"
     MISMATCH = "mismatch"
@@ -47,6 +47,7 @@ class Kind(str, enum.Enum):
     STUCK = "stuck"
     BUSY = "busy"
     ELSEWHERE = "elsewhere"
+    DEAD = "dead"
     UNKNOWN = "unknown"
 
     def __str__(self) -> str:
@@ -78,13 +79,10 @@ class Hang:
     """The answer.
 
     Attributes:
-        kind: `not-entered`: culprits have not entered the collective; `mismatch`: the ranks' calls do not fit;
-            `deadlock`: ranks wait for each other in different groups; `stuck`: all have entered and none comes out;
-            `busy`: no collective is known, the culprits are in something else; `elsewhere`: those that have not entered
-            are not among the ranks that are known; `unknown`.
+        kind: What kind of standstill.
         culprits: Ranks to blame; empty where that is not known. Never one that only waits.
         waiting: Ranks that wait for others.
-        absent: Ranks that the others wait for and of which nothing is known.
+        absent: Ranks that are waited for and of which nothing is known.
         group: Purpose of the process group; "" without a collective.
         op: The collective that is waited in.
         sequence: Its number in the group.
@@ -105,35 +103,48 @@ class Hang:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Wait:
-    """One rank's wait for others: in which call, for whom."""
+    """One rank in a call, and the ranks that keep it from ending."""
 
     rank: int
     group: GroupState
     call: Call
     targets: frozenset[int]
 
+    @property
+    def place(self) -> str:
+        return call_text(self.call, self.group.name)
+
+
+Known = Mapping[int, RankEvidence]
+
 
 def verdict(evidence: Sequence[RankEvidence]) -> Hang:
     """Return who holds the others up, from whatever ranks are known. Pure; the order of `evidence` does not matter."""
     known = {one.rank: one for one in evidence}
     waits = [wait for one in known.values() for wait in _waits(one, known)]
-    edges = _edges(waits)
-    lacking = set().union(*edges.values()) if edges else set()
+    edges: dict[int, frozenset[int]] = {}
+    for wait in waits:
+        edges[wait.rank] = edges.get(wait.rank, frozenset()) | wait.targets
+    lacking = frozenset().union(*edges.values())
     if lacking:
         return _judge_lacking(known, waits, edges, lacking)
-    in_flight = [wait for wait in waits if not wait.call.is_p2p]
-    blocked = {rank for rank, one in known.items() if one.is_stopped or one.life == DEAD}
-    if in_flight and not blocked:
-        return _judge_entered(known, in_flight)
-    return _judge_stacks(known, {wait.rank for wait in waits})
+    collectives = [wait for wait in waits if not wait.call.is_p2p]
+    if collectives and not any(one.is_stopped or one.life == DEAD for one in known.values()):
+        return _judge_entered(known, collectives)
+    return _judge_stacks(known, set(edges))
 
 
-def _waits(one: RankEvidence, known: Mapping[int, RankEvidence]) -> Iterable[_Wait]:
+# ---------------------------------------------------------------------- who waits for whom
+
+
+def _waits(one: RankEvidence, known: Known) -> Iterator[_Wait]:
     for group in one.groups or ():
         collective = next((call for call in group.in_flight if not call.is_p2p), None)
         if collective is not None:
-            members = group.ranks or tuple(_sharing(group.name, known))
-            late = (rank for rank in members if rank != one.rank and not _has_entered(known, rank, group, collective))
+            members = group.ranks or tuple(rank for rank, other in known.items() if _state_of(other, group))
+            late = (
+                rank for rank in members if rank != one.rank and not _has_entered(known.get(rank), group, collective)
+            )
             yield _Wait(one.rank, group, collective, frozenset(late))
         for call in group.in_flight:
             peer = call.peer
@@ -143,216 +154,204 @@ def _waits(one: RankEvidence, known: Mapping[int, RankEvidence]) -> Iterable[_Wa
                 yield _Wait(one.rank, group, call, frozenset() if met else frozenset({target}))
 
 
-def _sharing(name: str, known: Mapping[int, RankEvidence]) -> Iterable[int]:
-    return (rank for rank, one in known.items() if any(group.name == name for group in one.groups or ()))
+def _state_of(one: RankEvidence | None, group: GroupState) -> GroupState | None:
+    """Return what a rank says of the same group."""
+    groups = (one.groups or ()) if one is not None else ()
+    return next((other for other in groups if (other.name, other.ranks) == (group.name, group.ranks)), None)
 
 
-def _same_group(one: RankEvidence | None, group: GroupState) -> GroupState | None:
-    found = (other for other in (one.groups or () if one else ()) if other.name == group.name)
-    return next((other for other in found if other.ranks == group.ranks), None)
-
-
-def _has_entered(known: Mapping[int, RankEvidence], rank: int, group: GroupState, call: Call) -> bool:
-    """Whether `rank` is in the collective or past it; where its recorder is silent, its stack may tell."""
-    one = known.get(rank)
-    if one is None or one.is_stopped or one.life != "running":
+def _has_entered(one: RankEvidence | None, group: GroupState, call: Call) -> bool:
+    """Whether a rank is in the collective or past it; where its recorder is silent, its stack may tell."""
+    if one is None or not _can_move(one):
         return False
     if one.groups is None:
-        return _communicates(one)
-    same = _same_group(one, group)
+        return communicates(one)
+    same = _state_of(one, group)
     return same is not None and same.entered >= call.sequence
 
 
 def _meets(peer: RankEvidence | None, group: GroupState, rank: int) -> bool:
     """Whether the rank at the other end is in a send or receive with `rank`."""
-    if peer is not None and peer.life == "running" and peer.groups is None and not peer.is_stopped:
-        return _communicates(peer)
-    same = _same_group(peer, group)
-    calls = same.in_flight if same else ()
-    return any(call.peer is not None and group.ranks[call.peer] == rank for call in calls)
+    if peer is not None and peer.groups is None and _can_move(peer):
+        return communicates(peer)
+    same = _state_of(peer, group)
+    peers = (call.peer for call in (same.in_flight if same else ()))
+    return any(other is not None and group.ranks[other] == rank for other in peers)
 
 
-def _edges(waits: Sequence[_Wait]) -> dict[int, frozenset[int]]:
-    """Return, by rank that waits for others, whom it waits for."""
-    edges: dict[int, frozenset[int]] = {}
-    for wait in waits:
-        if wait.targets:
-            edges[wait.rank] = edges.get(wait.rank, frozenset()) | wait.targets
-    return edges
+def _can_move(one: RankEvidence) -> bool:
+    return one.life == RUNNING and not one.is_stopped
+
+
+def _is_free(one: RankEvidence, edges: Mapping[int, object]) -> bool:
+    """Whether a rank is known to wait for nobody: it cannot move, or is in no call, neither noted nor on its stack."""
+    if not _can_move(one):
+        return True
+    told = one.groups is not None or bool(one.main_frames)
+    return told and one.rank not in edges and not communicates(one)
+
+
+# ---------------------------------------------------------------------- the judgements
 
 
 def _judge_lacking(
-    known: Mapping[int, RankEvidence], waits: Sequence[_Wait], edges: Mapping[int, frozenset[int]], lacking: set[int]
+    known: Known, waits: Sequence[_Wait], edges: Mapping[int, frozenset[int]], lacking: frozenset[int]
 ) -> Hang:
-    absent = tuple(sorted(rank for rank in lacking if not _tells(known.get(rank))))
-    roots = {rank for rank in lacking.difference(absent) if rank not in edges or _cannot_move(known[rank])}
-    if not roots and not absent:
-        cycle = lacking & edges.keys()
-        # One of a circle may be in it only by a collective that it began and did not wait for.
-        roots = {rank for rank in cycle if known[rank].main_frames and not _communicates(known[rank])}
-        if not roots or roots == cycle:
-            return _deadlock(known, waits, cycle)
-    wait = _first_wait(waits, roots or set(absent))
-    waiting = tuple(sorted(edges.keys() - roots))
-    culprits = tuple(culprit_of(known[rank]) for rank in sorted(roots))
-    place = _place(wait)
-    if all(_cannot_move(known[rank]) for rank in roots) and roots:
-        kind, text = Kind.NOT_ENTERED, f"{_reasons(culprits)}; {_subject(waiting)} in {place}"
-    elif culprits:
-        blamed = f"{spans(roots)} {_have(roots)} not {'met' if wait.call.is_p2p else 'entered'} {place}"
-        kind, text = Kind.NOT_ENTERED, f"{blamed}, in which {_subject(waiting)}: {_reasons(culprits, short=True)}"
-    else:
-        kind = Kind.ELSEWHERE
-        text = f"{_subject(waiting)} in {place} for {spans(absent)}, of which nothing is known here"
+    """Some members of a group have not entered what others are in."""
+    blamed = {rank for rank in lacking & known.keys() if _is_free(known[rank], edges)}
+    absent = {rank for rank in lacking if rank not in known or not _is_told(known[rank])}
+    if not blamed and not absent:  # those that lack wait themselves, in sends and receives or in a circle
+        blamed = {rank for rank in _silent(known) if _is_free(known[rank], edges)} or _astray(known, edges)
+        if not blamed:
+            return _deadlock(known, waits)
+    place_ranks = blamed & lacking or absent or lacking
+    wait = min(
+        (wait for wait in waits if wait.targets & place_ranks),
+        key=lambda wait: (wait.call.is_p2p, wait.call.sequence, -len(wait.targets), wait.rank),
+    )
+    culprits = _culprits(known, blamed)
+    waiting = tuple(sorted(rank for rank in _waiting(known, edges) if rank not in blamed))
     return Hang(
-        kind=kind,
+        kind=Kind.NOT_ENTERED if culprits else Kind.ELSEWHERE,
         culprits=culprits,
         waiting=waiting,
-        absent=absent,
+        absent=tuple(sorted(absent)),
         group=wait.group.name,
         op=wait.call.op,
         sequence=wait.call.sequence,
-        text=text,
+        text=_lacking_text(known, wait, culprits, sorted(absent)),
     )
 
 
-def _deadlock(known: Mapping[int, RankEvidence], waits: Sequence[_Wait], cycle: set[int]) -> Hang:
-    calls = tuple(_rank_call(known, wait) for wait in _first_per_rank(waits, cycle))
-    said = "; ".join(f"rank {call.rank} is in {_call_text(call)}" for call in calls[:8])
+def _lacking_text(known: Known, wait: _Wait, culprits: Sequence[Culprit], absent: Sequence[int]) -> str:
+    inside = [
+        rank
+        for rank, one in known.items()
+        if any(call == wait.call for call in getattr(_state_of(one, wait.group), "in_flight", ()))
+    ]
+    if not culprits:
+        return f"{they(inside, 'waits')} in {wait.place} for {spans(absent)}, of which nothing is known here"
+    blamed = [culprit.rank for culprit in culprits]
+    clauses = [(culprit.rank, culprit.text) for culprit in culprits]
+    if not set(blamed) & wait.targets or not any(_can_move(known[rank]) for rank in blamed):
+        return f"{reasons(clauses, named=False)}; {they(inside, 'waits')} in {wait.place}"
+    entered = "met" if wait.call.is_p2p else "entered"
+    return (
+        f"{they(blamed, 'has')} not {entered} {wait.place}, in which {they(inside, 'waits')}: "
+        f"{reasons(clauses, named=True)}"
+    )
+
+
+def _astray(known: Known, edges: Mapping[int, frozenset[int]]) -> set[int]:
+    """Return those of a circle that are in it only by a collective that they began and do not wait for."""
+    found = {rank for rank in edges if known[rank].main_frames and not communicates(known[rank])}
+    return found if found != set(edges) else set()
+
+
+def _deadlock(known: Known, waits: Sequence[_Wait]) -> Hang:
+    first: dict[int, _Wait] = {}
+    for wait in sorted(waits, key=lambda wait: (not wait.targets, wait.call.sequence)):
+        first.setdefault(wait.rank, wait)
+    calls = tuple(_rank_call(known, first[rank]) for rank in sorted(first))
+    waiting = sorted(_waiting(known, first))
+    said = [
+        f"rank {call.rank} is in {call.op} #{call.sequence} of {call.group}{in_place(call.where)}" for call in calls
+    ]
+    said += [f"rank {rank} is{_in_function(known, [rank])}" for rank in waiting if rank not in first]
     return Hang(
         kind=Kind.DEADLOCK,
-        waiting=tuple(sorted(cycle)),
+        waiting=tuple(waiting),
         group=calls[0].group,
         op=calls[0].op,
         sequence=calls[0].sequence,
         calls=calls,
-        text=f"{spans(cycle)} wait for each other in different collectives: {said}",
+        text=f"{they(waiting, 'waits')} for each other: {'; '.join(said[:MAX_NAMED])}",
     )
 
 
-def _judge_entered(known: Mapping[int, RankEvidence], waits: Sequence[_Wait]) -> Hang:
-    """All members have entered what is waited in: their calls do not fit, or what carries them does not move."""
+def _judge_entered(known: Known, waits: Sequence[_Wait]) -> Hang:
+    """All members have entered what is waited in: their calls do not fit, or what carries them out does not move."""
     first = min(waits, key=lambda wait: (wait.call.sequence, wait.group.name, wait.rank))
-    same = [wait for wait in waits if wait.group.name == first.group.name and wait.group.ranks == first.group.ranks]
-    calls = tuple(_rank_call(known, wait) for wait in _first_per_rank(same, {wait.rank for wait in same}))
-    forms: dict[object, list[int]] = {}
+    same = sorted(
+        (wait for wait in waits if (wait.group.name, wait.group.ranks) == (first.group.name, first.group.ranks)),
+        key=lambda wait: wait.rank,
+    )
+    forms: dict[object, list[_Wait]] = {}
     for wait in same:
-        forms.setdefault(_form(wait.call), []).append(wait.rank)
-    waiting = tuple(sorted({wait.rank for wait in same}))
+        forms.setdefault(_form(wait.call), []).append(wait)
+    by_size = sorted(forms.values(), key=len)
+    odd = [wait for of_form in by_size[:-1] for wait in of_form] if 2 * len(by_size[-1]) > len(same) else []
+    late = [wait for wait in same if wait.call.state == "scheduled" and any(w.call.state == "started" for w in same)]
     if len(forms) > 1:
-        return _mismatch(same, forms, calls)
-    text = f"{spans(waiting)} have all entered {_place(first)}, and none comes out of it: look at the network"
+        kind, text = Kind.MISMATCH, _mismatch_text(known, first, list(forms.values()))
+        culprits = [Culprit(rank=w.rank, cause="mismatch", text=f"is in {form_text(w.call)}") for w in odd]
+    else:
+        kind = Kind.STUCK
+        text = f"{they([wait.rank for wait in same], 'has')} all entered {first.place}, and none comes out of it"
+        culprits = [Culprit(rank=w.rank, cause="device", text="has a device that has not begun it") for w in late]
+        clauses = [(culprit.rank, culprit.text) for culprit in culprits]
+        text += f": {reasons(clauses, named=False)}" if culprits else ": look at the network and at its library"
     return Hang(
-        kind=Kind.STUCK,
-        waiting=waiting,
+        kind=kind,
+        culprits=tuple(sorted(culprits, key=lambda culprit: culprit.rank)),
+        waiting=tuple(wait.rank for wait in same if wait.rank not in {culprit.rank for culprit in culprits}),
         group=first.group.name,
-        op=first.call.op,
+        op="/".join(sorted({wait.call.op for wait in same})),
         sequence=first.call.sequence,
-        calls=calls,
+        calls=tuple(_rank_call(known, wait) for wait in same),
         text=text,
     )
 
 
-def _mismatch(
-    waits: Sequence[_Wait],
-    forms: Mapping[object, list[int]],
-    calls: tuple[RankCall, ...],
-) -> Hang:
-    by_size = sorted(forms.values(), key=lambda ranks: (len(ranks), ranks))
-    odd = [rank for ranks in by_size[:-1] for rank in ranks] if 2 * len(by_size[-1]) > len(waits) else []
-    shapes = {wait.rank: wait.call for wait in waits}
-    said = "; ".join(
-        f"{spans(ranks)} {'is' if len(ranks) == 1 else 'are'} in {_form_text(shapes[ranks[0]])}"
-        f"{_at(next(call.where for call in calls if call.rank == ranks[0]))}"
-        for ranks in sorted(forms.values())
-    )
-    first = waits[0]
-    return Hang(
-        kind=Kind.MISMATCH,
-        culprits=tuple(
-            Culprit(rank=rank, cause="mismatch", text=f"is in {_form_text(shapes[rank])}") for rank in sorted(odd)
-        ),
-        waiting=tuple(sorted({wait.rank for wait in waits} - set(odd))),
-        group=first.group.name,
-        op="/".join(sorted({wait.call.op for wait in waits})),
-        sequence=first.call.sequence,
-        calls=calls,
-        text=f"the ranks of {first.group.name} call different collectives as #{first.call.sequence}: {said}",
-    )
+def _mismatch_text(known: Known, first: _Wait, forms: Sequence[Sequence[_Wait]]) -> str:
+    said = []
+    for waits in forms:
+        ranks = [wait.rank for wait in waits]
+        said.append(f"{they(ranks, 'is')} in {form_text(waits[0].call)}{in_place(where(known[ranks[0]]))}")
+    return f"the ranks of {first.group.name} call different collectives as #{first.call.sequence}: {'; '.join(said)}"
 
 
-def _judge_stacks(known: Mapping[int, RankEvidence], in_flight: set[int]) -> Hang:
-    """No collective tells who is missing: whoever is not in a communication call is."""
-    alive = {rank: one for rank, one in known.items() if one.life == "running"}
-    waiting = {rank for rank, one in alive.items() if not one.is_stopped and (rank in in_flight or _communicates(one))}
-    blocked = {rank for rank, one in known.items() if one.is_stopped or one.life == DEAD}
-    longest_s = max((one.silent_s for one in alive.values()), default=0.0)
-    seen = {
-        rank
-        for rank, one in alive.items()
-        if rank not in waiting and one.silent_s >= _SILENT_SHARE * longest_s and (one.main_frames or one.process_state)
-    }
-    blamed = blocked or seen
+def _judge_stacks(known: Known, in_flight: set[int]) -> Hang:
+    """No collective tells who is missing: whoever is in no communication call is."""
+    waiting = sorted(_waiting(known, in_flight))
+    blamed = {rank for rank, one in known.items() if one.is_stopped or one.life == DEAD}
+    blamed = blamed or {rank for rank in _silent(known) if rank not in waiting and _is_told(known[rank])}
     if not blamed:
-        text = f"{spans(waiting)} wait for each other" if waiting else "nothing tells what the ranks are doing"
-        where = sorted({_where(known[rank]) for rank in waiting} - {""})
-        return Hang(kind=Kind.UNKNOWN, waiting=tuple(sorted(waiting)), text="; ".join([text, *where[:4]]))
-    culprits = tuple(culprit_of(known[rank]) for rank in sorted(blamed))
-    text = f"{spans(blamed)} {'stands' if len(blamed) == 1 else 'stand'} still: {_reasons(culprits, short=True)}"
+        text = "nothing tells what the ranks are doing"
+        if waiting:
+            text = f"{they(waiting, 'waits')}{_in_function(known, waiting)}, and nothing tells for whom"
+        return Hang(kind=Kind.UNKNOWN, waiting=tuple(waiting), text=text)
+    culprits = _culprits(known, blamed)
+    text = reasons(((culprit.rank, culprit.text) for culprit in culprits), named=False)
     if waiting:
-        text += f"; {_subject(tuple(sorted(waiting)))}{_in_calls(known, waiting)}"
-    return Hang(kind=Kind.BUSY, culprits=culprits, waiting=tuple(sorted(waiting)), text=text)
+        text += f"; {they(waiting, 'waits')}{_in_function(known, waiting)}"
+    return Hang(kind=Kind.BUSY, culprits=culprits, waiting=tuple(waiting), text=text)
 
 
-def culprit_of(one: RankEvidence) -> Culprit:
-    """Return what a rank does that does not wait for others."""
-    cause, text = _cause(one)
-    return Culprit(rank=one.rank, cause=cause, text=text)
+# ---------------------------------------------------------------------- parts of them
 
 
-def _cause(one: RankEvidence) -> tuple[str, str]:
-    if one.life == DEAD:
-        return "dead", one.exit.text if one.exit else "has died"
-    if one.life == ENDED:
-        return "ended", "has ended its training"
-    if one.is_stopped:
-        return "stopped", "is stopped (SIGSTOP or a debugger)"
-    at = _at(_where(one))
-    if one.process_state == "D":
-        return "uninterruptible", f"is in a system call that cannot be interrupted ({one.wchan or 'unknown'}){at}"
-    files = [frame.file for frame in one.main_frames]
-    known = (entry for entry in _ACTIVITIES if any(entry[0] in file for file in files))
-    state = "busy" if one.process_state == "R" else "blocked"
-    _, cause, text = next(known, ("", "running" if files else "unknown", f"is {state}"))
-    return cause, text + (at or f" in phase {one.phase}, its stack is not known")
+def _waiting(known: Known, edges: Iterable[int]) -> set[int]:
+    """Return the ranks that are in a call, as their recorder or their stack tells."""
+    inside = set(edges)
+    return {rank for rank, one in known.items() if _can_move(one) and (rank in inside or communicates(one))}
 
 
-def _tells(one: RankEvidence | None) -> bool:
-    """Whether enough is known of a rank to say that it does not wait."""
-    return one is not None and (_cannot_move(one) or one.groups is not None or bool(one.main_frames))
+def _silent(known: Known) -> set[int]:
+    """Return the living ranks that give no sign, leaving out those that still do while others do not."""
+    alive = [one for one in known.values() if one.life == RUNNING]
+    longest_s = max((one.silent_s for one in alive), default=0.0)
+    return {one.rank for one in alive if 0 < one.silent_s >= _SILENT_SHARE * longest_s}
 
 
-def _cannot_move(one: RankEvidence) -> bool:
-    return one.is_stopped or one.life != "running"
+def _is_told(one: RankEvidence) -> bool:
+    """Whether anything but its heartbeat is known of a rank."""
+    return not _can_move(one) or one.groups is not None or bool(one.main_frames)
 
 
-def _communicates(one: RankEvidence) -> bool:
-    """Whether the innermost frames of the main thread are those of a communication library."""
-    return any(part in frame.file for frame in one.main_frames[:2] for part in _COMMUNICATION)
-
-
-def _first_wait(waits: Sequence[_Wait], targets: set[int]) -> _Wait:
-    """Return the earliest wait for one of `targets`, collectives before sends and receives."""
-    meant = [wait for wait in waits if wait.targets & targets]
-    return min(meant, key=lambda wait: (wait.call.is_p2p, wait.call.sequence, -len(wait.targets), wait.rank))
-
-
-def _first_per_rank(waits: Sequence[_Wait], ranks: set[int]) -> list[_Wait]:
-    first: dict[int, _Wait] = {}
-    for wait in sorted(waits, key=lambda wait: (not wait.targets, wait.call.sequence)):
-        if wait.rank in ranks:
-            first.setdefault(wait.rank, wait)
-    return [first[rank] for rank in sorted(first)]
+def _culprits(known: Known, ranks: Iterable[int]) -> tuple[Culprit, ...]:
+    causes = {rank: cause_of(known[rank]) for rank in sorted(ranks)}
+    return tuple(Culprit(rank=rank, cause=cause, text=text) for rank, (cause, text) in causes.items())
 
 
 def _form(call: Call) -> object:
@@ -367,60 +366,11 @@ def _elements(shape: tuple[int, ...]) -> int:
     return product
 
 
-def _form_text(call: Call) -> str:
-    shapes = ", ".join("×".join(map(str, shape)) or "scalar" for shape in call.shapes[:3])
-    return f"{call.op} of {shapes}" if shapes else call.op
+def _rank_call(known: Known, wait: _Wait) -> RankCall:
+    group, call = wait.group.name, wait.call
+    return RankCall(rank=wait.rank, group=group, op=call.op, sequence=call.sequence, where=where(known[wait.rank]))
 
 
-def _rank_call(known: Mapping[int, RankEvidence], wait: _Wait) -> RankCall:
-    where = _where(known[wait.rank])
-    return RankCall(rank=wait.rank, group=wait.group.name, op=wait.call.op, sequence=wait.call.sequence, where=where)
-
-
-def _call_text(call: RankCall) -> str:
-    return f"{call.op} #{call.sequence} of {call.group}{_at(call.where)}"
-
-
-def _place(wait: _Wait) -> str:
-    return f"{wait.call.op} #{wait.call.sequence} of {wait.group.name}"
-
-
-def _subject(waiting: tuple[int, ...]) -> str:
-    return f"{spans(waiting)} {'waits' if len(waiting) == 1 else 'wait'}"
-
-
-def _have(ranks: Collection[int]) -> str:
-    return "has" if len(ranks) == 1 else "have"
-
-
-def _reasons(culprits: Sequence[Culprit], *, short: bool = False) -> str:
-    """Return what the culprits do; `short`: the ranks have been named just before."""
-    if len({culprit.text for culprit in culprits}) == 1:
-        named = spans(culprit.rank for culprit in culprits)
-        return f"{('it' if len(culprits) == 1 else 'each') if short else named} {culprits[0].text}"
-    return "; ".join(f"rank {culprit.rank} {culprit.text}" for culprit in culprits[:8])
-
-
-def _in_calls(known: Mapping[int, RankEvidence], ranks: Iterable[int]) -> str:
-    functions = {_called(known[rank].main_frames) for rank in ranks} - {""}
-    return f" in {' and '.join(sorted(functions))}" if functions else ""
-
-
-def _called(frames: Sequence[Frame]) -> str:
-    """Return the communication function that was called: the outermost frame of the innermost run of such frames."""
-    name = ""
-    for frame in frames:
-        if not any(part in frame.file for part in _COMMUNICATION):
-            break
-        if not frame.function.endswith("wrapper"):
-            name = frame.function
-    return name
-
-
-def _where(one: RankEvidence) -> str:
-    frame = innermost_own(one.main_frames)
-    return f"{frame.function} ({frame.file}:{frame.line})" if frame else ""
-
-
-def _at(where: str) -> str:
-    return f" in {where}" if where else ""
+def _in_function(known: Known, ranks: Iterable[int]) -> str:
+    functions = sorted({called(known[rank].main_frames) for rank in ranks} - {""})
+    return f" in {' and '.join(functions)}" if functions else ""

@@ -1,10 +1,10 @@
-"""One rank of a small job that trains under the monitor, and goes wrong at step 3 as it is told.
+"""One rank of a small job that trains under the monitor, and goes wrong as it is told.
 
-    python rank_worker.py FAULT FOLDER SETTINGS
+    python rank_worker.py FOLDER SETTINGS FAULT...
 
-Ranks talk over gloo by `all_reduce` of their own in each step, so that its number in the group world is known: step s
-enters #(s + 1). The last rank has the fault; the others train on and wait for it. A rank that has reached its fault
-says so by the file FOLDER/reached<rank>, and goes on when there is a file FOLDER/go.
+A fault is `<step>:<kind>:<rank>`: on that step that rank does something else before the step's one collective in the
+group world, whose number is therefore step + 1. It says so by the file `FOLDER/reached<step>`, and where the fault is a
+standstill it goes on when there is `FOLDER/go<step>`.
 """
 
 import datetime
@@ -21,104 +21,139 @@ from torch.utils.data import DataLoader, Dataset
 
 from trainermon import TrainerMon
 
-FAULT, FOLDER, SETTINGS = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
+FOLDER, SETTINGS = Path(sys.argv[1]), json.loads(sys.argv[2])
+FAULTS = {int(step): (kind, int(rank)) for step, kind, rank in (fault.split(":") for fault in sys.argv[3:])}
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-IS_LAST = RANK == SIZE - 1
-FAULT_STEP, STEPS = 3, 6
+STEPS = max(FAULTS) + 3
+PAUSE_S = 3.0
+"""Of a checkpoint or an evaluation: twenty times a step of this job, and more than the tests allow a step."""
 
 
 class Items(Dataset):
+    """Item i is that of step i; that of a step with the fault `data` does not come."""
+
     def __len__(self):
         return 100
 
-    def __getitem__(self, index):
-        if index == FAULT_STEP:
-            stand_still_until_told()
+    def __getitem__(self, step):
+        if FAULTS.get(step, ("", 0))[0] == "data":
+            stand_still(step)
         return torch.ones(4)
 
 
-def stand_still_until_told():
-    reached()
-    while not (FOLDER / "go").exists():
+def reached(step):
+    (FOLDER / f"reached{step}").touch()
+
+
+def stand_still(step):
+    reached(step)
+    while not (FOLDER / f"go{step}").exists():
         time.sleep(0.01)
 
 
-def spin_until_told():
-    reached()
-    while not (FOLDER / "go").exists():
+def spin(step):
+    reached(step)
+    while not (FOLDER / f"go{step}").exists():
         pass
 
 
-def reached():
-    (FOLDER / f"reached{RANK}").touch()
+def gather_instead(step):
+    reached(step)
+    dist.all_gather([torch.empty(3) for _ in range(SIZE)], torch.ones(3))
 
 
-def wait_in(group):
-    x = torch.ones(3)
-    if FAULT == "mismatch":
-        reached()
-        if IS_LAST:
-            dist.all_gather([torch.empty(3) for _ in range(SIZE)], x)
-        else:
-            dist.all_reduce(x)
-    elif FAULT == "order":
-        reached()
-        first, second = (group, None) if IS_LAST else (None, group)
-        dist.all_reduce(x, group=first)
-        dist.all_reduce(x, group=second)
+def segfault(step):
+    import ctypes
+
+    reached(step)
+    ctypes.string_at(0)
 
 
-def die_or_stand_still(model, monitor):
-    if FAULT == "spin":
-        spin_until_told()
-    elif FAULT in ("still", "sigstop", "sigkill"):
-        stand_still_until_told()
-    elif FAULT == "segfault":
-        import ctypes
+def fail(step):
+    reached(step)
+    raise RuntimeError("the batch is empty")
 
-        reached()
-        ctypes.string_at(0)
-    elif FAULT == "exception":
-        reached()
-        raise RuntimeError("the batch is empty")
-    elif FAULT == "os_exit":
-        reached()
-        os._exit(7)
-    elif FAULT == "checkpoint":
-        reached()
-        torch.save(model.state_dict(), FOLDER / "checkpoint.pt")
-        stand_still_until_told()
-    elif FAULT == "marked":
-        with monitor.phase("evaluation"):
-            stand_still_until_told()
-    elif FAULT == "recv":
-        stand_still_until_told()
+
+def leave(step):
+    reached(step)
+    os._exit(7)
+
+
+def send_nothing(step):
+    """Stand still while the ranks before and after this one wait for it in a chain of receives."""
+    stand_still(step)
+    pass_on(step)
+
+
+def pass_on(step):
+    x = torch.empty(1)
+    if RANK:
+        dist.recv(x, RANK - 1)
+    if RANK < SIZE - 1:
+        dist.send(x, RANK + 1)
+
+
+KINDS = {
+    "spin": spin,
+    "still": stand_still,
+    "mismatch": gather_instead,
+    "segfault": segfault,
+    "exception": fail,
+    "os_exit": leave,
+    "chain": send_nothing,
+}
+
+
+class Rank:
+    def __init__(self):
+        self.model = nn.Linear(4, 1, bias=False)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
+        self.pair = dist.new_group(list(range(SIZE)), group_desc="pair")
+        self.monitor = TrainerMon(SETTINGS)
+        self.monitor.set_monitor(self.model, self.optimizer)
+        self.data = None
+        if any(kind == "data" and rank == RANK for kind, rank in FAULTS.values()):
+            self.data = iter(DataLoader(Items(), batch_size=1, num_workers=1, prefetch_factor=1))
+
+    def go_wrong(self, step, kind, rank):
+        """Do the fault's part of this rank; faults of all ranks come first."""
+        if kind == "order":
+            reached(step)
+            for group in (self.pair, None) if rank == RANK else (None, self.pair):
+                dist.all_reduce(torch.ones(3), group=group)
+        elif kind == "chain" and rank != RANK:
+            pass_on(step)
+        elif rank != RANK:
+            return
+        elif kind == "checkpoint":
+            torch.save(self.model.state_dict(), FOLDER / "checkpoint.pt")
+            time.sleep(PAUSE_S)
+        elif kind == "evaluation":
+            with self.monitor.phase("evaluation"):
+                time.sleep(PAUSE_S)
+        elif kind == "inference":
+            with torch.no_grad():
+                self.model(torch.ones(1, 4))
+                time.sleep(PAUSE_S)
+        elif kind in KINDS:
+            KINDS[kind](step)
+
+    def step(self, step):
+        x = torch.ones(1, 4) if self.data is None else next(self.data)
+        self.model(x).sum().backward()
+        if step in FAULTS:
+            self.go_wrong(step, *FAULTS[step])
+        dist.all_reduce(self.model.weight.grad)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
 
 
 def main():
-    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
-    pair = dist.new_group(list(range(SIZE)), group_desc="pair")
-    model = nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    monitor = TrainerMon(SETTINGS)
-    monitor.set_monitor(model, optimizer)
-    data = iter(DataLoader(Items(), batch_size=1, num_workers=1, prefetch_factor=1)) if FAULT == "data" and IS_LAST else None
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=120))
+    rank = Rank()
     for step in range(STEPS):
-        x = next(data) if data is not None else torch.ones(1, 4)
-        model(x).sum().backward()
-        if step == FAULT_STEP:
-            wait_in(pair)
-            if IS_LAST:
-                die_or_stand_still(model, monitor)
-            if FAULT == "recv" and not IS_LAST:
-                dist.recv(torch.empty(1), RANK + 1)
-            elif FAULT == "recv" and RANK:
-                dist.send(torch.empty(1), RANK - 1)
-        for parameter in model.parameters():
-            dist.all_reduce(parameter.grad) if parameter.dim() > 1 else None
-        optimizer.step()
-        optimizer.zero_grad()
-    monitor.close()
+        rank.step(step)
+    rank.monitor.close()
     dist.destroy_process_group()
 
 

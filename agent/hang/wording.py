@@ -1,0 +1,94 @@
+"""What a verdict and its parts are called in words."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+from trainermon.agent.hang.evidence import DEAD, ENDED, Call, Frame, RankEvidence, innermost_own, spans
+
+COMMUNICATION = ("/torch/distributed/", "/deepspeed/comm/")
+MAX_NAMED = 8
+
+# What a rank does, by what its main thread's stack leads through.
+_ACTIVITIES = (
+    ("/torch/utils/data/", "data-loader", "waits for its data loader"),
+    ("/torch/distributed/checkpoint/", "checkpoint", "is busy with a checkpoint"),
+    ("/torch/serialization.py", "checkpoint", "is busy with a checkpoint"),
+    ("/torch/_inductor/", "compilation", "is compiling"),
+    ("/torch/_dynamo/", "compilation", "is compiling"),
+)
+
+
+def cause_of(one: RankEvidence) -> tuple[str, str]:
+    """Return what a rank that does not wait for others does instead: a word for programs, and a clause."""
+    if one.life == DEAD:
+        return "dead", one.exit.text if one.exit else "has died"
+    if one.life == ENDED:
+        return "ended", "has ended its training"
+    if one.is_stopped:
+        return "stopped", "is stopped (SIGSTOP or a debugger)"
+    at = in_place(where(one))
+    if one.process_state == "D":
+        return "uninterruptible", f"is in a system call that cannot be interrupted ({one.wchan or 'unknown'}){at}"
+    files = [frame.file for frame in one.main_frames]
+    known = (entry for entry in _ACTIVITIES if any(entry[0] in file for file in files))
+    state = "busy" if one.process_state == "R" else "blocked"
+    _, cause, text = next(known, ("", "running" if files else "unknown", f"is {state}"))
+    return cause, text + (at or f" in phase {one.phase}, its stack is not known")
+
+
+def communicates(one: RankEvidence) -> bool:
+    """Whether the innermost frames of the main thread are those of a communication library."""
+    return any(part in frame.file for frame in one.main_frames[:2] for part in COMMUNICATION)
+
+
+def where(one: RankEvidence) -> str:
+    """Return where in the user's code a rank is, "" if its stack is not known."""
+    frame = innermost_own(one.main_frames)
+    return f"{frame.function} ({frame.file}:{frame.line})" if frame else ""
+
+
+def in_place(place: str) -> str:
+    """Return ` in <place>`, "" for no place."""
+    return f" in {place}" if place else ""
+
+
+def called(frames: Sequence[Frame]) -> str:
+    """Return the communication function that was called: the outermost of the innermost run of such frames."""
+    name = ""
+    for frame in frames:
+        if not any(part in frame.file for part in COMMUNICATION):
+            break
+        if not frame.function.endswith("wrapper"):
+            name = frame.function
+    return name
+
+
+def call_text(call: Call, group: str) -> str:
+    """Return `all_reduce #12 of dp`."""
+    return f"{call.op} #{call.sequence} of {group}"
+
+
+def form_text(call: Call) -> str:
+    """Return an operation with the shapes that the rank handed in."""
+    shapes = ", ".join("×".join(map(str, shape)) or "a scalar" for shape in call.shapes[:3])
+    return f"{call.op} of {shapes}" if shapes else call.op
+
+
+def they(ranks: Collection[int], verb: str) -> str:
+    """Return ranks with a verb in the right number.
+
+    >>> they([3], "waits"), they([0, 1], "has"), they([0, 1], "waits")
+    ('rank 3 waits', 'ranks 0–1 have', 'ranks 0–1 wait')
+    """
+    several = {"has": "have", "is": "are"}.get(verb, verb.removesuffix("s"))
+    return f"{spans(ranks)} {verb if len(set(ranks)) == 1 else several}"
+
+
+def reasons(culprits: Iterable[tuple[int, str]], *, named: bool) -> str:
+    """Return what the culprits, given as rank and clause, do; `named`: they have been named just before."""
+    listed = list(culprits)
+    if len({text for _, text in listed}) == 1:
+        several = "each" if named else spans(rank for rank, _ in listed)
+        return f"{'it' if named and len(listed) == 1 else several} {listed[0][1]}"
+    return "; ".join(f"rank {rank} {text}" for rank, text in listed[:MAX_NAMED])

@@ -1,0 +1,101 @@
+"""Small gloo jobs that go wrong, with the agent that their rank 0 starts: what it says is held against the truth."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.agent.nodes import is_agent, wait_for
+from trainermon.agent.lock import read_status
+
+WORKER = Path(__file__).with_name("rank_worker.py")
+ROOT = Path(__file__).parents[3]
+DEADLINE_S = 60.0
+LIMITS = {"step_s": 1.5, "checkpoint_s": 30.0, "evaluation_s": 30.0, "setup_s": 60.0, "factor": 2.0, "max_s": 1.0}
+
+
+class Job:
+    """The ranks of one job, started; `close` ends what is left of it."""
+
+    def __init__(self, folder, *faults, world_size=2, hang=None):
+        self.folder = folder
+        self.output, self.spool = folder / "output" / "run", folder / "spool" / "run"
+        self._agents = set()
+        settings = {
+            "run_id": "run",
+            "output_dir": str(folder / "output"),
+            "spool_dir": str(folder / "spool"),
+            "wg_distribution": False,
+            "agent": {"linger_s": 0, "wait_s": 1},
+            "hang": {**LIMITS, **(hang or {})},
+        }
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        common = {"WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size, "MASTER_PORT": port, "OMP_NUM_THREADS": 1}
+        common |= {"MASTER_ADDR": "127.0.0.1", "PYTHONPATH": ROOT}
+        self.ranks = []
+        for rank in range(world_size):
+            own = {name: str(value) for name, value in (common | {"RANK": rank, "LOCAL_RANK": rank}).items()}
+            with (folder / f"rank{rank}.txt").open("w") as said:
+                command = [sys.executable, str(WORKER), str(folder), json.dumps(settings), *faults]
+                self.ranks.append(
+                    subprocess.Popen(command, env=os.environ | own, stdout=said, stderr=subprocess.STDOUT)
+                )
+
+    def reached(self, step):
+        """Wait until a rank has its fault of this step."""
+        self._wait_for((self.folder / f"reached{step}").exists, f"the fault of step {step}")
+
+    def go(self, step):
+        (self.folder / f"go{step}").touch()
+
+    def signal(self, rank, number):
+        self.ranks[rank].send_signal(number)
+
+    def report(self, rule, step):
+        """Return the post-mortem of a hang or crash on this step, once it is there."""
+        name = f"post-mortem-{rule}-{socket.gethostname()}-attempt1-step{step}.json"
+        path = self.output / "reports" / name
+        self._wait_for(path.exists, name)
+        return json.loads(path.read_text())
+
+    def alerts(self, rule=None):
+        path = self.output / "nodes" / socket.gethostname() / "alerts.jsonl"
+        alerts = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return [alert for alert in alerts if rule in (None, alert["rule"])]
+
+    def end(self):
+        """Wait for every rank and for the agent; return the exit statuses."""
+        for rank in self.ranks:
+            rank.wait(DEADLINE_S)
+        self._wait_for(lambda: not self.spool.exists(), "the end of the agent")
+        return [rank.returncode for rank in self.ranks]
+
+    def close(self):
+        self._note_agent()
+        for rank in self.ranks:
+            rank.send_signal(signal.SIGCONT)
+            rank.kill()
+            rank.wait()
+        for pid in self._agents:
+            if is_agent(pid):
+                os.kill(pid, signal.SIGKILL)
+
+    def said(self):
+        texts = [*sorted(self.folder.glob("rank*.txt")), *self.output.glob("nodes/*/agent.log")]
+        return "\n".join(f"--- {path.name}\n{path.read_text()}" for path in texts)
+
+    def _wait_for(self, condition, what):
+        try:
+            wait_for(lambda: self._note_agent() or condition(), what, deadline_s=DEADLINE_S)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.said()}") from None
+
+    def _note_agent(self):
+        status = read_status(self.spool)
+        if status:
+            self._agents.add(status["pid"])
