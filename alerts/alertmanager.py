@@ -18,6 +18,8 @@ from trainermon.alerts.prometheus_rules import PREFIX, alert_name
 from trainermon.alerts.rules import Rule
 
 EXAMPLE = Path(__file__).with_name("alertmanager.yaml")
+CONTROLLER = "http://trainermon-controller:9462"
+TOKEN_FILE = "/etc/alertmanager/trainermon-token"  # noqa: S105 - the name of a file
 
 LADDER = (
     ("hang", "rank-dead"),
@@ -30,10 +32,19 @@ LADDER = (
 """Worst first: while one of a line fires, those of all lines below are not sent for the same run. Rules and alerts."""
 
 
-def alertmanager_configuration(rules: Sequence[Rule]) -> str:
-    """Return the text of the configuration."""
+def alertmanager_configuration(
+    rules: Sequence[Rule], *, controller: str = CONTROLLER, token_file: str = TOKEN_FILE
+) -> str:
+    """Return the text of the configuration.
+
+    Args:
+        rules: Of the agents, the `reported` ones too.
+        controller: Base URL of the controller, or in a job on one node of the agent.
+        token_file: Where Alertmanager finds the token that orders need.
+    """
+    text = EXAMPLE.read_text(encoding="utf-8").replace(CONTROLLER, controller).replace(TOKEN_FILE, token_file)
     inhibitions = {"inhibit_rules": [*_ladder(rules), *_consequences(rules)]}
-    return EXAMPLE.read_text(encoding="utf-8") + yaml.safe_dump(inhibitions, sort_keys=False, width=1000)
+    return text + yaml.safe_dump(inhibitions, sort_keys=False, width=1000)
 
 
 def _ladder(rules: Sequence[Rule]) -> Iterator[dict[str, Any]]:

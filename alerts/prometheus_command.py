@@ -6,7 +6,7 @@ import argparse
 import re
 import sys
 
-from trainermon.alerts.alertmanager import alertmanager_configuration
+from trainermon.alerts.alertmanager import CONTROLLER, TOKEN_FILE, alertmanager_configuration
 from trainermon.alerts.prometheus_rules import JOB, RUNBOOK_URL, Site, custom_resource, rule_file, rule_groups
 from trainermon.alerts.rules import load_rules, with_reported
 from trainermon.monitor.errors import RuleError
@@ -33,6 +33,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--job", default=JOB, metavar="REGEX", help="label job of the agents in Prometheus (default: %(default)s)"
     )
+    parser.add_argument(
+        "--controller",
+        default=CONTROLLER,
+        metavar="URL",
+        help="whom Alertmanager tells of alerts that ask for a dump: the controller, or the agent of a job on one node "
+        "(default: %(default)s)",
+    )
+    parser.add_argument(
+        "--token-file",
+        default=TOKEN_FILE,
+        metavar="FILE",
+        help="where Alertmanager finds its token (default: %(default)s)",
+    )
     parser.add_argument("--name", default="trainermon", help="name of the Kubernetes resource (default: %(default)s)")
     parser.add_argument(
         "--label",
@@ -51,7 +64,9 @@ def main(arguments: argparse.Namespace) -> int:
     """
     rules = with_reported(load_rules(arguments.rules))
     if arguments.format == "alertmanager":
-        text = alertmanager_configuration(rules)
+        text = alertmanager_configuration(
+            rules, controller=arguments.controller.rstrip("/"), token_file=arguments.token_file
+        )
     else:
         site = Site(runbook_url=arguments.runbook_url.rstrip("/"), job=_checked(arguments.job))
         groups = rule_groups(rules, site)
