@@ -55,6 +55,12 @@ class Node(Protocol):
     async def diagnosis(self, identity: str, attempt: int, step: int) -> bytes | None:
         """Return the JSON report of a dump, or None if there is none."""
 
+    def evidence(self) -> dict[str, Any]:
+        """Return what is known of ranks that stand still or have died, for a controller that joins the nodes."""
+
+    async def report(self, name: str) -> bytes | None:
+        """Return a post-mortem as Markdown, or None if there is none of this name."""
+
     def metrics(self, accept: str) -> tuple[bytes, str]:
         """Return the exposition and its content type."""
 
@@ -89,6 +95,7 @@ def build_application(
     app.add_exception_handler(TrainermonError, refuse)
     add_page(app, PAGE)
     _add_reading(app, node)
+    _add_evidence(app, node)
     _add_stream(app, node)
     _add_control(app, node)
     if escalations is not None:
@@ -96,11 +103,13 @@ def build_application(
     return Guard(app, access=access, hosts=hosts)
 
 
-def add_page(app: FastAPI, page_file: str) -> None:
-    """Serve the page's files, with `page_file` at `/`."""
+def add_page(app: FastAPI, page_file: str, *packages: str) -> None:
+    """Serve the files in the folder `web` of dashboards and of further `packages`, with `page_file` at `/`."""
     # Only names that were listed here can be asked for, so no path from a request ever reaches the file system.
-    folder = importlib.resources.files("trainermon.dashboards") / "web"
-    files: dict[str, Traversable] = {entry.name: entry for entry in folder.iterdir() if entry.is_file()}
+    folders = [importlib.resources.files(package) / "web" for package in ("trainermon.dashboards", *packages)]
+    files: dict[str, Traversable] = {
+        entry.name: entry for folder in folders for entry in folder.iterdir() if entry.is_file()
+    }
 
     @app.get("/")
     async def page() -> Response:
@@ -150,6 +159,19 @@ def _add_reading(app: FastAPI, node: Node) -> None:
         if report is None:
             raise HTTPException(404, "there is no diagnosis of this dump (yet)")
         return Response(report, media_type="application/json")
+
+
+def _add_evidence(app: FastAPI, node: Node) -> None:
+    @app.get("/api/v1/evidence")
+    async def evidence() -> Response:
+        return json_answer(node.evidence())
+
+    @app.get("/api/reports/{name}")
+    async def report(name: str) -> Response:
+        text = await node.report(name)
+        if text is None:
+            raise HTTPException(404, "there is no such report (yet)")
+        return Response(text, media_type="text/plain; charset=utf-8")
 
 
 def _add_stream(app: FastAPI, node: Node) -> None:

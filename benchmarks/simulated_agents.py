@@ -21,12 +21,20 @@ FIRST_STEP = 100
 
 
 class SimulatedAgent:
-    """One agent and its ranks, which do `steps_per_s` steps per second from the start on."""
+    """One agent and its ranks, which do `steps_per_s` steps per second from the start on.
+
+    Attributes:
+        attempt: Of the run.
+        alerts: Its firing alerts, as an agent tells them.
+        gone: Ranks that do not live any more.
+    """
 
     def __init__(
         self, number: int, *, num_agents: int, num_ranks: int, steps_per_s: float, note: Callable[[Any], None]
     ) -> None:
         self.attempt = 1
+        self.alerts: list[dict[str, Any]] = []
+        self.gone: set[int] = set()
         self._number = number
         self._ranks = range(number * num_ranks, (number + 1) * num_ranks)
         self._world_size = num_agents * num_ranks
@@ -46,7 +54,7 @@ class SimulatedAgent:
         ranks = [
             {
                 "rank": r,
-                "alive": True,
+                "alive": r not in self.gone,
                 "step": step,
                 "phase": "step",
                 "lag_s": 0.05,
@@ -61,7 +69,7 @@ class SimulatedAgent:
             "world_size": self._world_size,
             "steps_per_s": self._steps_per_s,
             "ranks": ranks,
-            "alerts": [],
+            "alerts": self.alerts,
             "dumps": {name: {str(r): "written" for r in order["ranks"]} for name, order in self._taken.items()},
         }
 
@@ -79,15 +87,17 @@ class SimulatedAgent:
         return 202, {"status": "accepted", "ranks": order["ranks"], "late": []}
 
 
-async def serve(num_agents: int, num_ranks: int, steps_per_s: float, note: Callable[[Any], None]) -> list[str]:
-    """Start the agents; return their addresses. They answer as long as the event loop runs."""
-    runners: dict[int, SimulatedAgent] = {}
+async def start(
+    num_agents: int, num_ranks: int, steps_per_s: float, note: Callable[[Any], None]
+) -> tuple[web.AppRunner, dict[int, SimulatedAgent]]:
+    """Start the agents; return what serves them, to be cleaned up at the end, and each one by its port."""
+    agents: dict[int, SimulatedAgent] = {}
 
     async def states(request: web.Request) -> web.Response:
-        return web.json_response(runners[_port(request)].states())
+        return web.json_response(agents[_port(request)].states())
 
     async def escalate(request: web.Request) -> web.Response:
-        status, answer = runners[_port(request)].escalate(await request.json())
+        status, answer = agents[_port(request)].escalate(await request.json())
         return web.json_response(answer, status=status)
 
     application = web.Application()
@@ -96,11 +106,10 @@ async def serve(num_agents: int, num_ranks: int, steps_per_s: float, note: Calla
     await runner.setup()
     for number in range(num_agents):
         await web.TCPSite(runner, "127.0.0.1", 0).start()
-        port = runner.addresses[-1][1]
-        runners[port] = SimulatedAgent(
+        agents[runner.addresses[-1][1]] = SimulatedAgent(
             number, num_agents=num_agents, num_ranks=num_ranks, steps_per_s=steps_per_s, note=note
         )
-    return [f"127.0.0.1:{port}" for port in runners]
+    return runner, agents
 
 
 def _port(request: web.Request) -> int:
@@ -115,7 +124,8 @@ def _print(value: Any) -> None:
 
 async def _main() -> None:
     num_agents, num_ranks, steps_per_s = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
-    _print(await serve(num_agents, num_ranks, steps_per_s, _print))
+    _, agents = await start(num_agents, num_ranks, steps_per_s, _print)
+    _print([f"127.0.0.1:{port}" for port in agents])
     await asyncio.Event().wait()
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import os
 import ssl
 from typing import Any
 
@@ -30,7 +31,12 @@ class Target:
 
 
 def describe(fault: Exception) -> str:
-    """Return what a fault says, or its name: a time-out says nothing."""
+    """Return in words what kept an answer from coming."""
+    if isinstance(fault, asyncio.TimeoutError):
+        return "no answer in time"
+    if isinstance(fault, aiohttp.ClientConnectorError):
+        number = fault.os_error.errno
+        return f"cannot connect: {os.strerror(number) if number else fault.os_error}"
     return str(fault) or type(fault).__name__
 
 

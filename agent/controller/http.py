@@ -26,7 +26,7 @@ def build_application(controller: Controller, *, access: Access, hosts: tuple[st
     """Return the guarded ASGI application of `controller`."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     app.add_exception_handler(TrainermonError, refuse)
-    add_page(app, PAGE)
+    add_page(app, PAGE, "trainermon.agent.controller")
     _add_reading(app, controller)
     _add_orders(app, controller)
     return Guard(app, access=access, hosts=hosts)

@@ -4,6 +4,7 @@ import pytest
 
 from tests.agent.controller.controllers import ControllerProcess
 from tests.agent.nodes import Run
+from tests.dashboards.conftest import browser  # noqa: F401 - the fixture
 
 
 @pytest.fixture

@@ -1,0 +1,90 @@
+// The page of a whole job: asks the controller every two seconds and shows what it says.
+
+import { getJson } from "./api.js";
+import { byId, el, segmented, select, setText } from "./dom.js";
+import { assess, readJob, runsOf } from "./job_state.js";
+import { showEscalations, showNodes, showRanks } from "./job_tables.js";
+import { formatSeconds, formatStep } from "./scales.js";
+
+const PERIOD_MS = 2000;
+let job = null;
+let chosen = null;
+let onlyTroubled = true;
+let health = "";
+
+byId("ranks-filter").append(segmented("Which ranks", [["troubled", "need a look"], ["all", "all"]], "troubled", (key) => {
+  onlyTroubled = key === "troubled";
+  show();
+}));
+
+async function turn() {
+  try {
+    job = await getJson("api/v1/job");
+    show();
+    showState(job.ready ? "live" : "starting", "good");
+  } catch {
+    showState("reconnecting", "warn");
+  }
+  setTimeout(turn, PERIOD_MS);
+}
+
+function showState(text, tone) {
+  setText(byId("state"), text);
+  byId("state").dataset.tone = tone;
+}
+
+function show() {
+  if (job === null) return;
+  const runs = runsOf(job);
+  const run = runs.includes(chosen) ? chosen : runs[0];
+  const state = readJob(job, run);
+  showIdentity(runs, state);
+  showHealth(assess(state, job.ready));
+  showFigures(state);
+  showNodes(state, show);
+  showRanks(state, onlyTroubled, show);
+  showEscalations(job.escalations.filter((entry) => entry.run === run || !run));
+}
+
+function showIdentity(runs, state) {
+  setText(byId("run-id"), state.run ?? "trainermon");
+  document.title = state.run ? `${state.run} · job` : "trainermon job";
+  const facts = [state.attempt > 1 && `attempt ${state.attempt}`, state.nodes.length && `${state.nodes.length} nodes`].filter(Boolean);
+  setText(byId("run-facts"), facts.join(" · "));
+  if (byId("runs").dataset.runs !== runs.join("\n")) {
+    byId("runs").dataset.runs = runs.join("\n");
+    byId("runs").replaceChildren(runs.length > 1 ? select("Run", runs.map((run) => [run, run]), state.run, (run) => ((chosen = run), show())) : "");
+  }
+  byId("footer").replaceChildren(el("span", {}, `trainermon ${job.version}`), el("a", { href: "metrics" }, "metrics"), el("a", { href: "api/v1/job" }, "JSON"));
+}
+
+function showHealth({ tone, headline, details }) {
+  const key = JSON.stringify([tone, headline, details]);
+  if (key === health) return; // a screen reader would read it out again
+  health = key;
+  const text = el("div", {}, el("p", { cls: "headline" }, headline), details.map((detail) => el("p", { cls: "detail" }, detail)));
+  byId("health").dataset.tone = tone;
+  byId("health").replaceChildren(el("span", { cls: "lamp", "aria-hidden": "true" }), text, el("div", { cls: "actions" }));
+}
+
+function showFigures(state) {
+  const up = state.nodes.filter((node) => node.up).length;
+  figure("step", "Step", formatStep(state.step));
+  figure("pace", "Time per step", state.pace ? formatSeconds(1 / state.pace) : "–");
+  figure("nodes", "Nodes answering", `${up} / ${state.nodes.length}`, up < state.nodes.length && "bad");
+  figure("ranks", "Ranks alive", `${formatStep(state.living)} / ${formatStep(Math.max(state.world, state.ranks.length))}`, state.living < state.world && "bad");
+  figure("alerts", "Alerts firing", formatStep(state.alerts.length), state.alerts.length > 0 && "bad");
+  figure("open", "Escalations open", formatStep(job.escalations.filter((entry) => !entry.outcome).length));
+}
+
+function figure(id, label, text, tone) {
+  let value = byId(`figure-${id}`);
+  if (!value) {
+    value = el("dd", { id: `figure-${id}` }, el("span", { cls: "number" }));
+    byId("figures").append(el("div", { cls: "figure" }, el("dt", {}, label), value));
+  }
+  setText(value.firstChild, text);
+  value.dataset.tone = tone || "";
+}
+
+turn();

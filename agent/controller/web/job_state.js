@@ -1,0 +1,107 @@
+// What the agents' answers mean for the job: which ranks need a look, and the sentence on top of the page.
+
+import { formatSpans, formatStep } from "./scales.js";
+
+const URGENCY = ["fatal", "critical", "warning", "info"];
+const BEHIND_STEPS = 2; // ranks of one job are at most a step apart, and are asked within a second of one another
+
+/** The runs that agents have named, those with living ranks first. */
+export function runsOf(job) {
+  const living = (run) => job.agents.some((agent) => agent.run_id === run && agent.ranks?.some((rank) => rank.alive));
+  return [...job.runs].sort((a, b) => living(b) - living(a) || (a < b ? -1 : 1));
+}
+
+/** Nodes and ranks of one run, with what is wrong with each. Agents that have never answered belong to every run. */
+export function readJob(job, run) {
+  const agents = job.agents.filter((agent) => agent.run_id === run || agent.run_id === undefined);
+  const attempt = Math.max(0, ...agents.map((agent) => agent.attempt ?? 0));
+  const newest = agents.filter((agent) => agent.run_id === undefined || agent.attempt === attempt);
+  const living = newest.flatMap((agent) => (agent.up ? agent.ranks : [])).filter((rank) => rank.alive);
+  const step = living.length ? Math.max(...living.map((rank) => rank.step)) : null;
+  const nodes = newest.map((agent) => readNode(agent, step));
+  const ranks = nodes.flatMap((node) => node.ranks).sort((a, b) => a.rank - b.rank);
+  const pace = Math.max(0, ...newest.map((agent) => (agent.up ? agent.steps_per_s : 0) || 0));
+  const world = Math.max(0, ...newest.map((agent) => agent.world_size ?? 0));
+  return { run, attempt, nodes, ranks, living: living.length, step, pace, world, alerts: newest.flatMap((agent) => (agent.up && agent.alerts) || []) };
+}
+
+function readNode(agent, step) {
+  const alerts = agent.alerts ?? [];
+  const ranks = (agent.ranks ?? []).map((rank) => {
+    const own = alerts.filter((alert) => alert.rank === rank.rank).sort(byUrgency);
+    const behind = rank.alive && step !== null ? step - rank.step : 0;
+    return { ...rank, node: agent.host, url: agent.url, alerts: own, behind: behind >= BEHIND_STEPS ? behind : 0, up: agent.up };
+  });
+  return { ...agent, name: agent.host ?? agent.url.replace(/^https?:\/\/|\/$/g, ""), alerts, ranks };
+}
+
+const byUrgency = (a, b) => URGENCY.indexOf(a.severity) - URGENCY.indexOf(b.severity) || a.step - b.step;
+
+/** One word for a rank, the worst that is to be said: gone, unknown, a severity, behind, or fine. */
+export function toneOf(rank) {
+  if (!rank.up) return "unknown";
+  if (!rank.alive) return "gone";
+  return rank.alerts[0]?.severity ?? (rank.behind ? "behind" : "fine");
+}
+
+export const needsLook = (rank) => toneOf(rank) !== "fine";
+
+const TONES = ["gone", ...URGENCY, "behind", "unknown", "fine"];
+
+/** 0 for the rank that needs a look most. */
+export const urgencyOf = (rank) => TONES.indexOf(toneOf(rank));
+
+export const byTrouble = (a, b) => urgencyOf(a) - urgencyOf(b) || a.rank - b.rank;
+
+/** {tone, headline, details}: the one thing to know first, and what else there is. */
+export function assess(state, ready) {
+  const findings = [silent(state), gone(state), alerting(state), lagging(state), missing(state)].filter(Boolean);
+  findings.sort((a, b) => (a.tone === "warn") - (b.tone === "warn"));
+  if (findings.length) {
+    const [first, ...others] = findings;
+    return { ...first, details: [...first.details, ...others.map(({ headline }) => `${headline}.`)] };
+  }
+  if (!state.ranks.length) {
+    const headline = ready ? "No agent of a run is found" : "Looking for agents";
+    return { tone: "calm", headline, details: ["Agents appear here as soon as they answer."] };
+  }
+  if (!state.living) return { tone: "calm", headline: "No rank is running", details: ["The agents still hold what the run has left."] };
+  return { tone: "good", headline: `All ${formatStep(state.living)} ranks are training`, details: ["No alert is firing on any node."] };
+}
+
+function silent({ nodes }) {
+  const down = nodes.filter((node) => !node.up);
+  if (!down.length) return null;
+  const headline = down.length === 1 ? `Node ${down[0].name} does not answer` : `${down.length} of ${nodes.length} nodes do not answer`;
+  return { tone: "bad", headline, details: down.length === 1 ? [down[0].problem] : [] };
+}
+
+function gone({ ranks, living }) {
+  const lost = ranks.filter((rank) => rank.up && !rank.alive);
+  if (!lost.length || !living) return null; // all of them: the run is over
+  return { tone: "bad", headline: `${plural(lost)} ${formatSpans(lost.map(({ rank }) => rank))} ${lost.length === 1 ? "is" : "are"} gone`, details: [] };
+}
+
+function alerting({ alerts }) {
+  const [worst] = [...alerts].sort(byUrgency);
+  if (!worst) return null;
+  const same = alerts.filter((alert) => alert.rule === worst.rule);
+  const tone = ["fatal", "critical"].includes(worst.severity) ? "bad" : "warn";
+  const rules = new Set(alerts.map((alert) => alert.rule)).size;
+  const details = [worst.message, ...(rules > 1 ? [`${rules} rules are firing in all.`] : [])];
+  return { tone, headline: `${worst.rule} on ${plural(same).toLowerCase()} ${formatSpans(same.map(({ rank }) => rank))} since step ${formatStep(worst.step)}`, details };
+}
+
+function lagging({ ranks }) {
+  const late = ranks.filter((rank) => rank.up && rank.behind);
+  if (!late.length) return null;
+  const most = Math.max(...late.map(({ behind }) => behind));
+  return { tone: "warn", headline: `${plural(late)} ${formatSpans(late.map(({ rank }) => rank))} up to ${most} steps behind`, details: [] };
+}
+
+function missing({ ranks, world }) {
+  const lacking = world - new Set(ranks.map(({ rank }) => rank)).size;
+  return lacking > 0 && ranks.length ? { tone: "warn", headline: `${lacking} of ${formatStep(world)} ranks are on nodes that are not found`, details: [] } : null;
+}
+
+const plural = (list) => (list.length === 1 ? "Rank" : "Ranks");

@@ -1,0 +1,118 @@
+// The tables of the job page: nodes, ranks, escalations.
+
+import { byId, el, setText } from "./dom.js";
+import { formatSeconds, formatSpans, formatStep } from "./scales.js";
+import { byTrouble, needsLook, toneOf, urgencyOf } from "./job_state.js";
+import { empty, sentence, table } from "./tables.js";
+import { GLYPHS } from "./theme.js";
+
+const SHOWN = 50;
+const OUTCOMES = { done: "resolved", partial: "pending", suppressed: "pending", failed: "firing" };
+const all = { nodes: false, ranks: false };
+
+export function showNodes(state, redraw) {
+  const up = state.nodes.filter((node) => node.up).length;
+  setText(byId("nodes-hint"), state.nodes.length ? `${up} of ${state.nodes.length} answer` : "");
+  if (!state.nodes.length) return byId("nodes").replaceChildren(empty("No nodes.", "Discovery has found no agent yet."));
+  const trouble = (node) => (node.up ? Math.min(...node.ranks.map(urgencyOf)) : -1);
+  const sorted = [...state.nodes].sort((a, b) => trouble(a) - trouble(b) || (a.name < b.name ? -1 : 1));
+  const rows = shown("nodes", sorted).map(nodeRow);
+  byId("nodes").replaceChildren(table("cards", ["Node", "State", "Step", "Ranks", "Alerts", "Last answer"], rows), more("nodes", sorted, redraw));
+}
+
+function nodeRow(node) {
+  const steps = node.ranks.filter((rank) => rank.alive).map((rank) => rank.step);
+  const [low, high] = [Math.min(...steps), Math.max(...steps)];
+  return el("tr", {},
+    el("td", {}, pageLink(node.url, node.name)),
+    el("td", {}, node.up ? el("span", { cls: "pill resolved" }, "answers") : el("span", { cls: "pill firing", title: node.problem }, "silent")),
+    el("td", { cls: "num" }, !steps.length ? "–" : low === high ? formatStep(high) : `${formatStep(low)} – ${formatStep(high)}`),
+    el("td", {}, squares(node.ranks), " ", el("span", { cls: "hint" }, formatSpans(node.ranks.map(({ rank }) => rank)))),
+    el("td", { cls: "where" }, node.up ? ruleList(node.alerts) : el("span", { cls: "message" }, node.problem)),
+    el("td", {}, node.age_s === undefined ? "never" : node.up ? "now" : `${formatSeconds(node.age_s)} ago`));
+}
+
+function squares(ranks) {
+  const marks = ranks.map((rank) => el("i", { cls: toneOf(rank), title: `rank ${rank.rank}: ${describe(rank)}` }));
+  return el("span", { cls: ranks.length > 16 ? "squares wide" : "squares", role: "img", "aria-label": summary(ranks) }, marks);
+}
+
+function summary(ranks) {
+  const troubled = ranks.filter(needsLook).length;
+  return troubled ? `${troubled} of ${ranks.length} ranks need a look` : `${ranks.length} ranks, all fine`;
+}
+
+function describe(rank) {
+  const tone = toneOf(rank);
+  if (tone === "unknown") return "its agent does not answer";
+  if (tone === "gone") return `gone, last seen at step ${formatStep(rank.step)}`;
+  return [rank.phase, `step ${formatStep(rank.step)}`, ...rank.alerts.map(({ rule }) => rule)].join(", ");
+}
+
+function ruleList(alerts) {
+  const rules = new Map();
+  for (const alert of alerts) if (!rules.has(alert.rule)) rules.set(alert.rule, alert);
+  return [...rules.values()].slice(0, 3).map(({ rule, severity, message }) => el("span", { cls: `severity ${severity}`, title: message },
+    el("span", { "aria-hidden": "true" }, `${GLYPHS[severity] ?? "●"} `), rule));
+}
+
+export function showRanks(state, onlyTroubled, redraw) {
+  const troubled = state.ranks.filter(needsLook);
+  const chosen = onlyTroubled ? troubled.sort(byTrouble) : state.ranks;
+  setText(byId("ranks-hint"), state.ranks.length ? `${troubled.length} of ${formatStep(state.ranks.length)} need a look` : "");
+  if (!chosen.length) {
+    const texts = state.ranks.length ? ["Every rank is fine.", `All are at step ${formatStep(state.step)} or one before it.`] : ["No ranks.", "No agent has said which it has."];
+    return byId("ranks").replaceChildren(empty(...texts));
+  }
+  const rows = shown("ranks", chosen).map(rankRow);
+  const head = ["Rank", "Node", "Place", "State", "Step", "Behind", "Last sign", "Alerts"];
+  byId("ranks").replaceChildren(table("cards", head, rows), more("ranks", chosen, redraw));
+}
+
+function rankRow(rank) {
+  const place = Object.entries(rank.place ?? {}).map(([axis, index]) => `${axis} ${index}`).join("  ");
+  const state = toneOf(rank) === "gone" ? el("span", { cls: "gone" }, "gone") : rank.up ? rank.phase : el("span", { cls: "message" }, "not known");
+  return el("tr", {},
+    el("td", {}, String(rank.rank)),
+    el("td", {}, pageLink(rank.url, rank.node)),
+    el("td", {}, place || "–"),
+    el("td", {}, state),
+    el("td", { cls: "num" }, formatStep(rank.step)),
+    el("td", {}, rank.behind ? el("span", { cls: "behind" }, `${rank.behind} steps`) : "–"),
+    el("td", {}, `${formatSeconds(rank.lag_s)} ago`),
+    el("td", { cls: "where" }, ...(rank.alerts.length ? [...ruleList(rank.alerts), " ", el("span", { cls: "message" }, sentence(rank.alerts[0]))] : ["–"])));
+}
+
+export function showEscalations(escalations) {
+  const open = escalations.filter((entry) => !entry.outcome).length;
+  setText(byId("escalations-hint"), escalations.length ? `${open} open, ${escalations.length} in all` : "");
+  if (!escalations.length) {
+    return byId("escalations").replaceChildren(empty("No escalations.", "Alertmanager posts alerts with the label escalate to /api/v1/alerts."));
+  }
+  const rows = escalations.slice(0, SHOWN).map((entry) => el("tr", {},
+    el("td", {}, new Date(entry.accepted_s * 1000).toLocaleTimeString([], { hour12: false })),
+    el("td", { cls: "where", title: entry.id }, entry.reason || entry.id),
+    el("td", {}, entry.ranks === null ? "all" : formatSpans(entry.ranks)),
+    el("td", {}, entry.num_steps === 1 ? entry.task : `${entry.task}, ${entry.num_steps} steps`),
+    el("td", { cls: "num" }, entry.first_step === null ? "–" : formatStep(entry.first_step)),
+    el("td", {}, el("span", { cls: `pill ${OUTCOMES[entry.outcome] ?? ""}` }, entry.outcome ?? (entry.first_step === null ? "accepted" : "ordered"))),
+    el("td", { cls: "where" }, coverage(entry))));
+  byId("escalations").replaceChildren(table("cards", ["Accepted", "Because of", "Ranks", "Dump", "Step", "Outcome", "Became of it"], rows));
+}
+
+function coverage({ coverage: statuses, detail }) {
+  const byStatus = new Map();
+  for (const [rank, status] of Object.entries(statuses)) byStatus.set(status, [...(byStatus.get(status) ?? []), Number(rank)]);
+  const parts = [...byStatus].map(([status, ranks]) => `${status}: ${ranks.length > 1 ? "ranks" : "rank"} ${formatSpans(ranks)}`);
+  return [...parts, detail].filter(Boolean).join("; ") || "–";
+}
+
+/** A page is linked only where it is one: an address comes from discovery, but a name comes from the network. */
+const pageLink = (url, text) => (/^https?:\/\//.test(url) ? el("a", { href: url }, text) : text);
+
+const shown = (name, list) => (all[name] ? list : list.slice(0, SHOWN));
+
+function more(name, list, redraw) {
+  if (all[name] || list.length <= SHOWN) return "";
+  return el("button", { type: "button", cls: "more", onclick: () => ((all[name] = true), redraw()) }, `Show all ${formatStep(list.length)}`);
+}

@@ -1,0 +1,130 @@
+"""The page of a whole job, in a real browser in front of a real controller."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import pytest
+
+from benchmarks.simulated_agents import SimulatedAgent, start
+from tests.agent.controller.controllers import TOKEN
+from tests.agent.nodes import wait_for
+from tests.agent.notifications import alert, notification
+
+pytestmark = pytest.mark.server
+
+
+class Job(threading.Thread):
+    """Simulated agents of a job in a thread; a test changes what they say."""
+
+    def __init__(self, num_agents, num_ranks):
+        super().__init__(daemon=True)
+        self.agents: list[SimulatedAgent] = []
+        self.addresses: list[str] = []
+        self._shape = num_agents, num_ranks
+        self._begun = threading.Event()
+        self._loop = asyncio.new_event_loop()
+
+    def run(self):
+        self._loop.run_until_complete(self._serve())
+
+    async def _serve(self):
+        self._over = asyncio.Event()
+        runner, by_port = await start(*self._shape, 2.0, lambda order: None)
+        self.agents = list(by_port.values())
+        self.addresses = [f"127.0.0.1:{port}" for port in by_port]
+        self._begun.set()
+        await self._over.wait()
+        await runner.cleanup()
+
+    def ready(self):
+        self.start()
+        assert self._begun.wait(20)
+        return self
+
+    def close(self):
+        self._loop.call_soon_threadsafe(self._over.set)
+        self.join(20)
+        self._loop.close()
+
+
+@pytest.fixture
+def job():
+    job = Job(4, 8).ready()
+    yield job
+    job.close()
+
+
+@pytest.fixture
+def page(browser):
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    problems = []
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
+    yield page
+    page.close()
+    assert not problems
+
+
+def seen(page, selector, text):
+    wait_for(
+        lambda: page.locator(selector).first.is_visible() and text in page.locator(selector).first.inner_text(), text
+    )
+
+
+def test_a_healthy_job_is_said_to_be_healthy(job, page, make_controller):
+    controller = make_controller(discovery={"agents": job.addresses}).ready()
+
+    page.goto(controller.url)
+    seen(page, ".headline", "All 32 ranks are training")
+
+    assert page.locator("#nodes tbody tr").count() == 4
+    assert page.locator("#nodes .squares i").count() == 32
+    assert "Every rank is fine." in page.locator("#ranks").inner_text()
+    page.get_by_role("button", name="all", exact=True).click()
+    assert page.locator("#ranks tbody tr").count() == 32
+    assert page.locator("#ranks tbody tr").nth(9).inner_text().split("\t")[:3] == ["9", "node001", "dp 1 tp 1"]
+
+
+def test_what_is_wrong_is_named_and_stands_on_top(job, page, make_controller):
+    controller = make_controller(discovery={"agents": [*job.addresses, "127.0.0.1:9"]}).ready()
+    message = '<img src=x onerror="document.title=1"> of h.3 is not finite'
+    firing = {"id": "a", "rule": "gradient-nonfinite", "severity": "fatal", "rank": 12, "step": 99, "message": message}
+    job.agents[1].alerts = [firing]
+    job.agents[2].gone = {17}
+
+    page.goto(controller.url)
+    seen(page, ".headline", "does not answer")
+    seen(page, "#health", "Rank 17 is gone")
+    seen(page, "#health", "gradient-nonfinite on rank 12 since step 99")
+
+    assert page.locator("#nodes tbody tr").first.inner_text().startswith("127.0.0.1:9")
+    assert page.locator("#ranks tbody tr").count() == 2
+    assert message in page.locator("#ranks").inner_text()
+    assert page.locator("img").count() == 0
+
+
+def test_an_escalation_is_followed_to_its_end(job, page, make_controller):
+    controller = make_controller(discovery={"agents": job.addresses}).ready()
+    page.goto(controller.url)
+    seen(page, ".headline", "All 32 ranks are training")
+
+    controller.post("api/v1/alerts", notification(alert(rank=9)), token=TOKEN)
+    seen(page, "#escalations tbody tr", "done")
+
+    row = page.locator("#escalations tbody tr").first.inner_text()
+    assert "TrainermonGradSpike" in row
+    assert "written: rank 9" in row
+    assert time.strftime("%H:") in row
+
+
+def test_a_phone_has_no_sideways_scrolling(job, page, make_controller):
+    controller = make_controller(discovery={"agents": job.addresses}).ready()
+    page.set_viewport_size({"width": 390, "height": 800})
+
+    page.goto(controller.url)
+    seen(page, ".headline", "All 32 ranks are training")
+
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
