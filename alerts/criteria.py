@@ -190,7 +190,7 @@ class Straggler:
         window: Of so many steps the median is taken.
     """
 
-    ratio: float = 1.3
+    ratio: float = 1.2
     window: int = 10
 
 
@@ -376,7 +376,7 @@ def _differs(when: Node) -> Differs:
 
 def _straggler(when: Node) -> Straggler:
     node = when.child("straggler", ("ratio", "window"))
-    return Straggler(ratio=node.number("ratio", 1.3, above=1.0), window=node.whole("window", 10, at_least=1))
+    return Straggler(ratio=node.number("ratio", 1.2, above=1.0), window=node.whole("window", 10, at_least=1))
 
 
 def _reported(when: Node) -> Reported:

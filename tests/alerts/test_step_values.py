@@ -56,3 +56,57 @@ def test_steps_that_are_skipped_without_end_are_told_from_the_start_of_a_run_on(
 
     assert (began.rule, began.first_step, began.step) == ("steps-skipped", 0, 23)
     assert "skipped 24 steps in a row" in began.message
+
+
+def with_gradient(told: Sequence[tuple[float, float]]) -> list[Alert]:
+    """Return the alerts of a run whose gradient is infinite on the steps that are skipped."""
+    keys = (*KEYS, SeriesKey(Kind.GRAD_REDUCED, "w"), SeriesKey(Kind.ACTV_GRAD, "h", "output.0"))
+    rows = ({0: scale, 1: skipped, 2: [1.0, bad], 3: bad} for scale, skipped in told for bad in (_gradient(skipped),))
+    return feed(RuleEngine(load_rules()), keys, (block(step, row) for step, row in enumerate(rows)))
+
+
+def _gradient(skipped: float) -> float:
+    return float("inf") if skipped else 0.5
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        scales(range(18), num_steps=400, first=2.0**32),
+        scales([*range(16), *range(70, 900, 60)], num_steps=1000, first=2.0**32, window=50),
+    ],
+    ids=["search", "up and down"],
+)
+def test_gradients_of_steps_that_a_scaler_skipped_as_it_is_meant_to_are_no_alert(
+    told: list[tuple[float, float]],
+) -> None:
+    assert with_gradient(told) == []
+
+
+def test_gradient_that_is_lost_without_a_skip_is_told_also_where_there_is_a_scaler() -> None:
+    told = scales([5, 6], num_steps=20, first=2.0**16)
+    keys = (*KEYS, SeriesKey(Kind.GRAD_REDUCED, "w"))
+    rows = [
+        {0: scale, 1: skipped, 2: float("nan") if step == 12 else 1.0} for step, (scale, skipped) in enumerate(told)
+    ]
+
+    found = feed(RuleEngine(load_rules()), keys, (block(step, row) for step, row in enumerate(rows)))
+
+    assert [(alert.rule, alert.first_step) for alert in found][:1] == [("gradient-nonfinite", 12)]
+
+
+@pytest.mark.parametrize("scale", [1.0, None], ids=["nothing left to lower", "no scaler"])
+def test_step_that_was_skipped_without_a_scale_to_lower_is_a_lost_one(scale: float | None) -> None:
+    keys = (KEYS[1], SeriesKey(Kind.GRAD_REDUCED, "w"), KEYS[0])
+    rows: dict[int, float] = {0: 1.0, 1: float("nan")} | ({} if scale is None else {2: scale})
+
+    (found,) = feed(RuleEngine(load_rules()), keys, [block(7, rows)])
+
+    assert (found.rule, found.first_step) == ("gradient-nonfinite", 7)
+
+
+def test_too_many_skipped_steps_are_told_although_each_of_them_was_meant() -> None:
+    found = with_gradient([(2.0**10, float(step % 3 == 0)) for step in range(120)])
+
+    assert [(alert.rule, alert.step) for alert in found] == [("steps-skipped-often", 99)]
+    assert found[0].message.startswith("steps-skipped-often: the framework skips a share of 0.34 of the steps, step 99")
