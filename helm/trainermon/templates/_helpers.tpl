@@ -183,6 +183,15 @@ basicAuth:
 {{- end }}
 {{- end }}
 
+{{/* Which pods train; its default would be merged with labels in the values, so it stands here. */}}
+{{- define "trainermon.podSelector" -}}
+{{- with .Values.podSelector -}}
+{{ toYaml . }}
+{{- else -}}
+matchLabels: {trainermon: "true"}
+{{- end }}
+{{- end }}
+
 {{/* Labels of the pods in which agents run, as a selector. */}}
 {{- define "trainermon.agentSelector" -}}
 {{- if eq .Values.mode "daemonset" -}}
@@ -190,7 +199,7 @@ matchLabels:
   {{- include "trainermon.selectorLabels" . | nindent 2 }}
   app.kubernetes.io/component: agent
 {{- else -}}
-{{- toYaml .Values.podSelector }}
+{{ include "trainermon.podSelector" . }}
 {{- end }}
 {{- end }}
 

@@ -39,7 +39,8 @@
 {{- end -}}
 {{- $threshold = .changes.threshold -}}
 {{- end -}}
-{{- $expr := $entry.expr | replace "THRESHOLD" (toString $threshold) | replace "JOB" (.root.Values.podMonitor.job | replace "." "\\\\.") -}}
+{{- $job := printf "%s(-controller)?" (.root.Values.podMonitor.job | replace "." "\\\\.") -}}
+{{- $expr := .changes.expr | default $entry.expr | replace "THRESHOLD" (toString $threshold) | replace "JOB" $job -}}
 {{- $_ := set $entry "expr" $expr -}}
 {{- with get .changes "for" }}{{ $_ := set $entry "for" . }}{{ end -}}
 {{- with .changes.keepFiringFor }}{{ $_ := set $entry "keep_firing_for" . }}{{ end -}}
