@@ -108,6 +108,7 @@ def assemble(spool: Path, settings: AgentSettings, node_dir: Path, executor: Exe
         metrics=metrics,
         rules=rules,
         watch=watch,
+        host=node_dir.name,
     )
     exports = make_exports(settings, node_dir)
     judge = RuleConsumer(engine, reactions.on_alert)

@@ -70,23 +70,24 @@ class Agent:
         self._spool = spool
         self._host = host
         self._executor = executor
-        self._node = RunNode(parts, executor=executor, host=host, flush=self._flush, stop=self.stop)
-        self._diagnoser = Diagnoser(
-            parts.settings.run_dir, executor=executor, commit=self._flush, finished=self._show_diagnosis
-        )
         self._hang = HangWatch(
             parts.settings.hang,
             spool=spool,
             run_id=parts.settings.run_id,
             run_dir=parts.settings.run_dir,
-            host=host,
+            host=parts.node_dir.name,
             ranks=parts.watch,
             headers=lambda: parts.pipeline.follower.headers,
             records=parts.records,
             report=parts.judge.adopt,
+            severities={rule.name: rule.severity for rule in parts.rules},
             open_alerts=parts.alerts.firing,
             executor=executor,
             log=parts.node_dir / LOG_FILE,
+        )
+        self._node = RunNode(parts, executor=executor, host=host, flush=self._flush, stop=self.stop, hang=self._hang)
+        self._diagnoser = Diagnoser(
+            parts.settings.run_dir, executor=executor, commit=self._flush, finished=self._show_diagnosis
         )
         self._health = MonitorHealth(lambda: readings_of(parts), parts.judge.report)
         self._server: Server | None = None
@@ -149,6 +150,7 @@ class Agent:
         for rank in gone:
             _log.info("rank %d is gone", rank)
         self._hang.look(now_s, gone)
+        self._hang.show(self._parts.metrics)
         for rank, header in self._parts.pipeline.follower.headers.items():
             if (rank, header.attempt) not in self._rank_files:
                 self._rank_files.add((rank, header.attempt))

@@ -18,6 +18,10 @@ import trainermon
 from trainermon.agent.assembly import Parts
 from trainermon.agent.commands import ConflictError, parse_command, require_possible
 from trainermon.agent.dumps import MAX_REPORT_BYTES, DumpKey
+from trainermon.agent.hang.report import FOLDER as REPORTS
+from trainermon.agent.hang.report import RULES as REPORTED
+from trainermon.agent.hang.report import report_name
+from trainermon.agent.hang.watch import HangWatch
 from trainermon.agent.self_metrics import show_agent
 from trainermon.monitor.errors import ConfigError
 from trainermon.monitor.values import Coordinates, as_plain
@@ -43,6 +47,7 @@ class RunNode:
         host: Name of this node.
         flush: Commits what was followed; returns whether it succeeded.
         stop: Ends the agent soon.
+        hang: Watches for ranks that stand still or die.
 
     Attributes:
         state: `running`, `draining` or `finished`.
@@ -50,7 +55,7 @@ class RunNode:
         num_faults: Faults of the loop that were survived.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what is asked of an agent
         self,
         parts: Parts,
         *,
@@ -58,6 +63,7 @@ class RunNode:
         host: str,
         flush: Callable[[], Awaitable[bool]],
         stop: Callable[[], None],
+        hang: HangWatch,
     ) -> None:
         self.feed = parts.feed
         self.state = "running"
@@ -69,6 +75,7 @@ class RunNode:
         self._host = host
         self._flush = flush
         self._stop = stop
+        self._hang = hang
 
     def run(self) -> dict[str, Any]:
         """Return the state of run and ranks."""
@@ -130,6 +137,22 @@ class RunNode:
         if entry is None or not entry.diagnosed:
             return None
         path = self._parts.settings.run_dir / entry.key.report
+        try:
+            return await asyncio.wait_for(self._read(path), READ_TIMEOUT_S)
+        except (OSError, asyncio.TimeoutError):
+            return None
+
+    def evidence(self) -> dict[str, Any]:
+        """Return what is known of the local ranks: of a standstill what was found, else their control pages."""
+        return self._hang.plain()
+
+    async def report(self, name: str) -> bytes | None:
+        """Return the post-mortem of an alert of this node as Markdown; no other file can be named."""
+        alerts = self._parts.alerts.latest.values()
+        host = self._parts.node_dir.name
+        if not any(alert.rule in REPORTED and report_name(alert, host) == name for alert in alerts):
+            return None
+        path = self._parts.settings.run_dir / REPORTS / f"{name}.md"
         try:
             return await asyncio.wait_for(self._read(path), READ_TIMEOUT_S)
         except (OSError, asyncio.TimeoutError):

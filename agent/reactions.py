@@ -16,6 +16,7 @@ from trainermon.agent.alerting import AlertBook
 from trainermon.agent.commands import CommandBook, DuplicateError
 from trainermon.agent.dumps import DumpEntry, Dumps
 from trainermon.agent.feed import Feed
+from trainermon.agent.hang.report import report_url
 from trainermon.agent.pipeline import Consumer
 from trainermon.agent.reconfigure import REACH_S
 from trainermon.agent.watch import RankWatch
@@ -127,6 +128,7 @@ class Reactions(Consumer):
         metrics: Exposition,
         rules: Sequence[Rule],
         watch: RankWatch,
+        host: str,
     ) -> None:
         self.new_dumps: list[DumpEntry] = []
         self.num_ended = 0
@@ -140,6 +142,7 @@ class Reactions(Consumer):
         self._metrics = metrics
         self._statistics = {rule.name: rule.on.statistic for rule in rules}
         self._watch = watch
+        self._host = host
 
     def on_alert(self, alert: Alert) -> None:
         """Show the alert, have it written, and order what its rule escalates to."""
@@ -203,12 +206,13 @@ class Reactions(Consumer):
         self.num_ended += 1
 
     def plain_alert(self, alert: Alert) -> dict[str, Any]:
-        """Return the alert for the page, with what its value is, its step's dump and that dump's diagnosis."""
+        """Return the alert for the page, with what its value is, its step's dump and diagnosis, and its report."""
         entry = self._dumps.find(identity=alert.id, attempt=alert.attempt, step=alert.first_step)
         plain: dict[str, Any] = as_plain(alert)
         plain["statistic"] = self._statistics.get(alert.rule)  # None if the rule is no longer in the file
         plain["dump"] = entry.key.id if entry else None
         plain["diagnosis"] = entry.key.url if entry and entry.diagnosed else None
+        plain["report"] = report_url(alert, self._host)
         return plain
 
     def _order(self, command: Command, ranks: Sequence[int], *, attempt: int) -> None:

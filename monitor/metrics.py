@@ -150,7 +150,12 @@ _STEP = (
         _RANK,
         unit="seconds",
     ),
-    _gauge("trainermon_rank_hung", "Whether the agent holds that the rank makes no progress: 1 or 0.", _RANK),
+    _gauge(
+        "trainermon_rank_hung",
+        "Whether the rank stands still and does not only wait for others: 1 or 0; where nobody can be blamed, "
+        "1 for all that stand still.",
+        _RANK,
+    ),
     _gauge("trainermon_rank_straggling", "Whether the agent holds that the others wait for the rank: 1 or 0.", _RANK),
     _gauge(
         "trainermon_rank_slowness_ratio",

@@ -16,6 +16,9 @@ from trainermon.agent.lock import write_atomically
 from trainermon.monitor.values import Alert, as_plain
 
 FOLDER = "reports"
+RULES = ("hang", "rank-dead")
+"""The rules whose alerts have a report."""
+
 LOG_LINES = 40
 MAX_LOG_BYTES = 16_384
 _SHOWN_STEPS = 3
@@ -56,6 +59,11 @@ class PostMortem:
 def report_name(alert: Alert, host: str) -> str:
     """Return the name, without a suffix, of the report that belongs to an alert."""
     return f"post-mortem-{alert.rule}-{host}-attempt{alert.attempt}-step{alert.first_step}"
+
+
+def report_url(alert: Alert, host: str) -> str | None:
+    """Return where the agent serves the report of an alert, None for an alert of another rule."""
+    return f"api/reports/{report_name(alert, host)}" if alert.rule in RULES else None
 
 
 def write_report(folder: Path, name: str, report: PostMortem) -> None:

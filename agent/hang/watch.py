@@ -31,6 +31,7 @@ from trainermon.agent.hang.report import FOLDER, PostMortem, read_tail, report_n
 from trainermon.agent.hang.verdict import Hang, verdict
 from trainermon.agent.watch import RankState, RankWatch
 from trainermon.alerts.state import alert_id
+from trainermon.exporters.prometheus import Exposition
 from trainermon.monitor.config import HangConfig
 from trainermon.monitor.control import Phase
 from trainermon.monitor.journal import Header
@@ -39,7 +40,6 @@ from trainermon.monitor.values import Alert, AlertState, Finding, Kind, SeriesKe
 
 HANG = "hang"
 RANK_DEAD = "rank-dead"
-SEVERITIES = {HANG: Severity.CRITICAL, RANK_DEAD: Severity.CRITICAL}
 NOBODY = -1
 """Rank of an alert that no rank of this node is to blame for."""
 
@@ -79,12 +79,13 @@ class HangWatch:
         headers: Returns, by rank, the header of its journal.
         records: Their last records.
         report: Where alerts go.
+        severities: Of the rules `hang` and `rank-dead`.
         open_alerts: Alerts of an earlier agent that may still be on.
         executor: Writes the report.
         log: The agent's log.
 
     Attributes:
-        hung: Ranks that are held to be hung now.
+        hung: Ranks that are held to stand still now: those to blame if that is known, else all that are silent.
         num_dead: How many ranks have died.
     """
 
@@ -100,12 +101,14 @@ class HangWatch:
         headers: Callable[[], Mapping[int, Header]],
         records: LastRecords,
         report: Callable[[Alert], None],
+        severities: Mapping[str, Severity],
         open_alerts: Collection[Alert] = (),
         executor: Executor,
         log: Path,
     ) -> None:
         self.hung: frozenset[int] = frozenset()
         self.num_dead = 0
+        self._detached: set[tuple[int, int]] = set()
         self._settings = settings
         self._spool, self._run_dir, self._log_file = spool, run_dir, log
         self._run_id, self._host = run_id, host
@@ -113,13 +116,14 @@ class HangWatch:
         self._headers = headers
         self._records = records
         self._report = report
+        self._severities = severities
         self._executor = executor
         self._limits = Limits(settings)
         self._ladder = Ladder(spool, settings)
         self._exits = ExitWatch()
         self._dead: dict[int, float] = {}
         self._told_dead: set[int] = set()
-        self._inherited = [alert for alert in open_alerts if alert.rule in SEVERITIES]
+        self._inherited = [alert for alert in open_alerts if alert.rule in (HANG, RANK_DEAD)]
         self._open: list[_Open] = []
         self._followed: dict[int, int] = {}
         self._task: asyncio.Task[None] | None = None
@@ -144,6 +148,8 @@ class HangWatch:
         for state in self._ranks.ranks.values():
             if state.alive:
                 self._follow(state)
+            if state.phase is Phase.DETACHED:
+                self._detached.add((state.rank, state.pid))
         self._take_over()
         self._note_deaths(now_s, gone)
         self._resolve()
@@ -162,6 +168,14 @@ class HangWatch:
         """Return for how long a rank may be silent now."""
         state = self._ranks.ranks[rank]
         return self._limits.limit_s(rank, state.phase)
+
+    def show(self, metrics: Exposition) -> None:
+        """Set what `/metrics` tells of hung and lost ranks."""
+        metrics.set("trainermon_lost_ranks_total", self.num_dead)
+        metrics.set("trainermon_detached_ranks_total", len(self._detached))
+        for rank, state in self._ranks.ranks.items():
+            if state.alive:
+                metrics.set("trainermon_rank_hung", rank in self.hung, rank=rank)
 
     def plain(self) -> dict[str, Any]:
         """Return what is known of the local ranks, as JSON for a controller that joins the nodes.
@@ -224,7 +238,7 @@ class HangWatch:
         if any(self._ranks.ranks[rank].generation != known for rank, known in generations.items()):
             return  # it was only slow
         found = verdict(evidence)
-        self.hung = frozenset(generations)
+        self.hung = frozenset(culprit.rank for culprit in found.culprits) or frozenset(generations)
         longest = max(overdue, key=lambda state: now_s - state.changed_s)
         silent_s, limit_s = now_s - longest.changed_s, self.limit_s(longest.rank)
         blamed = found.culprits[0].rank if found.culprits else NOBODY
@@ -292,7 +306,7 @@ class HangWatch:
         return Alert(
             id=alert_id(rule, rank=rank, attempt=attempt, first_step=step),
             rule=rule,
-            severity=SEVERITIES[rule],
+            severity=self._severities.get(rule, Severity.CRITICAL),
             state=AlertState.FIRING,
             attempt=attempt,
             rank=rank,

@@ -3,7 +3,7 @@
 import { diagnosisHash } from "./api.js";
 import { byId, el } from "./dom.js";
 import { formatSpans, formatStep } from "./scales.js";
-import { countAlerts, sentence } from "./tables.js";
+import { countAlerts, rankSpans, sentence } from "./tables.js";
 
 const URGENCY = ["fatal", "critical", "warning", "info"];
 
@@ -48,9 +48,9 @@ function history(run, alerts) {
 function unhealthy(first, alerts, verdict) {
   const tone = ["fatal", "critical"].includes(first.severity) ? "bad" : "warn";
   const same = alerts.filter(({ rule, first_step: step, state }) => rule === first.rule && step === first.first_step && state === "firing");
-  const ranks = formatSpans(same.map(({ rank }) => rank));
+  const ranks = rankSpans(same);
   // A reduction carries a bad gradient to every rank; where it came from only the diagnosis knows.
-  const where = verdict ? "" : ` on ${same.length === 1 ? "rank" : "ranks"} ${ranks}`;
+  const where = verdict || !ranks ? "" : ` on ${same.length === 1 ? "rank" : "ranks"} ${ranks}`;
   const headline = `${tone === "bad" ? "Not healthy" : "Needs a look"} since step ${formatStep(first.first_step)}${where}`;
   return { tone, headline, details: [verdict ?? sentence(first)], alert: first };
 }
@@ -64,6 +64,7 @@ export function showHealth({ tone, headline, details, alert }, onShow) {
   const link = alert && diagnosisHash(alert.diagnosis);
   if (alert) actions.append(el("button", { type: "button", onclick: () => onShow(alert.first_step) }, "Show the step"));
   if (link) actions.append(el("a", { cls: "button primary", href: link }, "Open the diagnosis"));
+  if (alert?.report) actions.append(el("a", { cls: "button primary", href: alert.report, target: "_blank" }, "Open the post-mortem"));
   const text = el("div", {}, el("p", { cls: "headline" }, headline), details.map((detail) => el("p", { cls: "detail" }, detail)));
   byId("health").dataset.tone = tone;
   byId("health").replaceChildren(el("span", { cls: "lamp", "aria-hidden": "true" }), text, actions);

@@ -78,12 +78,12 @@ function alertRows(alert, { onShow, redraw }) {
     el("td", {}, el("span", { cls: `severity ${severity}` }, el("span", { "aria-hidden": "true" }, `${GLYPHS[severity] ?? "●"} `), severity)),
     el("td", {}, alert.rule),
     el("td", { cls: "num" }, el("button", { type: "button", cls: "link", title: "Show this step in the charts", onclick: () => onShow(alert.first_step) }, formatStep(alert.first_step))),
-    el("td", {}, formatSpans(alert.members.map(({ rank }) => rank))),
+    el("td", {}, rankSpans(alert.members) || "–"),
     el("td", { cls: "where" }, where(alert, { toggle, isOpen })),
     el("td", { cls: "num" }, ...against(alert)),
     el("td", { cls: "num" }, expected(alert.baseline, alert.statistic, worst(alert))),
     el("td", {}, el("span", { cls: `pill ${state}` }, state === "resolved" ? `resolved at ${formatStep(alert.step)}` : state)),
-    el("td", { cls: "links" }, diagnosisLink(alert.diagnosis)));
+    el("td", { cls: "links" }, diagnosisLink(alert.diagnosis), reportLink(alert.report)));
   if (!isOpen) return [row];
   return [row, el("tr", { cls: "detail-row" }, el("td", { colspan: "9", id: `detail-${id}` }, detail(alert, findings)))];
 }
@@ -145,6 +145,14 @@ function diagnosisLink(address) {
   const hash = diagnosisHash(address);
   return hash ? el("a", { href: hash }, "diagnosis") : "";
 }
+
+/** The post-mortem of a hang or a crash opens beside the page, as text. */
+function reportLink(address) {
+  return address ? el("a", { href: address, target: "_blank" }, "post-mortem") : "";
+}
+
+/** The ranks of alerts in words; "" where no rank of this node is to blame (rank -1). */
+export const rankSpans = (alerts) => formatSpans(alerts.map(({ rank }) => rank).filter((rank) => rank >= 0));
 
 const NUMERIC = ["Step", "Value", "Expected", "Attempt", "Before", "After"];
 

@@ -52,6 +52,12 @@ class FakeNode:
         report = self.fake.diagnoses.get(identity)
         return json.dumps(report).encode() if report else None
 
+    def evidence(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    async def report(self, name: str) -> bytes | None:
+        raise NotImplementedError
+
     def metrics(self, accept: str) -> tuple[bytes, str]:
         return b"", "text/plain"
 
