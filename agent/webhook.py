@@ -27,8 +27,8 @@ MAX_AGE_S = 900.0
 """An alert that began longer ago, or will begin later than so, is not followed by a dump."""
 
 _NAMESPACE = uuid.UUID("9bb9b1a2-6a0c-5c0e-9d26-5f1f3b6f3f6c")
-_TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)")
-_RANK = re.compile(r"\d{1,7}")
+_TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)", re.ASCII)
+_RANK = re.compile(r"[0-9]{1,7}")
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
 
 

@@ -2,52 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 import time
 
 import pytest
 
-from benchmarks.simulated_agents import SimulatedAgent, start
 from tests.agent.controller.controllers import TOKEN
+from tests.agent.controller.simulation import Job
 from tests.agent.nodes import wait_for
 from tests.agent.notifications import alert, notification
 
 pytestmark = pytest.mark.server
-
-
-class Job(threading.Thread):
-    """Simulated agents of a job in a thread; a test changes what they say."""
-
-    def __init__(self, num_agents, num_ranks):
-        super().__init__(daemon=True)
-        self.agents: list[SimulatedAgent] = []
-        self.addresses: list[str] = []
-        self._shape = num_agents, num_ranks
-        self._begun = threading.Event()
-        self._loop = asyncio.new_event_loop()
-
-    def run(self):
-        self._loop.run_until_complete(self._serve())
-
-    async def _serve(self):
-        self._over = asyncio.Event()
-        runner, by_port = await start(*self._shape, 2.0, lambda order: None)
-        self.agents = list(by_port.values())
-        self.addresses = [f"127.0.0.1:{port}" for port in by_port]
-        self._begun.set()
-        await self._over.wait()
-        await runner.cleanup()
-
-    def ready(self):
-        self.start()
-        assert self._begun.wait(20)
-        return self
-
-    def close(self):
-        self._loop.call_soon_threadsafe(self._over.set)
-        self.join(20)
-        self._loop.close()
 
 
 @pytest.fixture
