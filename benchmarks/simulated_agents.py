@@ -27,6 +27,8 @@ class SimulatedAgent:
         attempt: Of the run.
         alerts: Its firing alerts, as an agent tells them.
         gone: Ranks that do not live any more.
+        reports: What its ranks say of each dump; None for nothing.
+        delay_s: How long the next order takes to arrive.
     """
 
     def __init__(
@@ -35,6 +37,8 @@ class SimulatedAgent:
         self.attempt = 1
         self.alerts: list[dict[str, Any]] = []
         self.gone: set[int] = set()
+        self.reports: str | None = "written"
+        self.delay_s: Callable[[], float] = lambda: 0.0
         self._number = number
         self._ranks = range(number * num_ranks, (number + 1) * num_ranks)
         self._world_size = num_agents * num_ranks
@@ -70,8 +74,13 @@ class SimulatedAgent:
             "steps_per_s": self._steps_per_s,
             "ranks": ranks,
             "alerts": self.alerts,
-            "dumps": {name: {str(r): "written" for r in order["ranks"]} for name, order in self._taken.items()},
+            "dumps": self._dumps(),
         }
+
+    def _dumps(self) -> dict[str, dict[str, str]]:
+        if self.reports is None:
+            return {}
+        return {name: {str(r): self.reports for r in order["ranks"]} for name, order in self._taken.items()}
 
     def escalate(self, order: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
         """Answer `POST /api/v1/escalations`."""
@@ -97,7 +106,9 @@ async def start(
         return web.json_response(agents[_port(request)].states())
 
     async def escalate(request: web.Request) -> web.Response:
-        status, answer = agents[_port(request)].escalate(await request.json())
+        agent = agents[_port(request)]
+        await asyncio.sleep(agent.delay_s())
+        status, answer = agent.escalate(await request.json())
         return web.json_response(answer, status=status)
 
     application = web.Application()
