@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Sequence
 
-from trainermon.agent.hang.evidence import DEAD, RankEvidence, spans
+from trainermon.agent.hang.evidence import DEAD, Exit, RankEvidence, spans
 from trainermon.agent.hang.verdict import Culprit, Hang, Kind
 
 # What a communication library says when the rank at its other end has gone.
@@ -33,6 +33,7 @@ def crash_verdict(evidence: Sequence[RankEvidence], order: Sequence[int]) -> Han
     worst = min(map(_class, dead), default=0)
     causes = [one for one in dead if _class(one) == worst]
     first = [one for one in causes if _same_end(one, causes[0])] if worst < _FOLLOWED else causes[:1]
+    first.sort(key=lambda one: one.rank)
     culprits = tuple(Culprit(rank=one.rank, cause="dead", text=end_text(one)) for one in first)
     followed = [one.rank for one in dead if one not in first]
     alike = len({culprit.text for culprit in culprits}) == 1
@@ -73,7 +74,7 @@ def end_text(one: RankEvidence) -> str:
     """Return in words how a rank ended."""
     if one.error:
         return f"failed: {last_line(one.error)}"
-    return one.exit.text if one.exit else "has gone"
+    return (one.exit or Exit()).text
 
 
 def last_line(error: str) -> str:

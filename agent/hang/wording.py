@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from trainermon.agent.hang.evidence import DEAD, ENDED, Call, Frame, RankEvidence, innermost_own, spans
+from trainermon.agent.hang.evidence import DEAD, ENDED, Call, Exit, Frame, RankEvidence, innermost_own, spans
 
 COMMUNICATION = ("/torch/distributed/", "/deepspeed/comm/")
 MAX_NAMED = 8
@@ -22,7 +22,7 @@ _ACTIVITIES = (
 def cause_of(one: RankEvidence) -> tuple[str, str]:
     """Return what a rank that does not wait for others does instead: a word for programs, and a clause."""
     if one.life == DEAD:
-        return "dead", one.exit.text if one.exit else "has died"
+        return "dead", (one.exit or Exit()).text
     if one.life == ENDED:
         return "ended", "has ended its training"
     if one.is_stopped:

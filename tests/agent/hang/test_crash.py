@@ -1,0 +1,66 @@
+"""Which of several dead ranks is the cause."""
+
+import pytest
+
+from trainermon.agent.hang.crash import crash_verdict, last_line, memory_hint
+from trainermon.agent.hang.evidence import Exit, RankEvidence
+
+PEER = "Traceback (most recent call last):\n  File …\nRuntimeError: [gloo] Connection closed by peer [10.0.0.2]:1234\n"
+BUG = 'Traceback (most recent call last):\n  File "train.py", line 3, in main\nValueError: bad batch\n'
+
+
+def dead(rank, *, error="", signal=None, status=None, step=12):
+    how = Exit(signal=signal, status=status)
+    return RankEvidence(rank=rank, life="dead", error=error, exit=how, step=step, phase="step")
+
+
+def blamed(evidence, order):
+    return [culprit.rank for culprit in crash_verdict(evidence, order).culprits]
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2], [2, 1, 0], [1, 0, 2]])
+def test_a_reason_of_its_own_counts_more_than_who_was_seen_first(order):
+    ranks = [dead(0, error=PEER, status=1), dead(1, signal=9), dead(2, signal=15)]
+
+    assert blamed(ranks, order) == [1]
+
+
+def test_exception_counts_more_than_the_losses_that_follow_it():
+    ranks = [dead(0, error=PEER, status=1), dead(1, error=BUG, status=1), dead(2, signal=15)]
+    hang = crash_verdict(ranks, [0, 2, 1])
+
+    assert hang.text == "rank 1 failed: ValueError: bad batch at step 12 (phase step); ranks 0, 2 ended after that"
+
+
+def test_same_exception_on_all_ranks_is_everybodys():
+    ranks = [dead(rank, error=BUG, status=1) for rank in range(3)]
+    hang = crash_verdict(ranks, [2, 0, 1])
+
+    assert [culprit.rank for culprit in hang.culprits] == [0, 1, 2]
+    assert hang.text.startswith("ranks 0–2 failed: ValueError: bad batch at step 12")
+
+
+def test_of_ends_without_a_reason_the_first_one_counts():
+    assert blamed([dead(0), dead(1)], [1, 0]) == [1]
+    assert blamed([dead(0, error=PEER), dead(1, error=PEER)], [1, 0]) == [1]
+    assert blamed([dead(0, signal=15), dead(1, signal=15)], [1, 0]) == [1]
+
+
+def test_rank_that_lives_is_not_blamed():
+    hang = crash_verdict([dead(0, signal=11), RankEvidence(rank=1)], [0])
+
+    assert ([culprit.rank for culprit in hang.culprits], hang.waiting) == ([0], (1,))
+
+
+def test_last_line_is_the_exception_itself():
+    assert last_line(BUG) == "ValueError: bad batch"
+    assert last_line("ValueError: two\n  lines\n") == "ValueError: two"
+    assert last_line("") == ""
+
+
+def test_hints_at_a_lack_of_memory():
+    assert "killed 2 processes" in memory_hint(dead(0, signal=9), oom_kills=2)
+    assert memory_hint(dead(0, signal=9), oom_kills=0) is None
+    assert "/dev/shm" in memory_hint(dead(0, signal=7), oom_kills=0)
+    assert "ran out of memory" in memory_hint(dead(0, error="torch.OutOfMemoryError: CUDA out of memory"), oom_kills=0)
+    assert memory_hint(RankEvidence(rank=0, life="dead"), oom_kills=1) is None
