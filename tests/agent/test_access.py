@@ -28,7 +28,7 @@ def basic(user, password):
 
 def ask(access, method, path, authorization=None, host="127.0.0.1:1"):
     async def send():
-        application = build_application(FakeNode(), access=access)
+        application = build_application(FakeNode(), access=access, hosts=("*.training.svc",))
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app=application), base_url="http://x") as client:
             headers = {"host": host} | ({"authorization": authorization} if authorization else {})
             return await client.request(method, path, headers=headers)
@@ -90,9 +90,17 @@ def test_an_address_is_no_rebound_name(host, status):
     assert ask(Access("t"), "GET", "/api/run", host=host).status_code == status
 
 
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [("a.training.svc:80", 200), ("A.B.Training.svc", 200), ("training.svc", 421), ("xtraining.svc", 421)],
+)
+def test_a_pattern_allows_the_names_below_it(host, status):
+    assert ask(Access("t"), "GET", "/api/run", host=host).status_code == status
+
+
 def test_whoever_holds_a_secret_may_use_any_name():
-    assert ask(Access("t"), "GET", "/api/run", "Bearer t", host="agent.training.svc").status_code == 200
-    assert ask(Access("t"), "POST", "/api/flush", "Bearer t", host="agent.training.svc").status_code == 200
+    assert ask(Access("t"), "GET", "/api/run", "Bearer t", host="agent.elsewhere.svc").status_code == 200
+    assert ask(Access("t"), "POST", "/api/flush", "Bearer t", host="agent.elsewhere.svc").status_code == 200
 
 
 def test_secrets_come_from_files_and_the_environment(tmp_path):

@@ -18,17 +18,17 @@ TOKEN = "shared-by-agents-and-controller"
 class ControllerProcess:
     """`trainermon controller` on a free port of loopback, with its state in `folder`."""
 
-    def __init__(self, folder, *, code=None, **settings):
-        self.folder = folder
+    def __init__(self, folder, *, token=None, **settings):
+        """`token` opens reading, where that is closed."""
+        self._token = token
         self._log = folder / "controller.log"
         config = folder / "controller.json"
         plain = {"state_dir": str(folder / "state"), "port": 0, "agents": {"poll_s": 0.1}, **settings}
         config.write_text(json.dumps(plain))
-        program = ["-c", code] if code else ["-m", "trainermon"]
         offset = self._log.stat().st_size if self._log.exists() else 0
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, *program, "controller", "--config", str(config)],
+                [sys.executable, "-m", "trainermon", "controller", "--config", str(config)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -45,7 +45,9 @@ class ControllerProcess:
         return self._log.read_text()
 
     def get(self, path):
-        with urllib.request.urlopen(self.url + path, timeout=DEADLINE_S) as answer:
+        headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
+        request = urllib.request.Request(self.url + path, headers=headers)
+        with urllib.request.urlopen(request, timeout=DEADLINE_S) as answer:
             return answer.read()
 
     def get_json(self, path):

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import ssl
+import urllib.error
+import urllib.request
 
 import pytest
 
 from tests.agent.controller.controllers import TOKEN
 from tests.agent.nodes import wait_for
 from tests.agent.notifications import alert, notification
+from tests.certificates import make_certificate
 
 
 def address(run):
-    return run.running()["url"].removeprefix("http://").rstrip("/")
+    return run.running()["url"].partition("://")[2].rstrip("/")
 
 
 def commands(run):
@@ -70,3 +74,44 @@ def test_only_the_rank_that_is_named_is_told_and_its_report_closes_the_escalatio
     assert controller.escalation()["outcome"] == "done"
     assert controller.escalation()["coverage"] == {"3": "written"}
     assert not commands(nodes[0])
+
+
+def test_a_run_directory_tells_where_agents_are_and_what_opens_them(make_node, make_controller):
+    node = make_node("a", (0,), world_size=1)
+    node.ranks[0].steps(0, 11)
+    controller = make_controller(discovery={"run_directory": str(node.output), "refresh_s": 0.1}).ready()
+    wait_for(lambda: controller.get_json("api/v1/job")["agents"], "the agent is found")
+
+    controller.post("api/v1/alerts", notification(alert()))
+    wait_for(lambda: commands(node), "the order")
+
+    assert commands(node)[0]["ranks"] == [0]
+
+
+def test_agents_and_controller_speak_tls_and_close_reading(make_node, make_controller, monkeypatch, tmp_path):
+    certificate = make_certificate(tmp_path)
+    (tmp_path / "secret").write_text(TOKEN)
+    monkeypatch.setenv("TRAINERMON_TLS_CERT_FILE", certificate.chain)
+    monkeypatch.setenv("TRAINERMON_TLS_KEY_FILE", certificate.key)
+    monkeypatch.setenv("TRAINERMON_TOKEN_FILE", str(tmp_path / "secret"))
+    monkeypatch.setenv("TRAINERMON_READ_TOKEN", "reading")
+    trusting = ssl.create_default_context(cafile=certificate.chain)
+    monkeypatch.setattr("ssl._create_default_https_context", lambda: trusting)
+    node = make_node("a", (0,), world_size=1)
+    node.ranks[0].steps(0, 11)
+    url = node.running()["url"]
+    with pytest.raises(urllib.error.HTTPError, match="401") as refused:
+        urllib.request.urlopen(f"{url}metrics")
+    refused.value.close()
+
+    https = {"https": True, "ca_file": certificate.chain, "poll_s": 0.1}
+    controller = make_controller(discovery={"agents": [address(node)]}, agents=https, token=TOKEN).ready()
+    controller.post("api/v1/alerts", notification(alert()))
+    wait_for(lambda: commands(node), "the order")
+
+    assert url.startswith("https://")
+    assert controller.url.startswith("https://")
+    request = urllib.request.Request(f"{url}metrics", headers={"Authorization": "Bearer reading"})
+    with urllib.request.urlopen(request) as answer:
+        assert b"trainermon_ranks" in answer.read()
+    assert TOKEN not in controller.log() + node.log()
