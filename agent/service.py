@@ -15,6 +15,7 @@ import contextlib
 import dataclasses
 import fcntl
 import logging
+import math
 import os
 import signal
 import subprocess
@@ -52,11 +53,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="after SIGTERM, longest time to wait until runs without a rank are stored (default %(default)g)",
     )
+    parser.add_argument(
+        "--exit-when-idle",
+        type=float,
+        metavar="SECONDS",
+        help="end after so long without any run (default: only after SIGTERM)",
+    )
     add_overrides(parser)
 
 
 def main(args: argparse.Namespace) -> int:
-    """Follow runs until SIGTERM or SIGINT; return 0, with `--check` 1 if no service lives.
+    """Follow runs until SIGTERM or SIGINT, or none is left; return 0, with `--check` 1 if no service lives.
 
     Raises:
         ConfigError: Another service has the folder, it cannot be used, or the rules cannot be read.
@@ -70,14 +77,29 @@ def main(args: argparse.Namespace) -> int:
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
-    with sign_of_life(root) as path:
-        service = NodeService(root, override_words(args))
-        _log.info("follows the runs in %s", root)
-        while not stopping.wait(POLL_S):
-            os.utime(path)
-            service.turn(time.monotonic())
-        service.stop(args.drain_timeout)
+    service = NodeService(root, override_words(args))
+    patience_s = math.inf if args.exit_when_idle is None else args.exit_when_idle
+    while not stopping.is_set():
+        with sign_of_life(root) as path:
+            _log.info("follows the runs in %s", root)
+            _work(service, path, stopping, patience_s=patience_s)
+            service.stop(args.drain_timeout)
+        if service.is_idle():  # asked without the lock: a rank that still found this service has its spool by now
+            break
     return 0
+
+
+def _work(service: NodeService, path: Path, stopping: threading.Event, *, patience_s: float) -> None:
+    """Return once `stopping` is set, or there was nothing to do for `patience_s`."""
+    busy_s = time.monotonic()
+    while not stopping.wait(POLL_S):
+        os.utime(path)
+        now_s = time.monotonic()
+        service.turn(now_s)
+        if not service.is_idle():
+            busy_s = now_s
+        elif now_s - busy_s > patience_s:
+            return
 
 
 def override_words(args: argparse.Namespace) -> list[str]:
@@ -173,6 +195,10 @@ class NodeService:
         if not lingering:
             for spool in missing:
                 self._start_agent(spool, now_s)
+
+    def is_idle(self) -> bool:
+        """Whether there is no agent, and no spool that would need one."""
+        return not self._agents and not any(list_ranks(spool) for spool in self._spools())
 
     def stop(self, timeout_s: float) -> None:
         """Every agent has ended: at once where a rank lives, else when all is stored, or after `timeout_s`."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -14,6 +16,7 @@ import pytest
 
 from tests.agent.nodes import expected, wait_for
 from tests.server_programs import free_port
+from trainermon.agent import service
 from trainermon.agent.lock import FINISHED
 from trainermon.agent.service import NodeService
 from trainermon.monitor.launcher import SERVICE_FILE, is_served
@@ -66,38 +69,38 @@ def test_a_run_is_followed_where_the_site_says_and_stored(make_run, start_node):
 def test_sigterm_waits_until_a_run_without_ranks_is_stored(make_run, start_node):
     run = make_run(linger_s=600, flush_s=1000)
     rank = run.rank()
-    service = start_node()
+    node = start_node()
     run.running()
     rank.steps(0, 200)
     rank.kill()
 
-    service.send_signal(signal.SIGTERM)
+    node.send_signal(signal.SIGTERM)
 
-    assert service.wait(30) == 0
+    assert node.wait(30) == 0
     assert run.stored() == expected(0, range(200))
 
 
 def test_sigterm_does_not_wait_for_living_ranks(make_run, start_node):
     run = make_run()
     rank = run.rank()
-    service = start_node()
+    node = start_node()
     run.running()
 
-    service.send_signal(signal.SIGTERM)
+    node.send_signal(signal.SIGTERM)
 
-    assert service.wait(30) == 0
+    assert node.wait(30) == 0
     assert rank.process.poll() is None
     assert run.spool.exists()
 
 
 def test_a_rank_that_finds_the_service_starts_no_agent(make_run, start_node):
-    service = start_node()
+    node = start_node()
     run = make_run()
 
     run.rank(start_agent=True)
 
     parent = (Path("/proc") / str(run.running()["pid"]) / "stat").read_text().rpartition(")")[2].split()[1]
-    assert int(parent) == service.pid
+    assert int(parent) == node.pid
 
 
 def test_a_rank_does_not_rely_on_the_service_of_another_user(start_node, tmp_path, monkeypatch):
@@ -138,6 +141,35 @@ def test_a_finished_run_gives_its_port_to_the_next(make_run, start_node):
     old.gone()
 
 
+def test_the_service_may_end_when_the_last_run_is_stored(make_run, start_node):
+    run = make_run()
+    rank = run.rank()
+    node = start_node("--exit-when-idle", "0.1")
+    rank.steps(0, 3)
+    run.running()
+    assert node.poll() is None
+
+    rank.end()
+
+    assert node.wait(20) == 0
+    assert run.stored() == expected(0, range(3))
+
+
+def test_a_run_that_comes_when_the_service_is_about_to_end_is_followed(make_run, tmp_path, monkeypatch):
+    """It found the lock of the service still held, and its spool is there before the lock is released."""
+    (tmp_path / "spool").mkdir(mode=0o700)
+    idle, stopping = [], threading.Event()
+    monkeypatch.setattr(service, "_work", lambda *_, **__: idle.append(0) if not idle else stopping.set())
+    monkeypatch.setattr(service.threading, "Event", lambda: stopping)
+    monkeypatch.setattr(service.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(service.NodeService, "stop", lambda *_: None if stopping.is_set() else make_run().rank())
+    parser = argparse.ArgumentParser()
+    service.add_arguments(parser)
+
+    assert service.main(parser.parse_args(["--spool", str(tmp_path / "spool")])) == 0
+    assert stopping.is_set()
+
+
 def test_a_second_service_is_refused(start_node, tmp_path):
     start_node()
 
@@ -150,8 +182,8 @@ def test_a_second_service_is_refused(start_node, tmp_path):
 
 def test_a_service_that_stands_still_is_not_taken_for_alive(start_node, tmp_path):
     assert check(tmp_path) == 1
-    service = start_node()
-    service.send_signal(signal.SIGSTOP)
+    node = start_node()
+    node.send_signal(signal.SIGSTOP)
 
     os.utime(tmp_path / "spool" / SERVICE_FILE, (time.time() - 60,) * 2)
 
@@ -159,9 +191,9 @@ def test_a_service_that_stands_still_is_not_taken_for_alive(start_node, tmp_path
 
 
 def test_rules_that_cannot_be_read_are_refused_at_the_start(start_node, tmp_path):
-    service = start_node("--rules", str(tmp_path / "missing.yaml"))
+    node = start_node("--rules", str(tmp_path / "missing.yaml"))
 
-    assert service.wait(20) == 1
+    assert node.wait(20) == 1
     assert "missing.yaml" in (tmp_path / "stderr").read_text()
 
 
@@ -187,9 +219,9 @@ def test_only_spools_of_this_user_are_followed(make_run, monkeypatch):
         NodeService(run.spool.parent, (), start=starts).turn(0.0)
     assert starts.spools == []
 
-    service = NodeService(run.spool.parent, (), start=starts)
-    service.turn(0.0)
-    service.stop(20)
+    node = NodeService(run.spool.parent, (), start=starts)
+    node.turn(0.0)
+    node.stop(20)
     assert starts.spools == [str(run.spool)]
 
 
@@ -208,12 +240,12 @@ def test_an_agent_that_fails_is_tried_again_ever_more_rarely(make_run):
     run = make_run()
     run.rank()
     starts = Starts()
-    service = NodeService(run.spool.parent, (), start=starts)
+    node = NodeService(run.spool.parent, (), start=starts)
     when = []
 
     for now_s in range(200):
-        service.turn(float(now_s))
-        service.stop(20)
+        node.turn(float(now_s))
+        node.stop(20)
         when += [now_s] * (len(starts.spools) - len(when))
 
     assert when[:6] == [0, 1, 3, 7, 15, 31]
