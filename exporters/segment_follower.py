@@ -23,7 +23,6 @@ import numpy as np
 import numpy.typing as npt
 
 from trainermon.exporters.blocks import read_segment_blocks
-from trainermon.exporters.points import TableRow
 from trainermon.exporters.segments import SegmentFile, cover, read_metadata
 from trainermon.monitor.errors import StoreError
 from trainermon.monitor.journal import Header
@@ -34,6 +33,14 @@ FORMAT_VERSION = 1
 Integers: TypeAlias = npt.NDArray[np.int64]
 
 _COUNT = STATISTICS.index("count")
+
+
+class TableRow(NamedTuple):
+    """One series of a rank: its key, how many elements it has, whether this copy counts in a norm over all ranks."""
+
+    key: SeriesKey
+    num_elements: int
+    in_global_norm: bool
 
 
 class RankBlock(NamedTuple):
