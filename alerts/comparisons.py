@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +25,9 @@ Found = tuple[Indices, Verdict, Array]
 _TINY = 1e-30
 _LEAST_WORK = 0.01  # of a step: waits that overlap may add up to more than the step
 _MIN_HISTORY = 64
+_REFRESH_STEPS = 8
+_MEDIAN_ERROR = 1.2533  # of the median against that of the mean, for a normal distribution
+_SIGNIFICANT = 4.0  # standard errors: jobs whose steps vary a lot have a slowest rank by chance all the time
 
 
 class Comparison:
@@ -146,26 +151,12 @@ class DiffersComparison(Comparison):
         return np.arange(len(columns)), Verdict(value, own, own > 0, own == 0, np.isnan(own)), usual[columns]
 
 
-class _Pace:
-    """How long a rank's own work takes: of the last steps, and usually."""
-
-    def __init__(self, window: int) -> None:
-        self.last: deque[float] = deque(maxlen=window)
-        self.usual: deque[float] = deque(maxlen=STRAGGLER_HISTORY)
-
-    @property
-    def now_s(self) -> float:
-        """Median of the last steps; NaN until there are enough."""
-        return float(np.median(self.last)) if len(self.last) == self.last.maxlen else np.nan
-
-    @property
-    def usual_s(self) -> float:
-        """Median of the calm steps; NaN until there are enough."""
-        return float(np.median(self.usual)) if len(self.usual) >= _MIN_HISTORY else np.nan
-
-
 class StragglerComparison(Comparison):
-    """A rank's own work takes longer than its peers', or grew while theirs did not; a rank that waits does not work."""
+    """A rank's own work takes longer than its peers', or more so than it used to; a rank that waits does not work.
+
+    Compared are medians of the last steps. What a rank usually needs is known relative to its peers only, so that ranks
+    which slow down together are no stragglers.
+    """
 
     def __init__(self, condition: Straggler) -> None:
         self._ratio = condition.ratio
@@ -176,47 +167,87 @@ class StragglerComparison(Comparison):
         self._paces.clear()
 
     def judge(self, parts: Sequence[Part]) -> list[Found | None]:  # noqa: D102
-        timed = [self._times(part) for part in parts]
-        paces = [self._pace(part.rank, own_s) for part, (_, own_s) in zip(parts, timed, strict=True)]
-        now_s = np.array([pace.now_s for pace in paces])
-        grown = now_s / np.array([pace.usual_s for pace in paces])
-        stages = [same_stage(part.watch.keys[0], None, part.place) for part in parts]
+        works = [_work_of(part) for part in parts]
+        paces = [self._paces.setdefault(part.rank, _Pace(self._window)) for part in parts]
+        for pace, work in zip(paces, works, strict=True):
+            pace.take(work.own_s)
+        logarithms = np.log([pace.last_s for pace in paces])
+        levels = np.median(logarithms, axis=1)  # NaN for a rank that has not shown enough steps
+        deviations = np.median(np.abs(logarithms - levels[:, None]), axis=1)
+        variances = (_MEDIAN_ERROR * MAD_TO_SIGMA * deviations) ** 2 / self._window
         found: list[Found | None] = []
-        for place, (rows, own_s) in enumerate(timed):
-            peers = [other for other, stage in enumerate(stages) if other != place and stage == stages[place]]
-            if not rows.size or not peers:
+        for place, (work, pace) in enumerate(zip(works, paces, strict=True)):
+            peers = [
+                n for n, other in enumerate(works) if n != place and other.label == work.label and levels[n] > -np.inf
+            ]
+            if work.rows.size and peers and levels[place] > -np.inf:
+                chance = math.sqrt(variances[place] + sum(variances[peers]) / len(peers) ** 2)
+                found.append(self._verdict(work, pace, levels[place], _median(levels[peers]), chance))
+            else:
                 found.append(None)
-                continue
-            theirs_s, their_growth = _median(now_s[peers]), _median(grown[peers])
-            scores = (now_s[place] / theirs_s, grown[place] / their_growth)
-            usual_s = theirs_s if not scores[1] > scores[0] else paces[place].usual_s
-            found.append(self._verdict(rows, now_s[place], float(np.fmax(*scores)), usual_s))
-            if own_s > 0 and not np.fmax(*scores) > self._ratio:
-                paces[place].usual.append(own_s)
         return found
 
-    def _times(self, part: Part) -> tuple[Indices, float]:
-        """Return the rows that are times, and how long the rank itself has worked, NaN if that is not known."""
-        kinds = np.array([part.watch.keys[index].kind is Kind.STEP for index in part.indices], np.bool_)
-        sums = part.moments[SUM]
-        whole_s = float(sums[kinds].sum())
-        own_s = max(whole_s - float(sums[~kinds].sum()), _LEAST_WORK * whole_s)
-        return np.flatnonzero(kinds), own_s if whole_s > 0 and np.isfinite(own_s) else np.nan
+    def _verdict(self, work: _Work, pace: _Pace, own: float, theirs: float, chance: float) -> Found:
+        """Return what is said of a rank, by the logarithms of its own work and of that of its peers."""
+        apart, usually_apart = own - theirs, pace.usually_apart
+        excess = max(apart, apart - usually_apart)  # NaN is never greater
+        if excess == apart:
+            usually_apart = 0.0
+        limit = math.log(self._ratio)
+        if not excess > limit:
+            pace.learn(apart)
+        bad = np.array([excess > max(limit, _SIGNIFICANT * chance)])
+        clear = np.array([excess < limit / 2.0])
+        verdict = Verdict(np.array([math.exp(own)]), np.array([math.exp(excess)]), bad, clear)
+        return work.rows[:1], verdict, np.array([math.exp(theirs + usually_apart)])
 
-    def _pace(self, rank: int, own_s: float) -> _Pace:
-        pace = self._paces.setdefault(rank, _Pace(self._window))
-        if own_s > 0:
-            pace.last.append(own_s)
-        return pace
 
-    def _verdict(self, rows: Indices, now_s: float, score: float, usual_s: float) -> Found:
-        column = np.ones(1)
-        bad = np.array([score > self._ratio])
-        clear = np.array([score < 1.0 + (self._ratio - 1.0) / 2.0])
-        verdict = Verdict(now_s * column, score * column, bad, clear, np.isnan(score * column))
-        return rows[:1], verdict, usual_s * column
+class _Work(NamedTuple):
+    """What a rank did in a step: the rows that are times, its own work, and what peers have in common."""
+
+    rows: Indices
+    own_s: float
+    label: Hashable
+
+
+def _work_of(part: Part) -> _Work:
+    """Return the time less the waits. Ranks whose waits are known are no peers of those whose are not."""
+    keys = [part.watch.keys[index] for index in part.indices]
+    is_time = np.array([key.kind is Kind.STEP for key in keys], np.bool_)
+    sums = part.moments[SUM]
+    whole_s, waited_s = float(sums[is_time].sum()), float(sums[~is_time].sum())
+    label = (same_stage(keys[0], None, part.place), bool(is_time.all()))
+    return _Work(np.flatnonzero(is_time), max(whole_s - waited_s, _LEAST_WORK * whole_s), label)
+
+
+class _Pace:
+    """How long a rank's own work took on the last steps, and how far it usually is from its peers.
+
+    Attributes:
+        last_s: Own work of the last steps in any order; NaN where there was none yet.
+        usually_apart: Usual difference of its logarithm from the peers'; NaN until there are enough steps.
+    """
+
+    def __init__(self, window: int) -> None:
+        self.last_s: Array = np.full(window, np.nan)
+        self.usually_apart = np.nan
+        self._next = 0
+        self._apart: deque[float] = deque(maxlen=STRAGGLER_HISTORY)
+        self._num_learned = 0
+
+    def take(self, own_s: float) -> None:
+        """Take the work of one step; nothing if it is not known."""
+        if 0.0 < own_s < np.inf:
+            self.last_s[self._next] = own_s
+            self._next = (self._next + 1) % len(self.last_s)
+
+    def learn(self, apart: float) -> None:
+        """Take the distance from the peers on a calm step for usual."""
+        self._apart.append(apart)
+        self._num_learned += 1
+        if len(self._apart) >= _MIN_HISTORY and self._num_learned % _REFRESH_STEPS == 0:
+            self.usually_apart = _median(np.array(self._apart))
 
 
 def _median(values: Array) -> float:
-    known = values[~np.isnan(values)]
-    return float(np.median(known)) if known.size else np.nan
+    return float(np.median(values))

@@ -90,7 +90,8 @@ def rehearse(rules: Sequence[Rule], run_dir: Path) -> Rehearsal:
     alerts: dict[str, Alert] = {}
     ends: dict[str, int] = {}
     num_series = dict.fromkeys((rule.name for rule in rules), 0)
-    num_steps, faults = 0, {}
+    faults: dict[str, str] = {}
+    num_steps = 0
     for segments in sorted(run_dir.glob("nodes/*/segments")):
         engine, tables = RuleEngine(rules), _Tables()
         for header, block in read_blocks(segments, max_rows=_EVERYTHING):

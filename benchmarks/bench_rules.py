@@ -11,6 +11,7 @@ levels change quickly. The defaults were tuned on the even seeds; the odd ones a
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import statistics
 import tempfile
 import time
@@ -24,7 +25,7 @@ import numpy as np
 from trainermon.alerts.engine import RuleEngine
 from trainermon.alerts.rules import load_rules
 from trainermon.monitor.journal import Header
-from trainermon.monitor.values import STATISTICS, Alert, Coordinates, Kind, SeriesKey, StatBlock
+from trainermon.monitor.values import STATISTICS, Alert, Coordinates, Kind, Placement, SeriesKey, StatBlock
 
 KINDS = (Kind.GRAD_REDUCED, Kind.UPDATE, Kind.ACTV)
 NUM_SINGLES = 2  # loss and step time stand first
@@ -46,8 +47,11 @@ rules:
 """
 
 
-def header(rank: int = 0, attempt: int = 0) -> Header:
-    place = Coordinates(rank=rank, world_size=rank + 1)
+NODE_KINDS = (Kind.GRAD_UNREDUCED, Kind.GRAD_REDUCED, Kind.PARAM_ORIGIN)  # two of them are compared between ranks
+
+
+def header(rank: int = 0, attempt: int = 0, *, num_ranks: int = 1) -> Header:
+    place = Coordinates(rank=rank, world_size=max(num_ranks, rank + 1), local_world_size=num_ranks, dp=rank)
     return Header(run_id="bench", attempt=attempt, coordinates=place, host="node", pid=1, started_s=0.0)
 
 
@@ -166,6 +170,29 @@ def cost(num_series: int, rules: Any, keys: list[SeriesKey], *, num_steps: int =
     return spent[num_steps // 2 :]
 
 
+def node_cost(num_ranks: int, num_series: int, *, num_steps: int = 300) -> list[float]:
+    """Return CPU milliseconds per rank and step, for steps of all ranks of a node that are compared with each other."""
+    keys = [SeriesKey(NODE_KINDS[n * len(NODE_KINDS) // num_series], f"h.{n}") for n in range(num_series)]
+    keys += [SeriesKey(Kind.STEP, "duration_seconds"), SeriesKey(Kind.COMM, "dp.all_reduce", "wait_seconds")]
+    placement = Placement(dtype="bfloat16", shape=(4096,), replicated_over=("dp",))
+    placements = (placement,) * num_series + (None, None)
+    headers = [
+        dataclasses.replace(header(rank, num_ranks=num_ranks), series=tuple(keys), placements=placements)
+        for rank in range(num_ranks)
+    ]
+    engine, run = RuleEngine(load_rules()), CleanRun(num_series, num_steps, seed=0, start=False)
+    prepared = [np.roll(run.moments(step), -NUM_SINGLES, axis=1) for step in range(50)]
+    series = np.arange(len(keys), dtype=np.uint32)
+    spent = []
+    for step in range(num_steps):
+        block = StatBlock(step=step, time_s=0.0, series=series, values=np.ascontiguousarray(prepared[step % 50]))
+        before = time.process_time_ns()
+        for each in headers:
+            engine.evaluate(each, keys, block)
+        spent.append((time.process_time_ns() - before) / 1e6 / num_ranks)
+    return spent[num_steps // 2 :]
+
+
 def report_cost() -> None:
     gradients = [SeriesKey(Kind.GRAD_REDUCED, f"h.{number}") for number in range(3000)]
     mixed = series_table(3000)[NUM_SINGLES:]
@@ -181,6 +208,9 @@ def report_cost() -> None:
         spent = sorted(cost(3000, rules, keys))
         p95 = spent[int(0.95 * len(spent))]
         print(f"  {name}: {statistics.median(spent):.2f}  {spent[0]:.2f}  {p95:.2f}")
+    spent = sorted(node_cost(8, 3000))
+    print("the default rules on a node of 8 ranks with 3000 series each, per rank and step, ranks compared:")
+    print(f"  {statistics.median(spent):.2f}  {spent[0]:.2f}  {spent[int(0.95 * len(spent))]:.2f}")
 
 
 def report_false_alarms(num_series: int, num_steps: int, num_seeds: int) -> None:
