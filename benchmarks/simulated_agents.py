@@ -27,6 +27,7 @@ class SimulatedAgent:
         attempt: Of the run.
         alerts: Its firing alerts, as an agent tells them.
         gone: Ranks that do not live any more.
+        evidence: What is known of its ranks, where they stand still.
         reports: What its ranks say of each dump; None for nothing.
         delay_s: How long the next order takes to arrive.
     """
@@ -37,6 +38,7 @@ class SimulatedAgent:
         self.attempt = 1
         self.alerts: list[dict[str, Any]] = []
         self.gone: set[int] = set()
+        self.evidence: list[dict[str, Any]] = []
         self.reports: str | None = "written"
         self.delay_s: Callable[[], float] = lambda: 0.0
         self._number = number
@@ -111,8 +113,13 @@ async def start(
         status, answer = agent.escalate(await request.json())
         return web.json_response(answer, status=status)
 
+    async def evidence(request: web.Request) -> web.Response:
+        return web.json_response({"ranks": agents[_port(request)].evidence})
+
     application = web.Application()
-    application.add_routes([web.get("/api/v1/ranks", states), web.post("/api/v1/escalations", escalate)])
+    application.router.add_get("/api/v1/ranks", states)
+    application.router.add_get("/api/v1/evidence", evidence)
+    application.router.add_post("/api/v1/escalations", escalate)
     runner = web.AppRunner(application, access_log=None)
     await runner.setup()
     for number in range(num_agents):

@@ -17,6 +17,7 @@ from trainermon.agent.controller.dispatch import Dispatcher
 from trainermon.agent.controller.fleet import Fleet
 from trainermon.agent.controller.journal import Journal
 from trainermon.agent.controller.settings import ControllerSettings
+from trainermon.agent.controller.standstill import LOOK_S, Standstill
 from trainermon.agent.webhook import FiredAlert, Request, make_requests, parse_notification
 from trainermon.monitor.strict import build, require
 
@@ -48,6 +49,7 @@ class Controller:
     Attributes:
         fleet: The agents.
         journal: The escalations.
+        standstill: Who holds up a run that stands still.
         dispatcher: Carries them out.
         counts: Alerts and escalations since the start, by what became of them.
         num_faults: Rounds that failed.
@@ -61,6 +63,7 @@ class Controller:
         self._client = AgentClient(settings.agents, token=token)
         self._lock = asyncio.Lock()
         self.fleet = Fleet(self._client, make_finders(settings))
+        self.standstill = Standstill(self.fleet, self._client)
         self.dispatcher = Dispatcher(settings, fleet=self.fleet, client=self._client, journal=journal, lock=self._lock)
 
     async def run(self) -> None:
@@ -71,6 +74,7 @@ class Controller:
             await asyncio.gather(
                 self._repeat(self.fleet.discover, self.settings.discovery.refresh_s),
                 self._repeat(self.fleet.poll, self.settings.agents.poll_s),
+                self._repeat(self.standstill.look, LOOK_S),
             )
         finally:
             await self.dispatcher.close()

@@ -9,6 +9,7 @@ import trainermon
 from trainermon.agent.controller.controller import Controller
 from trainermon.agent.controller.fleet import Agent
 from trainermon.agent.controller.journal import Escalation
+from trainermon.agent.hang.verdict import Hang
 from trainermon.monitor.values import as_plain
 
 MAX_SHOWN = 100
@@ -22,6 +23,7 @@ def describe_job(controller: Controller) -> dict[str, Any]:
         "version": trainermon.__version__,
         "ready": controller.fleet.is_known.is_set(),
         "runs": controller.fleet.runs,
+        "standstills": {run: _describe_hang(hang) for run, hang in controller.standstill.verdicts.items()},
         "agents": [_describe_agent(agent, now_s) for agent in agents],
         "escalations": describe_escalations(controller),
     }
@@ -47,6 +49,15 @@ def _describe_agent(agent: Agent, now_s: float) -> dict[str, Any]:
         "steps_per_s": report.steps_per_s,
         "ranks": [as_plain(state) for state in report.ranks.values()],
         "alerts": [as_plain(alert) for alert in report.alerts],
+    }
+
+
+def _describe_hang(hang: Hang) -> dict[str, Any]:
+    return {
+        "kind": hang.kind.value,
+        "text": hang.text,
+        "culprits": [culprit.rank for culprit in hang.culprits],
+        "waiting": hang.waiting,
     }
 
 

@@ -22,7 +22,8 @@ export function readJob(job, run) {
   const ranks = nodes.flatMap((node) => node.ranks).sort((a, b) => a.rank - b.rank);
   const pace = Math.max(0, ...newest.map((agent) => (agent.up ? agent.steps_per_s : 0) || 0));
   const world = Math.max(0, ...newest.map((agent) => agent.world_size ?? 0));
-  return { run, attempt, nodes, ranks, living: living.length, step, pace, world, alerts: newest.flatMap((agent) => (agent.up && agent.alerts) || []) };
+  const standstill = job.standstills?.[run] ?? null;
+  return { run, attempt, nodes, standstill, ranks, living: living.length, step, pace, world, alerts: newest.flatMap((agent) => (agent.up && agent.alerts) || []) };
 }
 
 function readNode(agent, step) {
@@ -55,7 +56,7 @@ export const byTrouble = (a, b) => urgencyOf(a) - urgencyOf(b) || a.rank - b.ran
 
 /** {tone, headline, details}: the one thing to know first, and what else there is. */
 export function assess(state, ready) {
-  const findings = [silent(state), gone(state), alerting(state), lagging(state), missing(state)].filter(Boolean);
+  const findings = [standing(state), silent(state), gone(state), alerting(state), lagging(state), missing(state)].filter(Boolean);
   findings.sort((a, b) => (a.tone === "warn") - (b.tone === "warn"));
   if (findings.length) {
     const [first, ...others] = findings;
@@ -67,6 +68,14 @@ export function assess(state, ready) {
   }
   if (!state.living) return { tone: "calm", headline: "No rank is running", details: ["The agents still hold what the run has left."] };
   return { tone: "good", headline: `All ${formatStep(state.living)} ranks are training`, details: ["No alert is firing on any node."] };
+}
+
+/** The verdict over all nodes: an agent alone sees only who waits on its own. */
+function standing({ standstill }) {
+  if (!standstill) return null;
+  const { culprits, text } = standstill;
+  const headline = culprits.length ? `${culprits.length === 1 ? "Rank" : "Ranks"} ${formatSpans(culprits)} ${culprits.length === 1 ? "holds" : "hold"} the job up` : "The job stands still";
+  return { tone: "bad", headline, details: [text] };
 }
 
 function silent({ nodes }) {

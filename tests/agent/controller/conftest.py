@@ -1,8 +1,11 @@
 """Controllers as processes of their own, and runs as on several nodes; all ended with their test."""
 
+import asyncio
+
 import pytest
 
 from tests.agent.controller.controllers import ControllerProcess
+from tests.agent.controller.scenes import Scene
 from tests.agent.nodes import Run
 from tests.dashboards.conftest import browser  # noqa: F401 - the fixture
 
@@ -36,3 +39,15 @@ def make_controller(tmp_path):
     yield make
     for controller in started:
         controller.kill()
+
+
+@pytest.fixture
+def play(tmp_path):
+    def run(scenario, **options):
+        async def whole():
+            async with Scene(tmp_path / "state", **options) as scene:
+                return await scenario(scene)
+
+        return asyncio.run(whole())
+
+    return run
