@@ -101,8 +101,9 @@ class InfluxDBExporter(StoreExporter):
             self._counts[_WAITING] = self._follower.waiting_bytes()
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close the connections, and let others send what is missing."""
         self._server.close()
+        self._follower.close()
 
     def _send_segment(self, segment: SegmentFile, stop: threading.Event) -> bool:
         """Send the points of a segment; return whether the server has all of them, or has refused them."""

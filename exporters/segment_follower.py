@@ -13,6 +13,7 @@ shows, so the rank's series are remembered here too: an agent that was restarted
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -66,14 +67,14 @@ class _Table:
 
 
 class SegmentFollower:
-    """Follows one directory of segments; only one may use a state file at a time.
+    """Follows one directory of segments. A lock keeps other processes from using the same state file.
 
     Args:
         directory: The segments of one node.
         state: File that holds what was done; written by rename, synced.
 
     Raises:
-        StoreError: The state file cannot be read, or is of another version.
+        StoreError: The state file cannot be read, is of another version, or another process uses it.
     """
 
     def __init__(self, directory: Path, state: Path) -> None:
@@ -83,7 +84,12 @@ class SegmentFollower:
         self._newest: dict[int, tuple[int, int]] = {}  # by rank, attempt and step of the last block
         self._tables: dict[int, _Table] = {}
         self._reading: dict[int, tuple[int, int]] = {}  # what `read` returned last
-        self._load()
+        self._lock = _locked(state.with_suffix(".lock"))
+        try:
+            self._load()
+        except StoreError:
+            self.close()
+            raise
 
     @property
     def num_ranks(self) -> int:
@@ -132,6 +138,10 @@ class SegmentFollower:
         self._last = segment.last
         self._newest |= self._reading
         self._save()
+
+    def close(self) -> None:
+        """Let others use the state file."""
+        os.close(self._lock)
 
     def _is_done(self, header: Header, block: StatBlock) -> bool:
         return (header.attempt, block.step) <= self._newest.get(header.coordinates.rank, (-1, -1))
@@ -201,6 +211,20 @@ def _order(key: SeriesKey) -> tuple[Any, ...]:
     """Sort key: the order in a segment is nobody's choice, and the same table must come of reading it again."""
     micro_step = -1 if key.micro_step is None else key.micro_step
     return key.kind.value, key.name, key.slot, key.call, micro_step, key.stage
+
+
+def _locked(path: Path) -> int:
+    """Return a descriptor of the file, locked until it is closed; POSIX locks work on cluster file systems too."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise StoreError(f"{path} cannot be written: {error}") from error
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        raise StoreError(f"{path} is locked: another process, probably the run's agent, is sending this run") from error
+    return descriptor
 
 
 def _plain(row: TableRow) -> list[Any]:

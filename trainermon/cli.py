@@ -16,6 +16,7 @@ COMMANDS = {
     "diagnose": ("trainermon.analysis.diagnose_command", "name the first bad module of a step, and explain it"),
     "anomalies": ("trainermon.alerts.anomaly_order", "put the single anomalies of all ranks in the order of training"),
     "rules": ("trainermon.alerts.rules_command", "list, check or try out alert rules"),
+    "export": ("trainermon.exporters.export_command", "send to InfluxDB what a run could not send while it was on"),
     "convert": ("trainermon.exporters.convert", "turn csv files into event files for TensorBoard, or into a database"),
     "node": ("trainermon.agent.service", "be the agent of every run on this node, for containers, systemd and Slurm"),
     "agent": ("trainermon.agent.daemon", "follow the journals of this node's ranks (usually started for you)"),
