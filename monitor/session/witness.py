@@ -19,6 +19,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -34,6 +35,8 @@ from trainermon.monitor.taps.process_groups import Purposes, purposes_of
 logger = logging.getLogger("trainermon")
 
 STACKS_SIGNAL = signal.SIGRTMIN + 5
+PING_LIMIT_S = 2.0
+_PING = b"POST /handler/ping HTTP/1.1\r\nHost: rank\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 # What torch's server writes to standard error whenever it starts and ends.
 _SERVER_NOTES = b"WorkerServer.cpp:"
 
@@ -139,22 +142,23 @@ class Witness:
 
         path = rank_path(self._directory, self._rank, "sock")
         path.unlink(missing_ok=True)
-        # The name of a socket has at most 107 bytes, that of a spool may have more.
-        folder = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            with _without_notes():
-                self._server = _WorkerServer(f"/proc/self/fd/{folder}/{path.name}")
-        finally:
-            os.close(folder)
+        with _short(path) as address, _without_notes():
+            self._server = _WorkerServer(address)
         path.chmod(0o600)
 
     def _close_socket(self) -> None:
         if self._server is None:
             return
-        with _without_notes():
-            self._server.shutdown()
-            self._server = None
-        rank_path(self._directory, self._rank, "sock").unlink(missing_ok=True)
+        path = rank_path(self._directory, self._rank, "sock")
+        with _short(path) as address:
+            is_serving = _answers(address)
+        if not is_serving:  # shutdown() would wait for ever for a server that has not begun to serve
+            self.fall_silent()
+        else:
+            with _without_notes():
+                self._server.shutdown()
+        self._server = None
+        path.unlink(missing_ok=True)
 
 
 def _num_groups() -> int:
@@ -166,6 +170,26 @@ def _caught_signals() -> frozenset[int]:
     status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
     mask = int(status.partition("SigCgt:")[2].split()[0], 16)
     return frozenset(number for number in range(1, 65) if mask >> (number - 1) & 1)
+
+
+@contextlib.contextmanager
+def _short(path: Path) -> Iterator[str]:
+    """Return a name of `path` that fits a socket, whose name has at most 107 bytes."""
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)
+
+
+def _answers(address: str) -> bool:
+    """Whether the server at a socket answers; its connection waits for it while it is still beginning."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(PING_LIMIT_S)
+        connection.connect(address)
+        connection.sendall(_PING)
+        return connection.recv(64).startswith(b"HTTP/1.1 200")
+    return False
 
 
 @contextlib.contextmanager
