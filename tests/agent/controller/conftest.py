@@ -7,7 +7,6 @@ import pytest
 from tests.agent.controller.controllers import ControllerProcess
 from tests.agent.controller.scenes import Scene
 from tests.agent.nodes import Run
-from tests.dashboards.conftest import browser  # noqa: F401 - the fixture
 
 
 @pytest.fixture

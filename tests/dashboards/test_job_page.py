@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tests.agent.controller.controllers import TOKEN
+from tests.agent.controller.controllers import ControllerProcess
 from tests.agent.controller.simulation import Job
 from tests.agent.nodes import wait_for
 from tests.agent.notifications import alert, notification
@@ -19,6 +19,19 @@ def job():
     job = Job(4, 8).ready()
     yield job
     job.close()
+
+
+@pytest.fixture
+def make_controller(tmp_path):
+    started = []
+
+    def make(**settings):
+        started.append(ControllerProcess(tmp_path, **settings))
+        return started[-1]
+
+    yield make
+    for controller in started:
+        controller.kill()
 
 
 @pytest.fixture
@@ -75,7 +88,7 @@ def test_an_escalation_is_followed_to_its_end(job, page, make_controller):
     page.goto(controller.url)
     seen(page, ".headline", "All 32 ranks are training")
 
-    controller.post("api/v1/alerts", notification(alert(rank=9)), token=TOKEN)
+    controller.post("api/v1/alerts", notification(alert(rank=9)))
     seen(page, "#escalations tbody tr", "done")
 
     row = page.locator("#escalations tbody tr").first.inner_text()
