@@ -6,10 +6,14 @@ must be the same to the last bit, but for TensorBoard's event files, which hold 
 
 import contextlib
 import csv
+import re
+import subprocess
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.exporters import recorded_run
@@ -27,12 +31,13 @@ from tests.exporters.recorded_run import (
     tensors_of,
 )
 from tests.exporters.runs import LOSS
-from tests.server_programs import wait_until
+from tests.server_programs import find_program, wait_until
 from trainermon.exporters.discovery import write_targets
 from trainermon.exporters.export import ExportSettings, make_exporter
 from trainermon.exporters.prometheus import Exposition
 from trainermon.exporters.store import open_run
 from trainermon.monitor.config import InfluxDBConfig
+from trainermon.monitor.metrics import METRICS
 
 pytestmark = pytest.mark.server
 
@@ -150,6 +155,8 @@ def test_influxdb(run_dir, tmp_path):
             for row in server.query(f"SELECT {field}, step FROM {measurement} GROUP BY {tags}"):
                 if row[field] is not None:
                     found[what, row.get(tag, ""), int(row["rank"]), row["step"]] = row[field]
+        unanswered = [query for query in documented("influxql") if not server.query(query)]
+    assert unanswered == []
     assert {key: value for key, value in found.items() if key in expected() or key[0] != "nonfinite"} == expected()
 
 
@@ -190,3 +197,35 @@ def read_history(server):
         if what == "nonfinite" and step:
             found[what, kind, rank, step] = total - found[what, kind, rank, step - 1]
     return {key: value for key, value in found.items() if key in expected() or key[0] != "nonfinite"}
+
+
+def documented(language):
+    """Return the queries of a language in docs/exporters.md."""
+    text = (Path(__file__).parents[2] / "docs" / "exporters.md").read_text(encoding="utf-8")
+    if language == "promql":
+        rows = text.partition("## Prometheus")[2].partition("## InfluxDB")[0].splitlines()
+        cells = [row.split("|")[2] for row in rows if row.startswith("| ") and "query |" not in row]
+        return [query for cell in cells for query in re.findall(r"`([^`]+)`", cell)]
+    section = text.partition("## InfluxDB" if language == "influxql" else "## The store")[2].partition("\n## ")[0]
+    return re.search(r"```sql\n(.*?)```", section, re.DOTALL)[1].strip().splitlines()
+
+
+def test_documented_queries_of_prometheus_are_right(tmp_path):
+    queries = documented("promql")
+    rules = [{"record": f"query:{number}", "expr": query} for number, query in enumerate(queries)]
+    (tmp_path / "rules.yml").write_text(yaml.safe_dump({"groups": [{"name": "documented", "rules": rules}]}))
+
+    checked = subprocess.run(
+        [find_program("promtool"), "check", "rules", tmp_path / "rules.yml"], capture_output=True, text=True
+    )
+
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    names = {name for query in queries for name in re.findall(r"\btrainermon_\w+", query)}
+    assert {re.sub(r"_(bucket|sum|count)$", "", name) for name in names} <= set(METRICS)
+    assert len(queries) >= 14
+
+
+def test_documented_queries_of_the_store_answer(run_dir):
+    for query in documented("sql"):
+        with open_run(run_dir) as connection:
+            assert connection.execute(query).fetchall(), query
