@@ -13,7 +13,7 @@ KERNELS := monitor/statistics/moments.c monitor/statistics/checksums.c
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help demo test check test-slow test-server test-gpu bench bench-gpu sync build clean
+.PHONY: help demo test check test-slow test-server test-gpu bench bench-detection bench-gpu sync build clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -58,6 +58,9 @@ test-gpu: $(READY) ## only the tests that need a CUDA device
 
 bench: $(READY) $(BENCH_READY) ## measure what the README says, side by side with mindstudio-probe
 	$(BIN)/python -m benchmarks.report --python $(BIN)/python --other-python $(BENCH_VENV)/bin/python
+
+bench-detection: $(READY) ## judge the alert rules on more than 200 labelled runs, and write docs/detection.md
+	$(BIN)/python -m benchmarks.bench_detection --write
 
 bench-gpu: $(READY) ## measure the statistics kernels on a CUDA device
 	$(BIN)/python benchmarks/bench_statistics.py --device cuda
