@@ -25,7 +25,7 @@ from trainermon.agent.follower import Follower
 from trainermon.agent.hang.records import LastRecords
 from trainermon.agent.integrity import IntegrityCheck
 from trainermon.agent.lock import write_atomically
-from trainermon.agent.pipeline import Pipeline
+from trainermon.agent.pipeline import Consumer, Pipeline
 from trainermon.agent.reactions import DumpReports, HistoryConsumer, MetricsConsumer, Reactions, RuleConsumer
 from trainermon.agent.reconfigure import ConfigWatch
 from trainermon.agent.settings import AgentSettings
@@ -114,24 +114,9 @@ def assemble(spool: Path, settings: AgentSettings, node_dir: Path, executor: Exe
     judge = RuleConsumer(engine, reactions.on_alert)
     integrity = IntegrityCheck(judge.report, checks_norm=settings.watches_all_parameters)
     records = LastRecords()
-    pipeline = Pipeline(
-        spool,
-        segments,
-        executor=executor,
-        consumers=[
-            judge,
-            MetricsConsumer(metrics),
-            HistoryConsumer(history),
-            integrity,
-            reactions,
-            dump_reports,
-            records,
-            exports,
-        ],
-        before_commit=exports.drain,
-        flush_bytes=settings.flush_bytes,
-        flush_s=settings.flush_s,
-    )
+    shown = (MetricsConsumer(metrics), HistoryConsumer(history))
+    consumers = (judge, *shown, integrity, reactions, dump_reports, records)
+    pipeline = _pipeline(spool, segments, settings, executor, consumers=consumers, exports=exports)
     restore(spool, segments, engine=engine, history=history, log=log)
     return Parts(
         settings=settings,
@@ -155,6 +140,26 @@ def assemble(spool: Path, settings: AgentSettings, node_dir: Path, executor: Exe
         reactions=reactions,
         records=records,
         watch=watch,
+    )
+
+
+def _pipeline(  # noqa: PLR0913 - the ports of one process
+    spool: Path,
+    segments: Path,
+    settings: AgentSettings,
+    executor: Executor,
+    *,
+    consumers: Sequence[Consumer],
+    exports: Exports,
+) -> Pipeline:
+    return Pipeline(
+        spool,
+        segments,
+        executor=executor,
+        consumers=[*consumers, exports],
+        before_commit=exports.drain,
+        flush_bytes=settings.flush_bytes,
+        flush_s=settings.flush_s,
     )
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from trainermon.agent.assembly import Parts
 from trainermon.agent.watch import RankState
+from trainermon.alerts.engine import RuleEngine
 from trainermon.exporters.prometheus import Exposition
 from trainermon.monitor.control import Phase
 
@@ -28,6 +29,7 @@ def show_agent(parts: Parts, *, num_faults: int) -> None:
         for name, value in values.items():
             metrics.set(name, value, exporter=exporter)
     _show_ranks(metrics, parts.watch.ranks.values())
+    _show_comparisons(metrics, parts.engine, {rank for rank, state in parts.watch.ranks.items() if state.alive})
 
 
 def _show_ranks(metrics: Exposition, states: Iterable[RankState]) -> None:
@@ -40,3 +42,14 @@ def _show_ranks(metrics: Exposition, states: Iterable[RankState]) -> None:
     for state in living:
         name = "trainermon_last_heartbeat_timestamp_seconds"
         metrics.set(name, age_to_time_s + state.changed_s, rank=state.rank)
+
+
+def _show_comparisons(metrics: Exposition, engine: RuleEngine, living: Collection[int]) -> None:
+    """Set what the rules that compare ranks have found about those that live."""
+    for rank, ratio in engine.slowness.items():
+        if rank in living:
+            metrics.set("trainermon_rank_slowness_ratio", ratio, rank=rank)
+            metrics.set("trainermon_rank_straggling", rank in engine.stragglers, rank=rank)
+    for rank, number in engine.checksum_mismatches.items():
+        if rank in living:
+            metrics.set("trainermon_checksum_mismatches_total", number, rank=rank)

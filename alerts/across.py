@@ -7,7 +7,8 @@ after that is not looked at. What the comparison says is decided in `comparisons
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -56,6 +57,18 @@ class AcrossRanks:
         }
         self._attempt = -1
         self._steps = OpenSteps()
+
+    @property
+    def slowness(self) -> dict[int, float]:
+        """By rank, its own work over the median of its peers', as of the last step that was compared."""
+        return {rank: ratio for comparison in self._comparisons.values() for rank, ratio in comparison.slowness.items()}
+
+    def num_odd(self, rules: Collection[str]) -> dict[int, int]:
+        """By rank, how many series of all steps were not what they had to be, by any of `rules`."""
+        counted: Counter[int] = Counter()
+        for name in rules:
+            counted.update(self._comparisons[name].num_odd)
+        return dict(counted)
 
     def add(
         self, header: Header, block: StatBlock, compared: Sequence[tuple[Watch, Slots, Array]]

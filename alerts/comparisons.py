@@ -31,7 +31,16 @@ _SIGNIFICANT = 4.0  # standard errors: jobs whose steps vary a lot have a slowes
 
 
 class Comparison:
-    """What one rule that compares ranks remembers."""
+    """What one rule that compares ranks remembers.
+
+    Attributes:
+        slowness: By rank, its own work over the median of its peers', as of the last step; only of stragglers' rules.
+        num_odd: By rank, series of all steps that were not what they had to be; only where ranks must not differ.
+    """
+
+    def __init__(self) -> None:
+        self.slowness: dict[int, float] = {}
+        self.num_odd: dict[int, int] = {}
 
     def judge(self, parts: Sequence[Part]) -> list[Found | None]:
         """Return what is said of each rank's part of one step; None where nothing can be said."""
@@ -57,6 +66,7 @@ class SpreadComparison(Comparison):
     """The statistic of one rank is far from the median of its peers, in robust standard deviations."""
 
     def __init__(self, condition: Spread, statistic: str) -> None:
+        super().__init__()
         self._condition = condition
         self._derive = DERIVED[statistic]
         self._logarithmic = statistic in NEVER_NEGATIVE
@@ -101,6 +111,7 @@ class DiffersComparison(Comparison):
     """Ranks that must show the same do not; those in the minority are named, on a tie all of them."""
 
     def __init__(self, condition: Differs, statistic: str) -> None:
+        super().__init__()
         self._tolerance = condition.tolerance
         self._derive = None if statistic == MOMENTS else DERIVED[statistic]
         self._table = PeerTable(same_elements)
@@ -147,6 +158,7 @@ class DiffersComparison(Comparison):
     def _found(self, part: Part, status: Array, usual: Array) -> Found:
         columns = self._table.columns_of(part)
         own = status[columns]
+        self.num_odd[part.rank] = self.num_odd.get(part.rank, 0) + int((own > 0).sum())
         value = part.moments[SUM] if self._derive is None else self._derive(part.moments)
         return np.arange(len(columns)), Verdict(value, own, own > 0, own == 0, np.isnan(own)), usual[columns]
 
@@ -159,12 +171,14 @@ class StragglerComparison(Comparison):
     """
 
     def __init__(self, condition: Straggler) -> None:
+        super().__init__()
         self._ratio = condition.ratio
         self._window = condition.window
         self._paces: dict[int, _Pace] = {}
 
     def reset(self) -> None:  # noqa: D102
         self._paces.clear()
+        self.slowness.clear()
 
     def judge(self, parts: Sequence[Part]) -> list[Found | None]:  # noqa: D102
         works = [_work_of(part) for part in parts]
@@ -182,6 +196,7 @@ class StragglerComparison(Comparison):
             ]
             if work.rows.size and peers and levels[place] > -np.inf:
                 chance = math.sqrt(variances[place] + sum(variances[peers]) / len(peers) ** 2)
+                self.slowness[parts[place].rank] = math.exp(levels[place] - _median(levels[peers]))
                 found.append(self._verdict(work, pace, levels[place], _median(levels[peers]), chance))
             else:
                 found.append(None)

@@ -10,15 +10,16 @@ Where each decision belongs: alerts/README.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from trainermon.alerts.across import AcrossRanks
+from trainermon.alerts.criteria import Differs, Straggler
 from trainermon.alerts.rank_rules import RankRules, RuleSet
 from trainermon.alerts.reported import ReportedAlerts, Statement
 from trainermon.alerts.rules import Rule
 from trainermon.alerts.watchers import history_of
-from trainermon.monitor.values import Alert, AlertState, SeriesKey, StatBlock
+from trainermon.monitor.values import Alert, AlertState, Kind, SeriesKey, StatBlock
 
 if TYPE_CHECKING:
     from trainermon.monitor.journal import Header
@@ -54,6 +55,23 @@ class RuleEngine:
     def faults(self) -> Mapping[str, str]:
         """By name, the rules whose condition, of another package, has failed, and how; they are switched off."""
         return self._shared.faults.by_rule
+
+    @property
+    def slowness(self) -> Mapping[int, float]:
+        """By rank, how long its own work takes over the median of its peers'; empty where waits are not known."""
+        return self._across.slowness
+
+    @property
+    def stragglers(self) -> Collection[int]:
+        """The ranks that hold up the others now."""
+        names = [rule.name for rule in self._rules if isinstance(rule.when, Straggler)]
+        return {rank for name in names for rank in self._shared.firing_anywhere.get(name, ())}
+
+    @property
+    def checksum_mismatches(self) -> Mapping[int, int]:
+        """By rank, parameters of all steps whose checksum was not that of most copies."""
+        names = [rule.name for rule in self._rules if isinstance(rule.when, Differs) and Kind.CHECKSUM in rule.on.kinds]
+        return self._across.num_odd(names)
 
     def evaluate(self, header: Header, keys: Sequence[SeriesKey], block: StatBlock) -> list[Alert]:
         """Return what changed on this step of this rank: alerts that begin, grow (same id) or are resolved.

@@ -256,6 +256,17 @@ def test_tolerance_forgives_the_last_digits(tmp_path: Path) -> None:
     assert [alert.rank for alert in job.run([3], lambda n: {0: {0: 1.0}, 1: {0: 1.00001}, 2: {0: 1.0}})] == [1]
 
 
+def test_mismatches_of_checksums_are_counted_by_rank() -> None:
+    sums = [SeriesKey(Kind.CHECKSUM, name) for name in ("a", "b", "c")]
+    job = Job([rule for rule in load_rules() if rule.name == "replica-divergence"], places(4), sums, [REPLICATED] * 3)
+    assert job.run(range(3), lambda n: flipped(n, [], at=0, num_ranks=4)) == []
+
+    found = job.run(range(3, 6), lambda n: flipped(n, [2], at=3, num_ranks=4))
+
+    assert told(found) == [("replica-divergence", FIRING, 2, 3)]
+    assert job.engine.checksum_mismatches == {0: 0, 1: 0, 2: 3, 3: 0}
+
+
 # -- stragglers --------------------------------------------------------------------------------------------------------
 
 
@@ -286,6 +297,8 @@ def test_rank_1_3_times_slower_is_named_within_20_steps_and_nobody_who_waits(tmp
         found = job.run(range(100, 121), lambda n: training.rows({seed % 4: 1.3}))  # noqa: B023
 
         assert [(alert.rank, alert.state) for alert in found] == [(seed % 4, FIRING)], seed
+        assert job.engine.stragglers == {seed % 4}
+        assert job.engine.slowness[seed % 4] == pytest.approx(1.3, rel=0.15)
         assert found[0].message.startswith(f"straggler: rank {seed % 4} holds up the others: its own work takes 0.")
 
 
