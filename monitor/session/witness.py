@@ -76,7 +76,7 @@ class Witness:
     def fall_silent(self) -> None:
         """Be the parent's alone: in a forked child torch's server has no threads, and must never be destroyed."""
         if self._server is not None:
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._server))
+            _keep_for_ever(self._server)
 
     def close(self) -> None:
         """Give everything back; the stacks that were written stay. May be called again."""
@@ -142,23 +142,26 @@ class Witness:
 
         path = rank_path(self._directory, self._rank, "sock")
         path.unlink(missing_ok=True)
-        with _short(path) as address, _without_notes():
-            self._server = _WorkerServer(address)
+        with _short(path) as address:
+            with _without_notes():
+                server = _WorkerServer(address)
+            if not _answers(address):
+                _keep_for_ever(server)  # its end would wait for ever for it to begin
+                raise OSError(f"torch's worker server does not answer within {PING_LIMIT_S:g} s")
+        self._server = server
         path.chmod(0o600)
 
     def _close_socket(self) -> None:
         if self._server is None:
             return
-        path = rank_path(self._directory, self._rank, "sock")
-        with _short(path) as address:
-            is_serving = _answers(address)
-        if not is_serving:  # shutdown() would wait for ever for a server that has not begun to serve
-            self.fall_silent()
-        else:
-            with _without_notes():
-                self._server.shutdown()
-        self._server = None
-        path.unlink(missing_ok=True)
+        with _without_notes():
+            self._server.shutdown()
+            self._server = None
+        rank_path(self._directory, self._rank, "sock").unlink(missing_ok=True)
+
+
+def _keep_for_ever(server: object) -> None:
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(server))
 
 
 def _num_groups() -> int:

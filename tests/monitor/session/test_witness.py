@@ -181,7 +181,13 @@ from trainermon import TrainerMon
 
 # One process for each ending; forked, because torch takes seconds to load, its optimizers included.
 torch.set_num_threads(1)
-torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
+monitor = TrainerMon({"agent": {"start": False}, "run_id": "first"})
+model = nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+with monitor:
+    monitor.set_monitor(model, optimizer)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
 statuses = []
 for number, ending in enumerate(json.loads(sys.argv[1])):
     child = os.fork()
