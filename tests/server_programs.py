@@ -28,6 +28,7 @@ PROGRAMS = {
     "amtool": ("prometheus-alertmanager", "usr/bin/amtool"),
     "chromium": ("chromium", "usr/bin/chromium"),
     "influxd": ("influxdb", "usr/bin/influxd"),
+    "victoria-metrics": ("victoria-metrics", "usr/bin/victoria-metrics"),
     "systemd-analyze": ("systemd", "usr/bin/systemd-analyze"),
 }
 CACHE = Path(__file__).parents[1] / "build" / "test-programs"

@@ -83,6 +83,41 @@ def influxdb(folder: Path, *, port: int = 0, user: str = "") -> Iterator[InfluxD
         yield server
 
 
+class VictoriaMetrics:
+    """A running VictoriaMetrics: a second implementation that takes line protocol by the v2 API."""
+
+    def __init__(self, port: int) -> None:
+        self.url = f"http://127.0.0.1:{port}"
+
+    def ready(self) -> bool:
+        try:
+            return self._get("/health") == b"OK"
+        except OSError:
+            return False
+
+    def samples(self, metric: str) -> list[tuple[dict[str, str], list[tuple[int, float]]]]:
+        """Return, for each series of `measurement_field`, its labels and every sample as (time in ms, value)."""
+        self._get("/internal/force_flush")
+        lines = self._get("/api/v1/export?" + urllib.parse.urlencode({"match[]": metric})).splitlines()
+        series = [json.loads(line) for line in lines]
+        return [(one["metric"], list(zip(one["timestamps"], one["values"], strict=True))) for one in series]
+
+    def _get(self, path: str) -> bytes:
+        with urllib.request.urlopen(self.url + path, timeout=10) as response:
+            return response.read()
+
+
+@contextlib.contextmanager
+def victoria_metrics(folder: Path) -> Iterator[VictoriaMetrics]:
+    """Start a VictoriaMetrics with its data in `folder`."""
+    folder.mkdir()
+    port = free_port()
+    server = VictoriaMetrics(port)
+    command = [find_program("victoria-metrics"), f"-httpListenAddr=127.0.0.1:{port}", f"-storageDataPath={folder}"]
+    with running([*command, "-retentionPeriod=100y"], log=folder / "log", ready=server.ready):
+        yield server
+
+
 class V2Surface:
     """What an InfluxDB 2 answers at `/api/v2/write`, in front of a 1.x server.
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tests.exporters.influx_servers import V2Surface, influxdb
+from tests.exporters.influx_servers import V2Surface, influxdb, victoria_metrics
 from tests.exporters.recorded_run import BAD_STEP, FIRST_TIME_S, GRADIENTS, commit, tensors_of
 from tests.exporters.runs import LOSS
 from tests.server_programs import free_port, wait_until
@@ -87,6 +87,24 @@ def test_points_by_the_v2_api_with_a_token_that_is_replaced_and_answers_of_every
     assert "401 " in caplog.text
     assert surface.token not in caplog.text
     assert "outdated" not in caplog.text
+
+
+def test_another_implementation_of_the_v2_api_reads_the_same(tmp_path):
+    commit(tmp_path / "segments", STEPS)
+    with victoria_metrics(tmp_path / "server") as server:
+        exporter = exporter_of(tmp_path, url=server.url, org="any")
+
+        exporter.send(threading.Event())
+        exporter.close()
+
+        found = {
+            (int(labels["rank"]), time_ms // 1000 - int(FIRST_TIME_S)): value
+            for labels, samples in server.samples("trainermon_step_loss")
+            for time_ms, value in samples
+        }
+    places = [(rank, step) for rank in range(2) for step in STEPS if (rank, step) != (1, BAD_STEP)]
+    truth = {place: tensors_of(*place)[LOSS].item() for place in places}
+    assert found == pytest.approx(truth, rel=1e-11)  # it keeps twelve digits
 
 
 def test_a_conflict_of_types_goes_to_the_dead_letter_file_and_the_rest_arrives(tmp_path):
