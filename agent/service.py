@@ -66,14 +66,13 @@ def main(args: argparse.Namespace) -> int:
     """Follow runs until SIGTERM or SIGINT, or none is left; return 0, with `--check` 1 if no service lives.
 
     Raises:
-        ConfigError: Another service has the folder, it cannot be used, or the rules cannot be read.
+        ConfigError: Another service has the folder, or it cannot be used.
     """
     root = (args.spool or spool_root()).absolute()
     if args.check:
         return 0 if is_living(root / SERVICE_FILE) else 1
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
-    if args.rules:
-        check_rules(Path(args.rules))
+    args.rules = _usable_rules(args.rules)
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
@@ -87,6 +86,18 @@ def main(args: argparse.Namespace) -> int:
         if service.is_idle():  # asked without the lock: a rank that still found this service has its spool by now
             break
     return 0
+
+
+def _usable_rules(rules: str | None) -> str | None:
+    """Return `rules`, or None if agents could not read them: watching by a run's own rules beats not watching."""
+    if rules is None:
+        return None
+    try:
+        check_rules(Path(rules))
+    except ConfigError as error:
+        _log.error("the runs are watched by their own rules instead of %s: %s", rules, error)
+        return None
+    return rules
 
 
 def _work(service: NodeService, path: Path, stopping: threading.Event, *, patience_s: float) -> None:

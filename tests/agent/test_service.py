@@ -190,11 +190,15 @@ def test_a_service_that_stands_still_is_not_taken_for_alive(start_node, tmp_path
     assert check(tmp_path) == 1
 
 
-def test_rules_that_cannot_be_read_are_refused_at_the_start(start_node, tmp_path):
-    node = start_node("--rules", str(tmp_path / "missing.yaml"))
+def test_rules_that_cannot_be_read_do_not_keep_runs_from_being_followed(make_run, start_node, tmp_path):
+    start_node("--rules", str(tmp_path / "missing.yaml"), "--log-to-stderr")
+    run = make_run()
+    run.rank()
 
-    assert node.wait(20) == 1
-    assert "missing.yaml" in (tmp_path / "stderr").read_text()
+    assert run.get_json("api/run")["rules"] > 0
+    said = (tmp_path / "stderr").read_text()
+    assert "own rules instead of" in said
+    assert "missing.yaml" in said
 
 
 class Starts:

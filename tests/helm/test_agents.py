@@ -40,8 +40,14 @@ def test_the_sidecar_ends_with_the_job():
     assert sidecar()["restartPolicy"] == "Always"
 
 
-def test_the_training_starts_when_the_agent_is_there():
-    assert sidecar()["startupProbe"]["exec"]["command"][:3] == ["trainermon", "node", "--check"]
+def test_an_agent_that_cannot_start_does_not_keep_the_training_from_starting():
+    assert "startupProbe" not in sidecar()
+
+
+def test_the_training_may_wait_for_its_agent():
+    probe = sidecar({"sidecar": {"holdsTraining": True}})["startupProbe"]
+
+    assert probe["exec"]["command"][:3] == ["trainermon", "node", "--check"]
 
 
 @pytest.mark.parametrize("values", [{}, {"agent": {"rules": "rules: []", "port": 1234}}])
@@ -60,7 +66,7 @@ def test_the_command_line_takes_the_arguments(values):
 
 
 def test_the_probe_asks_for_the_spool_that_the_agent_follows():
-    container = sidecar({"sidecar": {"spool": {"mountPath": "/spool"}}})
+    container = sidecar({"sidecar": {"spool": {"mountPath": "/spool"}, "holdsTraining": True}})
 
     for probe in ("startupProbe", "livenessProbe"):
         assert container[probe]["exec"]["command"][-1] == "--spool=/spool"

@@ -59,7 +59,6 @@ def test_containers_have_resources_and_probes(containers):
         assert container["resources"]["requests"].keys() == {"cpu", "memory"}
         assert "memory" in container["resources"]["limits"]
         assert "livenessProbe" in container
-        assert "startupProbe" in container
 
 
 def test_secrets_are_only_referred_to(containers):

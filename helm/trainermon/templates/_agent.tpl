@@ -1,6 +1,6 @@
 {{/* The container of an agent, and the part of a training pod that has it as a sidecar. */}}
 
-{{/* Arguments: root, spool (path), output (path), subPath, user. */}}
+{{/* Arguments: root, spool (path), output (path), outputVolume, subPath, user, nodeName (field), hasStartupProbe. */}}
 {{- define "trainermon.agent.container" -}}
 {{- $values := .root.Values -}}
 name: trainermon
@@ -36,15 +36,18 @@ ports:
     containerPort: {{ $values.agent.port }}
     protocol: TCP
 # The service lives as long as it touches its file; the agent of a run may be busy, and is watched by the service.
+{{- if .hasStartupProbe }}
 startupProbe:
   exec:
     command: [trainermon, node, --check, --spool={{ .spool }}]
   periodSeconds: 1
   timeoutSeconds: 5
   failureThreshold: 60
+{{- end }}
 livenessProbe:
   exec:
     command: [trainermon, node, --check, --spool={{ .spool }}]
+  initialDelaySeconds: 30
   periodSeconds: 60
   timeoutSeconds: 10
   failureThreshold: 3
@@ -97,6 +100,7 @@ volumeMounts:
 {{- $_ := set $arguments "output" $sidecar.output.mountPath -}}
 {{- $_ := set $arguments "outputVolume" $sidecar.output.volumeName -}}
 {{- $_ := set $arguments "subPath" $sidecar.output.subPath -}}
+{{- $_ := set $arguments "hasStartupProbe" $sidecar.holdsTraining -}}
 restartPolicy: Always
 {{ include "trainermon.agent.container" $arguments }}
 {{- end }}
