@@ -70,6 +70,12 @@ def test_zero_and_what_is_not_finite_neither_vanish_nor_interrupt_what_does(tmp_
     assert states(run(tmp_path, VANISHING, grad("a"), values)) == [(FIRING, 29)]
 
 
+def test_what_is_left_beside_elements_that_are_not_finite_is_not_judged(tmp_path: Path) -> None:
+    engine, values = RuleEngine(rules(tmp_path, VANISHING)), [[1.0]] * 20 + [[1e-9, NAN], [1e-9, INF]] * 10
+
+    assert feed(engine, [grad("a")], (block(step, {0: value}) for step, value in enumerate(values))) == []
+
+
 def test_gradient_that_falls_as_gradients_do_in_training_is_quiet(tmp_path: Path) -> None:
     steps = np.arange(5000)
     usual = (
