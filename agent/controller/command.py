@@ -79,13 +79,17 @@ async def serve(settings: ControllerSettings) -> None:
     except OSError as error:
         raise ConfigError(f"cannot serve on {settings.host} port {settings.port}: {error}") from error
     _log.info("page %s", server.url)
-    work = asyncio.ensure_future(controller.run())
     loop = asyncio.get_running_loop()
+    stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, work.cancel)
+        loop.add_signal_handler(number, stopping.set)
+    work = asyncio.ensure_future(controller.run())
+    await asyncio.wait((work, asyncio.ensure_future(stopping.wait())), return_when=asyncio.FIRST_COMPLETED)
+    await server.close()  # first: nothing is accepted any more that would not be begun
+    work.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await work
-    await server.close()
+    await loop.shutdown_default_executor()  # what is being written is written before its file is closed
     journal.close()
 
 

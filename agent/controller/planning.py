@@ -77,7 +77,9 @@ def make_plan(request: Request, agents: Sequence[Agent], issue: int, margin: Mar
         return None
     reports = [agent.report for agent in agents if agent.report]
     pace = max(report.steps_per_s for report in reports)
-    newest = max(state.step + _steps_since(agent, pace, now_s) for agent, state in living.values())
+    # Ranks of a job go in step: where an agent answers now, nobody is guessed at that has long been silent.
+    asked = [found for found in living.values() if found[0].is_up] or list(living.values())
+    newest = max(state.step + _steps_since(agent, pace, now_s) for agent, state in asked)
     return Plan(
         id=request.id if issue == 1 else f"{request.id}-{issue}",
         issue=issue,

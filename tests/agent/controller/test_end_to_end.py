@@ -13,6 +13,7 @@ from tests.agent.controller.controllers import TOKEN
 from tests.agent.nodes import wait_for
 from tests.agent.notifications import alert, notification
 from tests.certificates import make_certificate
+from trainermon.exporters.query import flush_agents
 
 
 def address(run):
@@ -115,3 +116,5 @@ def test_agents_and_controller_speak_tls_and_close_reading(make_node, make_contr
     with urllib.request.urlopen(request) as answer:
         assert b"trainermon_ranks" in answer.read()
     assert TOKEN not in controller.log() + node.log()
+    monkeypatch.setenv("TRAINERMON_SPOOL", str(node.spool.parent))
+    assert flush_agents(node.output)  # a query on this node still gets what the agent holds

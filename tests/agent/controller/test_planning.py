@@ -59,6 +59,12 @@ def test_an_agent_that_does_not_answer_is_thought_to_have_gone_on():
     assert make_plan(request(), agents, 1, MARGIN, now_s=14.0).first_step == 100 + 8 + 5
 
 
+def test_an_agent_that_answers_is_believed_rather_than_a_guess():
+    silent = agent("a/", {0: 100}, pace=2.0, seen_s=0.0, problem="no answer in time")
+
+    assert make_plan(request(), [silent, agent("b/", {1: 107})], 1, MARGIN, now_s=3600.0).first_step == 107 + 5
+
+
 def test_only_living_ranks_that_are_meant_are_planned_for():
     agents = [agent("a/", {0: 5, 1: 5}, dead={1}), agent("b/", {2: 5})]
 
