@@ -81,7 +81,10 @@ class RankPoints:
         self._fields.append(_Field(self._step, "duration_seconds", duration))
         self._kinds = list(dict.fromkeys(key.kind for key in keys))
         self._kind_of = _ids(self._kinds.index(key.kind) for key in keys)
-        self._nonfinite = [self._text("trainermon_nonfinite_elements", {"kind": kind.value}) for kind in self._kinds]
+        self._nonfinite = [
+            "" if kind is Kind.CHECKSUM else self._text("trainermon_nonfinite_elements", {"kind": kind.value})
+            for kind in self._kinds
+        ]
         gradients = [i for i, key in enumerate(keys) if key.kind is Kind.GRAD_REDUCED]
         self._norms = {
             "gradient_norm": _ids(gradients),
@@ -127,7 +130,7 @@ class RankPoints:
         return [
             f"{where}step={step}i,value={int(bad)}i{time}"
             for where, bad, count in zip(self._nonfinite, (nans + infs).tolist(), counts.tolist(), strict=True)
-            if count
+            if count and where
         ]
 
     def _module_points(self, step: int, series: Array, values: Array, time: str) -> Lines:

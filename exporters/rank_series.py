@@ -175,6 +175,8 @@ class RankSeries:
         yield self._one("trainermon_step", lambda: self._step)
         yield self._one("trainermon_last_step_timestamp_seconds", lambda: self._time_s)
         for kind in self._index.kinds:
+            if kind is Kind.CHECKSUM:
+                continue  # has no elements of its own
             yield self._one(
                 "trainermon_nonfinite_elements_total", partial(self._nonfinite.__getitem__, kind), kind=kind
             )

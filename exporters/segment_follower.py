@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import fcntl
 import json
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -30,6 +31,8 @@ from trainermon.monitor.journal import Header
 from trainermon.monitor.values import STATISTICS, Kind, SeriesKey, StatBlock
 
 FORMAT_VERSION = 1
+
+_log = logging.getLogger(__name__)
 
 Integers: TypeAlias = npt.NDArray[np.int64]
 
@@ -214,16 +217,18 @@ def _order(key: SeriesKey) -> tuple[Any, ...]:
 
 
 def _locked(path: Path) -> int:
-    """Return a descriptor of the file, locked until it is closed; POSIX locks work on cluster file systems too."""
+    """Return a descriptor of the file, locked until it is closed. POSIX locks work on most cluster file systems."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise StoreError(f"{path} cannot be written: {error}") from error
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
+    except (BlockingIOError, PermissionError) as error:  # which of them is the system's choice
         os.close(descriptor)
         raise StoreError(f"{path} is locked: another process, probably the run's agent, is sending this run") from error
+    except OSError as error:  # a file system without locks
+        _log.warning("%s cannot be locked (%s): do not send this run by hand while its agent is at it", path, error)
     return descriptor
 
 

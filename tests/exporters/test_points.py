@@ -135,6 +135,13 @@ def test_what_is_not_finite_is_not_sent_but_counted():
     assert found["trainermon_nonfinite_elements", "loss"]["value"] == 1
 
 
+def test_a_checksum_is_nobodys_number():
+    found, _ = points_of({SeriesKey(Kind.CHECKSUM, "w"): np.ones(1), LOSS: np.ones(1)})
+
+    assert {key[0] for key in found} == {"trainermon_step", "trainermon_nonfinite_elements"}
+    assert ("trainermon_nonfinite_elements", "checksum") not in found
+
+
 def test_what_a_step_does_not_tell_has_no_point():
     keys = [gradient("a"), gradient("b"), step_key("loss_scale"), comm("tp", "sequence")]
 

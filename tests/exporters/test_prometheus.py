@@ -119,6 +119,17 @@ def test_the_parts_of_all_ranks_make_up_the_jobs_gradient_norm():
     assert values["trainermon_gradient_norm", "rank=1"] == pytest.approx(held)
 
 
+def test_a_checksum_is_nobodys_number():
+    exposition = Exposition("run")
+    tensors = {SeriesKey(Kind.CHECKSUM, "w"): np.ones(1), gradient("w"): np.array([np.nan])}
+
+    exposition.update(header_of(), list(tensors), block_of(tensors, list(tensors)))
+
+    values = read(exposition)
+    assert [key for key in values if "checksum" in str(key[1:])] == []
+    assert values["trainermon_nonfinite_elements_total", "rank=0", "kind=grad_reduced"] == 1
+
+
 def test_what_is_not_finite_is_counted_and_has_no_sample():
     exposition = Exposition("run")
     weight, bias = gradient("w"), gradient("b")

@@ -162,3 +162,13 @@ def test_rows_of_no_element_have_a_place_too(segments):
     assert np.asarray(block.values).shape == (len(STATISTICS), len(KEYS))
     assert (np.asarray(block.series) >= 0).all()
     assert header.coordinates.rank == 0
+
+
+def test_a_file_system_without_locks_is_followed_all_the_same(segments, monkeypatch, caplog):
+    def refuse(*_):
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr("fcntl.lockf", refuse)
+
+    assert follower_of(segments).waiting() == []
+    assert "cannot be locked" in caplog.text
