@@ -19,9 +19,11 @@ def summarise(run_dir: Path, *, diagnose: tuple[str, ...] = (sys.executable, "-m
     """Return a few lines about a finished run, and the text of its diagnosis if there is a dump to diagnose."""
     alerts = read_alerts(run_dir)
     dumps = sorted(path.relative_to(run_dir).as_posix() for path in run_dir.glob("dumps/*/attempt*/step*"))
+    reports = sorted(path.relative_to(run_dir).as_posix() for path in run_dir.glob("reports/post-mortem-*.md"))
     lines = [
         f"run        {run_dir}",
         *_described("alerts", merge_ranks(alerts)),
+        *(_described("reports", reports) if reports else ()),
         *_described("dumps", dumps),
         f'query      trainermon query {run_dir} "SELECT * FROM steps"',  # noqa: S608 - shown, not run
     ]
