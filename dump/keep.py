@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
 
+from trainermon.dump.attributes import restore_generator
 from trainermon.dump.graph import has_reentrant_checkpoint
 from trainermon.dump.state import AutocastState, Buffers, KeptBuffer, NotCoveredError, RandomState, accelerators
 from trainermon.dump.suitability import Stage, stage_of
 from trainermon.monitor.taps.guard import Contained
+from trainermon.monitor.taps.micro_steps import is_traced
 from trainermon.monitor.taps.replayable import Replayable
 from trainermon.monitor.taps.tree import tensors_of
 
@@ -30,14 +33,15 @@ class Handed(NamedTuple):
 class KeptForward:
     """One forward of a root: arguments by reference, the state before it, and the gradients of what it returned.
 
-    `stage` counts the roots; `handed` is what else it was given, and `generators` puts back the framework's own
-    generators. `gradients` has one place per returned tensor that requires a gradient, in the order of `tensors_of`;
-    `outputs` are those tensors with their versions, as long as the budget allows.
+    `stage` counts the roots; `leaves` and `tree` are the arguments, so that a forward that takes something out of a
+    list or dictionary gets it again. `handed` is what else it was given, and `generators` puts back the generators that
+    are the framework's own or were given. `gradients` has one place per returned tensor that requires a gradient, in
+    the order of `tensors_of`; `outputs` are those tensors with their versions, as long as the budget allows.
     """
 
     stage: int
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    leaves: list[Any]
+    tree: pytree.TreeSpec
     handed: list[Handed]
     generators: Callable[[], None]
     versions: tuple[int, ...]
@@ -67,7 +71,8 @@ class KeptForward:
 
     def given(self) -> tuple[Any, ...]:
         """Return all that the root was given: arguments, and what it was handed in attributes."""
-        return self.args, self.kwargs, [handed.value for handed in self.handed]
+        args, kwargs = pytree.tree_unflatten(self.leaves, self.tree)
+        return args, kwargs, [handed.value for handed in self.handed]
 
     def check(self) -> None:
         """Make sure that what was kept by reference is still what it was.
@@ -156,15 +161,16 @@ class ForwardKeeper:
         self._current = None
         if self.muted or not torch.is_grad_enabled() or torch._C._current_graph_task_id() != -1:
             return
-        if torch._C._get_tracing_state() is not None:  # what is copied here would become part of the trace
+        if is_traced():  # what is copied here would become part of the trace
             return
+        leaves, tree = pytree.tree_flatten((args, kwargs))
         handed = [Handed(module, name, getattr(module, name, None)) for module, name in self._handed[stage]]
         self._current = KeptForward(
             stage=stage,
-            args=args,
-            kwargs=kwargs,
+            leaves=leaves,
+            tree=tree,
             handed=handed,
-            generators=self._replayable.generators(),
+            generators=_all_of([self._replayable.generators(), *map(restore_generator, leaves)]),
             versions=versions_of((args, kwargs, [each.value for each in handed])),
             random=RandomState.take(self.devices),
             autocast=AutocastState.take(self.devices),
@@ -228,6 +234,16 @@ class ForwardKeeper:
             kept.forget_outputs()
         while self.forwards and self.size_bytes > self._memory_bytes:
             self.dropped[self.forwards.pop(0).stage] += 1
+
+
+def _all_of(actions: Iterable[Callable[[], Any] | None]) -> Callable[[], None]:
+    chosen = [action for action in actions if action is not None]
+
+    def act() -> None:
+        for action in chosen:
+            action()
+
+    return act
 
 
 def differentiable(output: Any) -> list[Tensor]:

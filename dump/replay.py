@@ -207,7 +207,9 @@ class StepKeeper:
         """Put everything in place, such that from now on only the model itself can fail."""
         shadowed = self._replayable.shadowed
         with (
-            undisturbed(self._models, self._replayable),
+            undisturbed(
+                self._models, self._replayable, [leaf for kept in self._keeper.forwards for leaf in kept.leaves]
+            ),
             eager(compiled=self._compiled),
             shadow_parameters(self._models) if shadowed else nullcontext() as leaves,
         ):

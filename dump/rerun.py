@@ -220,14 +220,14 @@ def _forget_gradient(shadow: Tensor) -> None:
 
 
 @contextmanager
-def undisturbed(models: Sequence[nn.Module], replayable: Replayable) -> Iterator[None]:
+def undisturbed(models: Sequence[nn.Module], replayable: Replayable, given: Sequence[Any] = ()) -> Iterator[None]:
     """Put generators, buffers, training flags and other attributes back afterwards, bit for bit.
 
     Attributes are not kept with each forward: inside, they start from what they are now.
     """
     with ExitStack() as undo:
-        for model in models:
-            undo.callback(Attributes(model).put_back)
+        for number, model in enumerate(models):
+            undo.callback(Attributes(model, () if number else given).put_back)
             for buffer in clone_buffers(model):
                 undo.callback(buffer.put_back)
             undo.callback(RandomState.take(accelerators(model)).put_back)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import types
 import typing
 from collections.abc import Mapping
@@ -46,7 +47,8 @@ def _convert(wanted: Any, value: Any, path: str) -> Any:
         return tuple(_convert(item, entry, f"{path}[{index}]") for index, entry in enumerate(value))
     if origin in (types.UnionType, typing.Union):
         return None if value is None else _convert(typing.get_args(wanted)[0], value, path)
-    if wanted is float and isinstance(value, int) and not isinstance(value, bool):
+    if wanted is float and isinstance(value, int | float) and not isinstance(value, bool):
+        require(math.isfinite(value), path, value, "a finite number")
         return float(value)
     exact = isinstance(value, wanted) and not (wanted is int and isinstance(value, bool))
     require(

@@ -26,6 +26,10 @@ def load_config(source: str | Path | Mapping[str, Any] | None) -> tuple[MonitorC
         return MonitorConfig(), ()
     if isinstance(source, Mapping):
         return parse_config(source)
+    if not isinstance(source, str | Path):
+        raise ConfigError(
+            f"configuration: found {type(source).__name__}, expected the path of a file, a mapping, or None"
+        )
     path = Path(source)
     try:
         return parse_config(read_mapping(path))

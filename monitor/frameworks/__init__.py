@@ -38,6 +38,8 @@ def detect(
         AttachError: A kind of wrapper or optimizer that this version cannot watch correctly.
     """
     names = [framework] if framework else list(FRAMEWORKS)
+    if names[0] not in FRAMEWORKS:
+        raise AttachError(f"framework: found {framework!r}, expected one of {', '.join(FRAMEWORKS)}")
     optimizer = unwrapped(optimizer)
     for name in names:
         module = importlib.import_module(FRAMEWORKS[name])

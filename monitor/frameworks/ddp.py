@@ -55,6 +55,8 @@ def describe(chunks: Sequence[nn.Module], optimizer: torch.optim.Optimizer, coor
         optimizer=optimizer,
     )
     training.wrappers = wrappers
+    if training.parameters:
+        plain.require_stepped(training)
     return training
 
 

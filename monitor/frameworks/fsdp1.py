@@ -53,6 +53,7 @@ class Fsdp1Training(plain.PlainTraining):
         flats: Every flat parameter with its virtual stage and its pieces by the parameters' index.
     """
 
+    keeps_parameters = False
     framework = "fsdp1"
     holds_replicas = False
     reduces = True

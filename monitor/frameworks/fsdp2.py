@@ -44,6 +44,7 @@ class Fsdp2Training(plain.PlainTraining):
         managed: FSDP's own record of each parameter; None for one that it does not manage.
     """
 
+    keeps_parameters = False
     framework = "fsdp2"
     holds_replicas = False
     groups: Sequence[tuple[int, Any]]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import itertools
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar
 
 import torch
+import torch.distributed
 from torch import Tensor, nn
 
 from trainermon.monitor.errors import AttachError
@@ -14,13 +17,19 @@ from trainermon.monitor.taps.names import plain_name
 from trainermon.monitor.taps.training import Handle, Module, OptimizerState, Outcome, Parameter, Training
 from trainermon.monitor.values import Coordinates, Placement
 
+logger = logging.getLogger("trainermon")
+
+_LOOKS = 32
+
 
 class PlainTraining(Training):
     """A torch optimizer that steps the very parameters of the model."""
 
     framework = "plain"
     final_when_accumulated = True
+    keeps_parameters: ClassVar[bool] = True
     optimizer: torch.optim.Optimizer
+    _held: Iterator[tuple[str, dict[str, Any], str, Tensor]] | None = None
 
     def watch_step(
         self,
@@ -37,6 +46,15 @@ class PlainTraining(Training):
     def gradients_are_gone(self) -> bool:
         """Return whether no parameter has a gradient; usually looks at one parameter only."""
         return all(parameter.tensor.grad is None for parameter in self.parameters)
+
+    def replaced_parameter(self) -> str:
+        """Return the name of a parameter in whose place the model holds another one now, else ""; looks at 32."""
+        if not self.keeps_parameters:
+            return ""
+        if self._held is None:
+            self._held = itertools.cycle(_places_of(self.parameters, self.roots))
+        looked_at = itertools.islice(self._held, _LOOKS)
+        return next((name for name, holder, key, tensor in looked_at if holder.get(key) is not tensor), "")
 
     def reduced_gradients(self) -> list[Tensor | None]:
         """Return `.grad` of each parameter."""
@@ -66,15 +84,26 @@ def recognises(chunks: Sequence[nn.Module], optimizer: object) -> bool:
     return isinstance(optimizer, torch.optim.Optimizer)
 
 
-def describe(chunks: Sequence[nn.Module], optimizer: torch.optim.Optimizer, _coordinates: Coordinates) -> Training:
+def describe(chunks: Sequence[nn.Module], optimizer: torch.optim.Optimizer, coordinates: Coordinates) -> Training:
     """Return the set-up of `chunks` (one module, or the virtual pipeline stages in order) without any wrapper."""
-    return PlainTraining(
+    training = PlainTraining(
         model=chunks[0],
         roots=tuple(chunks),
         modules=modules_of(chunks),
         parameters=parameters_of(chunks),
         optimizer=optimizer,
     )
+    if training.parameters:
+        require_stepped(training)
+    if coordinates.world_size > 1 and torch.distributed.is_available() and torch.distributed.is_initialized():
+        # the script may reduce gradients itself, which nothing but the optimizer's step is certain to come after
+        training.final_when_accumulated, training.reads_at_entry = False, True
+        logger.warning(
+            "the model is in no wrapper that reduces gradients, and there are %d ranks: gradients are read when the "
+            "optimizer steps, so that reductions by the script itself are in them, and its clipping too",
+            coordinates.world_size,
+        )
+    return training
 
 
 def modules_of(chunks: Sequence[nn.Module]) -> tuple[Module, ...]:
@@ -132,12 +161,44 @@ def parameters_of(
     )
 
 
+def _places_of(
+    parameters: Sequence[Parameter], roots: Sequence[nn.Module]
+) -> list[tuple[str, dict[str, Any], str, Tensor]]:
+    """Return where the modules hold each parameter: its name, and the dictionary and key of the first such place."""
+    names = {id(parameter.tensor): parameter.name for parameter in parameters}
+    return [
+        (names[id(tensor)], module._parameters, key, tensor)
+        for root in roots
+        for module in root.modules()
+        for key, tensor in module._parameters.items()
+        if tensor is not None and id(tensor) in names
+    ]
+
+
+def require_stepped(training: Training) -> None:
+    """Make sure that the optimizer steps a parameter of the model at all.
+
+    Raises:
+        AttachError: It does not: it is another model's.
+    """
+    stepped = {id(p) for group in training.optimizer.param_groups for p in group["params"]}
+    if not any(id(parameter.tensor) in stepped for parameter in training.parameters):
+        raise AttachError(
+            f"optimizer: {type(training.optimizer).__name__} steps none of the model's {len(training.parameters)} "
+            "parameters; pass the model and the optimizer that was made of its parameters"
+        )
+
+
 def _enter(
     entry: Callable[[], None], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Call `entry` now, or, where the step has a closure, return arguments with one that calls it."""
-    closure = args[1] if len(args) > 1 else kwargs.get("closure")
-    if closure is None:
+    """Call `entry` now, or, where the step has a closure, return arguments with one that calls it.
+
+    An optimizer's step may take something else in that place.
+    """
+    is_positional = len(args) > 1 and callable(args[1])
+    closure = args[1] if is_positional else kwargs.get("closure")
+    if not callable(closure):
         entry()
         return None
     is_first = True
@@ -150,4 +211,6 @@ def _enter(
             entry()
         return loss
 
-    return args[:1], {**kwargs, "closure": watched_closure}
+    if is_positional:
+        return (args[0], watched_closure, *args[2:]), kwargs
+    return args, {**kwargs, "closure": watched_closure}

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import torch
 from torch import Tensor
 
 import trainermon
@@ -51,6 +52,8 @@ _PHASES: Mapping[str, Phase] = MappingProxyType(
     {"setup": Phase.SETUP, "checkpoint": Phase.CHECKPOINT, "evaluation": Phase.EVALUATION}
 )
 
+
+_READABLE = (torch.strided, torch.sparse_coo)
 
 _living: weakref.WeakSet[Attached] = weakref.WeakSet()
 
@@ -126,7 +129,7 @@ class Attached:
 
     def record(self, values: Mapping[str, Any]) -> None:
         """File numbers of the step; contained. A value that is none is left out, and the log says so."""
-        numbers = {name: value for name, value in values.items() if _is_number(name, value)}
+        numbers = {name: number for name, value in values.items() if (number := _number(name, value)) is not None}
         if self._loop is not None and os.getpid() == self._pid:
             self._guard.wrap(self._loop.record)(numbers)
 
@@ -182,6 +185,12 @@ class Attached:
             endings.append(self._wait_for_agent)
         for ending in endings:
             _contained(ending)
+
+    def give_up(self) -> None:
+        """Leave nothing behind of a `start` that has failed."""
+        if self._loop is not None:
+            _contained(self._loop.remove)
+        self.release()
 
     def release(self) -> None:
         """Close the files of the spool, and give the rank's place free."""
@@ -301,14 +310,18 @@ def _contained(ending: Callable[[], None]) -> None:
         logger.exception("the monitor could not close cleanly")
 
 
-def _is_number(name: str, value: object) -> bool:
-    if isinstance(value, Tensor):
-        return True
+def _readable(tensor: Tensor) -> Tensor:
+    if tensor.device.type == "meta" or tensor.layout not in _READABLE or tensor.is_quantized or tensor.is_nested:
+        raise TypeError(f"a tensor that is {tensor.layout}, {tensor.dtype}, on {tensor.device}")
+    return tensor
+
+
+def _number(name: str, value: object) -> Tensor | float | None:
+    """Return what can be filed of a value of the script's; None for what is no number, which the log says."""
     try:
-        float(value)  # type: ignore[arg-type]  # whether it can be is the question
+        return _readable(value) if isinstance(value, Tensor) else float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError) as error:
         logger.warning(
             "record(%s=…) is left out: found %s, expected a number or a tensor (%s)", name, type(value).__name__, error
         )
-        return False
-    return True
+        return None

@@ -84,7 +84,7 @@ class StepLoop:
         self._structure_directory = structure_directory
         self._handles: list[Handle] = []
         self._decision: list[Handle] | None = None
-        self._due = self._unchecked = self._is_ended_step_open = False
+        self._due = self._unchecked = self._is_ended_step_open = self._knows_replaced = False
         self._place = RecordPlace.UNKNOWN
         self._exited_s = self._duration_s = 0.0
         self._phase = Phase.SETUP
@@ -149,6 +149,13 @@ class StepLoop:
         self._detach()
         self._dumps.abandon()
         self._watch_decision()
+
+    def remove(self) -> None:
+        """Take away every hook, whatever may have been put in place."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self.let_go()
 
     def finish(self) -> None:
         """Take every hook away, and write everything that was taken, waiting for the device if need be."""
@@ -353,6 +360,18 @@ class StepLoop:
         self._beat(self._marked or Phase.STEP)
         self._between_steps(self.step)
         self._prepare()
+        if self._due and not self._knows_replaced:
+            self._look_for_replaced()
+
+    def _look_for_replaced(self) -> None:
+        name = self._training.replaced_parameter()
+        if name:
+            self._knows_replaced = True
+            self.collector.tell(
+                f"the model holds another parameter in the place of {name} than at set_monitor (a module was replaced, "
+                "or load_state_dict(assign=True)): what is shown of it is the old one; close() this monitor and call "
+                "set_monitor again"
+            )
 
     def _take_duration(self) -> None:
         now_s = time.perf_counter()

@@ -28,6 +28,8 @@ from trainermon.monitor.topology import find_coordinates, name_run
 
 logger = logging.getLogger("trainermon")
 
+MAX_STEP = 2**53
+
 
 class TrainerMon(CallsOfMsprobe):
     """Watches the training of one model by one optimizer, from `set_monitor` to `close`.
@@ -83,6 +85,8 @@ class TrainerMon(CallsOfMsprobe):
         if isinstance(optimizer, int) and not isinstance(grad_acc_steps, int):
             optimizer, grad_acc_steps = grad_acc_steps, optimizer
         chunks = self._checked_arguments(model, grad_acc_steps)
+        _require_step(start_iteration)
+        _require_groups(tp_group=tp_group, dp_group=dp_group, process_group=self._pipeline_group)
         groups = {"tp": tp_group, "dp": dp_group, "pp": self._pipeline_group}
         coordinates = find_coordinates(groups=groups)
         make_log_visible(quiet=coordinates.local_rank != 0)
@@ -97,7 +101,7 @@ class TrainerMon(CallsOfMsprobe):
                 num_micro_steps=grad_acc_steps, step=start_iteration, config_source=self._source, notes=self._notes
             )
         except BaseException:
-            attached.release()
+            attached.give_up()
             raise
         self._attached = attached
         atexit.register(self._close_at_exit)
@@ -173,7 +177,21 @@ class TrainerMon(CallsOfMsprobe):
             raise AttachError(f"model: found {found}, expected a torch.nn.Module or a list of them")
         if not isinstance(grad_acc_steps, int) or isinstance(grad_acc_steps, bool) or grad_acc_steps < 1:
             raise AttachError(f"grad_acc_steps: found {grad_acc_steps!r}, expected a whole number, 1 or more")
+        if len({id(module) for module in modules}) < len(modules):
+            raise AttachError("model: found the same module twice in the list of virtual pipeline stages")
         return modules
+
+
+def _require_groups(**groups: Any) -> None:
+    for name, group in groups.items():
+        # torch hands a bare object() to ranks that are no members of a new group
+        if group is not None and not hasattr(group, "size") and type(group) is not object:
+            raise AttachError(f"{name}: found {group!r}, expected a process group of torch.distributed, or None")
+
+
+def _require_step(start_iteration: object) -> None:
+    if type(start_iteration) is not int or not 0 <= start_iteration <= MAX_STEP:
+        raise AttachError(f"start_iteration: found {start_iteration!r}, expected a whole number from 0 to {MAX_STEP}")
 
 
 def set_monitor(  # noqa: PLR0913, PLR0917  # the signature that users know, and where the configuration is

@@ -116,8 +116,8 @@ class Training(abc.ABC):
     """
 
     framework: ClassVar[str]
-    reads_at_entry: ClassVar[bool] = False
-    final_when_accumulated: ClassVar[bool] = False
+    reads_at_entry: bool = False
+    final_when_accumulated: bool = False
     holds_replicas: bool = True
     reduces: bool = False
     unreduced_once: bool = False
@@ -210,6 +210,13 @@ class Training(abc.ABC):
     def gradients_are_gone(self) -> bool:
         """Return whether the script has thrown the accumulated gradients away (`zero_grad`) without a step."""
         return False
+
+    def replaced_parameter(self) -> str:
+        """Return the name of a parameter that the model no longer holds as it did at attach time, else "".
+
+        Looks at a few of them a call, so that it costs some microseconds; "" where the framework replaces them itself.
+        """
+        return ""
 
     @abc.abstractmethod
     def reduced_gradients(self) -> list[Tensor | None]:

@@ -1,9 +1,11 @@
 """Attributes of modules are put back after whatever was done to them, and a replay does not show in them."""
 
 import collections
+import copy
 import dataclasses
 import random
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -11,6 +13,7 @@ from torch import nn
 from trainermon.dump.attributes import Attributes
 from trainermon.dump.records import DumpInfo
 from trainermon.dump.replay import StepKeeper
+from trainermon.dump.state import NotCoveredError
 
 
 @dataclasses.dataclass
@@ -190,3 +193,100 @@ def losses(directory=None):
 
 def test_a_run_with_state_in_attributes_goes_on_bit_for_bit_after_replays(tmp_path):
     assert losses(tmp_path) == losses()
+
+
+class Counter:
+    def __init__(self):
+        self.calls = 0
+
+
+def counting_hook():
+    calls = [0]
+    number = 0
+
+    def hook(module, args, output):
+        nonlocal number
+        number += 1
+        calls[0] += 1
+
+    hook.state = lambda: (number, calls[0])
+    return hook
+
+
+GENERATOR = torch.Generator()
+
+
+class Busy(nn.Linear):
+    """Draws from, and counts in, everything that a module may keep beside its tensors."""
+
+    def __init__(self):
+        super().__init__(2, 2)
+        self.own = torch.Generator().manual_seed(1)
+        self.numpy, self.old_numpy = np.random.default_rng(1), np.random.RandomState(1)
+        self.array, self.counter = np.zeros(2), Counter()
+
+    def forward(self, x):
+        self.array += 1
+        self.counter.calls += 1
+        self.counter.name = "new"
+        drawn = [torch.rand((), generator=g).item() for g in (self.own, GENERATOR)]
+        return super().forward(x) + sum(drawn) + self.numpy.random() + self.old_numpy.rand()
+
+    def state(self):
+        states = [g.get_state().tolist() for g in (self.own, GENERATOR)]
+        more = self.numpy.bit_generator.state, self.old_numpy.get_state()[1].tolist()
+        return states, more, self.array.tolist(), vars(self.counter)
+
+
+def test_generators_arrays_objects_and_hooks_are_put_back():
+    model, hook = Busy(), counting_hook()
+    model.register_forward_hook(hook)
+    before = copy.deepcopy(model.state()), hook.state()
+
+    attributes = Attributes(model)
+    model(torch.ones(2))
+    assert (model.state(), hook.state()) != before
+    attributes.put_back()
+
+    assert (model.state(), hook.state()) == before
+
+
+def test_what_was_given_is_put_back():
+    given = [torch.Generator().manual_seed(3), Counter(), torch.ones(2)]
+    before = given[0].get_state()
+
+    attributes = Attributes(nn.Linear(1, 1), given)
+    torch.rand(2, generator=given[0])
+    given[1].calls = 7
+    given[2] += 1
+    attributes.put_back()
+
+    assert torch.equal(given[0].get_state(), before)
+    assert given[1].calls == 0
+    assert given[2].tolist() == [2, 2]  # a tensor that is given by itself is kept by reference, and its version checked
+
+
+@pytest.mark.parametrize("given", [iter([1]), [iter([1])], (i for i in range(3))])
+def test_an_iterator_is_refused(given):
+    with pytest.raises(NotCoveredError, match="is in use, which a replay would move on for good"):
+        Attributes(nn.Linear(1, 1), [given])
+
+
+def test_more_than_a_budget_is_refused(monkeypatch):
+    monkeypatch.setattr("trainermon.dump.attributes.MAX_COPY_BYTES", 100)
+    model = nn.Linear(1, 1)
+    model.cache = {"keys": [torch.ones(100)]}
+
+    with pytest.raises(NotCoveredError, match="outside of parameters and buffers"):
+        Attributes(model)
+
+
+def test_what_frameworks_keep_is_left_alone():
+    model = nn.Linear(1, 1)
+    model.optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    attributes = Attributes(model)
+    model.optimizer.state["new"] = 1
+    attributes.put_back()
+
+    assert model.optimizer.state["new"] == 1

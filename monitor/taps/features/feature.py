@@ -80,15 +80,25 @@ class Feature(abc.ABC):
         return number
 
 
+def _held(module: nn.Module, name: str) -> Any:
+    """Return what `module` holds under `name`, and run no code of its own."""
+    for holder in (module._parameters, module._buffers, module._modules, vars(module)):
+        if name in holder:
+            return holder[name]
+    return None
+
+
 def matrix_of(module: nn.Module) -> Tensor | None:
     """Return the weight matrix of a module (`weight`, `wg`, or that of a module `wg`) as it is now, on this rank.
 
-    None if it has none; of a DTensor, the local shard. Where a framework has taken it apart it may be empty.
+    None if it has none, or one that is computed whenever it is asked for (a parametrization: asking may draw random
+    numbers or move a power iteration on); of a DTensor, the local shard. Where a framework has taken it apart it may be
+    empty.
     """
-    found = getattr(module, "weight", None)
+    found = _held(module, "weight")
     if not isinstance(found, Tensor):
-        found = getattr(module, "wg", None)
-        found = getattr(found, "weight", found)
+        found = _held(module, "wg")
+        found = _held(found, "weight") if isinstance(found, nn.Module) else found
     if not isinstance(found, Tensor):
         return None
     shape = getattr(found, "ds_shape", found.shape)  # what ZeRO-3 has taken apart keeps its shape there
