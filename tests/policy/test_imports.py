@@ -21,6 +21,7 @@ def modules_after(statement: str) -> set[str]:
         "trainermon.monitor",
         "trainermon.monitor.statistics",
         "trainermon.agent.daemon",
+        "trainermon.agent.controller.http",
         "trainermon.alerts.engine",
         "trainermon.exporters.prometheus",
         "trainermon.exporters.store",
