@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import os
 import signal
@@ -19,6 +20,7 @@ from tests.server_programs import free_port
 from trainermon.agent import service
 from trainermon.agent.lock import FINISHED
 from trainermon.agent.service import NodeService
+from trainermon.exporters.store import open_run
 from trainermon.monitor.launcher import SERVICE_FILE, is_served
 
 
@@ -101,6 +103,40 @@ def test_a_rank_that_finds_the_service_starts_no_agent(make_run, start_node):
 
     parent = (Path("/proc") / str(run.running()["pid"]) / "stat").read_text().rpartition(")")[2].split()[1]
     assert int(parent) == node.pid
+
+
+TRAINING = """
+import torch
+from trainermon import TrainerMon
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+with TrainerMon({"run_id": "training"}) as monitor:
+    monitor.set_monitor(model, optimizer)
+    for step in range(4):
+        optimizer.zero_grad()
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+"""
+
+
+def test_a_training_script_needs_no_change_for_the_service(start_node, tmp_path):
+    port = free_port()
+    node = start_node("--port", str(port))
+    places = {"TRAINERMON_SPOOL": str(tmp_path / "spool"), "TRAINERMON_OUTPUT": str(tmp_path / "output")}
+
+    done = subprocess.run(
+        [sys.executable, "-c", TRAINING], env={**os.environ, **places}, capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 0, done.stderr
+    with contextlib.closing(open_run(tmp_path / "output" / "training")) as connection:
+        steps = connection.execute("SELECT DISTINCT step FROM stats WHERE kind = 'grad_reduced' ORDER BY 1").fetchall()
+    assert steps == [(0,), (1,), (2,), (3,)]
+    node.terminate()
+    assert node.wait(30) == 0
+    assert (
+        f"page http://127.0.0.1:{port}/" in next((tmp_path / "output").glob("training/nodes/*/agent.log")).read_text()
+    )
 
 
 def test_a_rank_does_not_rely_on_the_service_of_another_user(start_node, tmp_path, monkeypatch):

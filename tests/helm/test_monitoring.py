@@ -194,6 +194,15 @@ def test_every_thing_about_an_alert_can_be_changed():
     assert alert["labels"] == {"severity": "info", "team": "b", "site": "c"}
 
 
+def test_labels_for_all_alerts_do_not_replace_what_an_alert_says_of_itself():
+    found = alerts({"prometheusRule": {"alertLabels": {"team": "a", "severity": "info"}}})
+
+    assert {alert["labels"]["team"] for alert in found.values()} == {"a"}
+    assert {name: alert["labels"]["severity"] for name, alert in found.items()} == {
+        name: alert["labels"]["severity"] for name, alert in alerts().items()
+    }
+
+
 def test_a_change_leaves_the_other_alerts_alone():
     before, after = alerts(), alerts(changed(severity="info"))
 

@@ -46,7 +46,7 @@
 {{- with .changes.keepFiringFor }}{{ $_ := set $entry "keep_firing_for" . }}{{ end -}}
 {{- $labels := dict -}}
 {{- with .changes.severity }}{{ $_ := set $labels "severity" . }}{{ end -}}
-{{- $_ := set $entry "labels" (merge $labels (.changes.labels | default dict) $settings.alertLabels $entry.labels) -}}
+{{- $_ := set $entry "labels" (merge $labels (.changes.labels | default dict) $entry.labels $settings.alertLabels) -}}
 {{- $url := $entry.annotations.runbook_url | replace "RUNBOOK_URL" (trimSuffix "/" $settings.runbookUrl) -}}
 {{- $_ := set $entry.annotations "runbook_url" $url -}}
 {{- toYaml $entry -}}
