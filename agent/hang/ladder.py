@@ -24,6 +24,7 @@ RECORDER_LIMIT_S = 3.0
 PY_SPY_LIMIT_S = 5.0
 SIGNAL_LIMIT_S = 2.0
 MAX_CHILD_STACKS = 4
+MAX_TOGETHER = 16
 
 T = TypeVar("T")
 
@@ -35,9 +36,14 @@ class Ladder:
         self._spool = spool
         self._settings = settings
         self._py_spy = find_py_spy() if settings.py_spy else None
+        self._together = asyncio.Semaphore(MAX_TOGETHER)
 
     async def climb(self, known: RankEvidence) -> RankEvidence:
-        """Return `known` with everything that a living rank tells; at most about 10 s. Never raises."""
+        """Return `known` with everything that a living rank tells; at most about 10 s, sixteen ranks at a time."""
+        async with self._together:
+            return await self._climb(known)
+
+    async def _climb(self, known: RankEvidence) -> RankEvidence:
         rungs = [Rung(name="control page", said=f"phase {known.phase}, step {known.step}", answered=True)]
         about = read_about(self._spool, known.rank)
         process = read_process(known.pid) if known.pid else None

@@ -53,7 +53,7 @@ WRITE_LIMIT_S = 20.0
 
 _BUSY = frozenset({Phase.SETUP, Phase.CHECKPOINT, Phase.EVALUATION, Phase.REPLAY, Phase.DUMP})
 _SAID_GOOD_BYE = frozenset({Phase.CLOSED})
-_SERIES = SeriesKey(Kind.STEP, "heartbeat")
+_SERIES = {HANG: SeriesKey(Kind.STEP, "silence_seconds"), RANK_DEAD: SeriesKey(Kind.STEP, "lost_ranks")}
 
 _log = logging.getLogger(__name__)
 
@@ -175,7 +175,7 @@ class HangWatch:
         metrics.set("trainermon_detached_ranks_total", len(self._detached))
         for rank, state in self._ranks.ranks.items():
             if state.alive:
-                metrics.set("trainermon_rank_hung", rank in self.hung, rank=rank)
+                metrics.set("trainermon_rank_hung", float(rank in self.hung), rank=rank)
 
     def plain(self) -> dict[str, Any]:
         """Return what is known of the local ranks, as JSON for a controller that joins the nodes.
@@ -317,7 +317,7 @@ class HangWatch:
             value=value,
             baseline=baseline,
             num_series=1,
-            findings=(Finding(series=_SERIES, value=value, baseline=baseline),),
+            findings=(Finding(series=_SERIES[rule], value=value, baseline=baseline),),
             message=f"{rule}: {text}",
         )
 

@@ -57,6 +57,15 @@ def spin(step):
         pass
 
 
+def hold_the_lock(step):
+    """Be in C code that keeps the interpreter's lock, so that no Python runs in this process."""
+    import ctypes
+
+    reached(step)
+    while not (FOLDER / f"go{step}").exists():
+        ctypes.PyDLL(None).sleep(4)
+
+
 def gather_instead(step):
     reached(step)
     dist.all_gather([torch.empty(3) for _ in range(SIZE)], torch.ones(3))
@@ -96,6 +105,7 @@ def pass_on(step):
 KINDS = {
     "spin": spin,
     "still": stand_still,
+    "lock": hold_the_lock,
     "mismatch": gather_instead,
     "segfault": segfault,
     "exception": fail,

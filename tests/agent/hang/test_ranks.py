@@ -140,9 +140,9 @@ def test_crash_without_an_exception_is_named_by_how_the_process_ended(start_job,
 @pytest.mark.parametrize("without", [{"py_spy": False}, {"recorder": False}, {"recorder": False, "py_spy": False}])
 def test_each_rung_alone_names_the_rank(start_job, without):
     """Without py-spy the stacks come from a signal; without a recorder they tell who is in a collective."""
-    job = start_job("3:spin:1", "6:still:0", hang=without)
+    job = start_job("3:spin:1", "6:still:0", "9:lock:1", hang=without)
 
-    for step, rank in ((3, 1), (6, 0)):
+    for step, rank in ((3, 1), (6, 0), (9, 1)):
         report = job.report("hang", step)
         assert blamed(report["verdict"]) == [(rank, "running")]
         assert report["verdict"]["waiting"] == [1 - rank]
