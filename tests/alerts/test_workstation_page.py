@@ -1,14 +1,17 @@
 """docs/deploy/workstation.md: its commands, run in their order as a reader would, against the real programs."""
 
+import contextlib
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.server_programs import find_program, free_port
+from tests.server_programs import find_program, free_port, wait_until
+from trainermon.agent.lock import is_followed, read_status
 
 pytestmark = [pytest.mark.server, pytest.mark.distributed, pytest.mark.slow]
 
@@ -24,6 +27,15 @@ def script() -> str:
     for port in PORTS:
         text = re.sub(rf"\b{port}\b", str(free_port()), text)
     return f"set -eu\ntrap 'kill $(jobs -p) 2>/dev/null || true; wait' EXIT\n{text}wait\n"
+
+
+def end_agent(spool: Path) -> None:
+    """End the agent, which would wait for a minute whether the training comes back."""
+    status = read_status(spool)
+    if status is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(status["pid"], signal.SIGTERM)
+        wait_until(lambda: not is_followed(spool), what="the agent has ended")
 
 
 def test_every_command_of_the_page_works_as_written(tmp_path: Path) -> None:
@@ -44,6 +56,7 @@ def test_every_command_of_the_page_works_as_written(tmp_path: Path) -> None:
         finally:
             process.terminate()  # bash then ends what it has started
             process.wait()
+            end_agent(tmp_path / "spool" / "first-run")
 
     said = output.read_text()
     assert process.returncode == 0, said
