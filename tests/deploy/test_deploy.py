@@ -143,7 +143,7 @@ def test_the_prolog_does_nothing_for_names_that_are_no_users(prolog, user):
     ("environment", "said"),
     [
         ({"SLURM_SUBMIT_DIR": "/work"}, "export TRAINERMON_OUTPUT=/work/trainermon_output\n"),
-        ({"HOME": "/home/a"}, "export TRAINERMON_OUTPUT=/home/a/trainermon_output\n"),
+        ({"HOME": "/users/a"}, "export TRAINERMON_OUTPUT=/users/a/trainermon_output\n"),
         ({"SLURM_SUBMIT_DIR": "/work", "TRAINERMON_OUTPUT": "/mine"}, ""),
     ],
 )
