@@ -64,6 +64,8 @@ class ReplayConfig:
     Attributes:
         enabled: Keep what a replay needs on steps on which gradients are collected, and replay on the first bad one.
         memory_mb: Most memory in MiB for what is kept per step (buffers, RNG state, gradient of the model's output).
+        joint: Where the forward communicates, have all ranks replay together. Model code that raises on one rank in the
+            replay, but did not in the step, leaves the other ranks waiting for it: false rules that out.
         task: `statistics` or `tensor`: what the replay writes.
         max_replays: Most replays in one run.
         max_dump_mb: Most MiB that one replay may write on this rank.
@@ -71,6 +73,7 @@ class ReplayConfig:
 
     enabled: bool = True
     memory_mb: float = 1024.0
+    joint: bool = True
     task: str = "statistics"
     max_replays: int = 3
     max_dump_mb: float = 4096.0

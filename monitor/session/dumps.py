@@ -82,6 +82,9 @@ class Dumps:
             )
             if self._keeper.refusal:
                 self._say_once(f"a step cannot be replayed: {self._keeper.refusal}")
+            elif self._replayable.joint and not config.replay.joint:
+                self._keeper = None
+                self._say_once("a step cannot be replayed: its forward communicates, and replay.joint is false")
             elif self._replayable.joint and config.module_ranks:
                 self._keeper = None
                 self._say_once("a step cannot be replayed: that takes all ranks, and module_ranks leaves some out")

@@ -37,7 +37,10 @@ REFUSED = [
     ({"append_output": ["Dec03_21-34-40"]}, "append_output: found .* expected nothing or two timestamps"),
     ({"format": ["../x"]}, r"format\[0\]: found '../x', expected a name"),
     ({"format": ["csv", "infuxdb"]}, r"format\[1\]: found 'infuxdb', which nothing writes; did you mean 'influxdb'\?"),
-    ({"format": "wandb"}, r"found 'wandb', which nothing writes; expected one of api, csv, influxdb, null, tensorboard"),
+    (
+        {"format": "wandb"},
+        r"found 'wandb', which nothing writes; expected one of api, csv, influxdb, null, tensorboard",
+    ),
     ({"format": ["influxdb"]}, "format names influxdb, but influxdb.url is not set"),
     ({"influxdb": {"url": "tcp://x"}}, "influxdb.url: found 'another one', expected http://host:port or https"),
     ({"influxdb": {"api": "v3"}}, "influxdb.api: found 'v3', expected v1 or v2"),

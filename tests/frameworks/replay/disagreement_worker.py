@@ -56,6 +56,7 @@ CASES = [
     case("late-fault", functools.partial(on_rank_1, replay.StepKeeper, "replay", tripped)),
     case("fewer-kept", functools.partial(on_rank_1, keep.ForwardKeeper, "_hold_budget", small_memory)),
     case("chosen-ranks", contextlib.nullcontext, config={"module_ranks": [0]}),
+    case("not-joint", contextlib.nullcontext, config={"replay": {"joint": False}}),
     # what only one rank knows
     case(
         "seen-by-one", functools.partial(on_rank_1, Collector, "any_nonfinite", at_fault_step), fault=NONE, clip=False

@@ -17,6 +17,7 @@ EXPECTED = {
     "late-fault": [("refused", MISSING), None],
     "fewer-kept": [("clean", SHORT), ("nonfinite", "the first 1 micro steps did not fit the budget of 1024 MiB")],
     "chosen-ranks": [None, None],
+    "not-joint": [None, None],
     "seen-by-one": [None, ("refused", MISSING)],
     "clipped-by-infinity": [CLEAN, CLEAN],
 }
@@ -37,7 +38,10 @@ def test_both_ranks_get_the_same_answer_and_no_bit_differs(results, name):
         )
 
 
-def test_the_user_is_told_what_stands_in_the_way(results):
+@pytest.mark.parametrize(
+    ("name", "text"), [("chosen-ranks", "module_ranks leaves some out"), ("not-joint", "replay.joint is false")]
+)
+def test_the_user_is_told_what_stands_in_the_way(results, name, text):
     for rank in results.of_rank:
-        (warning,) = rank["chosen-ranks"]["others"]
-        assert "module_ranks leaves some out" in warning["message"]
+        (warning,) = rank[name]["others"]
+        assert text in warning["message"]
