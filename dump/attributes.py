@@ -177,14 +177,13 @@ def restore_generator(value: Any) -> Callable[[], Any] | None:
 
 
 @functools.cache
-def _names_used(kind: type[nn.Module]) -> tuple[str, ...]:
-    forward = kind.forward
+def _names_used(forward: Callable[..., Any]) -> tuple[str, ...]:
     return forward.__code__.co_names if isinstance(forward, types.FunctionType) and not _is_foreign(forward) else ()
 
 
 def _global_generators(kind: type[nn.Module]) -> list[Any]:
     """Return the generators of random numbers in global names that the forward of a class speaks of."""
-    found = [kind.forward.__globals__.get(name) for name in _names_used(kind)]
+    found = [kind.forward.__globals__.get(name) for name in _names_used(kind.forward)]
     return [value for value in found if value is not None and restore_generator(value) is not None]
 
 

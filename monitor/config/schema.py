@@ -242,8 +242,8 @@ class MonitorConfig:
             before a name chooses virtual pipeline stage 1 only.
         start_step: First step that is collected.
         step_interval: Every how many steps are collected.
-        checksum_interval: Every how many steps the parameters of which several ranks hold copies get a checksum, so that
-            the agent can compare the copies; on collected steps only. 0: never.
+        checksum_interval: Every how many steps the parameters of which several ranks hold copies get a checksum, so
+            that the agent compares the copies; on collected steps only. 0: never.
         collect_times: How many steps are collected in all.
         module_ranks: Global ranks that collect; empty means all.
         wg_distribution: Weight gradients, before reduction and after it but before clipping.

@@ -55,6 +55,7 @@ def describe(chunks: Sequence[nn.Module], optimizer: torch.optim.Optimizer, coor
         optimizer=optimizer,
     )
     training.wrappers = wrappers
+    training.waits_in_backward = training.device.type == "cpu"  # elsewhere the reducer waits on the device
     if training.parameters:
         plain.require_stepped(training)
     return training

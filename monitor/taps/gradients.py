@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 
 from torch import Tensor, nn
@@ -11,11 +12,13 @@ from trainermon.monitor.taps.collector import Collector
 from trainermon.monitor.taps.guard import Contained, Guard
 from trainermon.monitor.taps.micro_steps import MicroSteps
 from trainermon.monitor.taps.training import Handle, Training
-from trainermon.monitor.values import Kind
+from trainermon.monitor.values import Kind, SeriesKey
 
 logger = logging.getLogger("trainermon")
 
 NOT_CHOSEN = -1
+REDUCER_WAIT = SeriesKey(Kind.COMM, "dp.reducer", "wait_seconds")
+"""How long backwards of a step waited, after all gradients were there, for a reducer that waits inside of them."""
 
 
 class GradientTaps:
@@ -59,6 +62,7 @@ class GradientTaps:
         for i in indices:
             self._reduced[i] = table.id_of(parameters[i].key(Kind.GRAD_REDUCED), parameters[i].owned)
             self._unreduced[i] = table.id_of(parameters[i].key(Kind.GRAD_UNREDUCED), parameters[i].placement)
+        self._accumulated_s = self._waited_s = 0.0
         self._taken_when_final: set[int] = set()
         self._of_micro_step: dict[tuple[int, int], int] = {}
 
@@ -93,12 +97,16 @@ class GradientTaps:
     def new_step(self) -> None:
         """Forget what was taken for the last step."""
         self._is_taken = self._is_mixed = False
+        self._accumulated_s = self._waited_s = 0.0
         self._taken_when_final.clear()
 
     def backward_ended(self) -> None:
         """Take the reduced gradients, before any clipping, if this backward was the last of the step."""
         if self._training.reads_at_entry:
             return
+        if self._training.waits_in_backward and self._accumulated_s and self._training.is_reduced_now():
+            self._waited_s += time.perf_counter() - self._accumulated_s
+            self._collector.put(self._collector.table.id_of(REDUCER_WAIT), self._waited_s)
         if self._steps.backward >= self._num_micro_steps:
             self._take_reduced()
         elif self._training.is_reduced_now():
@@ -162,6 +170,7 @@ class GradientTaps:
         return self._steps.micro_step(stage, recomputing=True) + 1 >= self._num_micro_steps
 
     def _accumulated(self, index: int, gradient: Tensor) -> None:
+        self._accumulated_s = time.perf_counter()
         series = self._unreduced[index]
         if series == NOT_CHOSEN or self._is_mixed or self._steps.muted:
             return

@@ -44,7 +44,7 @@ class MicroSteps:
         in_float16: Whether the last forward ran under float16 autocast, where a loss scaler skips steps by design.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # what it watches, and whom it tells
         self,
         training: Training,
         guard: Guard,

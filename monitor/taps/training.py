@@ -109,6 +109,7 @@ class Training(abc.ABC):
         holds_replicas: At entry of the outer step the model's own parameters are there, whole, wherever their placement
             says that other ranks hold copies. False: they are sharded then.
         reduces: Gradients are reduced over ranks, so that an unreduced gradient is something else than a reduced one.
+        waits_in_backward: The host waits for other ranks at the end of a backward, in no call that is seen.
         unreduced_once: `watch_unreduced` reports once per step, not once per backward.
         coordinates: Where this rank stands, if the framework knows better than the launcher; else None.
         communicates: Which axes the forward communicates over ("tp", "cp", "ep", "dp" …): a replay needs all ranks of
@@ -120,6 +121,7 @@ class Training(abc.ABC):
     final_when_accumulated: bool = False
     holds_replicas: bool = True
     reduces: bool = False
+    waits_in_backward: bool = False
     unreduced_once: bool = False
     coordinates: Coordinates | None = None
     communicates: tuple[str, ...] = ()

@@ -28,8 +28,11 @@ def blocks(spool: Path, rank: int) -> Iterator[tuple[Header, list[SeriesKey], St
 
 
 @pytest.mark.distributed
-def test_rank_that_becomes_slow_is_named_within_20_steps_and_the_one_that_waits_is_not(tmp_path: Path) -> None:
-    run_ranks(Path(__file__).with_name("slow_rank.py"), str(tmp_path))
+@pytest.mark.parametrize("way", ["own", "ddp"])
+def test_rank_that_becomes_slow_is_named_within_20_steps_and_the_one_that_waits_is_not(
+    tmp_path: Path, way: str
+) -> None:
+    run_ranks(Path(__file__).with_name("slow_rank.py"), str(tmp_path), way)
     engine = RuleEngine(load_rules())
     ranks = [blocks(tmp_path / "spool" / "run", rank) for rank in range(2)]
 

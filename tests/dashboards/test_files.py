@@ -79,7 +79,7 @@ def test_text_is_readable(scheme: str) -> None:
 
 def test_page_knows_what_the_agent_offers() -> None:
     names = (WEB / "panels.js").read_text(encoding="utf-8") + (WEB / "scales.js").read_text(encoding="utf-8")
-    kinds = {kind.value for kind in Kind} - {"loss", "step"}
+    kinds = {kind.value for kind in Kind} - {"loss", "step", "checksum"}
 
     for name in (*kinds, *HEATMAP_STATISTICS, *DERIVED, *views.RANK_QUANTITIES):
         assert re.search(rf"\b{name}: ", names), name
