@@ -1,0 +1,163 @@
+"""Optimizer: learning rate, clipping, loss scale, skipped steps, moments."""
+
+from __future__ import annotations
+
+from trainermon.dashboards.grafana import queries as q
+from trainermon.dashboards.grafana.boards.layers import UPDATE_OVER_SIZE
+from trainermon.dashboards.grafana.panels import Board, Panel, Query, Row, Scale, View
+
+_SCALE = "The loss is not scaled"
+_MOMENTS = "Not collected: turn on mv_distribution"
+
+
+def _one(how: str, field: str, legend: str, colour: str) -> Query:
+    return Query(text=q.influx(f'{how}("{field}")', "trainermon_step", of_rank=False), legend=legend, colour=colour)
+
+
+def _moment(title: str, metric: str, kind: str) -> Panel:
+    return Panel(
+        title=title,
+        text=f"{title} of Adam, root mean square of each module as a power of ten, from top to bottom in the order of "
+        "the model.",
+        view=View.HEAT,
+        prometheus=(Query(text=q.size_by_depth(metric), legend="{{module}}"),),
+        influxdb=(
+            Query(
+                text=f'SELECT log10("x") FROM ({q.influx("mean(rms) AS x", f"trainermon_{kind}", by="module")}) '
+                'WHERE "x" > 0 GROUP BY "module" fill(none)',
+                legend="$tag_module",
+            ),
+        ),
+        unit="prefix:10^",
+        decimals=1,
+        height=12,
+        link="module",
+        empty=_MOMENTS,
+    )
+
+
+_STEP = Row(
+    title="The step",
+    panels=(
+        Panel(
+            title="Learning rate",
+            text="Of each parameter group.",
+            view=View.LINES,
+            prometheus=(Query(text=f"max by (group) (trainermon_learning_rate{{{q.RUN}}})", legend="group {{group}}"),),
+            influxdb=(
+                Query(
+                    text=q.influx('max("value")', "trainermon_learning_rate", by="group", of_rank=False),
+                    legend="group $tag_group",
+                ),
+            ),
+            unit="sci",
+            width=8,
+            empty="No learning rate known",
+        ),
+        Panel(
+            title="Norm of all gradients",
+            text="L2 norm of all gradients over the job before clipping, unscaled, as the framework returned it.",
+            view=View.LINES,
+            prometheus=(
+                Query(text=f"max(trainermon_global_gradient_norm{{{q.RUN}}})", legend="norm", colour=q.GRADIENT_COLOUR),
+            ),
+            influxdb=(_one("max", "global_gradient_norm", "norm", q.GRADIENT_COLOUR),),
+            scale=Scale(log=10),
+            width=8,
+            link="layers",
+            empty="The framework tells no norm",
+        ),
+        Panel(
+            title="Clipping",
+            text="What clipping multiplied the gradients by: 100 % is no clipping. Always far below: the limit, not "
+            "the learning rate, decides how large steps are.",
+            view=View.LINES,
+            prometheus=(
+                Query(text=f"min(trainermon_clip_ratio{{{q.RUN}}})", legend="factor", colour=q.GRADIENT_COLOUR),
+            ),
+            influxdb=(_one("min", "clip_ratio", "factor", q.GRADIENT_COLOUR),),
+            unit="percentunit",
+            scale=Scale(low=0, high=1),
+            width=8,
+            empty="Gradients are not clipped",
+        ),
+        Panel(
+            title="Loss scale",
+            text="What the loss is multiplied by in mixed precision. It halves at every overflow and grows slowly; a "
+            "scale that only falls means that gradients are not finite whatever the scale.",
+            view=View.LINES,
+            prometheus=(Query(text=f"min(trainermon_loss_scale{{{q.RUN}}})", legend="loss scale", colour="purple"),),
+            influxdb=(_one("min", "loss_scale", "loss scale", "purple"),),
+            scale=Scale(log=2),
+            empty=_SCALE,
+        ),
+        Panel(
+            title="Skipped steps",
+            text="Collected steps that the framework skipped, so that they changed nothing. One now and then is usual "
+            "with a dynamic loss scale.",
+            view=View.BARS,
+            prometheus=(
+                Query(
+                    text=f"max(increase(trainermon_skipped_steps_total{{{q.RUN}}}{q.RATE}))",
+                    legend="skipped",
+                    colour=q.BAD,
+                ),
+            ),
+            influxdb=(_one("max", "skipped_steps", "skipped", q.BAD),),
+            decimals=0,
+            scale=Scale(low=0),
+            empty="The framework skips no steps",
+        ),
+    ),
+)
+
+_SIZE = Row(
+    title="Size of updates",
+    panels=(
+        Panel(
+            title="Update over parameter, largest modules",
+            text="Learning rate × RMS of Adam's update over RMS of the parameters, the ten modules for which it is "
+            "largest. Around 1e-3 is usual.",
+            view=View.LINES,
+            prometheus=(Query(text=f"topk(10, {UPDATE_OVER_SIZE})", legend="{{module}}"),),
+            unit="sci",
+            scale=Scale(log=10),
+            link="module",
+            empty="Not collected: turn on ur_distribution and param_distribution",
+        ),
+        Panel(
+            title="Agreement of gradient and first moment",
+            text="Share of elements whose gradient has the sign of Adam's first moment, over all modules: smallest, "
+            "mean and largest. Near 50 % gradients are noise.",
+            view=View.LINES,
+            prometheus=tuple(
+                Query(text=f"{how}(trainermon_gradient_direction{{{q.RANK}}})", legend=legend, colour=colour)
+                for how, legend, colour in (
+                    ("min", "smallest", "super-light-green"),
+                    ("avg", "mean", "green"),
+                    ("max", "largest", "light-green"),
+                )
+            ),
+            influxdb=tuple(
+                Query(text=q.influx(f'{how}("mean")', "trainermon_mg_direction"), legend=legend, colour=colour)
+                for how, legend, colour in (
+                    ("min", "smallest", "super-light-green"),
+                    ("mean", "mean", "green"),
+                    ("max", "largest", "light-green"),
+                )
+            ),
+            unit="percentunit",
+            empty="Not collected: turn on mg_direction",
+        ),
+        _moment("First moment", "trainermon_first_moment_rms", "exp_avg"),
+        _moment("Second moment", "trainermon_second_moment_rms", "exp_avg_sq"),
+    ),
+)
+
+BOARD = Board(
+    name="optimizer",
+    title="Optimizer and loss scale",
+    text="Learning rate, clipping, loss scale, skipped steps, moments.",
+    rows=(_STEP, _SIZE),
+    picks=("stage", "rank"),
+)

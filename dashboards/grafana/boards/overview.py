@@ -1,0 +1,295 @@
+"""Job overview: is this training healthy, and if not, where to look."""
+
+from __future__ import annotations
+
+from trainermon.dashboards.grafana import queries as q
+from trainermon.dashboards.grafana.panels import Board, Panel, Query, Row, Scale, View
+
+_NOW = Row(
+    title="Now",
+    panels=(
+        Panel(
+            title="Alerts firing",
+            text="Alerts that the agents' rules hold to be on, over all ranks. Click for the list.",
+            view=View.STAT,
+            prometheus=(Query(text=f"sum(trainermon_alerts_firing{{{q.RUN}}})"),),
+            decimals=0,
+            thresholds=((0, q.GOOD), (1, q.BAD)),
+            width=3,
+            height=4,
+            link="alerts",
+            empty="No agent answers",
+        ),
+        Panel(
+            title="Ranks missing",
+            text="Ranks that the job has, less those that report. Above 0 at the start of a job, until every rank has "
+            "made its first step; later a rank, an agent or a node is gone.",
+            view=View.STAT,
+            prometheus=(Query(text=f"max(trainermon_world_size{{{q.RUN}}}) - sum(trainermon_ranks{{{q.RUN}}})"),),
+            decimals=0,
+            thresholds=((0, q.GOOD), (1, q.BAD)),
+            width=3,
+            height=4,
+            link="ranks",
+            empty="No rank yet",
+        ),
+        Panel(
+            title="Ranks hung",
+            text="Ranks that the agents hold to make no progress.",
+            view=View.STAT,
+            prometheus=(Query(text=f"sum(trainermon_rank_hung{{{q.RUN}}})"),),
+            decimals=0,
+            thresholds=((0, q.GOOD), (1, q.BAD)),
+            width=3,
+            height=4,
+            link="ranks",
+            empty="Not watched",
+        ),
+        Panel(
+            title="Since last step",
+            text="Time since the newest step that any rank has reported.",
+            view=View.STAT,
+            prometheus=(Query(text=f"time() - max(trainermon_last_step_timestamp_seconds{{{q.RUN}}})"),),
+            unit="s",
+            decimals=0,
+            thresholds=((0, q.GOOD), (120, q.WARN), (600, q.BAD)),
+            width=3,
+            height=4,
+            empty="No step yet",
+        ),
+        Panel(
+            title="Step",
+            text="Newest step of any rank.",
+            view=View.STAT,
+            prometheus=(Query(text=f"max(trainermon_step{{{q.RUN}}})"),),
+            influxdb=(Query(text=q.influx('max("step")', "trainermon_step", of_rank=False)),),
+            unit="locale",
+            decimals=0,
+            colour="text",
+            width=3,
+            height=4,
+            empty="No step yet",
+        ),
+        Panel(
+            title="Loss",
+            text="Training loss of the newest step, mean over the ranks that report one.",
+            view=View.STAT,
+            prometheus=(Query(text=f"avg(trainermon_loss{{{q.RUN}}})"),),
+            influxdb=(Query(text=q.influx('mean("loss")', "trainermon_step", of_rank=False)),),
+            decimals=3,
+            colour=q.LOSS_COLOUR,
+            width=3,
+            height=4,
+            empty="Not recorded",
+        ),
+        Panel(
+            title="Step time",
+            text="Mean duration of a step over all ranks.",
+            view=View.STAT,
+            prometheus=(Query(text=q.mean_duration(q.RUN)),),
+            influxdb=(Query(text=q.influx('mean("duration_seconds")', "trainermon_step", of_rank=False)),),
+            unit="s",
+            decimals=3,
+            colour="light-blue",
+            width=3,
+            height=4,
+            empty="No step yet",
+        ),
+        Panel(
+            title="Throughput",
+            text="Tokens per second over the whole job, as the script records them.",
+            view=View.STAT,
+            prometheus=(Query(text=f"sum(trainermon_tokens_per_second{{{q.RUN}}})"),),
+            influxdb=(Query(text=q.influx_total("tokens_per_second", "trainermon_step")),),
+            unit="suffix: tok/s",
+            decimals=0,
+            colour="green",
+            width=3,
+            height=4,
+            empty="No tokens recorded",
+        ),
+    ),
+)
+
+_TRAINING = Row(
+    title="Training",
+    panels=(
+        Panel(
+            title="Loss",
+            text="Training loss: mean, smallest and largest over ranks. Where the loss is not finite there is no line; "
+            "the panel on non-finite elements shows that instead.",
+            view=View.LINES,
+            prometheus=(
+                Query(text=f"avg(trainermon_loss{{{q.RUN}}})", legend="mean", colour=q.LOSS_COLOUR),
+                Query(text=f"min(trainermon_loss{{{q.RUN}}})", legend="smallest rank", colour="super-light-blue"),
+                Query(text=f"max(trainermon_loss{{{q.RUN}}})", legend="largest rank", colour="light-blue"),
+            ),
+            influxdb=tuple(
+                Query(text=q.influx(f'{how}("loss")', "trainermon_step", of_rank=False), legend=legend, colour=colour)
+                for how, legend, colour in (
+                    ("mean", "mean", q.LOSS_COLOUR),
+                    ("min", "smallest rank", "super-light-blue"),
+                    ("max", "largest rank", "light-blue"),
+                )
+            ),
+            height=9,
+            empty="No loss recorded: the training script has to hand it to the monitor",
+        ),
+        Panel(
+            title="Gradient norm",
+            text="L2 norm of all gradients before clipping: as the framework returned it, and as the gradients that "
+            "were collected add up to. They agree if all gradients are collected and the loss is not scaled.",
+            view=View.LINES,
+            prometheus=(
+                Query(
+                    text=f"max(trainermon_global_gradient_norm{{{q.RUN}}})",
+                    legend="of the framework",
+                    colour=q.GRADIENT_COLOUR,
+                ),
+                Query(
+                    text=f"sqrt(sum(trainermon_gradient_norm_part{{{q.RUN}}} ^ 2))",
+                    legend="of collected gradients",
+                    colour="light-yellow",
+                ),
+            ),
+            influxdb=(
+                Query(
+                    text=q.influx('max("global_gradient_norm")', "trainermon_step", of_rank=False),
+                    legend="of the framework",
+                    colour=q.GRADIENT_COLOUR,
+                ),
+                Query(
+                    text=q.influx('max("gradient_norm")', "trainermon_step", of_rank=False),
+                    legend="largest of a rank",
+                    colour="light-yellow",
+                ),
+            ),
+            scale=Scale(log=10),
+            height=9,
+            link="layers",
+            empty="No gradients collected: wg_distribution is off",
+        ),
+        Panel(
+            title="Step time",
+            text="Duration of a step over all ranks: half of the steps take less than p50, one in a hundred more than "
+            "p99. Quantiles are interpolated within the histogram's buckets.",
+            view=View.LINES,
+            prometheus=tuple(
+                Query(text=q.quantile(share, "trainermon_step_duration_seconds"), legend=legend, colour=colour)
+                for share, legend, colour in zip((0.5, 0.9, 0.99), ("p50", "p90", "p99"), q.TIME_COLOURS, strict=True)
+            ),
+            influxdb=tuple(
+                Query(
+                    text=q.influx(f'percentile("duration_seconds", {share})', "trainermon_step", of_rank=False),
+                    legend=f"p{share}",
+                    colour=colour,
+                )
+                for share, colour in zip((50, 90, 99), q.TIME_COLOURS, strict=True)
+            ),
+            unit="s",
+            width=8,
+            link="ranks",
+            empty="No step yet",
+        ),
+        Panel(
+            title="Throughput",
+            text="Tokens per second over the whole job.",
+            view=View.LINES,
+            prometheus=(
+                Query(text=f"sum(rate(trainermon_tokens_total{{{q.RUN}}}{q.RATE}))", legend="tokens/s", colour="green"),
+            ),
+            influxdb=(
+                Query(text=q.influx_total("tokens_per_second", "trainermon_step"), legend="tokens/s", colour="green"),
+            ),
+            unit="suffix: tok/s",
+            width=8,
+            empty="No tokens recorded: the script has to record `tokens`",
+        ),
+        Panel(
+            title="Learning rate",
+            text="Of each parameter group of the optimizer.",
+            view=View.LINES,
+            prometheus=(Query(text=f"max by (group) (trainermon_learning_rate{{{q.RUN}}})", legend="group {{group}}"),),
+            influxdb=(
+                Query(
+                    text=q.influx('max("value")', "trainermon_learning_rate", by="group", of_rank=False),
+                    legend="group $tag_group",
+                ),
+            ),
+            unit="sci",
+            width=8,
+            link="optimizer",
+            empty="No learning rate known",
+        ),
+    ),
+)
+
+_HEALTH = Row(
+    title="Health",
+    panels=(
+        Panel(
+            title="Alerts firing, by rule",
+            text="How many alerts of each rule are on, over all ranks.",
+            view=View.BARS,
+            prometheus=(Query(text=f"sum by (rule) (trainermon_alerts_firing{{{q.RUN}}}) > 0", legend="{{rule}}"),),
+            decimals=0,
+            link="alerts",
+            empty="No alert was on",
+        ),
+        Panel(
+            title="Non-finite elements",
+            text="NaN and infinite elements seen in tensors of each kind. Anything but 0 is worth a look, and the kind "
+            "in which they come first says where they come from.",
+            view=View.BARS,
+            prometheus=(
+                Query(
+                    text=f"sum by (kind) (increase(trainermon_nonfinite_elements_total{{{q.RUN}}}{q.RATE})) > 0",
+                    legend="{{kind}}",
+                ),
+            ),
+            influxdb=(
+                Query(
+                    text=q.influx('sum("value")', "trainermon_nonfinite_elements", by="kind", of_rank=False),
+                    legend="$tag_kind",
+                ),
+            ),
+            decimals=0,
+            width=6,
+            link="layers",
+            empty="All elements were finite",
+        ),
+        Panel(
+            title="Ranks by phase",
+            text="What the living ranks said that they are doing: setting up, training, evaluating, writing a "
+            "checkpoint.",
+            view=View.AREA,
+            prometheus=(Query(text=f"sum by (phase) (trainermon_ranks_in_phase{{{q.RUN}}})", legend="{{phase}}"),),
+            decimals=0,
+            width=6,
+            link="ranks",
+            empty="No agent answers",
+        ),
+        Panel(
+            title="Recorded by the script",
+            text="What the training script records beside the loss, mean over ranks.",
+            view=View.LINES,
+            prometheus=(Query(text=f"avg by (name) (trainermon_recorded_value{{{q.RUN}}})", legend="{{name}}"),),
+            influxdb=(
+                Query(
+                    text=q.influx('mean("value")', "trainermon_recorded_value", by="name", of_rank=False),
+                    legend="$tag_name",
+                ),
+            ),
+            width=24,
+            height=7,
+            empty="The script records nothing beside the loss",
+        ),
+    ),
+)
+
+BOARD = Board(
+    name="overview",
+    title="Job overview",
+    text="Is this training healthy, and if not, where to look.",
+    rows=(_NOW, _TRAINING, _HEALTH),
+)

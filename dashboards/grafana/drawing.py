@@ -1,0 +1,194 @@
+"""How panels look: the one place that knows Grafana's panel options, so that all dashboards look alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from grafana_foundation_sdk.builders import bargauge, common, heatmap, stat, table, timeseries
+from grafana_foundation_sdk.builders import dashboard as builders
+from grafana_foundation_sdk.models import common as kinds
+from grafana_foundation_sdk.models.dashboard import (
+    DataTransformerConfig,
+    DynamicConfigValue,
+    FieldColorModeId,
+    Threshold,
+    ThresholdsMode,
+)
+from grafana_foundation_sdk.models.heatmap import HeatmapColorMode, HeatmapColorScale
+
+from trainermon.dashboards.grafana.links import data_link
+from trainermon.dashboards.grafana.panels import Board, Column, Panel, Source, View
+from trainermon.dashboards.grafana.sources import NOW, data_source, target
+
+_MOST_POINTS = 150
+"""Columns of a heat map: more are finer than the eye, and cost the server."""
+
+_STACKED = frozenset({View.BARS, View.AREA})
+
+
+def draw(panel: Panel, board: Board, source: Source) -> Any:
+    """Return the builder of a panel, all but its place."""
+    made: Any = _VIEWS[panel.view](panel)
+    made.title(panel.title).description(panel.text).datasource(data_source(source)).unit(panel.unit)
+    if panel.decimals is not None:
+        made.decimals(panel.decimals)
+    made.no_value(panel.empty)
+    if panel.view is not View.TABLE and panel.link:
+        made.data_links([data_link(panel, board, source)])
+    for number, query in enumerate(panel.queries(source)):
+        ref_id = chr(ord("A") + number)
+        made.with_target(target(panel, query, source, ref_id))
+        if query.colour:
+            made.override_by_query(ref_id, [_property("color", {"mode": "fixed", "fixedColor": query.colour})])
+    if panel.view is View.TABLE:
+        _arrange(made, panel, source)
+        for column in panel.columns:
+            _style(made, column, panel, board, source)
+    elif panel.view not in NOW | {View.STAT}:
+        made.interval("15s")
+    return made
+
+
+def _stat(panel: Panel) -> stat.Panel:
+    made = stat.Panel().reduce_options(_last()).text_mode(kinds.BigValueTextMode.VALUE)
+    made.justify_mode(kinds.BigValueJustifyMode.CENTER).orientation(kinds.VizOrientation.AUTO)
+    if panel.thresholds:
+        made.color_mode(kinds.BigValueColorMode.BACKGROUND).graph_mode(kinds.BigValueGraphMode.NONE)
+        return made.thresholds(_thresholds(panel.thresholds))
+    made.color_mode(kinds.BigValueColorMode.VALUE).graph_mode(kinds.BigValueGraphMode.AREA)
+    return made.color_scheme(_fixed(panel.colour))
+
+
+def _lines(panel: Panel) -> timeseries.Panel:
+    made = timeseries.Panel().line_width(1.5).show_points(kinds.VisibilityMode.NEVER)
+    made.color_scheme(builders.FieldColor().mode(FieldColorModeId.PALETTE_CLASSIC_BY_NAME))
+    made.tooltip(common.VizTooltipOptions().mode(kinds.TooltipDisplayMode.MULTI).sort(kinds.SortOrder.DESCENDING))
+    legend = common.VizLegendOptions().show_legend(True).display_mode(kinds.LegendDisplayMode.LIST)
+    made.legend(legend.placement(kinds.LegendPlacement.BOTTOM).calcs([]))
+    if panel.view in _STACKED:
+        is_area = panel.view is View.AREA
+        made.draw_style(kinds.GraphDrawStyle.LINE if is_area else kinds.GraphDrawStyle.BARS)
+        made.line_width(1 if is_area else 0).fill_opacity(40 if is_area else 85)
+        made.stacking(common.StackingConfig().mode(kinds.StackingMode.NORMAL).group("A"))
+    if panel.scale.log:
+        logarithmic = common.ScaleDistributionConfig().type(kinds.ScaleDistribution.LOG)
+        made.scale_distribution(logarithmic.log(panel.scale.log))
+    if panel.scale.low is not None:
+        made.axis_soft_min(panel.scale.low)
+    if panel.scale.high is not None:
+        made.axis_soft_max(panel.scale.high)
+    return made
+
+
+def _ranking(panel: Panel) -> bargauge.Panel:
+    made = bargauge.Panel().orientation(kinds.VizOrientation.HORIZONTAL).reduce_options(_last())
+    made.display_mode(kinds.BarGaugeDisplayMode.BASIC).value_mode(kinds.BarGaugeValueMode.COLOR)
+    made.name_placement(kinds.BarGaugeNamePlacement.LEFT).sizing(kinds.BarGaugeSizing.AUTO).show_unfilled(False)
+    return made.thresholds(_thresholds(panel.thresholds)).min(0)
+
+
+def _heat(panel: Panel) -> heatmap.Panel:
+    scale = panel.scale
+    colours = heatmap.HeatmapColorOptions().mode(HeatmapColorMode.SCHEME).scheme(scale.scheme).steps(64)
+    colours.reverse(scale.reverse).scale(HeatmapColorScale.EXPONENTIAL).exponent(1)
+    if scale.low is not None:
+        colours.min(scale.low)
+    if scale.high is not None:
+        colours.max(scale.high)
+    # Cells at or below the limit are not drawn. Powers of ten are negative as a rule; counts are nothing at 0.
+    hidden = 1e-9 if scale.low == 0 or panel.view is View.BUCKETS else -1e9
+    made = heatmap.Panel().calculate(False).color(colours).filter_values(heatmap.FilterValueRange().le(hidden))
+    made.cell_gap(0 if panel.height > 9 else 1).show_legend().max_data_points(_MOST_POINTS)
+    made.cell_values(_cells(panel)).rows_frame(heatmap.RowsHeatmapOptions().layout(kinds.HeatmapCellLayout.AUTO))
+    made.mode(kinds.TooltipDisplayMode.SINGLE).hide_y_histogram().show_color_scale(True)
+    is_buckets = panel.view is View.BUCKETS
+    axis = heatmap.YAxisConfig().axis_placement(kinds.AxisPlacement.LEFT).reverse(not is_buckets)
+    return made.y_axis(axis.unit(panel.unit if is_buckets else "short"))
+
+
+def _cells(panel: Panel) -> heatmap.CellValues:
+    made = heatmap.CellValues().unit("short" if panel.view is View.BUCKETS else panel.unit)
+    return made if panel.decimals is None else made.decimals(panel.decimals)
+
+
+def _table(panel: Panel) -> table.Panel:
+    del panel
+    made = table.Panel().show_header(True).cell_height(kinds.TableCellHeight.SM)
+    return made.align(kinds.FieldTextAlignment.LEFT).filterable(False)
+
+
+def _arrange(made: Any, panel: Panel, source: Source) -> None:
+    """Make one table of all queries, with their columns in order."""
+    queries = panel.queries(source)
+    values = {f"Value #{chr(ord('A') + number)}": query.column for number, query in enumerate(queries)}
+    if len(queries) == 1:
+        values = {"Value": queries[0].column}
+    renamed = values if source is Source.PROMETHEUS else {}
+    original = {new: old for old, new in renamed.items()}
+    order = {original.get(column.name, column.name): number for number, column in enumerate(panel.columns)}
+    hidden = {"Time": True, **{original[c.name]: True for c in panel.columns if c.hidden and c.name in original}}
+    if len(queries) > 1:
+        made.with_transformation(DataTransformerConfig(id_val="merge", options={}))
+    options = {"excludeByName": hidden, "indexByName": order, "renameByName": renamed}
+    made.with_transformation(DataTransformerConfig(id_val="organize", options=options))
+
+
+def _style(made: Any, column: Column, panel: Panel, board: Board, source: Source) -> None:
+    """Give a column its unit, width, colours and link."""
+    properties = []
+    if column.unit:
+        properties.append(_property("unit", column.unit))
+    if column.width:
+        properties.append(_property("custom.width", column.width))
+    if column.thresholds or column.texts:
+        properties.append(_property("custom.cellOptions", {"type": "color-background", "mode": "basic"}))
+    if column.thresholds:
+        properties.append(_property("thresholds", {"mode": "absolute", "steps": _steps(column.thresholds)}))
+    if column.texts:
+        texts = {
+            value: {"text": text, "color": colour, "index": i} for i, (value, text, colour) in enumerate(column.texts)
+        }
+        properties.append(_property("mappings", [{"type": "value", "options": texts}]))
+    if column.link:
+        properties.append(_property("links", [data_link(panel, board, source, column=column).body]))
+    if properties:
+        made.override_by_name(column.name, properties)
+
+
+def _last() -> common.ReduceDataOptions:
+    return common.ReduceDataOptions().calcs(["lastNotNull"]).values(False).fields("")
+
+
+def _fixed(colour: str) -> builders.FieldColor:
+    return builders.FieldColor().mode(FieldColorModeId.FIXED).fixed_color(colour)
+
+
+def _steps(thresholds: tuple[tuple[float, str], ...]) -> list[dict[str, object]]:
+    return [{"value": bound if number else None, "color": colour} for number, (bound, colour) in enumerate(thresholds)]
+
+
+def _thresholds(thresholds: tuple[tuple[float, str], ...]) -> builders.ThresholdsConfig:
+    steps = [
+        Threshold(value=bound if number else None, color=colour) for number, (bound, colour) in enumerate(thresholds)
+    ]
+    return builders.ThresholdsConfig().mode(ThresholdsMode.ABSOLUTE).steps(steps)
+
+
+def _property(name: str, value: object) -> DynamicConfigValue:
+    return DynamicConfigValue(id_val=name, value=value)
+
+
+_VIEWS: Mapping[View, Callable[[Panel], Any]] = MappingProxyType(
+    {
+        View.STAT: _stat,
+        View.LINES: _lines,
+        View.BARS: _lines,
+        View.AREA: _lines,
+        View.RANKING: _ranking,
+        View.HEAT: _heat,
+        View.BUCKETS: _heat,
+        View.TABLE: _table,
+    }
+)

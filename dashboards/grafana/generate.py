@@ -1,0 +1,91 @@
+"""Makes the JSON of all dashboards from the code: `make sync` calls it, and a test compares.
+
+It needs grafana-foundation-sdk (Python 3.11 or newer); whoever only brings dashboards into a Grafana does not.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from grafana_foundation_sdk.builders import dashboard as builders
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models.dashboard import DashboardCursorSync, GridPos
+
+from trainermon.dashboards.grafana.boards import (
+    alerts,
+    collectives,
+    layers,
+    module,
+    monitor,
+    optimizer,
+    overview,
+    ranks,
+)
+from trainermon.dashboards.grafana.drawing import draw
+from trainermon.dashboards.grafana.files import FOLDER
+from trainermon.dashboards.grafana.links import navigation, uid_of
+from trainermon.dashboards.grafana.panels import Board, Panel, Row, Source
+from trainermon.dashboards.grafana.sources import marks, variables
+
+BOARDS = tuple(part.BOARD for part in (overview, layers, module, ranks, collectives, optimizer, alerts, monitor))
+_TITLE = {Source.PROMETHEUS: "trainermon / {}", Source.INFLUXDB: "trainermon / {} (InfluxDB)"}
+_COLUMNS = 24
+
+
+def render_all() -> dict[Path, str]:
+    """Return the text of every file by its path below the folder of generated files."""
+    return {
+        Path(source.value, f"{board.name}.json"): render(board, source)
+        for source in Source
+        for board in BOARDS
+        if any(panel.queries(source) for row in board.rows for panel in row.panels)
+    }
+
+
+def render(board: Board, source: Source) -> str:
+    """Return the JSON of one dashboard for one data source."""
+    made = builders.Dashboard(_TITLE[source].format(board.title)).uid(uid_of(board.name, source))
+    made.description(board.text).tags(["trainermon", source.value]).readonly().timezone("browser")
+    made.time("now-1h", "now").refresh("30s").tooltip(DashboardCursorSync.CROSSHAIR)
+    made.link(navigation(source))
+    for variable in variables(board, source):
+        made.with_variable(variable)
+    for number, (part, place) in enumerate(_places(board, source), start=1):
+        if isinstance(part, Row):
+            made.with_row(builders.Row(part.title).grid_pos(place).id(number))
+        else:
+            made.with_panel(draw(part, board, source).grid_pos(place).id(number))
+    body = json.loads(JSONEncoder(sort_keys=True).encode(made.build()))
+    body["annotations"] = {"list": json.loads(JSONEncoder().encode(marks(source)))}
+    return json.dumps(body, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+def write_all() -> None:
+    """Write every file, and remove those of dashboards that there are no more."""
+    wanted = render_all()
+    for path in FOLDER.rglob("*.json"):
+        if path.relative_to(FOLDER) not in wanted:
+            path.unlink()
+    for path, text in wanted.items():
+        (FOLDER / path).parent.mkdir(parents=True, exist_ok=True)
+        (FOLDER / path).write_text(text, encoding="utf-8")
+
+
+def _places(board: Board, source: Source) -> Iterator[tuple[Row | Panel, GridPos]]:
+    """Return rows and panels with their places; rows without a panel for this data source are left out."""
+    y = 0
+    for row in board.rows:
+        panels = [panel for panel in row.panels if panel.queries(source)]
+        if not panels:
+            continue
+        yield row, GridPos(x=0, y=y, w=_COLUMNS, h=1)
+        y += 1
+        x = line_height = 0
+        for panel in panels:
+            if x + panel.width > _COLUMNS:
+                x, y, line_height = 0, y + line_height, 0
+            yield panel, GridPos(x=x, y=y, w=panel.width, h=panel.height)
+            x, line_height = x + panel.width, max(line_height, panel.height)
+        y += line_height

@@ -1,0 +1,63 @@
+"""Where a click leads: run → rank → module, always with the same data source, run and time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from grafana_foundation_sdk.builders.dashboard import DashboardLink
+from grafana_foundation_sdk.cog.builder import Builder
+from grafana_foundation_sdk.models.dashboard import DashboardLinkType
+
+from trainermon.dashboards.grafana.panels import Board, Column, Panel, Source
+
+_TITLES = {
+    "alerts": "Alerts",
+    "layers": "Layers",
+    "module": "This module",
+    "optimizer": "Optimizer",
+    "ranks": "Ranks",
+}
+
+
+def uid_of(name: str, source: Source) -> str:
+    """Return the uid of a dashboard; it never changes, so that links from outside stay right."""
+    return f"trainermon-{name}" if source is Source.PROMETHEUS else f"trainermon-{source.value}-{name}"
+
+
+class DataLink(Builder[Any]):
+    """A link of a field. The library builds those of dashboards only, which have more in them.
+
+    Attributes:
+        body: As Grafana stores it.
+    """
+
+    def __init__(self, title: str, url: str) -> None:
+        self.body = {"title": title, "url": url}
+
+    def build(self) -> dict[str, str]:
+        """Return the body."""
+        return self.body
+
+
+def data_link(panel: Panel, board: Board, source: Source, *, column: Column | None = None) -> DataLink:
+    """Return the link of a panel's series, or of a table's column of ranks."""
+    name = column.link if column else panel.link
+    parts = ["${datasource:queryparam}", "${run:queryparam}"]
+    title = _TITLES[name]
+    legend = panel.queries(source)[0].legend
+    if column:
+        parts.append("var-rank=${__value.raw}")
+        title = f"{title} of this rank"
+    elif name == "module":
+        parts += ["var-module=${__field.labels.module}", *(f"${{{pick}:queryparam}}" for pick in board.picks)]
+    elif legend in ("rank {{rank}}", "rank $tag_rank"):
+        parts.append("var-rank=${__field.labels.rank}")
+        title = f"{title} of this rank" if name == "layers" else "This rank"
+    parts.append("${__url_time_range}")
+    return DataLink(title, f"/d/{uid_of(name, source)}?{'&'.join(parts)}")
+
+
+def navigation(source: Source) -> DashboardLink:
+    """Return the row of links to all dashboards of the same data source."""
+    made = DashboardLink("trainermon").type(DashboardLinkType.DASHBOARDS).tags(["trainermon", source.value])
+    return made.as_dropdown(False).include_vars(True).keep_time(True).icon("external link")

@@ -1,0 +1,97 @@
+"""Parts of queries that many panels share, in PromQL and in InfluxQL."""
+
+from __future__ import annotations
+
+RUN = 'run="$run"'
+RANK = 'run="$run",rank=~"$rank"'
+MODULE = 'run="$run",rank=~"$rank",module="$module"'
+RATE = "[$__rate_interval]"
+
+BAD = "red"
+WARN = "orange"
+GOOD = "green"
+NEUTRAL = "blue"
+SEVERITIES = {"fatal": "purple", "critical": "red", "warning": "orange", "info": "blue"}
+
+LOSS_COLOUR = "blue"
+GRADIENT_COLOUR = "orange"
+TIME_COLOURS = ("light-blue", "blue", "dark-blue")
+"""Of a median, of a high quantile and of the highest one."""
+
+MUST_BE_ZERO = ((0.0, GOOD), (1.0, BAD))
+
+
+def depth(expression: str) -> str:
+    """Return the expression with one series per module, in the order of the model.
+
+    Prometheus sorts a result by its labels, where `h.10` stands before `h.2`. The label `depth` is the module's name
+    with its first number in three digits.
+    """
+    padded = expression
+    for digits, zeros in ((3, ""), (2, "0"), (1, "00")):
+        pattern = rf"(\\D*)(\\d{{{digits}}})((?:\\D.*)?)"
+        padded = f'label_replace({padded}, "depth", "${{1}}{zeros}${{2}}${{3}}", "module", "{pattern}")'
+    named = f'label_replace({expression}, "depth", "$1", "module", "(.*)")'
+    return padded.replace(expression, named, 1)
+
+
+def over_ranks(metric: str, labels: str = RANK) -> str:
+    """Return the root mean square of a module over the ranks that hold it: right for replicas and for equal shards."""
+    return f"sqrt(avg by (module) ({metric}{{{labels}}} ^ 2))"
+
+
+def size_by_depth(metric: str, labels: str = RANK) -> str:
+    """Return the powers of ten of a root mean square, one series per module."""
+    return f"log10({depth(over_ranks(metric, labels))} > 0)"
+
+
+def change_by_depth(metric: str, labels: str = RANK) -> str:
+    """Return how many times a root mean square has doubled against its own mean over the time shown, per module."""
+    size = over_ranks(metric, labels)
+    usual = f"avg_over_time({metric}{{{labels}}}[$__range] @ end())"
+    return f"log2({depth(f'({size} / avg by (module) ({usual}))')} > 0)"
+
+
+def mean_duration(labels: str, by: str = "") -> str:
+    """Return the mean duration of a step."""
+    grouped = f"sum by ({by}) " if by else "sum"
+    parts = (f"{grouped}(rate(trainermon_step_duration_seconds_{part}{{{labels}}}{RATE}))" for part in ("sum", "count"))
+    return " / ".join(parts)
+
+
+def quantile(share: float, histogram: str, *, by: str = "") -> str:
+    """Return a quantile of a histogram of the run."""
+    labels = f"le, {by}" if by else "le"
+    return f"histogram_quantile({share}, sum by ({labels}) (rate({histogram}_bucket{{{RUN}}}{RATE})))"
+
+
+def influx(
+    select: str,
+    measurement: str,
+    *,
+    by: str = "",
+    where: str = "",
+    of_rank: bool = True,
+) -> str:
+    """Return an InfluxQL query over time.
+
+    Args:
+        select: What is selected, an aggregate or more.
+        measurement: Where from.
+        by: Tags that there is one series for each of.
+        where: Further conditions.
+        of_rank: Whether only of the ranks that were picked.
+    """
+    conditions = ['"run" =~ /^$run$/', *(['"rank" =~ /^$rank$/'] if of_rank else []), *([where] if where else [])]
+    tags = "".join(f', "{tag.strip()}"' for tag in by.split(",") if tag)
+    return (
+        f'SELECT {select} FROM "{measurement}" WHERE {" AND ".join(conditions)} AND $timeFilter '
+        f"GROUP BY time($__interval){tags} fill(none)"
+    )
+
+
+def influx_total(field: str, measurement: str, *, by: str = "", of_rank: bool = False) -> str:
+    """Return an InfluxQL query of the sum over ranks of each one's mean."""
+    inner = influx(f'mean("{field}") AS "x"', measurement, by=f"rank,{by}" if by else "rank", of_rank=of_rank)
+    tags = f', "{by}"' if by else ""
+    return f'SELECT sum("x") FROM ({inner}) WHERE $timeFilter GROUP BY time($__interval){tags} fill(none)'
