@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from trainermon.alerts.criteria import (
+    ACROSS_RANKS,
     IMPLIED,
     Criterion,
     Dead,
@@ -55,6 +56,9 @@ SUMMARY_FIELDS = (
 """What a rule's summary may put in braces; alerts/README.md says what each stands for."""
 REPORTED_FIELDS = ("rank", "step", "value", "usual", "detail")
 """The same for a rule that looks at no series."""
+
+LEAST_SHARE, LEAST_SCORE = 0.25, 12.0
+"""With so many series at once, or so far out, a single value may be called a spike."""
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 
@@ -102,6 +106,7 @@ class Rule:
         on: Which series.
         when: Which condition.
         for_steps: A series fires when the condition held on so many of its values in a row.
+        share: The condition counts on a step only if it holds for at least this share of the rule's series in it.
         keep_steps: It is over when the condition did not hold on so many of its values in a row.
         cooldown_steps: How many steps after the end of an alert the next one may begin.
         escalate: What follows, if anything.
@@ -116,6 +121,7 @@ class Rule:
     on: Selection
     when: Criterion
     for_steps: int = 1
+    share: float = 0.0
     keep_steps: int = 5
     cooldown_steps: int = 0
     escalate: Escalation | None = None
@@ -205,6 +211,7 @@ _RULE_KEYS = (
     "on",
     "when",
     "for",
+    "share",
     "keep",
     "cooldown",
     "escalate",
@@ -229,12 +236,14 @@ def _read_rule(entry: Any, source: Path, number: int) -> Rule:
         raise node.fail("name", f"found {name!r}, expected lower case words joined by hyphens, such as 'loss-spike'")
     keep = node.child("keep", ("steps", "score")) if "keep" in node else None
     when = read_criterion(node)
+    share = _read_share(node, when)
     rule = Rule(
         name=node.text("name"),
         severity=Severity(node.choice("severity", tuple(Severity))),
         on=_read_selection(node, when),
         when=when,
-        for_steps=_read_for(node, when),
+        for_steps=_read_for(node, when, share),
+        share=share,
         keep_steps=keep.whole("steps", 5, at_least=1) if keep else 5,
         cooldown_steps=node.whole("cooldown", 0),
         escalate=_read_escalation(node) if "escalate" in node else None,
@@ -282,7 +291,18 @@ def _read_statistic(on: Node, when: Criterion) -> str:
     return on.choice("statistic", tuple(DERIVED), "rms" if isinstance(when, Custom) else None)
 
 
-def _read_for(node: Node, when: Criterion) -> int:
+def _read_share(node: Node, when: Criterion) -> float:
+    if "share" not in node:
+        return 0.0
+    if isinstance(when, (*ACROSS_RANKS, Reported)):
+        raise node.fail("share", "stands beside a condition that looks at no series of one rank alone: leave it out")
+    share = node.number("share", above=0.0)
+    if share > 1.0:
+        raise node.fail("share", f"found {share:g}, expected at most 1")
+    return share
+
+
+def _read_for(node: Node, when: Criterion, share: float) -> int:
     if isinstance(when, Flat | Dead):
         given = "flat" if isinstance(when, Flat) else "dead"
         if "for" in node:
@@ -293,8 +313,11 @@ def _read_for(node: Node, when: Criterion) -> int:
         raise node.error("for, keep, cooldown", "stand beside when.reported, which begins and ends at once: leave out")
     if isinstance(when, Spike):
         steps = node.whole("for", 2, at_least=1)
-        if steps < 2:
-            raise node.fail("for", f"found {steps}, expected at least 2: single values leave any range by chance")
+        if steps < 2 and share < LEAST_SHARE and when.score < LEAST_SCORE:
+            rest = f"or a share of at least {LEAST_SHARE:g}, or a score of at least {LEAST_SCORE:g}"
+            raise node.fail(
+                "for", f"found {steps}, expected at least 2, {rest}: single values leave any range by chance"
+            )
         if steps > when.adopt:
             raise node.fail("for", f"found {steps}, expected at most when.spike.adopt ({when.adopt})")
         return steps

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
@@ -79,6 +80,8 @@ class Watch:
     def observe(self, slots: Slots, moments: Array, step: int) -> None:
         """Advance by the moments of this step's series."""
         verdict = self._watcher.judge(slots, moments)
+        if self.rule.share and np.count_nonzero(verdict.bad) < self.rule.share * len(verdict.bad):
+            verdict = dataclasses.replace(verdict, bad=np.zeros_like(verdict.bad))
         restless = self.group.restless
         stirred = verdict.bad if restless is None else verdict.bad | restless[slots]
         chosen = np.flatnonzero(stirred)

@@ -67,7 +67,7 @@ def _gradient_spike(job: Job, age: int) -> None:
 
 
 def _gradient_spike_once(job: Job, age: int) -> None:
-    _wire(job).change_gradient = (lambda gradient: gradient * 1000.0) if age == 0 else None
+    job.gradient_factor = 100.0 if age == 0 else 1.0
 
 
 def _bad_batches(job: Job, age: int) -> None:
@@ -120,8 +120,8 @@ def _loss_scale_collapse(job: Job, age: int) -> None:
     _wire(job).change_gradient = lambda gradient: (gradient * factor).half().float()
 
 
-def _data_repeated(job: Job, _age: int) -> None:
-    job.repeat_batch()
+def _padding_only(job: Job, _age: int) -> None:
+    job.repeat_batch(padding=True)
 
 
 def _nothing_learned(job: Job, _age: int) -> None:
@@ -178,7 +178,7 @@ FAULTS: Mapping[str, Callable[[Job, int], None]] = MappingProxyType(
         "frozen-layer": _frozen_layer,
         "expert-collapse": _expert_collapse,
         "loss-scale-collapse": _loss_scale_collapse,
-        "data-repeated": _data_repeated,
+        "padding-only": _padding_only,
         "nothing-learned": _nothing_learned,
         "throughput-drop": _throughput_drop,
         "bit-flip": _bit_flip,

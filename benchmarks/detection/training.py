@@ -90,6 +90,7 @@ class Job:
 
     Attributes:
         rate_factor: What the learning rate is multiplied by.
+        gradient_factor: What all gradients are multiplied by.
         slow: By rank, how much longer than the others it needs.
         noisy: The next batch has nothing to do with the text.
         repeated: The batch that comes again and again, if one does.
@@ -101,7 +102,7 @@ class Job:
         self.case = case
         self.rank = dist.get_rank() if case.ranks > 1 else 0
         self.size = SIZES[case.size]
-        self.rate_factor = 1.0
+        self.rate_factor = self.gradient_factor = 1.0
         self.slow: dict[int, float] = {}
         self.noisy = self.unreduced = False
         self.repeated: tuple[Tensor, Tensor] | None = None
@@ -174,7 +175,8 @@ class Job:
             lonely = self.unreduced and isinstance(self.model, DistributedDataParallel)
             with self.model.no_sync() if lonely else contextlib.nullcontext():  # type: ignore[operator]
                 loss = nn.functional.cross_entropy(self.model(inputs).flatten(0, 1), targets.flatten())
-                self._scaler.scale((loss + BALANCE * self.module.imbalance) / self._micro_steps).backward()
+                whole = (loss + BALANCE * self.module.imbalance) * self.gradient_factor
+                self._scaler.scale(whole / self._micro_steps).backward()
             total += loss.item() / self._micro_steps
         self._wait(step)
         self._scaler.unscale_(self.optimizer)
@@ -198,10 +200,11 @@ class Job:
         is_outlier = self.case.name == "outlier-batches" and step % OUTLIER_EVERY == OUTLIER_EVERY - 1
         return self._text.outlier() if is_outlier else self._text.draw()
 
-    def repeat_batch(self) -> None:
-        """Train on one batch from now on."""
+    def repeat_batch(self, *, padding: bool = False) -> None:
+        """Train on one batch from now on; of `padding`, all its tokens are the same."""
         if self.repeated is None:
-            self.repeated = self._text.draw()
+            inputs, targets = self._text.draw()
+            self.repeated = (inputs * 0, targets * 0) if padding else (inputs, targets)
 
     def _wait(self, step: int) -> None:
         hiccup = 3.0 if step % CHECKPOINT_EVERY == CHECKPOINT_EVERY - 1 else 1.0

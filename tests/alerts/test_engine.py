@@ -299,7 +299,27 @@ def test_spike_after_nan_and_recovery_is_found() -> None:
 
     (alert,) = feed(engine, keys, calm(range(200, 205), 1, level=10.0))
 
-    assert alert.rule == "gradient-spike"
+    assert (alert.rule, alert.step) == ("gradient-jump", 200)
+
+
+@pytest.mark.parametrize(("num_bad", "rules"), [(9, []), (10, ["gradient-jump"])])
+def test_a_single_step_counts_only_if_a_share_of_the_series_left_its_range(num_bad: int, rules: list[str]) -> None:
+    engine, keys = RuleEngine(load_rules()), [grad(f"h.{n}") for n in range(20)]
+    feed(engine, keys, calm(range(150), 20))
+
+    found = feed(engine, keys, [block(150, {number: 10.0 if number < num_bad else 1.0 for number in range(20)})])
+
+    assert [(alert.rule, alert.num_series) for alert in found] == [(rule, num_bad) for rule in rules]
+
+
+def test_one_batch_with_a_much_higher_loss_is_found() -> None:
+    engine, keys = RuleEngine(load_rules()), [LOSS]
+    feed(engine, keys, calm(range(150), 1))
+
+    assert feed(engine, keys, calm(range(150, 151), 1, level=1.4)) == []
+    found = feed(engine, keys, calm(range(151, 152), 1, level=2.5))
+
+    assert [alert.rule for alert in found] == ["loss-jump"]
 
 
 def test_lasting_shift_is_reported_once(engine: RuleEngine) -> None:
