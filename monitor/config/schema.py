@@ -288,7 +288,7 @@ class MonitorConfig:
     targets: tuple[str, ...] = ()
     start_step: int = 0
     step_interval: int = 1
-    checksum_interval: int = 10
+    checksum_interval: int = 20
     collect_times: int = 100_000_000
     module_ranks: tuple[int, ...] = ()
     wg_distribution: bool = True

@@ -88,9 +88,19 @@ def _integers(tensor: Tensor) -> Tensor:
 def _by_torch(flat: Tensor) -> Tensor:
     total = flat.new_zeros((), dtype=torch.int64)
     for piece in torch.split(flat, CPU_PIECE if flat.is_cpu else DEVICE_PIECE):
-        wide = piece.to(torch.int64)
-        total += (wide + MULTIPLIER).mul_(wide).sum()
+        total += _of_cpu_piece(piece) if flat.is_cpu else _of_device_piece(piece)
     return total
+
+
+def _of_cpu_piece(piece: Tensor) -> Tensor:
+    wide = piece.to(torch.int64)  # a CPU's sum that widens by itself is three times slower
+    return (wide + MULTIPLIER).mul_(wide).sum()
+
+
+def _of_device_piece(piece: Tensor) -> Tensor:
+    """Widen no further than squares need, and have `sum` do the rest: a third of the memory traffic for 16 bits."""
+    wide = piece.to(torch.int32 if piece.element_size() <= 2 else torch.int64)
+    return (wide * wide).sum(dtype=torch.int64) + piece.sum(dtype=torch.int64) * MULTIPLIER
 
 
 class _Kernel:

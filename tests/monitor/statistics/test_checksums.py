@@ -21,10 +21,12 @@ DTYPES = [
 MULTIPLIER = 0x9E3779B97F4A7C15
 
 
-@pytest.fixture(params=["compiled", "torch"])
+@pytest.fixture(params=["compiled", "torch", "device"])
 def way(request, monkeypatch):
-    if request.param == "torch":
+    if request.param != "compiled":
         monkeypatch.setattr(module, "_compiled", lambda: None)
+        if request.param == "device":  # the calls that an accelerator gets
+            monkeypatch.setattr(module, "_of_cpu_piece", module._of_device_piece)
     elif module._compiled() is None:
         pytest.skip("the compiled library is not there")
     return request.param
