@@ -130,7 +130,7 @@ WRONG = [
     ("when.spike.floor", 0, r"when\.spike\.floor: found 0, expected a finite number, above 0"),
     ("when", {"threshold": {}}, r"keep\.score: stands beside when\.threshold: only spike and spread have a score"),
     ("when", {"spike": 3}, r"when\.spike: found 3, expected a mapping with the keys score"),
-    ("for", 1, r"for: found 1, expected at least 2, or a share of at least 0.25, or a score of at least 12: single values"),
+    ("for", 1, r"for: found 1, expected at least 2, or a share of at least 0.25, or a score of at least 12: single"),
     ("for", 51, r"for: found 51, expected at most when\.spike\.adopt \(50\)"),
     ("for", 2.5, r"for: found 2\.5, expected a whole number"),
     ("keep.score", 10, r"keep\.score: found 10, expected at most when\.spike\.score \(9\)"),
