@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import faulthandler
+import gc
 import json
 import os
 import pickle
@@ -10,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from tests.agent.nodes import wait_for
 from tests.journal_rows import only_spool
 from trainermon import TrainerMon
 from trainermon.monitor.config import HangConfig
@@ -107,7 +110,40 @@ def test_group_that_is_made_later_is_noticed(tmp_path, one_rank):
     assert [entry["name"] for entry in json.loads(path.read_text())["groups"]] == ["world", "later"]
 
 
-def test_nothing_is_said_on_standard_error_and_what_others_say_is_kept(witness, capfd):
+def test_process_without_groups_has_no_socket_until_there_is_one(tmp_path):
+    one = Witness(tmp_path, 3, HangConfig(), {})
+    try:
+        assert not (tmp_path / "rank00003.sock").exists()
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        one.notice_groups()
+        assert ask(tmp_path)["version"]
+    finally:
+        one.close()
+        dist.destroy_process_group()
+
+
+def test_forked_child_that_lets_go_of_it_ends(tmp_path, one_rank):
+    """Its destructor would wait for threads that the child has not got."""
+    one = Witness(tmp_path, 3, HangConfig(), {})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12: this process has threads
+        child = os.fork()
+    if not child:
+        one.fall_silent()
+        del one
+        gc.collect()
+        os._exit(0)
+    try:
+        ended = wait_for(lambda: (found := os.waitpid(child, os.WNOHANG))[0] and found, "the end of the child")
+        assert ended == (child, 0)
+    except BaseException:
+        os.kill(child, signal.SIGKILL)
+        raise
+    finally:
+        one.close()
+
+
+def test_nothing_is_said_on_standard_error_and_what_others_say_is_kept(witness, one_rank, capfd):
     folder = witness()
     os.write(2, b"said by the script\n")
     del folder
@@ -115,7 +151,7 @@ def test_nothing_is_said_on_standard_error_and_what_others_say_is_kept(witness, 
     assert capfd.readouterr().err == "said by the script\n"
 
 
-def test_nothing_stays_behind(tmp_path):
+def test_nothing_stays_behind(tmp_path, one_rank):
     Witness(tmp_path, 3, HangConfig(), {}).close()  # whatever torch loads once
     files, threads, handler = len(os.listdir("/proc/self/fd")), native_threads(), signal.getsignal(STACKS_SIGNAL)
 
@@ -129,7 +165,7 @@ def test_nothing_stays_behind(tmp_path):
     assert sorted(path.suffix for path in tmp_path.iterdir()) == [".about", ".stacks"]
 
 
-def test_what_is_switched_off_is_not_opened(witness):
+def test_what_is_switched_off_is_not_opened(witness, one_rank):
     folder = witness(recorder=False, stacks=False)
 
     assert [path.suffix for path in folder.iterdir()] == [".about"]
@@ -165,7 +201,7 @@ def test_fault_handler_of_the_script_stays_its_own(witness):
     assert faulthandler.is_enabled()
 
 
-def test_what_the_process_does_not_allow_is_left_out(witness, monkeypatch):
+def test_what_the_process_does_not_allow_is_left_out(witness, one_rank, monkeypatch):
     monkeypatch.setattr(faulthandler, "register", lambda *_, **__: 1 / 0)
 
     folder = witness()
@@ -176,6 +212,7 @@ def test_what_the_process_does_not_allow_is_left_out(witness, monkeypatch):
 
 SCRIPT = """
 import json, os, sys, torch
+import torch.distributed as dist
 from torch import nn
 from trainermon import TrainerMon
 
@@ -198,6 +235,7 @@ else:
     print(json.dumps(statuses))
     os._exit(0)
 
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 model = nn.Linear(2, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 monitor = TrainerMon({"agent": {"start": False}, "run_id": f"run{number}"})
