@@ -2,9 +2,9 @@
 
 * `rank00000.about`: which process groups this rank is in (torch's names mean nothing elsewhere, and gloo's flight
   recorder does not tell the members), the id of its main thread, and the signal that asks for stacks.
-* `rank00000.sock`: torch's own worker server on a private Unix socket, once there is a process group. Its native threads
-  sleep until somebody asks for the flight recorder, and answer without the interpreter's lock: also while a rank holds it
-  for ever.
+* `rank00000.sock`: torch's own worker server on a private Unix socket, once there is a process group. Its native
+  threads sleep until somebody asks for the flight recorder, and answer without the interpreter's lock: also while a
+  rank holds it for ever.
 * `rank00000.stacks`: where faulthandler writes the stacks of all threads, on that signal or on a fatal error. It is
   taken only where nobody else has it.
 
