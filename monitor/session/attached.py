@@ -297,10 +297,12 @@ class Attached:
         self._witness.notice_groups()
         self._reconfiguration.poll(step)
 
-    def _reconfigure(self, wanted: MonitorConfig) -> None:
+    def _reconfigure(self, wanted: MonitorConfig) -> MonitorConfig:
         assert self._loop is not None
+        before = self._config
         self._config = check_against_model(wanted, self._training, self._coordinates)
         self._loop.reconfigure(self._config)
+        return before
 
 
 def _contained(ending: Callable[[], None]) -> None:

@@ -14,6 +14,26 @@ from trainermon.monitor.values import Action, Command
 
 logger = logging.getLogger("trainermon")
 
+FIXED = [
+    "framework",
+    "run_id",
+    "output_dir",
+    "spool_dir",
+    "spool_mb",
+    "rules",
+    "alert",
+    "format",
+    "ops",
+    "ndigits",
+    "step_count_per_record",
+    "append_output",
+    "influxdb",
+    "agent",
+    "escalation",
+    "hang",
+]
+"""Keys that are read once, when a run begins."""
+
 
 class Reconfiguration:
     """Puts each configuration that arrives into force before its first step, or says why it does not.
@@ -24,11 +44,13 @@ class Reconfiguration:
     Args:
         page: Where commands arrive.
         journal: Where it is said what became of them.
-        apply: Puts a configuration into force from the coming step on; raises TrainermonError if the model does not
-            have what it asks for, and has then changed nothing.
+        apply: Puts a configuration into force from the coming step on and returns the one that was in force; raises
+            TrainermonError if the model does not have what it asks for, and has then changed nothing.
     """
 
-    def __init__(self, page: ControlPage, journal: JournalWriter, apply: Callable[[MonitorConfig], None]) -> None:
+    def __init__(
+        self, page: ControlPage, journal: JournalWriter, apply: Callable[[MonitorConfig], MonitorConfig]
+    ) -> None:
         self._page = page
         self._journal = journal
         self._apply = apply
@@ -59,16 +81,18 @@ class Reconfiguration:
             return
         try:
             config, _ = parse_config(json.loads(command.config))
-            self._apply(config)
+            before = self._apply(config)
         except (TrainermonError, ValueError) as error:
             self._tell(command, "refused", str(error))
             return
-        self._tell(command, "applied", "")
+        kept = [key for key in FIXED if getattr(config, key) != getattr(before, key)]
+        self._tell(command, "applied", f"but {', '.join(kept)}: read once, when a run begins" if kept else "")
 
     def _tell(self, command: Command, status: str, reason: str) -> None:
         event = {"type": "configuration", "step": command.first_step, "command": command.id, "status": status}
         self._journal.append_event({**event, "reason": reason})
-        if reason:
-            logger.warning("the new configuration is %s, the old one stays: %s", status, reason)
+        if status == "applied":
+            log = logger.warning if reason else logger.info
+            log("the new configuration applies from step %d on%s", command.first_step, f", {reason}" if reason else "")
         else:
-            logger.info("the new configuration applies from step %d on", command.first_step)
+            logger.warning("the new configuration is %s, the old one stays: %s", status, reason)

@@ -62,6 +62,15 @@ def test_a_rank_that_is_late_keeps_what_it_has_and_says_so(places, caplog):
     assert "the new configuration is late, the old one stays" in caplog.text
 
 
+def test_keys_that_are_read_once_are_named(places, caplog):
+    wanted = {"mv_distribution": True, "agent": {"start": False}, "spool_mb": 9, "run_id": "other"}
+    with caplog.at_level(logging.WARNING, logger="trainermon"):
+        train({"agent": {"start": False}}, before_step=lambda step: send(places, 2, wanted) if step == 1 else None)
+
+    assert events(places) == [("applied", 2, "but run_id, spool_mb: read once, when a run begins")]
+    assert "applies from step 2 on, but run_id, spool_mb" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
