@@ -53,13 +53,7 @@ def read_dump(directory: Path) -> Dump:
         DumpError: there is no dump, or it is no JSON.
     """
     directory = Path(directory)
-    if (directory / DUMP_FILE).exists():
-        raw = _load_files(directory)
-    elif (directory / PARTIAL_FILE).exists():
-        raw = load_partial(directory / PARTIAL_FILE)
-        raw.info["complete"] = False
-    else:
-        raise DumpError(f"{directory} holds no dump: expected {DUMP_FILE}, or {PARTIAL_FILE} of a killed process")
+    raw = load_raw(directory)
     entries = list(_entries(raw, raw.data, directory))
     return Dump(
         directory=directory,
@@ -69,6 +63,21 @@ def read_dump(directory: Path) -> Dump:
         entries=tuple(sorted(entries, key=_order)),
         root=tuple(_entries(raw, raw.root, directory)),
     )
+
+
+def load_raw(directory: Path) -> RawDump:
+    """Return the files of a dump as they stand, whole or cut off.
+
+    Raises:
+        DumpError: there is no dump, or it is no JSON.
+    """
+    if (directory / DUMP_FILE).exists():
+        return _load_files(directory)
+    if (directory / PARTIAL_FILE).exists():
+        raw = load_partial(directory / PARTIAL_FILE)
+        raw.info["complete"] = False
+        return raw
+    raise DumpError(f"{directory} holds no dump: expected {DUMP_FILE}, or {PARTIAL_FILE} of a killed process")
 
 
 def load_partial(path: Path) -> RawDump:
@@ -89,6 +98,10 @@ def _add_line(raw: RawDump, record: dict[str, Any]) -> None:
             raw.info, raw.task, raw.level = info, task, level
         case {"frames": frames, "stack": number}:
             raw.stacks[str(number)] = ([], frames)
+        case {"node": key, "parent": parent}:
+            raw.construct[key] = parent
+            if "stack" in record:
+                raw.stacks[str(record["stack"])][0].append(key)
         case {"root": key, "value": value}:
             raw.root[key] = value
         case {"key": key, "value": value}:

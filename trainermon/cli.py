@@ -14,6 +14,7 @@ COMMANDS = {
     "run": ("trainermon.agent.launch", "run a training command, with its agent, to the last stored record"),
     "query": ("trainermon.exporters.query", "ask a run's statistics in SQL, while it is on or after it"),
     "diagnose": ("trainermon.analysis.diagnose_command", "name the first bad module of a step, and explain it"),
+    "compare": ("trainermon.analysis.compare.command", "hold a dump against another, and name what is to blame"),
     "anomalies": ("trainermon.alerts.anomaly_order", "put the single anomalies of all ranks in the order of training"),
     "rules": ("trainermon.alerts.rules_command", "list, check or try out alert rules"),
     "export": ("trainermon.exporters.export_command", "send to InfluxDB what a run could not send while it was on"),

@@ -1,0 +1,62 @@
+"""`trainermon compare`: two dumps, or all those of two runs, on one screen and as files."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from trainermon.analysis.compare.comparison import CompareOptions, Mode, compare
+from trainermon.analysis.compare.files import FORMATS, as_document, write_files
+from trainermon.analysis.compare.summary import render_text
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `trainermon compare`."""
+    parser.add_argument("target", type=Path, help="the dump in question: a dump, or a folder of steps, ranks or a run")
+    parser.add_argument("golden", type=Path, help="the dump to hold it against")
+    parser.add_argument(
+        "-o", "--output", type=Path, help="write files into this folder (default: print a summary only)"
+    )
+    parser.add_argument(
+        "-f",
+        "--format",
+        action="append",
+        choices=FORMATS,
+        help="what to write, may be repeated (default: csv and json)",
+    )
+    parser.add_argument(
+        "--mode", type=Mode, choices=list(Mode), help="what to compare (default: tensors if both have them)"
+    )
+    parser.add_argument("--fuzzy", action="store_true", help="pair also calls whose numbers or prefixes differ")
+    parser.add_argument(
+        "--baseline", nargs=2, type=Path, metavar="DUMP", help="two dumps of one side: what these differ by is noise"
+    )
+    parser.add_argument("--no-stack", action="store_true", help="leave call stacks out")
+    parser.add_argument("--json", action="store_true", help="print the results as JSON, see analysis/compare/README.md")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Print the summary and return 0, whatever it says.
+
+    Raises:
+        DumpError: there is nothing to compare.
+    """
+    options = CompareOptions(
+        mode=args.mode,
+        fuzzy=args.fuzzy,
+        baseline=tuple(args.baseline) if args.baseline else None,
+        stack=not args.no_stack,
+    )
+    comparisons = compare(args.target, args.golden, options=options)
+    written = write_files(comparisons, args.output, args.format or ("csv", "json")) if args.output else []
+    if args.json:
+        sys.stdout.write(json.dumps([as_document(comparison) for comparison in comparisons], indent=1) + "\n")
+        return 0
+    sys.stdout.write(render_text(comparisons, colour=sys.stdout.isatty()))
+    for path in written[:4]:
+        sys.stdout.write(f"wrote     {path}\n")
+    if len(written) > 4:
+        sys.stdout.write(f"          and {len(written) - 4} more files in {args.output}\n")
+    return 0

@@ -1,0 +1,153 @@
+"""Compares two dumps, or all those of two runs: reads, matches, measures and judges. Writes nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from pathlib import Path
+
+from trainermon.analysis.compare.items import Item, Rows, read_rows
+from trainermon.analysis.compare.matching import match_calls
+from trainermon.analysis.compare.metrics import Difference, checksum_difference, statistics_difference
+from trainermon.analysis.compare.places import PlacePair, find_places, pair_places
+from trainermon.analysis.compare.verdicts import CallResult, Judge, Row
+from trainermon.monitor.errors import DumpError
+
+
+class Mode(str, Enum):
+    """What of the tensors is compared."""
+
+    STATISTICS = "statistics"
+    CHECKSUM = "checksum"
+    TENSOR = "tensor"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompareOptions:
+    """How two dumps are compared.
+
+    Attributes:
+        mode: what is compared; None takes tensors, else checksums, else statistics, whichever both dumps have.
+        fuzzy: pair also calls whose numbers or prefixes differ.
+        baseline: two dumps of the same side: what these differ by is taken for noise.
+        stack: give the call stack with every first row of a call.
+    """
+
+    mode: Mode | None = None
+    fuzzy: bool = False
+    baseline: tuple[Path, Path] | None = None
+    stack: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """One dump compared with another.
+
+    `calls` are all calls of the target in its order, and after them those that only the golden dump has. `stacks` are
+    the target's.
+    """
+
+    target: Path
+    golden: Path
+    label: str
+    mode: Mode
+    calls: tuple[CallResult, ...]
+    stacks: Mapping[str, tuple[str, ...]]
+
+    def rows(self) -> Iterator[Row]:
+        """Yield every row."""
+        for call in self.calls:
+            yield from call.rows
+
+    @property
+    def blamed(self) -> tuple[CallResult, ...]:
+        """The calls in which a difference arose, in the order in which they ran."""
+        return tuple(call for call in self.calls if call.blamed)
+
+    def row_counts(self) -> Counter[str]:
+        """Return the number of rows by result."""
+        return Counter(row.result for row in self.rows())
+
+    def call_counts(self) -> Counter[str]:
+        """Return the number of calls by result."""
+        return Counter(call.result for call in self.calls)
+
+
+def compare(target: Path | str, golden: Path | str, *, options: CompareOptions | None = None) -> list[Comparison]:
+    """Return how the dumps at or below `target` differ from those at or below `golden`, by step and rank.
+
+    Raises:
+        DumpError: a side has no dump, none of them belong together, or they hold nothing that can be compared.
+    """
+    options = options or CompareOptions()
+    pairs = pair_places(find_places(Path(target)), find_places(Path(golden)))
+    return [compare_pair(pair, options) for pair in pairs]
+
+
+def compare_pair(pair: PlacePair, options: CompareOptions) -> Comparison:
+    """Return how one dump differs from another.
+
+    Raises:
+        DumpError: a dump is damaged, or has not what the mode asks for.
+    """
+    target, golden = read_rows(pair.target.directory), read_rows(pair.golden.directory)
+    mode = _mode(target, golden, options.mode)
+    measure = _measure(target, golden, mode)
+    calls = Judge(
+        match_calls(target, golden, fuzzy=options.fuzzy),
+        parents=target.parents,
+        difference=measure,
+        baseline=_baseline(options, mode),
+        exact=mode is Mode.CHECKSUM,
+    ).judge()
+    return Comparison(
+        target=target.directory,
+        golden=golden.directory,
+        label=pair.label,
+        mode=mode,
+        calls=tuple(calls),
+        stacks=target.stacks if options.stack else {},
+    )
+
+
+def _mode(target: Rows, golden: Rows, wanted: Mode | None) -> Mode:
+    possible = [Mode.STATISTICS]
+    if target.has_checksums and golden.has_checksums:
+        possible.insert(0, Mode.CHECKSUM)
+    if target.has_tensors and golden.has_tensors:
+        possible.insert(0, Mode.TENSOR)
+    if wanted is None:
+        return possible[0]
+    if wanted not in possible:
+        raise DumpError(
+            f"cannot compare by {wanted.value}: {target.directory} and {golden.directory} have in common "
+            f"{', '.join(mode.value for mode in possible)} only"
+        )
+    return wanted
+
+
+def _measure(target: Rows, golden: Rows, mode: Mode) -> Callable[[Item, Item], Difference]:
+    if mode is Mode.TENSOR:
+        from trainermon.analysis.compare.tensors import tensor_difference  # numpy and perhaps torch, only when needed
+
+        return partial(tensor_difference, target=target, golden=golden)
+    return checksum_difference if mode is Mode.CHECKSUM else statistics_difference
+
+
+def _baseline(options: CompareOptions, mode: Mode) -> dict[str, float]:
+    """Return for every row how far two runs of the same side are apart."""
+    if options.baseline is None:
+        return {}
+    (pair,) = pair_places(*(find_places(Path(path))[:1] for path in options.baseline))
+    one, other = read_rows(pair.target.directory), read_rows(pair.golden.directory)
+    measure = _measure(one, other, mode)
+    noise = {}
+    for calls in match_calls(one, other, fuzzy=options.fuzzy):
+        for ours, theirs in calls.rows():
+            relative = measure(ours, theirs).relative if ours and theirs else None
+            if relative:
+                noise[ours.name if ours else ""] = relative
+    return noise

@@ -1,0 +1,213 @@
+"""The rows of a dump: every argument, parameter and result of every call, under msprobe's row names.
+
+Decides what a row is called and which calls are numbered anew; matching and judging happen elsewhere. Standard library
+only. Named tuples instead of dataclasses: a dump has hundreds of thousands of rows, and these are built much faster.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from trainermon.dump.reader import RawDump, load_raw, split_key
+from trainermon.dump.records import BACKWARD, DUMP_FILE, PARAMETERS_GRAD, TENSOR_FOLDER
+
+INPUT = "input"
+PARAMETERS = "parameters"
+OUTPUT = "output"
+CHECKSUM_KEYS = ("crc32c", "xxh64", "xxh3_64", "crc32", "md5")
+_TENSOR_TYPES = ("torch.Tensor", "mindspore.Tensor")
+_NUMBERS = {"int", "float", "bool"}
+
+
+class Item(NamedTuple):
+    """One row of one side.
+
+    `place` is its position in the call (`input.0`, `parameters.weight`), `state` the first word of it. `dtype` and
+    `shape` are None where there is no value. The statistics are numbers, None, or for a string the string.
+    """
+
+    name: str
+    place: str
+    state: str
+    dtype: str | None = None
+    shape: tuple[int, ...] | None = None
+    requires_grad: bool | None = None
+    max: Any = None
+    min: Any = None
+    mean: Any = None
+    norm: Any = None
+    nans: int | None = None
+    infs: int | None = None
+    checksum: tuple[str, str] | None = None
+    data_name: str | None = None
+
+    @property
+    def is_tensor(self) -> bool:
+        """Whether the row is a tensor and not a plain argument."""
+        return self.requires_grad is not None
+
+    @property
+    def num_elements(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape or ())
+
+    @property
+    def nonfinite(self) -> bool:
+        """Whether an element is NaN or infinite: by the counts where there are any, else by the statistics."""
+        if self.nans is not None and self.infs is not None:
+            return self.nans + self.infs > 0
+        return any(isinstance(value, float) and not math.isfinite(value) for value in (self.max, self.min, self.mean))
+
+
+class Call(NamedTuple):
+    """One entry of a dump: a forward or backward of a module or an API, or the gradients of a module's parameters.
+
+    `scope` is the path of the innermost module around it, "" if there is none or it is not known.
+    """
+
+    key: str
+    family: str
+    name: str
+    direction: str
+    number: int
+    scope: str
+    items: tuple[Item, ...]
+
+
+class Rows(NamedTuple):
+    """All calls of one dump, in the order of the file. `parents` holds the enclosing call of each."""
+
+    directory: Path
+    task: str
+    calls: tuple[Call, ...]
+    parents: Mapping[str, str]
+    stacks: Mapping[str, tuple[str, ...]]
+
+    @property
+    def has_tensors(self) -> bool:
+        """Whether the tensors themselves were dumped."""
+        return any(item.data_name for call in self.calls for item in call.items)
+
+    @property
+    def has_checksums(self) -> bool:
+        """Whether a tensor has a checksum."""
+        return any(item.checksum for call in self.calls for item in call.items)
+
+    def tensor_path(self, item: Item) -> Path | None:
+        """Return where the tensor of a row is stored; only its base name is used."""
+        return self.directory / TENSOR_FOLDER / Path(item.data_name).name if item.data_name else None
+
+
+def read_rows(path: Path) -> Rows:
+    """Return the rows of the dump in the directory `path`, or of which `path` is the dump.json.
+
+    Raises:
+        DumpError: there is no dump, or it is no JSON.
+    """
+    directory = path.parent if path.name == DUMP_FILE else path
+    raw = load_raw(directory)
+    parents = {key: parent for key, value in raw.construct.items() if (parent := _parent(value)) is not None}
+    return Rows(
+        directory=directory,
+        task=raw.task,
+        calls=tuple(_calls(raw, parents)),
+        parents=parents,
+        stacks={name: tuple(frames) for names, frames in raw.stacks.values() for name in names},
+    )
+
+
+def _parent(value: Any) -> str | None:
+    first = value[0] if isinstance(value, list) and value else value
+    return first if isinstance(first, str) else None
+
+
+def _calls(raw: RawDump, parents: Mapping[str, str]) -> Iterator[Call]:
+    for key, value in raw.data.items():
+        if not isinstance(value, dict):
+            continue
+        name, family, direction, number = split_key(key)
+        is_module = key.startswith("Module.")
+        yield Call(
+            key=key,
+            family="Module" if is_module else family,
+            name=f"{name}.{family}" if is_module else name,
+            direction=direction,
+            number=number,
+            scope=split_key(parents[key])[0] if key in parents else "",
+            items=tuple(_items(key, value, direction)),
+        )
+
+
+def _items(key: str, value: Mapping[str, Any], direction: str) -> Iterator[Item]:
+    if direction == PARAMETERS_GRAD:
+        for name, forms in value.items():
+            if isinstance(forms, list) and forms:
+                yield from _walk(forms[0], key, name, OUTPUT)
+        return
+    yield from _positional(value.get("input_args", value.get("input")), key, INPUT)
+    yield from _named(value.get("input_kwargs"), key, INPUT, INPUT)
+    yield from _named(value.get("parameters"), key, PARAMETERS, PARAMETERS)
+    yield from _positional(value.get("output"), key, OUTPUT)
+    yield from _named(value.get("output_kwargs"), key, OUTPUT if direction == BACKWARD else INPUT, OUTPUT)
+
+
+def _positional(forms: Any, key: str, state: str) -> Iterator[Item]:
+    for index, form in enumerate(forms if isinstance(forms, list) else ()):
+        yield from _walk(form, key, f"{state}.{index}", state)
+
+
+def _named(forms: Any, key: str, word: str, state: str) -> Iterator[Item]:
+    for name, form in forms.items() if isinstance(forms, dict) else ():
+        yield from _walk(form, key, f"{word}.{name}", state)
+
+
+def _walk(form: Any, key: str, place: str, state: str) -> Iterator[Item]:
+    name = f"{key}.{place}"
+    if isinstance(form, dict):
+        kind = form.get("type")
+        if kind in _TENSOR_TYPES or (isinstance(form.get("dtype"), str) and isinstance(form.get("shape"), list)):
+            yield _tensor(form, name, place, state)
+        elif isinstance(kind, str):
+            yield _argument(form, name, place, state)
+        else:
+            for part, inner in form.items():
+                yield from _walk(inner, key, f"{place}.{part}", state)
+    elif isinstance(form, list):
+        for index, inner in enumerate(form):
+            yield from _walk(inner, key, f"{place}.{index}", state)
+    else:
+        yield Item(name, place, state)
+
+
+def _tensor(form: Mapping[str, Any], name: str, place: str, state: str) -> Item:
+    get = form.get
+    checksum = next(((kind, str(form[kind])) for kind in CHECKSUM_KEYS if form.get(kind)), None)
+    return Item(
+        name,
+        place,
+        state,
+        str(get("dtype")),
+        tuple(get("shape") or ()),
+        bool(get("requires_grad")),
+        get("Max"),
+        get("Min"),
+        get("Mean"),
+        get("Norm"),
+        get("nans"),
+        get("infs"),
+        checksum,
+        get("data_name"),
+    )
+
+
+def _argument(form: Mapping[str, Any], name: str, place: str, state: str) -> Item:
+    kind, value = form["type"], form.get("value")
+    if kind in _NUMBERS or kind == "str":
+        return Item(name, place, state, f"<class '{kind}'>", (), None, value, value, value, value)
+    if isinstance(value, list):
+        shape = tuple(part for part in value if isinstance(part, int))
+        return Item(name, place, state, kind, shape)
+    return Item(name, place, state, kind, (), None, value, value, value, value)

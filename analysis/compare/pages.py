@@ -1,0 +1,182 @@
+"""A comparison for people: Markdown for an issue, and one HTML file that needs nothing else."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from trainermon.analysis.compare.comparison import Comparison
+from trainermon.analysis.compare.summary import RESULTS, describe, headline, unmatched_sides
+from trainermon.analysis.compare.verdicts import PASS, UNMATCHED, CallResult, Row
+
+MAX_BLAMED = 10
+MAX_CALLS = 2_000
+_MAX_STEPS = 600
+_STYLE = """
+:root{color-scheme:light dark;--line:#d9dde3;--soft:#f5f6f8;--text:#1c2430;--dim:#667085;--error:#c4320a;
+--warning:#b7791f;--pass:#2f855a;--unmatched:#8a94a6;--back:#fff}
+@media (prefers-color-scheme:dark){:root{--line:#333b47;--soft:#1c222b;--text:#e4e8ee;--dim:#98a2b3;--back:#12161c}}
+body{font:14px/1.45 system-ui,sans-serif;color:var(--text);background:var(--back);margin:24px auto;max-width:1200px;
+padding:0 20px}
+h1{font-size:20px;margin:0 0 4px}h2{font-size:15px;margin:24px 0 8px}.dim{color:var(--dim)}code{font-size:12.5px}
+.tiles{display:flex;gap:12px;margin:16px 0}.tile{flex:1;border:1px solid var(--line);border-radius:6px;padding:8px 14px}
+.tile b{display:block;font-size:22px}table{border-collapse:collapse;width:100%;font-size:13px}
+td,th{text-align:left;padding:4px 10px 4px 0;border-bottom:1px solid var(--line);vertical-align:top}
+th{color:var(--dim);font-weight:500}td.n{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}
+.error{color:var(--error)}.warning{color:var(--warning)}.pass{color:var(--pass)}.unmatched{color:var(--unmatched)}
+svg{width:100%;height:150px;border:1px solid var(--line);border-radius:6px;background:var(--soft)}
+details{border-bottom:1px solid var(--line);padding:3px 0}summary{cursor:pointer}
+details table{margin:4px 0 10px 18px;width:calc(100% - 18px)}
+"""
+
+
+def write_markdown(comparison: Comparison, path: Path) -> None:
+    """Write the summary, the blamed calls and the first of those that differ as Markdown."""
+    path.write_text("\n".join(_markdown(comparison)) + "\n", encoding="utf-8")
+
+
+def write_html(comparison: Comparison, path: Path) -> None:
+    """Write one HTML file: a screen of summary, and below it every call that does not pass, to be unfolded."""
+    path.write_text("".join(_html(comparison)), encoding="utf-8")
+
+
+def _markdown(comparison: Comparison) -> Iterator[str]:
+    counts = comparison.row_counts()
+    yield f"# {headline(comparison)}"
+    yield ""
+    yield f"Target `{comparison.target}`, golden `{comparison.golden}`, compared by {comparison.mode.value}."
+    yield ""
+    yield "| " + " | ".join(RESULTS) + " |"
+    yield "|" + "---:|" * len(RESULTS)
+    yield "| " + " | ".join(f"{counts[result]:,}" for result in RESULTS) + " |"
+    for title, calls in _sections(comparison):
+        yield ""
+        yield f"## {title}"
+        yield ""
+        yield "| call | inputs differ by | results differ by | explained | result |"
+        yield "|---|---:|---:|---:|---|"
+        for call in calls[:MAX_BLAMED]:
+            numbers = (call.input_error, call.output_error, call.expected)
+            yield f"| `{call.key}` | {' | '.join(_size(value) for value in numbers)} | {call.result} |"
+        if len(calls) > MAX_BLAMED:
+            yield f"| and {len(calls) - MAX_BLAMED:,} more | | | | |"
+
+
+def _sections(comparison: Comparison) -> list[tuple[str, list[CallResult]]]:
+    differing = [call for call in comparison.calls if call.result not in (PASS, UNMATCHED) and not call.blamed]
+    lonely = [call for call in comparison.calls if call.result == UNMATCHED]
+    sections = (
+        ("Where differences arose", list(comparison.blamed)),
+        ("What followed", differing),
+        ("On one side only", lonely),
+    )
+    return [(title, calls) for title, calls in sections if calls]
+
+
+def _html(comparison: Comparison) -> Iterator[str]:
+    title = headline(comparison)
+    yield f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{_text(title)}</title><style>{_STYLE}</style>'
+    yield f"<h1>{_text(title)}</h1>"
+    yield f'<div class="dim">target <code>{_text(str(comparison.target))}</code><br>'
+    yield f"golden <code>{_text(str(comparison.golden))}</code><br>"
+    yield f"compared by {comparison.mode.value} {_text(comparison.label)}</div>"
+    counts = comparison.row_counts()
+    tiles = (f'<div class="tile {name}"><b>{counts[name]:,}</b>{name}</div>' for name in RESULTS)
+    yield f'<div class="tiles">{"".join(tiles)}</div>'
+    yield from _growth_plot(comparison)
+    if comparison.blamed:
+        yield "<h2>Where differences arose</h2>"
+        yield from _blamed_table(comparison)
+    target_only, golden_only = unmatched_sides(comparison)
+    differing = [call for call in comparison.calls if call.result != PASS]
+    more = f", the first {MAX_CALLS:,}" if len(differing) > MAX_CALLS else ""
+    yield f"<h2>Calls that do not pass ({len(differing):,}{more})</h2>"
+    yield f'<div class="dim">only in the target: {target_only:,}, only in the golden dump: {golden_only:,}</div>'
+    for call in differing[:MAX_CALLS]:
+        yield from _details(call)
+
+
+def _blamed_table(comparison: Comparison) -> Iterator[str]:
+    yield "<table><tr><th>call<th>what<th>inputs differ by<th>results differ by<th>explained<th>called in</tr>"
+    for call in comparison.blamed[:MAX_BLAMED]:
+        frames = comparison.stacks.get(call.key, ())
+        own = next((frame for frame in frames if "site-packages" not in frame), "")
+        cells = "".join(
+            f'<td class="n">{_size(value)}' for value in (call.input_error, call.output_error, call.expected)
+        )
+        yield f'<tr><td><code>{_text(call.key)}</code><td class="error">{_text(describe(call))}{cells}'
+        yield f"<td><code>{_text(' '.join(own.split()))}</code></tr>"
+    if len(comparison.blamed) > MAX_BLAMED:
+        yield f"<tr><td>and {len(comparison.blamed) - MAX_BLAMED:,} more</tr>"
+    yield "</table>"
+
+
+def _growth_plot(comparison: Comparison) -> Iterator[str]:
+    """Draw how far results are apart over the order of calls, on a logarithmic axis from 1e-8 to 1."""
+    calls = [call for call in comparison.calls if call.result != UNMATCHED]
+    if not calls:
+        return
+    stride = max(1, math.ceil(len(calls) / _MAX_STEPS))
+    groups = [calls[index : index + stride] for index in range(0, len(calls), stride)]
+    width = 1000 / len(groups)
+    yield "<h2>How far results are apart, in the order of calls</h2>"
+    yield '<svg viewBox="0 0 1060 150" preserveAspectRatio="none">'
+    for exponent in (0, -2, -4, -6):
+        y = _height(10.0**exponent)
+        yield f'<line x1="50" x2="1060" y1="{y:.0f}" y2="{y:.0f}" stroke="var(--line)"/>'
+        yield f'<text x="4" y="{y + 4:.0f}" font-size="11" fill="var(--dim)">1e{exponent}</text>'
+    for index, group in enumerate(groups):
+        worst = max(
+            group, key=lambda call: (call.blamed, math.inf if math.isnan(call.output_error) else call.output_error)
+        )
+        top = _height(worst.output_error)
+        colour = "error" if worst.blamed else "warning" if worst.result != PASS else "pass"
+        yield f'<rect x="{50 + index * width:.2f}" y="{top:.1f}" width="{max(1.0, width * 0.8):.2f}"'
+        yield f' height="{145 - top:.1f}"'
+        yield f' fill="var(--{colour})"><title>{_text(worst.key)}: {_size(worst.output_error)}</title></rect>'
+    yield "</svg>"
+
+
+def _severity(call: CallResult) -> tuple[bool, float]:
+    return call.blamed, math.inf if math.isnan(call.output_error) else call.output_error
+
+
+def _height(size: float) -> float:
+    if math.isnan(size) or size > 1:
+        return 5.0
+    return 145.0 if size <= 1e-8 else 5 + 140 * -math.log10(size) / 8
+
+
+def _details(call: CallResult) -> Iterator[str]:
+    sizes = f"{_size(call.input_error)} → {_size(call.output_error)}" if call.result != UNMATCHED else ""
+    side = " (golden dump only)" if call.target is None else " (target only)" if call.golden is None else ""
+    yield f'<details><summary><span class="{call.result}">{call.result}</span> <code>{_text(call.key)}</code> '
+    yield f'<span class="dim">{sizes}{side}</span></summary><table>'
+    yield "<tr><th>place<th>result<th>differs by<th>target max, min, mean, norm<th>golden max, min, mean, norm<th></tr>"
+    for row in call.rows:
+        yield from _row(row)
+    yield "</table></details>"
+
+
+def _row(row: Row) -> Iterator[str]:
+    item = row.target or row.golden
+    yield f"<tr><td>{_text(item.place if item else '')}<td class={row.result}>{row.result}"
+    yield f'<td class="n">{_size(row.difference.relative)}'
+    for side in (row.target, row.golden):
+        values: Iterable[object] = (side.max, side.min, side.mean, side.norm) if side else ()
+        yield f"<td>{_text(', '.join(_short(value) for value in values if value is not None))}"
+    yield f"<td>{_text(' '.join(row.messages))}</tr>"
+
+
+def _short(value: object) -> str:
+    return f"{value:.5g}" if isinstance(value, float) else str(value)
+
+
+def _size(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2g}" if value else "0"
+
+
+def _text(value: str) -> str:
+    return html.escape(value)

@@ -1,0 +1,117 @@
+"""The result table: msprobe's columns in msprobe's order, as numbers or as the texts that its csv files hold."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from trainermon.analysis.compare.comparison import Comparison, Mode
+from trainermon.analysis.compare.items import Item
+from trainermon.analysis.compare.verdicts import Row
+
+NOT_AVAILABLE = "N/A"
+_BASIC = (
+    *("NPU Name", "Bench Name", "NPU Dtype", "Bench Dtype", "NPU Tensor Shape", "Bench Tensor Shape"),
+    *("NPU Requires_grad", "Bench Requires_grad"),
+)
+_STATISTICS = (
+    *("NPU max", "NPU min", "NPU mean", "NPU l2norm"),
+    *("Bench max", "Bench min", "Bench mean", "Bench l2norm"),
+)
+_METRICS = {
+    Mode.STATISTICS: (
+        *("Max diff", "Min diff", "Mean diff", "L2norm diff"),
+        *("MaxRelativeErr", "MinRelativeErr", "MeanRelativeErr", "NormRelativeErr"),
+    ),
+    Mode.CHECKSUM: ("NPU MD5", "BENCH MD5"),
+    Mode.TENSOR: (
+        *("Cosine", "EucDist", "MaxAbsErr", "MaxRelativeErr"),
+        *("One Thousandth Err Ratio", "Five Thousandths Err Ratio"),
+    ),
+}
+_LAST = ("Requires_grad Consistent", "Result", "Err_message", "NPU_Stack_Info")
+_OURS = {
+    Mode.STATISTICS: (),
+    Mode.CHECKSUM: (),
+    Mode.TENSOR: ("MeanRelativeErr", "Max ULP", "Norm Ratio", "NPU nonfinite", "Bench nonfinite"),
+}
+_TEXT_METRICS = 4  # of the statistics, the first four are differences and the others shares in per cent
+
+
+def header(mode: Mode) -> tuple[str, ...]:
+    """Return the names of the columns: msprobe's, and after them those that only this tool has."""
+    statistics = () if mode is Mode.CHECKSUM else _STATISTICS
+    data_name = ("Data_name",) if mode is Mode.TENSOR else ()
+    return (*_BASIC, *_METRICS[mode], *statistics, *_LAST, *data_name, *_OURS[mode], "Relative difference")
+
+
+def table(comparison: Comparison) -> Iterator[tuple[Any, ...]]:
+    """Yield the cells of every row as texts and numbers."""
+    for call in comparison.calls:
+        stack = comparison.stacks.get(call.key)
+        for row in call.rows:
+            yield _cells(comparison.mode, row, stack)
+            stack = None
+
+
+def _cells(mode: Mode, row: Row, stack: tuple[str, ...] | None) -> tuple[Any, ...]:
+    ours, theirs = row.target, row.golden
+    metrics = row.difference.columns or (None,) * (len(_METRICS[mode]) + len(_OURS[mode]))
+    own = metrics[len(_METRICS[mode]) :]
+    cells = [_attribute(item, name) for name in ("name", "dtype", "shape", "requires_grad") for item in (ours, theirs)]
+    cells += [_metric(mode, index, value) for index, value in enumerate(metrics[: len(_METRICS[mode])])]
+    if mode is not Mode.CHECKSUM:
+        cells += [*_statistics(ours), *_statistics(theirs)]
+    cells += [
+        _same_requirement(ours, theirs),
+        row.result,
+        str(list(row.messages)),
+        str(list(stack)) if stack else "N/A",
+    ]
+    if mode is Mode.TENSOR:
+        cells.append(str([_data_name(ours), _data_name(theirs)]))
+    return (*cells, *map(_plain, own), _plain(row.difference.relative))
+
+
+def _same_requirement(ours: Item | None, theirs: Item | None) -> str:
+    return str((ours.requires_grad if ours else None) == (theirs.requires_grad if theirs else None))
+
+
+def _data_name(item: Item | None) -> str:
+    if item is None:
+        return NOT_AVAILABLE
+    return item.data_name or "-1"
+
+
+def _attribute(item: Item | None, name: str) -> str:
+    value = getattr(item, name) if item is not None else None
+    if value is None:
+        return NOT_AVAILABLE
+    return str(list(value)) if name == "shape" else str(value)
+
+
+def _statistics(item: Item | None) -> tuple[Any, ...]:
+    if item is None:
+        return (NOT_AVAILABLE,) * 4
+    return tuple(_statistic(value) for value in (item.max, item.min, item.mean, item.norm))
+
+
+def _statistic(value: Any) -> Any:
+    if value is None or isinstance(value, bool):
+        return str(value)
+    return _plain(value)
+
+
+def _metric(mode: Mode, index: int, value: Any) -> Any:
+    if mode is Mode.STATISTICS and index >= _TEXT_METRICS and isinstance(value, float) and math.isfinite(value):
+        return f"{value}%" if value else 0
+    return _plain(value)
+
+
+def _plain(value: Any) -> Any:
+    if value is None:
+        return NOT_AVAILABLE
+    if isinstance(value, float) and not math.isfinite(value):
+        return "Nan" if math.isnan(value) else f"{value}"
+    return value

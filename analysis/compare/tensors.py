@@ -1,0 +1,142 @@
+"""How far two dumped tensors are apart, element by element, in one pass over both and in bounded memory.
+
+Files of torch are mapped and read with `weights_only`, those of numpy without pickles. Sums are in float64.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from trainermon.analysis.compare.items import Item, Rows
+from trainermon.analysis.compare.metrics import Difference, statistics_difference
+from trainermon.analysis.compare.noise import ROUNDOFF
+from trainermon.monitor.errors import DumpError
+
+CHUNK = 1 << 18
+"""Elements that are looked at together: 2 MiB in float64, which a cache holds."""
+
+_EPS = float(np.finfo(np.float32).eps)
+_NUM_COLUMNS = 11
+_Array = npt.NDArray[np.float64]
+
+
+@dataclass(slots=True)
+class _Sums:
+    """What is known of all chunks so far. Positions that are not finite on a side take no part in the sums."""
+
+    count: int = 0
+    product: float = 0.0
+    square: float = 0.0
+    golden_square: float = 0.0
+    distance: float = 0.0
+    largest: float = 0.0
+    largest_share: float = 0.0
+    sum_share: float = 0.0
+    below_thousandth: int = 0
+    below_five_thousandths: int = 0
+    ulps: float = 0.0
+    nonfinite: int = 0
+    golden_nonfinite: int = 0
+    differing: int = 0
+
+    def add(self, ours: _Array, theirs: _Array, unit: float) -> None:
+        """Take in one chunk."""
+        finite, their_finite = np.isfinite(ours), np.isfinite(theirs)
+        self.nonfinite += int(ours.size - np.count_nonzero(finite))
+        self.golden_nonfinite += int(theirs.size - np.count_nonzero(their_finite))
+        both = finite & their_finite
+        if not both.all():
+            same = (ours == theirs) | (np.isnan(ours) & np.isnan(theirs))
+            self.differing += int(np.count_nonzero(~both & ~same))
+            ours, theirs = ours[both], theirs[both]
+        if ours.size:
+            self._add_finite(ours, theirs, unit)
+
+    def _add_finite(self, ours: _Array, theirs: _Array, unit: float) -> None:
+        gap, size = np.abs(ours - theirs), np.abs(theirs)
+        share = gap / np.where(size > 0, size, _EPS)
+        self.count += ours.size
+        self.product += float(ours @ theirs)
+        self.square += float(ours @ ours)
+        self.golden_square += float(theirs @ theirs)
+        self.distance += float(gap @ gap)
+        self.largest = max(self.largest, float(gap.max()))
+        self.largest_share = max(self.largest_share, float(share.max()))
+        self.sum_share += float(share.sum())
+        self.below_thousandth += int(np.count_nonzero(share < 1e-3))
+        self.below_five_thousandths += int(np.count_nonzero(share < 5e-3))
+        if unit:
+            _, exponent = np.frexp(np.maximum(size, np.abs(ours)))
+            self.ulps = max(self.ulps, float((gap / np.ldexp(unit, exponent)).max()))
+
+    def difference(self) -> Difference:
+        """Return the columns of the result table, and the size of the difference."""
+        norm, golden_norm = math.sqrt(self.square), math.sqrt(self.golden_square)
+        if norm and golden_norm:
+            cosine: float | None = min(1.0, max(-1.0, self.product / norm / golden_norm))
+        else:
+            cosine = 1.0 if norm == golden_norm else None
+        share = [
+            part / self.count if self.count else 1.0 for part in (self.below_thousandth, self.below_five_thousandths)
+        ]
+        mean_share = self.sum_share / self.count if self.count else 0.0
+        ratio = norm / golden_norm if golden_norm else 1.0 if not norm else math.inf
+        distance = math.sqrt(self.distance)
+        msprobe = (cosine, distance, self.largest, self.largest_share, *share)
+        ours = (mean_share, self.ulps, ratio, self.nonfinite, self.golden_nonfinite)
+        size = math.nan if self.differing else distance / max(norm, golden_norm) if distance else 0.0
+        return Difference(size, (*msprobe, *ours))
+
+
+def tensor_difference(ours: Item, theirs: Item, *, target: Rows, golden: Rows) -> Difference:
+    """Return how far the tensors of two rows are apart; where one was not dumped, what the statistics tell.
+
+    Elements that are NaN, or the same infinity, on both sides are equal. With other non-finite ones the size is NaN,
+    and the columns are those of the remaining elements.
+
+    Raises:
+        DumpError: a file is missing or damaged, or it is one of torch and torch is not installed.
+    """
+    path, their_path = target.tensor_path(ours), golden.tensor_path(theirs)
+    if path is None or their_path is None or ours.shape != theirs.shape:
+        return Difference(statistics_difference(ours, theirs).relative, (None,) * _NUM_COLUMNS)
+    sums = _Sums()
+    name = (theirs.dtype or "").removeprefix("torch.")
+    unit = ROUNDOFF.get(name, 0.0)  # of a mantissa below 1, as frexp has it, the unit in the last place
+    with np.errstate(over="ignore", invalid="ignore"):
+        for chunk, their_chunk in zip(_chunks(path), _chunks(their_path), strict=True):
+            sums.add(chunk, their_chunk, unit)
+    return sums.difference()
+
+
+def _chunks(path: Path) -> Iterator[_Array]:
+    flat = _load(path)
+    for start in range(0, len(flat), CHUNK):
+        part = flat[start : start + CHUNK]
+        yield np.asarray(part if isinstance(part, np.ndarray) else part.double().numpy(), dtype=np.float64)
+
+
+def _load(path: Path) -> Any:
+    """Return a tensor of one dimension, mapped from its file; of complex numbers both parts."""
+    try:
+        if path.suffix == ".npy":
+            array = np.load(path, mmap_mode="r", allow_pickle=False)
+            flat = array.reshape(-1)
+            return flat.view(flat.real.dtype) if flat.dtype.kind == "c" else flat
+        import torch
+
+        tensor = torch.load(path, map_location="cpu", weights_only=True, mmap=True).detach()
+    except ImportError as error:
+        raise DumpError(f"{path} needs torch: install it, or compare with --mode statistics") from error
+    except (OSError, ValueError, RuntimeError, AttributeError) as error:
+        raise DumpError(f"{path} is no tensor file ({error}): copy the dump again, or use --mode statistics") from error
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor)
+    return tensor.reshape(-1)

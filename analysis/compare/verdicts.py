@@ -1,0 +1,270 @@
+"""What a difference means: pass, warning or error, and whether the operation is to blame for it.
+
+An operation is blamed (error) if its result differs by more than rounding and the differences of what it was given
+explain. What differs but is explained is a warning and says so. A value that is finite on one side alone is always an
+error, and blamed where it first appears. Decides nothing about files and tables.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from trainermon.analysis.compare.items import OUTPUT, PARAMETERS, Call, Item
+from trainermon.analysis.compare.matching import CallPair
+from trainermon.analysis.compare.metrics import Difference
+from trainermon.analysis.compare.noise import SAFETY, growth, rounding, roundoff
+from trainermon.dump.records import BACKWARD, FORWARD
+
+PASS = "pass"  # noqa: S105
+WARNING = "warning"
+ERROR = "error"
+UNMATCHED = "unmatched"
+# What these return is not yet written, or only a view: msprobe leaves them out as well.
+_UNDEFINED = frozenset(
+    [
+        "empty",
+        "empty_like",
+        "numpy",
+        "to",
+        "__setitem__",
+        "empty_with_format",
+        "new_empty",
+        "new_empty_strided",
+        "empty_strided",
+    ]
+)
+
+
+_Compared = tuple[Item | None, Item | None, Difference]
+
+
+class Row(NamedTuple):
+    """One row of the result table. `relative` is the size of the difference, see `Difference`."""
+
+    target: Item | None
+    golden: Item | None
+    difference: Difference
+    result: str
+    messages: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallResult:
+    """One call of the target with all its rows.
+
+    `input_error` and `output_error` are the largest relative differences before and after it, `expected` what rounding
+    and the inputs' differences explain. `blamed` tells that the difference arose here and not in a call within it.
+    """
+
+    target: Call | None
+    golden: Call | None
+    rows: tuple[Row, ...]
+    result: str
+    input_error: float = 0.0
+    output_error: float = 0.0
+    expected: float = 0.0
+    blamed: bool = False
+
+    @property
+    def key(self) -> str:
+        """Name of the call, the target's where there is one."""
+        call = self.target or self.golden
+        return call.key if call else ""
+
+
+class Judge:
+    """Judges the calls of one pair of dumps, in the order in which they ran.
+
+    `baseline` gives for a row's name how far two runs of the same side were apart: noise that no model knows. `exact`
+    allows for no rounding: equal inputs must give equal bits, and of unequal ones nothing can be expected.
+    """
+
+    def __init__(
+        self,
+        pairs: Iterable[CallPair],
+        *,
+        parents: Mapping[str, str],
+        difference: Callable[[Item, Item], Difference],
+        baseline: Mapping[str, float] | None = None,
+        exact: bool = False,
+    ) -> None:
+        self._pairs = list(pairs)
+        self._parents = parents
+        self._difference = difference
+        self._baseline = baseline or {}
+        self._exact = exact
+        self._inner = _inner_calls(parents)
+        self._errors: dict[tuple[str, int, str], float] = {}
+        self._gradients: dict[str, float] = {}
+        self._worst_so_far = 0.0
+        self._blamed_within: set[str] = set()
+
+    def judge(self) -> list[CallResult]:
+        """Return the result of every call."""
+        measured = [
+            [(ours, theirs, self._compare(ours, theirs)) for ours, theirs in pair.rows()] for pair in self._pairs
+        ]
+        for pair, compared in zip(self._pairs, measured, strict=True):
+            if pair.target and pair.golden:
+                self._note(pair.target, _before(compared), _after(compared))
+        return [self._call(pair, compared) for pair, compared in zip(self._pairs, measured, strict=True)]
+
+    def _note(self, call: Call, before: float, after: float) -> None:
+        place = call.name, call.number, call.direction
+        self._errors[place] = _worst(
+            self._errors.get(place, 0.0), before if call.direction == BACKWARD else _worst(before, after)
+        )
+        if call.direction == BACKWARD:
+            self._gradients[call.name] = _worst(self._gradients.get(call.name, 0.0), before)
+
+    def _call(self, pair: CallPair, compared: list[_Compared]) -> CallResult:
+        if pair.target is None or pair.golden is None:
+            rows = tuple(Row(ours, theirs, difference, UNMATCHED) for ours, theirs, difference in compared)
+            return CallResult(target=pair.target, golden=pair.golden, rows=rows, result=UNMATCHED)
+        before, after = _worst(_before(compared), self._earlier(pair.target)), _after(compared)
+        expected, floor = self._expected(pair, before)
+        unexplained = after > expected or (math.isnan(after) and not math.isnan(before))
+        result = CallResult(
+            target=pair.target,
+            golden=pair.golden,
+            rows=(),
+            result=PASS,
+            input_error=before,
+            output_error=after,
+            expected=expected,
+            blamed=unexplained and pair.target.name not in _UNDEFINED and pair.target.key not in self._blamed_within,
+        )
+        rows = tuple(self._row(result, floor, *row) for row in compared)
+        self._remember(result)
+        return replace(result, rows=rows, result=_most_severe(row.result for row in rows))
+
+    def _compare(self, ours: Item | None, theirs: Item | None) -> Difference:
+        return self._difference(ours, theirs) if ours and theirs else Difference(None, ())
+
+    def _earlier(self, call: Call) -> float:
+        """Return the error of what a backward also depends on: the forward of the same call, and what came before it.
+
+        The gradients of parameters are those of the module's outputs and inputs; where its backward was not dumped,
+        they take the worst error that any call before them had.
+        """
+        if call.direction == FORWARD:
+            return 0.0
+        forward = self._errors.get((call.name, call.number, FORWARD), 0.0)
+        if call.direction == BACKWARD:
+            return forward
+        return _worst(forward, self._gradients.get(call.name, self._worst_so_far))
+
+    def _expected(self, pair: CallPair, before: float) -> tuple[float, float]:
+        call = pair.target
+        assert call is not None
+        assert pair.golden is not None
+        if self._exact:
+            return math.inf if before else 0.0, 0.0
+        inner = self._inner[call.key]
+        unit = max(roundoff(call.items), roundoff(pair.golden.items))
+        noise = rounding(call, inner, unit)
+        baseline = max((self._baseline.get(item.name, 0.0) for item in call.items if item.state == OUTPUT), default=0.0)
+        finite = 0.0 if math.isnan(before) else before
+        return SAFETY * (growth(call, inner) * finite + noise) + 2 * baseline, SAFETY * noise
+
+    def _row(
+        self, call: CallResult, floor: float, ours: Item | None, theirs: Item | None, difference: Difference
+    ) -> Row:
+        if ours is None or theirs is None:
+            return Row(ours, theirs, difference, UNMATCHED)
+        flaw = _flaw(ours, theirs)
+        if flaw:
+            return Row(ours, theirs, difference, ERROR, (f"error: {flaw}",))
+        relative = difference.relative
+        if relative is None or relative <= max(floor, 2 * self._baseline.get(ours.name, 0.0)):
+            return Row(ours, theirs, difference, PASS)
+        result, message = self._meaning(call, ours, theirs, relative)
+        return Row(ours, theirs, difference, result, (f"{result}: {message}",))
+
+    def _meaning(self, call: CallResult, ours: Item, theirs: Item, relative: float) -> tuple[str, str]:
+        if math.isnan(relative):
+            side = "the target" if ours.nonfinite else "the golden dump"
+            both = ours.nonfinite and theirs.nonfinite
+            where = "in other numbers" if both else f"in {side} only"
+            return (
+                ERROR,
+                f"NaN or Inf {where}{', as in its inputs' if ours.state == OUTPUT and not call.blamed else ''}.",
+            )
+        size = f"{relative:.2g}" if math.isfinite(relative) else "bits only"
+        if ours.state != OUTPUT:
+            what = "the parameter" if ours.state == PARAMETERS else "the input"
+            return WARNING, f"{what} differs by {size} before this call."
+        if call.blamed:
+            inputs = f"inputs by {call.input_error:.2g}" if call.input_error else "inputs do not"
+            return ERROR, f"differs by {size}, {inputs}: rounding and they explain {call.expected:.2g}."
+        if call.output_error > call.expected:
+            return WARNING, f"differs by {size}, because of a call within it."
+        return WARNING, f"differs by {size}, which is explained by its inputs ({call.input_error:.2g})."
+
+    def _remember(self, result: CallResult) -> None:
+        call = result.target
+        assert call is not None
+        self._worst_so_far = _worst(self._worst_so_far, result.output_error)
+        if not result.blamed:
+            return
+        parent = self._parents.get(call.key)
+        while parent is not None and parent not in self._blamed_within:
+            self._blamed_within.add(parent)
+            parent = self._parents.get(parent)
+
+
+def _before(compared: Iterable[_Compared]) -> float:
+    return _largest(difference for ours, _, difference in compared if ours and ours.state != OUTPUT)
+
+
+def _after(compared: Iterable[_Compared]) -> float:
+    return _largest(difference for ours, _, difference in compared if ours and ours.state == OUTPUT)
+
+
+def _inner_calls(parents: Mapping[str, str]) -> Counter[str]:
+    """Return how many calls were dumped within each call, at any depth."""
+    counts: Counter[str] = Counter()
+    for key in parents:
+        above: str | None = parents[key]
+        while above is not None:
+            counts[above] += 1
+            above = parents.get(above)
+    return counts
+
+
+def _flaw(ours: Item, theirs: Item) -> str:
+    if ours.dtype != theirs.dtype:
+        return f"dtype {ours.dtype}, but {theirs.dtype} in the golden dump."
+    if ours.shape != theirs.shape:
+        return f"shape {_shape(ours)}, but {_shape(theirs)} in the golden dump."
+    if ours.requires_grad != theirs.requires_grad:
+        return f"requires_grad is {ours.requires_grad}, but {theirs.requires_grad} in the golden dump."
+    if not ours.is_tensor and repr(ours.max) != repr(theirs.max):
+        return f"argument {ours.max}, but {theirs.max} in the golden dump."
+    return ""
+
+
+def _shape(item: Item) -> str:
+    return str(list(item.shape or ()))
+
+
+def _largest(differences: Iterable[Difference]) -> float:
+    largest = 0.0
+    for difference in differences:
+        if difference.relative is not None:
+            largest = _worst(largest, difference.relative)
+    return largest
+
+
+def _worst(one: float, other: float) -> float:
+    """Return the larger of two errors; NaN is the worst."""
+    return math.nan if math.isnan(one) or math.isnan(other) else max(one, other)
+
+
+def _most_severe(results: Iterable[str]) -> str:
+    found = set(results)
+    return next((result for result in (ERROR, WARNING, PASS) if result in found), PASS)

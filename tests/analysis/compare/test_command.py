@@ -1,0 +1,77 @@
+"""`trainermon compare` on a terminal and as files."""
+
+import csv
+import json
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from trainermon.analysis.compare.files import FORMATS
+from trainermon.cli import main
+
+RECORDED = Path(__file__).with_name("recorded")
+FAULTY, SOUND = str(RECORDED / "faulty"), str(RECORDED / "sound")
+
+
+def test_the_summary_is_one_screen_and_begins_with_the_cause(capsys):
+    assert main(["compare", FAULTY, SOUND]) == 0
+
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("The first difference arose in Module.layers.1.Block.forward.0: its results differ by")
+    assert "rows      1 error, 144 warning, 101 pass, 6 unmatched" in lines
+    assert any("record_with_msprobe.py" in line for line in lines if line.startswith("called in"))
+    assert len(lines) <= 40
+    assert max(map(len, lines)) <= 160
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_format_is_written(name, tmp_path, capsys):
+    assert main(["compare", FAULTY, SOUND, "-o", str(tmp_path), "-f", name]) == 0
+
+    (path,) = tmp_path.iterdir()
+    assert path.name.startswith("compare_result_step0_rank0_")
+    assert path.suffix == f".{name}"
+    content = path.read_bytes() if name != "xlsx" else zipfile.ZipFile(path).read("xl/worksheets/sheet1.xml")
+    strings = b"" if name != "xlsx" else content
+    assert b"Module.layers.1.Block.forward.0" in content + strings
+
+
+def test_json_is_strict_and_names_what_is_blamed(capsys):
+    main(["compare", str(RECORDED / "nan"), SOUND, "--json"])
+
+    (document,) = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert document["blamed"] == ["Module.layers.1.Block.forward.0"]
+    assert document["rows"]["error"] == 145
+    (blamed,) = [result for result in document["results"] if result.get("blamed")]
+    assert blamed["output_error"] == "NaN"
+
+
+def test_every_csv_row_has_as_many_cells_as_the_header(tmp_path, capsys):
+    main(["compare", FAULTY, SOUND, "-o", str(tmp_path), "-f", "csv"])
+
+    with next(tmp_path.glob("*.csv")).open(newline="") as file:
+        rows = list(csv.reader(file))
+    assert {len(row) for row in rows} == {len(rows[0])}
+    assert rows[0][25:28] == ["Result", "Err_message", "NPU_Stack_Info"]
+
+
+def test_text_of_a_dump_cannot_become_markup(tmp_path, capsys):
+    from trainermon.analysis.compare import compare
+    from trainermon.analysis.compare.pages import write_html
+
+    folder = tmp_path / "rank0"
+    folder.mkdir()
+    dump = json.loads((RECORDED / "faulty/step0/rank0/dump.json").read_text())
+    dump["data"] = {"<script>alert(1)</script>.0.forward": dump["data"]["Tensor.mul_.0.forward"]}
+    (folder / "dump.json").write_text(json.dumps(dump))
+    (comparison,) = compare(folder, RECORDED / "sound/step0/rank0")
+    write_html(comparison, tmp_path / "page.html")
+
+    assert "<script>" not in (tmp_path / "page.html").read_text()
+
+
+def test_a_folder_without_a_dump_is_refused(tmp_path, capsys):
+    assert main(["compare", str(tmp_path), SOUND]) == 1
+
+    assert "holds no dump: expected dump.json" in capsys.readouterr().err
