@@ -77,6 +77,7 @@ class ModuleCapture:
     Attributes:
         micro_step: Written into the entries while it is set; so is `stage`, the number of the root.
         handed: What the root that runs next is given beside its arguments, by name.
+        quiet: A function mode is to see nothing of what the capture itself calls; to be set before `attach`.
     """
 
     def __init__(
@@ -93,6 +94,7 @@ class ModuleCapture:
         self.handed: Mapping[str, Any] = {}
         self.writer = writer
         self._gathered = gathered
+        self.quiet = False
         self._border = _Border(writer)
         self._handles: list[RemovableHandle] = []
         self._stack: list[tuple[nn.Module, _Call | None]] = []
@@ -105,11 +107,18 @@ class ModuleCapture:
             for watched in _watched_below(root, scope, names or {})
         ]
 
+    @property
+    def running(self) -> str | None:
+        """Key of the innermost recorded call that is running, None at the top; the root has none."""
+        return _parent_key(next((call for _, call in reversed(self._stack) if call is not None), None), FORWARD)
+
     def attach(self) -> None:
         """Put the hooks in place; they are behind all hooks that the script has registered so far."""
         for watched in self._watched:
-            before = self._contain(self._before, watched)
-            behind = self._contain(self._behind)
+            before = (
+                self._contain(_quietly, self._before, watched) if self.quiet else self._contain(self._before, watched)
+            )
+            behind = self._contain(_quietly, self._behind) if self.quiet else self._contain(self._behind)
             self._handles.append(watched.module.register_forward_pre_hook(before, with_kwargs=True))
             # non-reentrant checkpointing leaves a recomputed forward by an exception
             self._handles.append(watched.module.register_forward_hook(behind, always_call=True))
@@ -126,6 +135,11 @@ class ModuleCapture:
         self._contain(self._gradients.close)()
         self._border.tripped = True
         self._stack.clear()
+
+    def go_on_from(self, earlier: ModuleCapture) -> None:
+        """Number calls on from where `earlier` ended, which wrote into the same dump."""
+        self._calls_of_stem = earlier._calls_of_stem
+        self._gradients.go_on_from(earlier._gradients)
 
     def _before(self, watched: _Watched, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         recomputing = torch._C._current_graph_task_id() != -1
@@ -233,6 +247,11 @@ class ModuleCapture:
 
     def _contain(self, function: Callable[..., None], *bound: Any) -> Contained:
         return Contained(self._border, function, bound)
+
+
+def _quietly(function: Callable[..., Any], *args: Any) -> None:
+    with torch._C.DisableTorchFunction():
+        function(*args)
 
 
 class _Border:

@@ -132,6 +132,10 @@ class GradientHooks:
             hook = self._contain(self._parameter_gradient, owned)
             self._leaf_handles.append(parameter.register_hook(hook))  # type: ignore[no-untyped-call]
 
+    def go_on_from(self, earlier: GradientHooks) -> None:
+        """Number gradients of parameters on from where `earlier` ended."""
+        self._parameter_calls = earlier._parameter_calls
+
     def close(self) -> None:
         """Take the hooks off all leaves, and write parameter gradients whose siblings never came."""
         for handle in self._leaf_handles:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import linecache
 import os
 import sys
@@ -35,6 +36,7 @@ def call_stack() -> tuple[str, ...]:
     return tuple(frames)
 
 
+@functools.lru_cache(maxsize=8192)
 def _text(file_name: str, line: int, function: str) -> str:
     source = linecache.getline(file_name, line).strip()
     return f"File {file_name}, line {line}, in {function}, \n {source}"

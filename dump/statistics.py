@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from trainermon.dump.encode import Leaf
 from trainermon.monitor.statistics import moments
@@ -68,7 +69,7 @@ class Statistics:
         """Take the statistics of all `leaves` as they are now; empty and meta tensors keep None."""
         groups: dict[torch.device, list[Leaf]] = {}
         for leaf in leaves:
-            if leaf.tensor.numel() and leaf.tensor.device.type != "meta":
+            if leaf.tensor.numel() and has_elements(leaf.tensor):
                 groups.setdefault(leaf.tensor.device, []).append(leaf)
         for device, group in groups.items():
             rows = torch.empty(len(group), len(STATISTICS), dtype=torch.float64, device=device)
@@ -93,6 +94,11 @@ class Statistics:
         for form, source in self._copies:
             _copy_numbers(form, source)
         self._copies.clear()
+
+
+def has_elements(tensor: Tensor) -> bool:
+    """Return whether there is memory behind `tensor`; a meta or a fake one is only a shape."""
+    return tensor.device.type != "meta" and not isinstance(tensor, FakeTensor)
 
 
 def write_numbers(form: dict[str, Any], row: Sequence[float]) -> None:
@@ -127,6 +133,8 @@ def _real(tensor: Tensor) -> Tensor:
     tensor = tensor.detach()
     if hasattr(tensor, "to_local"):  # the whole of a DTensor is nowhere
         tensor = tensor.to_local()
+    if tensor.layout is not torch.strided:  # the elements that are stored; the others are zeros by definition
+        tensor = tensor.coalesce().values() if tensor.layout is torch.sparse_coo else tensor.values()
     if tensor.is_complex():
         return tensor.abs()
     return tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor

@@ -33,7 +33,7 @@ from trainermon.dump.records import (
 from trainermon.dump.statistics import Statistics, TensorMemory
 from trainermon.monitor.errors import DumpError
 
-TASKS = ("statistics", "tensor")
+TASKS = ("statistics", "tensor", "structure")
 # Entries whose numbers are still on an accelerator; then one wait for all of them.
 MAX_UNRESOLVED = 512
 MAX_NAME = 200
@@ -49,6 +49,10 @@ class DumpWriter:
     Raises:
         DumpError: unknown task, or the directory cannot be written.
     """
+
+    level = "L0"
+    main_file = DUMP_FILE
+    with_structure = True
 
     def __init__(self, directory: Path, info: DumpInfo, *, task: str = "statistics", max_bytes: int = 1 << 30) -> None:
         if task not in TASKS:
@@ -68,11 +72,11 @@ class DumpWriter:
         try:
             make_private_folder(self._folder if self.with_tensors else self.directory)
             with contextlib.suppress(FileNotFoundError):
-                (self.directory / DUMP_FILE).unlink()
+                (self.directory / self.main_file).unlink()
             self._file = os.open(self.directory / PARTIAL_FILE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         except OSError as error:
             raise DumpError(f"cannot write a dump in {self.directory}: {error}") from error
-        self._append({"info": self._plain_info(), "task": task, "level": "L0"})
+        self._append({"info": self._plain_info(), "task": task, "level": self.level})
 
     @property
     def bytes_written(self) -> int:
@@ -100,9 +104,17 @@ class DumpWriter:
                 leaf.form["order"] = source["order"]
                 self._statistics.share(leaf.form, source)
         self._statistics.fill(fresh)
-        if self.with_tensors:
+        if self.saves(key):
             for leaf in leaves:
-                self._save(f"{key}.{leaf.slot}", leaf)
+                self._save(file_stem(key, leaf.slot), leaf)
+
+    def wants(self, key: str) -> bool:  # noqa: ARG002  # for those that choose
+        """Return whether the entry `key`, which begins, is recorded."""
+        return True
+
+    def saves(self, key: str) -> bool:  # noqa: ARG002  # for those that choose
+        """Return whether the tensors of the entry `key` are saved."""
+        return self.with_tensors
 
     def add(
         self, key: str, value: dict[str, Any], *, parent: str | None = None, stack: Sequence[str] | None = None
@@ -132,17 +144,22 @@ class DumpWriter:
         Raises:
             DumpError: a file cannot be written; the partial file is left and can be read.
         """
+        self.publish(**changes)
+        os.close(self._file)
+        (self.directory / PARTIAL_FILE).unlink()
+        return self.info
+
+    def publish(self, **changes: Any) -> DumpInfo:
+        """Put the files in place as they are so far, and stay open for more; see `close`."""
         try:
             self._flush()
-            os.close(self._file)
-            partial = self.directory / PARTIAL_FILE
             self.info = dataclasses.replace(self.info, **changes, complete=True)
-            raw = load_partial(partial)
-            _write(self.directory / STACK_FILE, json.dumps(raw.stacks, indent=1))
-            _write(self.directory / CONSTRUCT_FILE, json.dumps(raw.construct, indent=1))
+            raw = load_partial(self.directory / PARTIAL_FILE)
+            if self.with_structure:
+                _write(self.directory / STACK_FILE, json.dumps(raw.stacks, indent=1))
+                _write(self.directory / CONSTRUCT_FILE, json.dumps(raw.construct, indent=1))
             _write(self.directory / INFO_FILE, json.dumps({**self._plain_info(), "root": raw.root}, indent=1))
-            _write(self.directory / DUMP_FILE, "".join(self._dump_text(raw)))
-            partial.unlink()
+            _write(self.directory / self.main_file, "".join(self._dump_text(raw)))
         except OSError as error:
             raise DumpError(f"cannot finish the dump in {self.directory}: {error}") from error
         return self.info
@@ -209,8 +226,11 @@ class DumpWriter:
             self._over_quota += 1
             return
         if known is None or not self._link(known, file_name):
-            self._bytes += save_tensor(tensor, self._folder / file_name)
+            self._bytes += self._store(tensor, self._folder / file_name)
         leaf.form["data_name"] = file_name
+
+    def _store(self, tensor: Tensor, path: Path) -> int:
+        return save_tensor(tensor, path)
 
     def _link(self, known: str, file_name: str) -> bool:
         try:
@@ -218,6 +238,11 @@ class DumpWriter:
         except OSError:  # a file system without links, or a name that is there already
             return False
         return True
+
+
+def file_stem(key: str, slot: str) -> str:
+    """Return what msprobe calls the file of a tensor, without its ending; the inner part of a debug name comes last."""
+    return f"{key}.{slot}" if slot else key
 
 
 def save_tensor(tensor: Tensor, path: Path) -> int:

@@ -13,9 +13,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from trainermon.dump.debugger import PrecisionDebugger
     from trainermon.monitor.session import TrainerMon, compile_friendly
 
-__all__ = ["TrainerMon", "__version__", "compile_friendly"]
+__all__ = ["PrecisionDebugger", "TrainerMon", "__version__", "compile_friendly"]
 __version__ = "0.1.0"
 
 
@@ -24,4 +25,8 @@ def __getattr__(name: str) -> Any:
         from trainermon.monitor import session  # loads torch, so only when asked for
 
         return getattr(session, name)
+    if name == "PrecisionDebugger":
+        from trainermon.dump import debugger
+
+        return debugger.PrecisionDebugger
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

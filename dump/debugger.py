@@ -1,0 +1,242 @@
+"""`PrecisionDebugger`: dumps of chosen steps, ordered by the training script, with msprobe's interface."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch.distributed as dist
+from torch import nn
+
+from trainermon.dump.debugger_config import DebuggerConfig, default_file, read_debugger_config
+from trainermon.dump.recording import CustomFunction, Models, Recording
+from trainermon.dump.records import DumpInfo
+from trainermon.monitor.config.reading import read_mapping
+from trainermon.monitor.errors import ConfigError
+from trainermon.monitor.taps.guard import Guard
+
+logger = logging.getLogger("trainermon")
+
+
+class PrecisionDebugger:
+    """Dumps what modules and torch functions take and return, and all gradients, between `start` and `stop`.
+
+        debugger = PrecisionDebugger(dump_path="dumps", level="mix", step=[10])
+        for batch in batches:
+            debugger.start(model)
+            loss = train(batch)
+            debugger.stop()
+            debugger.step()
+
+    The run keeps every bit. There is one debugger in a process: the first construction counts, later ones return it.
+    After the first `start` returned nothing is raised into training; what goes wrong is logged and stands in the dump.
+
+    Args:
+        config_path: A JSON or YAML file (see `DebuggerConfig`); None: `config.json`, if there is one here.
+        task: Instead of the file's.
+        dump_path: Instead of the file's.
+        level: Instead of the file's.
+        step: Instead of the file's.
+
+    Raises:
+        ConfigError: A key is unknown, or a value cannot be met.
+    """
+
+    _instance: ClassVar[PrecisionDebugger | None] = None
+
+    def __new__(cls, *_args: Any, **_kwargs: Any) -> PrecisionDebugger:
+        """Return the process's debugger."""
+        return cls._instance or super().__new__(cls)
+
+    def __init__(
+        self,
+        config_path: str | Path | None = None,
+        task: str | None = None,
+        dump_path: str | Path | None = None,
+        level: str | None = None,
+        step: list[int | str] | None = None,
+    ) -> None:
+        if PrecisionDebugger._instance is not None:
+            logger.info("there is a PrecisionDebugger already; it stays as it is")
+            return
+        self._path = _file(config_path)
+        path = None if dump_path is None else str(dump_path)
+        self._arguments: dict[str, Any] = {"task": task, "dump_path": path, "level": level, "step": step}
+        self._stamp: tuple[int, int] | None = None
+        self._config, self._notes = self._read()
+        for note in self._notes:
+            logger.warning("%s", note)
+        self._step = 0
+        self._pid = os.getpid()
+        self._recording: Recording | None = None
+        self._custom: list[CustomFunction] = []
+        self._guard = Guard(lambda _message: self._abandon())
+        PrecisionDebugger._instance = self
+
+    @property
+    def config(self) -> DebuggerConfig:
+        """The configuration in force."""
+        return self._config
+
+    @classmethod
+    def start(cls, model: Models = None, *, rank_id: int | None = None) -> None:
+        """Record from now on, if this step and this rank are chosen.
+
+        Args:
+            model: A module, several in a list (their numbers begin the names) or in a dict (its keys do); levels L0 and
+                mix need one.
+            rank_id: The rank, where torch.distributed does not know it.
+
+        Raises:
+            AttachError: The level needs a model, and none was given.
+        """
+        self = cls._instance
+        if self is not None and os.getpid() == self._pid:
+            self._reload()
+            self._begin(model, _rank() if rank_id is None else rank_id)
+
+    @classmethod
+    def stop(cls) -> None:
+        """Record nothing any more, and put the files in place; a later `start` in the same step goes on in them."""
+        self = cls._instance
+        if self is not None and self._recording is not None and os.getpid() == self._pid:
+            self._guard.wrap(self._recording.end)()
+
+    @classmethod
+    def step(cls) -> None:
+        """End the step; the next one has the next number, and counts calls from 0."""
+        self = cls._instance
+        if self is not None:
+            self._finish()
+            self._step += 1
+
+    @classmethod
+    def set_init_step(cls, step: int) -> None:
+        """Let the current step have the number `step`."""
+        if cls._instance is not None:
+            cls._instance._finish()
+            cls._instance._step = step
+
+    @classmethod
+    def save(cls, variable: Any, name: str, save_backward: bool = True) -> None:  # noqa: FBT001, FBT002  # msprobe's
+        """Record a variable at level debug: a tensor, a number, or containers of them; and its gradient.
+
+        Args:
+            variable: What to record, as it is now.
+            name: Its name; calls with the same name are numbered.
+            save_backward: Whether its gradient is recorded too, when it arrives.
+        """
+        self = cls._instance
+        if self is None or self._config.level != "debug" or os.getpid() != self._pid:
+            return
+        self._begin(None, _rank())
+        if self._recording is not None:
+            self._guard.wrap(self._recording.save)(variable, name, save_backward)
+
+    @classmethod
+    def register_custom_api(cls, module: Any, api_name: str, api_prefix: str | None = None) -> None:
+        """Record calls of the function `api_name` of `module`, a module or a class, as `<prefix>.<api_name>`.
+
+        Takes effect at the next `start`, at levels L1 and mix. Without `api_prefix` the name of `module` is the prefix.
+
+        Raises:
+            ConfigError: There is no such function.
+        """
+        if not callable(getattr(module, api_name, None)):
+            raise ConfigError(f"register_custom_api: {module!r} has no function {api_name!r}")
+        if cls._instance is not None:
+            prefix = api_prefix or getattr(module, "__name__", type(module).__name__).split(".")[-1]
+            cls._instance._custom.append(CustomFunction(module, api_name, prefix))
+
+    @classmethod
+    def restore_custom_api(cls, module: Any, api_name: str) -> None:
+        """Record calls of that function no more, from the next `start` on."""
+        if cls._instance is not None:
+            kept = [one for one in cls._instance._custom if (one.owner, one.name) != (module, api_name)]
+            cls._instance._custom = kept
+
+    @classmethod
+    def close(cls) -> None:
+        """End the dump that is open, and forget the debugger: the next construction makes another one."""
+        if cls._instance is not None:
+            cls._instance._finish()
+            cls._instance = None
+
+    def _read(self) -> tuple[DebuggerConfig, tuple[str, ...]]:
+        if self._path is None:
+            return read_debugger_config({}, **self._arguments)
+        self._stamp = _stamp(self._path)
+        try:
+            return read_debugger_config(read_mapping(self._path), **self._arguments)
+        except ConfigError as error:
+            raise ConfigError(f"{self._path}: {error}") from error
+
+    def _reload(self) -> None:
+        """Read the file again if it says `dump_enable` and has changed; a wrong one changes nothing."""
+        if self._config.dump_enable is None or self._path is None or _stamp(self._path) == self._stamp:
+            return
+        try:
+            enabled = self._config.dump_enable
+            self._config, self._notes = self._read()
+            if self._config.dump_enable is None:
+                self._arguments["dump_enable"] = enabled
+                self._config, self._notes = self._read()
+            logger.info("%s was read again", self._path)
+        except ConfigError as error:
+            logger.warning("%s; the configuration stays as it was", error)
+
+    def _begin(self, model: Models, rank: int) -> None:
+        config = self._config
+        is_chosen = (not config.step or self._step in config.step) and (not config.rank or rank in config.rank)
+        if not is_chosen or config.dump_enable is False or self._guard.tripped:
+            return
+        if self._recording is None:
+            directory = Path(config.dump_path) / f"step{self._step}" / f"rank{rank}"
+            info = DumpInfo(step=self._step, rank=rank, reason="ordered by the script", notes=self._notes)
+            self._recording = self._guard.wrap(Recording)(directory, config, info)
+        if self._recording is not None:
+            self._recording.begin(model, self._custom)
+
+    def _finish(self) -> None:
+        recording, self._recording = self._recording, None
+        if recording is not None and os.getpid() == self._pid:
+            self._guard.wrap(recording.close)()
+
+    def _abandon(self) -> None:
+        self._recording = None
+
+
+def module_dump(module: nn.Module, dump_name: str) -> None:
+    """Record what happens inside one module only, until `module_dump_end`; the debugger must not be recording.
+
+    Raises:
+        AttachError: There is no debugger.
+    """
+    PrecisionDebugger.start({dump_name: module})
+
+
+def module_dump_end() -> None:
+    """End what `module_dump` began."""
+    PrecisionDebugger.stop()
+
+
+def _file(given: str | Path | None) -> Path | None:
+    if given is not None:
+        return Path(given)
+    return default_file() if default_file().is_file() else None
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size
+
+
+def _rank() -> int:
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank()
+    return int(os.environ.get("RANK", "0"))

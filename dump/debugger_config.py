@@ -1,0 +1,182 @@
+"""The configuration of a `PrecisionDebugger`: msprobe's config.json, read strictly."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trainermon.monitor.errors import ConfigError
+from trainermon.monitor.strict import build, require
+
+TASKS = ("statistics", "tensor", "structure")
+LEVELS = ("L0", "L1", "mix", "debug")
+DATA_MODES = ("all", "forward", "backward", "input", "output")
+SUMMARY_MODES = ("statistics", "md5", "crc32", "xor")
+RISK_LEVELS = ("ALL", "CORE", "FOCUS")
+MAX_NUMBER = 1_000_000
+MIB = 1 << 20
+
+OTHER_TASKS: Mapping[str, str] = {
+    "acc_check": "dump with task tensor, and compare with a run in a higher precision by `trainermon compare`",
+    "diff_check": "dump both runs with summary_mode md5, and use `trainermon compare`",
+    "nan_check": "task statistics counts NaN and Inf of every tensor; `trainermon diagnose` names the first",
+    "overflow_check": "task statistics counts NaN and Inf of every tensor; `trainermon diagnose` names the first",
+}
+"""Tasks of msprobe that are none here, and what to do instead."""
+
+WITHOUT_EFFECT: Mapping[str, str] = {
+    "precision": "statistics are always accumulated in float64",
+    "bench_path": "compare the finished dumps by `trainermon compare`",
+    "diff_nums": "it belongs to bench_path",
+    "request_id": "it belongs to inference",
+    "load": "nothing that was dumped is fed into a model",
+}
+"""Keys of msprobe that are accepted and change nothing, and why."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TensorSlice:
+    """Of tensors that have `size` elements along `dim`, only those from `begin` up to `end` are saved."""
+
+    dim: int
+    size: int
+    begin: int
+    end: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DebuggerConfig:
+    """What is dumped, when, and where to.
+
+    Attributes:
+        task: `statistics`, `tensor` (the tensors too), or `structure` (names, stacks and nesting alone).
+        dump_path: Folder of `step<N>/rank<R>`.
+        level: `L0` modules, `L1` calls of torch functions, `mix` both, `debug` what `save` is given.
+        rank: Ranks that dump; none: all. Numbers, or `"a-b"` for a range with both ends.
+        step: Steps that are dumped, likewise.
+        dump_enable: True or False: the file is read again at each `start` when it has changed, and False there stops
+            the dump. None: it is read once.
+        extra_info: Whether stack.json and construct.json are written.
+        async_dump: Whether tensors are copied on their device at once and written to disk at `stop`.
+        risk_level: Which functions L1 records: `ALL`, `FOCUS` (all but those that only move or convert), `CORE` (those
+            that multiply, normalise or communicate). Only without `scope` and `list`.
+        custom_op_namespaces: Calls of `torch.ops.<namespace>` are recorded for these; none: for all.
+        scope: None, or the two full names between which everything is recorded, both included.
+        list: Parts of names; none: all.
+        data_mode: Directions and sides that are recorded.
+        summary_mode: `statistics`, or `md5` and `crc32`, which add the CRC-32 of the bytes.
+        tensor_list: With task statistics: the tensors of entries whose name has one of these parts are saved too.
+        slice: Saves parts of tensors.
+        max_mb: Beyond this size a rank saves no more tensors in a step; statistics go on.
+        max_async_mb: Beyond this much waiting for `stop`, `async_dump` writes at once.
+    """
+
+    task: str = "statistics"
+    dump_path: str = ""
+    level: str = "L1"
+    rank: tuple[int, ...] = ()
+    step: tuple[int, ...] = ()
+    dump_enable: bool | None = None
+    extra_info: bool = True
+    async_dump: bool = False
+    risk_level: str = "FOCUS"
+    custom_op_namespaces: tuple[str, ...] = ()
+    scope: tuple[str, ...] = ()
+    list: tuple[str, ...] = ()
+    data_mode: tuple[str, ...] = ("all",)
+    summary_mode: str = "statistics"
+    tensor_list: tuple[str, ...] = ()
+    slice: tuple[TensorSlice, ...] = ()
+    max_mb: float = 4096.0
+    max_async_mb: float = 1024.0
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be met.
+
+        Raises:
+            ConfigError: A value is none of the possible ones, or two do not go together.
+        """
+        if self.task in OTHER_TASKS:
+            raise ConfigError(f"task: {self.task!r} is no task here; {OTHER_TASKS[self.task]}")
+        require(self.task in TASKS, "task", self.task, f"one of {', '.join(TASKS)}")
+        require(self.level != "L2", "level", self.level, "L0, L1, mix or debug: there is no level of NPU kernels")
+        require(self.level in LEVELS, "level", self.level, f"one of {', '.join(LEVELS)}")
+        require(self.dump_path, "dump_path", self.dump_path, "the folder that dumps go to")
+        require(self.risk_level in RISK_LEVELS, "risk_level", self.risk_level, f"one of {', '.join(RISK_LEVELS)}")
+        require(self.summary_mode in SUMMARY_MODES, "summary_mode", self.summary_mode, ", ".join(SUMMARY_MODES))
+        require(len(self.scope) in (0, 2), "scope", list(self.scope), "no name or two")
+        for mode in self.data_mode:
+            require(mode in DATA_MODES, "data_mode", mode, f"some of {', '.join(DATA_MODES)}")
+        alone = "all" not in self.data_mode or len(self.data_mode) == 1
+        require(alone, "data_mode", list(self.data_mode), "all alone, or some of the others")
+        require(self.max_mb >= 0 and self.max_async_mb >= 0, "max_mb", self.max_mb, "0 or more")
+
+    @property
+    def with_checksums(self) -> bool:
+        """Whether forms of tensors get the CRC-32 of their bytes."""
+        return self.summary_mode != "statistics"
+
+    @property
+    def collects_modules(self) -> bool:
+        """Whether calls of modules are recorded."""
+        return self.level in ("L0", "mix")
+
+    @property
+    def collects_functions(self) -> bool:
+        """Whether calls of torch's functions are recorded."""
+        return self.level in ("L1", "mix")
+
+
+def read_debugger_config(source: Mapping[str, Any], **arguments: Any) -> tuple[DebuggerConfig, tuple[str, ...]]:
+    """Return the configuration in `source`, in which `arguments` that are not None come first, and what to say of it.
+
+    The block that has the name of the task holds its keys; blocks of other tasks are passed over, as in msprobe. The
+    second value has one sentence for every key that has no effect.
+
+    Raises:
+        ConfigError: A key is unknown, or a value is wrong.
+    """
+    top = {key: value for key, value in source.items() if value is not None}
+    top |= {key: value for key, value in arguments.items() if value is not None}
+    task = top.get("task") or "statistics"
+    block = top.get(task, {})
+    require(isinstance(block, Mapping), str(task), block, "a mapping")
+    wanted = {key: value for key, value in top.items() if key not in {*TASKS, *OTHER_TASKS}}
+    wanted |= {key: value for key, value in block.items() if value is not None}
+    notes = [f"{key} has no effect: {WITHOUT_EFFECT[key]}" for key in WITHOUT_EFFECT if wanted.pop(key, None)]
+    wanted["task"] = task
+    for key in ("rank", "step"):
+        if key in wanted:
+            wanted[key] = numbers(wanted[key], key)
+    if task == "structure" and wanted.get("level") not in ("L0", "mix"):
+        wanted["level"] = "mix"
+        notes.append("level is mix: task structure is about modules and the functions in them")
+    if wanted.get("summary_mode") in ("md5", "xor"):
+        notes.append(f"summary_mode {wanted['summary_mode']}: the CRC-32 of the bytes in order, as `md5` and `crc32`")
+    wanted["level"] = wanted.get("level") or "L1"
+    return build(DebuggerConfig, wanted, ""), tuple(notes)
+
+
+def numbers(values: Any, key: str) -> tuple[int, ...]:
+    """Return the steps or ranks in `values`: numbers, and texts `"3"` or `"3-7"` with both ends; sorted, each once.
+
+    >>> numbers([5, "1-3", "2"], "step")
+    (1, 2, 3, 5)
+    """
+    wanted: set[int] = set()
+    for value in [values] if isinstance(values, int | str) else values:
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?", str(value)) if not isinstance(value, bool) else None
+        require(match, key, value, 'a number, or "first-last"')
+        assert match is not None
+        first, last = int(match[1]), int(match[2] or match[1])
+        require(first <= last <= MAX_NUMBER, key, value, f"first ≤ last ≤ {MAX_NUMBER}")
+        wanted.update(range(first, last + 1))
+    return tuple(sorted(wanted))
+
+
+def default_file() -> Path:
+    """Return where msprobe's users keep their file when they name none: `config.json` here."""
+    return Path("config.json")

@@ -1,0 +1,351 @@
+"""What a call of a torch function is called in a dump: msprobe's prefix and name.
+
+A function mode is handed the same object for `a + b` and `a.add(b)`. Which of the two it was stands in the instruction
+that the caller is executing.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+from collections.abc import Callable
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn import functional
+from torch.overrides import resolve_name
+
+# Names that msprobe counts among those that multiply, normalise or look up (risk level CORE).
+CORE = frozenset(
+    [
+        "_fused_adamw_",
+        "_fused_adam_",
+        "matmul",
+        "__matmul__",
+        "bmm",
+        "addmm",
+        "addmm_",
+        "addbmm",
+        "addbmm_",
+        "baddbmm",
+        "baddbmm_",
+        "mm",
+        "mv",
+        "addmv",
+        "addmv_",
+        "addr",
+        "addr_",
+        "conv1d",
+        "conv2d",
+        "conv3d",
+        "conv_transpose1d",
+        "conv_transpose2d",
+        "conv_transpose3d",
+        "conv_tbc",
+        "convolution",
+        "_convolution",
+        "chain_matmul",
+        "linear",
+        "bilinear",
+        "multi_dot",
+        "vecdot",
+        "batch_norm",
+        "instance_norm",
+        "layer_norm",
+        "rms_norm",
+        "group_norm",
+        "local_response_norm",
+        "embedding",
+        "embedding_bag",
+        "multi_head_attention_forward",
+        "scaled_dot_product_attention",
+    ]
+)
+# What only moves, makes or converts elements: its output says nothing that its input did not say (risk level FOCUS).
+MOVES = frozenset(
+    [
+        "squeeze",
+        "squeeze_",
+        "unsqueeze",
+        "unsqueeze_",
+        "reshape",
+        "reshape_as",
+        "view",
+        "view_as",
+        "flatten",
+        "unflatten",
+        "expand",
+        "expand_as",
+        "repeat",
+        "repeat_interleave",
+        "tile",
+        "transpose",
+        "transpose_",
+        "permute",
+        "moveaxis",
+        "movedim",
+        "swapaxes",
+        "swapdims",
+        "chunk",
+        "unsafe_chunk",
+        "split",
+        "split_with_sizes",
+        "unsafe_split",
+        "unsafe_split_with_sizes",
+        "tensor_split",
+        "hsplit",
+        "vsplit",
+        "dsplit",
+        "unbind",
+        "stack",
+        "cat",
+        "concat",
+        "concatenate",
+        "hstack",
+        "vstack",
+        "dstack",
+        "column_stack",
+        "row_stack",
+        "align_as",
+        "align_to",
+        "atleast_1d",
+        "atleast_2d",
+        "atleast_3d",
+        "ravel",
+        "clamp",
+        "unfold",
+        "type_as",
+        "to",
+        "float",
+        "double",
+        "int",
+        "long",
+        "half",
+        "bfloat16",
+        "byte",
+        "char",
+        "bool",
+        "cfloat",
+        "numpy",
+        "empty",
+        "empty_like",
+        "zeros",
+        "zeros_like",
+        "ones",
+        "ones_like",
+        "full",
+        "full_like",
+        "arange",
+        "linspace",
+        "logspace",
+        "eye",
+        "diag",
+        "diagflat",
+        "diag_embed",
+        "triu",
+        "tril",
+        "triu_indices",
+        "tril_indices",
+        "clone",
+        "__bool__",
+        "stride",
+        "__getitem__",
+        "__neg__",
+        "contiguous",
+        "detach",
+        "detach_",
+        "alias",
+        "tensor",
+        "as_tensor",
+        "view_as_real",
+        "view_as_complex",
+        "movedim",
+        "select",
+        "narrow",
+        "size",
+        "item",
+        "tolist",
+        "cpu",
+        "cuda",
+        "type",
+        "new_zeros",
+        "new_ones",
+        "new_empty",
+        "new_full",
+        "new_tensor",
+        "__len__",
+        "__iter__",
+        "dim",
+        "is_floating_point",
+        "is_complex",
+        "element_size",
+        "numel",
+        "__hash__",
+        "__format__",
+        "__repr__",
+        "__contains__",
+        "broadcast_tensors",
+        "broadcast_to",
+        "meshgrid",
+    ]
+)
+# Functions of the first that only ask or steer; nothing of them is recorded at any level.
+SILENT = frozenset(
+    [
+        "__get__",
+        "__set__",
+        "__delete__",
+        "__hash__",
+        "__len__",
+        "__repr__",
+        "__format__",
+        "__iter__",
+        "__reduce_ex__",
+        "__reduce__",
+        "__deepcopy__",
+        "__dir__",
+        "__bool__",
+        "dim",
+        "ndimension",
+        "size",
+        "numel",
+        "nelement",
+        "stride",
+        "storage_offset",
+        "element_size",
+        "data_ptr",
+        "is_contiguous",
+        "is_floating_point",
+        "is_complex",
+        "is_signed",
+        "is_inference",
+        "is_same_size",
+        "is_set_to",
+        "is_shared",
+        "is_pinned",
+        "is_conj",
+        "is_neg",
+        "get_device",
+        "requires_grad_",
+        "retain_grad",
+        "register_hook",
+        "register_post_accumulate_grad_hook",
+        "backward",
+        "item",
+        "tolist",
+        "storage",
+        "untyped_storage",
+        "_typed_storage",
+        "apply_",
+        "has_names",
+        "as_subclass",
+        "_is_view",
+        "_is_zerotensor",
+        "is_nonzero",
+        "get_default_dtype",
+        "result_type",
+        "can_cast",
+        "promote_types",
+        "finfo",
+        "iinfo",
+    ]
+)
+_OPERATORS = {
+    "add": "__add__", "sub": "__sub__", "mul": "__mul__", "div": "__truediv__", "matmul": "__matmul__",
+    "remainder": "__mod__", "add_": "__iadd__", "sub_": "__isub__", "mul_": "__imul__", "div_": "__itruediv__",
+    "gt": "__gt__", "lt": "__lt__", "ge": "__ge__", "le": "__le__", "eq": "__eq__", "ne": "__ne__", "neg": "__neg__",
+    "remainder_": "__imod__", "bitwise_and": "__and__", "bitwise_or": "__or__", "bitwise_xor": "__xor__",
+}  # fmt: skip
+_REFLECTED = {"add": "__radd__", "mul": "__rmul__"}
+_ALIASES = {"__rtruediv__": "__rdiv__"}
+_OPERATOR_CODES = frozenset(
+    code for name, code in dis.opmap.items() if name.startswith(("BINARY_", "INPLACE_", "COMPARE_", "UNARY_"))
+)
+_FUNCTIONAL_FILE = functional.__file__
+
+
+class FunctionName(NamedTuple):
+    """Prefix and name of a function, and whether Python may have called it by an operator."""
+
+    prefix: str
+    name: str
+    by_operator: bool = False
+
+    @property
+    def stem(self) -> str:
+        """The first two parts of a key."""
+        return f"{self.prefix}.{self.name}"
+
+
+def is_core(key: str, name: str) -> bool:
+    """Return whether a function multiplies, normalises, looks up, communicates, or is a custom one."""
+    return name in CORE or not key.startswith(("Tensor.", "Torch.", "Functional."))
+
+
+def only_moves(name: str) -> bool:
+    """Return whether a function only moves, makes or converts elements."""
+    return name in MOVES
+
+
+def name_of(function: Callable[..., Any], args: tuple[Any, ...], caller: FrameType) -> FunctionName | None:
+    """Return what a call of `function` by `caller` is called, None if it computes nothing.
+
+    `y * 2` and `2 * y` are told apart where an operand is a constant or a local variable; elsewhere it is `__mul__`.
+    """
+    named = _plain_name(function)
+    if named is None:
+        return None
+    if named.prefix == "Torch" and _inside_functional(caller):
+        return FunctionName("Functional", named.name)
+    if named.by_operator and caller.f_code.co_code[caller.f_lasti] in _OPERATOR_CODES:
+        reflected = named.name in _REFLECTED and _is_reflected(caller, args)
+        return FunctionName("Tensor", (_REFLECTED if reflected else _OPERATORS)[named.name])
+    return named
+
+
+@functools.lru_cache(maxsize=4096)
+def _plain_name(function: Callable[..., Any]) -> FunctionName | None:
+    name = getattr(function, "__name__", "")
+    if name in SILENT:
+        return None
+    if isinstance(function, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+        return FunctionName(*str(function).split(".")[:2])  # type: ignore[arg-type]  # two parts, no third
+    path = (resolve_name(function) or "").split(".")
+    if path[:2] == ["torch", "Tensor"]:
+        return FunctionName("Tensor", _ALIASES.get(path[2], path[2]), path[2] in _OPERATORS)
+    if path[:3] == ["torch", "nn", "functional"] or getattr(functional, name, None) is function:
+        return FunctionName("Functional", name.removeprefix("_"))
+    return FunctionName("Torch", path[-1]) if path[0] == "torch" and len(path) > 1 else None
+
+
+def _inside_functional(caller: FrameType) -> bool:
+    """Tell whether a function of torch.nn.functional announces itself under torch's name, as poolings do."""
+    above = caller.f_back
+    return (
+        caller.f_code.co_name == "handle_torch_function"
+        and above is not None
+        and above.f_code.co_filename == _FUNCTIONAL_FILE
+    )
+
+
+def _is_reflected(caller: FrameType, args: tuple[Any, ...]) -> bool:
+    """Tell whether the tensor, which is always handed first, was the right operand."""
+    if len(args) != 2 or isinstance(args[1], torch.Tensor):
+        return False
+    kind, name = _right_operand(caller.f_code, caller.f_lasti)
+    return kind == "local" and caller.f_locals.get(name) is args[0]
+
+
+@functools.lru_cache(maxsize=4096)
+def _right_operand(code: CodeType, position: int) -> tuple[str, str]:
+    last = None
+    for instruction in dis.get_instructions(code):
+        if instruction.offset >= position:
+            break
+        if instruction.opname not in ("CACHE", "EXTENDED_ARG", "NOP"):
+            last = instruction
+    if last is not None and last.opname.startswith(("LOAD_FAST", "LOAD_NAME", "LOAD_GLOBAL", "LOAD_DEREF")):
+        # 3.13 loads two locals in one instruction
+        return "local", last.argval[-1] if isinstance(last.argval, tuple) else str(last.argval)
+    return "other", ""

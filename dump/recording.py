@@ -1,0 +1,162 @@
+"""One step of one rank, being recorded: the writer, and what captures for it between `begin` and `end`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from trainermon.dump.capture import ModuleCapture
+from trainermon.dump.debugger_config import DebuggerConfig
+from trainermon.dump.function_calls import FunctionCapture
+from trainermon.dump.records import DumpInfo
+from trainermon.dump.selecting_writer import SelectingWriter
+from trainermon.dump.variables import Variables
+from trainermon.monitor.errors import AttachError
+
+EAGER_NOTE = "compiled code ran eagerly while this was recorded: not bit-identical with the compiled step"
+Models = nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module] | None
+
+
+class CustomFunction(NamedTuple):
+    """A function that the user has registered: where it is, and what it is called in a dump."""
+
+    owner: Any
+    name: str
+    prefix: str
+
+
+class Recording:
+    """Records into `directory` until `close`; between `end` and the next `begin` the run is as if it were not there.
+
+    Raises:
+        DumpError: The directory cannot be written.
+    """
+
+    def __init__(self, directory: Path, config: DebuggerConfig, info: DumpInfo) -> None:
+        self.writer = SelectingWriter(directory, info, config)
+        self._variables = Variables(self.writer)
+        self._config = config
+        self._modules: ModuleCapture | None = None
+        self._functions: FunctionCapture | None = None
+        self._stance: Any = None
+        self._is_on = False
+        self._notes: tuple[str, ...] = info.notes
+
+    def begin(self, models: Models, custom: Sequence[CustomFunction] = ()) -> None:
+        """Record from now on; calls are numbered on from where the last `end` was.
+
+        Raises:
+            AttachError: The level needs a model, and there is none.
+        """
+        if self._is_on or self._config.level == "debug":
+            return
+        names = named_models(models)
+        if self._config.collects_modules and not names:
+            raise AttachError(f"start(model): level {self._config.level} records modules, but no model was given")
+        self._is_on = True
+        self._run_eagerly(names.values())
+        if self._config.collects_modules:
+            self._begin_modules(names)
+        if self._config.collects_functions:
+            self._begin_functions(custom)
+
+    def end(self) -> None:
+        """Record nothing any more, and put the files in place."""
+        if self._is_on:
+            self._is_on = False
+            if self._functions is not None:
+                self._functions.detach()
+            if self._modules is not None:
+                self._modules.detach()
+            if self._stance is not None:
+                self._stance.__exit__(None, None, None)
+                self._stance = None
+        self.writer.publish(notes=self._notes)
+
+    def close(self) -> None:
+        """End, and let go of the files."""
+        self._variables.close()
+        self.end()
+        self.writer.close()
+
+    def save(self, variable: Any, name: str, with_gradient: bool) -> None:  # noqa: FBT001  # called through a guard
+        """Record a variable as it is now, and its gradient when it arrives."""
+        self._variables.save(variable, name, with_gradient=with_gradient)
+
+    def _begin_modules(self, names: Mapping[str, nn.Module]) -> None:
+        earlier, roots = self._modules, [bare(model) for model in names.values()]
+        of_module = {
+            module: f"{prefix}.{path}" if path else prefix
+            for (prefix, _), root in zip(names.items(), roots, strict=True)
+            if prefix
+            for path, module in root.named_modules()
+        }
+        self._modules = ModuleCapture(
+            roots,
+            self.writer,
+            names=of_module,
+            gathered=any(map(is_gathered, roots)),
+        )
+        self._modules.quiet = self._config.collects_functions
+        if earlier is not None:
+            self._modules.go_on_from(earlier)
+        self._modules.attach()
+
+    def _begin_functions(self, custom: Sequence[CustomFunction]) -> None:
+        earlier = self._functions
+        self._functions = FunctionCapture(self.writer, self._modules, self._config.custom_op_namespaces)
+        for function in custom:
+            self._functions.follow(*function)
+        if earlier is not None:
+            self._functions.go_on_from(earlier)
+        self._functions.attach()
+
+    def _run_eagerly(self, models: Any) -> None:
+        """Let code that torch.compile has made run eagerly: hooks and modes are not seen in it."""
+        if "torch._dynamo" not in sys.modules:
+            return
+        if any(map(is_compiled, models)) and EAGER_NOTE not in self._notes:
+            self._notes = (*self._notes, EAGER_NOTE)
+        self._stance = torch.compiler.set_stance("force_eager")
+
+
+def named_models(models: Models) -> dict[str, nn.Module]:
+    """Return models by the first part of their modules' names: "" for a single one, else key or number."""
+    if models is None:
+        return {}
+    if isinstance(models, nn.Module):
+        return {"": models}
+    if isinstance(models, Mapping):
+        return dict(models)
+    return {str(number): model for number, model in enumerate(models)}
+
+
+def bare(model: nn.Module) -> nn.Module:
+    """Return what is inside DDP and torch.compile: the module whose calls are recorded."""
+    while True:
+        inner = getattr(model, "_orig_mod", None)
+        if inner is None and isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
+            inner = model.module
+        if inner is None:
+            return model
+        model = inner
+
+
+def is_compiled(model: nn.Module) -> bool:
+    """Return whether a part of `model` is run by torch.compile."""
+    return any(
+        type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None
+        for module in model.modules()
+    )
+
+
+def is_gathered(model: nn.Module) -> bool:
+    """Return whether parameters are gathered for each forward (FSDP, ZeRO stage 3)."""
+    return any(hasattr(parameter, "ds_id") or hasattr(parameter, "placements") for parameter in model.parameters()) or (
+        any(type(module).__name__.startswith(("FullyShardedDataParallel", "FSDP")) for module in model.modules())
+    )

@@ -1,0 +1,122 @@
+"""A dump of a chosen part: by name, direction and side, with checksums, slices, and tensors that are written later."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainermon.dump.debugger_config import MIB, DebuggerConfig, TensorSlice
+from trainermon.dump.encode import Leaf
+from trainermon.dump.records import DUMP_FILE, PARAMETERS_GRAD, DumpInfo
+from trainermon.dump.selection import Selection
+from trainermon.dump.statistics import has_elements
+from trainermon.dump.writer import DumpWriter, save_tensor
+
+DEBUG_FILE = "debug.json"
+_SIDES = {"input_args": "input", "input_kwargs": "input", "parameters": "input", "input": "input"}
+_SIDES |= {"output": "output", "output_kwargs": "output"}
+
+
+class SelectingWriter(DumpWriter):
+    """Writes what `config` asks for; what it leaves out still stands in construct.json, as with msprobe."""
+
+    def __init__(self, directory: Path, info: DumpInfo, config: DebuggerConfig) -> None:
+        self.level = config.level
+        self.main_file = DEBUG_FILE if config.level == "debug" else DUMP_FILE
+        self.with_structure = config.extra_info and config.level != "debug"
+        self._config = config
+        self._selection = Selection(config)
+        self._waiting: list[tuple[Tensor, Path]] = []
+        self._waiting_bytes = 0
+        super().__init__(directory, info, task=config.task, max_bytes=int(config.max_mb * MIB))
+
+    def wants(self, key: str) -> bool:
+        """Return whether the name of the entry `key`, which begins, is chosen."""
+        return self._selection.begins(key)
+
+    def saves(self, key: str) -> bool:
+        """Return whether the tensors of the entry `key` are saved."""
+        return self.with_tensors or any(part in key for part in self._config.tensor_list)
+
+    def record(self, key: str, leaves: Sequence[Leaf]) -> None:
+        """Take the statistics, the checksums and the tensors that are asked for."""
+        for leaf in leaves:
+            leaf.form["order"] = 0  # of those that stay without numbers
+        if self.task == "structure" or not self._selection.records(key):
+            return
+        chosen = [leaf for leaf in leaves if PARAMETERS_GRAD in key or self._selection.has_side(leaf.slot)]
+        super().record(key, chosen)
+        if self._config.with_checksums:
+            for leaf in chosen:
+                self._add_checksum(leaf)
+
+    def add(
+        self, key: str, value: dict[str, Any], *, parent: str | None = None, stack: Sequence[str] | None = None
+    ) -> None:
+        """Append an entry, or only its place in the tree."""
+        if not self._selection.ends(key) or self.task == "structure":
+            node: dict[str, Any] = {"node": key, "parent": parent}
+            if self.task == "structure" and stack is not None:
+                node["stack"] = self._stack_number(tuple(stack))
+            self._put(node)
+            return
+        sides = {name: item for name, item in value.items() if self._selection.has_side(_SIDES.get(name, "input"))}
+        sides |= {name: item for name, item in value.items() if name not in _SIDES}
+        super().add(key, sides, parent=parent, stack=stack)
+
+    def add_gradients(self, key: str, value: dict[str, Any]) -> None:
+        """Append the gradients of a module's parameters if they are asked for."""
+        if self._selection.ends(key) and self.task != "structure":
+            super().add_gradients(key, value)
+
+    def publish(self, **changes: Any) -> DumpInfo:
+        """Write the tensors that have waited, and put the files in place."""
+        for tensor, path in self._waiting:
+            save_tensor(tensor, path)
+        self._waiting.clear()
+        self._waiting_bytes = 0
+        return super().publish(**changes)
+
+    def _store(self, tensor: Tensor, path: Path) -> int:
+        tensor = sliced(tensor.detach(), self._config.slice)
+        size = tensor.numel() * tensor.element_size()
+        if not self._config.async_dump or self._waiting_bytes + size > self._config.max_async_mb * MIB:
+            return save_tensor(tensor, path)
+        self._waiting.append((tensor.clone(), path))
+        self._waiting_bytes += size
+        return size
+
+    def _add_checksum(self, leaf: Leaf) -> None:
+        source = self._memory.recall(leaf.tensor)
+        known = source.get("crc32") if source is not None else None
+        leaf.form["crc32"] = known or checksum(leaf.tensor)
+        leaf.form["md5"] = leaf.form["crc32"]  # where msprobe has, and looks for, a CRC-32
+
+
+def checksum(tensor: Tensor) -> str:
+    """Return the CRC-32 of a tensor's bytes in order, as 8 hexadecimal digits; waits for the device.
+
+    A tensor without elements or memory has that of no bytes. A DTensor counts with its local part.
+    """
+    if not has_elements(tensor):
+        return f"{0:08x}"
+    tensor = tensor.detach()
+    to_local = getattr(tensor, "to_local", None)
+    tensor = to_local() if to_local is not None else tensor
+    if tensor.layout is not torch.strided:
+        tensor = tensor.to_dense()
+    plain = tensor.cpu().contiguous().resolve_conj().resolve_neg()
+    return f"{zlib.crc32(plain.view(-1).view(torch.uint8).numpy().data):08x}"
+
+
+def sliced(tensor: Tensor, slices: Sequence[TensorSlice]) -> Tensor:
+    """Return the part of `tensor` that `slices` leave; one that does not fit its shape changes nothing."""
+    for part in slices:
+        if part.dim < tensor.dim() and tensor.shape[part.dim] == part.size:
+            tensor = tensor.narrow(part.dim, part.begin, min(part.end, part.size) - part.begin)
+    return tensor

@@ -1,0 +1,77 @@
+"""Which entries of a dump are recorded, and which of their tensors."""
+
+from __future__ import annotations
+
+import re
+
+from trainermon.dump.debugger_config import DebuggerConfig
+from trainermon.dump.function_names import is_core, only_moves
+from trainermon.dump.records import BACKWARD, FORWARD, PARAMETERS_GRAD
+
+MODULE_PREFIXES = ("Module.", "Cell.")
+# An entry's slots that are its outputs; the others are its inputs.
+OUTPUTS = ("output",)
+
+
+class Selection:
+    """Decides by name, as msprobe does; asked at the beginning of an entry, told of its end.
+
+    A scope is a window: it opens with the entry of its first name and closes with the end of that of its last. An item
+    of a list that is the full name of a module also chooses everything that runs while the module does.
+    """
+
+    def __init__(self, config: DebuggerConfig) -> None:
+        self._scope = config.scope
+        self._parts = config.list
+        self._risk = "ALL" if config.scope or config.list else config.risk_level
+        modes = set(config.data_mode) - {"all"}
+        self._directions = modes & {FORWARD, BACKWARD} or {FORWARD, BACKWARD}
+        self._sides = modes & {"input", "output"} or {"input", "output"}
+        self._is_open = not config.scope
+        self._running: set[str] = set()
+        self._chosen: dict[str, bool] = {}
+
+    def begins(self, key: str) -> bool:
+        """Return whether the name of the entry `key` is chosen; the answer holds until it ends."""
+        known = self._chosen.get(key)
+        if known is None:
+            if self._scope and key == self._scope[0]:
+                self._is_open = True
+            if key in self._parts and key.startswith(MODULE_PREFIXES):
+                self._running.add(key)
+            known = self._chosen[key] = self._is_open and self._is_listed(key)
+        return known
+
+    def records(self, key: str) -> bool:
+        """Return whether the entry `key` is recorded: its name and its direction are chosen."""
+        return self.begins(key) and self._has_direction(key)
+
+    def ends(self, key: str) -> bool:
+        """Return whether the entry `key`, which ends, is recorded."""
+        wanted = self.records(key)
+        del self._chosen[key]
+        self._running.discard(key)
+        if self._scope and key == self._scope[1]:
+            self._is_open = False
+        return wanted
+
+    def has_side(self, slot: str) -> bool:
+        """Return whether tensors in `slot` are recorded."""
+        return ("output" if slot.startswith(OUTPUTS) else "input") in self._sides
+
+    def _is_listed(self, key: str) -> bool:
+        if self._parts:
+            return bool(self._running) or any(_matches(key, part) for part in self._parts)
+        if self._risk == "ALL" or key.startswith(MODULE_PREFIXES):
+            return True
+        name = key.split(".")[-3]
+        return is_core(key, name) if self._risk == "CORE" else not only_moves(name)
+
+    def _has_direction(self, key: str) -> bool:
+        backward = f".{BACKWARD}" in key or f".{PARAMETERS_GRAD}" in key
+        return (BACKWARD if backward else FORWARD) in self._directions
+
+
+def _matches(key: str, part: str) -> bool:
+    pattern = re.fullmatch(r"name-regex\((.*)\)", part)
+    return bool(re.search(pattern[1], key)) if pattern else part in key

@@ -1,0 +1,95 @@
+"""Variables that a script hands over by name (level debug), and their gradients."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainermon.dump.encode import Leaf, encode, tensor_form
+from trainermon.dump.writer import DumpWriter
+from trainermon.monitor.taps.guard import Contained
+
+
+class Variables:
+    """Writes `<name>.<count>.debug`, and `<name>_grad.<count>.debug` with the same structure when gradients arrived."""
+
+    def __init__(self, writer: DumpWriter) -> None:
+        self.tripped = False
+        self._writer = writer
+        self._counts: Counter[str] = Counter()
+        self._open: dict[str, Any] = {}
+        self._handles: list[Any] = []
+
+    def save(self, variable: Any, name: str, *, with_gradient: bool) -> None:
+        """Record `variable` as it is now; containers may be nested."""
+        count = self._counts[name]
+        self._counts[name] += 1
+        leaves: list[Leaf] = []
+        value = encode(variable, "", leaves)
+        key = f"{name}.{count}.debug"
+        with torch.no_grad():
+            self._writer.record(key, [_placed(leaf) for leaf in leaves])
+        gradients = copy.deepcopy(value) if with_gradient else None
+        self._writer.add_gradients(key, value)
+        if with_gradient and any(leaf.tensor.requires_grad for leaf in leaves):
+            self._watch(f"{name}_grad.{count}.debug", gradients, leaves)
+
+    def close(self) -> None:
+        """Take the hooks away, and write the gradients that have arrived."""
+        for handle in self._handles:
+            handle.remove()
+        for key, value in self._open.items():
+            self._writer.add_gradients(key, value)
+        self._open.clear()
+        self.tripped = True
+
+    def trip(self, error: BaseException) -> None:
+        """Count what was lost."""
+        self._writer.count_error(error)
+
+    def _watch(self, key: str, value: Any, leaves: list[Leaf]) -> None:
+        forms = iter(_forms(value))
+        self._open[key] = _emptied(value)
+        for leaf, _ in zip(leaves, forms, strict=True):
+            if leaf.tensor.requires_grad:
+                is_leaf = leaf.tensor.grad_fn is None
+                hook = Contained(self, self._gradient, (key, leaf.slot))
+                handle = leaf.tensor.register_hook(hook)  # type: ignore[no-untyped-call]
+                if is_leaf:
+                    self._handles.append(handle)
+
+    def _gradient(self, key: str, slot: str, gradient: Tensor) -> None:
+        form = tensor_form(gradient)
+        with torch.no_grad():
+            self._writer.record(key, [_placed(Leaf(slot, gradient, form))])
+        self._open[key] = _put(self._open[key], slot.split(".")[1:], form)
+
+
+def _placed(leaf: Leaf) -> Leaf:
+    return leaf._replace(slot=leaf.slot.removeprefix("."))
+
+
+def _forms(value: Any) -> list[Any]:
+    if isinstance(value, dict) and "dtype" in value and "shape" in value:
+        return [value]
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [form for item in items for form in _forms(item)]
+
+
+def _emptied(value: Any) -> Any:
+    """Return the containers of `value` with None in the place of everything else."""
+    if isinstance(value, dict) and not isinstance(value.get("type"), str):
+        return {name: _emptied(item) for name, item in value.items()}
+    return [_emptied(item) for item in value] if isinstance(value, list) else None
+
+
+def _put(container: Any, path: list[str], form: dict[str, Any]) -> Any:
+    if not path:
+        return form
+    key: Any = int(path[0]) if isinstance(container, list) else path[0]
+    container[key] = _put(container[key], path[1:], form)
+    return container
