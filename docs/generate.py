@@ -70,6 +70,10 @@ def main() -> int:
         (FOLDER / name).write_text(text, encoding="utf-8")
     for name, text in default_files().items():
         (RULES / name).write_text(text, encoding="utf-8")
+    if sys.version_info >= (3, 11):  # what the library that dashboards are made with needs
+        from trainermon.dashboards.grafana.generate import write_all
+
+        write_all()
     chart.write()
     return 0
 

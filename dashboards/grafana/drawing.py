@@ -116,7 +116,7 @@ def _cells(panel: Panel) -> heatmap.CellValues:
 def _table(panel: Panel) -> table.Panel:
     del panel
     made = table.Panel().show_header(True).cell_height(kinds.TableCellHeight.SM)
-    return made.align(kinds.FieldTextAlignment.LEFT).filterable(False)
+    return made.align(kinds.FieldTextAlignment.LEFT).filterable(False).cell_options(kinds.TableAutoCellOptions())
 
 
 def _arrange(made: Any, panel: Panel, source: Source) -> None:

@@ -59,6 +59,9 @@ def render(board: Board, source: Source) -> str:
             made.with_panel(draw(part, board, source).grid_pos(place).id(number))
     body = json.loads(JSONEncoder(sort_keys=True).encode(made.build()))
     body["annotations"] = {"list": json.loads(JSONEncoder().encode(marks(source)))}
+    for variable in body["templating"]["list"]:  # what is of intervals only; the library gives it to all of them
+        for key in [key for key in variable if key.startswith("auto")]:
+            del variable[key]
     return json.dumps(body, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
 
 

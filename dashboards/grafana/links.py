@@ -19,6 +19,9 @@ _TITLES = {
 }
 
 
+_PLACE = {Source.PROMETHEUS: "place", Source.INFLUXDB: "module"}
+
+
 def uid_of(name: str, source: Source) -> str:
     """Return the uid of a dashboard; it never changes, so that links from outside stay right."""
     return f"trainermon-{name}" if source is Source.PROMETHEUS else f"trainermon-{source.value}-{name}"
@@ -49,8 +52,11 @@ def data_link(panel: Panel, board: Board, source: Source, *, column: Column | No
         parts.append("var-rank=${__value.raw}")
         title = f"{title} of this rank"
     elif name == "module":
-        parts += ["var-module=${__field.labels.module}", *(f"${{{pick}:queryparam}}" for pick in board.picks)]
-    elif legend in ("rank {{rank}}", "rank $tag_rank"):
+        parts += [
+            f"var-module=${{__field.labels.{_PLACE[source]}}}",
+            *(f"${{{pick}:queryparam}}" for pick in board.picks_in(source)),
+        ]
+    elif legend.startswith(("rank {{rank}}", "rank $tag_rank")):
         parts.append("var-rank=${__field.labels.rank}")
         title = f"{title} of this rank" if name == "layers" else "This rank"
     parts.append("${__url_time_range}")

@@ -157,3 +157,7 @@ class Board:
     text: str
     rows: tuple[Row, ...]
     picks: tuple[str, ...] = ()
+
+    def picks_in(self, source: Source) -> tuple[str, ...]:
+        """Return what is picked by with a data source: points in InfluxDB do not say their rank's stage."""
+        return tuple(pick for pick in self.picks if source is Source.PROMETHEUS or pick != "stage")

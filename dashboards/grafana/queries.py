@@ -4,7 +4,12 @@ from __future__ import annotations
 
 RUN = 'run="$run"'
 RANK = 'run="$run",rank=~"$rank"'
-MODULE = 'run="$run",rank=~"$rank",module="$module"'
+MODULE = 'run="$run",rank=~"$rank",module=~"$module(\\\\..+)?"'
+"""A module and what is below it: where there is room in the budget, parameters stand for themselves."""
+
+INFLUX_MODULE = '"module" =~ /^$module(\\..+)?$/'
+OF_MODULE = "rank {{rank}} {{module}}"
+INFLUX_OF_MODULE = "rank $tag_rank $tag_module"
 RATE = "[$__rate_interval]"
 
 BAD = "red"
@@ -27,12 +32,17 @@ def depth(expression: str) -> str:
     Prometheus sorts a result by its labels, where `h.10` stands before `h.2`. The label `depth` is the module's name
     with its first number in three digits.
     """
-    padded = expression
+    padded = placed(expression)
     for digits, zeros in ((3, ""), (2, "0"), (1, "00")):
         pattern = rf"(\\D*)(\\d{{{digits}}})((?:\\D.*)?)"
         padded = f'label_replace({padded}, "depth", "${{1}}{zeros}${{2}}${{3}}", "module", "{pattern}")'
     named = f'label_replace({expression}, "depth", "$1", "module", "(.*)")'
     return padded.replace(expression, named, 1)
+
+
+def placed(expression: str) -> str:
+    """Return the expression with the label `place`, the module that a parameter is of, for links."""
+    return f'label_replace({expression}, "place", "$1", "module", "(.*?)(?:\\\\.(?:weight|bias))?")'
 
 
 def over_ranks(metric: str, labels: str = RANK) -> str:

@@ -45,6 +45,7 @@ _SORT = {
     "rank": VariableSort.NUMERICAL_ASC,
     "module": VariableSort.NATURAL_ASC,
 }
+_WITHOUT_PARAMETER = r"/^(.*?)(?:\.(?:weight|bias))?$/"
 _SINGLE = frozenset({"run", "module"})
 
 
@@ -57,12 +58,12 @@ def variables(board: Board, source: Source) -> Iterator[Builder[Any]]:
     """Return what is picked at the top of a dashboard: the data source, the run, and what the board picks by."""
     yield builders.DatasourceVariable("datasource").label("Data source").type(source.value)
     texts = _PROMETHEUS if source is Source.PROMETHEUS else _INFLUXDB
-    for name in ("run", *board.picks):
-        if name not in texts:
-            continue
+    for name in ("run", *board.picks_in(source)):
         variable = builders.QueryVariable(name).label(_LABELS[name]).description(_TEXTS[name])
         variable.datasource(data_source(source)).query(_variable_query(texts[name], source))
         variable.refresh(VariableRefresh.ON_TIME_RANGE_CHANGED).sort(_SORT[name])
+        if name == "module":
+            variable.regex(_WITHOUT_PARAMETER)
         yield variable if name in _SINGLE else variable.multi(True).include_all(True)
 
 

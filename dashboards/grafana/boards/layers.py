@@ -20,7 +20,7 @@ def _size(title: str, metric: str, kind: str, *, text: str, empty: str) -> Panel
         influxdb=(
             Query(
                 text=f'SELECT log10("x") FROM ({q.influx("mean(rms) AS x", f"trainermon_{kind}", by="module")}) '
-                'WHERE "x" > 0 GROUP BY "module" fill(none)',
+                'WHERE "x" > 0 GROUP BY "module"',
                 legend="$tag_module",
             ),
         ),
@@ -53,6 +53,11 @@ _PARAMETERS = "Not collected: turn on ur_distribution and param_distribution"
 _MODULES = "Not collected: turn on xy_distribution"
 _LEARNING_RATE = f"on () group_left () max(trainermon_learning_rate{{{q.RUN}}})"
 
+_NOW_OVER_MEAN = (
+    f"{q.over_ranks('trainermon_gradient_rms')} / "
+    f"avg by (module) (avg_over_time(trainermon_gradient_rms{{{q.RANK}}}[$__range]))"
+)
+
 UPDATE_OVER_SIZE = (
     f"({q.over_ranks('trainermon_update_rms')} * {_LEARNING_RATE} / {q.over_ranks('trainermon_parameter_rms')})"
 )
@@ -80,8 +85,7 @@ _GRADIENTS = Row(
             view=View.RANKING,
             prometheus=(
                 Query(
-                    text=f"sort_desc(topk(10, {q.over_ranks('trainermon_gradient_rms')} / avg by (module) "
-                    f"(avg_over_time(trainermon_gradient_rms{{{q.RANK}}}[$__range]))))",
+                    text=f"sort_desc(topk(10, {q.placed(_NOW_OVER_MEAN)}))",
                     legend="{{module}}",
                 ),
             ),

@@ -5,8 +5,6 @@ from __future__ import annotations
 from trainermon.dashboards.grafana import queries as q
 from trainermon.dashboards.grafana.panels import Board, Panel, Query, Row, Scale, View
 
-_ONLY = '"module" =~ /^$module$/'
-
 
 def _lines(title: str, metric: str, kind: str, *, text: str, empty: str) -> Panel:
     """Return a panel with one line per rank."""
@@ -14,9 +12,12 @@ def _lines(title: str, metric: str, kind: str, *, text: str, empty: str) -> Pane
         title=title,
         text=text,
         view=View.LINES,
-        prometheus=(Query(text=f"{metric}{{{q.MODULE}}}", legend="rank {{rank}}"),),
+        prometheus=(Query(text=f"{metric}{{{q.MODULE}}}", legend=q.OF_MODULE),),
         influxdb=(
-            Query(text=q.influx('mean("rms")', f"trainermon_{kind}", by="rank", where=_ONLY), legend="rank $tag_rank"),
+            Query(
+                text=q.influx('mean("rms")', f"trainermon_{kind}", by="rank,module", where=q.INFLUX_MODULE),
+                legend=q.INFLUX_OF_MODULE,
+            ),
         ),
         unit="sci",
         scale=Scale(log=10),
@@ -50,8 +51,10 @@ _GRADIENTS = Row(
             view=View.BARS,
             influxdb=(
                 Query(
-                    text=q.influx('sum("nonfinite")', "trainermon_grad_reduced", by="rank", where=_ONLY),
-                    legend="rank $tag_rank",
+                    text=q.influx(
+                        'sum("nonfinite")', "trainermon_grad_reduced", by="rank,module", where=q.INFLUX_MODULE
+                    ),
+                    legend=q.INFLUX_OF_MODULE,
                 ),
             ),
             decimals=0,
@@ -62,11 +65,11 @@ _GRADIENTS = Row(
             title="Agreement of gradient and first moment",
             text="Share of elements whose gradient has the sign of Adam's first moment: near 50 % gradients are noise.",
             view=View.LINES,
-            prometheus=(Query(text=f"trainermon_gradient_direction{{{q.MODULE}}}", legend="rank {{rank}}"),),
+            prometheus=(Query(text=f"trainermon_gradient_direction{{{q.MODULE}}}", legend=q.OF_MODULE),),
             influxdb=(
                 Query(
-                    text=q.influx('mean("mean")', "trainermon_mg_direction", by="rank", where=_ONLY),
-                    legend="rank $tag_rank",
+                    text=q.influx('mean("mean")', "trainermon_mg_direction", by="rank,module", where=q.INFLUX_MODULE),
+                    legend=q.INFLUX_OF_MODULE,
                 ),
             ),
             unit="percentunit",
@@ -148,7 +151,7 @@ _ACTIVATIONS = Row(
             ),
             influxdb=(
                 Query(
-                    text=q.influx('mean("mean")', "trainermon_feature", by="feature", where=_ONLY),
+                    text=q.influx('mean("mean")', "trainermon_feature", by="feature", where=q.INFLUX_MODULE),
                     legend="$tag_feature",
                 ),
             ),

@@ -24,7 +24,7 @@ def _moment(title: str, metric: str, kind: str) -> Panel:
         influxdb=(
             Query(
                 text=f'SELECT log10("x") FROM ({q.influx("mean(rms) AS x", f"trainermon_{kind}", by="module")}) '
-                'WHERE "x" > 0 GROUP BY "module" fill(none)',
+                'WHERE "x" > 0 GROUP BY "module"',
                 legend="$tag_module",
             ),
         ),
@@ -119,7 +119,7 @@ _SIZE = Row(
             text="Learning rate × RMS of Adam's update over RMS of the parameters, the ten modules for which it is "
             "largest. Around 1e-3 is usual.",
             view=View.LINES,
-            prometheus=(Query(text=f"topk(10, {UPDATE_OVER_SIZE})", legend="{{module}}"),),
+            prometheus=(Query(text=f"topk(10, {q.placed(UPDATE_OVER_SIZE)})", legend="{{module}}"),),
             unit="sci",
             scale=Scale(log=10),
             link="module",
