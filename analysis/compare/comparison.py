@@ -148,6 +148,6 @@ def _baseline(options: CompareOptions, mode: Mode) -> dict[str, float]:
     for calls in match_calls(one, other, fuzzy=options.fuzzy):
         for ours, theirs in calls.rows():
             relative = measure(ours, theirs).relative if ours and theirs else None
-            if relative:
-                noise[ours.name if ours else ""] = relative
+            if relative and calls.target and ours:
+                noise[f"{calls.target.key}.{ours.place}"] = relative
     return noise

@@ -7,6 +7,7 @@ only. Named tuples instead of dataclasses: a dump has hundreds of thousands of r
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,7 +30,6 @@ class Item(NamedTuple):
     `shape` are None where there is no value. The statistics are numbers, None, or for a string the string.
     """
 
-    name: str
     place: str
     state: str
     dtype: str | None = None
@@ -137,59 +137,61 @@ def _calls(raw: RawDump, parents: Mapping[str, str]) -> Iterator[Call]:
             direction=direction,
             number=number,
             scope=split_key(parents[key])[0] if key in parents else "",
-            items=tuple(_items(key, value, direction)),
+            items=tuple(_items(value, direction)),
         )
 
 
-def _items(key: str, value: Mapping[str, Any], direction: str) -> Iterator[Item]:
+def _items(value: Mapping[str, Any], direction: str) -> Iterator[Item]:
     if direction == PARAMETERS_GRAD:
         for name, forms in value.items():
             if isinstance(forms, list) and forms:
-                yield from _walk(forms[0], key, name, OUTPUT)
+                yield from _walk(forms[0], name, OUTPUT)
         return
-    yield from _positional(value.get("input_args", value.get("input")), key, INPUT)
-    yield from _named(value.get("input_kwargs"), key, INPUT, INPUT)
-    yield from _named(value.get("parameters"), key, PARAMETERS, PARAMETERS)
-    yield from _positional(value.get("output"), key, OUTPUT)
-    yield from _named(value.get("output_kwargs"), key, OUTPUT if direction == BACKWARD else INPUT, OUTPUT)
+    yield from _positional(value.get("input_args", value.get("input")), INPUT)
+    yield from _named(value.get("input_kwargs"), INPUT, INPUT)
+    yield from _named(value.get("parameters"), PARAMETERS, PARAMETERS)
+    yield from _positional(value.get("output"), OUTPUT)
+    yield from _named(value.get("output_kwargs"), OUTPUT if direction == BACKWARD else INPUT, OUTPUT)
 
 
-def _positional(forms: Any, key: str, state: str) -> Iterator[Item]:
+def _positional(forms: Any, state: str) -> Iterator[Item]:
     for index, form in enumerate(forms if isinstance(forms, list) else ()):
-        yield from _walk(form, key, f"{state}.{index}", state)
+        yield from _walk(form, f"{state}.{index}", state)
 
 
-def _named(forms: Any, key: str, word: str, state: str) -> Iterator[Item]:
+def _named(forms: Any, word: str, state: str) -> Iterator[Item]:
     for name, form in forms.items() if isinstance(forms, dict) else ():
-        yield from _walk(form, key, f"{word}.{name}", state)
+        yield from _walk(form, f"{word}.{name}", state)
 
 
-def _walk(form: Any, key: str, place: str, state: str) -> Iterator[Item]:
-    name = f"{key}.{place}"
+def _walk(form: Any, place: str, state: str) -> Iterator[Item]:
     if isinstance(form, dict):
         kind = form.get("type")
         if kind in _TENSOR_TYPES or (isinstance(form.get("dtype"), str) and isinstance(form.get("shape"), list)):
-            yield _tensor(form, name, place, state)
+            yield _tensor(form, sys.intern(place), state)
         elif isinstance(kind, str):
-            yield _argument(form, name, place, state)
+            yield _argument(form, sys.intern(place), state)
         else:
             for part, inner in form.items():
-                yield from _walk(inner, key, f"{place}.{part}", state)
+                yield from _walk(inner, f"{place}.{part}", state)
     elif isinstance(form, list):
         for index, inner in enumerate(form):
-            yield from _walk(inner, key, f"{place}.{index}", state)
+            yield from _walk(inner, f"{place}.{index}", state)
     else:
-        yield Item(name, place, state)
+        yield Item(sys.intern(place), state)
 
 
-def _tensor(form: Mapping[str, Any], name: str, place: str, state: str) -> Item:
+def _tensor(form: Mapping[str, Any], place: str, state: str) -> Item:
     get = form.get
-    checksum = next(((kind, str(form[kind])) for kind in CHECKSUM_KEYS if form.get(kind)), None)
+    checksum = None
+    for kind in CHECKSUM_KEYS:
+        if kind in form:
+            checksum = kind, str(form[kind])
+            break
     return Item(
-        name,
         place,
         state,
-        str(get("dtype")),
+        sys.intern(str(get("dtype"))),
         tuple(get("shape") or ()),
         bool(get("requires_grad")),
         get("Max"),
@@ -203,11 +205,11 @@ def _tensor(form: Mapping[str, Any], name: str, place: str, state: str) -> Item:
     )
 
 
-def _argument(form: Mapping[str, Any], name: str, place: str, state: str) -> Item:
+def _argument(form: Mapping[str, Any], place: str, state: str) -> Item:
     kind, value = form["type"], form.get("value")
     if kind in _NUMBERS or kind == "str":
-        return Item(name, place, state, f"<class '{kind}'>", (), None, value, value, value, value)
+        return Item(place, state, f"<class '{kind}'>", (), None, value, value, value, value)
     if isinstance(value, list):
         shape = tuple(part for part in value if isinstance(part, int))
-        return Item(name, place, state, kind, shape)
-    return Item(name, place, state, kind, (), None, value, value, value, value)
+        return Item(place, state, kind, shape)
+    return Item(place, state, kind, (), None, value, value, value, value)

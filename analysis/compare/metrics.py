@@ -14,14 +14,22 @@ class Difference(NamedTuple):
     """How a target's row differs from the golden one.
 
     `relative` is the size of the difference: 0 equal, NaN if one side alone is not finite, None if it cannot be told.
-    `columns` are the values of the result table's columns of the mode.
+    `columns` are the values of the result table's columns where they cannot be had from the rows alone.
     """
 
     relative: float | None
-    columns: tuple[Any, ...]
+    columns: tuple[Any, ...] = ()
+
+
+EQUAL = Difference(0.0)
 
 
 def statistics_difference(target: Item, golden: Item) -> Difference:
+    """Return how far the statistics of two rows are apart."""
+    return EQUAL if _values(target) == _values(golden) else Difference(relative_size(target, golden))
+
+
+def statistics_columns(target: Item, golden: Item) -> tuple[float | None, ...]:
     """Return the differences of max, min, mean and norm, and these in per cent of the golden ones."""
     pairs = (
         (target.max, golden.max),
@@ -29,9 +37,8 @@ def statistics_difference(target: Item, golden: Item) -> Difference:
         (target.mean, golden.mean),
         (target.norm, golden.norm),
     )
-    columns = [_difference(ours, theirs) for ours, theirs in pairs]
-    columns += [_share(ours, theirs) for ours, theirs in pairs]
-    return Difference(relative_size(target, golden), tuple(columns))
+    differences = [_difference(ours, theirs) for ours, theirs in pairs]
+    return (*differences, *(_share(ours, theirs) for ours, theirs in pairs))
 
 
 def relative_size(target: Item, golden: Item) -> float | None:
@@ -41,10 +48,10 @@ def relative_size(target: Item, golden: Item) -> float | None:
     mean's to the root mean square (a mean that is zero but for rounding differs by nothing then). Statistics cannot
     see a permutation.
     """
-    if target.nonfinite != golden.nonfinite:
-        return math.nan
     if _values(target) == _values(golden):
         return 0.0
+    if target.nonfinite != golden.nonfinite:
+        return math.nan
     if target.nonfinite:
         return 0.0 if (target.nans, target.infs) == (golden.nans, golden.infs) or target.nans is None else math.nan
     extremes = [_number(value) for value in (target.max, target.min, golden.max, golden.min)]

@@ -8,6 +8,7 @@ from typing import Any
 
 from trainermon.analysis.compare.comparison import Comparison, Mode
 from trainermon.analysis.compare.items import Item
+from trainermon.analysis.compare.metrics import statistics_columns
 from trainermon.analysis.compare.verdicts import Row
 
 NOT_AVAILABLE = "N/A"
@@ -50,16 +51,24 @@ def table(comparison: Comparison) -> Iterator[tuple[Any, ...]]:
     """Yield the cells of every row as texts and numbers."""
     for call in comparison.calls:
         stack = comparison.stacks.get(call.key)
+        names = call.target.key if call.target else "", call.golden.key if call.golden else ""
         for row in call.rows:
-            yield _cells(comparison.mode, row, stack)
+            yield _cells(comparison.mode, row, names, stack)
             stack = None
 
 
-def _cells(mode: Mode, row: Row, stack: tuple[str, ...] | None) -> tuple[Any, ...]:
+def _cells(mode: Mode, row: Row, names: tuple[str, str], stack: tuple[str, ...] | None) -> tuple[Any, ...]:
     ours, theirs = row.target, row.golden
-    metrics = row.difference.columns or (None,) * (len(_METRICS[mode]) + len(_OURS[mode]))
+    metrics = row.difference.columns
+    if ours and theirs and mode is Mode.STATISTICS:
+        metrics = statistics_columns(ours, theirs)
+    elif not metrics:
+        metrics = (None,) * (len(_METRICS[mode]) + len(_OURS[mode]))
     own = metrics[len(_METRICS[mode]) :]
-    cells = [_attribute(item, name) for name in ("name", "dtype", "shape", "requires_grad") for item in (ours, theirs)]
+    cells: list[Any] = [
+        f"{key}.{item.place}" if item else NOT_AVAILABLE for key, item in zip(names, (ours, theirs), strict=True)
+    ]
+    cells += [_attribute(item, name) for name in ("dtype", "shape", "requires_grad") for item in (ours, theirs)]
     cells += [_metric(mode, index, value) for index, value in enumerate(metrics[: len(_METRICS[mode])])]
     if mode is not Mode.CHECKSUM:
         cells += [*_statistics(ours), *_statistics(theirs)]

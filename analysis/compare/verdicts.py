@@ -167,9 +167,15 @@ class Judge:
         inner = self._inner[call.key]
         unit = max(roundoff(call.items), roundoff(pair.golden.items))
         noise = rounding(call, inner, unit)
-        baseline = max((self._baseline.get(item.name, 0.0) for item in call.items if item.state == OUTPUT), default=0.0)
+        baseline = self._own_noise(call)
         finite = 0.0 if math.isnan(before) else before
         return SAFETY * (growth(call, inner) * finite + noise) + 2 * baseline, SAFETY * noise
+
+    def _own_noise(self, call: Call) -> float:
+        if not self._baseline:
+            return 0.0
+        outputs = (f"{call.key}.{item.place}" for item in call.items if item.state == OUTPUT)
+        return max((self._baseline.get(name, 0.0) for name in outputs), default=0.0)
 
     def _row(
         self, call: CallResult, floor: float, ours: Item | None, theirs: Item | None, difference: Difference
@@ -180,7 +186,7 @@ class Judge:
         if flaw:
             return Row(ours, theirs, difference, ERROR, (f"error: {flaw}",))
         relative = difference.relative
-        if relative is None or relative <= max(floor, 2 * self._baseline.get(ours.name, 0.0)):
+        if relative is None or relative <= max(floor, 2 * self._baseline.get(f"{call.key}.{ours.place}", 0.0)):
             return Row(ours, theirs, difference, PASS)
         result, message = self._meaning(call, ours, theirs, relative)
         return Row(ours, theirs, difference, result, (f"{result}: {message}",))
