@@ -54,6 +54,8 @@ SUMMARY_FIELDS = (
     "for",
 )
 """What a rule's summary may put in braces; alerts/README.md says what each stands for."""
+
+MAX_WIDTH = 99
 REPORTED_FIELDS = ("rank", "step", "value", "usual", "detail")
 """The same for a rule that looks at no series."""
 
@@ -339,12 +341,14 @@ def _read_escalation(node: Node) -> Escalation | None:
 def _read_summary(node: Node, known: Sequence[str]) -> str:
     summary = node.text("summary")
     try:
-        fields = [field for _, field, _, _ in string.Formatter().parse(summary) if field is not None]
+        pieces = [piece for piece in string.Formatter().parse(summary) if piece[1] is not None]
     except ValueError as error:
         raise node.fail("summary", f"{error}; a brace that is meant as one is written twice") from error
-    for field in fields:
+    for _, field, form, _ in pieces:
         if field not in known:
-            raise node.fail("summary", f"found {{{field}}}{nearest(field, known)}")
+            raise node.fail("summary", f"found {{{field}}}{nearest(str(field), known)}")
+        if any(int(width) > MAX_WIDTH for width in re.findall(r"\d+", str(form))):  # it would be that many characters
+            raise node.fail("summary", f"found {{{field}:{form}}}, expected a width of at most {MAX_WIDTH}")
     return summary
 
 

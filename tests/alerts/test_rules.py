@@ -143,6 +143,7 @@ WRONG = [
     ("summary", "{wurst}", r"summary: found \{wurst\}; did you mean 'worst'\?"),
     ("summary", "{worst.__class__}", r"summary: found \{worst\.__class__\}"),
     ("summary", "{", r"summary: .*a brace that is meant as one is written twice"),
+    ("summary", "{value:>999999999}", r"summary: found \{value:>999999999\}, expected a width of at most 99"),
     ("summary", " ", r"summary: found ' ', expected text"),
     ("name", "My Spike", r"name: found 'My Spike', expected lower case words joined by hyphens"),
 ]
