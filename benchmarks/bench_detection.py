@@ -92,13 +92,16 @@ def _fault_table(judged: Sequence[Judged]) -> Iterator[str]:
 def _rule_table(scores: Mapping[str, RuleScore], clean_steps: int) -> Iterator[str]:
     yield "| rule | found, of runs with a fault that it may find | precision | median delay | false per 10 000 steps |"
     yield "|---|---|---|---|---|"
+    silent = [name for name, score in scores.items() if score.asked and not (score.found or score.other or score.false)]
     for name, score in scores.items():
-        if not (score.asked or score.other or score.false):
+        if not (score.found or score.other or score.false):
             continue
         precision = "–" if math.isnan(score.precision) else f"{score.precision:.0%}"
         delay = f"{statistics.median(score.delays):.0f}" if score.delays else "–"
         rate = PER_STEPS * score.false / max(1, clean_steps)
         yield f"| `{name}` | {score.found} of {score.asked} | {precision} | {delay} | {rate:.2f} |"
+    yield ""
+    yield f"Held back by others that said the same, or silent: {', '.join(f'`{name}`' for name in silent) or 'none'}."
 
 
 def _clean_table(judged: Sequence[Judged]) -> Iterator[str]:
