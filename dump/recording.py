@@ -69,6 +69,7 @@ class Recording:
         """Record nothing any more, and put the files in place."""
         if self._is_on:
             self._is_on = False
+            self.writer.take_notes(self._notes)
             if self._functions is not None:
                 self._functions.detach()
             if self._modules is not None:
@@ -76,7 +77,7 @@ class Recording:
             if self._stance is not None:
                 self._stance.__exit__(None, None, None)
                 self._stance = None
-        self.writer.publish(notes=self._notes)
+            self.writer.publish()
 
     def close(self) -> None:
         """End, and let go of the files."""

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from trainermon.dump.encode import Leaf
-from trainermon.dump.reader import RawDump, load_partial
+from trainermon.dump.reader import RawDump, load_texts
 from trainermon.dump.records import (
     CONSTRUCT_FILE,
     DUMP_FILE,
@@ -69,6 +69,7 @@ class DumpWriter:
         self._folder = self.directory / TENSOR_FOLDER
         self._bytes = self._over_quota = self._errors = self._order = 0
         self._first_error = ""
+        self._published = -1
         try:
             make_private_folder(self._folder if self.with_tensors else self.directory)
             with contextlib.suppress(FileNotFoundError):
@@ -120,10 +121,10 @@ class DumpWriter:
         self, key: str, value: dict[str, Any], *, parent: str | None = None, stack: Sequence[str] | None = None
     ) -> None:
         """Append an entry whose tensors were recorded; `stack` is shared with entries that have the same."""
-        line: dict[str, Any] = {"key": key, "value": value, "parent": parent}
+        line: dict[str, Any] = {"key": key, "parent": parent}
         if stack is not None:
             line["stack"] = self._stack_number(tuple(stack))
-        self._put(line)
+        self._put({**line, "value": value})  # the value last: see `load_texts`
 
     def add_gradients(self, key: str, value: dict[str, Any]) -> None:
         """Append the gradients of a module's parameters, which have no place in the tree of calls."""
@@ -132,6 +133,10 @@ class DumpWriter:
     def add_root(self, key: str, value: dict[str, Any]) -> None:
         """Append an entry of the model as a whole, which msprobe's files do not have; it goes to the info."""
         self._put({"root": key, "value": value})
+
+    def take_notes(self, notes: Sequence[str]) -> None:
+        """Let `notes` be the notes of the dump."""
+        self.info = dataclasses.replace(self.info, notes=tuple(notes))
 
     def count_error(self, error: BaseException) -> None:
         """Count an entry that was lost to an error; the first one's text is kept."""
@@ -144,9 +149,11 @@ class DumpWriter:
         Raises:
             DumpError: a file cannot be written; the partial file is left and can be read.
         """
-        self.publish(**changes)
+        if changes or self._unresolved or self._published != self._bytes:
+            self.publish(**changes)
         os.close(self._file)
-        (self.directory / PARTIAL_FILE).unlink()
+        with contextlib.suppress(OSError):  # the dump is whole all the same
+            (self.directory / PARTIAL_FILE).unlink()
         return self.info
 
     def publish(self, **changes: Any) -> DumpInfo:
@@ -154,12 +161,13 @@ class DumpWriter:
         try:
             self._flush()
             self.info = dataclasses.replace(self.info, **changes, complete=True)
-            raw = load_partial(self.directory / PARTIAL_FILE)
+            raw = load_texts(self.directory / PARTIAL_FILE)
             if self.with_structure:
-                _write(self.directory / STACK_FILE, json.dumps(raw.stacks, indent=1))
-                _write(self.directory / CONSTRUCT_FILE, json.dumps(raw.construct, indent=1))
-            _write(self.directory / INFO_FILE, json.dumps({**self._plain_info(), "root": raw.root}, indent=1))
-            _write(self.directory / self.main_file, "".join(self._dump_text(raw)))
+                _write(self.directory / STACK_FILE, _object_text(raw.stacks))
+                _write(self.directory / CONSTRUCT_FILE, _object_text(raw.construct))
+            _write(self.directory / INFO_FILE, _object_text({**self._plain_info(), "root": raw.root}))
+            _commit(self.directory / self.main_file, "".join(self._dump_text(raw)))
+            self._published = self._bytes
         except OSError as error:
             raise DumpError(f"cannot finish the dump in {self.directory}: {error}") from error
         return self.info
@@ -184,7 +192,7 @@ class DumpWriter:
         yield json.dumps(head, indent=1).removesuffix("\n}") + ',\n "data": {'
         separator = "\n"
         for key, value in raw.data.items():
-            yield f"{separator}  {json.dumps(key)}: {json.dumps(value)}"
+            yield f"{separator}  {json.dumps(key)}: {value}"
             separator = ",\n"
         yield "\n }\n}\n"
 
@@ -266,7 +274,21 @@ def make_private_folder(folder: Path) -> None:
             parent.mkdir(mode=0o700, exist_ok=True)
 
 
+def _object_text(value: dict[str, Any]) -> str:
+    """Return JSON with one line for each key; with `indent` it would take ten times as long."""
+    return "{" + ",".join(f"\n {json.dumps(key)}: {json.dumps(item)}" for key, item in value.items()) + "\n}"
+
+
 def _write(path: Path, text: str) -> None:
+    """Write a file that nobody reads before the dump is committed; one that is there already is replaced whole."""
+    if path.exists():
+        _commit(path, text)
+    else:
+        with open(path, "w", encoding="utf-8", opener=_private) as file:
+            file.write(text)
+
+
+def _commit(path: Path, text: str) -> None:
     temporary = path.with_name(f".{path.name}.tmp")
     with open(temporary, "w", encoding="utf-8", opener=_private) as file:
         file.write(text)
