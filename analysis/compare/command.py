@@ -8,8 +8,11 @@ import sys
 from pathlib import Path
 
 from trainermon.analysis.compare.comparison import CompareOptions, Mode, compare
-from trainermon.analysis.compare.files import FORMATS, as_document, write_files
-from trainermon.analysis.compare.summary import render_text
+from trainermon.analysis.compare.distributed import outcomes
+from trainermon.analysis.compare.files import FORMATS, Destination, as_document
+from trainermon.analysis.compare.summary import Outcome, render_text
+
+DEFAULT = ("csv", "json")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,14 +52,28 @@ def main(args: argparse.Namespace) -> int:
         baseline=tuple(args.baseline) if args.baseline else None,
         stack=not args.no_stack,
     )
-    comparisons = compare(args.target, args.golden, options=options)
-    written = write_files(comparisons, args.output, args.format or ("csv", "json")) if args.output else []
     if args.json:
+        comparisons = compare(args.target, args.golden, options=options)
         sys.stdout.write(json.dumps([as_document(comparison) for comparison in comparisons], indent=1) + "\n")
         return 0
-    sys.stdout.write(render_text(comparisons, colour=sys.stdout.isatty()))
-    for path in written[:4]:
-        sys.stdout.write(f"wrote     {path}\n")
-    if len(written) > 4:
-        sys.stdout.write(f"          and {len(written) - 4} more files in {args.output}\n")
+    destination = Destination(folder=args.output, formats=tuple(args.format or DEFAULT)) if args.output else None
+    found = []
+    for outcome in outcomes(args.target, args.golden, destination, options=options):
+        found.append(outcome)
+        _show_progress(len(found), outcome)
+    sys.stdout.write(render_text(found, colour=sys.stdout.isatty()))
+    _list_files([path for outcome in found for path in outcome.files])
     return 0
+
+
+def _show_progress(done: int, outcome: Outcome) -> None:
+    """Tell on a terminal which pair was compared; nothing is written where the output goes into a file."""
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r\033[Kcompared {done}: {outcome.label}\r")
+
+
+def _list_files(files: list[Path]) -> None:
+    for path in files[:4]:
+        sys.stdout.write(f"wrote     {path}\n")
+    if len(files) > 4:
+        sys.stdout.write(f"          and {len(files) - 4} more files in {files[0].parent}\n")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -93,6 +95,23 @@ def compare_pair(pair: PlacePair, options: CompareOptions) -> Comparison:
     Raises:
         DumpError: a dump is damaged, or has not what the mode asks for.
     """
+    with _collector_off():
+        return _compare_pair(pair, options)
+
+
+@contextmanager
+def _collector_off() -> Iterator[None]:
+    """Keep the garbage collector from looking at millions of rows again and again; there are no cycles among them."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _compare_pair(pair: PlacePair, options: CompareOptions) -> Comparison:
     target, golden = read_rows(pair.target.directory), read_rows(pair.golden.directory)
     mode = _mode(target, golden, options.mode)
     measure = _measure(target, golden, mode)

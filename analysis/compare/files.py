@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,23 +20,28 @@ FORMATS = ("csv", "xlsx", "json", "md", "html")
 SCHEMA_VERSION = 1
 
 
-def write_files(
-    comparisons: Iterable[Comparison], output: Path, formats: Iterable[str], *, clock: Callable[[], float] = time.time
-) -> list[Path]:
-    """Write every comparison in every format into `output`, and return the files.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Destination:
+    """Where the files of comparisons go, in which formats, and under which time stamp."""
+
+    folder: Path
+    formats: tuple[str, ...] = ("csv", "json")
+    stamp: str = field(default_factory=lambda: time.strftime("%Y%m%d%H%M%S"))
+
+
+def write_files(comparison: Comparison, destination: Destination) -> tuple[Path, ...]:
+    """Write a comparison in every format, and return the files.
 
     They are named as msprobe names them: `compare_result[_step…][_rank…]_YYYYmmddHHMMSS.csv`.
     """
-    output.mkdir(parents=True, exist_ok=True)
-    stamp = time.strftime("%Y%m%d%H%M%S", time.localtime(clock()))
+    destination.folder.mkdir(parents=True, exist_ok=True)
+    label = f"_{comparison.label.replace(' ', '_')}" if comparison.label else ""
     written = []
-    for comparison in comparisons:
-        label = f"_{comparison.label.replace(' ', '_')}" if comparison.label else ""
-        for name in formats:
-            path = output / f"compare_result{label}_{stamp}.{name}"
-            _writer(name)(comparison, path)
-            written.append(path)
-    return written
+    for name in destination.formats:
+        path = destination.folder / f"compare_result{label}_{destination.stamp}.{name}"
+        _writer(name)(comparison, path)
+        written.append(path)
+    return tuple(written)
 
 
 def write_csv(comparison: Comparison, path: Path) -> None:

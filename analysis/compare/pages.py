@@ -8,7 +8,14 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from trainermon.analysis.compare.comparison import Comparison
-from trainermon.analysis.compare.summary import RESULTS, describe, headline, unmatched_sides
+from trainermon.analysis.compare.summary import (
+    RESULTS,
+    called_in,
+    describe,
+    headline,
+    unmatched_sides,
+    unmatched_within,
+)
 from trainermon.analysis.compare.verdicts import PASS, UNMATCHED, CallResult, Row
 
 MAX_BLAMED = 10
@@ -101,16 +108,17 @@ def _html(comparison: Comparison) -> Iterator[str]:
 def _blamed_table(comparison: Comparison) -> Iterator[str]:
     yield "<table><tr><th>call<th>what<th>inputs differ by<th>results differ by<th>explained<th>called in</tr>"
     for call in comparison.blamed[:MAX_BLAMED]:
-        frames = comparison.stacks.get(call.key, ())
-        own = next((frame for frame in frames if "site-packages" not in frame), "")
         cells = "".join(
             f'<td class="n">{_size(value)}' for value in (call.input_error, call.output_error, call.expected)
         )
         yield f'<tr><td><code>{_text(call.key)}</code><td class="error">{_text(describe(call))}{cells}'
-        yield f"<td><code>{_text(' '.join(own.split()))}</code></tr>"
+        yield f"<td><code>{_text(called_in(comparison, call))}</code></tr>"
     if len(comparison.blamed) > MAX_BLAMED:
         yield f"<tr><td>and {len(comparison.blamed) - MAX_BLAMED:,} more</tr>"
     yield "</table>"
+    within = unmatched_within(comparison, comparison.blamed[0])
+    if within:
+        yield f"<p>Within the first of them, on one side only: <code>{_text(', '.join(within[:3]))}</code></p>"
 
 
 def _growth_plot(comparison: Comparison) -> Iterator[str]:

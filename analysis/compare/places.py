@@ -44,7 +44,8 @@ def find_places(path: Path) -> list[Place]:
     """
     path = Path(path)
     if path.is_file() or _holds_dump(path):
-        return [_place(path.parent if path.is_file() else path, path)]
+        folder = path.parent if path.is_file() else path
+        return [_place(folder, folder)]
     found = sorted((_place(folder, path) for folder in _folders(path)), key=_recency)
     if not found:
         raise DumpError(f"{path} holds no dump: expected {DUMP_FILE} in it, or step*/rank*/{DUMP_FILE} below it")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 from trainermon.analysis.compare.comparison import Comparison
 from trainermon.analysis.compare.items import OUTPUT, PARAMETERS
 from trainermon.analysis.compare.verdicts import ERROR, PASS, UNMATCHED, WARNING, CallResult
+from trainermon.dump.reader import split_key
 from trainermon.dump.records import FORWARD
 
 RESULTS = (ERROR, WARNING, PASS, UNMATCHED)
@@ -16,21 +19,69 @@ _MAX_LINES = 40
 _MAX_DUMPS = 12
 
 
-def render_text(comparisons: list[Comparison], *, colour: bool = False) -> str:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What is kept of a comparison once its files are written: small enough to come back from another process.
+
+    `rows` and `calls` are numbers by result. `blamed` are the blamed calls in the order in which they ran, with a few
+    words on each; `within` are those within the first of them that one side alone made, `called_in` is the line of
+    the user's code that called it.
+    """
+
+    target: str
+    golden: str
+    label: str
+    mode: str
+    headline: str
+    rows: Mapping[str, int]
+    calls: Mapping[str, int]
+    only_target: int
+    only_golden: int
+    blamed: tuple[tuple[str, str], ...]
+    within: tuple[str, ...]
+    called_in: str
+    files: tuple[Path, ...] = ()
+
+    @property
+    def differs(self) -> bool:
+        """Whether a row is more than rounding apart."""
+        return bool(self.rows[ERROR] + self.rows[WARNING])
+
+
+def summarise(comparison: Comparison, files: tuple[Path, ...] = ()) -> Outcome:
+    """Return the outcome of a comparison."""
+    rows, calls = comparison.row_counts(), comparison.call_counts()
+    blamed = comparison.blamed
+    only_target, only_golden = unmatched_sides(comparison)
+    return Outcome(
+        target=str(comparison.target),
+        golden=str(comparison.golden),
+        label=comparison.label,
+        mode=comparison.mode.value,
+        headline=headline(comparison),
+        rows={result: rows[result] for result in RESULTS},
+        calls={result: calls[result] for result in RESULTS},
+        only_target=only_target,
+        only_golden=only_golden,
+        blamed=tuple((call.key, describe(call)) for call in blamed),
+        within=unmatched_within(comparison, blamed[0]) if blamed else (),
+        called_in=called_in(comparison, blamed[0]) if blamed else "",
+        files=files,
+    )
+
+
+def render_text(outcomes: Sequence[Outcome], *, colour: bool = False) -> str:
     """Return the summary of all comparisons for a terminal, at most 40 lines."""
     lines: list[str] = []
-    if len(comparisons) > 1:
-        lines += list(_overview(comparisons))
-    lines += list(_one(first_different(comparisons), bold=colour))
+    if len(outcomes) > 1:
+        lines += list(_overview(outcomes))
+    lines += list(_one(first_different(outcomes), bold=colour))
     return "\n".join(lines[:_MAX_LINES]) + "\n"
 
 
-def first_different(comparisons: list[Comparison]) -> Comparison:
-    """Return the comparison to look at first: the earliest with a blamed call, else with any difference."""
-    for comparison in comparisons:
-        if comparison.blamed:
-            return comparison
-    return next((one for one in comparisons if one.row_counts()[ERROR] + one.row_counts()[WARNING]), comparisons[0])
+def first_different(outcomes: Sequence[Outcome]) -> Outcome:
+    """Return the outcome to look at first: the earliest with a blamed call, else with any difference."""
+    return min(outcomes, key=lambda one: (not one.blamed, not one.differs))
 
 
 def headline(comparison: Comparison) -> str:
@@ -64,6 +115,24 @@ def unmatched_sides(comparison: Comparison) -> tuple[int, int]:
     return sum(call.golden is None for call in lonely), sum(call.target is None for call in lonely)
 
 
+def unmatched_within(comparison: Comparison, blamed: CallResult) -> tuple[str, ...]:
+    """Return which calls directly within the blamed module only one side made: often the cause itself."""
+    module = split_key(blamed.key)[0] if blamed.key.startswith("Module.") else None
+    found = []
+    for result in comparison.calls:
+        call = result.target or result.golden
+        if result.result == UNMATCHED and call and call.scope == module and call.direction == FORWARD:
+            found.append(f"{call.key} ({'target' if result.target else 'golden dump'} only)")
+    return tuple(found)
+
+
+def called_in(comparison: Comparison, call: CallResult) -> str:
+    """Return the innermost line of the user's own code in the call's stack, "" if it is not known."""
+    frames = comparison.stacks.get(call.key, ())
+    own = next((frame for frame in frames if "site-packages" not in frame), "")
+    return " ".join(own.split())
+
+
 def _origin(call: CallResult) -> str:
     states = {row.target.state for row in call.rows if row.result != PASS and row.target}
     if PARAMETERS in states:
@@ -73,38 +142,33 @@ def _origin(call: CallResult) -> str:
     return "by what it was given"
 
 
-def _overview(comparisons: list[Comparison]) -> Iterator[str]:
+def _overview(outcomes: Sequence[Outcome]) -> Iterator[str]:
     yield f"{'dump':<18}{'error':>9}{'warning':>9}{'pass':>10}{'unmatched':>11}  first to blame"
-    differing = sorted(comparisons, key=lambda one: not one.blamed)
-    for one in differing[:_MAX_DUMPS]:
-        counts = one.row_counts()
-        first = one.blamed[0].key if one.blamed else "–"
-        numbers = f"{counts[ERROR]:>9,}{counts[WARNING]:>9,}{counts[PASS]:>10,}{counts[UNMATCHED]:>11,}"
+    for one in sorted(outcomes, key=lambda one: not one.blamed)[:_MAX_DUMPS]:
+        rows = one.rows
+        first = one.blamed[0][0] if one.blamed else "–"
+        numbers = f"{rows[ERROR]:>9,}{rows[WARNING]:>9,}{rows[PASS]:>10,}{rows[UNMATCHED]:>11,}"
         yield f"{one.label:<18}{numbers}  {first}"
-    if len(comparisons) > _MAX_DUMPS:
-        yield f"and {len(comparisons) - _MAX_DUMPS} more, in the files"
+    if len(outcomes) > _MAX_DUMPS:
+        yield f"and {len(outcomes) - _MAX_DUMPS} more, in the files"
     yield ""
 
 
-def _one(comparison: Comparison, *, bold: bool) -> Iterator[str]:
-    title = headline(comparison)
-    yield f"\033[1m{title}\033[0m" if bold else title
+def _one(outcome: Outcome, *, bold: bool) -> Iterator[str]:
+    yield f"\033[1m{outcome.headline}\033[0m" if bold else outcome.headline
     yield ""
-    counts, calls = comparison.row_counts(), comparison.call_counts()
-    yield f"target    {comparison.target}"
-    yield f"golden    {comparison.golden}"
-    yield f"mode      {comparison.mode.value}{f', {comparison.label}' if comparison.label else ''}"
-    yield f"rows      {', '.join(f'{counts[result]:,} {result}' for result in RESULTS)}"
-    yield f"calls     {', '.join(f'{calls[result]:,} {result}' for result in RESULTS)}"
-    target_only, golden_only = unmatched_sides(comparison)
-    if target_only or golden_only:
-        yield f"          only in the target: {target_only:,}, only in the golden dump: {golden_only:,}"
-    blamed = comparison.blamed
-    for index, call in enumerate(blamed[:MAX_BLAMED]):
-        yield f"{'to blame' if index == 0 else '':<10}{call.key}: {describe(call)}"
-    if len(blamed) > MAX_BLAMED:
-        yield f"{'':<10}and {len(blamed) - MAX_BLAMED} more"
-    stack = comparison.stacks.get(blamed[0].key, ()) if blamed else ()
-    own = next((frame for frame in stack if "site-packages" not in frame), "")
-    if own:
-        yield f"called in {' '.join(own.split())}"
+    yield f"target    {outcome.target}"
+    yield f"golden    {outcome.golden}"
+    yield f"mode      {outcome.mode}{f', {outcome.label}' if outcome.label else ''}"
+    yield f"rows      {', '.join(f'{outcome.rows[result]:,} {result}' for result in RESULTS)}"
+    yield f"calls     {', '.join(f'{outcome.calls[result]:,} {result}' for result in RESULTS)}"
+    if outcome.only_target or outcome.only_golden:
+        yield f"          only in the target: {outcome.only_target:,}, only in the golden dump: {outcome.only_golden:,}"
+    for index, (key, words) in enumerate(outcome.blamed[:MAX_BLAMED]):
+        yield f"{'to blame' if index == 0 else '':<10}{key}: {words}"
+    if len(outcome.blamed) > MAX_BLAMED:
+        yield f"{'':<10}and {len(outcome.blamed) - MAX_BLAMED} more"
+    if outcome.within:
+        yield f"within it {', '.join(outcome.within[:3])}"
+    if outcome.called_in:
+        yield f"called in {outcome.called_in}"

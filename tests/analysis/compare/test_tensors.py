@@ -1,0 +1,113 @@
+"""Element by element: metrics held against numpy in one go, whatever the chunks."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from trainermon.analysis.compare import compare, tensors
+from trainermon.cli import main
+
+
+def dump(folder, arrays):
+    """Write a dump in tensor mode of one call that gives `arrays`."""
+    (folder / "dump_tensor_data").mkdir(parents=True)
+    forms = []
+    for index, array in enumerate(arrays):
+        name = f"Functional.gelu.0.forward.output.{index}.npy"
+        np.save(folder / "dump_tensor_data" / name, array)
+        forms.append({"type": "torch.Tensor", "dtype": f"torch.{array.dtype}", "shape": list(array.shape)})
+        forms[-1] |= {"Max": 1.0, "Min": 0.0, "Mean": 0.5, "Norm": 3.0, "requires_grad": False, "data_name": name}
+    data = {"Functional.gelu.0.forward": {"input_args": [], "input_kwargs": {}, "output": forms}}
+    (folder / "dump.json").write_text(json.dumps({"task": "tensor", "level": "L1", "data": data}))
+    return folder
+
+
+def columns_of(tmp_path, ours, theirs):
+    (comparison,) = compare(dump(tmp_path / "a", [ours]), dump(tmp_path / "b", [theirs]))
+    (row,) = comparison.rows()
+    return row, row.difference.columns
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 1 << 18])
+def test_metrics_are_those_of_numpy_in_one_go(chunk, tmp_path, monkeypatch):
+    monkeypatch.setattr(tensors, "CHUNK", chunk)
+    random = np.random.default_rng(0)
+    theirs = random.normal(size=(10, 5)).astype(np.float32)
+    ours = (theirs * (1 + random.normal(size=theirs.shape) * 3e-3)).astype(np.float32)
+
+    row, columns = columns_of(tmp_path, ours, theirs)
+
+    a, b = ours.astype(np.float64).ravel(), theirs.astype(np.float64).ravel()
+    share = np.abs((a - b) / b)
+    expected = [
+        np.corrcoef(a, b)[0, 1] * 0 + a @ b / np.linalg.norm(a) / np.linalg.norm(b),
+        np.linalg.norm(a - b),
+        np.abs(a - b).max(),
+        share.max(),
+        (share < 1e-3).mean(),
+        (share < 5e-3).mean(),
+        share.mean(),
+        (np.abs(a - b) / np.spacing(np.maximum(np.abs(ours), np.abs(theirs)).ravel())).max(),
+        np.linalg.norm(a) / np.linalg.norm(b),
+        0,
+        0,
+    ]
+    assert columns == pytest.approx(expected, rel=1e-12)
+    assert row.result == "error"
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_value_that_is_finite_on_one_side_only_is_an_error(value, tmp_path):
+    theirs = np.ones(6, np.float32)
+    ours = theirs.copy()
+    ours[3] = value
+
+    row, columns = columns_of(tmp_path, ours, theirs)
+
+    assert row.result == "error"
+    assert math.isnan(row.difference.relative)
+    assert columns[9:] == (1, 0)
+    assert columns[0] == pytest.approx(1.0)
+
+
+def test_the_same_nonfinite_values_are_equal(tmp_path):
+    values = np.array([1, math.nan, math.inf, -math.inf], np.float32)
+
+    row, _ = columns_of(tmp_path, values, values)
+
+    assert (row.result, row.difference.relative) == ("pass", 0.0)
+
+
+def test_a_permutation_is_seen(tmp_path):
+    values = np.arange(8, dtype=np.float32)
+
+    row, _ = columns_of(tmp_path, values[::-1].copy(), values)
+
+    assert row.result == "error"
+
+
+def test_twice_a_small_tensor_is_not_the_same(tmp_path):
+    theirs = np.full(9, 1e-4, np.float32)
+
+    row, _ = columns_of(tmp_path, theirs * 2, theirs)
+
+    assert row.result == "error"
+
+
+@pytest.mark.parametrize("values", [np.zeros(0, np.float32), np.zeros(3, np.float32), np.array(2.0, np.float32)])
+def test_empty_zero_and_scalar_tensors_agree_with_themselves(values, tmp_path):
+    row, columns = columns_of(tmp_path, values, values)
+
+    assert row.result == "pass"
+    assert columns[0] == pytest.approx(1.0)
+
+
+def test_a_pickle_is_not_loaded(tmp_path, capsys):
+    a, b = dump(tmp_path / "a", [np.ones(3, np.float32)]), dump(tmp_path / "b", [np.ones(3, np.float32)])
+    evil = a / "dump_tensor_data" / "Functional.gelu.0.forward.output.0.npy"
+    np.save(evil, np.array([object()]), allow_pickle=True)
+
+    assert main(["compare", str(a), str(b)]) == 1
+    assert "is no tensor file" in capsys.readouterr().err

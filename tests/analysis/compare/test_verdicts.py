@@ -1,0 +1,111 @@
+"""Faults are found and rounding is not: sound runs that differ in their arithmetic against single faults."""
+
+import json
+import math
+
+import pytest
+
+from trainermon.analysis.compare import CompareOptions, compare
+from trainermon.analysis.compare.verdicts import ERROR
+
+SHAPE = [4, 64]
+
+
+def tensor(scale, *, mean=0.0, dtype="torch.float32", **more):
+    form = {"type": "torch.Tensor", "dtype": dtype, "shape": SHAPE, "requires_grad": True}
+    return form | {"Max": scale, "Min": -scale, "Mean": mean, "Norm": 8 * scale} | more
+
+
+def chain(folder, scales, **more):
+    """Write a dump of calls one after the other; each takes what the one before it gave."""
+    data = {}
+    for index in range(1, len(scales)):
+        call = {"input_args": [tensor(scales[index - 1], **more)], "input_kwargs": {}}
+        data[f"Functional.gelu.{index - 1}.forward"] = call | {"output": [tensor(scales[index], **more)]}
+    folder.mkdir()
+    (folder / "dump.json").write_text(json.dumps({"task": "statistics", "level": "L1", "data": data}))
+    return folder
+
+
+def blamed(ours, theirs, **options):
+    (comparison,) = compare(ours, theirs, options=CompareOptions(**options))
+    return [call.key for call in comparison.blamed]
+
+
+@pytest.mark.parametrize("faulty", range(1, 6))
+@pytest.mark.parametrize("factor", [1.01, 3.0, 0.0])
+def test_one_faulty_call_of_five_is_blamed_and_no_other(faulty, factor, tmp_path):
+    sound = [1.0, 0.8, 2.0, 0.5, 0.9, 0.7]
+    wrong = [scale * (factor if index >= faulty else 1) for index, scale in enumerate(sound)]
+
+    assert blamed(chain(tmp_path / "a", wrong), chain(tmp_path / "b", sound)) == [
+        f"Functional.gelu.{faulty - 1}.forward"
+    ]
+
+
+@pytest.mark.parametrize(("dtype", "ulp"), [("torch.float32", 2**-23), ("torch.bfloat16", 2**-7)])
+def test_a_last_place_is_rounding(dtype, ulp, tmp_path):
+    sound = [1.0, 0.8, 2.0, 0.5]
+    other = [scale * (1 + ulp * index) for index, scale in enumerate(sound)]
+
+    (comparison,) = compare(chain(tmp_path / "a", other, dtype=dtype), chain(tmp_path / "b", sound, dtype=dtype))
+    assert comparison.row_counts() == {"pass": 6}
+
+
+def test_a_mean_that_is_zero_but_for_rounding_is_no_difference(tmp_path):
+    ours, theirs = (chain(tmp_path / name, [1.0, 1.0], mean=mean) for name, mean in (("a", 3e-9), ("b", -1e-9)))
+
+    assert blamed(ours, theirs) == []
+
+
+def test_what_two_runs_of_one_side_differ_by_is_noise(tmp_path):
+    one, other, ours = (chain(tmp_path / name, [1.0, scale]) for name, scale in (("1", 0.8), ("2", 0.81), ("a", 0.79)))
+
+    assert blamed(ours, one) == ["Functional.gelu.0.forward"]
+    assert blamed(ours, one, baseline=(one, other)) == []
+
+
+@pytest.mark.parametrize("field", ["dtype", "shape", "requires_grad"])
+def test_another_kind_of_tensor_is_an_error(field, tmp_path):
+    more = {"dtype": "torch.float64", "shape": [8, 32], "requires_grad": False}
+
+    (comparison,) = compare(
+        chain(tmp_path / "a", [1.0, 1.0], **{field: more[field]}), chain(tmp_path / "b", [1.0, 1.0])
+    )
+    assert {row.result for row in comparison.rows()} == {ERROR}
+
+
+def test_counted_nans_are_seen_though_all_statistics_are_finite(tmp_path):
+    ours = chain(tmp_path / "a", [1.0, 0.8], nans=0, infs=0)
+    text = (ours / "dump.json").read_text()
+    (ours / "dump.json").write_text(text.replace('"nans": 0', '"nans": 1').replace('"nans": 1', '"nans": 0', 1))
+
+    assert blamed(ours, chain(tmp_path / "b", [1.0, 0.8], nans=0, infs=0)) == ["Functional.gelu.0.forward"]
+
+
+def test_a_nan_of_msprobe_and_one_of_ours_are_the_same(tmp_path):
+    ours = chain(tmp_path / "a", [1.0, 0.8], nans=1, infs=0)
+    theirs = chain(tmp_path / "b", [math.nan, math.nan])
+
+    assert blamed(ours, theirs) == []
+
+
+def test_checksums_allow_for_no_rounding(tmp_path):
+    ours, theirs = (chain(tmp_path / name, [1.0, 1.0, 1.0], md5="0a1b") for name in "ab")
+    text = (ours / "dump.json").read_text()
+    first_output = text.replace('"0a1b"', '"ffff"').replace('"ffff"', '"0a1b"', 1)
+    (ours / "dump.json").write_text(first_output)
+
+    (comparison,) = compare(ours, theirs)
+    assert [call.key for call in comparison.blamed] == ["Functional.gelu.0.forward"]
+    assert [call.result for call in comparison.calls] == ["error", "warning"]
+
+
+def test_other_calls_in_between_do_not_shift_a_fuzzy_match(tmp_path):
+    ours, theirs = chain(tmp_path / "a", [1.0, 2.0, 3.0]), chain(tmp_path / "b", [1.0, 2.0, 3.0])
+    (ours / "dump.json").write_text((ours / "dump.json").read_text().replace("Functional.gelu", "Torch.gelu"))
+
+    (exact,) = compare(ours, theirs)
+    (fuzzy,) = compare(ours, theirs, options=CompareOptions(fuzzy=True))
+    assert exact.call_counts() == {"unmatched": 4}
+    assert fuzzy.call_counts() == {"pass": 2}
