@@ -210,6 +210,8 @@ class FunctionCapture(TorchFunctionMode):
         """End a followed call; of a collective, what counts is what is in its operands now."""
         operands = tuple(item for item in call.operands if isinstance(item, torch.Tensor | list))
         call.operands = ()
+        for operand in operands:
+            self.writer.forget(operand if isinstance(operand, list) else [operand])
         with torch._C.DisableTorchFunction():
             self._end(call, operands or result)
 

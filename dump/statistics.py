@@ -40,6 +40,10 @@ class TensorMemory(Generic[_T]):
             return None
         return known[2]
 
+    def forget(self, tensor: Tensor) -> None:
+        """Know `tensor` no more: something that torch does not count has written to it."""
+        self._seen.pop(id(tensor), None)
+
     def remember(self, tensor: Tensor, note: _T) -> None:
         """Remember `note` for `tensor`; an inference tensor has no version and is never remembered."""
         if tensor.is_inference():

@@ -109,6 +109,11 @@ class DumpWriter:
             for leaf in leaves:
                 self._save(file_stem(key, leaf.slot), leaf)
 
+    def forget(self, tensors: Sequence[Tensor]) -> None:
+        """Read `tensors` again when they are next met: a collective has written to them, which torch does not count."""
+        for tensor in tensors:
+            self._memory.forget(tensor)
+
     def wants(self, key: str) -> bool:  # noqa: ARG002  # for those that choose
         """Return whether the entry `key`, which begins, is recorded."""
         return True

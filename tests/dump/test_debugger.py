@@ -5,6 +5,7 @@ import logging
 import os
 import struct
 import zlib
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +13,9 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from tests.dump import debugger_ranks
 from tests.dump.workbench import VOCABULARY, Network
+from tests.ranks import run_ranks
 from trainermon import PrecisionDebugger
 from trainermon.dump.reader import read_dump
 from trainermon.monitor.errors import AttachError, ConfigError
@@ -324,3 +327,10 @@ def test_compiled_models_run_eagerly_and_the_dump_says_so(tmp_path):
     dump = read_dump(tmp_path / "step1/rank0")
     assert "compiled code ran eagerly" in dump.info.notes[0]
     assert "Module.fc.Linear.forward.0" in {entry.key for entry in dump.entries}
+
+
+@pytest.mark.distributed
+def test_dumping_changes_no_bit_under_ddp_and_sees_collectives():
+    texts = run_ranks(Path(debugger_ranks.__file__))
+
+    assert ["done" in text for text in texts] == [True, True], texts
