@@ -92,7 +92,7 @@ def _ranking(panel: Panel) -> bargauge.Panel:
 def _heat(panel: Panel) -> heatmap.Panel:
     scale = panel.scale
     colours = heatmap.HeatmapColorOptions().mode(HeatmapColorMode.SCHEME).scheme(scale.scheme).steps(64)
-    colours.reverse(scale.reverse).scale(HeatmapColorScale.EXPONENTIAL).exponent(1)
+    colours.reverse(False).scale(HeatmapColorScale.LINEAR)
     if scale.low is not None:
         colours.min(scale.low)
     if scale.high is not None:

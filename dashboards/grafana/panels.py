@@ -52,15 +52,14 @@ class Scale:
     """What the colours of a heat map, or the axis of lines, mean.
 
     Attributes:
-        scheme: Colour scheme of a heat map.
-        reverse: Whether the scheme's end stands for small values.
+        scheme: Colour scheme of a heat map. Grafana turns two-sided ones, so that red is high, and in its dark theme
+            those of one colour, so that bright is high.
         low: Smallest value; None: that of the data.
         high: Largest value; None: that of the data.
         log: Base of a logarithmic axis, 0: linear.
     """
 
     scheme: str = "Viridis"
-    reverse: bool = False
     low: float | None = None
     high: float | None = None
     log: int = 0

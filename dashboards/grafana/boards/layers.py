@@ -5,7 +5,7 @@ from __future__ import annotations
 from trainermon.dashboards.grafana import queries as q
 from trainermon.dashboards.grafana.panels import Board, Panel, Query, Row, Scale, View
 
-_CHANGE = Scale(scheme="RdBu", reverse=True, low=-4, high=4)
+_CHANGE = Scale(scheme="RdBu", low=-4, high=4)
 _DEPTH = "From top to bottom in the order of the model; click a cell for the module."
 
 

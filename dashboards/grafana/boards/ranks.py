@@ -105,7 +105,7 @@ _TIME = Row(
             view=View.HEAT,
             prometheus=(Query(text=_by_rank("trainermon_rank_slowness_ratio"), legend="rank {{rank}}"),),
             decimals=2,
-            scale=Scale(scheme="RdBu", reverse=True, low=0.5, high=1.5),
+            scale=Scale(scheme="RdBu", low=0.5, high=1.5),
             link="layers",
             empty=_NOT_WATCHED,
         ),
