@@ -1,4 +1,4 @@
-"""Two ranks under DistributedDataParallel, with and without a dump of every step: bits, and collectives that are seen."""
+"""Two ranks under DistributedDataParallel, with and without a dump of every step: bits, and collectives seen."""
 
 from __future__ import annotations
 

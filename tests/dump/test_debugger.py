@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
@@ -327,6 +328,42 @@ def test_compiled_models_run_eagerly_and_the_dump_says_so(tmp_path):
     dump = read_dump(tmp_path / "step1/rank0")
     assert "compiled code ran eagerly" in dump.info.notes[0]
     assert "Module.fc.Linear.forward.0" in {entry.key for entry in dump.entries}
+
+
+def strange(kind):
+    values = torch.tensor([[0.0, 2.0], [-4.0, 0.0]])
+    with FakeTensorMode():
+        fake = torch.ones(2, 2)
+    return {
+        "bf16": values.bfloat16(),
+        "fp8": values.to(torch.float8_e4m3fn),
+        "complex": values.to(torch.complex64),
+        "sparse": values.to_sparse(),
+        "meta": values.to("meta"),
+        "fake": fake,
+        "empty": torch.ones(0),
+    }[kind]
+
+
+@pytest.mark.parametrize(
+    ("kind", "largest"),
+    [("bf16", 2.0), ("fp8", 2.0), ("complex", 4.0), ("sparse", 2.0), ("meta", None), ("fake", None), ("empty", None)],
+)
+def test_tensors_of_every_kind_are_described(tmp_path, kind, largest):
+    class Kept(nn.Module):
+        def forward(self, value):
+            return value
+
+    model = nn.Sequential(Kept())
+    debugger = PrecisionDebugger(dump_path=tmp_path, level="L0")
+    debugger.start(model)
+    model(strange(kind))
+    debugger.stop()
+    debugger.step()
+
+    dump = read_dump(tmp_path / "step0/rank0")
+    assert (dump.info.errors, dump.info.first_error) == (0, "")
+    assert dump.entries[0].outputs[0].max == largest
 
 
 @pytest.mark.distributed
