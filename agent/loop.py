@@ -4,8 +4,8 @@
        ▲                              │                          │
        └────── a rank is there ◀──────┴──────────────────────────┘
 
-Time is this process's monotonic clock. If the loop itself stood still (the agent was stopped, the node suspended), the
-timers start anew: nobody is judged for a time in which nobody looked.
+Time is this process's monotonic clock. If the loop itself stood still (the agent was stopped, the node suspended),
+nobody is judged for that time, in which nobody looked.
 """
 
 from __future__ import annotations
@@ -222,11 +222,12 @@ class Agent:
         return False
 
     def _note_gap(self, now_s: float) -> None:
-        """Start the timers anew if this process itself stood still."""
-        if now_s - self._last_turn_s > GAP_S:
-            _log.warning("this process stood still for %.0f s; timers start anew", now_s - self._last_turn_s)
+        """Judge nobody for a time in which this process itself stood still."""
+        gap_s = now_s - self._last_turn_s
+        if gap_s > GAP_S:
+            _log.warning("this process stood still for %.0f s, which counts as no rank's silence", gap_s)
             self._gone_s = now_s
-            self._parts.watch.restart_timers(now_s)
+            self._parts.watch.skip(gap_s)
             self._health.restart_timers()
         self._last_turn_s = now_s
 

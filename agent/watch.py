@@ -99,11 +99,14 @@ class RankWatch:
         pace = self.steps_per_s
         return max(at_least, math.ceil(pace * reach_s) + 1) if pace else at_least
 
-    def restart_timers(self, now_s: float) -> None:
-        """Forget how long ranks have been silent: this process itself was stopped, and has not been looking."""
+    def skip(self, gap_s: float) -> None:
+        """Leave the last `gap_s` seconds out of every silence: this process itself was stopped, and has not looked.
+
+        What was silent before stays so: an agent that is stopped now and then still finds a rank that hangs.
+        """
         self._pace.clear()
         for state in self.ranks.values():
-            state.changed_s = now_s
+            state.changed_s += gap_s
 
     def send(self, rank: int, commands: Sequence[Command]) -> None:
         """Replace the commands of `rank`. A rank that is gone could not carry them out, so that is only logged."""

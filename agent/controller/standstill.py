@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 from trainermon.agent.controller.client import FAULTS, AgentClient, describe
@@ -36,8 +37,11 @@ class Standstill:
     async def look(self) -> None:
         """Bring the verdicts up to date; asks nobody while no rank hangs."""
         still = [run for run in self._fleet.runs if any(map(_stands_still, self._fleet.of_run(run)))]
-        found = await asyncio.gather(*map(self._judge, still))
-        verdicts = {run: hang for run, hang in zip(still, found, strict=True) if hang is not None}
+        verdicts: dict[str, Hang] = {}
+        for run in still:
+            hang = await self._judge(run)
+            if hang is not None:
+                verdicts[run] = hang
         for run, hang in verdicts.items():
             if self.verdicts.get(run) != hang:
                 _log.warning("run %s stands still: %s", run, hang.text)
@@ -46,17 +50,37 @@ class Standstill:
     async def _judge(self, run: str) -> Hang | None:
         agents = self._fleet.of_run(run)
         attempt = max((agent.report.attempt for agent in agents if agent.report), default=0)
-        parts = await asyncio.gather(*map(self._ask, agents))
-        evidence = [one for part in parts for one in part if one.attempt == attempt]
-        return verdict(evidence) if evidence else None
+        answers = await asyncio.gather(*map(self._ask, agents))
+        # Not in the event loop: for thousands of ranks this takes seconds.
+        return await asyncio.to_thread(
+            _judged, [(a.target.url, b) for a, b in zip(agents, answers, strict=True)], attempt
+        )
 
-    async def _ask(self, agent: Agent) -> list[RankEvidence]:
+    async def _ask(self, agent: Agent) -> Any:
         try:
-            plain: Any = await self._client.get(agent.target, EVIDENCE_PATH)
-            return [parse_evidence(one) for one in plain["ranks"]]
-        except (*FAULTS, KeyError, TypeError) as error:
-            _log.info("%s gives no evidence: %s", agent.target.url, describe(error))
-            return []
+            return await self._client.get(agent.target, EVIDENCE_PATH)
+        except FAULTS as error:
+            _note_silent(agent.target.url, error)
+            return None
+
+
+def _judged(answers: Sequence[tuple[str, Any]], attempt: int) -> Hang | None:
+    """Return who holds up an attempt after the agents' answers, by address; None without any evidence."""
+    evidence = [one for url, answer in answers if answer is not None for one in _parsed(url, answer)]
+    known = [one for one in evidence if one.attempt == attempt]
+    return verdict(known) if known else None
+
+
+def _parsed(url: str, answer: Any) -> list[RankEvidence]:
+    try:
+        return [parse_evidence(one) for one in answer["ranks"]]
+    except (ValueError, KeyError, TypeError) as error:
+        _note_silent(url, error)
+        return []
+
+
+def _note_silent(url: str, error: Exception) -> None:
+    _log.info("%s gives no evidence: %s", url, describe(error))
 
 
 def _stands_still(agent: Agent) -> bool:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+
+from trainermon.agent.controller import standstill
 from trainermon.agent.hang.evidence import Call, GroupState, RankEvidence
 from trainermon.monitor.values import as_plain
 
@@ -73,3 +76,28 @@ def test_evidence_of_an_earlier_attempt_says_nothing_of_this_one(play):
         return await verdict_of(scene)
 
     assert play(scenario).absent == (2, 3)
+
+
+def test_evidence_is_read_and_judged_outside_of_the_event_loop(play, monkeypatch):
+    threads = []
+
+    def noted(judge):
+        def wrapper(known):
+            threads.append(threading.current_thread())
+            return judge(known)
+
+        return wrapper
+
+    for name in ("parse_evidence", "verdict"):
+        monkeypatch.setattr(standstill, name, noted(getattr(standstill, name)))
+
+    async def scenario(scene):
+        scene.agents[0].evidence = [evidence(0, entered=7)]
+        scene.agents[0].alerts = [HANG]
+        await verdict_of(scene)
+        return threading.current_thread()
+
+    of_loop = play(scenario)
+
+    assert len(threads) >= 2
+    assert of_loop not in threads

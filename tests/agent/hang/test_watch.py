@@ -194,8 +194,22 @@ def test_rank_that_does_not_beat_any_more_by_its_own_word_is_not_judged(play, ph
 def test_time_in_which_nobody_looked_does_not_count(play):
     async def scenario(node):
         await node.look(0.0)
-        node.ranks.restart_timers(100.0)
+        node.ranks.skip(100.0)
         assert await node.look(105.0) == []
+
+    play(scenario)
+
+
+def test_silence_before_and_after_a_time_in_which_nobody_looked_adds_up(play):
+    """An agent that is stopped for 6 s every 2 s finds a hang as one that is not, only later."""
+
+    async def scenario(node):
+        now_s, told_at = 0.0, []
+        for _ in range(20):
+            told_at += [now_s for _ in await node.look(now_s)]
+            now_s += 8.0
+            node.ranks.skip(6.0)
+        assert len(told_at) == 1
 
     play(scenario)
 
