@@ -16,7 +16,11 @@ SUMMARY = "explain the step on which a run went wrong"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `trainermon diagnose`."""
-    parser.add_argument("run", nargs="?", help=f"run directory, or run id under ./{OUTPUT_ROOT} (default: the newest)")
+    parser.add_argument(
+        "run",
+        nargs="?",
+        help=f"run directory, or run id under $TRAINERMON_OUTPUT or ./{OUTPUT_ROOT} (default: the newest)",
+    )
     parser.add_argument("--step", type=int, help="the step to explain (default: the first non-finite one)")
     parser.add_argument("--json", action="store_true", help="print the report as JSON, see analysis/README.md")
 

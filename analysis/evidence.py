@@ -237,7 +237,7 @@ def _largest(connection: duckdb.DuckDBPyConnection, attempt: int, step: int) -> 
     """Return a few words on the largest finite element of the step; inputs of whole numbers are names, not values."""
     query = """
         SELECT kind, name, slot, rank, greatest(abs(min), abs(max)) AS size FROM all_stats
-        WHERE attempt = ? AND step = ? AND finite > 0 AND kind <> 'step'
+        WHERE attempt = ? AND step = ? AND finite > 0 AND kind NOT IN ('step', 'loss', 'checksum')
             AND NOT (kind = 'comm' AND NOT starts_with(slot, 'pre.') AND NOT starts_with(slot, 'post.'))
             AND NOT (kind = 'actv' AND NOT starts_with(slot, 'output') AND size < 16777216
                 AND trunc(min) = min AND trunc(max) = max AND trunc(sum) = sum AND trunc(sum_sq) = sum_sq)

@@ -44,7 +44,7 @@ class Rehearsal:
         ends: By id, the step on which an alert was over; those that are not here were on at the end.
         num_steps: Steps of single ranks that were judged.
         num_series: By rule, how many series of all ranks it looks at.
-        faults: By rule, what its condition of another package failed at.
+        faults: By rule, what its condition failed at.
     """
 
     alerts: tuple[Alert, ...]
@@ -57,7 +57,11 @@ class Rehearsal:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the subcommand."""
     parser.add_argument("rules", help=f"YAML file, or {BUILT_IN!r} for the built-in rules")
-    parser.add_argument("run", nargs="?", help=f"run directory, or run id under ./{OUTPUT_ROOT} (default: the newest)")
+    parser.add_argument(
+        "run",
+        nargs="?",
+        help=f"run directory, or run id under $TRAINERMON_OUTPUT or ./{OUTPUT_ROOT} (default: the newest)",
+    )
     parser.add_argument("--json", action="store_true", help="print the alerts as JSON, one per line")
     parser.epilog = f"Exit status: 0 if no rule fired, {FIRED} if one did, 1 if it could not be found out."
 

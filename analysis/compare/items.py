@@ -59,7 +59,11 @@ class Item(NamedTuple):
         """Whether an element is NaN or infinite: by the counts where there are any, else by the statistics."""
         if self.nans is not None and self.infs is not None:
             return self.nans + self.infs > 0
-        return any(isinstance(value, float) and not math.isfinite(value) for value in (self.max, self.min, self.mean))
+        return _unbounded(self.max) or _unbounded(self.min) or _unbounded(self.mean)
+
+
+def _unbounded(value: Any) -> bool:
+    return value.__class__ is float and not -math.inf < value < math.inf
 
 
 class Call(NamedTuple):

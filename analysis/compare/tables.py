@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
 from trainermon.analysis.compare.comparison import Comparison, Mode
 from trainermon.analysis.compare.items import Item
-from trainermon.analysis.compare.metrics import statistics_columns
+from trainermon.analysis.compare.metrics import EQUAL, statistics_columns
 from trainermon.analysis.compare.verdicts import Row
 
 NOT_AVAILABLE = "N/A"
@@ -37,6 +38,7 @@ _OURS = {
     Mode.CHECKSUM: (),
     Mode.TENSOR: ("MeanRelativeErr", "Max ULP", "Norm Ratio", "NPU nonfinite", "Bench nonfinite"),
 }
+_NO_DIFFERENCE = (0,) * 8
 _TEXT_METRICS = 4  # of the statistics, the first four are differences and the others shares in per cent
 
 
@@ -61,30 +63,29 @@ def _cells(mode: Mode, row: Row, names: tuple[str, str], stack: tuple[str, ...] 
     ours, theirs = row.target, row.golden
     metrics = row.difference.columns
     if ours and theirs and mode is Mode.STATISTICS:
-        metrics = statistics_columns(ours, theirs)
+        metrics = _NO_DIFFERENCE if row.difference is EQUAL else statistics_columns(ours, theirs)
     elif not metrics:
         metrics = (None,) * (len(_METRICS[mode]) + len(_OURS[mode]))
     own = metrics[len(_METRICS[mode]) :]
+    kind, their_kind = _kind_of(ours), _kind_of(theirs)
     cells: list[Any] = [
-        f"{key}.{item.place}" if item else NOT_AVAILABLE for key, item in zip(names, (ours, theirs), strict=True)
+        f"{names[0]}.{ours.place}" if ours else NOT_AVAILABLE,
+        f"{names[1]}.{theirs.place}" if theirs else NOT_AVAILABLE,
+        *(kind[0], their_kind[0], kind[1], their_kind[1], kind[2], their_kind[2]),
     ]
-    cells += [_attribute(item, name) for name in ("dtype", "shape", "requires_grad") for item in (ours, theirs)]
-    cells += [_metric(mode, index, value) for index, value in enumerate(metrics[: len(_METRICS[mode])])]
+    if metrics is _NO_DIFFERENCE:
+        cells += metrics
+    else:
+        cells += [_metric(mode, index, value) for index, value in enumerate(metrics[: len(_METRICS[mode])])]
     if mode is not Mode.CHECKSUM:
-        cells += [*_statistics(ours), *_statistics(theirs)]
-    cells += [
-        _same_requirement(ours, theirs),
-        row.result,
-        str(list(row.messages)),
-        str(list(stack)) if stack else "N/A",
-    ]
+        cells += _statistics(ours)
+        cells += cells[-4:] if row.difference is EQUAL else _statistics(theirs)
+    same = (ours.requires_grad if ours else None) == (theirs.requires_grad if theirs else None)
+    cells += [str(same), row.result, str(list(row.messages)) if row.messages else "[]"]
+    cells.append(str(list(stack)) if stack else NOT_AVAILABLE)
     if mode is Mode.TENSOR:
         cells.append(str([_data_name(ours), _data_name(theirs)]))
     return (*cells, *map(_plain, own), _plain(row.difference.relative))
-
-
-def _same_requirement(ours: Item | None, theirs: Item | None) -> str:
-    return str((ours.requires_grad if ours else None) == (theirs.requires_grad if theirs else None))
 
 
 def _data_name(item: Item | None) -> str:
@@ -93,20 +94,28 @@ def _data_name(item: Item | None) -> str:
     return item.data_name or "-1"
 
 
-def _attribute(item: Item | None, name: str) -> str:
-    value = getattr(item, name) if item is not None else None
-    if value is None:
-        return NOT_AVAILABLE
-    return str(list(value)) if name == "shape" else str(value)
+def _kind_of(item: Item | None) -> tuple[str, str, str]:
+    return _kind(item.dtype, item.shape, item.requires_grad) if item else (NOT_AVAILABLE,) * 3
+
+
+@lru_cache(maxsize=4096)
+def _kind(dtype: str | None, shape: tuple[int, ...] | None, requires_grad: object) -> tuple[str, str, str]:
+    return (
+        dtype or NOT_AVAILABLE,
+        NOT_AVAILABLE if shape is None else str(list(shape)),
+        NOT_AVAILABLE if requires_grad is None else str(requires_grad),
+    )
 
 
 def _statistics(item: Item | None) -> tuple[Any, ...]:
     if item is None:
         return (NOT_AVAILABLE,) * 4
-    return tuple(_statistic(value) for value in (item.max, item.min, item.mean, item.norm))
+    return _statistic(item.max), _statistic(item.min), _statistic(item.mean), _statistic(item.norm)
 
 
 def _statistic(value: Any) -> Any:
+    if value.__class__ is float and -math.inf < value < math.inf:
+        return value
     if value is None or isinstance(value, bool):
         return str(value)
     return _plain(value)
