@@ -11,10 +11,10 @@ import torch.distributed as dist
 from torch import nn
 
 from trainermon.dump.debugger_config import DebuggerConfig, default_file, read_debugger_config
-from trainermon.dump.recording import CustomFunction, Models, Recording
+from trainermon.dump.recording import CustomFunction, Models, Recording, named_models
 from trainermon.dump.records import DumpInfo
 from trainermon.monitor.config.reading import read_mapping
-from trainermon.monitor.errors import ConfigError
+from trainermon.monitor.errors import AttachError, ConfigError
 from trainermon.monitor.taps.guard import Guard
 
 logger = logging.getLogger("trainermon")
@@ -95,6 +95,8 @@ class PrecisionDebugger:
         self = cls._instance
         if self is not None and os.getpid() == self._pid:
             self._reload()
+            if self._config.collects_modules and not named_models(model):
+                raise AttachError(f"start(model): level {self._config.level} records modules, but no model was given")
             self._begin(model, _rank() if rank_id is None else rank_id)
 
     @classmethod
@@ -197,7 +199,7 @@ class PrecisionDebugger:
             info = DumpInfo(step=self._step, rank=rank, reason="ordered by the script", notes=self._notes)
             self._recording = self._guard.wrap(Recording)(directory, config, info)
         if self._recording is not None:
-            self._recording.begin(model, self._custom)
+            self._guard.wrap(self._recording.begin)(model, self._custom)
 
     def _finish(self) -> None:
         recording, self._recording = self._recording, None
@@ -205,7 +207,10 @@ class PrecisionDebugger:
             self._guard.wrap(recording.close)()
 
     def _abandon(self) -> None:
-        self._recording = None
+        """After a fault: take everything off the model, whatever becomes of the files."""
+        recording, self._recording = self._recording, None
+        if recording is not None:
+            recording.end()
 
 
 def module_dump(module: nn.Module, dump_name: str) -> None:

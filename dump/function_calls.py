@@ -85,6 +85,7 @@ class FunctionCapture(TorchFunctionMode):
         self._gradients = GradientHooks(writer, self._contain)
         self._begins = self._contain(self._begin)
         self._ends = self._contain(self._end)
+        self._is_on = False
         self._pending: dict[int, tuple[Any, _Call]] = {}
         self._patches = list(self._collectives()) if dist.is_available() and dist.is_initialized() else []
 
@@ -103,11 +104,14 @@ class FunctionCapture(TorchFunctionMode):
         """Begin to record."""
         for patch in self._patches:
             patch.put()
+        self._is_on = True
         self.__enter__()  # type: ignore[no-untyped-call]
 
     def detach(self) -> None:
         """Record nothing any more, and write the entries whose gradients did not all arrive."""
-        self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        if self._is_on:
+            self._is_on = False
+            self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         for patch in self._patches:
             patch.remove()
         for _, call in self._pending.values():

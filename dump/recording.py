@@ -16,7 +16,6 @@ from trainermon.dump.function_calls import FunctionCapture
 from trainermon.dump.records import DumpInfo
 from trainermon.dump.selecting_writer import SelectingWriter
 from trainermon.dump.variables import Variables
-from trainermon.monitor.errors import AttachError
 
 EAGER_NOTE = "compiled code ran eagerly while this was recorded: not bit-identical with the compiled step"
 Models = nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module] | None
@@ -48,16 +47,10 @@ class Recording:
         self._notes: tuple[str, ...] = info.notes
 
     def begin(self, models: Models, custom: Sequence[CustomFunction] = ()) -> None:
-        """Record from now on; calls are numbered on from where the last `end` was.
-
-        Raises:
-            AttachError: The level needs a model, and there is none.
-        """
+        """Record from now on; calls are numbered on from where the last `end` was."""
         if self._is_on or self._config.level == "debug":
             return
         names = named_models(models)
-        if self._config.collects_modules and not names:
-            raise AttachError(f"start(model): level {self._config.level} records modules, but no model was given")
         self._is_on = True
         self._run_eagerly(names.values())
         if self._config.collects_modules:
@@ -70,10 +63,10 @@ class Recording:
         if self._is_on:
             self._is_on = False
             self.writer.take_notes(self._notes)
-            if self._functions is not None:
-                self._functions.detach()
             if self._modules is not None:
                 self._modules.detach()
+            if self._functions is not None:
+                self._functions.detach()
             if self._stance is not None:
                 self._stance.__exit__(None, None, None)
                 self._stance = None

@@ -18,6 +18,7 @@ from tests.dump import debugger_ranks
 from tests.dump.workbench import VOCABULARY, Network
 from tests.ranks import run_ranks
 from trainermon import PrecisionDebugger
+from trainermon.dump.function_calls import FunctionCapture
 from trainermon.dump.reader import read_dump
 from trainermon.monitor.errors import AttachError, ConfigError
 
@@ -216,7 +217,7 @@ def test_structure_has_names_only(tmp_path):
 
 
 def test_levels_with_modules_need_a_model(tmp_path):
-    PrecisionDebugger(dump_path=tmp_path, level="L0")
+    PrecisionDebugger(dump_path=tmp_path, level="L0", step=[5])
 
     with pytest.raises(AttachError, match="level L0 records modules, but no model was given"):
         PrecisionDebugger.start()
@@ -328,6 +329,20 @@ def test_compiled_models_run_eagerly_and_the_dump_says_so(tmp_path):
     dump = read_dump(tmp_path / "step1/rank0")
     assert "compiled code ran eagerly" in dump.info.notes[0]
     assert "Module.fc.Linear.forward.0" in {entry.key for entry in dump.entries}
+
+
+def test_a_fault_of_the_dump_lets_go_of_the_model_and_training_goes_on(tmp_path, monkeypatch, caplog):
+    model = nn.Sequential(Small())
+    debugger = PrecisionDebugger(dump_path=tmp_path, level="mix")
+    monkeypatch.setattr(FunctionCapture, "attach", lambda self: 1 / 0)
+    for _ in range(2):
+        debugger.start(model)
+        model(torch.ones(1, 4)).backward()
+        debugger.stop()
+        debugger.step()
+
+    assert "ZeroDivisionError" in caplog.text
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
 def strange(kind):
