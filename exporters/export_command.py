@@ -20,7 +20,11 @@ WAIT_S = 60.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the subcommand."""
-    parser.add_argument("run", nargs="?", help=f"run directory, or run id under ./{OUTPUT_ROOT} (default: the newest)")
+    parser.add_argument(
+        "run",
+        nargs="?",
+        help=f"run directory, or run id under $TRAINERMON_OUTPUT or ./{OUTPUT_ROOT} (default: the newest)",
+    )
     parser.add_argument("--config", type=Path, help="configuration with `influxdb`, instead of the run's own")
     parser.add_argument(
         "--wait", type=float, default=WAIT_S, metavar="SECONDS", help="give up after so long (default: %(default)g)"

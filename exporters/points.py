@@ -118,8 +118,8 @@ class RankPoints:
                 fields.setdefault(where, {})[name] = _value(rows, scalar)
         for name, ids in self._norms.items():
             if rows[_COUNT, ids].any():
-                is_known = (rows[_COUNT, ids] > rows[_NANS, ids] + rows[_INFS, ids]).any()
-                fields[self._step][name] = math.sqrt(rows[_SUM_SQ, ids].sum()) if is_known else math.nan
+                is_finite = not (rows[_NANS, ids].any() or rows[_INFS, ids].any())
+                fields[self._step][name] = math.sqrt(rows[_SUM_SQ, ids].sum()) if is_finite else math.nan
         return fields
 
     def _nonfinite_points(self, step: int, time: str) -> list[str]:

@@ -14,6 +14,7 @@ import http.client
 import io
 import json
 import logging
+import os
 import re
 import shutil
 import socket
@@ -78,7 +79,11 @@ class Answer(NamedTuple):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the subcommand."""
-    parser.add_argument("run", nargs="?", help=f"run directory, or run id under ./{OUTPUT_ROOT} (default: the newest)")
+    parser.add_argument(
+        "run",
+        nargs="?",
+        help=f"run directory, or run id under $TRAINERMON_OUTPUT or ./{OUTPUT_ROOT} (default: the newest)",
+    )
     parser.add_argument("sql", nargs="?", help="the query; without it, the tables and their columns are listed")
     parser.add_argument("--format", choices=("table", "csv", "json"), default="table", help="default: %(default)s")
     parser.add_argument("--limit", type=int, help=f"print at most this many rows (default: {_TABLE_ROWS} in a table)")
@@ -104,12 +109,16 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def find_run(run: str | None, root: Path = OUTPUT_ROOT) -> Path:
+def find_run(run: str | None, root: Path | None = None) -> Path:
     """Return the directory of `run`: a path, else a run id under `root`; None is the newest run there.
+
+    Without a root it is where runs go: TRAINERMON_OUTPUT, MONITOR_OUTPUT_DIR or `trainermon_output`.
 
     Raises:
         QueryError: There is none.
     """
+    if root is None:
+        root = Path(os.environ.get("TRAINERMON_OUTPUT") or os.environ.get("MONITOR_OUTPUT_DIR") or OUTPUT_ROOT)
     if run is not None:
         for path in (Path(run), root / run):
             if _is_run(path):

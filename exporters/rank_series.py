@@ -71,6 +71,7 @@ class RankSeries:
         self._nonfinite: dict[Kind, float] = {}
         self._step = self._time_s = math.nan
         self._rows: Array = np.zeros((4, 0))  # finite elements, their sum, sum of squares, and the largest
+        self._bad: Array = np.zeros(0)  # elements that are not finite
         self._totals: dict[tuple[str, str], float] = {}
         self._index = _Index.of((), ())
         self._node: NodeHistograms | None = None
@@ -97,10 +98,11 @@ class RankSeries:
         version = (header.attempt, header.coordinates.world_size, len(keys), budget)
         if version == self._version:
             return
-        rows = np.zeros((4, len(keys)))
+        rows, bad = np.zeros((4, len(keys))), np.zeros(len(keys))
         if version[:1] == self._version[:1]:
             rows[:, : self._rows.shape[1]] = self._rows
-        self._version, self._rows, self._index = version, rows, _Index.of(keys, placements)
+            bad[: len(self._bad)] = self._bad
+        self._version, self._rows, self._bad, self._index = version, rows, bad, _Index.of(keys, placements)
         for kind in self._index.kinds:
             self._nonfinite.setdefault(kind, 0.0)
         for scalar in self._index.scalars:
@@ -127,6 +129,7 @@ class RankSeries:
         bad = values[_NANS] + values[_INFS]
         self._forget_and_add(series, values[_SUM])
         self._rows[:, series] = values[_COUNT] - bad, values[_SUM], values[_SUM_SQ], values[_MAX]
+        self._bad[series] = bad
         if bad.any():
             kinds = self._index.kinds
             totals = np.bincount(self._index.kind_of[series], weights=bad, minlength=len(kinds))
@@ -204,7 +207,8 @@ class RankSeries:
         return float(self._rows[1, ids].sum()) / finite if finite else math.nan
 
     def _norm(self, ids: Array) -> float:
-        return math.sqrt(float(self._rows[2, ids].sum())) if self._rows[0, ids].any() else math.nan
+        is_known = self._rows[0, ids].any() and not self._bad[ids].any()
+        return math.sqrt(float(self._rows[2, ids].sum())) if is_known else math.nan
 
 
 class _Single(NamedTuple):

@@ -219,7 +219,7 @@ _STEP = (
     ),
     _gauge(
         "trainermon_gradient_norm",
-        "L2 norm over all finite elements of the reduced gradients that the rank holds, before clipping.",
+        "L2 norm of the reduced gradients that the rank holds, before clipping; no sample while one is not finite.",
         _RANK,
     ),
     _gauge(

@@ -147,7 +147,8 @@ def test_what_is_not_finite_is_counted_and_has_no_sample():
     assert after["trainermon_nonfinite_elements_total", "rank=0", "kind=loss"] == 2
     assert after["trainermon_nonfinite_elements_total", "rank=0", "kind=grad_reduced"] == 10
     gone = {key[0] for key in before.keys() - after.keys()}
-    assert gone == {"trainermon_loss", "trainermon_gradient_rms"}
+    norms = {"trainermon_gradient_norm", "trainermon_gradient_norm_part"}
+    assert gone == {"trainermon_loss", "trainermon_gradient_rms"} | norms
     assert after["trainermon_gradient_rms", "rank=0", "module=b"] == 3
     assert all(math.isfinite(value) for value in after.values())
 
@@ -481,3 +482,13 @@ def test_importing_the_exporter_loads_no_torch():
     code = "import sys, trainermon.exporters.prometheus; sys.exit('torch' in sys.modules)"
 
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_norm_with_an_element_that_is_not_finite_has_no_sample():
+    exposition = Exposition("run")
+    for step, last in enumerate((1.0, np.nan)):
+        tensors = {gradient("a"): np.array([3.0, 4.0]), gradient("b"): np.array([0.0, last])}
+        exposition.update(header_of(), list(tensors), block_of(tensors, list(tensors), step=step))
+        values = read(exposition)
+        for name in ("trainermon_gradient_norm", "trainermon_gradient_norm_part"):
+            assert math.isfinite(values.get((name, "rank=0"), math.nan)) is (step == 0)
