@@ -9,13 +9,17 @@ import logging
 import socket
 from collections.abc import Iterator
 
+import h11
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from trainermon.agent.access import AccessSettings
 from trainermon.agent.guard import Application
 
 BACKLOG = 64
 MAX_CONNECTIONS = 256
+HEADER_LIMIT_S = 10.0
+"""A connection is closed on which the header of a request does not arrive within this time."""
 
 _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - of a socket that listens everywhere
 
@@ -64,7 +68,7 @@ class Server:
         config = uvicorn.Config(
             application,
             access_log=False,
-            http="h11",
+            http=_Protocol,
             lifespan="off",
             limit_concurrency=MAX_CONNECTIONS,
             log_config=None,
@@ -97,6 +101,36 @@ class Server:
         self._uvicorn.should_exit = True
         await asyncio.wait([self._task], timeout=5)
         self._socket.close()
+
+
+class _Protocol(H11Protocol):
+    """HTTP that does not wait for ever for a header: connections that never ask would keep out those that do."""
+
+    _header_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as its base
+        super().connection_made(transport)
+        self._time_header()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._stop_timer()
+
+    def handle_events(self) -> None:
+        super().handle_events()
+        self._time_header()
+
+    def _time_header(self) -> None:
+        """Let the time run while a header is waited for; what arrives of it does not prolong it."""
+        if self.conn.their_state is not h11.IDLE or self.transport.is_closing():
+            self._stop_timer()
+        elif self._header_timer is None:
+            self._header_timer = self.loop.call_later(HEADER_LIMIT_S, self.transport.abort)
+
+    def _stop_timer(self) -> None:
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None
 
 
 class _QuietServer(uvicorn.Server):

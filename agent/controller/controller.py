@@ -7,7 +7,7 @@ import dataclasses
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from trainermon.agent.commands import parse_command
@@ -22,6 +22,8 @@ from trainermon.agent.webhook import FiredAlert, Request, make_requests, parse_n
 from trainermon.monitor.strict import build, require
 
 HOUR_S = 3600.0
+MAX_RUNS = 100
+"""So many runs may one body of Alertmanager's name: each is an escalation of its own."""
 
 _log = logging.getLogger(__name__)
 
@@ -87,7 +89,7 @@ class Controller:
         on disk.
 
         Raises:
-            ConfigError: The body is no notification of version 4.
+            ConfigError: The body is no notification of version 4, or names more than `MAX_RUNS` runs.
             OSError: It cannot be kept; Alertmanager shall try again.
         """
         notification = parse_notification(body, now_s=time.time(), max_age_s=self.settings.limits.max_age_s)
@@ -100,7 +102,9 @@ class Controller:
             self.counts["received"] += len(notification.alerts) + len(notification.ignored)
             self.counts["ignored"] += len(ignored)
             self.counts["duplicate"] += len(fired) - len(new)
-            results = [await self._accept(each) for each in make_requests(new, truncated=notification.truncated)]
+            requests = make_requests(new, truncated=notification.truncated)
+            require(len(requests) <= MAX_RUNS, "alerts", f"{len(requests)} runs", f"at most {MAX_RUNS} in one body")
+            results = await self._accept(requests)
         status = next((s for s in ("accepted", "suppressed") if s in results), "duplicate" if fired else "ignored")
         return {"status": status, "ignored": ignored}
 
@@ -117,7 +121,8 @@ class Controller:
                 return {"status": "duplicate", "id": request.id}
             named = request if request.run else dataclasses.replace(request, run=self._only_run())
             require(named.run, "run", body.get("run"), f"one of {self.fleet.runs}")
-            return {"status": await self._accept(named), "id": request.id}
+            (status,) = await self._accept([named])
+            return {"status": status, "id": request.id}
 
     def _named(self, alert: FiredAlert) -> FiredAlert:
         """Return the alert with its run; where there is only one, that is meant."""
@@ -127,20 +132,28 @@ class Controller:
         runs = self.fleet.runs
         return runs[0] if len(runs) == 1 else ""
 
-    async def _accept(self, request: Request) -> str:
-        """Put the request on disk and have it carried out, unless there were too many; the lock is held."""
+    async def _accept(self, requests: Sequence[Request]) -> list[str]:
+        """Put requests of different runs on disk and have them carried out, unless there were too many.
+
+        Returns, for each, `accepted` or `suppressed`. The lock is held.
+        """
         now_s = time.time()
         limit = self.settings.limits.max_per_hour
-        if self.journal.num_recent(request.run, since_s=now_s - HOUR_S) >= limit:
-            reason = f"{request.reason}: {limit} escalations of run {request.run} in the last hour"
-            await asyncio.to_thread(self.journal.suppress, request.alerts, reason, now_s=now_s)
-            self.counts["suppressed"] += 1
-            _log.info("suppressed: %s", reason)
-            return "suppressed"
-        escalation = await asyncio.to_thread(self.journal.accept, request, now_s=now_s)
-        self.counts["accepted"] += 1
-        self.dispatcher.start(escalation)
-        return "accepted"
+        full = {one.run for one in requests if self.journal.num_recent(one.run, since_s=now_s - HOUR_S) >= limit}
+        accepted = [one for one in requests if one.run not in full]
+        suppressed = {
+            one.alerts: f"{one.reason}: {limit} escalations of run {one.run} in the last hour"
+            for one in requests
+            if one.run in full
+        }
+        if requests:
+            escalations = await asyncio.to_thread(self.journal.take, accepted, suppressed, now_s=now_s)
+            self.counts.update({"suppressed": len(requests) - len(accepted), "accepted": len(accepted)})
+            for reason in suppressed.values():
+                _log.info("suppressed: %s", reason)
+            for escalation in escalations:
+                self.dispatcher.start(escalation)
+        return ["suppressed" if one.run in full else "accepted" for one in requests]
 
     async def _repeat(self, work: Callable[[], Awaitable[None]], period_s: float) -> None:
         while True:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import logging
 import socket
 from pathlib import Path
 from typing import Protocol
@@ -15,6 +16,8 @@ from trainermon.agent.controller.settings import ControllerSettings
 TARGETS_FILE = "prometheus_sd.json"
 TOKEN_FILE = "token"  # noqa: S105 - the name of a file
 LIMIT_S = 5.0
+
+_log = logging.getLogger(__name__)
 
 
 class Finder(Protocol):
@@ -80,16 +83,38 @@ class RunDirectoryFinder:
 
     run_directory: Path
     scheme: str
+    _broken: set[Path] = dataclasses.field(default_factory=set, init=False, repr=False, compare=False)
 
     async def find(self) -> list[Target]:
-        """Return the agents of all nodes that have written a file; reads the directory in a thread."""
+        """Return the agents of all nodes that have written a file; reads the directory in a thread.
+
+        A node whose file is broken is left out; the log says so once.
+        """
         return await asyncio.wait_for(asyncio.to_thread(self._read), LIMIT_S)
 
     def _read(self) -> list[Target]:
         found = []
         for path in sorted(self.run_directory.glob(f"nodes/*/{TARGETS_FILE}")):
-            groups = json.loads(path.read_text(encoding="utf-8"))
-            token = path.with_name(TOKEN_FILE)
-            secret = token.read_text(encoding="utf-8").strip() if token.exists() else None
-            found += [Target(f"{self.scheme}://{address}/", secret) for group in groups for address in group["targets"]]
+            found += self._of_node(path)
         return found
+
+    def _of_node(self, path: Path) -> list[Target]:
+        try:
+            targets = self._targets(path)
+        except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+            if path not in self._broken:  # once, not every few seconds
+                self._broken.add(path)
+                _log.warning("the node of %s is left out; its file cannot be read: %r", path, error)
+            return []
+        self._broken.discard(path)
+        return targets
+
+    def _targets(self, path: Path) -> list[Target]:
+        groups = json.loads(path.read_text(encoding="utf-8"))
+        token = path.with_name(TOKEN_FILE)
+        secret = token.read_text(encoding="utf-8").strip() if token.exists() else None
+        addresses = [address for group in groups for address in group["targets"]]
+        wrong = [address for address in addresses if not isinstance(address, str)]
+        if wrong:
+            raise TypeError(f"found {wrong[0]!r} as an address")
+        return [Target(f"{self.scheme}://{address}/", secret) for address in addresses]

@@ -118,12 +118,26 @@ class Journal:
         Raises:
             OSError: It is not certain to be on disk; it counts as never accepted.
         """
-        self._append({"accepted": {**as_plain(request), "accepted_s": now_s}})
-        return self.escalations[request.id]
+        return self.take([request], {}, now_s=now_s)[0]
+
+    def take(
+        self, requests: Sequence[Request], suppressed: Mapping[tuple[str, ...], str], *, now_s: float
+    ) -> list[Escalation]:
+        """Return the escalations of `requests`; they are on disk, all with one write.
+
+        `suppressed` are alerts that are not followed, and why. Raises OSError as `accept`.
+        """
+        entries: list[dict[str, Any]] = [
+            {"suppressed": {"alerts": list(keys), "reason": reason, "time_s": now_s}}
+            for keys, reason in suppressed.items()
+        ]
+        entries += [{"accepted": {**as_plain(request), "accepted_s": now_s}} for request in requests]
+        self._append(*entries)
+        return [self.escalations[request.id] for request in requests]
 
     def suppress(self, alert_keys: Sequence[str], reason: str, *, now_s: float) -> None:
         """Note that alerts are not followed. Raises OSError as `accept`."""
-        self._append({"suppressed": {"alerts": list(alert_keys), "reason": reason, "time_s": now_s}})
+        self.take((), {tuple(alert_keys): reason}, now_s=now_s)
 
     def plan(self, escalation: Escalation, plan: Plan) -> None:
         """Note how it will be carried out; afterwards that is on disk. Raises OSError as `accept`."""
@@ -140,17 +154,18 @@ class Journal:
         os.close(self._file)
         os.close(self._lock)
 
-    def _append(self, entry: Mapping[str, Any]) -> None:
-        line = _line(entry)
+    def _append(self, *entries: Mapping[str, Any]) -> None:
+        lines = b"".join(map(_line, entries))
         if self._torn:
-            line = b"\n" + line  # the torn line of a write that failed stays behind on its own
+            lines = b"\n" + lines  # the torn line of a write that failed stays behind on its own
         self._torn = True
-        written = os.write(self._file, line)
-        if written < len(line):
-            raise OSError(f"only {written} of {len(line)} bytes were taken by {self._path}")
+        written = os.write(self._file, lines)
+        if written < len(lines):
+            raise OSError(f"only {written} of {len(lines)} bytes were taken by {self._path}")
         os.fsync(self._file)
         self._torn = False
-        self._apply(entry)
+        for entry in entries:
+            self._apply(entry)
 
     def _apply(self, entry: Any) -> None:
         """Take over one line; a line of another version that cannot be understood is an error that names it."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 
 import httpx
 import pytest
 
+import trainermon.agent.server
 from trainermon.agent.access import Access
 from trainermon.agent.commands import CommandBook, DuplicateError, parse_command
 from trainermon.agent.feed import MAX_CLIENTS, MAX_PENDING, Feed
@@ -295,6 +297,39 @@ def test_a_server_ends_although_a_page_is_open(node):
             return loop.time() - began
 
     assert asyncio.run(scenario()) < 4
+
+
+async def silence_of(server, *parts):
+    """Return for how long a connection lives on which these bytes arrive and nothing else."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(server.target.rpartition(":")[2]))
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
+    for part in parts:
+        writer.write(part)
+        await writer.drain()
+    with contextlib.suppress(ConnectionError):
+        await asyncio.wait_for(reader.read(), 8)
+    writer.close()
+    return loop.time() - began_s
+
+
+def test_connections_that_never_finish_their_header_are_closed(node, monkeypatch):
+    monkeypatch.setattr(trainermon.agent.server, "HEADER_LIMIT_S", 0.5)
+    half = b"GET /api/v1/run HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+
+    async def scenario():
+        server = Server(build_application(node, access=Access(TOKEN)), host="127.0.0.1", port=0)
+        waited = await asyncio.gather(*(silence_of(server, half) for _ in range(300)), silence_of(server))
+        second = await silence_of(server, half + b"\r\n", half)  # on a connection that was used before
+        async with httpx.AsyncClient() as client:
+            answer = await client.get(f"{server.url}healthz")
+        await server.close()
+        return [*waited, second], answer.status_code
+
+    waited, status = asyncio.run(scenario())
+
+    assert max(waited) < 4
+    assert status == 200
 
 
 def test_a_slow_page_loses_the_oldest_events_and_they_are_counted():

@@ -70,6 +70,21 @@ def test_agents_of_a_run_directory_bring_their_own_token(tmp_path):
     assert "secret" not in repr(found)
 
 
+@pytest.mark.parametrize(
+    "content", ["", "{", "[1]", '{"targets": 1}', '[{"targets": [7]}]', '[{"labels": {}}]', "[" * 9999]
+)
+def test_a_broken_file_of_one_node_leaves_out_that_node_only_and_is_told_once(tmp_path, caplog, content):
+    for host, text in (("bad", content), ("good", '[{"targets": ["good:1"]}]')):
+        (tmp_path / "nodes" / host).mkdir(parents=True)
+        (tmp_path / "nodes" / host / "prometheus_sd.json").write_text(text)
+    finder = RunDirectoryFinder(tmp_path, "http")
+
+    found = [find(finder), find(finder)]
+
+    assert found == [[Target("http://good:1/")]] * 2
+    assert [record.getMessage().count("nodes/bad/") for record in caplog.records] == [1]
+
+
 def pod(name, *, phase="Running", ip="10.0.0.1", ports=(), init_ports=(), leaving=False):
     """A pod as the API returns it, cut down to some more than what is read."""
     metadata = {"name": name, "namespace": "training", "labels": {"app": "gpt"}}

@@ -125,3 +125,21 @@ def test_a_folder_that_cannot_be_used_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="state_dir"):
         Journal(tmp_path / "file" / "state", now_s=0.0)
+
+
+def test_what_one_body_asks_for_is_one_write(folder, monkeypatch):
+    journal = Journal(folder, now_s=0.0)
+    syncs = []
+    fsync = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda file: syncs.append(fsync(file)))
+
+    taken = journal.take(
+        [request(id=f"Spike-{n}", alerts=(f"{n}/1/dump",)) for n in range(50)], {("x/1/dump",): "too many"}, now_s=1.0
+    )
+    journal.close()
+
+    assert len(syncs) == 1
+    assert [one.request.id for one in taken] == [f"Spike-{n}" for n in range(50)]
+    again = reopened(folder)
+    assert again.open == taken
+    assert again.knows("x/1/dump")

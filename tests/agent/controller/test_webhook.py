@@ -38,6 +38,8 @@ def test_what_is_wrong_with_a_post_is_told_by_its_status(controller, job):
     assert controller.post(ALERTS, b"{not json")[0] == 400
     assert controller.post(ALERTS, b"[" * 100_000)[0] == 400
     assert controller.post(ALERTS, {**good, "version": "3"})[0] == 400
+    assert controller.post(ALERTS, notification(alert(run="half \ud800")))[0] == 400
+    assert controller.post(ALERTS, notification(*(alert(run=f"run{number}") for number in range(101))))[0] == 400
     assert controller.post(ALERTS, large)[0] == 413
     assert controller.get_json("api/v1/escalations") == []
     assert not job.orders
