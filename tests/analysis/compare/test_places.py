@@ -87,3 +87,14 @@ def test_a_dump_cut_off_by_a_killed_process_is_compared(tmp_path):
 
     (comparison,) = compare(folder, RECORDED / "sound")
     assert sum(call.target is not None for call in comparison.calls) == 29
+
+
+def test_a_missing_backward_call_shifts_the_numbers_of_those_after_it(tmp_path):
+    gap = put("sound", tmp_path / "rank0")
+    dump = json.loads((gap / "dump.json").read_text())
+    del dump["data"]["Tensor.__rmul__.1.backward"]
+    (gap / "dump.json").write_text(json.dumps(dump))
+
+    (comparison,) = compare(RECORDED / "sound", gap)
+    partners = {call.target.key: call.golden.key for call in comparison.calls if call.target and call.golden}
+    assert partners["Tensor.__rmul__.1.backward"] == "Tensor.__rmul__.0.backward"
