@@ -4,7 +4,7 @@
     monitor-lagging            the rules see steps long after their end
     monitor-store-failing      nothing could be stored for a while
     monitor-export-failing     exporters have failed, or were too slow, in the last minutes
-    monitor-condition-failing  a condition of another package has raised an error
+    monitor-condition-failing  the condition of a rule has raised an error
 
 Looked at every few seconds, by this process's monotonic clock.
 """
@@ -43,7 +43,7 @@ class Readings:
         lost_files: Journal files of all ranks that were gone before they were read, since the agent started.
         store_error: Why nothing can be stored; empty if it can.
         num_export_failures: Calls of exporters that failed and steps that they left out, since the agent started.
-        faults: By rule, what a condition of another package failed at.
+        faults: By rule, what its condition failed at.
     """
 
     rank: int

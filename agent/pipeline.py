@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from pathlib import Path
@@ -86,6 +87,7 @@ class Pipeline:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.num_blocks = self.num_commits = self.num_consumer_errors = 0
+        self._num_errors: Counter[str] = Counter()
         self.store_error = ""
         self._spool = spool
         self._consumers = tuple(consumers)
@@ -184,9 +186,10 @@ class Pipeline:
                 consumer.on_header(header)
         except Exception:  # the border: a fault in one consumer must not cost the others or the store a record
             self.num_consumer_errors += 1
-            if self.num_consumer_errors.bit_count() == 1:
-                name = type(consumer).__name__
-                logger.exception("%s failed (failure %d of all consumers)", name, self.num_consumer_errors)
+            name = type(consumer).__name__
+            self._num_errors[name] += 1  # each for itself: one that always fails must not hide the first of another
+            if self._num_errors[name].bit_count() == 1:
+                logger.exception("%s failed (failure %d)", name, self._num_errors[name])
 
     def _is_due(self) -> bool:
         writer = self._writer

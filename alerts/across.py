@@ -15,6 +15,7 @@ import numpy as np
 
 from trainermon.alerts.comparisons import Comparison, make_comparison
 from trainermon.alerts.conditions import Indices, Slots, Verdict, as_indices
+from trainermon.alerts.contained import Faults
 from trainermon.alerts.peers import Part
 from trainermon.alerts.rules import Rule
 from trainermon.alerts.statistics import Array
@@ -49,9 +50,11 @@ class AcrossRanks:
 
     Args:
         rules: Of any kind; those that look at one rank alone do not matter.
+        faults: Where it is noted that a comparison has failed; its rule then says nothing any more.
     """
 
-    def __init__(self, rules: Sequence[Rule]) -> None:
+    def __init__(self, rules: Sequence[Rule], faults: Faults) -> None:
+        self._faults = faults
         self._comparisons: dict[str, Comparison] = {
             rule.name: comparison for rule in rules if (comparison := make_comparison(rule)) is not None
         }
@@ -102,10 +105,14 @@ class AcrossRanks:
     def _compare(self, step: int, shown: Mapping[int, Mapping[str, Part]]) -> Iterator[Compared]:
         for name, comparison in self._comparisons.items():
             parts = [shown[rank][name] for rank in sorted(shown) if name in shown[rank]]
-            if not parts:
+            if not parts or name in self._faults.by_rule:
                 continue
-            with np.errstate(all="ignore"):
-                judged = comparison.judge(parts)
+            try:
+                with np.errstate(all="ignore"):
+                    judged = comparison.judge(parts)
+            except Exception as error:  # noqa: BLE001 - the border: a rule that fails must not cost the others a step
+                self._faults.note(name, error)
+                continue
             for part, found in zip(parts, judged, strict=True):
                 if found is not None:
                     chosen, verdict, baseline = found

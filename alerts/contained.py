@@ -1,4 +1,4 @@
-"""Keeps a condition of another package from doing harm: the first fault is told once and ends it, all else goes on."""
+"""Keeps a condition that fails from doing harm: the first fault is told once and ends its rule, all else goes on."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Faults:
-    """What conditions of other packages have failed at.
+    """What conditions have failed at.
 
     Attributes:
         by_rule: By name of the rule, its first fault; a rule that stands here says nothing any more, on any rank.
@@ -38,15 +38,14 @@ class ContainedWatcher(Watcher):
 
     Args:
         rule: Name of the rule, for the message.
-        condition: Which condition is asked.
-        statistic: Of the rule's selection.
+        make: Makes the watcher that is asked.
         faults: Where a fault is noted. One on another rank ends the rule here too.
     """
 
-    def __init__(self, rule: str, condition: Custom, statistic: str, faults: Faults) -> None:
+    def __init__(self, rule: str, make: Callable[[], Watcher], faults: Faults) -> None:
         self._rule = rule
         self._faults = faults
-        self._watcher: Watcher = self._attempt(lambda: _make(condition, statistic)) or Watcher()
+        self._watcher: Watcher = self._attempt(make) or Watcher()
 
     def grow(self, size: int) -> None:  # noqa: D102 - as in Watcher, here and below
         self._attempt(lambda: self._watcher.grow(size))
@@ -60,14 +59,14 @@ class ContainedWatcher(Watcher):
         self._attempt(self._watcher.reset)
 
     def judge(self, slots: Slots, moments: Array) -> Verdict:  # noqa: D102
-        verdict = self._attempt(lambda: _checked(self._watcher.judge(slots, moments.copy()), moments.shape[1]))
+        verdict = self._attempt(lambda: self._watcher.judge(slots, moments))
         return verdict or _silence(moments.shape[1])
 
     def learn(self, slots: Slots, restless: Mask | None) -> None:  # noqa: D102
         self._attempt(lambda: self._watcher.learn(slots, restless))
 
     def baseline(self, slots: Indices) -> Array:  # noqa: D102
-        found = self._attempt(lambda: _column(self._watcher.baseline(slots), len(slots)))
+        found = self._attempt(lambda: self._watcher.baseline(slots))
         return np.full(len(slots), np.nan) if found is None else found
 
     def _attempt(self, call: Callable[[], Any]) -> Any:
@@ -75,9 +74,42 @@ class ContainedWatcher(Watcher):
             return None
         try:
             return call()
-        except Exception as error:  # noqa: BLE001 - the border: another package's condition may do anything
+        except Exception as error:  # noqa: BLE001 - the border: a rule that fails must not cost the others a step
             self._faults.note(self._rule, error)
             return None
+
+
+class ForeignWatcher(Watcher):
+    """Asks the condition of another package, which sees a copy of the moments and whose answers are checked.
+
+    Raises:
+        RuleError: It cannot be loaded.
+        TypeError: It is no watcher.
+    """
+
+    def __init__(self, condition: Custom, statistic: str) -> None:
+        self._watcher = _make(condition, statistic)
+
+    def grow(self, size: int) -> None:  # noqa: D102
+        self._watcher.grow(size)
+
+    def meet(  # noqa: D102
+        self, slots: Indices, keys: Sequence[SeriesKey], placements: Sequence[Placement | None]
+    ) -> None:
+        self._watcher.meet(slots, keys, placements)
+
+    def reset(self) -> None:  # noqa: D102
+        self._watcher.reset()
+
+    def learn(self, slots: Slots, restless: Mask | None) -> None:  # noqa: D102
+        self._watcher.learn(slots, restless)
+
+    def judge(self, slots: Slots, moments: Array) -> Verdict:  # noqa: D102
+        return _checked(self._watcher.judge(slots, moments.copy()), moments.shape[1])
+
+    def baseline(self, slots: Indices) -> Array:  # noqa: D102
+        found: Array = _column(self._watcher.baseline(slots), len(slots))
+        return found
 
 
 def _make(condition: Custom, statistic: str) -> Watcher:

@@ -217,6 +217,9 @@ Criterion = (
     | Custom
 )
 
+MAX_WINDOW = 100_000
+"""So many values a rule may keep of every series: 8 bytes each."""
+
 ACROSS_RANKS = (Spread, Differs, Straggler)
 """Conditions that compare the ranks of a node; all others look at one rank alone."""
 
@@ -276,7 +279,7 @@ def _limits(node: Node) -> tuple[float | None, float | None]:
 def _threshold(when: Node) -> Threshold:
     node = when.child("threshold", ("above", "below", "over"))
     above, below = _limits(node)
-    return Threshold(above=above, below=below, over=node.whole("over", 1, at_least=1))
+    return Threshold(above=above, below=below, over=node.whole("over", 1, at_least=1, at_most=MAX_WINDOW))
 
 
 def _clear(node: Node, keep: Node | None, score: float) -> float:
@@ -290,7 +293,7 @@ def _spike(when: Node, keep: Node | None) -> Spike:
     node = when.child("spike", ("score", "window", "warmup", "direction", "floor", "adopt"))
     score = node.number("score", above=0.0)
     clear = _clear(node, keep, score)
-    window = node.whole("window", 128, at_least=8)
+    window = node.whole("window", 128, at_least=8, at_most=MAX_WINDOW)
     warmup = node.whole("warmup", min(64, window), at_least=8)
     if warmup > window:
         raise node.fail("warmup", f"found {warmup}, expected at most window ({window}): it would never be reached")
@@ -376,7 +379,8 @@ def _differs(when: Node) -> Differs:
 
 def _straggler(when: Node) -> Straggler:
     node = when.child("straggler", ("ratio", "window"))
-    return Straggler(ratio=node.number("ratio", 1.2, above=1.0), window=node.whole("window", 10, at_least=1))
+    window = node.whole("window", 10, at_least=1, at_most=MAX_WINDOW)
+    return Straggler(ratio=node.number("ratio", 1.2, above=1.0), window=window)
 
 
 def _reported(when: Node) -> Reported:

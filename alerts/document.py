@@ -20,6 +20,11 @@ from trainermon.monitor.errors import RuleError
 
 T = TypeVar("T")
 
+MOST = 10**9
+"""No whole number of a rule is larger, unless its key says a smaller one."""
+
+_SHOWN = 60  # characters of a value in a message
+
 _BOOLEAN = re.compile(r"^(?:true|True|false|False)$")
 _FLOAT = re.compile(r"^[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?$|^[-+]?\.(?:inf|Inf)$|^\.(?:nan|NaN)$")
 _REPLACED = ("tag:yaml.org,2002:bool", "tag:yaml.org,2002:float")
@@ -27,6 +32,15 @@ _REPLACED = ("tag:yaml.org,2002:bool", "tag:yaml.org,2002:float")
 
 class _Loader(yaml.SafeLoader):
     """PyYAML's safe loader with the booleans and floats of YAML 1.2 and without repeated keys."""
+
+    def construct_object(self, node: Any, deep: bool = False) -> Any:  # noqa: FBT001, FBT002 - as PyYAML calls it
+        """Return the value of a node; one like the date 2024-13-45 is an error with its place, as all others are."""
+        try:
+            return super().construct_object(node, deep=deep)
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            kind = node.tag.rpartition(":")[2]
+            what = f"found {describe(node.value)}, which is no {kind} that can be read"
+            raise yaml.constructor.ConstructorError(None, None, what, node.start_mark) from error
 
 
 _Loader.yaml_implicit_resolvers = {
@@ -45,7 +59,9 @@ def _construct_mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any
         if not isinstance(key, str | int | float | bool):
             continue  # construct_mapping reports it
         if key in seen:
-            raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} stands twice", key_node.start_mark)
+            raise yaml.constructor.ConstructorError(
+                None, None, f"the key {describe(key)} stands twice", key_node.start_mark
+            )
         seen.add(key)
     return loader.construct_mapping(node, deep=True)
 
@@ -67,6 +83,8 @@ def read_document(path: Path) -> Any:
         return yaml.load(text, Loader=_Loader)  # noqa: S506 - a subclass of SafeLoader
     except yaml.YAMLError as error:
         raise RuleError(f"{path}: is not valid YAML: {' '.join(str(error).split())}") from error
+    except RecursionError as error:
+        raise RuleError(f"{path}: is nested too deeply to be a file of alert rules") from error
 
 
 class Node:
@@ -86,7 +104,8 @@ class Node:
             raise self.error(path, f"found {describe(value)}, expected a mapping with the keys {', '.join(known)}")
         for key in value:
             if key not in known:
-                raise self.fail(str(key), f"unknown key{nearest(str(key), known)}")
+                name = key[:_SHOWN] if isinstance(key, str) else describe(key)
+                raise self.fail(name, f"unknown key{nearest(name, known)}")
         self._value: Mapping[str, Any] = value
 
     def __contains__(self, key: str) -> bool:
@@ -122,13 +141,15 @@ class Node:
         value = self._value_or(key, default)
         if not isinstance(value, str) or not value.strip():
             raise self.fail(key, f"found {describe(value)}, expected text")
+        if any("\ud800" <= character <= "\udfff" for character in value):  # no log or page could hold it
+            raise self.fail(key, f"found {describe(value)}, expected text without half characters")
         return value
 
     def choice(self, key: str, known: Sequence[str], default: str | None = None) -> str:
         """Return one of the texts `known`."""
         value = self.text(key, default)
         if value not in known:
-            raise self.fail(key, f"found {value!r}{nearest(value, known)}")
+            raise self.fail(key, f"found {describe(value)}{nearest(value[:_SHOWN], known)}")
         return value
 
     def flag(self, key: str, *, default: bool) -> bool:
@@ -138,20 +159,23 @@ class Node:
             raise self.fail(key, f"found {describe(value)}, expected true or false")
         return value
 
-    def whole(self, key: str, default: int | None = None, *, at_least: int = 0) -> int:
-        """Return a whole number that is at least `at_least`."""
+    def whole(self, key: str, default: int | None = None, *, at_least: int = 0, at_most: int = MOST) -> int:
+        """Return a whole number from `at_least` to `at_most`."""
         value = self._value_or(key, default)
         if not isinstance(value, int) or isinstance(value, bool) or value < at_least:
             raise self.fail(key, f"found {describe(value)}, expected a whole number, at least {at_least}")
+        if value > at_most:
+            raise self.fail(key, f"found {describe(value)}, expected at most {at_most}")
         return value
 
     def number(self, key: str, default: float | None = None, *, above: float = -math.inf) -> float:
         """Return a finite number greater than `above`."""
         value = self._value_or(key, default)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value <= above:
+        number = _number(value)
+        if not math.isfinite(number) or number <= above:
             limit = f", above {above:g}" if math.isfinite(above) else ""
             raise self.fail(key, f"found {describe(value)}, expected a finite number{limit}")
-        return float(value)
+        return number
 
     def texts(self, key: str, default: Sequence[str] | None = None) -> tuple[str, ...]:
         """Return one or several texts: a single one may stand without the list around it."""
@@ -196,7 +220,20 @@ def describe(value: Any) -> str:
         return "a mapping"
     if isinstance(value, list):
         return "a list"
-    return repr(value)
+    if isinstance(value, int) and value.bit_length() > MOST.bit_length() * 4:  # Python may refuse to write it out
+        return f"a number of {value.bit_length()} bits"
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}… ({len(text)} characters)"
+
+
+def _number(value: Any) -> float:
+    """Return a number as a float; NaN for what is none, infinite for one that is too large."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
 
 
 def items(value: Any, path: str) -> Iterator[Any]:

@@ -42,7 +42,7 @@ class RuleEngine:
     def __init__(self, rules: Sequence[Rule]) -> None:
         self._rules = tuple(rules)
         self._shared = RuleSet(self._rules)
-        self._across = AcrossRanks(self._rules)
+        self._across = AcrossRanks(self._rules, self._shared.faults)
         self._reported = ReportedAlerts(self._rules)
         self._ranks: dict[int, RankRules] = {}
 
@@ -53,7 +53,7 @@ class RuleEngine:
 
     @property
     def faults(self) -> Mapping[str, str]:
-        """By name, the rules whose condition, of another package, has failed, and how; they are switched off."""
+        """By name, the rules whose condition has failed, and how; they are switched off."""
         return self._shared.faults.by_rule
 
     @property

@@ -95,7 +95,7 @@ def rule_groups(rules: Sequence[Rule], site: Site | None = None) -> list[dict[st
         if name in stood_for:
             alert["labels"]["severity"] = _severity(stood_for[name])
         page = RUNBOOK if heading(name).startswith(_ABOUT_THE_AGENT) else BASE_RUNBOOK
-        alert["annotations"]["runbook_url"] = f"{site.runbook_url}/{page.name}#{heading(name)}"
+        alert["annotations"]["runbook_url"] = _literal(f"{site.runbook_url}/{page.name}#{heading(name)}")
     of_agents = [_agent_alert(rule, site) for rule in rules if alert_name(rule.name) not in stood_for]
     groups.insert(-1, {"name": "trainermon-rules", "rules": [*of_agents, _other_alert(rules, site)]})
     return groups
@@ -129,6 +129,11 @@ def _severity(rule: Rule) -> str:
     return "critical" if rule.severity is Severity.FATAL else str(rule.severity)
 
 
+def _literal(text: str) -> str:
+    """Return text as a template that gives it: what stands in double braces is otherwise carried out by Prometheus."""
+    return text.replace("{{", '{{ "{{" }}')
+
+
 def _agent_alert(rule: Rule, site: Site) -> dict[str, Any]:
     return {
         "alert": alert_name(rule.name),
@@ -137,8 +142,8 @@ def _agent_alert(rule: Rule, site: Site) -> dict[str, Any]:
         "labels": {"severity": _severity(rule)},
         "annotations": {
             "summary": f"{rule.name.replace('-', ' ').capitalize()} in run {{{{ $labels.run }}}}",
-            "description": f"Rule {rule.name} fires {_WHERE}.{_meanings().get(rule.runbook, '')}",
-            "runbook_url": f"{site.runbook_url}/{RUNBOOK.name}#{rule.runbook}",
+            "description": f"Rule {rule.name} fires {_WHERE}.{_literal(_meanings().get(rule.runbook, ''))}",
+            "runbook_url": _literal(f"{site.runbook_url}/{RUNBOOK.name}#{rule.runbook}"),
         },
     }
 
@@ -153,7 +158,7 @@ def _other_alert(rules: Sequence[Rule], site: Site) -> dict[str, Any]:
         "annotations": {
             "summary": "An agent of run {{ $labels.run }} has an alert that Prometheus has no rule of its own for",
             "description": f"Rule {{{{ $labels.rule }}}} fires {_WHERE}.",
-            "runbook_url": f"{site.runbook_url}/{BASE_RUNBOOK.name}#{heading(OTHER_ALERT)}",
+            "runbook_url": _literal(f"{site.runbook_url}/{BASE_RUNBOOK.name}#{heading(OTHER_ALERT)}"),
         },
     }
 

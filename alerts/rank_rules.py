@@ -58,11 +58,11 @@ class Plan(NamedTuple):
 
 
 class RuleSet:
-    """What all ranks share: the rules, who holds back whom, the faults of other packages' conditions.
+    """What all ranks share: the rules, who holds back whom, which conditions have failed.
 
     Attributes:
         rules: The rules that look at series.
-        faults: Of conditions of other packages.
+        faults: Of conditions.
         firing_anywhere: By rule that compares ranks or is reported, the ranks on which it fires: such an alert holds
             back its consequences on all ranks, as those who wait for a slow rank are slow too.
     """

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from trainermon.alerts.criteria import Reported
 from trainermon.alerts.rules import Rule
 from trainermon.alerts.state import alert_id
+from trainermon.alerts.wording import filled_in
 from trainermon.monitor.values import Alert, AlertState, Finding, Kind, SeriesKey
 
 
@@ -122,7 +123,7 @@ def _alert(rule: Rule, statement: Statement) -> Alert:
         baseline=statement.usual,
         num_series=max(statement.num_series, len(statement.series)),
         findings=tuple(findings),
-        message=f"{rule.name}: {rule.summary.format_map(fields)}",
+        message=f"{rule.name}: {filled_in(rule.summary, fields)}",
     )
 
 

@@ -55,9 +55,18 @@ SUMMARY_FIELDS = (
 )
 """What a rule's summary may put in braces; alerts/README.md says what each stands for."""
 
-MAX_WIDTH = 99
 REPORTED_FIELDS = ("rank", "step", "value", "usual", "detail")
 """The same for a rule that looks at no series."""
+
+WHOLE_FIELDS = ("k", "n", "step", "rank", "for")
+"""Those that are whole numbers; all others are text."""
+
+MAX_WIDTH = 99
+MAX_SUMMARY = 1000
+"""Characters of a summary, in the rule and with its fields filled in."""
+
+MAX_NAME = 100
+_SAMPLES = ((0, ""), (10**12, "-1.234e+05"))  # a field as whole number and as text
 
 LEAST_SHARE, LEAST_SCORE = 0.25, 12.0
 """With so many series at once, or so far out, a single value may be called a spike."""
@@ -233,9 +242,12 @@ def _rule_or_mistake(entry: Any, source: Path, number: int) -> Rule | RuleError:
 
 def _read_rule(entry: Any, source: Path, number: int) -> Rule:
     name = entry.get("name") if isinstance(entry, Mapping) else None
-    node = Node(entry, _RULE_KEYS, where=f"{source}: rule {name!r}" if name else f"{source}: rule number {number}")
+    called = repr(name[:MAX_NAME]) if isinstance(name, str) and name else f"number {number}"
+    node = Node(entry, _RULE_KEYS, where=f"{source}: rule {called}")
     if not _NAME.fullmatch(node.text("name")):
-        raise node.fail("name", f"found {name!r}, expected lower case words joined by hyphens, such as 'loss-spike'")
+        raise node.fail("name", f"found {called}, expected lower case words joined by hyphens, such as 'loss-spike'")
+    if len(node.text("name")) > MAX_NAME:
+        raise node.fail("name", f"found {len(node.text('name'))} characters, expected at most {MAX_NAME}")
     keep = node.child("keep", ("steps", "score")) if "keep" in node else None
     when = read_criterion(node)
     share = _read_share(node, when)
@@ -344,12 +356,28 @@ def _read_summary(node: Node, known: Sequence[str]) -> str:
         pieces = [piece for piece in string.Formatter().parse(summary) if piece[1] is not None]
     except ValueError as error:
         raise node.fail("summary", f"{error}; a brace that is meant as one is written twice") from error
+    if len(summary) > MAX_SUMMARY:
+        raise node.fail("summary", f"found {len(summary)} characters, expected at most {MAX_SUMMARY}")
     for _, field, form, _ in pieces:
         if field not in known:
             raise node.fail("summary", f"found {{{field}}}{nearest(str(field), known)}")
+        if "{" in str(form):  # a width that is only known when the alert is worded
+            raise node.fail("summary", f"found {{{field}:{form}}}, expected no field within a field")
         if any(int(width) > MAX_WIDTH for width in re.findall(r"\d+", str(form))):  # it would be that many characters
             raise node.fail("summary", f"found {{{field}:{form}}}, expected a width of at most {MAX_WIDTH}")
+    _try_summary(node, summary, known)
     return summary
+
+
+def _try_summary(node: Node, summary: str, known: Sequence[str]) -> None:
+    """Refuse a summary that cannot be filled in, before there is an alert that it would be needed for."""
+    for whole, text in _SAMPLES:
+        try:
+            filled = summary.format_map({name: whole if name in WHOLE_FIELDS else text for name in known})
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+            raise node.fail("summary", f"cannot be filled in: {error}") from error
+        if len(filled) > MAX_SUMMARY:
+            raise node.fail("summary", f"comes to {len(filled)} characters, expected at most {MAX_SUMMARY}")
 
 
 def _refuse_impossible(node: Node, rule: Rule) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainermon.alerts.conditions import DeadWatcher, NonFiniteWatcher, RelativeToMeanWatcher, Watcher
-from trainermon.alerts.contained import ContainedWatcher, Faults
+from trainermon.alerts.contained import ContainedWatcher, Faults, ForeignWatcher
 from trainermon.alerts.criteria import (
     Dead,
     Flat,
@@ -29,9 +29,12 @@ STRAGGLER_HISTORY = 128
 
 def make_watcher(rule: Rule, faults: Faults) -> Watcher:
     """Return what looks at the series of one rank for `rule`; one that says nothing for rules that compare ranks."""
-    when, statistic = rule.when, rule.on.statistic
-    if isinstance(when, Custom):
-        return ContainedWatcher(rule.name, when, statistic, faults)
+    return ContainedWatcher(rule.name, lambda: _make(rule), faults)
+
+
+def _make(rule: Rule) -> Watcher:
+    if isinstance(rule.when, Custom):
+        return ForeignWatcher(rule.when, rule.on.statistic)
     return _single(rule) or _lasting(rule) or Watcher()
 
 

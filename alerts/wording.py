@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +12,8 @@ from numpy.typing import NDArray
 from trainermon.alerts.rules import Rule
 from trainermon.alerts.state import Peaks, alert_id
 from trainermon.monitor.values import Alert, AlertState, Finding, SeriesKey
+
+_logger = logging.getLogger(__name__)
 
 MAX_FINDINGS = 20
 """An alert lists so many series, the worst ones, and counts the others."""
@@ -68,6 +72,15 @@ def make_alert(rule: Rule, state: AlertState, concern: Concern, moment: Moment) 
     )
 
 
+def filled_in(summary: str, fields: Mapping[str, object]) -> str:
+    """Return a summary with its fields; as it stands where they cannot be put in, as an alert must not be lost."""
+    try:
+        return summary.format_map(fields)
+    except Exception:  # the border: rules that no file was read for may say anything
+        _logger.debug("summary %r cannot be filled in", summary, exc_info=True)
+        return summary
+
+
 def _sentence(rule: Rule, state: AlertState, concern: Concern, moment: Moment) -> str:
     worst, peaks = concern.slots[0], concern.peaks
     value, usual = float(peaks.value[worst]), float(peaks.baseline[worst])
@@ -87,6 +100,6 @@ def _sentence(rule: Rule, state: AlertState, concern: Concern, moment: Moment) -
         "for": moment.step - concern.first_step + 1,
     }
     if state is not AlertState.RESOLVED:
-        return rule.summary.format_map(fields)
+        return filled_in(rule.summary, fields)
     begun = "over at step {step} on rank {rank}, began at step {first}; {k} of {n} series were concerned, worst {worst}"
     return begun.format(first=concern.first_step, **fields)

@@ -1,7 +1,8 @@
-"""Conditions of other packages: found by entry point, and kept from doing harm."""
+"""Conditions of other packages are found by entry point; they and built-in ones are kept from doing harm."""
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
 import logging
 from collections.abc import Iterator, Mapping
@@ -13,7 +14,9 @@ import pytest
 
 from tests.alerts.series import block, feed, grad, rules
 from trainermon.alerts import extensions
+from trainermon.alerts.comparisons import DiffersComparison
 from trainermon.alerts.conditions import Slots, Verdict, Watcher
+from trainermon.alerts.criteria import Threshold
 from trainermon.alerts.engine import RuleEngine
 from trainermon.alerts.statistics import DERIVED, Array
 from trainermon.monitor.errors import RuleError
@@ -126,6 +129,44 @@ def test_condition_that_raises_is_told_once_and_switched_off_and_the_others_go_o
     assert [record.getMessage() for record in caplog.records] == [
         "rule theirs is switched off, as its condition failed"
     ]
+
+
+def test_built_in_condition_that_raises_costs_only_its_own_rule(tmp_path: Path) -> None:
+    first, ours = rules(tmp_path, RULES.replace("NAME: SETTINGS", "threshold: {above: 1}").replace("STATISTIC", "mean"))
+    impossible = Threshold(above=1.0, over=10**13)  # a file may not say so
+    watched = RuleEngine([dataclasses.replace(first, when=impossible), ours])
+
+    found = feed(watched, [grad("a")], [block(n, {0: 101.0}) for n in range(3)])
+
+    assert [(alert.rule, alert.step) for alert in found] == [("ours", 0)]
+    assert list(watched.faults) == ["theirs"]
+    assert "MemoryError" in watched.faults["theirs"]
+
+
+def test_comparison_of_ranks_that_raises_costs_only_its_own_rule(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("no")
+
+    text = RULES.replace("NAME: SETTINGS", "differs: true").replace("STATISTIC", "mean")
+    watched = RuleEngine(rules(tmp_path, text))
+    monkeypatch.setattr(DiffersComparison, "judge", fail)
+
+    found = feed(watched, [grad("a")], [block(n, {0: 101.0}) for n in range(3)])
+
+    assert [(alert.rule, alert.step) for alert in found] == [("ours", 0)]
+    assert watched.faults == {"theirs": "RuntimeError: no"}
+
+
+def test_summary_that_cannot_be_worded_loses_no_alert(tmp_path: Path) -> None:
+    text = RULES.replace("NAME: SETTINGS", "threshold: {above: 1}").replace("STATISTIC", "mean")
+    first, ours = rules(tmp_path, text)
+    watched = RuleEngine([dataclasses.replace(first, summary="{value!r:d}"), ours])
+
+    found = feed(watched, [grad("a")], [block(0, {0: 101.0})])
+
+    assert [alert.message for alert in found] == ["theirs: {value!r:d}", "ours: 101"]
 
 
 def test_condition_cannot_spoil_what_other_rules_see(tmp_path: Path) -> None:

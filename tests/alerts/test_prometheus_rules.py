@@ -237,6 +237,29 @@ def test_a_file_of_rules_of_ones_own_is_followed(tmp_path: Path, capsys: pytest.
     assert "TrainermonLossSpike" not in alerts
 
 
+@pytest.mark.server
+def test_braces_in_a_text_are_text_to_prometheus(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, generated, tests = (tmp_path / name for name in ("rules.yaml", "generated.yaml", "tests.yaml"))
+    path.write_text(OWN_RULE + '    runbook: "x{{ end {{{ .Value }} }}"\n')
+    main(["rules", "prometheus", str(path), "--runbook-url", "https://wiki/{{team"])
+    generated.write_text(capsys.readouterr().out)
+    expected = agent_test(
+        "TrainermonLossTooHigh",
+        "warning",
+        "Loss too high in run a",
+        "Rule loss-too-high fires on rank 3 of run a since step 1234567.",
+        "x",
+    )
+    for entry in expected["alert_rule_test"]:
+        for alert in entry["exp_alerts"]:
+            alert["exp_annotations"]["runbook_url"] = "https://wiki/{{team/runbook.md#x{{ end {{{ .Value }} }}"
+    document = {"rule_files": [str(generated)], "evaluation_interval": "30s", "tests": [expected]}
+    tests.write_text(yaml.safe_dump(document, width=1000))
+
+    assert "SUCCESS" in call("promtool", "check", "rules", generated)
+    call("promtool", "test", "rules", tests)
+
+
 def test_the_kubernetes_resource_holds_the_same_groups(capsys: pytest.CaptureFixture[str]) -> None:
     main(["rules", "prometheus", "--format", "prometheusrule", "--name", "tm", "--label", "release=kps"])
 

@@ -80,6 +80,24 @@ def test_conditions_are_read(tmp_path: Path) -> None:
         assert (rule.when, rule.for_steps) == (expected, steps)
 
 
+@pytest.mark.parametrize(
+    ("when", "key"),
+    [("threshold", "over"), ("straggler", "window")],
+)
+def test_window_that_no_memory_holds_is_refused(tmp_path: Path, when: str, key: str) -> None:
+    rule = OTHER | {"when": {when: {key: 10**11} | ({"above": 1} if when == "threshold" else {})}}
+    rule["on"] = {"kind": "loss"} | ({"statistic": "mean"} if when == "threshold" else {})
+
+    with pytest.raises(RuleError, match=rf"when\.{when}\.{key}: found 100000000000, expected at most 100000"):
+        load(tmp_path, rule)
+
+
+def test_name_may_have_so_many_characters(tmp_path: Path) -> None:
+    assert load(tmp_path, OTHER | {"name": "a" * 100})
+    with pytest.raises(RuleError, match=r"rule 'a{100}': name: found 101 characters, expected at most 100"):
+        load(tmp_path, OTHER | {"name": "a" * 101})
+
+
 def test_default_rules_have_a_runbook_entry_each() -> None:
     headings = set(re.findall(r"^## (.+)$", RUNBOOK.read_text(), re.MULTILINE))
 
@@ -144,6 +162,19 @@ WRONG = [
     ("summary", "{worst.__class__}", r"summary: found \{worst\.__class__\}"),
     ("summary", "{", r"summary: .*a brace that is meant as one is written twice"),
     ("summary", "{value:>999999999}", r"summary: found \{value:>999999999\}, expected a width of at most 99"),
+    ("summary", "{value:{step}}", r"summary: found \{value:\{step\}\}, expected no field within a field"),
+    ("summary", "{value!r:d}", r"summary: cannot be filled in: Unknown format code 'd'"),
+    ("summary", "{step:c}", r"summary: cannot be filled in: "),
+    ("summary", "x" * 1001, r"summary: found 1001 characters, expected at most 1000"),
+    ("summary", "{k:99}" * 11, r"summary: comes to 1089 characters, expected at most 1000"),
+    ("summary", "\ud800", r"summary: found '\\ud800', expected text without half characters"),
+    ("when.spike.window", 10**11, r"when\.spike\.window: found 100000000000, expected at most 100000"),
+    ("when.spike.adopt", 10**10, r"when\.spike\.adopt: found 10000000000, expected at most 1000000000"),
+    ("when.spike.score", 10**400, r"when\.spike\.score: found a number of 1329 bits, expected a finite number"),
+    ("for", 10**10, r"for: found 10000000000, expected at most 1000000000"),
+    ("keep.steps", 10**400, r"keep\.steps: found a number of 1329 bits, expected at most 1000000000"),
+    ("cooldown", 10**10, r"cooldown: found 10000000000, expected at most"),
+    ("escalate.steps", 10**10, r"escalate\.steps: found 10000000000, expected at most"),
     ("summary", " ", r"summary: found ' ', expected text"),
     ("name", "My Spike", r"name: found 'My Spike', expected lower case words joined by hyphens"),
 ]
@@ -218,6 +249,11 @@ def test_pattern_inhibits_every_other_rule_that_it_matches(tmp_path: Path) -> No
         ("", r"found nothing, expected a mapping with the keys rules"),
         ("ruls: []", r"ruls: unknown key; did you mean 'rules'\?"),
         ("rules: [3]", r"rule number 1: found 3, expected a mapping"),
+        ("rules:\n- for: " + "9" * 5000, r"found '9{59}.*line 2|rule number 1"),  # Python 3.10 reads it
+        ("rules:\n- {name: a, for: 0x" + "9" * 9000 + "}", r"rule 'a': .*is missing|found a number of"),
+        ("rules:\n- name: 2024-13-45", r"found '2024-13-45', which is no timestamp that can be read.*line 2"),
+        ("rules:\n- name: !!bool perhaps", r"found 'perhaps', which is no bool that can be read.*line 2"),
+        ("rules: " + "[" * 3000 + "]" * 3000, r"is nested too deeply"),
         ("rules: !!python/object/apply:os.getcwd []", r"is not valid YAML"),
     ],
 )
