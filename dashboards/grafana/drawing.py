@@ -19,7 +19,8 @@ from grafana_foundation_sdk.models.dashboard import (
 from grafana_foundation_sdk.models.heatmap import HeatmapColorMode, HeatmapColorScale
 
 from trainermon.dashboards.grafana.links import data_link
-from trainermon.dashboards.grafana.panels import Board, Column, Panel, Source, View
+from trainermon.dashboards.grafana.panels import Board, Column, Panel, Query, Source, View
+from trainermon.dashboards.grafana.queries import OF_RANK, RANK_COLOURS
 from trainermon.dashboards.grafana.sources import NOW, data_source, target
 
 _MOST_POINTS = 150
@@ -41,7 +42,10 @@ def draw(panel: Panel, board: Board, source: Source) -> Any:
         ref_id = chr(ord("A") + number)
         made.with_target(target(panel, query, source, ref_id))
         if query.colour:
-            made.override_by_query(ref_id, [_property("color", {"mode": "fixed", "fixedColor": query.colour})])
+            made.override_by_query(ref_id, _look(query))
+    if panel.queries(source)[0].legend.startswith(OF_RANK):
+        for digit, colour in enumerate(RANK_COLOURS):
+            made.override_by_regexp(rf"/^rank \d*{digit}( |$)/", [_property("color", _fixed_colour(colour))])
     if panel.view is View.TABLE:
         _arrange(made, panel, source)
         for column in panel.columns:
@@ -63,7 +67,7 @@ def _stat(panel: Panel) -> stat.Panel:
 
 def _lines(panel: Panel) -> timeseries.Panel:
     made = timeseries.Panel().line_width(1.5).show_points(kinds.VisibilityMode.NEVER)
-    made.color_scheme(builders.FieldColor().mode(FieldColorModeId.PALETTE_CLASSIC_BY_NAME))
+    made.color_scheme(builders.FieldColor().mode(FieldColorModeId.PALETTE_CLASSIC))
     made.tooltip(common.VizTooltipOptions().mode(kinds.TooltipDisplayMode.MULTI).sort(kinds.SortOrder.DESCENDING))
     legend = common.VizLegendOptions().show_legend(True).display_mode(kinds.LegendDisplayMode.LIST)
     made.legend(legend.placement(kinds.LegendPlacement.BOTTOM).calcs([]))
@@ -75,8 +79,8 @@ def _lines(panel: Panel) -> timeseries.Panel:
     if panel.scale.log:
         logarithmic = common.ScaleDistributionConfig().type(kinds.ScaleDistribution.LOG)
         made.scale_distribution(logarithmic.log(panel.scale.log))
-    if panel.scale.low is not None:
-        made.axis_soft_min(panel.scale.low)
+    if panel.scale.low is not None or panel.view in _STACKED:
+        made.axis_soft_min(panel.scale.low or 0)
     if panel.scale.high is not None:
         made.axis_soft_max(panel.scale.high)
     return made
@@ -86,6 +90,7 @@ def _ranking(panel: Panel) -> bargauge.Panel:
     made = bargauge.Panel().orientation(kinds.VizOrientation.HORIZONTAL).reduce_options(_last())
     made.display_mode(kinds.BarGaugeDisplayMode.BASIC).value_mode(kinds.BarGaugeValueMode.COLOR)
     made.name_placement(kinds.BarGaugeNamePlacement.LEFT).sizing(kinds.BarGaugeSizing.AUTO).show_unfilled(False)
+    made.text(common.VizTextDisplayOptions().title_size(13).value_size(15))
     return made.thresholds(_thresholds(panel.thresholds)).min(0)
 
 
@@ -100,7 +105,7 @@ def _heat(panel: Panel) -> heatmap.Panel:
     # Cells at or below the limit are not drawn. Powers of ten are negative as a rule; counts are nothing at 0.
     hidden = 1e-9 if scale.low == 0 or panel.view is View.BUCKETS else -1e9
     made = heatmap.Panel().calculate(False).color(colours).filter_values(heatmap.FilterValueRange().le(hidden))
-    made.cell_gap(0 if panel.height > 9 else 1).show_legend().max_data_points(_MOST_POINTS)
+    made.cell_gap(0).show_legend().max_data_points(_MOST_POINTS)
     made.cell_values(_cells(panel)).rows_frame(heatmap.RowsHeatmapOptions().layout(kinds.HeatmapCellLayout.AUTO))
     made.mode(kinds.TooltipDisplayMode.SINGLE).hide_y_histogram().show_color_scale(True)
     is_buckets = panel.view is View.BUCKETS
@@ -159,6 +164,19 @@ def _style(made: Any, column: Column, panel: Panel, board: Board, source: Source
 
 def _last() -> common.ReduceDataOptions:
     return common.ReduceDataOptions().calcs(["lastNotNull"]).values(False).fields("")
+
+
+def _look(query: Query) -> list[DynamicConfigValue]:
+    """Return how the series of a query differ from the others of the panel."""
+    found = [_property("color", _fixed_colour(query.colour))]
+    if query.band_to:
+        found += [_property("custom.fillBelowTo", query.band_to), _property("custom.fillOpacity", 25)]
+        found.append(_property("custom.lineWidth", 0.5))
+    return found
+
+
+def _fixed_colour(colour: str) -> dict[str, str]:
+    return {"mode": "fixed", "fixedColor": colour}
 
 
 def _fixed(colour: str) -> builders.FieldColor:

@@ -9,6 +9,7 @@ from grafana_foundation_sdk.cog.builder import Builder
 from grafana_foundation_sdk.models.dashboard import DashboardLinkType
 
 from trainermon.dashboards.grafana.panels import Board, Column, Panel, Source
+from trainermon.dashboards.grafana.queries import OF_RANK
 
 _TITLES = {
     "alerts": "Alerts",
@@ -56,7 +57,7 @@ def data_link(panel: Panel, board: Board, source: Source, *, column: Column | No
             f"var-module=${{__field.labels.{_PLACE[source]}}}",
             *(f"${{{pick}:queryparam}}" for pick in board.picks_in(source)),
         ]
-    elif legend.startswith(("rank {{rank}}", "rank $tag_rank")):
+    elif legend.startswith(OF_RANK):
         parts.append("var-rank=${__field.labels.rank}")
         title = f"{title} of this rank" if name == "layers" else "This rank"
     parts.append("${__url_time_range}")

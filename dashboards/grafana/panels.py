@@ -39,12 +39,14 @@ class Query:
         legend: Name of its series, with Grafana's placeholders.
         colour: Of all its series; empty: by name.
         column: Heading of its value in a table.
+        band_to: Name of the series that the area below this one is filled down to.
     """
 
     text: str
     legend: str = ""
     colour: str = ""
     column: str = ""
+    band_to: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +56,8 @@ class Scale:
     Attributes:
         scheme: Colour scheme of a heat map. Grafana turns two-sided ones, so that red is high, and in its dark theme
             those of one colour, so that bright is high.
-        low: Smallest value; None: that of the data.
-        high: Largest value; None: that of the data.
+        low: Smallest value; None: that of the data. An axis goes further where the data do.
+        high: Largest value, likewise.
         log: Base of a logarithmic axis, 0: linear.
     """
 

@@ -18,11 +18,25 @@ GOOD = "green"
 NEUTRAL = "blue"
 SEVERITIES = {"fatal": "purple", "critical": "red", "warning": "orange", "info": "blue"}
 
+OF_RANK = ("rank {{rank}}", "rank $tag_rank")
+"""How the legend of a panel with one series per rank begins."""
+
+RANK_COLOURS = (
+    "green",
+    "yellow",
+    "blue",
+    "orange",
+    "red",
+    "purple",
+    "light-blue",
+    "dark-yellow",
+    "light-purple",
+    "dark-green",
+)
+"""By the last digit of the rank: a rank has the same colour in every panel, and those of a node differ."""
+
 LOSS_COLOUR = "blue"
 GRADIENT_COLOUR = "orange"
-TIME_COLOURS = ("light-blue", "blue", "dark-blue")
-"""Of a median, of a high quantile and of the highest one."""
-
 MUST_BE_ZERO = ((0.0, GOOD), (1.0, BAD))
 
 

@@ -9,14 +9,15 @@ _SEVERITY = tuple((name, name, colour) for name, colour in q.SEVERITIES.items())
 _NO_AGENT = "No agent answers"
 
 
-def _count(title: str, metric: str, *, text: str, bad: str) -> Panel:
+def _count(title: str, metric: str, *, text: str, bad: str = "") -> Panel:
     return Panel(
         title=title,
         text=text,
         view=View.STAT,
         prometheus=(Query(text=f"sum(increase({metric}{{{q.RUN}}}[$__range]))"),),
         decimals=0,
-        thresholds=((0, "text"), (0.5, bad)),
+        thresholds=((0, q.GOOD), (0.5, bad)) if bad else (),
+        colour=q.NEUTRAL,
         width=3,
         height=4,
         empty=_NO_AGENT,
@@ -48,7 +49,6 @@ _NOW = Row(
             "Escalations",
             "trainermon_escalations_total",
             text="Alerts in the time shown that were followed by an order to dump.",
-            bad=q.NEUTRAL,
         ),
         _count(
             "Suppressed",
@@ -60,7 +60,6 @@ _NOW = Row(
             "Dumps",
             "trainermon_dumps_total",
             text="Dumps and replays that ranks finished in the time shown; `trainermon diagnose` explains them.",
-            bad=q.NEUTRAL,
         ),
         _count(
             "Dumps that failed",

@@ -53,7 +53,7 @@ _PROGRESS = Row(
                 ),
             ),
             decimals=0,
-            scale=Scale(low=0),
+            scale=Scale(low=0, high=1),
             width=8,
             link="ranks",
             empty=_BACKEND,

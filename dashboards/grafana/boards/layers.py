@@ -5,7 +5,6 @@ from __future__ import annotations
 from trainermon.dashboards.grafana import queries as q
 from trainermon.dashboards.grafana.panels import Board, Panel, Query, Row, Scale, View
 
-_CHANGE = Scale(scheme="RdBu", low=-4, high=4)
 _DEPTH = "From top to bottom in the order of the model; click a cell for the module."
 
 
@@ -32,7 +31,7 @@ def _size(title: str, metric: str, kind: str, *, text: str, empty: str) -> Panel
     )
 
 
-def _change(title: str, metric: str, *, text: str, empty: str) -> Panel:
+def _change(title: str, metric: str, *, text: str, empty: str, doublings: float = 4) -> Panel:
     return Panel(
         title=title,
         text=f"{text} Each row against its own mean over the time shown: +1 is twice as large, -1 half. What differs "
@@ -42,7 +41,7 @@ def _change(title: str, metric: str, *, text: str, empty: str) -> Panel:
         unit="prefix:2^",
         decimals=1,
         height=12,
-        scale=_CHANGE,
+        scale=Scale(scheme="RdBu", low=-doublings, high=doublings),
         link="module",
         empty=empty,
     )
@@ -80,8 +79,8 @@ _GRADIENTS = Row(
             empty=_WEIGHT_GRADIENTS,
         ),
         Panel(
-            title="Largest changes of gradients",
-            text="Modules whose gradients now differ most from their own mean over the time shown.",
+            title="Gradients that have grown most",
+            text="Gradients now over their own mean over the time shown, the ten modules for which this is largest.",
             view=View.RANKING,
             prometheus=(
                 Query(
@@ -162,6 +161,7 @@ _UPDATES = Row(
             "trainermon_parameter_rms",
             text="Parameters before the step.",
             empty="Not collected: turn on param_distribution",
+            doublings=1,
         ),
     ),
 )

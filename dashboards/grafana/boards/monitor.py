@@ -50,7 +50,7 @@ def _by_exporter(title: str, text: str, metric: str, *, unit: str = "short", emp
             ),
         ),
         unit=unit,
-        scale=Scale(low=0),
+        scale=Scale(low=0, high=0.1),
         width=8,
         empty=empty,
     )
@@ -63,7 +63,8 @@ _NOW = Row(
             "Agents",
             "Agents that answer, one per node.",
             f"count(trainermon_exposed_series{{{q.RUN}}})",
-            thresholds=((0, "text"),),
+            thresholds=(),
+            colour="text",
         ),
         _stat(
             "Lag",
@@ -179,7 +180,7 @@ _LOSSES = Row(
                 Query(text=f"sum(trainermon_lost_files_total{{{q.RUN}}})", legend="files lost", colour=q.BAD),
             ),
             decimals=0,
-            scale=Scale(low=0),
+            scale=Scale(low=0, high=1),
             width=8,
             empty=_NO_AGENT,
         ),
@@ -196,7 +197,7 @@ _LOSSES = Row(
                 )
             ),
             decimals=0,
-            scale=Scale(low=0),
+            scale=Scale(low=0, high=1),
             width=8,
             empty=_NO_AGENT,
         ),
@@ -285,7 +286,7 @@ _EXPORTERS = Row(
                 )
             ),
             unit="ops",
-            scale=Scale(low=0),
+            scale=Scale(low=0, high=1),
             empty=_NOT_DURABLE,
         ),
         Panel(

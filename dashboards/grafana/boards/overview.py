@@ -5,6 +5,14 @@ from __future__ import annotations
 from trainermon.dashboards.grafana import queries as q
 from trainermon.dashboards.grafana.panels import Board, Panel, Query, Row, Scale, View
 
+_OF_RANKS = q.mean_duration(q.RUN, "rank")
+
+
+def _influx(how: str, field: str, legend: str, colour: str, *, band_to: str = "") -> Query:
+    text = q.influx(f'{how}("{field}")', "trainermon_step", of_rank=False)
+    return Query(text=text, legend=legend, colour=colour, band_to=band_to)
+
+
 _NOW = Row(
     title="Now",
     panels=(
@@ -96,13 +104,12 @@ _NOW = Row(
             empty="No step yet",
         ),
         Panel(
-            title="Throughput",
+            title="Tokens per second",
             text="Tokens per second over the whole job, as the script records them.",
             view=View.STAT,
             prometheus=(Query(text=f"sum(trainermon_tokens_per_second{{{q.RUN}}})"),),
             influxdb=(Query(text=q.influx_total("tokens_per_second", "trainermon_step")),),
-            unit="suffix: tok/s",
-            decimals=0,
+            decimals=1,
             colour="green",
             width=3,
             height=4,
@@ -120,17 +127,19 @@ _TRAINING = Row(
             "the panel on non-finite elements shows that instead.",
             view=View.LINES,
             prometheus=(
-                Query(text=f"avg(trainermon_loss{{{q.RUN}}})", legend="mean", colour=q.LOSS_COLOUR),
+                Query(
+                    text=f"max(trainermon_loss{{{q.RUN}}})",
+                    legend="largest rank",
+                    colour="light-blue",
+                    band_to="smallest rank",
+                ),
                 Query(text=f"min(trainermon_loss{{{q.RUN}}})", legend="smallest rank", colour="super-light-blue"),
-                Query(text=f"max(trainermon_loss{{{q.RUN}}})", legend="largest rank", colour="light-blue"),
+                Query(text=f"avg(trainermon_loss{{{q.RUN}}})", legend="mean", colour=q.LOSS_COLOUR),
             ),
-            influxdb=tuple(
-                Query(text=q.influx(f'{how}("loss")', "trainermon_step", of_rank=False), legend=legend, colour=colour)
-                for how, legend, colour in (
-                    ("mean", "mean", q.LOSS_COLOUR),
-                    ("min", "smallest rank", "super-light-blue"),
-                    ("max", "largest rank", "light-blue"),
-                )
+            influxdb=(
+                _influx("max", "loss", "largest rank", "light-blue", band_to="smallest rank"),
+                _influx("min", "loss", "smallest rank", "super-light-blue"),
+                _influx("mean", "loss", "mean", q.LOSS_COLOUR),
             ),
             height=9,
             empty="No loss recorded: the training script has to hand it to the monitor",
@@ -171,20 +180,17 @@ _TRAINING = Row(
         ),
         Panel(
             title="Step time",
-            text="Duration of a step over all ranks: half of the steps take less than p50, one in a hundred more than "
-            "p99. Quantiles are interpolated within the histogram's buckets.",
+            text="Duration of a step: mean over all ranks, and of the fastest and the slowest one.",
             view=View.LINES,
-            prometheus=tuple(
-                Query(text=q.quantile(share, "trainermon_step_duration_seconds"), legend=legend, colour=colour)
-                for share, legend, colour in zip((0.5, 0.9, 0.99), ("p50", "p90", "p99"), q.TIME_COLOURS, strict=True)
+            prometheus=(
+                Query(text=f"max({_OF_RANKS})", legend="slowest", colour="light-blue", band_to="fastest"),
+                Query(text=f"min({_OF_RANKS})", legend="fastest", colour="super-light-blue"),
+                Query(text=q.mean_duration(q.RUN), legend="mean", colour="blue"),
             ),
-            influxdb=tuple(
-                Query(
-                    text=q.influx(f'percentile("duration_seconds", {share})', "trainermon_step", of_rank=False),
-                    legend=f"p{share}",
-                    colour=colour,
-                )
-                for share, colour in zip((50, 90, 99), q.TIME_COLOURS, strict=True)
+            influxdb=(
+                _influx("max", "duration_seconds", "slowest", "light-blue", band_to="fastest"),
+                _influx("min", "duration_seconds", "fastest", "super-light-blue"),
+                _influx("mean", "duration_seconds", "mean", "blue"),
             ),
             unit="s",
             width=8,
@@ -192,7 +198,7 @@ _TRAINING = Row(
             empty="No step yet",
         ),
         Panel(
-            title="Throughput",
+            title="Tokens per second",
             text="Tokens per second over the whole job.",
             view=View.LINES,
             prometheus=(
@@ -201,7 +207,7 @@ _TRAINING = Row(
             influxdb=(
                 Query(text=q.influx_total("tokens_per_second", "trainermon_step"), legend="tokens/s", colour="green"),
             ),
-            unit="suffix: tok/s",
+            scale=Scale(low=0),
             width=8,
             empty="No tokens recorded: the script has to record `tokens`",
         ),

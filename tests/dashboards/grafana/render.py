@@ -90,7 +90,7 @@ def draw(browser: Browser, address: str, file: DashboardFile, run: GrafanaRun) -
     query = {
         "dashboard": f"{file.source}/{file.name}",
         "from": int(run.start_s),
-        "to": int(run.end_s),
+        "to": int(run.end_s) + 4,
         "picked": json.dumps(PICKED),
     }
     page = browser.new_page(viewport={"width": 1624, "height": 1000})

@@ -46,16 +46,17 @@ function draw(canvas, panel, all, width, height) {
   pen.textBaseline = 'middle';
   const texts = frames.map((frame) => (buckets ? text(options.yAxis.unit, bound(nameOf(frame))) : nameOf(frame)));
   const left = Math.min(width / 3, Math.max(...texts.map((t) => pen.measureText(t).width)) + 14);
+  const above = 6;
   const bottom = height - 52;
   const rows = frames.length;
-  const high = bottom / rows;
+  const high = (bottom - above) / rows;
   const hidden = options.filterValues?.le ?? 1e-9;
   const known = frames.flatMap((frame) => frame.fields[1].values.filter((v) => v !== null && Number.isFinite(v) && v > hidden));
   const low = options.color.min ?? Math.min(...known);
   const most = options.color.max ?? Math.max(...known);
   const colour = colourOf(options.color.scheme);
   const x = (time) => left + ((time / 1000 - from) / (to - from)) * (width - left);
-  const top = (row) => (options.yAxis.reverse ? row : rows - 1 - row) * high;
+  const top = (row) => above + (options.yAxis.reverse ? row : rows - 1 - row) * high;
   const gap = high > 4 ? options.cellGap : 0;
   frames.forEach((frame, row) => {
     const times = frame.fields[0].values;

@@ -32,7 +32,7 @@ standardFieldConfigEditorRegistry.setInit(() => [
 ]);
 const CUSTOM = [
   'drawStyle', 'lineWidth', 'fillOpacity', 'lineInterpolation', 'showPoints', 'pointSize', 'spanNulls', 'stacking', 'gradientMode',
-  'axisPlacement', 'axisLabel', 'scaleDistribution', 'hideFrom', 'thresholdsStyle', 'barAlignment', 'barWidthFactor', 'insertNulls',
+  'axisPlacement', 'axisLabel', 'scaleDistribution', 'hideFrom', 'thresholdsStyle', 'barAlignment', 'barWidthFactor', 'fillBelowTo', 'insertNulls',
   'axisSoftMin', 'axisSoftMax', 'axisCenteredZero', 'lineStyle', 'cellOptions', 'align', 'width', 'filterable',
 ];
 const registry = createFieldConfigRegistry(
@@ -40,7 +40,7 @@ const registry = createFieldConfigRegistry(
   'panel',
 );
 standardTransformersRegistry.setInit(() =>
-  Object.values(standardTransformers).map((t) => ({ id: t.id, name: t.name, transformation: () => Promise.resolve(t), editor: () => null })),
+  [...new Map(Object.values(standardTransformers).map((t) => [t.id, t])).values()].map((t) => ({ id: t.id, name: t.name, transformation: () => Promise.resolve(t), editor: () => null })),
 );
 
 const transformed = (panel, frames) =>
