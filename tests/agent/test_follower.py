@@ -394,20 +394,26 @@ def test_a_fault_in_one_consumer_costs_the_others_and_the_store_nothing(spool, r
         def on_block(self, header, keys, block):
             raise ZeroDivisionError("faulty")
 
+    class FaultyLater(Consumer):
+        def on_block(self, header, keys, block):
+            if block.step == 1:
+                raise ZeroDivisionError("later")
+
     recorder = Recorder()
     journal = open_journal(spool)
     for step in range(3):
         journal.append_block(block(step))
     with ThreadPoolExecutor(1) as executor, caplog.at_level(logging.ERROR):
-        pipeline = Pipeline(spool, segments, executor=executor, consumers=[Faulty(), recorder])
+        pipeline = Pipeline(spool, segments, executor=executor, consumers=[Faulty(), FaultyLater(), recorder])
         pipeline.step()
         done = pipeline.flush()
         while not done.done():
             pipeline.step()
 
     assert recorder.steps() == [0, 1, 2]
-    assert pipeline.num_consumer_errors == 3
+    assert pipeline.num_consumer_errors == 4
     assert caplog.text.count("Faulty failed") == 2
+    assert caplog.text.count("FaultyLater failed") == 1, "the faults of others do not hide its first one"
     assert stored(run_dir) == [(0, step, 4) for step in range(3)]
 
 
