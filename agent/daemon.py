@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trainermon.agent.files import LoopFaults, raise_file_limit
 from trainermon.agent.lock import SETTINGS_FILE, Status, claim, write_status
 from trainermon.agent.process import open_log, settle
 from trainermon.monitor.errors import ConfigError, StoreError, TrainermonError
@@ -70,6 +71,7 @@ def main(args: argparse.Namespace) -> int:
         missing = "it does not exist" if not spool.is_dir() else f"there is no {SETTINGS_FILE} in it"
         raise ConfigError(f"{spool} is not the spool of a run: {missing}; a run that is stored has none any more")
     settle()
+    raise_file_limit()
     lock = claim(spool)
     if lock is None:
         return 0
@@ -134,6 +136,7 @@ async def _follow(
     from trainermon.agent.loop import Agent
 
     loop = asyncio.get_running_loop()
+    loop.set_exception_handler(LoopFaults())
     stopping = asyncio.Event()
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the terminal that a job was started from is nothing to us
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -18,6 +18,8 @@ from trainermon.agent.controller.settings import AgentSettings
 from trainermon.monitor.errors import ConfigError
 
 MAX_ANSWER_BYTES = 8 << 20
+MAX_CONNECTIONS = 256
+"""So many questions, and so many orders, are under way at once."""
 FAULTS = (aiohttp.ClientError, asyncio.TimeoutError, OSError, ValueError)
 """What a request may end with if there is no proper answer."""
 
@@ -47,15 +49,21 @@ class AgentClient:
         settings: How to speak to them.
         token: For those that have none of their own.
 
+    Attributes:
+        keeps_connections: For the next question; false where there are too many agents for the limit of open files.
+
     Raises:
         ConfigError: The certificates cannot be read.
     """
 
     def __init__(self, settings: AgentSettings, *, token: str) -> None:
+        self.keeps_connections = True
         self._token = token
         self._server_name = settings.server_name
         self._timeout = aiohttp.ClientTimeout(total=settings.timeout_s)
         self._ssl = _ssl_context(settings) if settings.https else None
+        # Waiting for one's turn is no part of the time limit: agents that hang shall not make others seem to.
+        self._turns = {"GET": asyncio.Semaphore(MAX_CONNECTIONS), "POST": asyncio.Semaphore(MAX_CONNECTIONS)}
         connector = aiohttp.TCPConnector(limit=0, limit_per_host=4)
         self._session = aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
 
@@ -76,16 +84,21 @@ class AgentClient:
 
     async def _request(self, method: str, target: Target, path: str, body: bytes | None) -> tuple[int, Any]:
         headers = {"Authorization": f"Bearer {target.token or self._token}"}
-        async with self._session.request(
-            method,
-            target.url + path,
-            data=body,
-            headers=headers,
-            allow_redirects=False,
-            ssl=self._ssl if self._ssl is not None else True,
-            server_hostname=self._server_name if self._ssl is not None else None,
-            timeout=self._timeout,
-        ) as reply:
+        if not self.keeps_connections:
+            headers["Connection"] = "close"
+        async with (
+            self._turns[method],
+            self._session.request(
+                method,
+                target.url + path,
+                data=body,
+                headers=headers,
+                allow_redirects=False,
+                ssl=self._ssl if self._ssl is not None else True,
+                server_hostname=self._server_name if self._ssl is not None else None,
+                timeout=self._timeout,
+            ) as reply,
+        ):
             content = await _read(reply)
         return reply.status, json.loads(content)
 

@@ -48,8 +48,10 @@ def main(args: argparse.Namespace) -> int:
     except ModuleNotFoundError:
         raise ConfigError("the controller needs aiohttp: pip install 'trainermon[controller]'") from None
     from trainermon.agent.controller.settings import load_settings
+    from trainermon.agent.files import raise_file_limit
 
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr)
+    raise_file_limit()
     asyncio.run(serve(load_settings(args.config, _words(args))))
     return 0
 
@@ -64,8 +66,10 @@ async def serve(settings: ControllerSettings) -> None:
     from trainermon.agent.controller.controller import Controller
     from trainermon.agent.controller.http import build_application
     from trainermon.agent.controller.journal import Journal
+    from trainermon.agent.files import LoopFaults
     from trainermon.agent.server import Server, certificate_of
 
+    asyncio.get_running_loop().set_exception_handler(LoopFaults())
     access = settings.access.completed()
     gate = open_access(access)
     token = read_secret(settings.agents.token_file) or read_secret(access.token_file, os.environ.get(TOKEN_VARIABLE))

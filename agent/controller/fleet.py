@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import resource
 import time
 from collections.abc import Iterable, Sequence
 
@@ -71,6 +72,8 @@ class Fleet:
         await asyncio.gather(*map(self._look, self._finders))
         targets = {target.url: target for found in self._found.values() for target in found}
         self.agents = {url: self._kept(target) for url, target in targets.items()}
+        max_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._client.keeps_connections = 2 * len(self.agents) < max_files or max_files == resource.RLIM_INFINITY
 
     async def poll(self, run: str | None = None) -> None:
         """Ask every agent, or those of one run and those that have not yet said which run is theirs."""

@@ -47,7 +47,7 @@ class Scene:
     async def escalate(self, ranks=None, *, within_s=20.0):
         """Accept a request and wait until it is over; return it."""
         asked = request(ranks, alerts=())
-        await self.controller._accept(asked)
+        await self.controller._accept([asked])
         escalation = self.journal.escalations[asked.id]
         deadline = time.monotonic() + within_s
         while escalation.outcome is None:
