@@ -92,7 +92,7 @@ def test_everything_committed_is_sent_once(tmp_path, make, go_on):
     assert sum(map(len, server.bodies)) == len(server.points)
     counts = exporter.metrics()
     assert (counts[POINTS], counts[WAITING]) == (len(server.points), 0)
-    assert counts["trainermon_export_nonfinite_values_total"] == 1  # a loss at step 3
+    assert counts["trainermon_export_nonfinite_values_total"] == 2  # a loss and a norm at step 3
     exporter.close()
     assert server.is_closed
 
