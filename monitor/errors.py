@@ -8,6 +8,7 @@
     ├── StoreError         the run's stored segments cannot be read or written
     ├── RuleError          an alert rule is wrong: file, rule, key, found, expected
     ├── DumpError          a dump cannot be read or written
+    ├── DashboardError     a Grafana cannot be reached, or refuses the dashboards
     └── QueryError         a query is wrong or too large
 
 They are raised before `set_monitor` returns, by the command line and by the offline tools. After `set_monitor` returned
@@ -47,6 +48,10 @@ class RuleError(TrainermonError, ValueError):
 
 class DumpError(TrainermonError):
     """A dump cannot be read or written."""
+
+
+class DashboardError(TrainermonError):
+    """A Grafana cannot be reached, or refuses the dashboards."""
 
 
 class QueryError(TrainermonError, ValueError):

@@ -17,6 +17,7 @@ COMMANDS = {
     "compare": ("trainermon.analysis.compare.command", "hold a dump against another, and name what is to blame"),
     "anomalies": ("trainermon.alerts.anomaly_order", "put the single anomalies of all ranks in the order of training"),
     "rules": ("trainermon.alerts.rules_command", "list, check or try out alert rules"),
+    "dashboards": ("trainermon.dashboards.command", "bring the Grafana dashboards into a Grafana, or write them"),
     "export": ("trainermon.exporters.export_command", "send to InfluxDB what a run could not send while it was on"),
     "convert": ("trainermon.exporters.convert", "turn csv files into event files for TensorBoard, or into a database"),
     "node": ("trainermon.agent.service", "be the agent of every run on this node, for containers, systemd and Slurm"),

@@ -40,7 +40,7 @@ const registry = createFieldConfigRegistry(
   'panel',
 );
 standardTransformersRegistry.setInit(() =>
-  [...new Map(Object.values(standardTransformers).map((t) => [t.id, t])).values()].map((t) => ({ id: t.id, name: t.name, transformation: () => Promise.resolve(t), editor: () => null })),
+  [...new Map(Object.values(standardTransformers).map((t) => [t.id, t])).values()].map((t) => ({ id: t.id, name: t.name, transformation: t, editor: () => null })),
 );
 
 const transformed = (panel, frames) =>
