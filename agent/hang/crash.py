@@ -27,10 +27,16 @@ def crash_verdict(evidence: Sequence[RankEvidence], order: Sequence[int]) -> Han
     """Return whose end was the cause: the first of those that ended for a reason of their own.
 
     `order` lists the dead ranks as they were seen to die. Killed by a signal other than the launcher's SIGTERM, or an
-    exception that does not speak of a lost peer, is a reason of its own.
+    exception that does not speak of a lost peer, is a reason of its own. Where a SIGTERM came before any of those, the
+    ranks were stopped from outside, and none is to blame.
     """
     dead = [one for rank in order for one in evidence if one.rank == rank]
     worst = min(map(_class, dead), default=0)
+    waiting = tuple(one.rank for one in evidence if one.life != DEAD)
+    if dead and worst >= _FOLLOWED and _class(dead[0]) == _STOPPED:
+        text = f"{spans(order)} ended by SIGTERM from outside (an operator, a scheduler, the launcher)"
+        text += f" at step {dead[0].step} (phase {dead[0].phase})"
+        return Hang(kind=Kind.DEAD, waiting=waiting, text=text)
     causes = [one for one in dead if _class(one) == worst]
     first = [one for one in causes if _same_end(one, causes[0])] if worst < _FOLLOWED else causes[:1]
     first.sort(key=lambda one: one.rank)
@@ -46,17 +52,16 @@ def crash_verdict(evidence: Sequence[RankEvidence], order: Sequence[int]) -> Han
     text += f" at step {step} (phase {first[0].phase})" if first else ""
     if followed:
         text += f"; {spans(followed)} ended after that"
-    waiting = tuple(one.rank for one in evidence if one.life != DEAD)
     return Hang(kind=Kind.DEAD, culprits=culprits, waiting=waiting, text=text)
 
 
-_FOLLOWED = 2
+_FOLLOWED, _STOPPED = 2, 3
 
 
 def _class(one: RankEvidence) -> int:
     """Return 0 for an end with a reason of its own, 1 for one that is not known, 2 for a lost peer, 3 for SIGTERM."""
     if one.exit is not None and one.exit.signal == signal.SIGTERM:
-        return 3
+        return _STOPPED
     if any(text in one.error for text in _PEER_IS_GONE):
         return _FOLLOWED
     known = one.error or (one.exit and (one.exit.signal is not None or one.exit.status is not None))

@@ -43,7 +43,14 @@ def test_same_exception_on_all_ranks_is_everybodys():
 def test_of_ends_without_a_reason_the_first_one_counts():
     assert blamed([dead(0), dead(1)], [1, 0]) == [1]
     assert blamed([dead(0, error=PEER), dead(1, error=PEER)], [1, 0]) == [1]
-    assert blamed([dead(0, signal=15), dead(1, signal=15)], [1, 0]) == [1]
+
+
+def test_nobody_is_to_blame_for_a_stop_from_outside():
+    for other in (dead(1, signal=15), dead(1, error=PEER, status=1)):
+        hang = crash_verdict([dead(0, signal=15), other], [0, 1])
+        assert hang.culprits == ()
+        assert hang.text.startswith("ranks 0–1 ended by SIGTERM from outside")
+    assert blamed([dead(0, signal=15), dead(1, error=BUG, status=1)], [0, 1]) == [1]
 
 
 def test_rank_that_lives_is_not_blamed():
