@@ -32,9 +32,12 @@ def main(args: argparse.Namespace) -> int:
         QueryError: there is no such run.
         DumpError: nothing is known of the step.
     """
-    diagnosis = diagnose(find_run(args.run), step=args.step)
+    run_dir = find_run(args.run)
+    diagnosis = diagnose(run_dir, step=args.step)
     if args.json:
         sys.stdout.write(json.dumps(as_plain(diagnosis), indent=1) + "\n")
     else:
         sys.stdout.write(render_text(diagnosis, colour=sys.stdout.isatty()))
+        for path in sorted(run_dir.glob("reports/post-mortem-*.md")):
+            sys.stdout.write(f"see also   {path}: ranks stood still or died\n")
     return 0

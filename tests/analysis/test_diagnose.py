@@ -329,12 +329,16 @@ def test_command_takes_a_run_id_and_else_the_newest_run(tmp_path, capsys, monkey
 def test_command_prints_text_and_json(tmp_path, capsys):
     (tmp_path / "run.json").write_text("{}")
     dump(tmp_path, 0, BAD, notes=("a note",))
+    post_mortem = tmp_path / "reports/post-mortem-hang-node1-attempt1-step9.md"
+    post_mortem.parent.mkdir()
+    post_mortem.write_text("")
     assert cli.main(["diagnose", str(tmp_path)]) == 0
     text = capsys.readouterr().out
     assert cli.main(["diagnose", str(tmp_path), "--step", "5", "--json"]) == 0
     plain = json.loads(capsys.readouterr().out)
 
     assert "A parameter was not finite in fc on rank 0 in step 5" in text
+    assert f"see also   {post_mortem}" in text
     assert "\033" not in text
     assert plain == json.loads(json.dumps(as_plain(diagnose(tmp_path, step=5))))
 
