@@ -90,7 +90,10 @@ class Guard:
         self._check_origin(headers)
         if not self._access.may_order(authorization):
             self._check_host(headers)
-            wanted = "this needs the run's token: Authorization: Bearer <nodes/<host>/token of the run>"
+            wanted = (
+                "this needs a token: Authorization: Bearer <token>; an agent's is in nodes/<host>/token of the run, a "
+                "controller's is that of its --token-file"
+            )
             raise Refusal(401, wanted, challenge="Bearer")
         try:
             body = await asyncio.wait_for(_read_body(headers, receive), BODY_TIMEOUT_S)
