@@ -13,10 +13,10 @@ KERNELS := monitor/statistics/moments.c monitor/statistics/checksums.c
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help demo test check test-slow test-server test-gpu bench bench-detection bench-gpu sync build clean
+.PHONY: help demo test check test-slow test-server test-gpu bench bench-detection bench-gpu dashboards-render sync build clean
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 19
 
 $(READY): requirements/base.lock requirements/dev.lock pyproject.toml $(KERNELS)
 	$(PYTHON) -m venv $(VENV)
@@ -64,6 +64,9 @@ bench-detection: $(READY) ## judge the alert rules on more than 200 labelled run
 
 bench-gpu: $(READY) ## measure the statistics kernels on a CUDA device
 	$(BIN)/python benchmarks/bench_statistics.py --device cuda
+
+dashboards-render: $(READY) ## draw every Grafana dashboard into build/dashboards; needs npm
+	$(BIN)/python -m tests.dashboards.grafana.render
 
 sync: $(READY) ## write again everything that is generated from the code
 	$(BIN)/python -m docs.generate

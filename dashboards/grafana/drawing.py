@@ -48,6 +48,7 @@ def draw(panel: Panel, board: Board, source: Source) -> Any:
             made.override_by_regexp(rf"/^rank \d*{digit}( |$)/", [_property("color", _fixed_colour(colour))])
     if panel.view is View.TABLE:
         _arrange(made, panel, source)
+        made.override_by_field_type("number", [_property("noValue", "–")])
         for column in panel.columns:
             _style(made, column, panel, board, source)
     elif panel.view not in NOW | {View.STAT}:
@@ -136,6 +137,11 @@ def _arrange(made: Any, panel: Panel, source: Source) -> None:
     hidden = {"Time": True, **{original[c.name]: True for c in panel.columns if c.hidden and c.name in original}}
     if len(queries) > 1:
         made.with_transformation(DataTransformerConfig(id_val="merge", options={}))
+    if any(column.name == "rank" for column in panel.columns):
+        numbers = {"conversions": [{"targetField": "rank", "destinationType": "number"}], "fields": {}}
+        made.with_transformation(DataTransformerConfig(id_val="convertFieldType", options=numbers))
+        order_by = {"fields": {}, "sort": [{"field": "rank"}]}
+        made.with_transformation(DataTransformerConfig(id_val="sortBy", options=order_by))
     options = {"excludeByName": hidden, "indexByName": order, "renameByName": renamed}
     made.with_transformation(DataTransformerConfig(id_val="organize", options=options))
 

@@ -80,15 +80,26 @@ def _places(board: Board, source: Source) -> Iterator[tuple[Row | Panel, GridPos
     """Return rows and panels with their places; rows without a panel for this data source are left out."""
     y = 0
     for row in board.rows:
-        panels = [panel for panel in row.panels if panel.queries(source)]
-        if not panels:
+        lines = list(_lines([panel for panel in row.panels if panel.queries(source)]))
+        if not lines:
             continue
         yield row, GridPos(x=0, y=y, w=_COLUMNS, h=1)
         y += 1
-        x = line_height = 0
-        for panel in panels:
-            if x + panel.width > _COLUMNS:
-                x, y, line_height = 0, y + line_height, 0
-            yield panel, GridPos(x=x, y=y, w=panel.width, h=panel.height)
-            x, line_height = x + panel.width, max(line_height, panel.height)
-        y += line_height
+        for line in lines:
+            height = max(panel.height for panel in line)
+            begun = [_COLUMNS * sum(p.width for p in line[:i]) // sum(p.width for p in line) for i in range(len(line))]
+            for panel, x, end in zip(line, begun, [*begun[1:], _COLUMNS], strict=True):
+                yield panel, GridPos(x=x, y=y, w=end - x, h=height)
+            y += height
+
+
+def _lines(panels: list[Panel]) -> Iterator[list[Panel]]:
+    """Return the panels that stand beside one another; those of a line that is not full become wider."""
+    line: list[Panel] = []
+    for panel in panels:
+        if line and sum(other.width for other in line) + panel.width > _COLUMNS:
+            yield line
+            line = []
+        line.append(panel)
+    if line:
+        yield line

@@ -76,6 +76,11 @@ def change_by_depth(metric: str, labels: str = RANK) -> str:
     return f"log2({depth(f'({size} / avg by (module) ({usual}))')} > 0)"
 
 
+def age(moment: str) -> str:
+    """Return the time since a moment; not negative, whatever clocks say."""
+    return f"clamp_min(time() - {moment}, 0)"
+
+
 def mean_duration(labels: str, by: str = "") -> str:
     """Return the mean duration of a step."""
     grouped = f"sum by ({by}) " if by else "sum"

@@ -81,7 +81,7 @@ _NOW = Row(
             columns=(
                 Column(name="severity", texts=_SEVERITY, width=120),
                 Column(name="rule"),
-                Column(name="rank", link="layers", width=100),
+                Column(name="rank", unit="none", link="layers", width=100),
                 Column(name="since step", unit="locale", width=140),
             ),
             height=9,

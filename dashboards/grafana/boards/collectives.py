@@ -118,9 +118,9 @@ _WAITING = Row(
             view=View.LINES,
             influxdb=(
                 Query(
-                    text='SELECT mean("x") FROM (SELECT sum("wait_seconds") AS "x" FROM "trainermon_collective" WHERE '
-                    '"run" =~ /^$run$/ AND "rank" =~ /^$rank$/ AND $timeFilter GROUP BY time($__interval), "rank" '
-                    'fill(none)) WHERE $timeFilter GROUP BY time($__interval), "rank" fill(none)',
+                    text='SELECT sum("x") FROM ('
+                    + q.influx('mean("wait_seconds") AS "x"', _MEASUREMENT, by="rank,purpose")
+                    + ') WHERE $timeFilter GROUP BY time($__interval), "rank" fill(none)',
                     legend="rank $tag_rank",
                 ),
             ),
@@ -137,10 +137,11 @@ _WAITING = Row(
             empty=_WATCHED,
         ),
         Panel(
-            title="Bytes per interval",
-            text="Size of watched collectives on collected steps, over all ranks, by kind of process group.",
+            title="Bytes per step",
+            text="Size of watched collectives in a collected step of a rank, mean over ranks, by kind of process "
+            "group.",
             view=View.LINES,
-            influxdb=(Query(text=q.influx('sum("bytes")', _MEASUREMENT, by="purpose"), legend="$tag_purpose"),),
+            influxdb=(Query(text=q.influx('mean("bytes")', _MEASUREMENT, by="purpose"), legend="$tag_purpose"),),
             unit="bytes",
             empty=_WATCHED,
         ),
@@ -179,7 +180,8 @@ _OPERANDS = Row(
         ),
         Panel(
             title="Collectives that escape",
-            text="Begun, but not by calls that are watched; and watched, but not waited for by the end of the step.",
+            text="Begun, but not by calls that are watched; and watched, but not waited for by the end of the step. "
+            "Per second over all ranks; with InfluxDB per step of a rank.",
             view=View.LINES,
             prometheus=(
                 Query(
@@ -194,8 +196,8 @@ _OPERANDS = Row(
                 ),
             ),
             influxdb=(
-                Query(text=q.influx('sum("unseen")', _MEASUREMENT), legend="not watched", colour=q.WARN),
-                Query(text=q.influx('sum("unfinished")', _MEASUREMENT), legend="not waited for", colour=q.NEUTRAL),
+                Query(text=q.influx('mean("unseen")', _MEASUREMENT), legend="not watched", colour=q.WARN),
+                Query(text=q.influx('mean("unfinished")', _MEASUREMENT), legend="not waited for", colour=q.NEUTRAL),
             ),
             unit="short",
             scale=Scale(low=0),

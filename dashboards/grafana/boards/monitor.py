@@ -77,7 +77,7 @@ _NOW = Row(
         _stat(
             "Since last commit",
             "Time since the store was last written, longest over nodes.",
-            f"time() - min(trainermon_last_commit_timestamp_seconds{{{q.RUN}}})",
+            q.age(f"min(trainermon_last_commit_timestamp_seconds{{{q.RUN}}})"),
             unit="s",
             thresholds=((0, q.GOOD), (120, q.WARN), (600, q.BAD)),
             empty="Nothing committed yet",
@@ -122,7 +122,7 @@ _AGENTS = Row(
         _by_node(
             "Since last commit",
             "Time since the store was last written.",
-            f"time() - trainermon_last_commit_timestamp_seconds{{{q.RUN}}}",
+            q.age(f"trainermon_last_commit_timestamp_seconds{{{q.RUN}}}"),
             "s",
         ),
         _by_node(
@@ -295,7 +295,7 @@ _EXPORTERS = Row(
             view=View.LINES,
             prometheus=(
                 Query(
-                    text=f"time() - min by (exporter) (trainermon_export_last_success_timestamp_seconds{{{q.RUN}}})",
+                    text=q.age(f"min by (exporter) (trainermon_export_last_success_timestamp_seconds{{{q.RUN}}})"),
                     legend="{{exporter}}",
                 ),
             ),

@@ -57,7 +57,7 @@ _NOW = Row(
             title="Since last step",
             text="Time since the newest step that any rank has reported.",
             view=View.STAT,
-            prometheus=(Query(text=f"time() - max(trainermon_last_step_timestamp_seconds{{{q.RUN}}})"),),
+            prometheus=(Query(text=q.age(f"max(trainermon_last_step_timestamp_seconds{{{q.RUN}}})")),),
             unit="s",
             decimals=0,
             thresholds=((0, q.GOOD), (120, q.WARN), (600, q.BAD)),
@@ -255,7 +255,13 @@ _HEALTH = Row(
             ),
             influxdb=(
                 Query(
-                    text=q.influx('sum("value")', "trainermon_nonfinite_elements", by="kind", of_rank=False),
+                    text=q.influx(
+                        'sum("value")',
+                        "trainermon_nonfinite_elements",
+                        by="kind",
+                        where='"value" > 0',
+                        of_rank=False,
+                    ),
                     legend="$tag_kind",
                 ),
             ),

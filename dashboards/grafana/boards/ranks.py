@@ -23,7 +23,8 @@ def _spread(metric: str) -> str:
 
 
 def _influx_spread(field: str) -> str:
-    return q.influx(f'spread("{field}")', "trainermon_step", of_rank=False)
+    of_ranks = q.influx(f'max("{field}") AS "x"', "trainermon_step", by="rank", of_rank=False)
+    return f'SELECT spread("x") FROM ({of_ranks}) WHERE $timeFilter GROUP BY time($__interval) fill(none)'
 
 
 _TABLE = Row(
@@ -37,9 +38,12 @@ _TABLE = Row(
             prometheus=(
                 Query(text=f"max by (rank, pp, tp, dp) (trainermon_rank_info{{{q.RANK}}})", column="info"),
                 Query(text=_by_rank("trainermon_step"), column="step"),
-                Query(text=f"time() - {_by_rank('trainermon_last_step_timestamp_seconds')}", column="since last step"),
                 Query(
-                    text=f"time() - {_by_rank('trainermon_last_heartbeat_timestamp_seconds')}", column="since heartbeat"
+                    text=f"round({q.age(_by_rank('trainermon_last_step_timestamp_seconds'))})", column="since last step"
+                ),
+                Query(
+                    text=f"round({q.age(_by_rank('trainermon_last_heartbeat_timestamp_seconds'))})",
+                    column="since heartbeat",
                 ),
                 Query(text=_by_rank("trainermon_rank_slowness_ratio"), column="slowness"),
                 Query(text=_by_rank("trainermon_rank_straggling"), column="straggling"),
@@ -47,7 +51,7 @@ _TABLE = Row(
                 Query(text=_by_rank("trainermon_loss"), column="loss"),
                 Query(text=_by_rank("trainermon_gradient_norm"), column="gradient norm"),
                 Query(
-                    text=f"sum by (rank) (increase(trainermon_nonfinite_elements_total{{{q.RANK}}}[$__range]))",
+                    text=f"round(sum by (rank) (increase(trainermon_nonfinite_elements_total{{{q.RANK}}}[$__range])))",
                     column="non-finite",
                 ),
             ),
@@ -60,7 +64,7 @@ _TABLE = Row(
                 ),
             ),
             columns=(
-                Column(name="rank", link="layers", width=80),
+                Column(name="rank", unit="none", link="layers", width=80),
                 Column(name="pp", width=60),
                 Column(name="tp", width=60),
                 Column(name="dp", width=60),
@@ -115,7 +119,7 @@ _TIME = Row(
             "own; if it grows, a rank is stuck.",
             view=View.LINES,
             prometheus=(Query(text=_spread("trainermon_step"), legend="steps", colour=q.NEUTRAL),),
-            influxdb=(Query(text=_influx_spread("step"), legend="steps in an interval", colour=q.NEUTRAL),),
+            influxdb=(Query(text=_influx_spread("step"), legend="steps", colour=q.NEUTRAL),),
             decimals=0,
             scale=Scale(low=0, high=1),
             width=8,
@@ -126,9 +130,7 @@ _TIME = Row(
             text="Time since the agent last saw a rank move, by the agent's clock.",
             view=View.LINES,
             prometheus=(
-                Query(
-                    text=f"time() - {_by_rank('trainermon_last_heartbeat_timestamp_seconds')}", legend="rank {{rank}}"
-                ),
+                Query(text=q.age(_by_rank("trainermon_last_heartbeat_timestamp_seconds")), legend="rank {{rank}}"),
             ),
             unit="s",
             scale=Scale(low=0),

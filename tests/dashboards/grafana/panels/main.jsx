@@ -102,7 +102,7 @@ function drawn(panel, frames, width, height) {
     <div key={i} style={{ paddingBottom: 6 }}>
       <BarGauge theme={theme} width={width} height={height / values.length - 6} value={v.display} field={v.field}
         display={v.view?.getFieldDisplayProcessor(v.colIndex)} orientation="horizontal" displayMode={options.displayMode}
-        namePlacement={options.namePlacement} valueDisplayMode={options.valueMode} showUnfilled={options.showUnfilled}
+        namePlacement={options.namePlacement} valueDisplayMode={options.valueMode} showUnfilled={options.showUnfilled} text={options.text}
         alignmentFactors={{ title: 'h.10.attn.weight.bias', text: '9999×' }} />
     </div>
   ));
