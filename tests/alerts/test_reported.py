@@ -80,9 +80,9 @@ def test_steps_that_are_slow_everywhere_are_no_news_while_a_rank_hangs() -> None
     feed(engine, [TIME], [block(n, {0: 1.0 + 0.01 * (n % 3)}) for n in range(150)], rank=0, attempt=1)
     engine.report(HANG)
 
-    during = feed(engine, [TIME], [block(n, {0: 50.0}) for n in range(150, 160)], rank=0, attempt=1)
+    during = feed(engine, [TIME], [block(n, {0: 50.0}) for n in range(150, 180)], rank=0, attempt=1)
     engine.report(OVER)
-    after = feed(engine, [TIME], [block(n, {0: 50.0}) for n in range(160, 162)], rank=0, attempt=1)
+    after = feed(engine, [TIME], [block(n, {0: 50.0}) for n in range(180, 182)], rank=0, attempt=1)
 
     assert during == []
     assert [(alert.rule, alert.first_step) for alert in after] == [("step-time-slow", 150)]
