@@ -22,6 +22,10 @@ import pytest
 
 from tests.server_programs import CACHE
 
+_BUNDLE = Path("/etc/ssl/certs/ca-certificates.crt")
+# node trusts a list of its own only, and a site's proxy is in none but the system's
+_CERTIFICATES = {"NODE_EXTRA_CA_CERTS": str(_BUNDLE)} if _BUNDLE.exists() else {}
+
 
 @dataclasses.dataclass(frozen=True)
 class Tarball:
@@ -113,7 +117,8 @@ def _installed(key: str, fetch: Callable[[Path], None], *, needs: str) -> Path:
 
 
 def _call(command: list[str], folder: Path) -> str:
-    done = subprocess.run(command, cwd=folder, text=True, capture_output=True, check=False)
+    environment = {**_CERTIFICATES, "npm_config_fetch_retries": "1", **os.environ}
+    done = subprocess.run(command, cwd=folder, text=True, capture_output=True, check=False, env=environment)
     if done.returncode:
         pytest.fail(f"{' '.join(command)} ended with status {done.returncode}:\n{done.stdout}{done.stderr}")
     return done.stdout
