@@ -232,7 +232,7 @@ for number, ending in enumerate(json.loads(sys.argv[1])):
         break
     statuses.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 else:
-    print(json.dumps(statuses))
+    print(json.dumps(statuses), flush=True)
     os._exit(0)
 
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
