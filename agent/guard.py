@@ -12,6 +12,7 @@ address cannot come from such a page, and one that holds a secret is no such pag
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 import json
 from collections.abc import Awaitable, Callable, Collection, MutableMapping
@@ -27,6 +28,8 @@ Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 MAX_BODY_BYTES = 1 << 20
 BODY_TIMEOUT_S = 10.0
+MAX_UNREAD_BYTES = 4 << 20
+UNREAD_TIMEOUT_S = 1.0
 READING_METHODS = frozenset({"GET", "HEAD"})
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})  # a kubelet has no credentials
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
@@ -60,6 +63,29 @@ class Refusal(Exception):  # noqa: N818 - not an error of ours: the answer to a 
         self.challenge = challenge
 
 
+class _Reception:
+    """What arrives of a request; knows whether its body has come to its end."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._ended = False
+
+    async def __call__(self) -> Message:
+        message = await self._receive()
+        self._ended = message["type"] == "http.disconnect" or not message.get("more_body", False)
+        return message
+
+    async def read_off(self) -> None:
+        """Drop the rest of the body, within limits: a client that still writes would be cut off, and see no answer."""
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._drop(), UNREAD_TIMEOUT_S)
+
+    async def _drop(self) -> None:
+        size_bytes = 0
+        while not self._ended and size_bytes <= MAX_UNREAD_BYTES:
+            size_bytes += len((await self()).get("body", b""))
+
+
 class Guard:
     """ASGI application that lets through to `inner` what is allowed and answers the rest itself."""
 
@@ -73,9 +99,11 @@ class Guard:
         if scope["type"] != "http":
             return  # no lifespan is needed and web sockets are not spoken
         send = _with_headers(scope["path"], send)
+        reception = _Reception(receive)
         try:
-            receive = await self._admit(scope, receive)
+            receive = await self._admit(scope, reception)
         except Refusal as refusal:
+            await reception.read_off()
             await _answer(send, refusal)
             return
         await self._inner(scope, receive, send)
@@ -183,7 +211,7 @@ async def _answer(send: Send, refusal: Refusal) -> None:
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     if refusal.challenge:
         headers.append((b"www-authenticate", refusal.challenge.encode()))
-    # The body of a refused request is not read; the connection cannot be used for another one.
+    # The body of a refused request may be unread; the connection cannot be used for another one.
     headers.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -13,7 +13,7 @@ import trainermon.agent.server
 from trainermon.agent.access import Access
 from trainermon.agent.commands import CommandBook, DuplicateError, parse_command
 from trainermon.agent.feed import MAX_CLIENTS, MAX_PENDING, Feed
-from trainermon.agent.guard import MAX_BODY_BYTES
+from trainermon.agent.guard import MAX_BODY_BYTES, MAX_UNREAD_BYTES
 from trainermon.agent.http import build_application
 from trainermon.agent.server import Server
 from trainermon.monitor.errors import ConfigError, QueryError
@@ -262,7 +262,22 @@ def test_a_large_body_is_refused_while_it_streams(node):
 
     answer = request(node, "POST", "/api/commands", headers=AUTHORISED, content=endless())
     assert answer.status_code == 413
-    assert sent <= MAX_BODY_BYTES + (2 << 16)
+    assert sent <= MAX_BODY_BYTES + MAX_UNREAD_BYTES + (3 << 16)
+
+
+@pytest.mark.parametrize(("headers", "status"), [({}, 401), (AUTHORISED, 413)])
+def test_a_body_that_is_refused_is_read_off_so_that_its_sender_sees_the_answer(node, headers, status):
+    sent = 0
+
+    async def body():
+        nonlocal sent
+        for _ in range(32):
+            sent += 1 << 16
+            yield b" " * (1 << 16)
+
+    headers = {**headers, "content-length": str(32 << 16)}
+    answer = request(node, "POST", "/api/commands", headers=headers, content=body())
+    assert (answer.status_code, sent) == (status, 32 << 16)
 
 
 def test_events_reach_an_open_page_and_closing_ends_them(node):
