@@ -10,11 +10,19 @@ settings.register_profile("nightly", deadline=None, max_examples=2000)
 settings.load_profile("ci")
 
 
+LOGGER = logging.getLogger("trainermon")
+AS_IMPORTED = (LOGGER.handlers[:], LOGGER.level, LOGGER.propagate)
+
+
+def reset_log():
+    """Undo what a monitor or an agent in this process has set up for its log; tests look for lines in it."""
+    LOGGER.handlers[:], level, LOGGER.propagate = AS_IMPORTED
+    LOGGER.setLevel(level)
+
+
 @pytest.fixture(autouse=True)
-def log_as_found():
-    """Put back what a monitor or an agent in this process sets up for its log; other tests look for lines in it."""
-    logger = logging.getLogger("trainermon")
-    handlers, level, propagate = logger.handlers[:], logger.level, logger.propagate
+def log_as_imported():
+    """Start and end with a fresh log: what fixtures of whole modules set up counts as little as what tests do."""
+    reset_log()
     yield
-    logger.handlers[:], logger.propagate = handlers, propagate
-    logger.setLevel(level)
+    reset_log()
