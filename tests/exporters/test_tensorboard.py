@@ -3,13 +3,12 @@
 import sys
 
 import pytest
+from tensorboard.backend.event_processing import event_accumulator
 
 from tests.exporters.msprobe_runs import KEYS, block, header, tensors
 from trainermon.exporters.export import ExportSettings, make_exporter
 from trainermon.monitor.errors import ConfigError
 from trainermon.monitor.values import Kind, SeriesKey
-
-event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
 
 
 def export(run_dir, blocks, ops=("norm", "nans", "shape")):

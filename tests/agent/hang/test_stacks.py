@@ -114,7 +114,6 @@ def test_stopped_process_does_not_hold_up_the_agent(tmp_path):
         child.send_signal(signal.SIGCONT)
 
 
-@pytest.mark.skipif(find_py_spy() is None, reason="py-spy is an extra")
 def test_py_spy_brings_the_stacks(tmp_path):
     with waiter(tmp_path / "stacks") as (child, _):
         stacks = asyncio.run(stacks_by_py_spy(find_py_spy(), child.pid, limit_s=20))
@@ -126,7 +125,6 @@ def test_py_spy_brings_the_stacks(tmp_path):
     ]
 
 
-@pytest.mark.skipif(find_py_spy() is None, reason="py-spy is an extra")
 def test_py_spy_says_why_it_tells_nothing():
     with subprocess.Popen(["sleep", "100"]) as child:
         try:

@@ -16,7 +16,8 @@ MICRO_STEPS = 3
 
 @pytest.mark.filterwarnings("ignore")  # accelerate's own
 def test_prepared_model_and_optimizer_are_watched(tmp_path, monkeypatch):
-    accelerate = pytest.importorskip("accelerate")
+    import accelerate
+
     monkeypatch.setenv("TRAINERMON_SPOOL", str(tmp_path / "spool"))
     monkeypatch.setenv("TRAINERMON_OUTPUT", str(tmp_path / "output"))
     accelerator = accelerate.Accelerator(gradient_accumulation_steps=MICRO_STEPS, cpu=True, mixed_precision="bf16")

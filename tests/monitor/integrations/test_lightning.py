@@ -19,7 +19,7 @@ CONFIG = {"run_id": "lightning", "xy_distribution": True, "agent": {"start": Fal
 
 
 def module_of(num_optimizers=1):
-    lightning = pytest.importorskip("lightning.pytorch")
+    import lightning.pytorch as lightning
 
     class Regression(lightning.LightningModule):
         def __init__(self):

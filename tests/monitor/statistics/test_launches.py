@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
+import triton
 
 from tests.monitor.statistics.numpy_moments import assert_moments, elements_of
-from trainermon.monitor.statistics import kernel
+from trainermon.monitor.statistics import kernel, launches
 
-triton = pytest.importorskip("triton")
-launches = pytest.importorskip("trainermon.monitor.statistics.launches")
 triton_kernel = launches.triton_kernel
 
 POINTERS = {"like": "*{0}", "first_chunk": "i32", "tensor_of": "*i32", "addresses": "*i64", "layouts": "*i64"}

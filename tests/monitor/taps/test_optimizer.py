@@ -288,7 +288,8 @@ def test_an_update_of_moments_in_bfloat16_is_computed_in_float32():
 
 
 def test_factored_state_of_transformers_has_its_own_shape():
-    optimization = pytest.importorskip("transformers.optimization")
+    from transformers import optimization
+
     run = Run(lambda p: optimization.Adafactor(p, lr=LR, relative_step=False, beta1=0.9), steps=2)
 
     factored = run.rows.of(1, Kind.STATE)

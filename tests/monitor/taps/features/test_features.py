@@ -210,7 +210,8 @@ def test_what_is_no_attention_is_said_once_and_left_out(model, caplog):
 
 
 def test_a_llama_layer_of_transformers_is_seen():
-    transformers = pytest.importorskip("transformers")
+    import transformers
+
     config = transformers.LlamaConfig(
         vocab_size=31,
         hidden_size=32,
@@ -236,7 +237,8 @@ def test_a_llama_layer_of_transformers_is_seen():
 
 
 def test_a_router_of_transformers_is_seen():
-    modeling = pytest.importorskip("transformers.models.mixtral.modeling_mixtral")
+    from transformers.models.mixtral import modeling_mixtral as modeling
+
     config = types.SimpleNamespace(num_experts_per_tok=2, num_local_experts=6, hidden_size=16)
     model = nn.ModuleDict({"gate": modeling.MixtralTopKRouter(config)})
     nn.init.normal_(model["gate"].weight, generator=torch.Generator().manual_seed(0))
@@ -282,7 +284,8 @@ def test_the_load_starts_anew_with_each_step():
 
 
 def test_a_gate_of_deepspeed_is_seen(monkeypatch):
-    sharded_moe = pytest.importorskip("deepspeed.moe.sharded_moe")
+    from deepspeed.moe import sharded_moe
+
     gate = sharded_moe.TopKGate(16, 4, k=1, drop_tokens=True, use_rts=False)
     model = nn.ModuleDict({"gate": gate})
     watched = Watched(model, moe_router_logit_hook=["gate.wg"], moe_router_weight_hook=["gate"])
@@ -358,7 +361,6 @@ def test_scales_amaxes_and_underflows_of_fp8_are_taken(fp8_format, dtype):
 
 
 def test_attention_cores_and_routers_of_megatron_are_seen():
-    pytest.importorskip("megatron.core")
     run_ranks(Path(__file__).with_name("megatron_worker.py"), world_size=1)
 
 
@@ -428,7 +430,8 @@ class NoWaiting(TorchDispatchMode):
 
 
 def test_nothing_that_is_taken_of_a_step_asks_for_a_value_on_the_host(model):
-    modeling = pytest.importorskip("transformers.models.mixtral.modeling_mixtral")
+    from transformers.models.mixtral import modeling_mixtral as modeling
+
     config = types.SimpleNamespace(num_experts_per_tok=2, num_local_experts=6, hidden_size=16)
     model["gate"], model["fc"] = modeling.MixtralTopKRouter(config), Quantizing(Format.HYBRID)
     watched = Watched(model, attention_hook=["heads"], linear_hook=[], moe_router_logit_hook=["gate"])
