@@ -2,9 +2,9 @@
 
 Covered are the attributes themselves, and what can be reached from them through lists, dicts, sets, deques, tuples,
 dataclasses and what functions close over (the script's hooks among them): the elements of tensors and arrays, and the
-states of generators. Of an object of any other class its own attributes are covered, and what they hold, but not what
-further such objects hold: a module may hold its trainer, and that the whole job. Parameters, buffers and submodules are
-left alone. What cannot be put back, an iterator, is refused.
+states of generators. Of an object of one of the script's classes its own attributes are covered, and what they hold,
+but not what further such objects hold: a module may hold its trainer, and that the whole job. Parameters, buffers and
+submodules are left alone. What cannot be put back, an iterator, is refused.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import random
+import sys
 import types
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -29,20 +30,13 @@ _OF_TORCH = frozenset(vars(nn.Module())) - {"training"}
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 # Classes whose objects cannot change in a forward, or are no state of the model's.
 _NOT_STATE = (nn.Module, type, types.ModuleType, torch.dtype, torch.device, torch.optim.Optimizer)
-# Packages whose objects are theirs to look after: a process group, a logger, a lock.
-_FOREIGN = frozenset(
-    {
-        "torch",
-        "logging",
-        "threading",
-        "weakref",
-        "trainermon",
-        "deepspeed",
-        "megatron",
-        "lightning",
-        "pytorch_lightning",
-    }
+# Modules of Python whose objects hold what scripts put there.
+_PLAIN = frozenset({"argparse", "builtins", "collections", "types"})
+# Packages whose objects are theirs to look after: a process group, a logger, a queue that another thread fills.
+_FOREIGN = frozenset({"torch", "trainermon", "deepspeed", "megatron", "lightning", "pytorch_lightning"}) | (
+    sys.stdlib_module_names - _PLAIN
 )
+_OF_THREADS = frozenset({"threading", "_thread"})
 MAX_COPY_BYTES = 256 << 20
 
 
@@ -141,7 +135,7 @@ class Attributes:
     def _note_other(self, value: Any) -> list[Any] | None:
         inside: list[Any] = []
         match value:
-            case np.ndarray():
+            case np.ndarray() if value.flags.writeable:
                 self._count(value.nbytes)
                 self._undo.callback(np.copyto, value, value.copy())
             case types.FunctionType() if not _is_foreign(value):
@@ -166,7 +160,7 @@ def restore_generator(value: Any) -> Callable[[], Any] | None:
     match value:
         case torch.Generator():
             return functools.partial(value.set_state, value.get_state())
-        case random.Random():
+        case random.Random() if not isinstance(value, random.SystemRandom):
             return functools.partial(value.setstate, value.getstate())
         case np.random.RandomState():
             return functools.partial(value.set_state, value.get_state())
@@ -188,8 +182,14 @@ def _global_generators(kind: type[nn.Module]) -> list[Any]:
 
 
 def _has_attributes(value: Any) -> bool:
-    """Return whether what `value` keeps may be state of the model's: it is an object of some class of the script's."""
-    return type(getattr(value, "__dict__", None)) is dict and not _is_foreign(type(value))
+    """Return whether what `value` keeps may be state of the model's: it is an object of some class of the script's.
+
+    What holds a lock or a thread is left alone: another thread may be changing it.
+    """
+    own = getattr(value, "__dict__", None)
+    if type(own) is not dict or _is_foreign(type(value)):
+        return False
+    return not any(type(item).__module__ in _OF_THREADS for item in own.values())
 
 
 def _is_foreign(what: Any) -> bool:

@@ -3,7 +3,9 @@
 import collections
 import copy
 import dataclasses
+import queue
 import random
+import threading
 
 import numpy as np
 import pytest
@@ -279,6 +281,32 @@ def test_more_than_a_budget_is_refused(monkeypatch):
 
     with pytest.raises(NotCoveredError, match="outside of parameters and buffers"):
         Attributes(model)
+
+
+class Prefetcher:
+    def __init__(self):
+        self.lock, self.ready = threading.Lock(), []
+
+
+def test_what_another_thread_may_be_filling_is_left_alone():
+    model = nn.Linear(1, 1)
+    model.prefetcher, model.queue = Prefetcher(), queue.Queue()
+
+    attributes = Attributes(model)
+    model.prefetcher.ready.append("batch")
+    model.queue.put("batch")
+    attributes.put_back()
+
+    assert model.prefetcher.ready == ["batch"]
+    assert model.queue.get_nowait() == "batch"
+
+
+def test_what_cannot_be_written_needs_no_copy():
+    model = nn.Linear(1, 1)
+    model.table, model.source = np.arange(3), random.SystemRandom()
+    model.table.flags.writeable = False
+
+    Attributes(model).put_back()
 
 
 def test_what_frameworks_keep_is_left_alone():
