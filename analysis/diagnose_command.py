@@ -8,7 +8,8 @@ import sys
 
 from trainermon.analysis.diagnose import diagnose
 from trainermon.analysis.report import render_text
-from trainermon.exporters.query import OUTPUT_ROOT, find_run
+from trainermon.exporters.query import find_run
+from trainermon.monitor.topology import OUTPUT_ROOT
 from trainermon.monitor.values import as_plain
 
 SUMMARY = "explain the step on which a run went wrong"

@@ -23,9 +23,10 @@ from trainermon.alerts.criteria import Differs, Reported, Saturated
 from trainermon.alerts.engine import RuleEngine
 from trainermon.alerts.rules import Rule, load_rules
 from trainermon.exporters.blocks import read_blocks
-from trainermon.exporters.query import OUTPUT_ROOT, find_run, flush_agents
+from trainermon.exporters.query import find_run, flush_agents
 from trainermon.monitor.errors import StoreError
 from trainermon.monitor.journal import Header
+from trainermon.monitor.topology import OUTPUT_ROOT
 from trainermon.monitor.values import Alert, AlertState, Kind, SeriesKey, StatBlock, as_plain
 
 BUILT_IN = "default"

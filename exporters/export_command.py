@@ -10,10 +10,11 @@ import threading
 from pathlib import Path
 
 from trainermon.exporters.export import ExportSettings, StoreExporter, make_exporter
-from trainermon.exporters.query import OUTPUT_ROOT, find_run
+from trainermon.exporters.query import find_run
 from trainermon.monitor.config import InfluxDBConfig, load_config
 from trainermon.monitor.errors import ConfigError, StoreError
 from trainermon.monitor.strict import build
+from trainermon.monitor.topology import OUTPUT_ROOT
 
 WAIT_S = 60.0
 

@@ -14,7 +14,6 @@ import http.client
 import io
 import json
 import logging
-import os
 import re
 import shutil
 import socket
@@ -30,12 +29,12 @@ from typing import Any, NamedTuple
 from trainermon.exporters.store import open_run
 from trainermon.monitor.errors import QueryError, StoreError
 from trainermon.monitor.spool import spool_root
+from trainermon.monitor.topology import OUTPUT_ROOT, output_root
 from trainermon.monitor.values import as_plain
 
 logger = logging.getLogger(__name__)
 
 SUMMARY = "query a run's statistics, steps and alerts with SQL"
-OUTPUT_ROOT = Path("trainermon_output")
 
 _ATTEMPTS = 5
 _FLUSH_S = 5.0
@@ -117,8 +116,7 @@ def find_run(run: str | None, root: Path | None = None) -> Path:
     Raises:
         QueryError: There is none.
     """
-    if root is None:
-        root = Path(os.environ.get("TRAINERMON_OUTPUT") or os.environ.get("MONITOR_OUTPUT_DIR") or OUTPUT_ROOT)
+    root = output_root() if root is None else root
     if run is not None:
         for path in (Path(run), root / run):
             if _is_run(path):

@@ -19,6 +19,9 @@ from typing import Any
 from trainermon.monitor.errors import AttachError, ConfigError
 from trainermon.monitor.values import Coordinates
 
+OUTPUT_ROOT = "trainermon_output"
+"""Folder of all runs, in the working directory, where nothing else is said."""
+
 STORE_TIMEOUT = datetime.timedelta(seconds=60)
 SCHEDULER_RUN_IDS = ("SLURM_JOB_ID", "JOBSET_UID", "PBS_JOBID", "LSB_JOBID")
 
@@ -72,7 +75,7 @@ def name_run(
     Raises:
         AttachError: Several ranks, but nothing through which they could agree.
     """
-    root = _output_root(output_dir, environ)
+    root = output_root(output_dir, environ)
     number = next(_monitors_of_this_process)
     given = run_id or _numbered(environ.get("TRAINERMON_RUN_ID") or _scheduler_run_id(environ), number)
     if coordinates.world_size == 1:
@@ -104,9 +107,10 @@ def _initialised_distributed() -> Any:
     return dist if dist.is_available() and dist.is_initialized() else None
 
 
-def _output_root(output_dir: str | None, environ: Mapping[str, str]) -> Path:
+def output_root(output_dir: str | None = None, environ: Mapping[str, str] = os.environ) -> Path:
+    """Return the folder of all runs: as configured, TRAINERMON_OUTPUT, MONITOR_OUTPUT_DIR or `trainermon_output`."""
     given = output_dir or environ.get("TRAINERMON_OUTPUT") or environ.get("MONITOR_OUTPUT_DIR")
-    return Path(given or "trainermon_output").absolute()
+    return Path(given or OUTPUT_ROOT).absolute()
 
 
 def _scheduler_run_id(environ: Mapping[str, str]) -> str | None:
