@@ -69,7 +69,8 @@ class Recorded:
         if loss is not None:
             series = self._series_of(LOSS_SERIES, self._steps.micro_step(stage) if self._num_micro_steps > 1 else None)
             self._losses_found.add(series)
-            self._collector.take((series,), (loss.detach() * self.found_loss_factor,))
+            factor = self.found_loss_factor
+            self._collector.take((series,), (loss if factor == 1.0 else loss.detach() * factor,))
 
     def _series_of(self, name: str, micro_step: int | None) -> int:
         kind = Kind.LOSS if name == LOSS_SERIES else Kind.STEP

@@ -74,7 +74,8 @@ class GradientTaps:
     def attach(self, *, per_micro_step: bool) -> None:
         """Have gradients reported before they are reduced, and with `per_micro_step` those of each backward."""
         if self._training.reduces:
-            watching = self._training.watch_unreduced(self._guard, self._accumulated)
+            see = self._accumulated_at if self._training.waits_in_backward else self._accumulated
+            watching = self._training.watch_unreduced(self._guard, see)
             self._handles.extend(watching)
             if not watching and "unreduced" not in self._warned:
                 self._warned.add("unreduced")
@@ -104,7 +105,7 @@ class GradientTaps:
         """Take the reduced gradients, before any clipping, if this backward was the last of the step."""
         if self._training.reads_at_entry:
             return
-        if self._training.waits_in_backward and self._accumulated_s and self._training.is_reduced_now():
+        if self._accumulated_s and self._training.is_reduced_now():
             self._waited_s += time.perf_counter() - self._accumulated_s
             self._collector.put(self._collector.table.id_of(REDUCER_WAIT), self._waited_s)
         if self._steps.backward >= self._num_micro_steps:
@@ -169,8 +170,11 @@ class GradientTaps:
         stage = self._training.parameters[index].stage
         return self._steps.micro_step(stage, recomputing=True) + 1 >= self._num_micro_steps
 
-    def _accumulated(self, index: int, gradient: Tensor) -> None:
+    def _accumulated_at(self, index: int, gradient: Tensor) -> None:
         self._accumulated_s = time.perf_counter()
+        self._accumulated(index, gradient)
+
+    def _accumulated(self, index: int, gradient: Tensor) -> None:
         series = self._unreduced[index]
         if series == NOT_CHOSEN or self._is_mixed or self._steps.muted:
             return

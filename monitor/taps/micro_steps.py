@@ -190,7 +190,7 @@ def in_backward() -> bool:
 def is_traced() -> bool:
     """Return whether a forward now is a look at the model, no training: torch.jit, torch.func, fake tensors, export.
 
-    A torch call of ours in there would become part of what is recorded. 0.4 µs.
+    A torch call of ours in there would become part of what is recorded. Half a microsecond, once per forward of a root.
     """
     return (
         torch._C._get_tracing_state() is not None
