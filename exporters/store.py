@@ -78,7 +78,7 @@ class _Database:
             rows = "SELECT *, 1 AS num_steps FROM moments JOIN series USING (id)"
             write_segment(connection, rows, batch.path, batch.metadata)
             connection.unregister("moments")
-        except BaseException:
+        except BaseException:  # an interrupt too leaves the database in an unknown state; it goes on
             self._connection = None
             raise
 

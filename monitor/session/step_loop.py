@@ -3,7 +3,8 @@
     exit of step k-1 ── attach what step k needs ── forward, backward (taps) ── entry of step k: gradients, parameters,
     replay if a gradient is not finite ── optimizer ── exit of step k: moments, parameters; seal, write, beat
 
-Always in place are only the optimizer's two hooks. Everything else is attached on the steps on which it is due.
+Always in place are only the optimizer's two hooks, and one that sees a checkpoint being made. Everything else is
+attached on the steps on which it is due.
 """
 
 from __future__ import annotations
@@ -152,16 +153,17 @@ class StepLoop:
 
     def remove(self) -> None:
         """Take away every hook, whatever may have been put in place."""
+        self._leave_step()
+        self.let_go()
+
+    def _leave_step(self) -> None:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        self.let_go()
 
     def finish(self) -> None:
         """Take every hook away, and write everything that was taken, waiting for the device if need be."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        self._leave_step()
         if not self._guard.tripped and not self._dumps.joint:
             self._check_gradients()
         self.let_go()

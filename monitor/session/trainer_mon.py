@@ -100,7 +100,7 @@ class TrainerMon(CallsOfMsprobe):
             attached.start(
                 num_micro_steps=grad_acc_steps, step=start_iteration, config_source=self._source, notes=self._notes
             )
-        except BaseException:
+        except BaseException:  # whatever it was, nothing of ours stays on the model; it goes on to the script
             attached.give_up()
             raise
         self._attached = attached

@@ -136,7 +136,7 @@ def test_forked_child_that_lets_go_of_it_ends(tmp_path, one_rank):
     try:
         ended = wait_for(lambda: (found := os.waitpid(child, os.WNOHANG))[0] and found, "the end of the child")
         assert ended == (child, 0)
-    except BaseException:
+    except BaseException:  # the test's own time limit too: no child may be left behind
         os.kill(child, signal.SIGKILL)
         raise
     finally:
