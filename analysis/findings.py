@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import enum
 
+from trainermon.dump.verdicts import OperationVerdict, Reproducibility
+
 SCHEMA_VERSION = 1
 
 
@@ -111,7 +113,9 @@ class Diagnosis:
     it, "" for unknown. `step`, `attempt` and `rank` are None where nothing is known. `headline` is one line, `reason`
     one or two sentences, `source` the line of the user's code that called the module. `candidates` are modules that
     the evidence cannot tell apart. `chain` runs from the origin to the loss (forward) or to the model's input
-    (backward). `dump` is the origin rank's dump, relative to the run directory.
+    (backward). `dump` is the origin rank's dump, relative to the run directory. `classification` says why the first bad
+    operation's result was not finite, `reproducibility` whether the step gave the same when it was run again; None where
+    there is nothing to classify, or no replay.
     """
 
     verdict: Verdict
@@ -135,4 +139,7 @@ class Diagnosis:
     consequences: tuple[str, ...] = ()
     evidence: tuple[str, ...] = ()
     dump: str | None = None
+    classification: OperationVerdict | None = None
+    reproducibility: Reproducibility | None = None
+    reproducibility_reason: str = ""
     version: int = SCHEMA_VERSION

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from trainermon.analysis.findings import BadTensor, Diagnosis, Link, RankFinding
 from trainermon.analysis.wording import counted
+from trainermon.dump.verdicts import OperationVerdict, Reproducibility
 
 WIDTH = 100
 MAX_LINES = 40
@@ -15,6 +16,12 @@ _LABEL = 10
 _MAX_RANKS = 8
 _MAX_PARAMETERS = 4
 _MAX_EVIDENCE = 5
+_SAID = {
+    Reproducibility.REPRODUCIBLE: "reproducible",
+    Reproducibility.NOT_REPRODUCIBLE: "not reproducible",
+    Reproducibility.STATEFUL: "stateful",
+    Reproducibility.UNKNOWN: "not known",
+}
 
 
 def render_text(diagnosis: Diagnosis, *, colour: bool = False) -> str:
@@ -43,6 +50,14 @@ def describe_tensor(tensor: BadTensor) -> str:
     return ", ".join(filter(None, words))
 
 
+def describe_classification(verdict: OperationVerdict) -> str:
+    """Return the cause, the operation, and what to collect where the cause is not known, in a few words."""
+    where = f" ({verdict.source})" if verdict.source else ""
+    collect = f". To know: {verdict.collect}" if verdict.collect else ""
+    name = f"{verdict.operation}: " if verdict.operation else ""
+    return f"{verdict.cause}: {name}{verdict.reason}{where}{collect}"
+
+
 def _facts(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
     place = [f"step {diagnosis.step}", f"attempt {diagnosis.attempt}"] if diagnosis.step is not None else []
     if diagnosis.rank is not None:
@@ -57,6 +72,10 @@ def _facts(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
         yield "module", f"{diagnosis.module}{kind}{call}, phase: {diagnosis.phase}"
     if diagnosis.tensor is not None:
         yield "tensor", describe_tensor(diagnosis.tensor)
+    if diagnosis.classification is not None:
+        yield "cause", describe_classification(diagnosis.classification)
+    if diagnosis.reproducibility is not None:
+        yield "again", f"{_SAID[diagnosis.reproducibility]}: {diagnosis.reproducibility_reason}"
     if diagnosis.source:
         yield "called in", diagnosis.source
     if diagnosis.parameters:

@@ -24,10 +24,12 @@ from trainermon.dump.records import (
     Entry,
     TensorRecord,
 )
+from trainermon.dump.verdicts import Cause, OperationVerdict, Reproducibility
 from trainermon.monitor.errors import DumpError
 
 _DIRECTIONS = (FORWARD, BACKWARD, PARAMETERS_GRAD)
 _INFO_FIELDS = {field.name for field in dataclasses.fields(DumpInfo)}
+_OPERATION_FIELDS = {field.name for field in dataclasses.fields(OperationVerdict)}
 
 
 @dataclasses.dataclass(slots=True)
@@ -154,8 +156,16 @@ def _load_json(path: Path) -> Any:
 
 def _info(values: Mapping[str, Any]) -> DumpInfo:
     known = {name: value for name, value in values.items() if name in _INFO_FIELDS}
-    lists = {name: tuple(known.get(name, ())) for name in ("notes", "bad_shards")}
-    return DumpInfo(**{**known, **lists})
+    lists = {name: tuple(known.get(name, ())) for name in ("notes", "bad_shards", "float64_modules")}
+    verdicts: dict[str, Any] = {"operations": tuple(map(_operation, known.get("operations", ())))}
+    if known.get("reproducibility"):
+        verdicts["reproducibility"] = Reproducibility(known["reproducibility"])
+    return DumpInfo(**{**known, **lists, **verdicts})
+
+
+def _operation(value: Mapping[str, Any]) -> OperationVerdict:
+    fields = {name: item for name, item in value.items() if name in _OPERATION_FIELDS}
+    return OperationVerdict(**{**fields, "cause": Cause(fields["cause"])})
 
 
 def _entries(raw: RawDump, data: Mapping[str, Any], directory: Path) -> Iterator[Entry]:

@@ -7,6 +7,8 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
+from trainermon.dump.verdicts import OperationVerdict, Reproducibility
+
 INFO_FILE = "dump_info.json"
 DUMP_FILE = "dump.json"
 STACK_FILE = "stack.json"
@@ -96,7 +98,9 @@ class DumpInfo:
     `replica` pass activations to one another (None: to nobody). `joint` tells that all ranks replayed together;
     `bad_shards` are parameters of which the part that only this rank holds was not finite.
     `reproduced` tells whether the replayed model returned what the step itself had, bit for bit (None: not known);
-    `lost_nonfinite` that the step's own output was not finite while the replay's is.
+    `lost_nonfinite` that the step's own output was not finite while the replay's is. `reproducibility` is the verdict
+    on that, with a reason; `operations` are the first operations of a replay that made a non-finite value from finite
+    ones. `float64_finite` tells whether the step is finite with the modules `float64_modules` computed in float64.
     """
 
     id: str = ""
@@ -108,6 +112,11 @@ class DumpInfo:
     micro_steps: int = 0
     reproduced: bool | None = None
     lost_nonfinite: bool = False
+    reproducibility: Reproducibility | None = None
+    reproducibility_reason: str = ""
+    operations: tuple[OperationVerdict, ...] = ()
+    float64_finite: bool | None = None
+    float64_modules: tuple[str, ...] = ()
     uncovered: str = ""
     aborted: str = ""
     complete: bool = True
