@@ -21,6 +21,7 @@ from trainermon.analysis.findings import (
     Link,
     RankFinding,
     Role,
+    Symptom,
     Verdict,
 )
 from trainermon.analysis.origin import LOSS, Origin, bad_parameters, bad_tensor, find_origin
@@ -79,6 +80,7 @@ def _consequence(evidence: Evidence) -> Diagnosis:
     first = evidence.bad_since
     return Diagnosis(
         verdict=Verdict.CONSEQUENCE,
+        symptom=Symptom.NONFINITE,
         run_id=evidence.run_id,
         headline=f"Step {first} was the first that was not finite: this is a consequence; see --step {first}",
         reason=f"The weights that step {evidence.step} began with were spoiled before: it tells nothing of the cause",
@@ -97,6 +99,7 @@ def _located(evidence: Evidence, origins: Sequence[tuple[RankDump, Origin]]) -> 
     reason = _sentence(f"{origin.module}: {origin.reason}")
     return Diagnosis(
         verdict=Verdict.LOCATED,
+        symptom=Symptom.NONFINITE,
         run_id=evidence.run_id,
         headline=headline,
         reason=". ".join(filter(None, [reason, history, _others(bad, where), _reached(reached)])),
@@ -251,6 +254,7 @@ def _not_in_replay(evidence: Evidence) -> Diagnosis:
     where = f" on rank {place.rank}" if place.rank is not None else ""
     return Diagnosis(
         verdict=Verdict.NOT_REPRODUCED if is_transient else Verdict.LOCATED,
+        symptom=Symptom.NONFINITE,
         run_id=evidence.run_id,
         headline=f"{kind} appeared{f' in {place.module}' if place.module else ''}{where} in step {evidence.step}",
         reason=". ".join(filter(None, [why, _sentence(place.reason)])),

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from collections.abc import Mapping
+from typing import Any
 
 from trainermon.dump.verdicts import OperationVerdict, Reproducibility
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 class Verdict(str, enum.Enum):
@@ -17,7 +19,36 @@ class Verdict(str, enum.Enum):
     CONSEQUENCE = "consequence"
     NOT_REPRODUCED = "not_reproduced"
     FINITE = "finite"
+    EQUAL = "equal"
     NO_EVIDENCE = "no_evidence"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class Symptom(str, enum.Enum):
+    """What went wrong first. `differs`: it is not what the reference has."""
+
+    NONE = "none"
+    NONFINITE = "nonfinite"
+    EXPLODED = "exploded"
+    DIED = "died"
+    DIVERGED = "diverged"
+    DIFFERS = "differs"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class Level(str, enum.Enum):
+    """How closely a place is known, from the coarsest to the finest."""
+
+    STEP = "step"
+    MICRO_STEP = "micro_step"
+    DOMAIN = "domain"
+    RANK = "rank"
+    MODULE = "module"
+    API = "api"
 
     def __str__(self) -> str:
         return self.value
@@ -106,16 +137,61 @@ class BadParameter:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LevelFinding:
+    """What was found at one level. `answer` is "" where nothing tells; `reason` says why, `source` by which files."""
+
+    level: Level
+    answer: str
+    reason: str
+    source: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Contrast:
+    """A value beside what it should be: that of the reference, or what the same series usually is.
+
+    `place` names it as the files do (`grad_unreduced h.0.up.weight`, `Module.h.0.up.Linear.forward.0.output.0`).
+    `value` and `usual` give statistics by name (`max`, `min`, `mean`, `norm`, `rms`; None: not known). `relative` is
+    the size of the difference (NaN: finite on one side alone, None: not known), `expected` what rounding explains.
+    """
+
+    rank: int | None
+    place: str
+    value: Mapping[str, float | None]
+    usual: Mapping[str, float | None]
+    relative: float | None = None
+    expected: float | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class NextCollection:
+    """What to collect to get further, and why.
+
+    `debugger` is a configuration that `PrecisionDebugger` reads (config.json), `monitor` one that `TrainerMon` reads;
+    None where that tool has nothing to add.
+    """
+
+    reason: str
+    debugger: Mapping[str, Any] | None = None
+    monitor: Mapping[str, Any] | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """Where the first non-finite value of a step came from, as far as the run's files tell.
+    """Where the first bad value of a step came from, as far as the run's files tell.
 
     `module` is the plain name in the user's model; `(input)`, `(loss)` and `(optimizer)` stand for what is outside of
     it, "" for unknown. `step`, `attempt` and `rank` are None where nothing is known. `headline` is one line, `reason`
     one or two sentences, `source` the line of the user's code that called the module. `candidates` are modules that
     the evidence cannot tell apart. `chain` runs from the origin to the loss (forward) or to the model's input
-    (backward). `dump` is the origin rank's dump, relative to the run directory. `classification` says why the first bad
-    operation's result was not finite, `reproducibility` whether the step gave the same when it was run again; None where
-    there is nothing to classify, or no replay.
+    (backward). `dump` is the origin rank's dump, relative to the run directory. `classification` says why the first
+    bad operation's result was not finite, `reproducibility` whether the step gave the same when it was run again; None
+    where there is nothing to classify, or no replay.
+
+    `symptom` is what was wrong with the value, `api` the key of the first bad call of a function, "" if no dump has
+    functions. `levels` is the way down from the step to the API, `contrasts` the first bad values beside what they
+    should be, `reference` the directory that the run was held against, "" if none. `collect` is None if there is
+    nothing to add.
     """
 
     verdict: Verdict
@@ -142,4 +218,10 @@ class Diagnosis:
     classification: OperationVerdict | None = None
     reproducibility: Reproducibility | None = None
     reproducibility_reason: str = ""
+    symptom: Symptom = Symptom.NONE
+    api: str = ""
+    reference: str = ""
+    levels: tuple[LevelFinding, ...] = ()
+    contrasts: tuple[Contrast, ...] = ()
+    collect: NextCollection | None = None
     version: int = SCHEMA_VERSION

@@ -345,10 +345,11 @@ def test_command_prints_text_and_json(tmp_path, capsys):
 
 def test_every_field_is_documented():
     text = (Path(__file__).parents[2] / "analysis/README.md").read_text()
-    for value in (findings.Diagnosis, findings.BadTensor, findings.Link, findings.RankFinding, findings.BadParameter):
+    values = (findings.Diagnosis, findings.BadTensor, findings.Link, findings.RankFinding, findings.BadParameter)
+    for value in (*values, findings.LevelFinding, findings.Contrast, findings.NextCollection):
         for field in dataclasses.fields(value):
             assert f"`{field.name}`" in text, f"{value.__name__}.{field.name}"
-    for kind in (Verdict, FaultPhase, Role):
+    for kind in (Verdict, FaultPhase, Role, findings.Symptom, findings.Level):
         for member in kind:
             assert f"`{member.value}`" in text
 
