@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from pathlib import Path
 
-from trainermon.analysis.compare.items import Item, Rows, read_rows
+from trainermon.analysis.compare.items import Rows, read_rows
 from trainermon.analysis.compare.matching import match_calls
-from trainermon.analysis.compare.metrics import Difference, checksum_difference, statistics_difference
+from trainermon.analysis.compare.metrics import checksum_differences, statistics_differences
 from trainermon.analysis.compare.places import PlacePair, find_places, pair_places
-from trainermon.analysis.compare.verdicts import CallResult, Judge, Row
+from trainermon.analysis.compare.verdicts import CallResult, Judge, Measure, Row
 from trainermon.monitor.errors import DumpError
 
 
@@ -118,7 +118,7 @@ def _compare_pair(pair: PlacePair, options: CompareOptions) -> Comparison:
     calls = Judge(
         match_calls(target, golden, fuzzy=options.fuzzy),
         parents=target.parents,
-        difference=measure,
+        measure=measure,
         baseline=_baseline(options, mode),
         exact=mode is Mode.CHECKSUM,
     ).judge()
@@ -148,12 +148,12 @@ def _mode(target: Rows, golden: Rows, wanted: Mode | None) -> Mode:
     return wanted
 
 
-def _measure(target: Rows, golden: Rows, mode: Mode) -> Callable[[Item, Item], Difference]:
+def _measure(target: Rows, golden: Rows, mode: Mode) -> Measure:
     if mode is Mode.TENSOR:
-        from trainermon.analysis.compare.tensors import tensor_difference  # numpy and perhaps torch, only when needed
+        from trainermon.analysis.compare.tensors import tensor_differences  # perhaps torch, only when needed
 
-        return partial(tensor_difference, target=target, golden=golden)
-    return checksum_difference if mode is Mode.CHECKSUM else statistics_difference
+        return partial(tensor_differences, target=target, golden=golden)
+    return checksum_differences if mode is Mode.CHECKSUM else statistics_differences
 
 
 def _baseline(options: CompareOptions, mode: Mode) -> dict[str, float]:
@@ -162,11 +162,12 @@ def _baseline(options: CompareOptions, mode: Mode) -> dict[str, float]:
         return {}
     (pair,) = pair_places(*(find_places(Path(path))[:1] for path in options.baseline))
     one, other = read_rows(pair.target.directory), read_rows(pair.golden.directory)
-    measure = _measure(one, other, mode)
-    noise = {}
-    for calls in match_calls(one, other, fuzzy=options.fuzzy):
-        for ours, theirs in calls.rows():
-            relative = measure(ours, theirs).relative if ours and theirs else None
-            if relative and calls.target and ours:
-                noise[f"{calls.target.key}.{ours.place}"] = relative
-    return noise
+    rows = [
+        (f"{calls.target.key}.{ours.place}", (ours, theirs))
+        for calls in match_calls(one, other, fuzzy=options.fuzzy)
+        for ours, theirs in calls.rows()
+        if calls.target and ours and theirs
+    ]
+    differences = _measure(one, other, mode)([pair for _, pair in rows])
+    noise = ((name, difference.relative) for (name, _), difference in zip(rows, differences, strict=True))
+    return {name: relative for name, relative in noise if relative}

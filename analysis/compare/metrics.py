@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from trainermon.analysis.compare.items import Item
+from trainermon.analysis.compare.noise import ROUNDOFF
 
 TINY = 1e-38  # below the least normal float32, a difference means nothing
+_FLOATING = frozenset(f"torch.{name}" for name in ROUNDOFF)
+_EXACT = slice(Item._fields.index("max"), Item._fields.index("norm") + 1)
+
+ItemPair = tuple[Item, Item]
+Array = npt.NDArray[np.float64]
 
 
 class Difference(NamedTuple):
@@ -21,12 +31,55 @@ class Difference(NamedTuple):
     columns: tuple[Any, ...] = ()
 
 
-EQUAL = Difference(0.0)
+def statistics_differences(pairs: Sequence[ItemPair]) -> list[Difference]:
+    """Return how far the statistics of the rows of each pair are apart: `relative_size` of all of them at once."""
+    chosen, values = finite_statistics(pairs)
+    counts = np.array([max(1, pairs[index][1].num_elements) for index in chosen], dtype=np.float64)
+    sizes = dict(zip(chosen, _relative_sizes(values, counts).tolist(), strict=True))
+    return [Difference(sizes[index] if index in sizes else relative_size(*pair)) for index, pair in enumerate(pairs)]
 
 
-def statistics_difference(target: Item, golden: Item) -> Difference:
-    """Return how far the statistics of two rows are apart."""
-    return EQUAL if _values(target) == _values(golden) else Difference(relative_size(target, golden))
+def finite_statistics(pairs: Sequence[ItemPair]) -> tuple[list[int], Array]:
+    """Return the positions of the pairs whose eight statistics are finite floating point numbers, and these.
+
+    Columns: max, min, mean and norm of the target, then those of the golden row. Left out are rows that are no floating
+    point tensors, that lack a number, or of which NaN and Inf are not the same: they are looked at one by one.
+    """
+    likely = [
+        index
+        for index, (ours, theirs) in enumerate(pairs)
+        if ours.dtype in _FLOATING
+        and theirs.dtype in _FLOATING
+        and (ours.nans or 0) == (theirs.nans or 0)
+        and (ours.infs or 0) == (theirs.infs or 0)
+    ]
+    values = np.array([pairs[index][0][_EXACT] + pairs[index][1][_EXACT] for index in likely], dtype=np.float64)
+    values = values.reshape(-1, 8)  # numpy makes NaN of None
+    finite = np.isfinite(values).all(axis=1)
+    return [index for index, kept in zip(likely, finite.tolist(), strict=True) if kept], values[finite]
+
+
+def _relative_sizes(values: Array, counts: Array) -> Array:
+    ours, theirs = values[:, :4].T, values[:, 4:].T
+    with np.errstate(all="ignore"):
+        gap = np.abs(ours - theirs)
+        larger = np.maximum(np.abs(ours), np.abs(theirs))
+        largest, norm = np.maximum(larger[0], larger[1]), larger[3]
+        spread = norm / np.sqrt(counts)
+        by_extremes = np.maximum(gap[0], gap[1]) / largest
+        by_norm = np.where(norm > TINY, gap[3] / norm, 0.0)
+        by_mean = gap[2] / np.where(spread > 0, spread, largest)
+    sizes = np.maximum(np.maximum(by_extremes, by_norm), by_mean)
+    return np.where(largest > TINY, sizes, 0.0)
+
+
+def shares(values: Array) -> Array:
+    """Return the differences of four statistics in per cent of the golden ones; infinite where these alone are zero."""
+    ours, theirs = values[:, :4], values[:, 4:]
+    with np.errstate(all="ignore"):
+        gap = ours - theirs
+        share: Array = np.where(gap == 0, 0.0, np.abs(gap / theirs) * 100)
+    return share
 
 
 def statistics_columns(target: Item, golden: Item) -> tuple[float | None, ...]:
@@ -45,31 +98,47 @@ def relative_size(target: Item, golden: Item) -> float | None:
     """Return how far the statistics of two rows are apart, relative to the size of the tensor.
 
     The largest of these: the extrema's difference relative to the largest magnitude, the norm's to the norm, and the
-    mean's to the root mean square (a mean that is zero but for rounding differs by nothing then). Statistics cannot
-    see a permutation.
+    mean's to the root mean square (a mean that is zero but for rounding differs by nothing then). Where both have the
+    same NaN and Inf, what is finite counts. Statistics cannot see a permutation.
     """
     if _values(target) == _values(golden):
         return 0.0
-    if target.nonfinite != golden.nonfinite:
+    if not _same_nonfinite(target, golden):
         return math.nan
-    if target.nonfinite:
-        return 0.0 if (target.nans, target.infs) == (golden.nans, golden.infs) or target.nans is None else math.nan
-    extremes = [_number(value) for value in (target.max, target.min, golden.max, golden.min)]
-    if any(value is None for value in extremes):
+    extremes = _finite_pairs((target.max, golden.max), (target.min, golden.min))
+    if not extremes:
+        if target.nonfinite:
+            return 0.0
         return None if target.dtype == golden.dtype and not isinstance(target.max, str) else math.inf
-    high, low, their_high, their_low = (value or 0.0 for value in extremes)
-    largest = max(abs(high), abs(low), abs(their_high), abs(their_low))
+    largest = max(abs(value) for pair in extremes for value in pair)
     if largest <= TINY:
         return 0.0
-    sizes = [max(abs(high - their_high), abs(low - their_low)) / largest]
-    norm, their_norm = _number(target.norm), _number(golden.norm)
-    if norm is not None and their_norm is not None and max(norm, their_norm) > TINY:
-        sizes.append(abs(norm - their_norm) / max(norm, their_norm))
-    mean, their_mean = _number(target.mean), _number(golden.mean)
-    if mean is not None and their_mean is not None:
-        spread = max(norm or 0.0, their_norm or 0.0) / math.sqrt(max(1, golden.num_elements)) or largest
-        sizes.append(abs(mean - their_mean) / spread)
+    sizes = [abs(ours - theirs) / largest for ours, theirs in extremes]
+    root_mean_square = largest
+    for ours, theirs in _finite_pairs((target.norm, golden.norm)):
+        norm = max(ours, theirs)
+        root_mean_square = norm / math.sqrt(max(1, golden.num_elements)) or largest
+        sizes.append(abs(ours - theirs) / norm if norm > TINY else 0.0)
+    sizes += [abs(ours - theirs) / root_mean_square for ours, theirs in _finite_pairs((target.mean, golden.mean))]
     return max(sizes)
+
+
+def _same_nonfinite(target: Item, golden: Item) -> bool:
+    """Return whether both have as many NaN and Inf, or where one is not counted, whether both have any NaN, or any."""
+    if not target.nonfinite and not golden.nonfinite:
+        return True
+    if target.nans is not None and golden.nans is not None:
+        return (target.nans, target.infs) == (golden.nans, golden.infs)
+    return target.nonfinite == golden.nonfinite and _has_nan(target) == _has_nan(golden)
+
+
+def _has_nan(item: Item) -> bool:
+    return item.nans > 0 if item.nans is not None else item.max != item.max or item.min != item.min
+
+
+def _finite_pairs(*pairs: tuple[Any, Any]) -> list[tuple[float, float]]:
+    numbers = ((_number(ours), _number(theirs)) for ours, theirs in pairs)
+    return [(ours, theirs) for ours, theirs in numbers if ours is not None and theirs is not None]
 
 
 def _values(item: Item) -> tuple[Any, ...]:
@@ -99,7 +168,12 @@ def _share(target: Any, golden: Any) -> float | None:
     return abs((target - golden) / golden) * 100
 
 
-def checksum_difference(target: Item, golden: Item) -> Difference:
+def checksum_differences(pairs: Sequence[ItemPair]) -> list[Difference]:
+    """Return whether the checksums of the rows of each pair are equal."""
+    return [_checksum_difference(ours, theirs) for ours, theirs in pairs]
+
+
+def _checksum_difference(target: Item, golden: Item) -> Difference:
     """Return whether the checksums of two rows are equal; the size of a difference is that of the statistics, if any.
 
     Checksums of different kinds cannot be compared.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from functools import lru_cache
 
 from trainermon.analysis.compare.items import INPUT, OUTPUT, Call, Item
 from trainermon.dump.records import FORWARD
@@ -27,6 +28,8 @@ ROUNDOFF = {
     "complex128": 2.0**-53,
 }
 """Unit roundoff by dtype: half the distance from 1 to the next number."""
+
+_BY_DTYPE = ROUNDOFF | {f"torch.{name}": unit for name, unit in ROUNDOFF.items()}
 
 SAFETY = 8.0  # statistics show only a part of an error: a blame must not rest on the part that happened to be seen
 _COMPOSITE_GROWTH = 10.0
@@ -63,8 +66,7 @@ _MOVES = frozenset(
 
 def roundoff(items: Iterable[Item]) -> float:
     """Return the coarsest unit roundoff among tensors; 0 if there is no floating point tensor."""
-    names = (item.dtype.removeprefix("torch.") for item in items if item.is_tensor and item.dtype)
-    return max((ROUNDOFF.get(name, 0.0) for name in names), default=0.0)
+    return max([_BY_DTYPE.get(item.dtype or "", 0.0) for item in items if item.is_tensor], default=0.0)
 
 
 def rounding(call: Call, inner: int, unit: float) -> float:
@@ -105,8 +107,13 @@ def _norms(call: Call, state: str) -> list[float]:
 
 def _terms(call: Call) -> float:
     """Return how many numbers are summed up into one element of the result, as far as the shapes tell."""
-    inputs = [item for item in call.items if item.state != OUTPUT and item.is_tensor]
-    outputs = [item.num_elements for item in call.items if item.state == OUTPUT and item.is_tensor]
-    width = max((item.shape[-1] for item in inputs if item.shape), default=1)
+    return _terms_of(tuple((item.state, item.shape or ()) for item in call.items if item.is_tensor))
+
+
+@lru_cache(maxsize=4096)
+def _terms_of(shapes: tuple[tuple[str, tuple[int, ...]], ...]) -> float:
+    inputs = [shape for state, shape in shapes if state != OUTPUT]
+    outputs = [math.prod(shape) for state, shape in shapes if state == OUTPUT]
+    width = max((shape[-1] for shape in inputs if shape), default=1)
     smallest = max(1, min(outputs, default=1))
-    return max(1.0, width, max((item.num_elements for item in inputs), default=1) / smallest)
+    return max(1.0, width, max((math.prod(shape) for shape in inputs), default=1) / smallest)

@@ -9,7 +9,7 @@ from typing import Any
 
 from trainermon.analysis.compare.comparison import Comparison, Mode
 from trainermon.analysis.compare.items import Item
-from trainermon.analysis.compare.metrics import EQUAL, statistics_columns
+from trainermon.analysis.compare.metrics import statistics_columns
 from trainermon.analysis.compare.verdicts import Row
 
 NOT_AVAILABLE = "N/A"
@@ -38,7 +38,6 @@ _OURS = {
     Mode.CHECKSUM: (),
     Mode.TENSOR: ("MeanRelativeErr", "Max ULP", "Norm Ratio", "NPU nonfinite", "Bench nonfinite"),
 }
-_NO_DIFFERENCE = (0,) * 8
 _TEXT_METRICS = 4  # of the statistics, the first four are differences and the others shares in per cent
 
 
@@ -63,7 +62,7 @@ def _cells(mode: Mode, row: Row, names: tuple[str, str], stack: tuple[str, ...] 
     ours, theirs = row.target, row.golden
     metrics = row.difference.columns
     if ours and theirs and mode is Mode.STATISTICS:
-        metrics = _NO_DIFFERENCE if row.difference is EQUAL else statistics_columns(ours, theirs)
+        metrics = statistics_columns(ours, theirs)
     elif not metrics:
         metrics = (None,) * (len(_METRICS[mode]) + len(_OURS[mode]))
     own = metrics[len(_METRICS[mode]) :]
@@ -73,13 +72,10 @@ def _cells(mode: Mode, row: Row, names: tuple[str, str], stack: tuple[str, ...] 
         f"{names[1]}.{theirs.place}" if theirs else NOT_AVAILABLE,
         *(kind[0], their_kind[0], kind[1], their_kind[1], kind[2], their_kind[2]),
     ]
-    if metrics is _NO_DIFFERENCE:
-        cells += metrics
-    else:
-        cells += [_metric(mode, index, value) for index, value in enumerate(metrics[: len(_METRICS[mode])])]
+    cells += [_metric(mode, index, value) for index, value in enumerate(metrics[: len(_METRICS[mode])])]
     if mode is not Mode.CHECKSUM:
         cells += _statistics(ours)
-        cells += cells[-4:] if row.difference is EQUAL else _statistics(theirs)
+        cells += _statistics(theirs)
     same = (ours.requires_grad if ours else None) == (theirs.requires_grad if theirs else None)
     cells += [str(same), row.result, str(list(row.messages)) if row.messages else "[]"]
     cells.append(str(list(stack)) if stack else NOT_AVAILABLE)

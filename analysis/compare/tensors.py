@@ -6,7 +6,8 @@ Files of torch are mapped and read with `weights_only`, those of numpy without p
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import pickle
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trainermon.analysis.compare.items import Item, Rows
-from trainermon.analysis.compare.metrics import Difference, statistics_difference
+from trainermon.analysis.compare.metrics import Difference, ItemPair, relative_size
 from trainermon.analysis.compare.noise import ROUNDOFF
 from trainermon.monitor.errors import DumpError
 
@@ -28,7 +29,7 @@ _Array = npt.NDArray[np.float64]
 
 
 @dataclass(slots=True)
-class _Sums:
+class ElementSums:
     """What is known of all chunks so far. Positions that are not finite on a side take no part in the sums."""
 
     count: int = 0
@@ -95,6 +96,11 @@ class _Sums:
         return Difference(size, (*msprobe, *ours))
 
 
+def tensor_differences(pairs: Sequence[ItemPair], *, target: Rows, golden: Rows) -> Iterator[Difference]:
+    """Yield how far the tensors of the rows of each pair are apart, see `tensor_difference`."""
+    return (tensor_difference(ours, theirs, target=target, golden=golden) for ours, theirs in pairs)
+
+
 def tensor_difference(ours: Item, theirs: Item, *, target: Rows, golden: Rows) -> Difference:
     """Return how far the tensors of two rows are apart; where one was not dumped, what the statistics tell.
 
@@ -106,8 +112,8 @@ def tensor_difference(ours: Item, theirs: Item, *, target: Rows, golden: Rows) -
     """
     path, their_path = target.tensor_path(ours), golden.tensor_path(theirs)
     if path is None or their_path is None or ours.shape != theirs.shape:
-        return Difference(statistics_difference(ours, theirs).relative, (None,) * _NUM_COLUMNS)
-    sums = _Sums()
+        return Difference(relative_size(ours, theirs), (None,) * _NUM_COLUMNS)
+    sums = ElementSums()
     name = (theirs.dtype or "").removeprefix("torch.")
     unit = ROUNDOFF.get(name, 0.0)  # of a mantissa below 1, as frexp has it, the unit in the last place
     with np.errstate(over="ignore", invalid="ignore"):
@@ -135,7 +141,7 @@ def _load(path: Path) -> Any:
         tensor = torch.load(path, map_location="cpu", weights_only=True, mmap=True).detach()
     except ImportError as error:
         raise DumpError(f"{path} needs torch: install it, or compare with --mode statistics") from error
-    except (OSError, ValueError, RuntimeError, AttributeError) as error:
+    except (OSError, ValueError, RuntimeError, AttributeError, pickle.UnpicklingError) as error:
         raise DumpError(f"{path} is no tensor file ({error}): copy the dump again, or use --mode statistics") from error
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from trainermon.analysis.compare.items import OUTPUT, PARAMETERS, Call, Item
 from trainermon.analysis.compare.matching import CallPair
-from trainermon.analysis.compare.metrics import Difference
+from trainermon.analysis.compare.metrics import Difference, ItemPair
 from trainermon.analysis.compare.noise import SAFETY, growth, rounding, roundoff
 from trainermon.dump.records import BACKWARD, FORWARD
 
@@ -39,11 +39,16 @@ _UNDEFINED = frozenset(
 )
 
 
+Measure = Callable[[Sequence[ItemPair]], Iterable[Difference]]
+"""Returns how far the rows of each pair are apart, in their order."""
+
 _Compared = tuple[Item | None, Item | None, Difference]
+_NOTHING = Difference(None)
+_KIND = slice(Item._fields.index("dtype"), Item._fields.index("requires_grad") + 1)
 
 
 class Row(NamedTuple):
-    """One row of the result table. `relative` is the size of the difference, see `Difference`."""
+    """One row of the result table; `messages` say why it does not pass."""
 
     target: Item | None
     golden: Item | None
@@ -76,6 +81,16 @@ class CallResult:
         return call.key if call else ""
 
 
+class _Judged(NamedTuple):
+    """What is known of a call before its rows are judged; a row that differs by no more than `floor` passes."""
+
+    input_error: float
+    output_error: float
+    expected: float
+    floor: float
+    blamed: bool
+
+
 class Judge:
     """Judges the calls of one pair of dumps, in the order in which they ran.
 
@@ -88,13 +103,13 @@ class Judge:
         pairs: Iterable[CallPair],
         *,
         parents: Mapping[str, str],
-        difference: Callable[[Item, Item], Difference],
+        measure: Measure,
         baseline: Mapping[str, float] | None = None,
         exact: bool = False,
     ) -> None:
         self._pairs = list(pairs)
         self._parents = parents
-        self._difference = difference
+        self._measure = measure
         self._baseline = baseline or {}
         self._exact = exact
         self._inner = _inner_calls(parents)
@@ -105,13 +120,18 @@ class Judge:
 
     def judge(self) -> list[CallResult]:
         """Return the result of every call."""
+        rows = [list(pair.rows()) for pair in self._pairs]
+        both = [(ours, theirs) for of_call in rows for ours, theirs in of_call if ours and theirs]
+        differences = iter(self._measure(both))
         measured = [
-            [(ours, theirs, self._compare(ours, theirs)) for ours, theirs in pair.rows()] for pair in self._pairs
+            [(ours, theirs, next(differences) if ours and theirs else _NOTHING) for ours, theirs in of_call]
+            for of_call in rows
         ]
-        for pair, compared in zip(self._pairs, measured, strict=True):
+        sizes = [_sizes(compared) for compared in measured]
+        for pair, size in zip(self._pairs, sizes, strict=True):
             if pair.target and pair.golden:
-                self._note(pair.target, _before(compared), _after(compared))
-        return [self._call(pair, compared) for pair, compared in zip(self._pairs, measured, strict=True)]
+                self._note(pair.target, *size)
+        return [self._call(*one) for one in zip(self._pairs, measured, sizes, strict=True)]
 
     def _note(self, call: Call, before: float, after: float) -> None:
         place = call.name, call.number, call.direction
@@ -121,29 +141,33 @@ class Judge:
         if call.direction == BACKWARD:
             self._gradients[call.name] = _worst(self._gradients.get(call.name, 0.0), before)
 
-    def _call(self, pair: CallPair, compared: list[_Compared]) -> CallResult:
-        if pair.target is None or pair.golden is None:
+    def _call(self, pair: CallPair, compared: list[_Compared], size: tuple[float, float]) -> CallResult:
+        call = pair.target
+        if call is None or pair.golden is None:
             rows = tuple(Row(ours, theirs, difference, UNMATCHED) for ours, theirs, difference in compared)
-            return CallResult(target=pair.target, golden=pair.golden, rows=rows, result=UNMATCHED)
-        before, after = _worst(_before(compared), self._earlier(pair.target)), _after(compared)
-        expected, floor = self._expected(pair, before)
+            return CallResult(target=call, golden=pair.golden, rows=rows, result=UNMATCHED)
+        before, after = _worst(size[0], self._earlier(call)), size[1]
+        expected, floor = self._expected(pair, before, after)
         unexplained = after > expected or (math.isnan(after) and not math.isnan(before))
-        result = CallResult(
-            target=pair.target,
-            golden=pair.golden,
-            rows=(),
-            result=PASS,
+        judged = _Judged(
             input_error=before,
             output_error=after,
             expected=expected,
-            blamed=unexplained and pair.target.name not in _UNDEFINED and pair.target.key not in self._blamed_within,
+            floor=floor,
+            blamed=unexplained and call.name not in _UNDEFINED and call.key not in self._blamed_within,
         )
-        rows = tuple(self._row(result, floor, *row) for row in compared)
-        self._remember(result)
-        return replace(result, rows=rows, result=_most_severe(row.result for row in rows))
-
-    def _compare(self, ours: Item | None, theirs: Item | None) -> Difference:
-        return self._difference(ours, theirs) if ours and theirs else Difference(None, ())
+        rows = tuple(self._row(call.key, judged, *row) for row in compared)
+        self._remember(call, judged)
+        return CallResult(
+            target=call,
+            golden=pair.golden,
+            rows=rows,
+            result=_most_severe(rows),
+            input_error=before,
+            output_error=after,
+            expected=expected,
+            blamed=judged.blamed,
+        )
 
     def _earlier(self, call: Call) -> float:
         """Return the error of what a backward also depends on: the forward of the same call, and what came before it.
@@ -158,18 +182,19 @@ class Judge:
             return forward
         return _worst(forward, self._gradients.get(call.name, self._worst_so_far))
 
-    def _expected(self, pair: CallPair, before: float) -> tuple[float, float]:
-        call = pair.target
+    def _expected(self, pair: CallPair, before: float, after: float) -> tuple[float, float]:
+        """Return what may be expected of a call's results, and of each row whatever its inputs."""
+        call, golden = pair.target, pair.golden
         assert call is not None
-        assert pair.golden is not None
+        assert golden is not None
         if self._exact:
             return math.inf if before else 0.0, 0.0
         inner = self._inner[call.key]
-        unit = max(roundoff(call.items), roundoff(pair.golden.items))
-        noise = rounding(call, inner, unit)
-        baseline = self._own_noise(call)
+        floor = SAFETY * rounding(call, inner, max(roundoff(call.items), roundoff(golden.items)))
+        if before <= floor and after <= floor:
+            return floor, floor  # nothing to explain
         finite = 0.0 if math.isnan(before) else before
-        return SAFETY * (growth(call, inner) * finite + noise) + 2 * baseline, SAFETY * noise
+        return SAFETY * growth(call, inner) * finite + floor + 2 * self._own_noise(call), floor
 
     def _own_noise(self, call: Call) -> float:
         if not self._baseline:
@@ -177,45 +202,24 @@ class Judge:
         outputs = (f"{call.key}.{item.place}" for item in call.items if item.state == OUTPUT)
         return max((self._baseline.get(name, 0.0) for name in outputs), default=0.0)
 
-    def _row(
-        self, call: CallResult, floor: float, ours: Item | None, theirs: Item | None, difference: Difference
-    ) -> Row:
+    def _row(self, key: str, call: _Judged, ours: Item | None, theirs: Item | None, difference: Difference) -> Row:
         if ours is None or theirs is None:
             return Row(ours, theirs, difference, UNMATCHED)
-        flaw = _flaw(ours, theirs)
+        alike = ours[_KIND] == theirs[_KIND] and ours.is_tensor
+        flaw = "" if alike else _flaw(ours, theirs)
         if flaw:
             return Row(ours, theirs, difference, ERROR, (f"error: {flaw}",))
         relative = difference.relative
-        if relative is None or relative <= max(floor, 2 * self._baseline.get(f"{call.key}.{ours.place}", 0.0)):
+        if relative is None or relative <= call.floor:
             return Row(ours, theirs, difference, PASS)
-        result, message = self._meaning(call, ours, theirs, relative)
+        if self._baseline and relative <= 2 * self._baseline.get(f"{key}.{ours.place}", 0.0):
+            return Row(ours, theirs, difference, PASS)
+        result, message = _meaning(call, ours, theirs, relative)
         return Row(ours, theirs, difference, result, (f"{result}: {message}",))
 
-    def _meaning(self, call: CallResult, ours: Item, theirs: Item, relative: float) -> tuple[str, str]:
-        if math.isnan(relative):
-            side = "the target" if ours.nonfinite else "the golden dump"
-            both = ours.nonfinite and theirs.nonfinite
-            where = "in other numbers" if both else f"in {side} only"
-            return (
-                ERROR,
-                f"NaN or Inf {where}{', as in its inputs' if ours.state == OUTPUT and not call.blamed else ''}.",
-            )
-        size = f"{relative:.2g}" if math.isfinite(relative) else "bits only"
-        if ours.state != OUTPUT:
-            what = "the parameter" if ours.state == PARAMETERS else "the input"
-            return WARNING, f"{what} differs by {size} before this call."
-        if call.blamed:
-            inputs = f"inputs by {call.input_error:.2g}" if call.input_error else "inputs do not"
-            return ERROR, f"differs by {size}, {inputs}: rounding and they explain {call.expected:.2g}."
-        if call.output_error > call.expected:
-            return WARNING, f"differs by {size}, because of a call within it."
-        return WARNING, f"differs by {size}, which is explained by its inputs ({call.input_error:.2g})."
-
-    def _remember(self, result: CallResult) -> None:
-        call = result.target
-        assert call is not None
-        self._worst_so_far = _worst(self._worst_so_far, result.output_error)
-        if not result.blamed:
+    def _remember(self, call: Call, judged: _Judged) -> None:
+        self._worst_so_far = _worst(self._worst_so_far, judged.output_error)
+        if not judged.blamed:
             return
         parent = self._parents.get(call.key)
         while parent is not None and parent not in self._blamed_within:
@@ -223,12 +227,37 @@ class Judge:
             parent = self._parents.get(parent)
 
 
-def _before(compared: Iterable[_Compared]) -> float:
-    return _largest(difference for ours, _, difference in compared if ours and ours.state != OUTPUT)
+def _meaning(call: _Judged, ours: Item, theirs: Item, relative: float) -> tuple[str, str]:
+    if math.isnan(relative):
+        side = "the target" if ours.nonfinite else "the golden dump"
+        both = ours.nonfinite and theirs.nonfinite
+        where = "in other numbers" if both else f"in {side} only"
+        return (
+            ERROR,
+            f"NaN or Inf {where}{', as in its inputs' if ours.state == OUTPUT and not call.blamed else ''}.",
+        )
+    size = f"{relative:.2g}" if math.isfinite(relative) else "bits only"
+    if ours.state != OUTPUT:
+        what = "the parameter" if ours.state == PARAMETERS else "the input"
+        return WARNING, f"{what} differs by {size} before this call."
+    if call.blamed:
+        inputs = f"inputs by {call.input_error:.2g}" if call.input_error else "inputs do not"
+        return ERROR, f"differs by {size}, {inputs}: rounding and they explain {call.expected:.2g}."
+    if call.output_error > call.expected:
+        return WARNING, f"differs by {size}, because of a call within it."
+    return WARNING, f"differs by {size}, which is explained by its inputs ({call.input_error:.2g})."
 
 
-def _after(compared: Iterable[_Compared]) -> float:
-    return _largest(difference for ours, _, difference in compared if ours and ours.state == OUTPUT)
+def _sizes(compared: Iterable[_Compared]) -> tuple[float, float]:
+    """Return the largest difference of what a call was given, and of what it made."""
+    before = after = 0.0
+    for ours, _, difference in compared:
+        if difference.relative and ours:
+            if ours.state == OUTPUT:
+                after = _worst(after, difference.relative)
+            else:
+                before = _worst(before, difference.relative)
+    return before, after
 
 
 def _inner_calls(parents: Mapping[str, str]) -> Counter[str]:
@@ -258,19 +287,11 @@ def _shape(item: Item) -> str:
     return str(list(item.shape or ()))
 
 
-def _largest(differences: Iterable[Difference]) -> float:
-    largest = 0.0
-    for difference in differences:
-        if difference.relative is not None:
-            largest = _worst(largest, difference.relative)
-    return largest
-
-
 def _worst(one: float, other: float) -> float:
     """Return the larger of two errors; NaN is the worst."""
     return math.nan if math.isnan(one) or math.isnan(other) else max(one, other)
 
 
-def _most_severe(results: Iterable[str]) -> str:
-    found = set(results)
+def _most_severe(rows: Iterable[Row]) -> str:
+    found = {row.result for row in rows}
     return next((result for result in (ERROR, WARNING, PASS) if result in found), PASS)
