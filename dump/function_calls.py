@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from trainermon.dump.capture import ModuleCapture
 from trainermon.dump.encode import Leaf, encode, encode_output
-from trainermon.dump.function_names import FunctionName, name_of
+from trainermon.dump.function_names import FunctionName, name_of, unreplaced
 from trainermon.dump.gradients import Backward, GradientHooks
 from trainermon.dump.records import BACKWARD, EXTRA, FORWARD
 from trainermon.dump.stacks import call_stack
@@ -94,7 +94,9 @@ class FunctionCapture(TorchFunctionMode):
     ) -> Any:
         """Call `func` once, with what it was called with, and return what it returns."""
         kwargs = kwargs or {}
-        call = self._begins(func, args, kwargs, sys._getframe(1))
+        caller = sys._getframe(1)
+        func = unreplaced(func, caller)
+        call = self._begins(func, args, kwargs, caller)
         result = func(*args, **kwargs)
         if call is not None:
             self._ends(call, result)
@@ -170,7 +172,7 @@ class FunctionCapture(TorchFunctionMode):
             "input_args": [encode(item, f"input.{index}", leaves) for index, item in enumerate(args)],
             "input_kwargs": {name: encode(item, f"kwargs.{name}", leaves) for name, item in kwargs.items()},
         }
-        self._record(f"{stem}.{FORWARD}", leaves)
+        self.writer.record(f"{stem}.{FORWARD}", leaves)
         call = _Call(stem, value, parent, call_stack(), None)
         if torch.is_grad_enabled() and any(leaf.tensor.requires_grad for leaf in leaves):
             key = f"{stem}.{BACKWARD}"
@@ -184,7 +186,7 @@ class FunctionCapture(TorchFunctionMode):
         leaves: list[Leaf] = []
         outputs = encode_output(tuple(result) if isinstance(result, list) else result, leaves)
         key = f"{call.stem}.{FORWARD}"
-        self._record(key, leaves)
+        self.writer.record(key, leaves)
         value = {**call.value, "output": outputs, EXTRA: {"order": self.writer.next_order()}}
         self.writer.add(key, value, parent=call.parent, stack=call.stack)
         if call.backward is not None:
@@ -218,10 +220,6 @@ class FunctionCapture(TorchFunctionMode):
             self.writer.forget(operand if isinstance(operand, list) else [operand])
         with torch._C.DisableTorchFunction():
             self._end(call, operands or result)
-
-    def _record(self, key: str, leaves: Sequence[Leaf]) -> None:
-        with torch.no_grad():
-            self.writer.record(key, leaves)
 
     def _contain(self, function: Callable[..., Any], *bound: Any) -> Contained:
         return Contained(self, function, bound)

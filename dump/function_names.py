@@ -9,12 +9,12 @@ from __future__ import annotations
 import dis
 import functools
 from collections.abc import Callable
-from types import CodeType, FrameType
+from types import CodeType, FrameType, FunctionType
 from typing import Any, NamedTuple
 
 import torch
 from torch.nn import functional
-from torch.overrides import resolve_name
+from torch.overrides import handle_torch_function, resolve_name
 
 # Names that msprobe counts among those that multiply, normalise or look up (risk level CORE).
 CORE = frozenset(
@@ -251,6 +251,8 @@ SILENT = frozenset(
         "iinfo",
     ]
 )
+# Of custom operators; `record_function` is one of them.
+SILENT_NAMESPACES = frozenset(["profiler"])
 _OPERATORS = {
     "add": "__add__", "sub": "__sub__", "mul": "__mul__", "div": "__truediv__", "matmul": "__matmul__",
     "remainder": "__mod__", "add_": "__iadd__", "sub_": "__isub__", "mul_": "__imul__", "div_": "__itruediv__",
@@ -304,13 +306,31 @@ def name_of(function: Callable[..., Any], args: tuple[Any, ...], caller: FrameTy
     return named
 
 
+def unreplaced(function: Callable[..., Any], caller: FrameType) -> Callable[..., Any]:
+    """Return what a function mode that was handed `function` has to call.
+
+    Torch looks a method up by its name. Where a framework has replaced it on `torch.Tensor`, a mode is handed the
+    replacement, although that is running already: what it does would be done twice.
+    """
+    if type(function) is not FunctionType or caller.f_code is handle_torch_function.__code__:
+        return function
+    return _method_below(function) or function
+
+
+@functools.lru_cache(maxsize=4096)
+def _method_below(function: FunctionType) -> Callable[..., Any] | None:
+    name = next((name for name, value in vars(torch.Tensor).items() if value is function), None)
+    return None if name is None else vars(torch._C.TensorBase).get(name)
+
+
 @functools.lru_cache(maxsize=4096)
 def _plain_name(function: Callable[..., Any]) -> FunctionName | None:
     name = getattr(function, "__name__", "")
     if name in SILENT:
         return None
     if isinstance(function, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
-        return FunctionName(*str(function).split(".")[:2])  # type: ignore[arg-type]  # two parts, no third
+        namespace, operator = str(function).split(".")[:2]
+        return None if namespace in SILENT_NAMESPACES else FunctionName(namespace, operator)
     path = (resolve_name(function) or "").split(".")
     if path[:2] == ["torch", "Tensor"]:
         return FunctionName("Tensor", _ALIASES.get(path[2], path[2]), path[2] in _OPERATORS)

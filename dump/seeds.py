@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from trainermon.dump.function_names import name_of
+from trainermon.dump.function_names import name_of, unreplaced
 from trainermon.dump.stacks import call_stack
 from trainermon.monitor.strict import require
 
@@ -169,8 +169,10 @@ class _Draws(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        caller = sys._getframe(1)
+        func = unreplaced(func, caller)
         result = func(*args, **(kwargs or {}))
-        named = name_of(func, args, sys._getframe(1))
+        named = name_of(func, args, caller)
         if named is not None and named.name in DRAWING and isinstance(result, torch.Tensor):
             number = self._counts[named.name]
             self._counts[named.name] += 1

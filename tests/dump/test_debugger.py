@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import os
 import struct
 import zlib
@@ -204,6 +205,26 @@ def test_a_checksum_sees_the_order_of_elements(tmp_path):
     assert (
         entry["output"][0]["crc32"] == entry["output"][0]["md5"] == f"{zlib.crc32(struct.pack('<4f', 3, 2, 1, 0)):08x}"
     )
+
+
+def test_a_method_that_somebody_has_replaced_runs_once(tmp_path, monkeypatch):
+    """Torch hands a function mode the replacement, which is running already: Megatron on a CPU ended of that."""
+    calls = []
+    real = torch.Tensor.exp
+
+    def exp(tensor):
+        calls.append(tensor)
+        return real(tensor) + 1
+
+    def model(x):
+        return x.exp().sum() * torch.ones(1, requires_grad=True)[0]
+
+    monkeypatch.setattr(torch.Tensor, "exp", exp)
+
+    data = dumped(tmp_path, config={"level": "L1"}, model=model)["step0"]
+
+    assert len(calls) == 1
+    assert data["Tensor.exp.0.forward"]["output"][0]["Max"] == pytest.approx(math.e)
 
 
 def test_structure_has_names_only(tmp_path):
