@@ -12,15 +12,18 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from trainermon.analysis.compare.frameworks import MINDSPORE, PYTORCH
 from trainermon.dump.reader import RawDump, load_raw, split_key
 from trainermon.dump.records import BACKWARD, DUMP_FILE, PARAMETERS_GRAD, TENSOR_FOLDER
 
 INPUT = "input"
 PARAMETERS = "parameters"
 OUTPUT = "output"
+MODULE = "Module"
 CHECKSUM_KEYS = ("crc32c", "xxh64", "xxh3_64", "crc32", "md5")
 _TENSOR_TYPES = ("torch.Tensor", "mindspore.Tensor")
 _NUMBERS = {"int", "float", "bool"}
+_MODULES = ("Module.", "Cell.")  # Cell: MindSpore's word
 
 
 class Item(NamedTuple):
@@ -91,6 +94,12 @@ class Rows(NamedTuple):
     stacks: Mapping[str, tuple[str, ...]]
 
     @property
+    def framework(self) -> str:
+        """`pytorch` or `mindspore`, by the names of dtypes; `pytorch` where there is no tensor."""
+        dtypes = (item.dtype for call in self.calls for item in call.items if item.is_tensor and item.dtype)
+        return PYTORCH if next(dtypes, "torch.").startswith("torch.") else MINDSPORE
+
+    @property
     def has_tensors(self) -> bool:
         """Whether the tensors themselves were dumped."""
         return any(item.data_name for call in self.calls for item in call.items)
@@ -133,10 +142,10 @@ def _calls(raw: RawDump, parents: Mapping[str, str]) -> Iterator[Call]:
         if not isinstance(value, dict):
             continue
         name, family, direction, number = split_key(key)
-        is_module = key.startswith("Module.")
+        is_module = key.startswith(_MODULES)
         yield Call(
             key=key,
-            family="Module" if is_module else family,
+            family=MODULE if is_module else family,
             name=f"{name}.{family}" if is_module else name,
             direction=direction,
             number=number,

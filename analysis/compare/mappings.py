@@ -1,0 +1,174 @@
+"""Mapping files as msprobe takes them: which names of the target stand for which of the golden dump.
+
+Decides what a file may hold, and says what is wrong with one. YAML, or JSON, of these forms:
+
+* API mapping: a list of `{ms_api, pt_api, ms_args, pt_args, ms_output, pt_output, ms_parameters, pt_parameters,
+  ms_parameters_grad, pt_parameters_grad}`, functions and the places of their arguments and results;
+* cell mapping: `{fc1.Dense: fc1.Linear}`, modules with their classes, or parts of such names;
+* data mapping: `{Functional.dense.0.forward.input.0: Functional.linear.0.forward.input.0}`, rows;
+* layer mapping: `{Class: {path below it: path in the golden dump}}`, `TopLayer` for the outermost.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trainermon.monitor.errors import ConfigError
+
+TOP_LAYER = "TopLayer"
+_OLD_TOP_LAYER = "Cell"
+_SIDES = (("args", "input"), ("output", "output"), ("parameters", "parameters"), ("parameters_grad", ""))
+_SPELLINGS = {"ms_outputs": "ms_output", "pt_outputs": "pt_output"}
+_RULE_KEYS = {"ms_api", "pt_api", *(f"{side}_{word}" for side in ("ms", "pt") for word, _ in _SIDES)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiRule:
+    """One function of MindSpore and the one of PyTorch that does the same.
+
+    `places` gives the place of PyTorch by that of MindSpore. Of the sides in `listed` (`input`, `output`, ...) only
+    what stands there has a counterpart; the other sides correspond place by place.
+    """
+
+    ms_api: str
+    pt_api: str
+    places: Mapping[str, str] = field(default_factory=dict)
+    listed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mappings:
+    """What the target's names stand for in the golden dump.
+
+    Attributes:
+        api: functions, by MindSpore's name.
+        cell: modules with their classes, or parts of such names.
+        data: rows.
+        layer: below which class of the target which path is which of the golden dump; longest paths first.
+    """
+
+    api: Mapping[str, ApiRule] = field(default_factory=dict)
+    cell: Mapping[str, str] = field(default_factory=dict)
+    data: Mapping[str, str] = field(default_factory=dict)
+    layer: Mapping[str, tuple[tuple[str, str], ...]] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        """Return whether anything is mapped."""
+        return bool(self.api or self.cell or self.data or self.layer)
+
+
+def read_mappings(
+    *,
+    api: Path | str | None = None,
+    cell: Path | str | None = None,
+    data: Path | str | None = None,
+    layer: Path | str | None = None,
+) -> Mappings:
+    """Return what the given files say.
+
+    Raises:
+        ConfigError: a file cannot be read, or is not of the form that its kind has; it names the file and the place.
+    """
+    return Mappings(
+        api=_read(api, "API mapping", _api),
+        cell=_read(cell, "cell mapping", _names),
+        data=_read(data, "data mapping", _names),
+        layer=_read(layer, "layer mapping", _layers),
+    )
+
+
+def _read(path: Path | str | None, kind: str, parse: Any) -> Any:
+    if path is None:
+        return {}
+    try:
+        return parse(_load(Path(path)))
+    except ConfigError as error:
+        raise ConfigError(f"{path}, given as {kind}: {error}") from error
+
+
+def _load(path: Path) -> Any:
+    import yaml
+
+    try:
+        text = path.read_text(encoding="utf-8")
+        return json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot be read ({error})") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ConfigError(f"is neither YAML nor JSON ({' '.join(str(error).split())})") from error
+
+
+def _names(value: Any) -> dict[str, str]:
+    """Return a mapping of names to names; an empty file has none."""
+    if not isinstance(value, Mapping | None):
+        raise ConfigError(f"found a {type(value).__name__} at the top, expected `name of the target: golden name`")
+    for name, other in (value or {}).items():
+        if not isinstance(name, str) or not isinstance(other, str) or not name:
+            raise ConfigError(f"found {name!r}: {other!r}, expected a name of the target and one of the golden dump")
+    return dict(value or {})
+
+
+def _layers(value: Any) -> dict[str, tuple[tuple[str, str], ...]]:
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"found a {type(value).__name__} at the top, expected `class: {{path: golden path}}`")
+    found = {}
+    for name, paths in value.items():
+        try:
+            table = _names(paths)
+        except ConfigError as error:
+            raise ConfigError(f"below {name!r}: {error}") from error
+        # a golden path may be followed by its class in parentheses
+        pairs = [(path, other.partition("(")[0].strip()) for path, other in table.items()]
+        pairs.sort(key=lambda pair: -pair[0].count("."))
+        found[TOP_LAYER if name == _OLD_TOP_LAYER else str(name)] = tuple(pairs)
+    return found
+
+
+def _api(value: Any) -> dict[str, ApiRule]:
+    if not isinstance(value, list | None):
+        raise ConfigError(f"found a {type(value).__name__} at the top, expected a list of rules (`- ms_api: …`)")
+    rules = {}
+    for number, rule in enumerate(value or [], 1):
+        try:
+            parsed = _rule(rule)
+        except ConfigError as error:
+            raise ConfigError(f"rule {number}: {error}") from error
+        rules[parsed.ms_api] = parsed
+    return rules
+
+
+def _rule(rule: Any) -> ApiRule:
+    if not isinstance(rule, Mapping):
+        raise ConfigError(f"found {rule!r}, expected keys such as ms_api and pt_api")
+    known = {_SPELLINGS.get(str(key), str(key)): value for key, value in rule.items()}
+    for key in known:
+        if key not in _RULE_KEYS:
+            raise ConfigError(f"found the key {key!r}, expected one of {', '.join(sorted(_RULE_KEYS))}")
+    for key in ("ms_api", "pt_api"):
+        if not isinstance(known.get(key), str) or "." not in known[key]:
+            raise ConfigError(f"{key} is {known.get(key)!r}, expected a family and a function, as in Functional.conv2d")
+    listed = tuple(state for word, state in _SIDES if f"ms_{word}" in known or f"pt_{word}" in known)
+    return ApiRule(ms_api=known["ms_api"], pt_api=known["pt_api"], places=dict(_places(known)), listed=listed)
+
+
+def _places(rule: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for word, state in _SIDES:
+        ours, theirs = (_list(f"{side}_{word}", rule) for side in ("ms", "pt"))
+        if len(ours) != len(theirs):
+            raise ConfigError(
+                f"{rule['ms_api']}: ms_{word} has {len(ours)} places and pt_{word} has {len(theirs)}; each needs the "
+                "one that it stands for"
+            )
+        prefix = f"{state}." if state else ""
+        yield from ((f"{prefix}{one}", f"{prefix}{other}") for one, other in zip(ours, theirs, strict=True))
+
+
+def _list(key: str, rule: Mapping[str, Any]) -> list[Any]:
+    value = rule.get(key)
+    if not isinstance(value, list | None):
+        raise ConfigError(f"{rule['ms_api']}: {key} is {value!r}, expected a list of numbers or names")
+    return value or []

@@ -1,0 +1,129 @@
+"""What calls and rows of both sides are called where they are matched: under mapping files, and across frameworks.
+
+Calls with equal names belong together, in the order in which they ran. Names of MindSpore become those of PyTorch,
+whichever side they are on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from trainermon.analysis.compare.frameworks import MINDSPORE, function_name, parameter_name
+from trainermon.analysis.compare.items import MODULE, PARAMETERS, Call, Item, Rows
+from trainermon.analysis.compare.mappings import TOP_LAYER, ApiRule, Mappings
+from trainermon.dump.records import PARAMETERS_GRAD
+
+_NOTHING = "nothing"  # the place of a row that has no counterpart
+
+
+class Naming:
+    """Names the calls of two dumps such that those which belong together are called the same."""
+
+    def __init__(self, mappings: Mappings, target: Rows, golden: Rows) -> None:
+        self._mappings = mappings
+        self._crosses = target.framework != golden.framework
+        self._target_is_foreign = not self._crosses or target.framework == MINDSPORE
+        pytorch = golden if self._target_is_foreign else target
+        self._functions = {_full_name(call) for call in pytorch.calls if call.family != MODULE}
+        self._classes = _classes(target.calls) if mappings.layer else {}
+        self._paths: dict[str, str] = {}
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether names differ at all; else calls are matched by their names as they stand."""
+        return bool(self._mappings) or self._crosses
+
+    def ours(self, call: Call) -> str:
+        """Return the name of a call of the target."""
+        if call.family == MODULE:
+            return self._module(call)
+        name = self._foreign_function(call) if self._target_is_foreign else _full_name(call)
+        return f"{self._path(call.scope)}/{name}" if self._mappings.layer else name
+
+    def theirs(self, call: Call) -> str:
+        """Return the name of a call of the golden dump."""
+        if call.family == MODULE:
+            return _path_of(call) if self._drops_classes else f"{MODULE}.{call.name}"
+        name = _full_name(call) if self._target_is_foreign else self._foreign_function(call)
+        return f"{call.scope}/{name}" if self._mappings.layer else name
+
+    def places(self, target: Call, golden: Call) -> dict[str, str]:
+        """Return the golden place of every row of the target, where it is another one."""
+        ours, theirs = (target, golden) if self._target_is_foreign else (golden, target)
+        rule = self._mappings.api.get(_full_name(ours))
+        found = {item.place: self._place(item, ours, rule) for item in ours.items}
+        changed = {place: other for place, other in found.items() if place != other}
+        if self._target_is_foreign or not changed:
+            return changed
+        back = {other: place for place, other in changed.items() if other != _NOTHING}
+        gone = {item.place: _NOTHING for item in theirs.items if changed.get(item.place) == _NOTHING}
+        return gone | back
+
+    @property
+    def _drops_classes(self) -> bool:
+        return self._crosses or bool(self._mappings.layer)
+
+    def _module(self, call: Call) -> str:
+        if self._mappings.layer:
+            return self._path(_path_of(call))
+        name = self._cell(call.name)
+        return name.rpartition(".")[0] if self._crosses else f"{MODULE}.{name}"
+
+    def _cell(self, name: str) -> str:
+        """Return the golden name of a module: that of the whole name, else with each part replaced that is mapped."""
+        if name in self._mappings.cell:
+            return self._mappings.cell[name]
+        for part, other in self._mappings.cell.items():
+            name = name.replace(part, other, 1)
+        return name
+
+    def _foreign_function(self, call: Call) -> str:
+        full = _full_name(call)
+        rule = self._mappings.api.get(full)
+        if rule is not None:
+            return rule.pt_api
+        return function_name(call.family, call.name, self._functions) if self._crosses else full
+
+    def _place(self, item: Item, call: Call, rule: ApiRule | None) -> str:
+        if rule is not None:
+            state = "" if call.direction == PARAMETERS_GRAD else item.state
+            return rule.places.get(item.place, _NOTHING if state in rule.listed else item.place)
+        if not self._crosses or not (item.state == PARAMETERS or call.direction == PARAMETERS_GRAD):
+            return item.place
+        return f"{item.place.rpartition('.')[0]}.{parameter_name(item.place.rpartition('.')[2])}".lstrip(".")
+
+    def _path(self, path: str) -> str:
+        """Return the path of a module of the target in the golden dump, layer by layer."""
+        if path not in self._paths:
+            self._paths[path] = self._mapped(path.split(".")) if path else ""
+        return self._paths[path]
+
+    def _mapped(self, parts: list[str]) -> str:
+        found: list[str] = []
+        at = 0
+        while at < len(parts):
+            above = self._classes.get(".".join(parts[:at]), parts[at - 1]) if at else TOP_LAYER
+            step, name = self._step(above, parts[at:])
+            found += [name] if name else []
+            at += step
+        return ".".join(found)
+
+    def _step(self, above: str, parts: list[str]) -> tuple[int, str]:
+        for path, other in self._mappings.layer.get(above, ()):
+            length = path.count(".") + 1
+            if parts[:length] == path.split("."):
+                return length, other
+        return 1, parts[0]
+
+
+def _full_name(call: Call) -> str:
+    return f"{call.family}.{call.name}" if call.family else call.key
+
+
+def _path_of(call: Call) -> str:
+    return call.name.rpartition(".")[0]
+
+
+def _classes(calls: Iterable[Call]) -> Mapping[str, str]:
+    modules = (call.name.rpartition(".") for call in calls if call.family == MODULE)
+    return {path: name for path, _, name in modules}
