@@ -10,6 +10,7 @@ from pathlib import Path
 from trainermon.analysis.compare.comparison import CompareOptions, Mode, compare
 from trainermon.analysis.compare.distributed import outcomes
 from trainermon.analysis.compare.files import FORMATS, Destination, as_document
+from trainermon.analysis.compare.mappings import read_mappings
 from trainermon.analysis.compare.summary import Outcome, render_text
 
 DEFAULT = ("csv", "json")
@@ -32,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--mode", type=Mode, choices=list(Mode), help="what to compare (default: tensors if both have them)"
     )
+    _add_mappings(parser)
     parser.add_argument("--fuzzy", action="store_true", help="pair also calls whose numbers or prefixes differ")
     parser.add_argument(
         "--baseline", nargs=2, type=Path, metavar="DUMP", help="two dumps of one side: what these differ by is noise"
@@ -45,12 +47,16 @@ def main(args: argparse.Namespace) -> int:
 
     Raises:
         DumpError: there is nothing to compare.
+        ConfigError: a mapping file is wrong.
     """
     options = CompareOptions(
         mode=args.mode,
         fuzzy=args.fuzzy,
         baseline=tuple(args.baseline) if args.baseline else None,
         stack=not args.no_stack,
+        mappings=read_mappings(
+            api=args.api_mapping, cell=args.cell_mapping, data=args.data_mapping, layer=args.layer_mapping
+        ),
     )
     if args.json:
         comparisons = compare(args.target, args.golden, options=options)
@@ -64,6 +70,22 @@ def main(args: argparse.Namespace) -> int:
     sys.stdout.write(render_text(found, colour=sys.stdout.isatty()))
     _list_files([path for outcome in found for path in outcome.files])
     return 0
+
+
+def _add_mappings(parser: argparse.ArgumentParser) -> None:
+    for short, word, what in (
+        ("-am", "api", "functions and the places of their arguments"),
+        ("-cm", "cell", "modules with their classes, or parts of such names"),
+        ("-dm", "data", "single rows"),
+        ("-lm", "layer", "paths below classes of modules"),
+    ):
+        parser.add_argument(
+            short,
+            f"--{word}-mapping",
+            type=Path,
+            metavar="FILE",
+            help=f"which of the target's names stand for which: {what}",
+        )
 
 
 def _show_progress(done: int, outcome: Outcome) -> None:

@@ -6,14 +6,16 @@ import gc
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
 from pathlib import Path
 
 from trainermon.analysis.compare.items import Rows, read_rows
+from trainermon.analysis.compare.mappings import Mappings
 from trainermon.analysis.compare.matching import match_calls
 from trainermon.analysis.compare.metrics import checksum_differences, statistics_differences
+from trainermon.analysis.compare.naming import unused_names
 from trainermon.analysis.compare.places import PlacePair, find_places, pair_places
 from trainermon.analysis.compare.verdicts import CallResult, Judge, Measure, Row
 from trainermon.monitor.errors import DumpError
@@ -36,12 +38,14 @@ class CompareOptions:
         fuzzy: pair also calls whose numbers or prefixes differ.
         baseline: two dumps of the same side: what these differ by is taken for noise.
         stack: give the call stack with every first row of a call.
+        mappings: what the target's names stand for in the golden dump.
     """
 
     mode: Mode | None = None
     fuzzy: bool = False
     baseline: tuple[Path, Path] | None = None
     stack: bool = True
+    mappings: Mappings = field(default_factory=Mappings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +53,7 @@ class Comparison:
     """One dump compared with another.
 
     `calls` are all calls of the target in its order, and after them those that only the golden dump has. `stacks` are
-    the target's.
+    the target's. `notes` say what a reader should know of how the two were brought together.
     """
 
     target: Path
@@ -58,6 +62,7 @@ class Comparison:
     mode: Mode
     calls: tuple[CallResult, ...]
     stacks: Mapping[str, tuple[str, ...]]
+    notes: tuple[str, ...] = ()
 
     def rows(self) -> Iterator[Row]:
         """Yield every row."""
@@ -116,7 +121,7 @@ def _compare_pair(pair: PlacePair, options: CompareOptions) -> Comparison:
     mode = _mode(target, golden, options.mode)
     measure = _measure(target, golden, mode)
     calls = Judge(
-        match_calls(target, golden, fuzzy=options.fuzzy),
+        match_calls(target, golden, fuzzy=options.fuzzy, mappings=options.mappings),
         parents=target.parents,
         measure=measure,
         baseline=_baseline(options, mode),
@@ -129,6 +134,7 @@ def _compare_pair(pair: PlacePair, options: CompareOptions) -> Comparison:
         mode=mode,
         calls=tuple(calls),
         stacks=target.stacks if options.stack else {},
+        notes=tuple(unused_names(options.mappings, target)),
     )
 
 

@@ -68,6 +68,7 @@ def as_document(comparison: Comparison) -> dict[str, Any]:
             "label": comparison.label,
             "mode": comparison.mode.value,
             "headline": headline(comparison),
+            "notes": list(comparison.notes),
             "rows": {result: counts[result] for result in RESULTS},
             "calls": {result: calls[result] for result in RESULTS},
             "blamed": [call.key for call in comparison.blamed],

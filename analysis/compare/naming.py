@@ -6,7 +6,7 @@ whichever side they are on.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from trainermon.analysis.compare.frameworks import MINDSPORE, function_name, parameter_name
 from trainermon.analysis.compare.items import MODULE, PARAMETERS, Call, Item, Rows
@@ -127,3 +127,19 @@ def _path_of(call: Call) -> str:
 def _classes(calls: Iterable[Call]) -> Mapping[str, str]:
     modules = (call.name.rpartition(".") for call in calls if call.family == MODULE)
     return {path: name for path, _, name in modules}
+
+
+def unused_names(mappings: Mappings, target: Rows) -> Iterator[str]:
+    """Yield a sentence for every file of which no name, or not every name, is one of the target."""
+    modules = [call.name for call in target.calls if call.family == MODULE]
+    known = {_full_name(call) for call in target.calls if call.family != MODULE}
+    rows = {f"{call.key}.{item.place}" for call in target.calls for item in call.items} if mappings.data else set()
+    functions = {} if target.framework != MINDSPORE else mappings.api
+    missing = {
+        "API mapping": [name for name in functions if name not in known],
+        "cell mapping": [name for name in mappings.cell if not any(name in module for module in modules)],
+        "data mapping": [name for name in mappings.data if name not in rows],
+    }
+    for kind, names in missing.items():
+        if names:
+            yield f"{len(names)} names of the {kind} are nowhere in the target; the first is {names[0]}"

@@ -29,7 +29,12 @@ ROUNDOFF = {
 }
 """Unit roundoff by dtype: half the distance from 1 to the next number."""
 
-_BY_DTYPE = ROUNDOFF | {f"torch.{name}": unit for name, unit in ROUNDOFF.items()}
+_MINDSPORE = {"Float64": "float64", "Float32": "float32", "Float16": "float16", "BFloat16": "bfloat16"}
+_BY_DTYPE = (
+    ROUNDOFF
+    | {f"torch.{name}": unit for name, unit in ROUNDOFF.items()}
+    | {name: ROUNDOFF[same] for name, same in _MINDSPORE.items()}
+)
 
 SAFETY = 8.0  # statistics show only a part of an error: a blame must not rest on the part that happened to be seen
 _COMPOSITE_GROWTH = 10.0

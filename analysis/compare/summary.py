@@ -15,6 +15,7 @@ from trainermon.dump.records import FORWARD
 
 RESULTS = (ERROR, WARNING, PASS, UNMATCHED)
 MAX_BLAMED = 8
+MAX_NOTES = 6
 _MAX_LINES = 40
 _MAX_DUMPS = 12
 
@@ -25,7 +26,7 @@ class Outcome:
 
     `rows` and `calls` are numbers by result. `blamed` are the blamed calls in the order in which they ran, with a few
     words on each; `within` are those within the first of them that one side alone made, `called_in` is the line of
-    the user's code that called it.
+    the user's code that called it. `notes` are those of the comparison.
     """
 
     target: str
@@ -41,6 +42,7 @@ class Outcome:
     within: tuple[str, ...]
     called_in: str
     files: tuple[Path, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def differs(self) -> bool:
@@ -67,6 +69,7 @@ def summarise(comparison: Comparison, files: tuple[Path, ...] = ()) -> Outcome:
         within=unmatched_within(comparison, blamed[0]) if blamed else (),
         called_in=called_in(comparison, blamed[0]) if blamed else "",
         files=files,
+        notes=comparison.notes,
     )
 
 
@@ -172,3 +175,7 @@ def _one(outcome: Outcome, *, bold: bool) -> Iterator[str]:
         yield f"within it {', '.join(outcome.within[:3])}"
     if outcome.called_in:
         yield f"called in {outcome.called_in}"
+    for index, note in enumerate(outcome.notes[:MAX_NOTES]):
+        yield f"{'note' if index == 0 else '':<10}{note}"
+    if len(outcome.notes) > MAX_NOTES:
+        yield f"{'':<10}and {len(outcome.notes) - MAX_NOTES} more"

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from trainermon.analysis.compare.frameworks import dtype_name
 from trainermon.analysis.compare.items import OUTPUT, PARAMETERS, Call, Item
 from trainermon.analysis.compare.matching import CallPair
 from trainermon.analysis.compare.metrics import Difference, ItemPair
@@ -272,11 +273,12 @@ def _inner_calls(parents: Mapping[str, str]) -> Counter[str]:
 
 
 def _flaw(ours: Item, theirs: Item) -> str:
-    if ours.dtype != theirs.dtype:
+    if dtype_name(ours.dtype) != dtype_name(theirs.dtype):
         return f"dtype {ours.dtype}, but {theirs.dtype} in the golden dump."
     if ours.shape != theirs.shape:
         return f"shape {_shape(ours)}, but {_shape(theirs)} in the golden dump."
-    if ours.requires_grad != theirs.requires_grad:
+    crosses = ours.dtype != theirs.dtype  # MindSpore does not dump requires_grad
+    if ours.requires_grad != theirs.requires_grad and not crosses:
         return f"requires_grad is {ours.requires_grad}, but {theirs.requires_grad} in the golden dump."
     if not ours.is_tensor and repr(ours.max) != repr(theirs.max):
         return f"argument {ours.max}, but {theirs.max} in the golden dump."
@@ -289,7 +291,7 @@ def _shape(item: Item) -> str:
 
 def _worst(one: float, other: float) -> float:
     """Return the larger of two errors; NaN is the worst."""
-    return math.nan if math.isnan(one) or math.isnan(other) else max(one, other)
+    return one if one > other or math.isnan(one) else other
 
 
 def _most_severe(rows: Iterable[Row]) -> str:

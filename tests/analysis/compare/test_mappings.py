@@ -5,9 +5,11 @@ import json
 import pytest
 
 from tests.analysis.compare.dumps import forward, tensor, write_dump
+from trainermon.analysis.compare import compare
 from trainermon.analysis.compare.items import read_rows
 from trainermon.analysis.compare.mappings import read_mappings
 from trainermon.analysis.compare.matching import match_calls
+from trainermon.cli import main
 from trainermon.monitor.errors import ConfigError
 
 
@@ -232,3 +234,28 @@ def test_a_wrong_file_is_named_with_what_is_wrong(kind, text, message, tmp_path)
 def test_a_file_that_is_missing_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"gone\.yaml, given as cell mapping: cannot be read"):
         read_mappings(cell=tmp_path / "gone.yaml")
+
+
+def test_a_dump_of_mindspore_equals_one_of_pytorch_in_type(mindspore, pytorch):
+    (comparison,) = compare(mindspore, pytorch)
+
+    assert comparison.row_counts() == {"pass": len(ACROSS)}
+
+
+def test_names_of_a_file_that_are_nowhere_are_told(mindspore, pytorch, tmp_path, capsys):
+    file = tmp_path / "cell.yaml"
+    file.write_text("fc1.Dense: fc1.Linear\nfc7.Dense: fc7.Linear\n")
+
+    assert main(["compare", str(mindspore), str(pytorch), "--cell-mapping", str(file)]) == 0
+
+    expected = "note      1 names of the cell mapping are nowhere in the target; the first is fc7.Dense"
+    assert expected in capsys.readouterr().out.splitlines()
+
+
+def test_the_command_says_which_file_is_wrong(mindspore, pytorch, tmp_path, capsys):
+    file = tmp_path / "layer.yaml"
+    file.write_text("- x")
+
+    assert main(["compare", str(mindspore), str(pytorch), "-lm", str(file)]) == 1
+
+    assert f"{file}, given as layer mapping: found a list at the top" in capsys.readouterr().err
