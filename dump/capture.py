@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from trainermon.dump.encode import Leaf, encode, encode_output, tensor_form
+from trainermon.dump.encode import Leaf, encode, encode_output
+from trainermon.dump.forms import tensor_form
 from trainermon.dump.gradients import Backward, GradientHooks
 from trainermon.dump.records import BACKWARD, EXTRA, FORWARD
 from trainermon.dump.stacks import call_stack
@@ -157,7 +158,7 @@ class ModuleCapture:
             if self._gathered:  # by the time the module returns they may be scattered again
                 value["parameters"] = _parameters(watched.module, leaves, gathered=True)
             call = self._new_call(watched, value)
-            self._record(call.key(FORWARD), leaves)
+            self.writer.record(call.key(FORWARD), leaves)
         self._stack[-1] = (module, call)
         if call is not None and not call.has_gradients and torch.is_grad_enabled():
             self._gradients.watch_inputs(call.backward, leaves)
@@ -215,7 +216,7 @@ class ModuleCapture:
         if not self._gathered:
             leaves = [*leaves]
             value["parameters"] = _parameters(call.watched.module, leaves, gathered=False)
-        self._record(key, leaves)
+        self.writer.record(key, leaves)
         value[EXTRA] = {"order": self.writer.next_order(), **self._extra()}
         call.value = {}
         if call.watched.is_root:
@@ -240,10 +241,6 @@ class ModuleCapture:
     def _extra(self) -> dict[str, Any]:
         extra = {"micro_step": self.micro_step, "stage": self.stage}
         return {name: number for name, number in extra.items() if number is not None}
-
-    def _record(self, key: str, leaves: Sequence[Leaf]) -> None:
-        with torch.no_grad():
-            self.writer.record(key, leaves)
 
     def _contain(self, function: Callable[..., None], *bound: Any) -> Contained:
         return Contained(self._border, function, bound)

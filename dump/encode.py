@@ -17,21 +17,23 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from trainermon.dump.forms import TensorForm, tensor_form
+
 # A longer container is cut: a module that takes a whole corpus as a list must not fill the disk with numbers.
 MAX_ITEMS = 1024
 MAX_DEPTH = 16
 
 
 class Leaf(NamedTuple):
-    """A tensor that was met, its place (`input.0.mask`), and the dict that stands for it in the file."""
+    """A tensor that was met, its place (`input.0.mask`), and what stands for it in the file."""
 
     slot: str
     tensor: Tensor
-    form: dict[str, Any]
+    form: TensorForm
 
 
 def encode(value: Any, slot: str, leaves: list[Leaf]) -> Any:
-    """Return the JSON form of `value`, and append every tensor inside to `leaves`.
+    """Return the form of `value` (see `forms.json_text`), and append every tensor inside to `leaves`.
 
     The forms of tensors have no numbers yet. Types that msprobe does not know become None, containers beyond 1 024
     items or 16 levels are cut. No device is touched.
@@ -44,25 +46,6 @@ def encode_output(output: Any, leaves: list[Leaf]) -> Any:
     if isinstance(output, tuple):
         return encode(output, "output", leaves)
     return [encode(output, "output.0", leaves)]
-
-
-def tensor_form(tensor: Tensor) -> dict[str, Any]:
-    """Return the form of a tensor with its statistics still None."""
-    form: dict[str, Any] = {
-        "type": "torch.Tensor",
-        "dtype": str(tensor.dtype),
-        "shape": list(tensor.shape),
-        "Max": None,
-        "Min": None,
-        "Mean": None,
-        "Norm": None,
-        "requires_grad": tensor.requires_grad,
-    }
-    if hasattr(tensor, "device_mesh") and hasattr(tensor, "placements"):
-        form["type"] = "torch.distributed.tensor.DTensor"
-        form["device_mesh"] = tensor.device_mesh.mesh.tolist()
-        form["placements"] = [_placement(placement) for placement in tensor.placements]
-    return form
 
 
 def _encode(value: Any, slot: str, leaves: list[Leaf], depth: int) -> Any:
@@ -95,14 +78,6 @@ def _named_items(value: Any) -> Sequence[tuple[Any, Any]] | None:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
     return None
-
-
-def _placement(placement: Any) -> dict[str, Any]:
-    if placement.is_shard():
-        return {"Shard": {"dim": placement.dim}}
-    if placement.is_partial():
-        return {"Partial": {"reduce_op": placement.reduce_op}}
-    return {"Replicate": {}}
 
 
 def _process_group(group: Any) -> dict[str, Any]:

@@ -12,10 +12,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
-from trainermon.dump.encode import Leaf, tensor_form
+from trainermon.dump.encode import Leaf
+from trainermon.dump.forms import TensorForm, tensor_form
 from trainermon.dump.records import EXTRA
 from trainermon.dump.statistics import TensorMemory
 from trainermon.dump.writer import DumpWriter
@@ -33,15 +33,15 @@ class Backward:
 
     key: str
     sink: Sink
-    inputs: list[dict[str, Any] | None] = dataclasses.field(default_factory=list)
-    outputs: list[dict[str, Any] | None] = dataclasses.field(default_factory=list)
+    inputs: list[TensorForm | None] = dataclasses.field(default_factory=list)
+    outputs: list[TensorForm | None] = dataclasses.field(default_factory=list)
     kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
     extra: dict[str, Any] = dataclasses.field(default_factory=dict)
     missing: int = 0
     received: int = 0
     written: bool = False
 
-    def place(self, slot: str, form: dict[str, Any] | None) -> None:
+    def place(self, slot: str, form: TensorForm | None) -> None:
         """Put what arrived into `slot` (None: no gradient); the entry is written when none is missing any more."""
         self.missing -= 1
         if form is not None:
@@ -51,7 +51,7 @@ class Backward:
             else:
                 (self.inputs if side == "input" else self.outputs)[int(name)] = form
             self.received += 1
-            self.extra["order"] = form["order"]
+            self.extra["order"] = form.order
         if self.missing == 0:
             self.write()
 
@@ -103,7 +103,7 @@ class GradientHooks:
         self._watched_parameters: dict[int, weakref.ref[Tensor]] = {}
         self._parameter_calls: Counter[tuple[str, str]] = Counter()
         self._num_parameters: dict[str, int] = {}
-        self._open: dict[str, dict[str, list[dict[str, Any]]]] = {}
+        self._open: dict[str, dict[str, list[TensorForm]]] = {}
 
     def watch_outputs(self, backward: Backward, leaves: Sequence[Leaf]) -> None:
         """Watch the gradients of what a module returned: the inputs of its backward."""
@@ -145,7 +145,7 @@ class GradientHooks:
             self._add(key, forms)
         self._open.clear()
 
-    def _watch(self, backward: Backward, side: str, leaves: Sequence[Leaf]) -> list[dict[str, Any] | None]:
+    def _watch(self, backward: Backward, side: str, leaves: Sequence[Leaf]) -> list[TensorForm | None]:
         wanted = [index for index, leaf in enumerate(leaves) if leaf.tensor.requires_grad]
         for index in wanted:
             self._register(leaves[index].tensor, _Place(backward, f"{side}.{index}"))
@@ -177,7 +177,7 @@ class GradientHooks:
                 continue
             form = self._record(backward.key, slot, gradient)
             if watched.hooked:
-                form["hooked"] = True
+                form.extras["hooked"] = True
             backward.place(slot, form)
 
     def _parameter_gradient(self, owned: _Owned, gradient: Tensor | None) -> None:
@@ -190,19 +190,18 @@ class GradientHooks:
             forms = self._open.setdefault(key, {})
             form = self._record(key, name, gradient)
             if owned.hooked:
-                form["hooked"] = True
+                form.extras["hooked"] = True
             forms[name] = [form]
             if len(forms) == self._num_parameters[stem]:
                 self._add(key, self._open.pop(key))
 
-    def _add(self, key: str, forms: dict[str, list[dict[str, Any]]]) -> None:
+    def _add(self, key: str, forms: dict[str, list[TensorForm]]) -> None:
         extra = self._extra()
         self._writer.add_gradients(key, {**forms, EXTRA: extra} if extra else {**forms})
 
-    def _record(self, key: str, slot: str, gradient: Tensor) -> dict[str, Any]:
+    def _record(self, key: str, slot: str, gradient: Tensor) -> TensorForm:
         form = tensor_form(gradient)
-        with torch.no_grad():
-            self._writer.record(key, [Leaf(slot, gradient, form)])
+        self._writer.record(key, [Leaf(slot, gradient, form)])
         return form
 
 

@@ -45,8 +45,6 @@ class SelectingWriter(DumpWriter):
 
     def record(self, key: str, leaves: Sequence[Leaf]) -> None:
         """Take the statistics, the checksums and the tensors that are asked for."""
-        for leaf in leaves:
-            leaf.form["order"] = 0  # of those that stay without numbers
         if self.task == "structure" or not self._selection.records(key):
             return
         chosen = [leaf for leaf in leaves if PARAMETERS_GRAD in key or self._selection.has_side(leaf.slot)]
@@ -92,10 +90,11 @@ class SelectingWriter(DumpWriter):
         return size
 
     def _add_checksum(self, leaf: Leaf) -> None:
-        source = self._memory.recall(leaf.tensor)
-        known = source.get("crc32") if source is not None else None
-        leaf.form["crc32"] = known or checksum(leaf.tensor)
-        leaf.form["md5"] = leaf.form["crc32"]  # where msprobe has, and looks for, a CRC-32
+        reading = leaf.form.reading
+        if reading is not None:
+            reading.checksum = reading.checksum or checksum(leaf.tensor)
+            # `md5` is where msprobe has, and looks for, a CRC-32
+            leaf.form.extras |= {"crc32": reading.checksum, "md5": reading.checksum}
 
 
 def checksum(tensor: Tensor) -> str:

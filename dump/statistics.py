@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-import math
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from trainermon.dump.encode import Leaf
-from trainermon.monitor.statistics import moments
-from trainermon.monitor.values import STATISTICS, Moments
+from trainermon.dump.forms import Reading, numbers_text
+from trainermon.monitor.statistics.kernel import write
+from trainermon.monitor.statistics.layout import PLAIN_TYPES
+from trainermon.monitor.values import STATISTICS
 
 # Beyond this many remembered tensors the memory starts afresh; most of them are long gone then.
 MAX_REMEMBERED = 4096
-NUMBERS = ("Max", "Min", "Mean", "Norm", "nans", "infs", "zeros")
-
+# Tensors of one device whose numbers wait there at a time.
+MAX_ROWS = 4096
+# Neither complex, nor booleans, nor quantized.
+REAL = frozenset(
+    [
+        *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
+        *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8),
+    ]
+)
 
 _T = TypeVar("_T")
 
@@ -54,86 +61,80 @@ class TensorMemory(Generic[_T]):
 
 
 class Statistics:
-    """Fills the forms of tensors.
+    """Takes the statistics of tensors into their readings.
 
-    On a CPU the numbers stand in the form when `fill` returns. On an accelerator the statistic is taken on the device
-    in stream order, and the numbers appear at the next `resolve`, which is the one synchronisation.
+    On a CPU the numbers are there when `fill` returns. On an accelerator the statistic is taken on the device in stream
+    order, and the numbers of up to 4 096 tensors come with the next `resolve`: one synchronisation, one copy.
     """
 
     def __init__(self) -> None:
-        self._pending: list[tuple[list[dict[str, Any]], Tensor]] = []
-        self._copies: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        self._rows: dict[torch.device, _Rows] = {}
+        self.unresolved = False
 
-    @property
-    def unresolved(self) -> bool:
-        """Whether numbers are still on an accelerator."""
-        return bool(self._pending)
-
-    def fill(self, leaves: Iterable[Leaf]) -> None:
-        """Take the statistics of all `leaves` as they are now; empty and meta tensors keep None."""
-        groups: dict[torch.device, list[Leaf]] = {}
-        for leaf in leaves:
-            if leaf.tensor.numel() and has_elements(leaf.tensor):
-                groups.setdefault(leaf.tensor.device, []).append(leaf)
+    def fill(self, fresh: Sequence[tuple[Tensor, Reading]]) -> None:
+        """Take the statistics of tensors as they are now; empty and meta tensors keep None."""
+        groups: dict[torch.device, list[tuple[Tensor, Reading]]] = {}
+        for tensor, reading in fresh:
+            if tensor.numel() and has_elements(tensor):
+                groups.setdefault(tensor.device, []).append((tensor, reading))
         for device, group in groups.items():
-            rows = torch.empty(len(group), len(STATISTICS), dtype=torch.float64, device=device)
-            moments([_real(leaf.tensor) for leaf in group], rows)
-            self._pending.append(([leaf.form for leaf in group], rows))
-        if all(rows.device.type == "cpu" for _, rows in self._pending):
-            self.resolve()
-
-    def share(self, form: dict[str, Any], source: dict[str, Any]) -> None:
-        """Give `form` the numbers of `source`, now or when they are known."""
-        if self._pending or "nans" not in source:
-            self._copies.append((form, source))
-        else:
-            _copy_numbers(form, source)
+            rows = self._rows.get(device)
+            if rows is None:
+                rows = self._rows[device] = _Rows(device)
+            for first in range(0, len(group), MAX_ROWS):
+                self._take(rows, group[first : first + MAX_ROWS])
 
     def resolve(self) -> None:
-        """Bring all pending numbers into their forms; waits for the device."""
-        for forms, rows in self._pending:
-            for form, row in zip(forms, rows.tolist(), strict=True):
-                write_numbers(form, row)
-        self._pending.clear()
-        for form, source in self._copies:
-            _copy_numbers(form, source)
-        self._copies.clear()
+        """Bring all numbers that were taken into their readings; waits for the device."""
+        for rows in self._rows.values():
+            rows.bring()
+        self.unresolved = False
+
+    def _take(self, rows: _Rows, group: Sequence[tuple[Tensor, Reading]]) -> None:
+        rows.take(group)
+        if rows.on_host:
+            rows.bring()
+        else:
+            self.unresolved = True
+
+
+class _Rows:
+    """The rows of one device that were written and not brought to the host yet."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._rows = torch.empty(MAX_ROWS, len(STATISTICS), dtype=torch.float64, device=device)
+        self.on_host = device.type == "cpu"
+        self._readable: Any = self._rows.numpy() if self.on_host else self._rows
+        self._waiting: list[tuple[Reading, torch.dtype]] = []
+
+    def take(self, group: Sequence[tuple[Tensor, Reading]]) -> None:
+        if len(self._waiting) + len(group) > MAX_ROWS:
+            self.bring()
+        write([_real(tensor) for tensor, _ in group], self._rows, len(self._waiting))
+        self._waiting += [(reading, tensor.dtype) for tensor, reading in group]
+
+    def bring(self) -> None:
+        if self._waiting:
+            rows = self._readable[: len(self._waiting)].tolist()
+            for (reading, dtype), row in zip(self._waiting, rows, strict=True):
+                reading.numbers = numbers_text(row, dtype)
+            self._waiting.clear()
 
 
 def has_elements(tensor: Tensor) -> bool:
     """Return whether there is memory behind `tensor`; a meta or a fake one is only a shape."""
-    return tensor.device.type != "meta" and not isinstance(tensor, FakeTensor)
-
-
-def write_numbers(form: dict[str, Any], row: Sequence[float]) -> None:
-    """Write the moments `row` into `form` as msprobe names them.
-
-    Without a finite element all four are None. Integers and booleans stay what they are; a boolean has no mean and no
-    norm, a complex tensor is described by its absolute values.
-    """
-    elements = Moments(*row)
-    form.update(nans=int(elements.nans), infs=int(elements.infs), zeros=int(elements.zeros))
-    if not elements.finite:
-        return
-    dtype = form["dtype"]
-    if dtype == "torch.bool":
-        form.update(Max=bool(elements.max), Min=bool(elements.min))
-        return
-    number = int if "int" in dtype else float
-    form.update(Max=number(elements.max), Min=number(elements.min))
-    form.update(Mean=_finite(elements.mean), Norm=_finite(elements.norm))
-
-
-def _copy_numbers(form: dict[str, Any], source: dict[str, Any]) -> None:
-    form.update((name, source[name]) for name in NUMBERS if name in source)
-
-
-def _finite(value: float) -> float | None:
-    """Return None for a sum of float64 values that does not fit float64."""
-    return value if math.isfinite(value) else None
+    return not tensor.is_meta and not isinstance(tensor, FakeTensor)
 
 
 def _real(tensor: Tensor) -> Tensor:
+    """Return a tensor with the elements of `tensor` that the kernels can read; mostly `tensor` itself."""
+    if type(tensor) in PLAIN_TYPES and tensor.dtype in REAL and tensor.layout is torch.strided:
+        return tensor
+    return _unwrapped(tensor)
+
+
+@torch.no_grad()
+def _unwrapped(tensor: Tensor) -> Tensor:
     tensor = tensor.detach()
     if hasattr(tensor, "to_local"):  # the whole of a DTensor is nowhere
         tensor = tensor.to_local()

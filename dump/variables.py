@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from trainermon.dump.encode import Leaf, encode, tensor_form
+from trainermon.dump.encode import Leaf, encode
+from trainermon.dump.forms import TensorForm, tensor_form
 from trainermon.dump.writer import DumpWriter
 from trainermon.monitor.taps.guard import Contained
 
@@ -31,12 +30,10 @@ class Variables:
         leaves: list[Leaf] = []
         value = encode(variable, "", leaves)
         key = f"{name}.{count}.debug"
-        with torch.no_grad():
-            self._writer.record(key, [_placed(leaf) for leaf in leaves])
-        gradients = copy.deepcopy(value) if with_gradient else None
+        self._writer.record(key, [_placed(leaf) for leaf in leaves])
         self._writer.add_gradients(key, value)
         if with_gradient and any(leaf.tensor.requires_grad for leaf in leaves):
-            self._watch(f"{name}_grad.{count}.debug", gradients, leaves)
+            self._watch(f"{name}_grad.{count}.debug", value, leaves)
 
     def close(self) -> None:
         """Take the hooks away, and write the gradients that have arrived."""
@@ -52,9 +49,8 @@ class Variables:
         self._writer.count_error(error)
 
     def _watch(self, key: str, value: Any, leaves: list[Leaf]) -> None:
-        forms = iter(_forms(value))
         self._open[key] = _emptied(value)
-        for leaf, _ in zip(leaves, forms, strict=True):
+        for leaf in leaves:
             if leaf.tensor.requires_grad:
                 is_leaf = leaf.tensor.grad_fn is None
                 hook = Contained(self, self._gradient, (key, leaf.slot))
@@ -64,20 +60,12 @@ class Variables:
 
     def _gradient(self, key: str, slot: str, gradient: Tensor) -> None:
         form = tensor_form(gradient)
-        with torch.no_grad():
-            self._writer.record(key, [_placed(Leaf(slot, gradient, form))])
+        self._writer.record(key, [_placed(Leaf(slot, gradient, form))])
         self._open[key] = _put(self._open[key], slot.split(".")[1:], form)
 
 
 def _placed(leaf: Leaf) -> Leaf:
     return leaf._replace(slot=leaf.slot.removeprefix("."))
-
-
-def _forms(value: Any) -> list[Any]:
-    if isinstance(value, dict) and "dtype" in value and "shape" in value:
-        return [value]
-    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return [form for item in items for form in _forms(item)]
 
 
 def _emptied(value: Any) -> Any:
@@ -87,7 +75,7 @@ def _emptied(value: Any) -> Any:
     return [_emptied(item) for item in value] if isinstance(value, list) else None
 
 
-def _put(container: Any, path: list[str], form: dict[str, Any]) -> Any:
+def _put(container: Any, path: list[str], form: TensorForm) -> Any:
     if not path:
         return form
     key: Any = int(path[0]) if isinstance(container, list) else path[0]

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from trainermon.dump.encode import Leaf
+from trainermon.dump.forms import Reading, json_text
 from trainermon.dump.reader import RawDump, load_texts
 from trainermon.dump.records import (
     CONSTRUCT_FILE,
@@ -63,7 +64,7 @@ class DumpWriter:
         self.with_tensors = task == "tensor"
         self._max_bytes = max_bytes
         self._statistics = Statistics()
-        self._memory: TensorMemory[dict[str, Any]] = TensorMemory()
+        self._memory: TensorMemory[Reading] = TensorMemory()
         self._unresolved: list[dict[str, Any]] = []
         self._stacks: dict[tuple[str, ...], int] = {}
         self._folder = self.directory / TENSOR_FOLDER
@@ -94,17 +95,16 @@ class DumpWriter:
 
         A tensor that was recorded before and is unchanged gets the numbers and the order that it had.
         """
-        fresh: list[Leaf] = []
-        for leaf in leaves:
-            source = self._memory.recall(leaf.tensor)
-            if source is None:
-                leaf.form["order"] = self.next_order()
-                fresh.append(leaf)
-                self._memory.remember(leaf.tensor, leaf.form)
-            else:
-                leaf.form["order"] = source["order"]
-                self._statistics.share(leaf.form, source)
-        self._statistics.fill(fresh)
+        fresh: list[tuple[Tensor, Reading]] = []
+        for _, tensor, form in leaves:
+            reading = self._memory.recall(tensor)
+            if reading is None:
+                reading = Reading(self.next_order())
+                fresh.append((tensor, reading))
+                self._memory.remember(tensor, reading)
+            form.reading = reading
+        if fresh:
+            self._statistics.fill(fresh)
         if self.saves(key):
             for leaf in leaves:
                 self._save(file_stem(key, leaf.slot), leaf)
@@ -213,7 +213,7 @@ class DumpWriter:
         self._unresolved.clear()
 
     def _append(self, line: dict[str, Any]) -> None:
-        text = json.dumps(line).encode() + b"\n"
+        text = json_text(line).encode() + b"\n"
         written = os.write(self._file, text)
         if written < len(text):  # a full disk: what stands there stays readable
             os.ftruncate(self._file, os.lseek(self._file, -written, os.SEEK_CUR))
@@ -229,18 +229,18 @@ class DumpWriter:
 
     def _save(self, name: str, leaf: Leaf) -> None:
         """Save a tensor as it is now; one that was saved before gets a second name for the same file."""
-        tensor = leaf.tensor
-        if not tensor.numel() or tensor.device.type == "meta":
+        tensor, reading = leaf.tensor, leaf.form.reading
+        if reading is None or not tensor.numel() or tensor.is_meta:
             return
         file_name = _file_name(name)
-        source = self._memory.recall(tensor)
-        known = source.get("data_name") if source is not None and source is not leaf.form else None
+        known = reading.file_name
         if known is None and self._bytes + tensor.numel() * tensor.element_size() > self._max_bytes:
             self._over_quota += 1
             return
         if known is None or not self._link(known, file_name):
             self._bytes += self._store(tensor, self._folder / file_name)
-        leaf.form["data_name"] = file_name
+        reading.file_name = reading.file_name or file_name
+        leaf.form.extras["data_name"] = file_name
 
     def _store(self, tensor: Tensor, path: Path) -> int:
         return save_tensor(tensor, path)

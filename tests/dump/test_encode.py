@@ -2,13 +2,15 @@
 
 import collections
 import dataclasses
+import json
 import math
 
 import numpy as np
 import pytest
 import torch
 
-from trainermon.dump.encode import MAX_ITEMS, encode, encode_output, tensor_form
+from trainermon.dump.encode import MAX_ITEMS, encode, encode_output
+from trainermon.dump.forms import Reading, json_text, tensor_form
 from trainermon.dump.statistics import Statistics, TensorMemory
 
 Pair = collections.namedtuple("Pair", "a b")
@@ -86,8 +88,10 @@ def test_what_is_endless_is_cut():
 def filled(tensor):
     leaves = []
     encode(tensor, "input.0", leaves)
-    Statistics().fill(leaves)
-    return leaves[0].form
+    form = leaves[0].form
+    form.reading = Reading(order=1)
+    Statistics().fill([(tensor, form.reading)])
+    return json.loads(json_text(form))
 
 
 @pytest.mark.parametrize(
@@ -164,4 +168,4 @@ def test_memory_knows_only_the_unchanged_object():
 def test_inference_tensors_are_taken_as_they_come():
     with torch.inference_mode():
         assert filled(torch.ones(2))["Norm"] == pytest.approx(math.sqrt(2))
-    assert tensor_form(torch.ones(2, requires_grad=True))["requires_grad"] is True
+    assert json.loads(tensor_form(torch.ones(2, requires_grad=True)).text())["requires_grad"] is True
