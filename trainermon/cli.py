@@ -15,6 +15,7 @@ COMMANDS = {
     "query": ("trainermon.exporters.query", "ask a run's statistics in SQL, while it is on or after it"),
     "diagnose": ("trainermon.analysis.diagnose_command", "name the first bad module of a step, and explain it"),
     "compare": ("trainermon.analysis.compare.command", "hold a dump against another, and name what is to blame"),
+    "tensor": ("trainermon.analysis.tensor.command", "look at dumped tensors: show, diff, top, hist, convert"),
     "anomalies": ("trainermon.alerts.anomaly_order", "put the single anomalies of all ranks in the order of training"),
     "rules": ("trainermon.alerts.rules_command", "list, check or try out alert rules"),
     "dashboards": ("trainermon.dashboards.command", "bring the Grafana dashboards into a Grafana, or write them"),

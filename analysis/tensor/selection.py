@@ -1,0 +1,124 @@
+"""Which tensors an argument names: a file, one of several in a file, or those of a folder, in the order of the dump."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainermon.analysis.tensor.files import SUFFIXES, StoredTensor, open_tensors
+from trainermon.dump.reader import read_dump
+from trainermon.dump.records import DUMP_FILE, PARTIAL_FILE, Dump, Entry, TensorRecord
+from trainermon.monitor.errors import DumpError
+
+MARK = "::"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What an argument `PATH` or `PATH::NAME` names. `pattern` is NAME, "" for everything."""
+
+    path: Path
+    pattern: str
+
+    def tensors(self) -> Iterator[StoredTensor]:
+        """Yield the tensors, opening one file at a time.
+
+        Raises:
+            DumpError: there is no tensor of that name, or a file is damaged.
+        """
+        found = False
+        for file in self.files():
+            for tensor in self._of_file(file):
+                found = True
+                yield tensor
+        if not found:
+            wanted = f"no tensor named like {self.pattern!r}" if self.pattern else "no tensor file"
+            raise DumpError(f"{self.path} holds {wanted}{self._hint()}")
+
+    def files(self) -> list[Path]:
+        """Return the tensor files, those of a dump in the order of its calls.
+
+        Raises:
+            DumpError: there is nothing at the path.
+        """
+        if not self.path.is_dir():
+            return [self.path]
+        known = {path: number for number, path in enumerate(_ordered(self.path))}
+        found = [path for path in self.path.rglob("*") if path.suffix in SUFFIXES and path.is_file()]
+        return sorted(found, key=lambda path: (known.get(path, len(known)), path.as_posix()))
+
+    def one(self) -> StoredTensor:
+        """Return the only tensor that is named.
+
+        Raises:
+            DumpError: there are none or several.
+        """
+        tensors = self.tensors()
+        first, second = next(tensors), next(tensors, None)
+        if second is not None:
+            raise DumpError(
+                f"{self.path} holds several tensors that fit, {first.label} and {second.label} among them:"
+                f" name one, as in {self.path}{MARK}NAME"
+            )
+        return first
+
+    def records(self) -> list[tuple[str, TensorRecord]]:
+        """Return the statistics of a dump that has no tensors, by the names of its tensors; [] if it is no dump."""
+        found = [] if not self.path.is_dir() else _dumps(self.path)
+        return [(name, record) for dump in found for name, record in _named(dump) if self.pattern in name]
+
+    def _of_file(self, path: Path) -> Iterator[StoredTensor]:
+        if not self.pattern:
+            yield from open_tensors(path)
+        elif self.path.is_dir():
+            if self.pattern in path.relative_to(self.path).as_posix():
+                yield from open_tensors(path)
+        else:
+            tensors = open_tensors(path)
+            exact = [tensor for tensor in tensors if tensor.name == self.pattern]
+            yield from exact or [tensor for tensor in tensors if self.pattern in tensor.name]
+
+    def _hint(self) -> str:
+        if self.pattern:
+            return f"; without {MARK}{self.pattern} all are shown"
+        if self.records():
+            return ": the dump has statistics only; dump with task tensor"
+        return f": expected files that end in {', '.join(SUFFIXES)}"
+
+
+def parse_target(text: str) -> Target:
+    """Return what `PATH` or `PATH::NAME` names.
+
+    Raises:
+        DumpError: there is nothing at that path.
+    """
+    path, _, pattern = (text, "", "") if Path(text).exists() else text.partition(MARK)
+    if not Path(path).exists():
+        raise DumpError(f"{path} does not exist: expected a tensor file, or a folder of them")
+    return Target(Path(path), pattern)
+
+
+def _dumps(folder: Path) -> list[Dump]:
+    places = {path.parent for name in (DUMP_FILE, PARTIAL_FILE) for path in folder.rglob(name)}
+    return [read_dump(place) for place in sorted(places)]
+
+
+def _named(dump: Dump) -> Iterator[tuple[str, TensorRecord]]:
+    for entry in dump.entries:
+        for record in _records(entry):
+            yield f"{entry.key}.{record.slot}", record
+
+
+def _records(entry: Entry) -> Iterator[TensorRecord]:
+    yield from entry.inputs
+    yield from entry.parameters
+    yield from entry.outputs
+
+
+def _ordered(folder: Path) -> Iterator[Path]:
+    """Yield the files of the dumps below `folder`, or above it if it is their tensor folder."""
+    places = _dumps(folder) or ([read_dump(folder.parent)] if (folder.parent / DUMP_FILE).exists() else [])
+    for dump in places:
+        for entry in dump.entries:
+            yield from (record.data_path for record in _records(entry) if record.data_path is not None)
