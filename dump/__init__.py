@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trainermon.dump.debugger import PrecisionDebugger, module_dump, module_dump_end
-    from trainermon.dump.seeds import random_save, seed_all
+    from trainermon.dump.draws import random_save
+    from trainermon.dump.seeds import seed_all
 
 __all__ = ["PrecisionDebugger", "module_dump", "module_dump_end", "random_save", "seed_all"]
-_MODULES = {"random_save": "seeds", "seed_all": "seeds"}
+_MODULES = {"random_save": "draws", "seed_all": "seeds"}
 
 
 def __getattr__(name: str) -> Any:

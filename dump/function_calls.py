@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from trainermon.dump.capture import ModuleCapture
 from trainermon.dump.encode import Leaf, encode, encode_output
+from trainermon.dump.function_modes import put_in, take_out
 from trainermon.dump.function_names import FunctionName, name_of, unreplaced
 from trainermon.dump.gradients import Backward, GradientHooks
 from trainermon.dump.records import BACKWARD, EXTRA, FORWARD
@@ -107,13 +108,13 @@ class FunctionCapture(TorchFunctionMode):
         for patch in self._patches:
             patch.put()
         self._is_on = True
-        self.__enter__()  # type: ignore[no-untyped-call]
+        put_in(self)
 
     def detach(self) -> None:
         """Record nothing any more, and write the entries whose gradients did not all arrive."""
         if self._is_on:
             self._is_on = False
-            self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            take_out(self)
         for patch in self._patches:
             patch.remove()
         for _, call in self._pending.values():

@@ -1,64 +1,26 @@
-"""Runs that can be repeated: seeds for every generator, and a record of which random numbers were drawn where."""
+"""Runs that can be repeated: seeds for every generator, and settings that are put back."""
 
 from __future__ import annotations
 
-import contextlib
-import csv
+import functools
 import importlib.util
 import os
 import random
 import sys
-import zlib
-from collections import Counter
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
+from torch import Tensor
+from torch.nn import functional
 
-from trainermon.dump.function_names import name_of, unreplaced
-from trainermon.dump.stacks import call_stack
+from trainermon.monitor.errors import ConfigError
 from trainermon.monitor.strict import require
 
 MAX_SEED = 2**32 - 1
-DRAWING = frozenset(
-    [
-        "bernoulli",
-        "bernoulli_",
-        "cauchy_",
-        "dropout",
-        "dropout_",
-        "alpha_dropout",
-        "dropout1d",
-        "dropout2d",
-        "dropout3d",
-        "feature_alpha_dropout",
-        "exponential_",
-        "geometric_",
-        "gumbel_softmax",
-        "log_normal_",
-        "multinomial",
-        "normal",
-        "normal_",
-        "poisson",
-        "rand",
-        "rand_like",
-        "randint",
-        "randint_like",
-        "randn",
-        "randn_like",
-        "random_",
-        "randperm",
-        "rrelu",
-        "uniform_",
-        "trunc_normal_",
-        "kaiming_uniform_",
-        "xavier_uniform_",
-    ]
-)
-"""Functions of torch that draw from a generator."""
+# What `rm_dropout` replaces.
+DROPOUTS = ("dropout", "dropout2d", "dropout3d")
 
 
 class Seeded:
@@ -73,6 +35,7 @@ class Seeded:
             torch.backends.cudnn.benchmark,
         )
         self._workspace = os.environ.get("CUBLAS_WORKSPACE_CONFIG")
+        self._dropouts = {name: getattr(functional, name) for name in DROPOUTS}
 
     def __enter__(self) -> Seeded:
         """Return itself."""
@@ -94,13 +57,17 @@ class Seeded:
             os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
         else:
             os.environ["CUBLAS_WORKSPACE_CONFIG"] = self._workspace
+        for name, function in self._dropouts.items():
+            setattr(functional, name, function)
         for setter, state in self._states:
             setter(state)
 
 
-def seed_all(
+def seed_all(  # noqa: PLR0913  # msprobe has them in this order
     seed: int = 1234,
     mode: bool = False,  # noqa: FBT001, FBT002  # msprobe's
+    rm_dropout: bool = False,  # noqa: FBT001, FBT002
+    is_enhanced: bool = False,  # noqa: FBT001, FBT002
     *,
     rank_offset: int | bool = False,
     warn_only: bool = False,
@@ -113,6 +80,9 @@ def seed_all(
     Args:
         seed: 0 to 2^32 - 1.
         mode: Whether torch uses deterministic algorithms only; an operation without one raises an error, or warns.
+        rm_dropout: Whether `dropout`, `dropout2d` and `dropout3d` of torch.nn.functional, and so their modules, drop
+            nothing until `restore`.
+        is_enhanced: Refused. In msprobe it resets all generators at every draw, so that layers get equal weights.
         rank_offset: Added to the seed; True: the rank, so that ranks draw different numbers.
         warn_only: Whether an operation without a deterministic algorithm only warns.
 
@@ -120,11 +90,16 @@ def seed_all(
         What restores settings and generators, as a context manager or by `restore()`.
 
     Raises:
-        ConfigError: `seed` is out of range.
+        ConfigError: `seed` is out of range, or `is_enhanced` is asked for.
     """
     require(type(seed) is int and 0 <= seed <= MAX_SEED, "seed_all: seed", seed, f"a whole number from 0 to {MAX_SEED}")
+    if is_enhanced:
+        raise ConfigError(
+            "seed_all: is_enhanced would draw the same numbers again and again, and give layers equal weights; "
+            "to find the draw in which two runs part, use random_save"
+        )
     before = Seeded()
-    own = (seed + (_rank() if rank_offset is True else int(rank_offset))) % (MAX_SEED + 1)
+    own = (seed + (rank() if rank_offset is True else int(rank_offset))) % (MAX_SEED + 1)
     random.seed(own)
     if importlib.util.find_spec("numpy") is not None:
         import numpy as np
@@ -136,54 +111,24 @@ def seed_all(
         torch.backends.cudnn.deterministic = True
         torch.backends.cudnn.benchmark = False
     torch.use_deterministic_algorithms(mode, warn_only=warn_only)
+    for name in DROPOUTS if rm_dropout else ():
+        setattr(functional, name, _without_dropping(getattr(functional, name)))
     return before
 
 
-@contextlib.contextmanager
-def random_save(output_path: str | Path = "./output") -> Iterator[Path]:
-    """Write one line for every call of torch that draws random numbers, until the `with` block is left.
+def _without_dropping(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return `function`, which still announces itself to function modes, with the probability 0."""
 
-    Columns: `api_name` (`torch_random.randn.0`), `stack`, and `crc32`, a checksum of what was drawn: the first line in
-    which two runs differ names the call where they part. Nothing is drawn, reset or replaced. Calls of the thread that
-    entered are seen. Waits for the device at each such call.
+    @functools.wraps(function)
+    def dropping_nothing(
+        input: Tensor,
+        p: float = 0.5,  # noqa: ARG001
+        training: bool = True,  # noqa: FBT001, FBT002
+        inplace: bool = False,  # noqa: FBT001, FBT002
+    ) -> Tensor:
+        return function(input, 0.0, training, inplace)
 
-    Yields:
-        The file: `random_rank<R>.csv` in `output_path`.
-    """
-    folder = Path(output_path)
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"random_rank{_rank()}.csv"
-    with open(path, "w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["api_name", "stack", "crc32"])
-        with _Draws(writer):
-            yield path
-
-
-class _Draws(TorchFunctionMode):
-    def __init__(self, writer: Any) -> None:
-        super().__init__()
-        self._writer = writer
-        self._counts: Counter[str] = Counter()
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        caller = sys._getframe(1)
-        func = unreplaced(func, caller)
-        result = func(*args, **(kwargs or {}))
-        named = name_of(func, args, caller)
-        if named is not None and named.name in DRAWING and isinstance(result, torch.Tensor):
-            number = self._counts[named.name]
-            self._counts[named.name] += 1
-            place = "tensor_random" if named.prefix == "Tensor" else "torch_random"
-            self._writer.writerow([f"{place}.{named.name}.{number}", "\n".join(call_stack()), _crc(result)])
-        return result
-
-
-def _crc(tensor: torch.Tensor) -> str:
-    plain = tensor.detach().cpu().contiguous()
-    return f"{zlib.crc32(plain.view(-1).view(torch.uint8).numpy().data):08x}" if plain.numel() else f"{0:08x}"
+    return dropping_nothing
 
 
 def _states() -> list[tuple[Callable[[Any], Any], Any]]:
@@ -200,7 +145,8 @@ def _states() -> list[tuple[Callable[[Any], Any], Any]]:
     return states
 
 
-def _rank() -> int:
+def rank() -> int:
+    """Return the rank of this process, 0 where there is one only."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank()
     return int(os.environ.get("RANK", "0"))

@@ -1,14 +1,14 @@
 """Runs that repeat, and generators that go on."""
 
-import csv
 import random
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
-from trainermon.dump import random_save, seed_all
+from trainermon.dump import seed_all
 from trainermon.monitor.errors import ConfigError
 
 
@@ -61,23 +61,16 @@ def test_a_wrong_seed_is_refused(seed):
         seed_all(seed)
 
 
-def test_draws_are_listed_with_what_was_drawn(tmp_path):
-    def listed(extra):
-        with seed_all(7), random_save(tmp_path / str(extra)) as path:
-            torch.randn(3)
-            for _ in range(extra):
-                torch.rand(1)
-            torch.empty(2).normal_()
-        with open(path, encoding="utf-8") as file:
-            return list(csv.DictReader(file))
+def test_dropout_drops_nothing_if_it_shall_not():
+    layer = nn.Dropout(0.5)
 
-    short, long = listed(0), listed(1)
+    with seed_all(7, False, True):
+        assert torch.equal(layer(torch.ones(100)), torch.ones(100))
+        assert torch.equal(functional.dropout(torch.ones(100), p=0.9), torch.ones(100))
 
-    assert [row["api_name"] for row in long] == [
-        "torch_random.randn.0",
-        "torch_random.rand.0",
-        "tensor_random.normal_.0",
-    ]
-    assert short[0]["crc32"] == long[0]["crc32"]
-    assert short[1]["crc32"] != long[2]["crc32"]
-    assert "in listed" in long[0]["stack"]
+    assert not torch.equal(layer(torch.ones(100)), torch.ones(100))
+
+
+def test_generators_are_never_frozen():
+    with pytest.raises(ConfigError, match="is_enhanced would draw the same numbers again and again"):
+        seed_all(7, is_enhanced=True)
