@@ -28,6 +28,7 @@ from trainermon.agent.lock import write_atomically
 from trainermon.agent.pipeline import Consumer, Pipeline
 from trainermon.agent.reactions import DumpReports, HistoryConsumer, MetricsConsumer, Reactions, RuleConsumer
 from trainermon.agent.reconfigure import ConfigWatch
+from trainermon.agent.replicas import ReplicaChecksums
 from trainermon.agent.settings import AgentSettings
 from trainermon.agent.watch import RankWatch
 from trainermon.alerts.anomalies import anomaly_rules
@@ -60,6 +61,7 @@ class Parts:
     token: str
     rules: tuple[Rule, ...]
     alerts: AlertBook
+    checksums: ReplicaChecksums
     commands: CommandBook
     dump_reports: DumpReports
     dumps: Dumps
@@ -114,8 +116,9 @@ def assemble(spool: Path, settings: AgentSettings, node_dir: Path, executor: Exe
     judge = RuleConsumer(engine, reactions.on_alert)
     integrity = IntegrityCheck(judge.report, checks_norm=settings.watches_all_parameters)
     records = LastRecords()
+    checksums = ReplicaChecksums()
     shown = (MetricsConsumer(metrics), HistoryConsumer(history))
-    consumers = (judge, *shown, integrity, reactions, dump_reports, records)
+    consumers = (judge, *shown, integrity, reactions, dump_reports, records, checksums)
     pipeline = _pipeline(spool, segments, settings, executor, consumers=consumers, exports=exports)
     restore(spool, segments, engine=engine, history=history, log=log)
     return Parts(
@@ -124,6 +127,7 @@ def assemble(spool: Path, settings: AgentSettings, node_dir: Path, executor: Exe
         token=read_token(node_dir / TOKEN_FILE),
         rules=rules,
         alerts=alerts,
+        checksums=checksums,
         commands=commands,
         dump_reports=dump_reports,
         dumps=dumps,

@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import ipaddress
 import json
+import logging
 from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from typing import Any
 
@@ -52,6 +53,8 @@ _HEADERS = (
     (b"referrer-policy", b"no-referrer"),
     (b"cross-origin-resource-policy", b"same-origin"),
 )
+
+_log = logging.getLogger(__name__)
 
 
 class Refusal(Exception):  # noqa: N818 - not an error of ours: the answer to a request
@@ -106,7 +109,11 @@ class Guard:
             await reception.read_off()
             await _answer(send, refusal)
             return
-        await self._inner(scope, receive, send)
+        try:
+            await self._inner(scope, receive, send)
+        except Exception:
+            _log.exception("%s %r could not be answered", scope["method"], scope["path"])
+            raise
 
     async def _admit(self, scope: Scope, receive: Receive) -> Receive:
         headers = [(name.decode("latin-1"), value) for name, value in scope["headers"]]

@@ -58,6 +58,12 @@ class Node(Protocol):
     def evidence(self) -> dict[str, Any]:
         """Return what is known of ranks that stand still or have died, for a controller that joins the nodes."""
 
+    def checksums(self, after: int) -> dict[str, Any]:
+        """Return digests of the checksums of replicas on the steps after `after`, for a controller as well."""
+
+    def copies(self, step: int, group: str) -> dict[int, dict[str, str]]:
+        """Return the single checksums, hexadecimal, of one group of copies on one step, by rank and name."""
+
     async def report(self, name: str) -> bytes | None:
         """Return a post-mortem as Markdown, or None if there is none of this name."""
 
@@ -165,6 +171,14 @@ def _add_evidence(app: FastAPI, node: Node) -> None:
     @app.get("/api/v1/evidence")
     async def evidence() -> Response:
         return json_answer(node.evidence())
+
+    @app.get("/api/v1/checksums")
+    async def checksums(after: int = -1) -> Response:
+        return json_answer(node.checksums(after))
+
+    @app.get("/api/v1/copies")
+    async def copies(step: int, group: str) -> Response:
+        return json_answer({"ranks": node.copies(step, group)})
 
     @app.get("/api/reports/{name}")
     async def report(name: str) -> Response:

@@ -146,6 +146,15 @@ class RunNode:
         """Return what is known of the local ranks: of a standstill what was found, else their control pages."""
         return self._hang.plain()
 
+    def checksums(self, after: int) -> dict[str, Any]:
+        """Return digests of the checksums of replicas on the kept steps after `after`."""
+        return self._parts.checksums.digests(after)
+
+    def copies(self, step: int, group: str) -> dict[int, dict[str, str]]:
+        """Return the single checksums of one group of copies on one step, by rank and name."""
+        found = self._parts.checksums.copies(step, group)
+        return {rank: {name: f"{checksum:x}" for name, checksum in held.items()} for rank, held in found.items()}
+
     async def report(self, name: str) -> bytes | None:
         """Return the post-mortem of an alert of this node as Markdown; no other file can be named."""
         alerts = self._parts.alerts.latest.values()

@@ -1,98 +1,163 @@
-"""Which copies of a parameter are not equal, by the checksums that ranks report: a comparison of rows, no collective.
+"""The checksums of parameters' replicas on this node, for a controller that compares nodes; see its `replicas`.
 
-The rules compare the ranks of a node by themselves (`differs` on the kind `checksum`). What stands here is for whoever
-brings together what several nodes have reported of one step, such as the controller:
+The rules compare the ranks of a node by themselves (`differs` on the kind `checksum`). For the nodes an agent keeps the
+checksums of the last steps, and tells of each rank one digest of all copies that the same ranks hold. Only where
+digests are not equal is it asked for the single parameters:
 
-    reports = {rank: checksums_of(header, block), ...}       # of one step and attempt
-    for found in divergences(reports): ...
+    kept = ReplicaChecksums()          # a consumer
+    kept.digests(after=99)             # {"attempt": 0, "steps": {"120": {"tp0 pp1 cp0": {"5": "9c04...", ...}}}}
+    kept.copies(120, "tp0 pp1 cp0")    # {5: {"decoder.weight": 2262..., ...}, ...}
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
-from collections.abc import Hashable, Mapping
+import hashlib
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from trainermon.alerts.peers import same_elements
+from trainermon.agent.pipeline import Consumer
+from trainermon.alerts.peers import AXES, copy_axes
 from trainermon.monitor.journal import Header
 from trainermon.monitor.values import STATISTICS, Coordinates, Kind, Placement, SeriesKey, StatBlock
 
+MAX_STEPS = 16
+"""So many checked steps an agent keeps."""
+
 _LOW, _HIGH = STATISTICS.index("min"), STATISTICS.index("max")
+_Words = NDArray[np.uint64]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Copies:
-    """What all copies of the same elements have in common: their series, and what tells parts of it apart."""
-
-    series: SeriesKey
-    place: Hashable = ()
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Divergence:
-    """Copies that are not equal.
+    """What all copies of the same elements have in common.
 
     Attributes:
-        copies: Which.
-        ranks: The ranks whose copy differs from that of most; all of them if there is no such value.
-        others: The ranks that hold the value of most; none if there is no such value.
+        name: Of the tensor, and which of its elements if not all.
+        group: Where the ranks stand that hold them, on the axes along which there are no copies.
     """
 
-    copies: Copies
-    ranks: tuple[int, ...]
-    others: tuple[int, ...] = ()
+    name: str
+    group: str
 
 
 def copies_of(key: SeriesKey, placement: Placement, coordinates: Coordinates) -> Copies | None:
     """Return which copies a rank's tensor is one of, as the rules see it; None if there is no way to tell.
 
     >>> norm = Placement(dtype="float32", shape=(8,), replicated_over=("dp", "tp"))
-    >>> key = SeriesKey(Kind.CHECKSUM, "norm")
-    >>> copies_of(key, norm, Coordinates(dp=3, tp=1, pp=2)) == copies_of(key, norm, Coordinates(dp=0, tp=0, pp=2))
-    True
+    >>> copies_of(SeriesKey(Kind.CHECKSUM, "norm"), norm, Coordinates(dp=3, tp=1, pp=2))
+    Copies(name='norm', group='pp2 cp0')
     """
-    place = same_elements(key, placement, coordinates)
-    return None if place is None else Copies(key, place)
+    axes = copy_axes(placement)
+    if not axes:
+        return None
+    whole = placement.offset == 0 and placement.length is None
+    part = "" if whole else f"[{placement.offset}:{placement.offset + (placement.length or 0)}]"
+    group = " ".join(f"{axis}{getattr(coordinates, axis)}" for axis in AXES if axis not in axes)
+    return Copies(f"{key.label}{part}", group)
 
 
-def checksums_of(header: Header, block: StatBlock) -> dict[Copies, int]:
-    """Return the checksums (0 to 2^64 - 1) in one step of one rank; empty on most steps."""
-    found: dict[Copies, int] = {}
-    values = np.asarray(block.values, np.float64).reshape(len(STATISTICS), -1)
-    for column, number in enumerate(np.asarray(block.series).tolist()):
-        key, placement = header.series[number], header.placements[number]
-        if key.kind is not Kind.CHECKSUM or placement is None:
-            continue
-        copies = copies_of(key, placement, header.coordinates)
-        if copies is not None:
-            found[copies] = int(values[_LOW, column]) | int(values[_HIGH, column] - 2.0**32) << 32
-    return found
+class ReplicaChecksums(Consumer):
+    """The checksums of the last `MAX_STEPS` checked steps of this node's ranks; of the newest attempt only.
 
-
-def divergences(reports: Mapping[int, Mapping[Copies, int]]) -> list[Divergence]:
-    """Return the copies that are not equal, in the order of the model.
-
-    The value that most ranks have is taken for the right one. Where two values are equally frequent nobody can tell,
-    and all ranks are named.
-
-    Args:
-        reports: By rank, its checksums of one step and attempt, from `checksums_of`.
+    A step without checksums costs a look at one byte per series.
     """
-    holders: dict[Copies, dict[int, int]] = {}
-    for rank in sorted(reports):
-        for copies, checksum in reports[rank].items():
-            holders.setdefault(copies, {})[rank] = checksum
-    return [_compare(copies, held) for copies, held in holders.items() if len(set(held.values())) > 1]
+
+    def __init__(self) -> None:
+        self._attempt = -1
+        self._tables: dict[int, _Table] = {}
+        self._steps: dict[int, dict[int, tuple[NDArray[np.intp], _Words]]] = {}
+
+    def on_block(self, header: Header, keys: Sequence[SeriesKey], block: StatBlock) -> None:
+        """Take one step of one rank."""
+        del keys
+        if header.attempt < self._attempt:
+            return
+        if header.attempt > self._attempt:
+            self._attempt = header.attempt
+            self._tables.clear()
+            self._steps.clear()
+        rank = header.coordinates.rank
+        found = self._tables.setdefault(rank, _Table()).read(header, block)
+        if found is None:
+            return
+        self._steps.setdefault(block.step, {})[rank] = found
+        if len(self._steps) > MAX_STEPS:
+            del self._steps[min(self._steps)]
+
+    def digests(self, after: int = -1) -> dict[str, Any]:
+        """Return, of each kept step after `after`, by group and rank, a digest (hexadecimal) of names and checksums."""
+        steps: dict[str, dict[str, dict[str, str]]] = {}
+        for step in sorted(step for step in self._steps if step > after):
+            groups = steps.setdefault(str(step), {})
+            for rank, (numbers, checksums) in sorted(self._steps[step].items()):
+                for group, digest in self._tables[rank].digests(numbers, checksums).items():
+                    groups.setdefault(group, {})[str(rank)] = f"{digest:x}"
+        return {"attempt": self._attempt, "steps": steps}
+
+    def copies(self, step: int, group: str) -> dict[int, dict[str, int]]:
+        """Return, by rank and name, the checksums (0 to 2^64 - 1) of one group on a kept step; empty if not kept."""
+        found: dict[int, dict[str, int]] = {}
+        for rank, (numbers, checksums) in sorted(self._steps.get(step, {}).items()):
+            table = self._tables[rank]
+            for number, checksum in zip(numbers.tolist(), checksums.tolist(), strict=True):
+                copies = table.copies[number]
+                if copies is not None and copies.group == group:
+                    found.setdefault(rank, {})[copies.name] = checksum
+        return found
 
 
-def _compare(copies: Copies, held: Mapping[int, int]) -> Divergence:
-    (usual, most), (_, second), *_ = Counter(held.values()).most_common()
-    if most == second:
-        return Divergence(copies=copies, ranks=tuple(held))
-    return Divergence(
-        copies=copies,
-        ranks=tuple(rank for rank, checksum in held.items() if checksum != usual),
-        others=tuple(rank for rank, checksum in held.items() if checksum == usual),
-    )
+class _Table:
+    """Of one rank's series: which are checksums, of which copies, and a hash of what those are called."""
+
+    def __init__(self) -> None:
+        self.copies: list[Copies | None] = []
+        self._is_checksum = np.zeros(0, bool)
+        self._hashes = np.zeros(0, np.uint64)
+
+    def read(self, header: Header, block: StatBlock) -> tuple[NDArray[np.intp], _Words] | None:
+        """Return numbers and checksums of the series of a step that are checksums; None if there are none."""
+        if len(self.copies) < len(header.series):
+            self._meet(header)
+        series = np.asarray(block.series)
+        columns = np.flatnonzero(self._is_checksum[series])
+        if not columns.size:
+            return None
+        values = np.asarray(block.values, np.float64).reshape(len(STATISTICS), -1)
+        low = values[_LOW, columns].astype(np.uint64)
+        high = (values[_HIGH, columns] - 2.0**32).astype(np.uint64)
+        return series[columns].astype(np.intp), low | high << np.uint64(32)
+
+    def digests(self, numbers: NDArray[np.intp], checksums: _Words) -> dict[str, int]:
+        """Return, by group, a digest that is the same whatever the order of the series."""
+        mixed = _mix(self._hashes[numbers] ^ checksums)
+        columns: dict[str, list[int]] = {}
+        for column, number in enumerate(numbers.tolist()):
+            copies = self.copies[number]
+            if copies is not None:
+                columns.setdefault(copies.group, []).append(column)
+        return {group: int(mixed[chosen].sum(dtype=np.uint64)) for group, chosen in columns.items()}
+
+    def _meet(self, header: Header) -> None:
+        for key, placement in zip(
+            header.series[len(self.copies) :], header.placements[len(self.copies) :], strict=True
+        ):
+            is_copy = key.kind is Kind.CHECKSUM and placement is not None
+            self.copies.append(copies_of(key, placement, header.coordinates) if is_copy and placement else None)
+        self._is_checksum = np.array([copies is not None for copies in self.copies])
+        self._hashes = np.array([_hash(copies.name) if copies else 0 for copies in self.copies], np.uint64)
+
+
+def _hash(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def _mix(words: _Words) -> _Words:
+    """Spread every bit over all others: the finaliser of SplitMix64 (Steele, Lea, Flood 2014)."""
+    words = (words ^ words >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+    words = (words ^ words >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+    mixed: _Words = words ^ words >> np.uint64(31)
+    return mixed

@@ -50,6 +50,7 @@ def _show_comparisons(metrics: Exposition, engine: RuleEngine, living: Collectio
         if rank in living:
             metrics.set("trainermon_rank_slowness_ratio", ratio, rank=rank)
             metrics.set("trainermon_rank_straggling", rank in engine.stragglers, rank=rank)
+    metrics.set("trainermon_checksum_comparisons_total", engine.checksum_comparisons)
     for rank, number in engine.checksum_mismatches.items():
         if rank in living:
             metrics.set("trainermon_checksum_mismatches_total", number, rank=rank)

@@ -73,6 +73,10 @@ class AcrossRanks:
             counted.update(self._comparisons[name].num_odd)
         return dict(counted)
 
+    def num_compared(self, rules: Collection[str]) -> int:
+        """Return on how many steps ranks could be compared by one of `rules`, the one that did so most often."""
+        return max((self._comparisons[name].num_compared for name in rules), default=0)
+
     def add(
         self, header: Header, block: StatBlock, compared: Sequence[tuple[Watch, Slots, Array]]
     ) -> Iterator[Compared]:

@@ -35,11 +35,13 @@ class Comparison:
 
     Attributes:
         slowness: By rank, its own work over the median of its peers', as of the last step; only of stragglers' rules.
+        num_compared: Steps on which copies were compared; only where ranks must not differ.
         num_odd: By rank, series of all steps that were not what they had to be; only where ranks must not differ.
     """
 
     def __init__(self) -> None:
         self.slowness: dict[int, float] = {}
+        self.num_compared = 0
         self.num_odd: dict[int, int] = {}
 
     def judge(self, parts: Sequence[Part]) -> list[Found | None]:
@@ -128,6 +130,7 @@ class DiffersComparison(Comparison):
         usual = np.full_like(status, np.nan)
         for group in self._table.groups():
             self._judge_group(values, ~np.isnan(shown), group, status, usual)
+        self.num_compared += bool((~np.isnan(status)).any())
         return [self._found(part, status[place], usual[place]) for place, part in enumerate(parts)]
 
     def _judge_group(self, values: Array, shown: Mask, group: PeerGroup, status: Array, usual: Array) -> None:

@@ -70,8 +70,16 @@ class RuleEngine:
     @property
     def checksum_mismatches(self) -> Mapping[int, int]:
         """By rank, parameters of all steps whose checksum was not that of most copies."""
-        names = [rule.name for rule in self._rules if isinstance(rule.when, Differs) and Kind.CHECKSUM in rule.on.kinds]
-        return self._across.num_odd(names)
+        return self._across.num_odd(self._of_checksums)
+
+    @property
+    def checksum_comparisons(self) -> int:
+        """Steps on which checksums of copies were compared."""
+        return self._across.num_compared(self._of_checksums)
+
+    @property
+    def _of_checksums(self) -> list[str]:
+        return [rule.name for rule in self._rules if isinstance(rule.when, Differs) and Kind.CHECKSUM in rule.on.kinds]
 
     def evaluate(self, header: Header, keys: Sequence[SeriesKey], block: StatBlock) -> list[Alert]:
         """Return what changed on this step of this rank: alerts that begin, grow (same id) or are resolved.

@@ -110,7 +110,7 @@ def same_elements(key: SeriesKey, placement: Placement | None, place: Coordinate
         return _without(place, (key.name,)) if key.name in AXES and key.name != "pp" else None
     if placement is None:
         return () if key.kind is Kind.STEP else None
-    axes = _copy_axes(placement)
+    axes = copy_axes(placement)
     return (placement.offset, placement.length, _without(place, axes)) if axes else None
 
 
@@ -127,7 +127,7 @@ def same_stage(key: SeriesKey, placement: Placement | None, place: Coordinates) 
     return (place.pp,)
 
 
-def _copy_axes(placement: Placement) -> frozenset[str]:
+def copy_axes(placement: Placement) -> frozenset[str]:
     """Return the axes of `Coordinates` along which ranks hold copies; none where there is no way to tell.
 
     The ranks of expert parallelism are data-parallel ones to a parameter that is no expert's. Experts are replicated

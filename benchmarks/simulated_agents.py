@@ -28,6 +28,7 @@ class SimulatedAgent:
         alerts: Its firing alerts, as an agent tells them.
         gone: Ranks that do not live any more.
         evidence: What is known of its ranks, where they stand still.
+        checksums: By step, group, rank and name, of the replicas that its ranks hold.
         reports: What its ranks say of each dump; None for nothing.
         delay_s: How long the next order takes to arrive.
     """
@@ -39,6 +40,7 @@ class SimulatedAgent:
         self.alerts: list[dict[str, Any]] = []
         self.gone: set[int] = set()
         self.evidence: list[dict[str, Any]] = []
+        self.checksums: dict[int, dict[str, dict[int, dict[str, int]]]] = {}
         self.reports: str | None = "written"
         self.delay_s: Callable[[], float] = lambda: 0.0
         self._number = number
@@ -79,6 +81,25 @@ class SimulatedAgent:
             "dumps": self._dumps(),
         }
 
+    def digests(self, after: int) -> dict[str, Any]:
+        """Answer `GET /api/v1/checksums`."""
+        steps = {
+            str(step): {
+                group: {str(rank): f"{sum(held.values()):x}" for rank, held in ranks.items()}
+                for group, ranks in groups.items()
+            }
+            for step, groups in self.checksums.items()
+            if step > after
+        }
+        return {"attempt": self.attempt, "steps": steps}
+
+    def copies(self, step: int, group: str) -> dict[str, Any]:
+        """Answer `GET /api/v1/copies`."""
+        ranks = self.checksums.get(step, {}).get(group, {})
+        return {
+            "ranks": {str(rank): {name: f"{value:x}" for name, value in held.items()} for rank, held in ranks.items()}
+        }
+
     def _dumps(self) -> dict[str, dict[str, str]]:
         if self.reports is None:
             return {}
@@ -116,7 +137,15 @@ async def start(
     async def evidence(request: web.Request) -> web.Response:
         return web.json_response({"ranks": agents[_port(request)].evidence})
 
+    async def checksums(request: web.Request) -> web.Response:
+        return web.json_response(agents[_port(request)].digests(int(request.query["after"])))
+
+    async def copies(request: web.Request) -> web.Response:
+        return web.json_response(agents[_port(request)].copies(int(request.query["step"]), request.query["group"]))
+
     application = web.Application()
+    application.router.add_get("/api/v1/checksums", checksums)
+    application.router.add_get("/api/v1/copies", copies)
     application.router.add_get("/api/v1/ranks", states)
     application.router.add_get("/api/v1/evidence", evidence)
     application.router.add_post("/api/v1/escalations", escalate)

@@ -16,6 +16,8 @@ from trainermon.agent.controller.discovery import make_finders
 from trainermon.agent.controller.dispatch import Dispatcher
 from trainermon.agent.controller.fleet import Fleet
 from trainermon.agent.controller.journal import Journal
+from trainermon.agent.controller.replicas import LOOK_S as COMPARE_S
+from trainermon.agent.controller.replicas import ReplicaWatch
 from trainermon.agent.controller.settings import ControllerSettings
 from trainermon.agent.controller.standstill import LOOK_S, Standstill
 from trainermon.agent.webhook import FiredAlert, Request, make_requests, parse_notification
@@ -52,6 +54,7 @@ class Controller:
         fleet: The agents.
         journal: The escalations.
         standstill: Who holds up a run that stands still.
+        replicas: Whether the copies of parameters on different nodes are equal.
         dispatcher: Carries them out.
         counts: Alerts and escalations since the start, by what became of them.
         num_faults: Rounds that failed.
@@ -66,6 +69,7 @@ class Controller:
         self._lock = asyncio.Lock()
         self.fleet = Fleet(self._client, make_finders(settings))
         self.standstill = Standstill(self.fleet, self._client)
+        self.replicas = ReplicaWatch(self.fleet, self._client, self._escalate)
         self.dispatcher = Dispatcher(settings, fleet=self.fleet, client=self._client, journal=journal, lock=self._lock)
 
     async def run(self) -> None:
@@ -77,6 +81,7 @@ class Controller:
                 self._repeat(self.fleet.discover, self.settings.discovery.refresh_s),
                 self._repeat(self.fleet.poll, self.settings.agents.poll_s),
                 self._repeat(self.standstill.look, LOOK_S),
+                self._repeat(self.replicas.look, COMPARE_S),
             )
         finally:
             await self.dispatcher.close()
@@ -123,6 +128,12 @@ class Controller:
             require(named.run, "run", body.get("run"), f"one of {self.fleet.runs}")
             (status,) = await self._accept([named])
             return {"status": status, "id": request.id}
+
+    async def _escalate(self, request: Request) -> None:
+        """Accept what this controller itself has found, once."""
+        async with self._lock:
+            if request.id not in self.journal.escalations:
+                await self._accept([request])
 
     def _named(self, alert: FiredAlert) -> FiredAlert:
         """Return the alert with its run; where there is only one, that is meant."""

@@ -39,6 +39,12 @@ METRICS = (
     _metric("trainermon_controller_suppressed_escalations_total", "Escalations that a limit has kept from happening."),
     _metric("trainermon_controller_failed_escalations_total", "Escalations after which no rank has written a dump."),
     _metric("trainermon_controller_open_escalations", "Escalations that are not finished."),
+    _metric(
+        "trainermon_controller_checksum_comparisons_total",
+        "Comparisons of the checksums of replicas on several nodes: one group of ranks on one step each.",
+    ),
+    _metric("trainermon_controller_checksum_mismatches_total", "Those in which replicas were not equal."),
+    _metric("trainermon_controller_diverged_ranks", "Ranks whose parameters are not what their replicas are, now."),
     _metric("trainermon_controller_errors_total", "Faults of the controller that were caught, logged and survived."),
     _metric("trainermon_controller_cpu_seconds_total", "User and system CPU time of the controller.", "seconds"),
     _metric("trainermon_controller_resident_memory_bytes", "Resident memory of the controller.", "bytes"),
@@ -55,7 +61,10 @@ def render_metrics(controller: Controller, accept: str) -> tuple[bytes, str]:
 
 
 def _values(controller: Controller) -> Mapping[str, float]:
-    fleet, counts = controller.fleet, controller.counts
+    fleet, counts, replicas = controller.fleet, controller.counts, controller.replicas
+    diverged = {
+        (run, rank) for run, found in replicas.findings.items() for each in found.values() for rank in each.ranks
+    }
     reports = [agent.report for agent in fleet.agents.values() if agent.report]
     usage = resource.getrusage(resource.RUSAGE_SELF)
     resident_pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
@@ -76,6 +85,9 @@ def _values(controller: Controller) -> Mapping[str, float]:
         "suppressed_escalations_total": counts["suppressed"],
         "failed_escalations_total": controller.dispatcher.num_failed,
         "open_escalations": len(controller.journal.open),
+        "checksum_comparisons_total": replicas.num_comparisons,
+        "checksum_mismatches_total": replicas.num_mismatches,
+        "diverged_ranks": len(diverged),
         "errors_total": controller.num_faults + controller.dispatcher.num_faults,
         "cpu_seconds_total": usage.ru_utime + usage.ru_stime,
         "resident_memory_bytes": resident_pages * os.sysconf("SC_PAGE_SIZE"),

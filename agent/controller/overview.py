@@ -24,6 +24,10 @@ def describe_job(controller: Controller) -> dict[str, Any]:
         "ready": controller.fleet.is_known.is_set(),
         "runs": controller.fleet.runs,
         "standstills": {run: _describe_hang(hang) for run, hang in controller.standstill.verdicts.items()},
+        "divergences": {
+            run: [{"text": each.text, "step": each.step, "ranks": each.ranks} for each in found.values()]
+            for run, found in controller.replicas.findings.items()
+        },
         "agents": [_describe_agent(agent, now_s) for agent in agents],
         "escalations": describe_escalations(controller),
     }

@@ -61,6 +61,9 @@ class Rank:
     def steps(self, first, count, *, nan=False):
         assert self.tell(f"steps {first} {count}{' nan' if nan else ''}") == "done"
 
+    def checksum(self, step, checksum):
+        assert self.tell(f"checksum {step} {checksum}") == "done"
+
     def event(self, **event):
         assert self.tell(f"event {json.dumps(event)}") == "done"
 

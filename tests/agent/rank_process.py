@@ -2,13 +2,14 @@
 
     python rank_process.py SPOOL RUN_ID RANK ATTEMPT WORLD_SIZE [START]
 
-`steps FIRST N [nan]` writes N steps, `event JSON` an event, `commands` answers with what the rank was ordered to do,
-`end` closes the journal and leaves. At the end of the input it leaves without a word, as a rank that was killed does.
+`steps FIRST N [nan]` writes N steps, `checksum STEP N` one with the checksum N of a replica, `event JSON` an event,
+`commands` answers with what the rank was ordered to do, `end` closes the journal and leaves. At the end of the input it leaves without a word, as a rank that was killed does.
 With START the agent is started too, as local rank 0 does.
 """
 
 import array
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -20,7 +21,7 @@ from trainermon.monitor.control import ControlPage, Phase
 from trainermon.monitor.journal import Header, JournalWriter
 from trainermon.monitor.launcher import start_agent
 from trainermon.monitor.spool import RankLock
-from trainermon.monitor.values import Coordinates, Kind, Moments, SeriesKey, StatBlock
+from trainermon.monitor.values import Coordinates, Kind, Moments, Placement, SeriesKey, StatBlock
 
 KEYS = (
     SeriesKey(Kind.LOSS, "loss"),
@@ -45,6 +46,18 @@ def block(step: int, rank: int, *, nan: bool) -> StatBlock:
     columns = zip(*map(dataclasses.astuple, rows), strict=True)
     values = array.array("d", [value for column in columns for value in column])
     return StatBlock(step=step, time_s=time.time(), series=array.array("I", range(len(rows))), values=values)
+
+
+@functools.cache
+def replica(journal: JournalWriter) -> int:
+    """Return the number of a series of checksums, which joins the others now."""
+    placement = Placement(dtype="float32", shape=(8,), replicated_over=("dp",))
+    return journal.add_series([SeriesKey(Kind.CHECKSUM, "h.0.weight")], [placement])
+
+
+def checksum_block(series: int, step: int, checksum: int) -> StatBlock:
+    values = array.array("d", [2.0, checksum % 2**32, 2.0**32 + (checksum >> 32), *[0.0] * 5])
+    return StatBlock(step=step, time_s=time.time(), series=array.array("I", [series]), values=values)
 
 
 def main() -> None:
@@ -75,6 +88,8 @@ def main() -> None:
             for step in range(int(first), int(first) + int(count)):
                 page.beat(step, Phase.STEP, time.time())
                 journal.append_block(block(step, rank, nan=bool(nan)))
+        elif verb == "checksum":
+            journal.append_block(checksum_block(replica(journal), *map(int, text.split())))
         elif verb == "event":
             journal.append_event(json.loads(text))
         elif verb == "commands":

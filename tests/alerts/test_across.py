@@ -265,6 +265,7 @@ def test_mismatches_of_checksums_are_counted_by_rank() -> None:
 
     assert told(found) == [("replica-divergence", FIRING, 2, 3)]
     assert job.engine.checksum_mismatches == {0: 0, 1: 0, 2: 3, 3: 0}
+    assert job.engine.checksum_comparisons == 6
 
 
 # -- stragglers --------------------------------------------------------------------------------------------------------

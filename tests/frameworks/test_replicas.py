@@ -6,8 +6,9 @@ import pytest
 
 from tests.frameworks.launches import Launches, jobs
 from tests.frameworks.replicas_worker import FAULTY_RANK, FLIPPED_AT, INTERVAL, NORM, QKV, STEPS, VARIANTS
+from trainermon.agent.controller.replicas import divergences
 from trainermon.agent.follower import Follower
-from trainermon.agent.replicas import checksums_of, divergences
+from trainermon.agent.replicas import ReplicaChecksums
 from trainermon.alerts.engine import RuleEngine
 from trainermon.alerts.rules import load_rules
 from trainermon.monitor.journal import BlockRecord
@@ -44,11 +45,16 @@ def blocks_of(folder, name):
 
 
 def checks_of(folder, name):
-    """Return, by step and rank, the checksums of a run; steps without any are left out."""
-    found = {}
+    """Return, by step and rank, the checksums of a run by group and name; steps without any are left out."""
+    kept = ReplicaChecksums()
     for header, block in blocks_of(folder, name):
-        if checksums := checksums_of(header, block):
-            found.setdefault(block.step, {})[header.coordinates.rank] = checksums
+        kept.on_block(header, header.series, block)
+    found = {}
+    for step, groups in kept.digests()["steps"].items():
+        for group in groups:
+            for rank, held in kept.copies(int(step), group).items():
+                mine = found.setdefault(int(step), {}).setdefault(rank, {})
+                mine.update({(group, name): checksum for name, checksum in held.items()})
     return found
 
 
@@ -81,7 +87,7 @@ def test_one_flipped_bit_is_found_by_the_next_check_with_parameter_and_rank(laun
     [found] = divergences(checks[FIRST_CHECK])
 
     assert [divergences(reports) for reports in before] == [[]] * len(before)
-    assert found.copies.series.label.endswith(FLIPPED[name])
+    assert found.copies[1].endswith(FLIPPED[name])
     if size == 2:  # nobody can tell which of two is wrong
         assert (found.ranks, found.others) == ((0, 1), ())
     else:

@@ -23,7 +23,8 @@ export function readJob(job, run) {
   const pace = Math.max(0, ...newest.map((agent) => (agent.up ? agent.steps_per_s : 0) || 0));
   const world = Math.max(0, ...newest.map((agent) => agent.world_size ?? 0));
   const standstill = job.standstills?.[run] ?? null;
-  return { run, attempt, nodes, standstill, ranks, living: living.length, step, pace, world, alerts: newest.flatMap((agent) => (agent.up && agent.alerts) || []) };
+  const divergences = job.divergences?.[run] ?? [];
+  return { run, attempt, nodes, standstill, divergences, ranks, living: living.length, step, pace, world, alerts: newest.flatMap((agent) => (agent.up && agent.alerts) || []) };
 }
 
 function readNode(agent, step) {
@@ -56,7 +57,7 @@ export const byTrouble = (a, b) => urgencyOf(a) - urgencyOf(b) || a.rank - b.ran
 
 /** {tone, headline, details}: the one thing to know first, and what else there is. */
 export function assess(state, ready) {
-  const findings = [standing(state), silent(state), gone(state), alerting(state), lagging(state), missing(state)].filter(Boolean);
+  const findings = [standing(state), diverging(state), silent(state), gone(state), alerting(state), lagging(state), missing(state)].filter(Boolean);
   findings.sort((a, b) => (a.tone === "warn") - (b.tone === "warn"));
   if (findings.length) {
     const [first, ...others] = findings;
@@ -76,6 +77,14 @@ function standing({ standstill }) {
   const { culprits, text } = standstill;
   const headline = culprits.length ? `${culprits.length === 1 ? "Rank" : "Ranks"} ${formatSpans(culprits)} ${culprits.length === 1 ? "holds" : "hold"} the job up` : "The job stands still";
   return { tone: "bad", headline, details: [text] };
+}
+
+/** What no agent can see: it has the copies of its own ranks only. */
+function diverging({ divergences }) {
+  if (!divergences.length) return null;
+  const ranks = [...new Set(divergences.flatMap((found) => found.ranks))].sort((a, b) => a - b);
+  const headline = `The weights of ${plural(ranks).toLowerCase()} ${formatSpans(ranks)} are not those of their replicas`;
+  return { tone: "bad", headline, details: divergences.map(({ text }) => text) };
 }
 
 function silent({ nodes }) {

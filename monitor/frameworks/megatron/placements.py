@@ -27,6 +27,11 @@ def is_tied_copy(parameter: nn.Parameter) -> bool:
     return bool(getattr(parameter, "shared", False))
 
 
+def is_tied(parameter: nn.Parameter) -> bool:
+    """Return whether another pipeline stage repeats it, or it one of another stage."""
+    return bool(getattr(parameter, "shared_embedding", False)) or is_tied_copy(parameter)
+
+
 def placement_of(name: str, parameter: nn.Parameter, groups: Groups) -> Placement:
     """Return how the gradient of one backward of this rank relates to the whole parameter.
 
@@ -55,7 +60,7 @@ def placement_of(name: str, parameter: nn.Parameter, groups: Groups) -> Placemen
     return Placement(
         dtype=dtype_name(gradient_of(parameter)),
         shape=tuple(shape),
-        replicated_over=(*data_axes, *copies, *(("pp",) if is_tied_copy(parameter) else ())),
+        replicated_over=(*data_axes, *copies, *(("pp",) if is_tied(parameter) else ())),
         partitioned_over=(*(tensor_axes if is_split else ()), *(("ep",) if expert and grouped is not None else ())),
         in_global_norm=data.rank == 0 and _counts_among_tensor_ranks(parameter, groups),
     )

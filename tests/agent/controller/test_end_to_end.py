@@ -77,6 +77,24 @@ def test_only_the_rank_that_is_named_is_told_and_its_report_closes_the_escalatio
     assert not commands(nodes[0])
 
 
+def test_the_rank_whose_replica_differs_from_those_of_other_nodes_is_told_to_dump(job):
+    controller, nodes = job
+    sound = 0x9E3779B97F4A7C15
+    for node in nodes:
+        for rank in node.ranks:
+            rank.checksum(11, sound)
+            rank.checksum(12, sound ^ (1 << 63 if rank is nodes[1].ranks[1] else 0))
+
+    order = wait_for(lambda: commands(nodes[1]), "the order")[0]
+    [found] = controller.get_json("api/v1/job")["divergences"]["run"]
+
+    assert order["ranks"] == [3]
+    assert found["text"] == "1 parameter of rank 3 differs from the copies on ranks 0–2, found at step 12: h.0.weight"
+    assert not commands(nodes[0])
+    with urllib.request.urlopen(controller.url + "metrics") as answer:
+        assert "trainermon_controller_diverged_ranks 1.0" in answer.read().decode()
+
+
 def test_a_run_directory_tells_where_agents_are_and_what_opens_them(make_node, make_controller):
     node = make_node("a", (0,), world_size=1)
     node.ranks[0].steps(0, 11)

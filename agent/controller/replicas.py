@@ -1,0 +1,273 @@
+"""Whether the copies of parameters on different nodes are equal: digests of all ranks of a run, compared by rows.
+
+Equal copies have equal digests, so that usually a few bytes per rank and checked step are all that is asked for. Where
+digests are not equal the agents concerned are asked for the single parameters, the ranks that differ from most are
+named, and they dump.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import hashlib
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Generic, TypeVar
+from urllib.parse import quote
+
+from trainermon.agent.controller.client import FAULTS, AgentClient, describe
+from trainermon.agent.controller.fleet import Agent, Fleet
+from trainermon.agent.hang.evidence import spans
+from trainermon.agent.webhook import Request
+
+LOOK_S = 5.0
+MAX_OPEN_STEPS = 16
+MAX_RANKS = 16
+"""So many of the ranks that are named dump."""
+MAX_NAMES = 5
+
+Key = TypeVar("Key")
+_Digests = dict[str, dict[int, tuple[int, Agent]]]  # by group and rank
+
+_log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Divergence(Generic[Key]):
+    """Copies that are not equal.
+
+    Attributes:
+        copies: Which.
+        ranks: The ranks whose copy differs from that of most; all of them if there is no such value.
+        others: The ranks that hold the value of most; none if there is no such value.
+    """
+
+    copies: Key
+    ranks: tuple[int, ...]
+    others: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """Copies of one group of ranks that were not equal when they were last compared.
+
+    Attributes:
+        attempt: Of the run.
+        step: The checked step on which it was found first.
+        ranks: The ranks whose copies differ from those of most; all if nobody can tell.
+        others: The ranks that hold what most do; none if nobody can tell.
+        names: Of the parameters concerned; none if the agents do not tell any more.
+    """
+
+    attempt: int
+    step: int
+    ranks: tuple[int, ...]
+    others: tuple[int, ...]
+    names: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        """One sentence for a page, a log and a dump."""
+        what = "1 parameter" if len(self.names) == 1 else f"{len(self.names) or ''} parameters".strip()
+        differ = "differs" if len(self.names) == 1 else "differ"
+        named = ": " + ", ".join(self.names[:MAX_NAMES]) if self.names else ""
+        found = f"found at step {self.step}{named}"
+        if not self.others:
+            return f"the copies of {what} on {spans(self.ranks)} differ, and nobody can tell which is right, {found}"
+        return f"{what} of {spans(self.ranks)} {differ} from the copies on {spans(self.others)}, {found}"
+
+
+class ReplicaWatch:
+    """Compares the copies that a run has on several nodes, on every checked step. Make it inside the event loop.
+
+    A step is compared when every agent of the run that answers has come as far, or when so many later ones are open
+    that whoever is missing will not come soon.
+
+    Args:
+        fleet: The agents.
+        client: Speaks to them.
+        escalate: Has ranks dump.
+
+    Attributes:
+        findings: By run and group, the copies that are not equal; gone when they are equal again.
+        num_comparisons: Comparisons of one group on one step.
+        num_mismatches: Those in which copies were not equal.
+    """
+
+    def __init__(self, fleet: Fleet, client: AgentClient, escalate: Callable[[Request], Awaitable[object]]) -> None:
+        self.findings: dict[str, dict[str, Finding]] = {}
+        self.num_comparisons = self.num_mismatches = 0
+        self._fleet = fleet
+        self._client = client
+        self._escalate = escalate
+        self._runs: dict[str, _Run] = {}
+
+    async def look(self) -> None:
+        """Compare what has come since the last look; asks nobody of a run that one agent sees whole."""
+        runs = self._fleet.runs
+        self._runs = {run: self._runs.get(run) or _Run() for run in runs}
+        self.findings = {run: found for run, found in self.findings.items() if run in self._runs}
+        for run in runs:
+            await self._look_at(run)
+
+    async def _look_at(self, run: str) -> None:
+        agents = [agent for agent in self._fleet.of_run(run) if agent.is_up]
+        attempt = max((agent.report.attempt for agent in agents if agent.report), default=0)
+        if self._runs[run].attempt != attempt:
+            self._runs[run] = _Run(attempt)
+            self.findings.pop(run, None)
+        if len(agents) < 2:
+            return
+        known = self._runs[run]
+        paths = [f"api/v1/checksums?after={known.newest.get(agent.target.url, -1)}" for agent in agents]
+        answers = await asyncio.gather(*map(self._ask, agents, paths))
+        for agent, answer in zip(agents, answers, strict=True):
+            if answer is not None:
+                _contained(agent, known.take, agent, answer)
+        for step, digests in known.complete([agent.target.url for agent in agents]):
+            await self._compare(run, step, digests)
+
+    async def _compare(self, run: str, step: int, digests: _Digests) -> None:
+        new = []
+        for group, held in digests.items():
+            if len({agent.target.url for _, agent in held.values()}) < 2:
+                continue  # its agent's own rules have compared them
+            self.num_comparisons += 1
+            before = self.findings.get(run, {}).pop(group, None)
+            if len({digest for digest, _ in held.values()}) == 1:
+                continue
+            self.num_mismatches += 1
+            found = await self._judge(run, step, group, held)
+            if before is not None:
+                found = dataclasses.replace(found, step=before.step)
+            self.findings.setdefault(run, {})[group] = found
+            if before is None or before.ranks != found.ranks:
+                _log.error("run %s: %s", run, found.text)
+                new.append(found)
+        if new:
+            await self._escalate(_request(run, step, new))
+
+    async def _judge(self, run: str, step: int, group: str, held: Mapping[int, tuple[int, Agent]]) -> Finding:
+        agents = list({agent.target.url: agent for _, agent in held.values()}.values())
+        path = f"api/v1/copies?step={step}&group={quote(group)}"
+        answers = await asyncio.gather(*(self._ask(agent, path) for agent in agents))
+        reports: dict[int, dict[str, int]] = {}
+        for agent, answer in zip(agents, answers, strict=True):
+            if answer is not None:
+                reports |= _contained(agent, _copies, answer) or {}
+        single = divergences(reports)
+        whole = divergences({rank: {"": digest} for rank, (digest, _) in held.items()})
+        found = single or whole
+        ranks = {rank for each in found for rank in each.ranks}
+        return Finding(
+            attempt=self._runs[run].attempt,
+            step=step,
+            ranks=tuple(sorted(ranks)),
+            others=tuple(sorted({rank for each in found for rank in each.others} - ranks)),
+            names=tuple(each.copies for each in single),
+        )
+
+    async def _ask(self, agent: Agent, path: str) -> Any:
+        try:
+            return await self._client.get(agent.target, path)
+        except FAULTS as error:
+            _note_silent(agent, error)
+            return None
+
+
+class _Run:
+    """What the agents of an attempt have told, of the steps that are not compared yet."""
+
+    def __init__(self, attempt: int = -1) -> None:
+        self.attempt = attempt
+        self.newest: dict[str, int] = {}
+        self._open: dict[int, _Digests] = {}
+        self._compared = -1
+
+    def take(self, agent: Agent, answer: Any) -> None:
+        """Take an agent's digests. Raises ValueError, KeyError, TypeError or AttributeError if they are none."""
+        if answer["attempt"] != self.attempt:
+            return
+        for text, groups in answer["steps"].items():
+            step = int(text)
+            self.newest[agent.target.url] = max(step, self.newest.get(agent.target.url, -1))
+            if step <= self._compared:
+                continue
+            opened = self._open.setdefault(step, {})
+            for group, digests in groups.items():
+                held = opened.setdefault(str(group), {})
+                held.update({int(rank): (int(digest, 16), agent) for rank, digest in digests.items()})
+
+    def complete(self, urls: Sequence[str]) -> list[tuple[int, _Digests]]:
+        """Return, oldest first, the steps that can be compared, and forget them."""
+        reached = min((self.newest[url] for url in urls if url in self.newest), default=-1)
+        steps = sorted(self._open)
+        late = steps[: max(0, len(steps) - MAX_OPEN_STEPS)]
+        ready = [step for step in steps if step <= reached or step in late]
+        self._compared = max([self._compared, *ready])
+        return [(step, self._open.pop(step)) for step in ready]
+
+
+def divergences(reports: Mapping[int, Mapping[Key, int]]) -> list[Divergence[Key]]:
+    """Return the copies that are not equal, in the order of the model.
+
+    The value that most ranks have is taken for the right one. Where two values are equally frequent nobody can tell,
+    and all ranks are named.
+
+    Args:
+        reports: By rank, its checksums of one step and attempt.
+    """
+    holders: dict[Key, dict[int, int]] = {}
+    for rank in sorted(reports):
+        for copies, checksum in reports[rank].items():
+            holders.setdefault(copies, {})[rank] = checksum
+    return [_divergence(copies, held) for copies, held in holders.items() if len(set(held.values())) > 1]
+
+
+def _divergence(copies: Key, held: Mapping[int, int]) -> Divergence[Key]:
+    (usual, most), (_, second), *_ = Counter(held.values()).most_common()
+    if most == second:
+        return Divergence(copies=copies, ranks=tuple(held))
+    return Divergence(
+        copies=copies,
+        ranks=tuple(rank for rank, checksum in held.items() if checksum != usual),
+        others=tuple(rank for rank, checksum in held.items() if checksum == usual),
+    )
+
+
+def _request(run: str, step: int, found: Sequence[Finding]) -> Request:
+    ranks = sorted({rank for each in found for rank in each.ranks})[:MAX_RANKS]
+    identity = hashlib.blake2b(f"{run} {found[0].attempt} {step}".encode(), digest_size=6).hexdigest()
+    return Request(
+        id=f"replica-divergence-{identity}",
+        run=run,
+        ranks=tuple(ranks),
+        task="statistics",
+        num_steps=1,
+        reason=f"replica-divergence: {found[0].text}",
+        alerts=(),
+    )
+
+
+def _copies(answer: Any) -> dict[int, dict[str, int]]:
+    return {
+        int(rank): {str(name): int(checksum, 16) for name, checksum in held.items()}
+        for rank, held in answer["ranks"].items()
+    }
+
+
+Result = TypeVar("Result")
+
+
+def _contained(agent: Agent, read: Callable[..., Result], *arguments: Any) -> Result | None:
+    """Return what `read` makes of an answer, None if it is not that of an agent of this version."""
+    try:
+        return read(*arguments)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        _note_silent(agent, error)
+        return None
+
+
+def _note_silent(agent: Agent, error: Exception) -> None:
+    _log.info("%s tells no checksums: %s", agent.target.url, describe(error))
