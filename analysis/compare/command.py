@@ -7,9 +7,9 @@ import json
 import sys
 from pathlib import Path
 
-from trainermon.analysis.compare.comparison import CompareOptions, Mode, compare
-from trainermon.analysis.compare.distributed import outcomes
-from trainermon.analysis.compare.files import FORMATS, Destination, as_document
+from trainermon.analysis.compare.comparison import CompareOptions, Mode
+from trainermon.analysis.compare.distributed import documents, outcomes
+from trainermon.analysis.compare.files import FORMATS, Destination
 from trainermon.analysis.compare.mappings import read_mappings
 from trainermon.analysis.compare.summary import Outcome, render_text
 
@@ -38,6 +38,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--baseline", nargs=2, type=Path, metavar="DUMP", help="two dumps of one side: what these differ by is noise"
     )
+    parser.add_argument(
+        "--ray",
+        metavar="ADDRESS",
+        help="compare on the Ray cluster there (default: one process per core of this machine)",
+    )
     parser.add_argument("--no-stack", action="store_true", help="leave call stacks out")
     parser.add_argument("--json", action="store_true", help="print the results as JSON, see analysis/compare/README.md")
 
@@ -47,20 +52,21 @@ def main(args: argparse.Namespace) -> int:
 
     Raises:
         DumpError: there is nothing to compare.
-        ConfigError: a mapping file is wrong.
+        ConfigError: a mapping file is wrong, or no Ray cluster answers.
     """
     options = CompareOptions(
         mode=args.mode,
         fuzzy=args.fuzzy,
         baseline=tuple(args.baseline) if args.baseline else None,
         stack=not args.no_stack,
+        ray=args.ray,
         mappings=read_mappings(
             api=args.api_mapping, cell=args.cell_mapping, data=args.data_mapping, layer=args.layer_mapping
         ),
     )
     if args.json:
-        comparisons = compare(args.target, args.golden, options=options)
-        sys.stdout.write(json.dumps([as_document(comparison) for comparison in comparisons], indent=1) + "\n")
+        as_json = list(documents(args.target, args.golden, options=options))
+        sys.stdout.write(json.dumps(as_json, indent=1) + "\n")
         return 0
     destination = Destination(folder=args.output, formats=tuple(args.format or DEFAULT)) if args.output else None
     found = []

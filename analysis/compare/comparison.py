@@ -39,6 +39,7 @@ class CompareOptions:
         baseline: two dumps of the same side: what these differ by is taken for noise.
         stack: give the call stack with every first row of a call.
         mappings: what the target's names stand for in the golden dump.
+        ray: address of the Ray cluster on which the dumps of two runs are compared; None: in processes of this machine.
     """
 
     mode: Mode | None = None
@@ -46,6 +47,7 @@ class CompareOptions:
     baseline: tuple[Path, Path] | None = None
     stack: bool = True
     mappings: Mappings = field(default_factory=Mappings)
+    ray: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
