@@ -27,6 +27,11 @@ from trainermon.dump.records import (
 from trainermon.dump.verdicts import Cause, OperationVerdict, Reproducibility
 from trainermon.monitor.errors import DumpError
 
+try:
+    from orjson import loads as _loads_finite
+except ImportError:  # the extra `compare` brings it
+    _loads_finite = json.loads  # type: ignore[assignment]  # it takes more than is passed here
+
 _DIRECTIONS = (FORWARD, BACKWARD, PARAMETERS_GRAD)
 _INFO_FIELDS = {field.name for field in dataclasses.fields(DumpInfo)}
 _OPERATION_FIELDS = {field.name for field in dataclasses.fields(OperationVerdict)}
@@ -147,11 +152,16 @@ def _load_files(directory: Path) -> RawDump:
 
 def _load_json(path: Path) -> Any:
     try:
-        return json.loads(path.read_bytes())
+        return _parse(path.read_bytes())
     except FileNotFoundError:
         return None
     except ValueError as error:
         raise DumpError(f"{path} is not JSON ({error}): the dump is damaged, or still being written") from error
+
+
+def _parse(text: bytes) -> Any:
+    """Return what JSON stands for; orjson needs two thirds of the time, but knows no NaN and no Infinity."""
+    return json.loads(text) if b"NaN" in text or b"Infinity" in text else _loads_finite(text)
 
 
 def _info(values: Mapping[str, Any]) -> DumpInfo:

@@ -102,12 +102,12 @@ def compare_pair(pair: PlacePair, options: CompareOptions) -> Comparison:
     Raises:
         DumpError: a dump is damaged, or has not what the mode asks for.
     """
-    with _collector_off():
+    with collector_off():
         return _compare_pair(pair, options)
 
 
 @contextmanager
-def _collector_off() -> Iterator[None]:
+def collector_off() -> Iterator[None]:
     """Keep the garbage collector from looking at millions of rows again and again; there are no cycles among them."""
     was_on = gc.isenabled()
     gc.disable()

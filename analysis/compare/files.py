@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import csv
 import json
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trainermon.analysis.compare.comparison import Comparison
+from trainermon.analysis.compare.comparison import Comparison, collector_off
+from trainermon.analysis.compare.lines import Syntax, lines
 from trainermon.analysis.compare.summary import RESULTS, headline
-from trainermon.analysis.compare.tables import header, table
+from trainermon.analysis.compare.tables import header
 from trainermon.analysis.compare.verdicts import PASS, CallResult, Row
 from trainermon.monitor.values import as_plain
 
@@ -39,17 +40,25 @@ def write_files(comparison: Comparison, destination: Destination) -> tuple[Path,
     written = []
     for name in destination.formats:
         path = destination.folder / f"compare_result{label}_{destination.stamp}.{name}"
-        _writer(name)(comparison, path)
+        with collector_off():
+            _writer(name)(comparison, path)
         written.append(path)
     return tuple(written)
 
 
 def write_csv(comparison: Comparison, path: Path) -> None:
     """Write the result table as csv."""
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(header(comparison.mode))
-        writer.writerows(table(comparison))
+    with path.open("w", encoding="utf-8", newline="") as file:
+        file.write(",".join(header(comparison.mode)) + "\n")
+        file.writelines(f"{line}\n" for _, line in lines(comparison, _CSV))
+
+
+def _quoted(text: str) -> str:
+    return f'"{text.replace(chr(34), chr(34) * 2)}"' if _SPECIAL.search(text) else text
+
+
+_SPECIAL = re.compile('[,"\r\n]')
+_CSV = Syntax(text=("", ""), number=("", ""), between=",", escape=_quoted)
 
 
 def write_json(comparison: Comparison, path: Path) -> None:

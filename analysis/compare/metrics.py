@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +15,8 @@ from trainermon.analysis.compare.noise import ROUNDOFF
 
 TINY = 1e-38  # below the least normal float32, a difference means nothing
 _FLOATING = frozenset(f"torch.{name}" for name in ROUNDOFF)
-_EXACT = slice(Item._fields.index("max"), Item._fields.index("norm") + 1)
+_numbers = attrgetter("max", "min", "mean", "norm")
+_BLOCK = 8192  # rows that are looked at together: bounds the memory, and fits a cache
 
 ItemPair = tuple[Item, Item]
 Array = npt.NDArray[np.float64]
@@ -31,12 +33,15 @@ class Difference(NamedTuple):
     columns: tuple[Any, ...] = ()
 
 
-def statistics_differences(pairs: Sequence[ItemPair]) -> list[Difference]:
-    """Return how far the statistics of the rows of each pair are apart: `relative_size` of all of them at once."""
-    chosen, values = finite_statistics(pairs)
-    counts = np.array([max(1, pairs[index][1].num_elements) for index in chosen], dtype=np.float64)
-    sizes = dict(zip(chosen, _relative_sizes(values, counts).tolist(), strict=True))
-    return [Difference(sizes[index] if index in sizes else relative_size(*pair)) for index, pair in enumerate(pairs)]
+def statistics_differences(pairs: Sequence[ItemPair]) -> Iterator[Difference]:
+    """Yield how far the statistics of the rows of each pair are apart: `relative_size`, of many of them at once."""
+    for start in range(0, len(pairs), _BLOCK):
+        block = pairs[start : start + _BLOCK]
+        chosen, values = finite_statistics(block)
+        counts = np.array([max(1, block[index][1].num_elements) for index in chosen], dtype=np.float64)
+        sizes = dict(zip(chosen, _relative_sizes(values, counts).tolist(), strict=True))
+        for index, pair in enumerate(block):
+            yield Difference(sizes[index] if index in sizes else relative_size(*pair))
 
 
 def finite_statistics(pairs: Sequence[ItemPair]) -> tuple[list[int], Array]:
@@ -53,10 +58,10 @@ def finite_statistics(pairs: Sequence[ItemPair]) -> tuple[list[int], Array]:
         and (ours.nans or 0) == (theirs.nans or 0)
         and (ours.infs or 0) == (theirs.infs or 0)
     ]
-    values = np.array([pairs[index][0][_EXACT] + pairs[index][1][_EXACT] for index in likely], dtype=np.float64)
+    values = np.array([_numbers(pairs[index][0]) + _numbers(pairs[index][1]) for index in likely], dtype=np.float64)
     values = values.reshape(-1, 8)  # numpy makes NaN of None
-    finite = np.isfinite(values).all(axis=1)
-    return [index for index, kept in zip(likely, finite.tolist(), strict=True) if kept], values[finite]
+    finite = np.flatnonzero(np.isfinite(values).all(axis=1))
+    return [likely[index] for index in finite.tolist()], values[finite]
 
 
 def _relative_sizes(values: Array, counts: Array) -> Array:

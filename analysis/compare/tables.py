@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from trainermon.analysis.compare.comparison import Comparison, Mode
 from trainermon.analysis.compare.items import Item
@@ -38,6 +38,7 @@ _OURS = {
     Mode.CHECKSUM: (),
     Mode.TENSOR: ("MeanRelativeErr", "Max ULP", "Norm Ratio", "NPU nonfinite", "Bench nonfinite"),
 }
+_NONE = (NOT_AVAILABLE,) * 3
 _TEXT_METRICS = 4  # of the statistics, the first four are differences and the others shares in per cent
 
 
@@ -48,17 +49,32 @@ def header(mode: Mode) -> tuple[str, ...]:
     return (*_BASIC, *_METRICS[mode], *statistics, *_LAST, *data_name, *_OURS[mode], "Relative difference")
 
 
-def table(comparison: Comparison) -> Iterator[tuple[Any, ...]]:
-    """Yield the cells of every row as texts and numbers."""
+class NamedRow(NamedTuple):
+    """A row, the keys of its calls ("" if there is none), and the call's stack if it is the call's first row."""
+
+    keys: tuple[str, str]
+    row: Row
+    stack: tuple[str, ...] | None
+
+
+def named_rows(comparison: Comparison) -> Iterator[NamedRow]:
+    """Yield every row with its names."""
     for call in comparison.calls:
         stack = comparison.stacks.get(call.key)
-        names = call.target.key if call.target else "", call.golden.key if call.golden else ""
+        keys = call.target.key if call.target else "", call.golden.key if call.golden else ""
         for row in call.rows:
-            yield _cells(comparison.mode, row, names, stack)
+            yield NamedRow(keys, row, stack)
             stack = None
 
 
-def _cells(mode: Mode, row: Row, names: tuple[str, str], stack: tuple[str, ...] | None) -> tuple[Any, ...]:
+def table(comparison: Comparison) -> Iterator[tuple[Any, ...]]:
+    """Yield the cells of every row as texts and numbers."""
+    return (cells_of(comparison.mode, named) for named in named_rows(comparison))
+
+
+def cells_of(mode: Mode, named: NamedRow) -> tuple[Any, ...]:
+    """Return the cells of one row as texts and finite numbers."""
+    (key, their_key), row, stack = named
     ours, theirs = row.target, row.golden
     metrics = row.difference.columns
     if ours and theirs and mode is Mode.STATISTICS:
@@ -66,22 +82,26 @@ def _cells(mode: Mode, row: Row, names: tuple[str, str], stack: tuple[str, ...] 
     elif not metrics:
         metrics = (None,) * (len(_METRICS[mode]) + len(_OURS[mode]))
     own = metrics[len(_METRICS[mode]) :]
-    kind, their_kind = _kind_of(ours), _kind_of(theirs)
     cells: list[Any] = [
-        f"{names[0]}.{ours.place}" if ours else NOT_AVAILABLE,
-        f"{names[1]}.{theirs.place}" if theirs else NOT_AVAILABLE,
-        *(kind[0], their_kind[0], kind[1], their_kind[1], kind[2], their_kind[2]),
+        f"{key}.{ours.place}" if ours else NOT_AVAILABLE,
+        f"{their_key}.{theirs.place}" if theirs else NOT_AVAILABLE,
+        *kind_of(ours, theirs),
     ]
     cells += [_metric(mode, index, value) for index, value in enumerate(metrics[: len(_METRICS[mode])])]
     if mode is not Mode.CHECKSUM:
         cells += _statistics(ours)
         cells += _statistics(theirs)
     same = (ours.requires_grad if ours else None) == (theirs.requires_grad if theirs else None)
-    cells += [str(same), row.result, str(list(row.messages)) if row.messages else "[]"]
-    cells.append(str(list(stack)) if stack else NOT_AVAILABLE)
+    cells += [str(same), row.result, str(list(row.messages)) if row.messages else "[]", stack_text(stack)]
     if mode is Mode.TENSOR:
         cells.append(str([_data_name(ours), _data_name(theirs)]))
     return (*cells, *map(_plain, own), _plain(row.difference.relative))
+
+
+@lru_cache(maxsize=4096)
+def stack_text(stack: tuple[str, ...] | None) -> str:
+    """Return a call stack as msprobe writes it."""
+    return str(list(stack)) if stack else NOT_AVAILABLE
 
 
 def _data_name(item: Item | None) -> str:
@@ -90,8 +110,10 @@ def _data_name(item: Item | None) -> str:
     return item.data_name or "-1"
 
 
-def _kind_of(item: Item | None) -> tuple[str, str, str]:
-    return _kind(item.dtype, item.shape, item.requires_grad) if item else (NOT_AVAILABLE,) * 3
+def kind_of(ours: Item | None, theirs: Item | None) -> tuple[str, ...]:
+    """Return the cells of both sides' dtype, shape and requires_grad."""
+    kind, their_kind = (_kind(item.dtype, item.shape, item.requires_grad) if item else _NONE for item in (ours, theirs))
+    return kind[0], their_kind[0], kind[1], their_kind[1], kind[2], their_kind[2]
 
 
 @lru_cache(maxsize=4096)

@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import NamedTuple
 
 from trainermon.analysis.compare.frameworks import dtype_name
@@ -45,7 +46,7 @@ Measure = Callable[[Sequence[ItemPair]], Iterable[Difference]]
 
 _Compared = tuple[Item | None, Item | None, Difference]
 _NOTHING = Difference(None)
-_KIND = slice(Item._fields.index("dtype"), Item._fields.index("requires_grad") + 1)
+_kind = attrgetter("dtype", "shape", "requires_grad")
 
 
 class Row(NamedTuple):
@@ -206,7 +207,7 @@ class Judge:
     def _row(self, key: str, call: _Judged, ours: Item | None, theirs: Item | None, difference: Difference) -> Row:
         if ours is None or theirs is None:
             return Row(ours, theirs, difference, UNMATCHED)
-        alike = ours[_KIND] == theirs[_KIND] and ours.is_tensor
+        alike = _kind(ours) == _kind(theirs) and ours.is_tensor
         flaw = "" if alike else _flaw(ours, theirs)
         if flaw:
             return Row(ours, theirs, difference, ERROR, (f"error: {flaw}",))
