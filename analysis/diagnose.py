@@ -12,6 +12,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from trainermon.analysis.across import first_of, in_pipeline, reached_from, with_hidden
+from trainermon.analysis.classify import classified
 from trainermon.analysis.evidence import SURE_KINDS, Evidence, RankDump, Row, gather
 from trainermon.analysis.findings import (
     BadParameter,
@@ -57,9 +58,10 @@ def diagnose(run_dir: Path, *, step: int | None = None) -> Diagnosis:
         diagnosis = _not_in_replay(evidence)
     else:
         diagnosis = _nothing(evidence)
-    return dataclasses.replace(
+    diagnosis = dataclasses.replace(
         diagnosis, step=evidence.step, attempt=evidence.attempt, evidence=_sources(evidence), version=diagnosis.version
     )
+    return classified(diagnosis, evidence.dumps)
 
 
 def _is_consequence(evidence: Evidence) -> bool:

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from trainermon.dump.state import NotCoveredError, same_bits
 
 # What nn.Module keeps for itself: parameters, buffers, submodules, hooks.
-_OF_TORCH = frozenset(vars(nn.Module())) - {"training"}
+OF_TORCH = frozenset(vars(nn.Module())) - {"training"}
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 # Classes whose objects cannot change in a forward, or are no state of the model's.
 _NOT_STATE = (nn.Module, type, types.ModuleType, torch.dtype, torch.device, torch.optim.Optimizer)
@@ -64,10 +64,10 @@ class Attributes:
         self._copied_bytes = 0
         self._known = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
         for module in model.modules():
-            own = {name: value for name, value in vars(module).items() if name not in _OF_TORCH}
+            own = {name: value for name, value in vars(module).items() if name not in OF_TORCH}
             self._undo.callback(_set_attributes, module, own)
             hooks = [hook for name in _HOOKS for hook in vars(module)[name].values()]
-            self._note_all([_Found(value) for value in (*own.values(), *hooks, *_global_generators(type(module)))])
+            self._note_all([_Found(value) for value in (*own.values(), *hooks, *global_generators(type(module)))])
         self._note_all([_Found(value) for value in given if not isinstance(value, Tensor)])
 
     def put_back(self) -> None:
@@ -83,7 +83,7 @@ class Attributes:
             if id(value) in self._known or isinstance(value, _NOT_STATE):
                 continue
             inside = self._note(value)
-            if inside is None and not is_deep and _has_attributes(value):
+            if inside is None and not is_deep and has_attributes(value):
                 inside, is_deep = self._note_pairs(vars(value)), True
             if inside is not None:
                 self._known.add(id(value))  # stays its own: what holds the value is held by the undo functions
@@ -175,13 +175,13 @@ def _names_used(forward: Callable[..., Any]) -> tuple[str, ...]:
     return forward.__code__.co_names if isinstance(forward, types.FunctionType) and not _is_foreign(forward) else ()
 
 
-def _global_generators(kind: type[nn.Module]) -> list[Any]:
+def global_generators(kind: type[nn.Module]) -> list[Any]:
     """Return the generators of random numbers in global names that the forward of a class speaks of."""
     found = [kind.forward.__globals__.get(name) for name in _names_used(kind.forward)]
     return [value for value in found if value is not None and restore_generator(value) is not None]
 
 
-def _has_attributes(value: Any) -> bool:
+def has_attributes(value: Any) -> bool:
     """Return whether what `value` keeps may be state of the model's: it is an object of some class of the script's.
 
     What holds a lock or a thread is left alone: another thread may be changing it.
@@ -205,7 +205,7 @@ def _is_covered(tensor: Tensor) -> bool:
 
 def _set_attributes(module: nn.Module, own: dict[str, Any]) -> None:
     attributes = vars(module)
-    for name in attributes.keys() - own.keys() - _OF_TORCH:
+    for name in attributes.keys() - own.keys() - OF_TORCH:
         del attributes[name]
     attributes.update(own)
 

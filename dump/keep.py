@@ -149,6 +149,12 @@ class ForwardKeeper:
         self.error = ""
         self._current = None
 
+    def take_over(self, forwards: Sequence[KeptForward], dropped: int) -> None:
+        """Hold the forwards of a step that another process has kept, of a single root."""
+        self.clear()
+        self.forwards = list(forwards)
+        self.dropped = [dropped]
+
     def trip(self, error: BaseException) -> None:
         """Note why a forward was not kept, or not whole; the others are."""
         self.error = f"{type(error).__name__}: {error}"

@@ -18,20 +18,25 @@ import dataclasses
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
 from trainermon.dump.agreement import Agreement, DisagreedError, Vote
 from trainermon.dump.capture import ModuleCapture
+from trainermon.dump.changes import changed, fingerprint, verdict_on
 from trainermon.dump.keep import ForwardKeeper, KeptForward
+from trainermon.dump.kept_step import KEPT_FILE, KeptStep, save_step
+from trainermon.dump.operations import OperationWatch, RunningCalls
 from trainermon.dump.reader import read_dump
 from trainermon.dump.records import DumpInfo
 from trainermon.dump.rerun import (
     CommunicationError,
     Fidelity,
     Rerunning,
+    Watcher,
     eager,
     rerun,
     shadow_parameters,
@@ -70,6 +75,18 @@ class ReplayResult:
     bytes_written: int = 0
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Examination:
+    """What is done about a step that is not finite, or did not give the same bits, beside replaying it.
+
+    With `classify` it is run once more: then the dump's info tells which operation made the first non-finite value and
+    why, and whether the step is reproducible. Within `keep_bytes` it is kept on disk, for `trainermon replay`.
+    """
+
+    classify: bool = True
+    keep_bytes: int = 0
+
+
 class StepKeeper:
     """Keeps what a replay of the current step needs, and replays it.
 
@@ -86,6 +103,7 @@ class StepKeeper:
         replayable: What the framework asks of a replay.
         names: Names of modules, where the path below the root is not what they are to be called.
         memory_bytes: Most that is kept alive.
+        examination: What else is done about a bad step.
     """
 
     def __init__(
@@ -95,6 +113,7 @@ class StepKeeper:
         *,
         names: Mapping[nn.Module, str] | None = None,
         memory_bytes: int = 256 << 20,
+        examination: Examination = Examination(),
     ) -> None:
         self.replaying = False
         self._stages = [stage_of(stages)] if isinstance(stages, nn.Module) else list(stages)
@@ -103,6 +122,7 @@ class StepKeeper:
         self._names = names
         self._compiled = any(is_compiled(stage.entry, stage.model) for stage in self._stages)
         self._memory_bytes = memory_bytes
+        self._examination = examination
         self._keeper = ForwardKeeper(self._stages, self._replayable, memory_bytes=memory_bytes)
         self.refusal = self._replayable.refusal or refusal_of(self._stages, self._replayable)
 
@@ -118,6 +138,10 @@ class StepKeeper:
     def clear(self) -> None:
         """Let go of what was kept: the step is over."""
         self._keeper.clear()
+
+    def take_over(self, step: KeptStep) -> None:
+        """Hold a step that another process has kept on disk, to replay it here."""
+        self._keeper.take_over(step.forwards, step.dropped)
 
     @property
     def attached(self) -> bool:
@@ -157,13 +181,14 @@ class StepKeeper:
                 shards = tuple(nonfinite_names(self._replayable.own_shards()))
                 info = dataclasses.replace(info, replay=True, joint=self._replayable.joint, bad_shards=shards)
                 writer = DumpWriter(directory, info, task=task, max_bytes=max_bytes)
-                outcome = self._run(writer, vote)
+                outcome = self._attempt(self._capture(writer), vote)
         except Exception as error:  # noqa: BLE001  # the border to training: no dump, but the step goes on
             outcome = _Outcome(FAILED, f"{type(error).__name__}: {error}")
         vote.against(outcome.reason)
         if writer is None:
             return _unreplayed(outcome, started)
-        return self._finished(writer, outcome, started)
+        again = Vote(self._agreement(), f"{question}/again", self._counts())
+        return self._finished(writer, outcome, started, again)
 
     def _agreement(self) -> Agreement | None:
         return Agreement.of_all_ranks() if self._replayable.joint else None
@@ -186,14 +211,26 @@ class StepKeeper:
         lack = lack_of_memory(self._keeper.devices, self._keeper.size_bytes)
         return lack or self._replayable.not_ready() or (self._uncovered() if self._keeper.error else "")
 
-    def _run(self, writer: DumpWriter, vote: Vote) -> _Outcome:
+    def _capture(self, writer: DumpWriter) -> ModuleCapture:
+        gathered = not self._replayable.shadowed
+        return ModuleCapture(self._models, writer, names=self._names, gathered=gathered)
+
+    def _attempt(self, watcher: Watcher, vote: Vote, mode: AbstractContextManager[Any] | None = None) -> _Outcome:
+        """Run what the ranks agree on once more, with `watcher` on the modules and under `mode`."""
         self.replaying = self._keeper.muted = True
         try:
-            with self._prepared(writer) as using:
+            with self._prepared(watcher) as using:
                 chosen = self._last(vote.cast())
+                before = {} if mode is None else fingerprint(self._models)
+                with mode or nullcontext():
+                    fidelities = _rerun_all(chosen, using)
                 num_micro_steps = len({micro_step for micro_step, _ in chosen})
-                left_out = max(kept for _, kept in self._counts()) - num_micro_steps
-                return _Outcome(micro_steps=num_micro_steps, left_out=left_out, fidelities=_rerun_all(chosen, using))
+                return _Outcome(
+                    micro_steps=num_micro_steps,
+                    left_out=max(kept for _, kept in self._counts()) - num_micro_steps,
+                    fidelities=fidelities,
+                    changes=() if mode is None else changed(before, fingerprint(self._models)),
+                )
         except (CommunicationError, DisagreedError, NotCoveredError) as error:
             return _Outcome(REFUSED, str(error))
         except Exception as error:  # the border to training: whatever the model raises, the step goes on
@@ -202,23 +239,40 @@ class StepKeeper:
         finally:
             self.replaying = self._keeper.muted = False
 
+    def _again(self, first: _Outcome, *, nonfinite: bool, vote: Vote) -> dict[str, Any]:
+        """Return what the dump's info says of a second replay: of the first bad operations, and of reproducibility.
+
+        Where the ranks replay together they all do so twice: none of them knows what another one found.
+        """
+        if not self._examination.classify:
+            return {}
+        second, watch = _Outcome(REFUSED), None
+        if first.status != CLEAN:
+            vote.against(first.reason or first.status)
+        elif self._replayable.joint or nonfinite or first.reproduced is False:
+            calls = RunningCalls(self._models, self._names)
+            watch = OperationWatch(calls)
+            second = self._attempt(calls, vote, watch)
+            vote.against(second.reason)
+        verdict, reason = verdict_on(first.fidelities, second.fidelities, second.changes, is_eager=self._compiled)
+        operations = tuple(watch.found) if watch is not None and second.status == CLEAN else ()
+        return {"reproducibility": verdict, "reproducibility_reason": reason, "operations": operations}
+
     @contextmanager
-    def _prepared(self, writer: DumpWriter) -> Iterator[Rerunning]:
+    def _prepared(self, watcher: Watcher) -> Iterator[Rerunning]:
         """Put everything in place, such that from now on only the model itself can fail."""
-        shadowed = self._replayable.shadowed
         with (
             undisturbed(
                 self._models, self._replayable, [leaf for kept in self._keeper.forwards for leaf in kept.leaves]
             ),
             eager(compiled=self._compiled),
-            shadow_parameters(self._models) if shadowed else nullcontext() as leaves,
+            shadow_parameters(self._models) if self._replayable.shadowed else nullcontext() as leaves,
         ):
-            capture = ModuleCapture(self._models, writer, names=self._names, gathered=not shadowed)
-            capture.attach()
+            watcher.attach()
             try:
-                yield Rerunning(self._stages, self._replayable, capture, leaves)
+                yield Rerunning(self._stages, self._replayable, watcher, leaves)
             finally:
-                capture.detach()
+                watcher.detach()
 
     def _last(self, most: int) -> list[tuple[int, KeptForward]]:
         """Return the kept forwards in the order of the step, with their micro steps; of each root the `most` last."""
@@ -228,21 +282,26 @@ class StepKeeper:
                 chosen[id(kept)] = micro_step
         return [(chosen[id(kept)], kept) for kept in self._keeper.forwards if id(kept) in chosen]
 
-    def _finished(self, writer: DumpWriter, outcome: _Outcome, started: float) -> ReplayResult:
+    def _finished(self, writer: DumpWriter, outcome: _Outcome, started: float, vote: Vote) -> ReplayResult:
         uncovered = "; ".join(filter(None, [self._uncovered(), outcome.shortened]))
         notes = ["the compiled model was replayed in eager mode: values may differ in the last bits"]
         try:
-            written = writer.close(
+            writer.publish(
                 micro_steps=outcome.micro_steps,
                 aborted="" if outcome.status == CLEAN else outcome.status,
                 uncovered="; ".join(filter(None, [uncovered, outcome.reason])),
                 reproduced=outcome.reproduced,
                 lost_nonfinite=outcome.lost_nonfinite,
-                notes=tuple(notes if self._compiled else ()),
+                notes=(*writer.info.notes, *(notes if self._compiled else ())),
             )
             nonfinite = read_dump(writer.directory).nonfinite
+            said = self._again(outcome, nonfinite=nonfinite, vote=vote)
+            if nonfinite or outcome.reproduced is False:
+                said["kept"] = self._keep_on_disk(writer.directory)
+            written = writer.close(**said)
         except Exception as error:  # noqa: BLE001  # the border to training
             failed = _Outcome(FAILED, outcome.reason or f"{type(error).__name__}: {error}")
+            vote.against(failed.reason)
             return _unreplayed(failed, started)
         lost = "the step's own output was not finite, the replay's is: a transient fault"
         return ReplayResult(
@@ -254,6 +313,20 @@ class StepKeeper:
             dump=writer.directory,
             bytes_written=written.bytes_written,
         )
+
+    def _keep_on_disk(self, directory: Path) -> str:
+        """Return the name of the file in `directory` that the step can be replayed from, or why there is none."""
+        if not self._examination.keep_bytes:
+            return "not kept on disk: replay.keep_mb is 0"
+        if self._replayable.joint or not self._replayable.shadowed or len(self._stages) > 1:
+            return "not kept on disk: the model is split over ranks, and a replay takes all of them"
+        try:
+            path, (dropped,) = directory / KEPT_FILE, self._keeper.dropped
+            max_bytes = self._examination.keep_bytes
+            save_step(path, self._models[0], self._keeper.complete(0), dropped=dropped, max_bytes=max_bytes)
+        except NotCoveredError as error:
+            return f"not kept on disk: {error}"
+        return KEPT_FILE
 
     def _uncovered(self) -> str:
         parts = []
@@ -272,6 +345,7 @@ class _Outcome:
     micro_steps: int = 0
     left_out: int = 0
     fidelities: Sequence[Fidelity] = ()
+    changes: Sequence[str] = ()
 
     @property
     def shortened(self) -> str:
@@ -292,7 +366,7 @@ class _Outcome:
 def _rerun_all(forwards: Sequence[tuple[int, KeptForward]], using: Rerunning) -> list[Fidelity]:
     fidelities = []
     for micro_step, kept in forwards:
-        using.capture.micro_step, using.capture.stage = micro_step, kept.stage
+        using.watcher.micro_step, using.watcher.stage = micro_step, kept.stage
         fidelities.append(rerun(kept, using))
         using.replayable.between_micro_steps()
     return fidelities

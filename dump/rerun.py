@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -14,10 +14,10 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainermon.dump.attributes import Attributes
-from trainermon.dump.capture import ModuleCapture
 from trainermon.dump.gradients import is_foreign
 from trainermon.dump.graph import has_reentrant_checkpoint, nodes_behind
 from trainermon.dump.keep import KeptForward, differentiable
+from trainermon.dump.selecting_writer import checksum
 from trainermon.dump.state import NotCoveredError, RandomState, accelerators, clone_buffers, same_bits
 from trainermon.dump.suitability import Stage
 from trainermon.monitor.taps.replayable import Replayable
@@ -48,11 +48,29 @@ def _is_alone(args: tuple[Any, ...]) -> bool:
 class Fidelity(NamedTuple):
     """Whether a replayed forward returned what the step itself had, bit for bit; None where that was not kept.
 
-    `lost_nonfinite`: the step's output was not finite, the replay's is. The fault did not come back.
+    `lost_nonfinite`: the step's output was not finite, the replay's is. The fault did not come back. `finite`: so is
+    all that the replay returned. `marks` are checksums of it, to hold two replays against each other; empty where it is
+    the same as the step's.
     """
 
     same: bool | None
     lost_nonfinite: bool
+    finite: bool = True
+    marks: tuple[str, ...] = ()
+
+
+class Watcher(Protocol):
+    """What watches the modules of a replay; it is told which micro step and stage runs, and what the root is handed."""
+
+    micro_step: int | None
+    stage: int | None
+    handed: Mapping[str, Any]
+
+    def attach(self) -> None:
+        """Put hooks on the modules."""
+
+    def detach(self) -> None:
+        """Take them away."""
 
 
 class Rerunning(NamedTuple):
@@ -64,7 +82,7 @@ class Rerunning(NamedTuple):
 
     stages: Sequence[Stage]
     replayable: Replayable
-    capture: ModuleCapture
+    watcher: Watcher
     leaves: list[nn.Parameter] | None
 
 
@@ -85,7 +103,7 @@ def rerun(kept: KeptForward, using: Rerunning) -> Fidelity:
     for place, value in zip(kept.handed, handed, strict=True):
         setattr(place.module, place.name, value)
     with _silent(joint=using.replayable.joint), torch.inference_mode(mode=False), torch.enable_grad():
-        using.capture.handed = {place.name: value for place, value in zip(kept.handed, handed, strict=True)}
+        using.watcher.handed = {place.name: value for place, value in zip(kept.handed, handed, strict=True)}
         with kept.autocast.active():
             output = stage.called(*args, **kwargs)
         returned = differentiable(output)
@@ -108,11 +126,14 @@ def _put_back_state(model: nn.Module, kept: KeptForward) -> None:
 
 
 def _compare(originals: list[Tensor], returned: list[Tensor]) -> Fidelity:
+    finite = all(bool(tensor.isfinite().all()) for tensor in returned)
     if not originals:
-        return Fidelity(None, lost_nonfinite=False)
+        return Fidelity(None, lost_nonfinite=False, finite=finite, marks=tuple(map(checksum, returned)))
     pairs = list(zip(originals, returned, strict=True))
+    if all(same_bits(old, new) for old, new in pairs):
+        return Fidelity(same=True, lost_nonfinite=False, finite=finite)
     lost = any(bool(new.isfinite().all()) and not bool(old.isfinite().all()) for old, new in pairs)
-    return Fidelity(all(same_bits(old, new) for old, new in pairs), lost_nonfinite=lost)
+    return Fidelity(same=False, lost_nonfinite=lost, finite=finite, marks=tuple(map(checksum, returned)))
 
 
 def _beginnings(returned: list[Tensor], totals: Sequence[Tensor | None]) -> list[tuple[Tensor, Tensor]]:

@@ -14,6 +14,7 @@ COMMANDS = {
     "run": ("trainermon.agent.launch", "run a training command, with its agent, to the last stored record"),
     "query": ("trainermon.exporters.query", "ask a run's statistics in SQL, while it is on or after it"),
     "diagnose": ("trainermon.analysis.diagnose_command", "name the first bad module of a step, and explain it"),
+    "replay": ("trainermon.analysis.replay_command", "run a step that was kept on disk once more, in this process"),
     "compare": ("trainermon.analysis.compare.command", "hold a dump against another, and name what is to blame"),
     "tensor": ("trainermon.analysis.tensor.command", "look at dumped tensors: show, diff, top, hist, convert"),
     "anomalies": ("trainermon.alerts.anomaly_order", "put the single anomalies of all ranks in the order of training"),

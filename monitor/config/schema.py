@@ -69,6 +69,9 @@ class ReplayConfig:
         task: `statistics` or `tensor`: what the replay writes.
         max_replays: Most replays in one run.
         max_dump_mb: Most MiB that one replay may write on this rank.
+        classify: Run a bad step once more, operation by operation: which made the first non-finite value, and why.
+        keep_mb: Most MiB, parameters and batch included, for which a bad step is kept on disk, so that
+            `trainermon replay` can run it again; 0: never.
     """
 
     enabled: bool = True
@@ -77,10 +80,12 @@ class ReplayConfig:
     task: str = "statistics"
     max_replays: int = 3
     max_dump_mb: float = 4096.0
+    classify: bool = True
+    keep_mb: float = 512.0
 
     def __post_init__(self) -> None:
         require(self.task in ("statistics", "tensor"), "replay.task", self.task, "'statistics' or 'tensor'")
-        for key in ("memory_mb", "max_replays", "max_dump_mb"):
+        for key in ("memory_mb", "max_replays", "max_dump_mb", "keep_mb"):
             require(getattr(self, key) >= 0, f"replay.{key}", getattr(self, key), "0 or more")
 
 

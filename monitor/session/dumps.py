@@ -8,7 +8,7 @@ from pathlib import Path
 
 from trainermon.dump.capture import ModuleCapture
 from trainermon.dump.records import DumpInfo
-from trainermon.dump.replay import StepKeeper
+from trainermon.dump.replay import Examination, StepKeeper
 from trainermon.dump.suitability import Stage, stage_of
 from trainermon.dump.writer import DumpWriter
 from trainermon.monitor.config import MonitorConfig
@@ -79,6 +79,7 @@ class Dumps:
                 self._replayable,
                 names=self._names,
                 memory_bytes=int(config.replay.memory_mb * MIB),
+                examination=Examination(classify=config.replay.classify, keep_bytes=int(config.replay.keep_mb * MIB)),
             )
             if self._keeper.refusal:
                 self._say_once(f"a step cannot be replayed: {self._keeper.refusal}")

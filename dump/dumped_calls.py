@@ -1,0 +1,130 @@
+"""Runs a dumped call of a function again, from the tensors that were dumped with it (levels L1 and mix, task tensor).
+
+Decides which function a key means. Files are read with `weights_only=True`; nothing is evaluated, and a name is looked
+up in torch alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from trainermon.dump.precise import Called, Judgement, judge
+from trainermon.dump.reader import load_raw, split_key
+from trainermon.dump.records import FORWARD, TENSOR_FOLDER, Entry
+from trainermon.monitor.errors import DumpError
+
+# By the first part of a key; a function of torch's that nn.functional calls is Functional there too.
+_HOMES: Mapping[str, tuple[Any, ...]] = {
+    "Functional": (functional, torch),
+    "Torch": (torch, functional),
+    "Tensor": (torch.Tensor,),
+    "VF": (torch._VF,),
+}
+_ALIASES = {"__rdiv__": "__rtruediv__"}
+# Modules that are one function of their input and their parameters.
+_MODULES: Mapping[str, Callable[..., Any]] = {
+    "Linear": functional.linear,
+    "Sigmoid": torch.sigmoid,
+    "Tanh": torch.tanh,
+    "ReLU": torch.relu,
+    "SiLU": functional.silu,
+    "Identity": torch.clone,
+}
+
+
+def judge_dumped(directory: Path, entry: Entry) -> Judgement:
+    """Return why what a dumped forward call gave is not finite, from the call run again on its dumped inputs.
+
+    Raises:
+        DumpError: The function is not known, or the tensors that it takes or gives were not dumped.
+    """
+    if entry.direction != FORWARD:
+        raise DumpError(f"{entry.key} is no forward call: only those can be run again from a dump")
+    value = load_raw(directory).data.get(entry.key)
+    if not isinstance(value, dict):
+        raise DumpError(f"{directory} has no entry {entry.key}")
+    decode = _Decoder(directory / TENSOR_FOLDER)
+    args, kwargs = decode(value.get("input_args", [])), decode(value.get("input_kwargs", {}))
+    if entry.key.startswith("Module."):
+        function = _module_function(entry.class_name)
+        weights = decode(value.get("parameters", {}))
+        args = [*args[:1], *(weights[name] for name in ("weight", "bias") if name in weights)]
+        return judge(Called(function, args, {}), decode(value.get("output")))
+    prefix, name = entry.class_name, split_key(entry.key)[0]
+    is_custom = prefix not in _HOMES
+    return judge(Called(function_of(prefix, name), args, kwargs, is_custom), decode(value.get("output")))
+
+
+def function_of(prefix: str, name: str) -> Callable[..., Any]:
+    """Return the function that the first two parts of a key mean.
+
+    Raises:
+        DumpError: Torch has no such function (the operators of a custom library must be imported first).
+    """
+    name = _ALIASES.get(name, name)
+    homes = _HOMES.get(prefix, (getattr(torch.ops, prefix, None),))
+    found: Callable[..., Any] | None = next((getattr(home, name) for home in homes if hasattr(home, name)), None)
+    if found is None:
+        raise DumpError(f"torch has no function {prefix}.{name} that could be run again")
+    return found
+
+
+def _module_function(class_name: str) -> Callable[..., Any]:
+    if class_name not in _MODULES:
+        raise DumpError(f"a {class_name} cannot be run again from a dump of modules: dump functions (level mix)")
+    return _MODULES[class_name]
+
+
+class _Decoder:
+    """Turns the JSON form of what a call took back into what it took."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __call__(self, form: Any) -> Any:
+        if isinstance(form, list):
+            return [self(item) for item in form]
+        if not isinstance(form, dict):
+            return form
+        kind = form.get("type")
+        if "dtype" in form and "shape" in form:
+            return self._tensor(form)
+        if not isinstance(kind, str):
+            return {name: self(item) for name, item in form.items()}
+        return _plain(kind, form.get("value", form.get("format")))
+
+    def _tensor(self, form: Mapping[str, Any]) -> Tensor:
+        name = form.get("data_name")
+        if not name:
+            if 0 in form["shape"]:
+                return torch.empty(form["shape"])
+            raise DumpError("its tensors were not dumped: expected a dump with task tensor")
+        try:
+            found = torch.load(self._folder / Path(name).name, weights_only=True, map_location="cpu")
+        except Exception as error:
+            raise DumpError(f"the dumped tensor {name} cannot be read ({error})") from error
+        if not isinstance(found, Tensor):
+            raise DumpError(f"{name} holds a {type(found).__name__}, expected a tensor")
+        return found
+
+
+def _plain(kind: str, value: Any) -> Any:
+    match kind:
+        case "slice":
+            return slice(*value)
+        case "torch.Size":
+            return torch.Size(value)
+        case "torch.dtype" | "torch.memory_format":
+            return getattr(torch, str(value).removeprefix("torch."), None)
+        case "torch.device":
+            return torch.device("cpu")
+        case "int" | "float" | "bool" | "str" | "complex":
+            return value
+        case _:
+            raise DumpError(f"an argument of type {kind} cannot be given again")

@@ -1,0 +1,218 @@
+"""Finds, while a step is run again, the operations that make a non-finite value from finite ones, and judges them.
+
+Decides which operation is the first bad one, in which module's call and on which line of the script. It only looks: the
+replay computes the same bits with it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.hooks import RemovableHandle
+
+from trainermon.dump.precise import Called, floating, has_memory, is_finite_number, is_masking, judge
+from trainermon.dump.records import BACKWARD, FORWARD
+from trainermon.dump.stacks import call_stack
+from trainermon.dump.verdicts import OperationVerdict
+from trainermon.monitor.taps.names import plain_name
+
+logger = logging.getLogger("trainermon")
+
+MAX_OPERATIONS = 8
+EVIDENCE = "the operation was run again on its inputs in the replay"
+# What they return was not computed: it is whatever was in memory.
+_UNINITIALISED = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
+# Their result is there when somebody has waited for it.
+_OF_OTHERS = frozenset({"c10d", "_c10d_functional", "c10d_functional", "fsdp", "inductor", "profiler"})
+
+
+class RunningCalls:
+    """Tells which module is running, by the key of its call in a dump.
+
+    Attributes:
+        micro_step: Of the forward that runs; so is `stage`, the number of the root. `handed` is not looked at.
+    """
+
+    def __init__(self, roots: Sequence[nn.Module], names: Mapping[nn.Module, str] | None = None) -> None:
+        self.micro_step: int | None = None
+        self.stage: int | None = None
+        self.handed: Mapping[str, Any] = {}
+        self._roots = list(roots)
+        self._names = names or {}
+        self._running: list[tuple[nn.Module, str]] = []
+        self._calls: Counter[str] = Counter()
+        self._handles: list[RemovableHandle] = []
+
+    @property
+    def current(self) -> str:
+        """Key of the innermost call that runs; "" where that is the root's, or none."""
+        return self._running[-1][1] if self._running else ""
+
+    def attach(self) -> None:
+        """Watch the modules from now on."""
+        for root in self._roots:
+            for path, module in root.named_modules():
+                stem = f"Module.{self._names.get(module, plain_name(path))}.{type(module).__name__}"
+                self._handles.append(module.register_forward_pre_hook(_Entered(self, "" if module is root else stem)))
+                self._handles.append(module.register_forward_hook(self._left, always_call=True))
+
+    def detach(self) -> None:
+        """Take the hooks away."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._running.clear()
+
+    def enter(self, module: nn.Module, stem: str) -> None:
+        """Note that a call of `module` begins; one that is recomputed in a backward is not counted."""
+        is_new = torch._C._current_graph_task_id() == -1
+        number = self._calls[stem] if is_new else max(0, self._calls[stem] - 1)
+        self._calls[stem] += is_new
+        self._running.append((module, f"{stem}.{FORWARD}.{number}" if stem else ""))
+
+    def _left(self, module: nn.Module, _args: Any, _output: Any) -> None:
+        for position in range(len(self._running) - 1, -1, -1):
+            if self._running[position][0] is module:
+                del self._running[position:]
+                return
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Entered:
+    calls: RunningCalls
+    stem: str
+
+    def __call__(self, module: nn.Module, _args: Any) -> None:
+        self.calls.enter(module, self.stem)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Forward:
+    """Where the operation of an autograd node ran in the forward."""
+
+    call: str
+    source: str
+
+
+class OperationWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sees every operation of the block, forward and backward, and judges the first ones that go wrong.
+
+    One goes wrong if what it gives is not finite while all that it was given is; additive masks count as finite.
+    Collectives are left out. Cost: a wait for the device and a pass over the result per operation, a copy of what an
+    in-place operation overwrites. Whatever goes wrong in here is logged once, and costs that verdict.
+
+    Attributes:
+        found: At most 8 verdicts, in the order in which they arose.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, calls: RunningCalls) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found: list[OperationVerdict] = []
+        self._calls = calls
+        self._forwards: dict[int, _Forward] = {}
+        self._masks: dict[int, OperationVerdict] = {}
+        self._failed = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run `func`, and look at what it gives."""
+        kwargs = kwargs or {}
+        given = self._contain(self._given, func, args, kwargs)
+        result = func(*args, **kwargs)
+        if given is not None:
+            self._contain(self._look, func, given, result)
+        return result
+
+    def _contain(self, function: Callable[..., Any], *args: Any) -> Any:
+        try:
+            return function(*args)
+        except Exception as error:  # the border to the replayed model, which must go on
+            if not self._failed:
+                logger.warning("an operation of a replay could not be judged: %s", error, exc_info=error)
+            self._failed = True
+            return None
+
+    def _given(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        """Return what the operation is given, with copies of what it will overwrite; None if it is not looked at."""
+        schema = getattr(func, "_schema", None)
+        if schema is None or func.namespace in _OF_OTHERS or func._opname in _UNINITIALISED or func.is_view:
+            return None
+        if torch.is_grad_enabled():
+            self._note_forward()
+        if len(self.found) >= MAX_OPERATIONS:
+            return None
+        if not schema.is_mutable:
+            return args, kwargs
+        copy: tuple[Any, Any] = pytree.tree_map(_cloned, (args, kwargs))
+        return copy
+
+    def _note_forward(self) -> None:
+        """Remember which module and line the node is of that autograd has just made, for its backward."""
+        number = torch.autograd._get_sequence_nr() - 1  # type: ignore[attr-defined]
+        self._forwards.setdefault(number, _Forward(self._calls.current, _line()))
+
+    def _look(self, func: Any, given: tuple[Any, Any], result: Any) -> None:
+        tensors = list(floating(result))
+        bad = [tensor for tensor in tensors if not bool(tensor.isfinite().all())]
+        if not bad:
+            return
+        inputs = list(floating(given))
+        marred = [tensor for tensor in inputs if not bool(tensor.isfinite().all())]
+        if not all(map(is_masking, marred)) or not all(map(is_finite_number, pytree.tree_leaves(given))):
+            return
+        is_mask = all(map(is_masking, bad))
+        if is_mask and marred:  # a mask that is passed on
+            return
+        earlier = [self._masks[address] for address in map(_address, marred) if address in self._masks]
+        verdict = earlier[0] if earlier else self._verdict(func, given, result)
+        if is_mask:  # as the logarithm of zero: it may be meant so, and may do harm later
+            self._masks |= {_address(tensor): verdict for tensor in bad if len(self._masks) < MAX_OPERATIONS}
+        elif verdict not in self.found:
+            self.found.append(verdict)
+
+    def _verdict(self, func: Any, given: tuple[Any, Any], result: Any) -> OperationVerdict:
+        is_random = torch.Tag.nondeterministic_seeded in func.tags
+        judged = judge(Called(func, *given, func.namespace not in ("aten", "prims"), is_random), result)
+        call, direction, source = self._place()
+        return OperationVerdict(
+            operation=str(func),
+            cause=judged.cause,
+            reason=judged.reason,
+            call=call,
+            direction=direction,
+            micro_step=self._calls.micro_step,
+            stage=self._calls.stage or 0,
+            source=source,
+            evidence=EVIDENCE,
+            collect=judged.collect,
+        )
+
+    def _place(self) -> tuple[str, str, str]:
+        if torch._C._current_graph_task_id() == -1 or torch.is_grad_enabled():  # or recomputed in a backward
+            return self._calls.current, FORWARD, _line()
+        node = torch._C._current_autograd_node()
+        forward = self._forwards.get(node._sequence_nr(), _Forward("", ""))
+        return forward.call.replace(f".{FORWARD}.", f".{BACKWARD}."), BACKWARD, forward.source
+
+
+def _cloned(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) and has_memory(value) else value
+
+
+def _address(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _line() -> str:
+    """Return the script's line that runs now, "" outside of it."""
+    frames = call_stack()
+    return frames[0].replace(", \n ", ": ") if frames else ""

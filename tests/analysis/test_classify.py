@@ -1,0 +1,182 @@
+"""Why the first bad operation was not finite: from the replay, from dumped tensors, from statistics."""
+
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+
+from tests.analysis.stored_run import dump as hand_made
+from trainermon.analysis.bounds import proven_cause
+from trainermon.analysis.diagnose import diagnose
+from trainermon.analysis.report import render_text
+from trainermon.dump.capture import ModuleCapture
+from trainermon.dump.dumped_calls import judge_dumped
+from trainermon.dump.function_calls import FunctionCapture
+from trainermon.dump.reader import read_dump
+from trainermon.dump.records import DumpInfo, Entry, TensorRecord
+from trainermon.dump.replay import StepKeeper
+from trainermon.dump.verdicts import Cause, Reproducibility
+from trainermon.dump.writer import DumpWriter
+from trainermon.monitor.errors import DumpError
+
+INF = float("inf")
+
+
+class Block(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.fc, self.function = nn.Linear(4, 4, bias=False), function
+        with torch.no_grad():
+            self.fc.weight.copy_(torch.eye(4))
+
+    def forward(self, x):
+        return self.function(self.fc(x))
+
+
+class Net(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.block, self.head = Block(function), nn.Linear(4, 1)
+
+    def forward(self, x):
+        return self.head(self.block(x).float())
+
+
+def replayed(run, function, value):
+    model = Net(function)
+    keeper = StepKeeper(model)
+    keeper.attach()
+    model(torch.full((2, 4), value)).sum().backward()
+    keeper.replay(run / "dumps/fault/attempt1/step7/rank0", DumpInfo(step=7, attempt=1, rank=0))
+    return diagnose(run)
+
+
+@pytest.mark.parametrize(
+    ("function", "value", "cause", "word"),
+    [
+        (lambda x: x.half() @ x.half().T @ torch.ones(2, 4).half(), 300.0, Cause.PRECISION, "float32 holds it"),
+        (torch.exp, 1000.0, Cause.RANGE, "in float64 the result is infinite too"),
+    ],
+    ids=["precision", "range"],
+)
+def test_diagnosis_tells_cause_operation_and_line(tmp_path, function, value, cause, word):
+    diagnosis = replayed(tmp_path, function, value)
+
+    assert diagnosis.module == "block"
+    verdict = diagnosis.classification
+    assert verdict.cause is cause
+    assert word in verdict.reason
+    assert diagnosis.reproducibility is Reproducibility.REPRODUCIBLE
+    text = render_text(diagnosis)
+    assert f"cause      {cause}: aten." in text
+    assert "again      reproducible: the replay gave the same bits as the step" in text
+
+
+def test_bad_parameter_is_inherited(tmp_path):
+    hand_made(tmp_path, 0, (2.0, 0, 1))
+
+    verdict = diagnose(tmp_path).classification
+
+    assert (verdict.cause, verdict.reason) == (
+        Cause.INHERITED,
+        "the parameter was not finite before anything was computed with it",
+    )
+
+
+def recorded(folder, function, *args, task="tensor"):
+    """Dump a call of `function` at level mix, in a model so that it has a parent."""
+    model = Net(function)
+    writer = DumpWriter(folder, DumpInfo(step=1), task=task)
+    modules = ModuleCapture(model, writer)
+    modules.quiet = True
+    functions = FunctionCapture(writer, modules)
+    modules.attach()
+    functions.attach()
+    model(*args)
+    functions.detach()
+    modules.detach()
+    writer.close()
+    return read_dump(folder)
+
+
+def first_bad(dump):
+    return next(entry for entry in dump.entries if any(record.nonfinite for record in entry.outputs))
+
+
+@pytest.mark.parametrize(
+    ("function", "value", "key", "cause"),
+    [
+        (lambda x: torch.matmul(x.half(), x.half().T), 300.0, "Torch.matmul", Cause.PRECISION),
+        (torch.exp, 1000.0, "Torch.exp", Cause.RANGE),
+        (torch.exp, 100.0, "Torch.exp", Cause.RANGE),
+        (lambda x: torch.softmax(torch.where(x > 0, -INF, x), dim=-1), 1.0, "Torch.softmax", Cause.RANGE),
+    ],
+    ids=["product", "float64", "float32", "fully masked"],
+)
+def test_dumped_function_calls_are_run_again(tmp_path, function, value, key, cause):
+    dump = recorded(tmp_path, lambda x: function(x).sum() * torch.ones(2, 4), torch.full((2, 4), value))
+    entry = next(entry for entry in dump.entries if entry.key == f"{key}.0.forward")
+
+    judged = judge_dumped(tmp_path, entry)
+
+    assert judged.cause is cause, judged
+
+
+def test_dumped_result_that_its_inputs_do_not_give_is_the_kernels(tmp_path):
+    dump = recorded(tmp_path, torch.tanh, torch.ones(2, 4))
+    entry = next(entry for entry in dump.entries if entry.key == "Torch.tanh.0.forward")
+    spoiled = torch.load(entry.outputs[0].data_path, weights_only=True)
+    spoiled[1, 2] = float("nan")
+    entry.outputs[0].data_path.unlink()  # it may be linked to the next call's input
+    torch.save(spoiled, entry.outputs[0].data_path)
+
+    judged = judge_dumped(tmp_path, entry)
+
+    assert judged.cause is Cause.KERNEL
+    assert "the device or its kernel is to blame" in judged.reason
+
+
+def test_calls_without_tensors_are_refused(tmp_path):
+    dump = recorded(tmp_path, torch.exp, torch.full((2, 4), 1000.0), task="statistics")
+
+    with pytest.raises(DumpError, match="tensors were not dumped: expected a dump with task tensor"):
+        judge_dumped(tmp_path, first_bad(dump))
+
+
+def record(slot, high, low=0.0, *, dtype="float32", shape=(8, 8), bad=False, zeros=0):
+    numbers = {"max": high, "min": low, "nans": 0, "infs": int(bad), "zeros": zeros}
+    return TensorRecord(slot=slot, dtype=f"torch.{dtype}", shape=shape, **numbers)
+
+
+def call(name, *inputs, dtype="float32"):
+    output = record("output.0", 1.0, dtype=dtype, bad=True)
+    entry = Entry(key=f"Torch.{name}.0.forward", module=name, class_name="Torch", direction="forward", call=0)
+    return dataclasses.replace(entry, inputs=inputs, outputs=(output,))
+
+
+@pytest.mark.parametrize(
+    ("entry", "cause"),
+    [
+        # 8 terms of 100 * 100 are 80 000: more than 65 504, far less than 3.4e38
+        (call("matmul", record("input.0", 100.0), record("input.1", 100.0), dtype="float16"), Cause.PRECISION),
+        # 8 terms of 10 * 10 are 800, which float16 holds
+        (call("matmul", record("input.0", 10.0), record("input.1", -1.0, -10.0), dtype="float16"), Cause.KERNEL),
+        (call("matmul", record("input.0", 1e30), record("input.1", 1e30)), None),
+        (call("exp", record("input.0", 1000.0)), Cause.RANGE),
+        (call("exp", record("input.0", 100.0)), Cause.RANGE),
+        (call("exp", record("input.0", 20.0), dtype="float16"), Cause.PRECISION),
+        (call("exp", record("input.0", 20.0)), Cause.KERNEL),
+        (call("log", record("input.0", 1.0, -2.0)), Cause.RANGE),
+        (call("div", record("input.0", 1.0), record("input.1", 1.0, zeros=3)), Cause.RANGE),
+        (call("div", record("input.0", 1.0), record("input.1", 1.0)), None),
+        (call("softmax", record("input.0", 9e9)), Cause.KERNEL),
+        (call("softmax", record("input.0", 9.0, bad=True)), Cause.INHERITED),
+        (call("add", record("input.0", 60000.0), record("input.1", 6000.0), dtype="float16"), Cause.PRECISION),
+        (call("fft", record("input.0", 1.0)), None),
+    ],
+)  # fmt: skip
+def test_statistics_prove_what_they_can_and_nothing_more(entry, cause):
+    proven = proven_cause(entry)
+
+    assert (proven[0] if proven else None) is cause

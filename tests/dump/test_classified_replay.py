@@ -1,0 +1,165 @@
+"""What a replay says of the first bad operation, and of whether the step can be reproduced."""
+
+import os
+import random
+
+import pytest
+import torch
+from torch import nn
+
+from trainermon.dump.reader import read_dump
+from trainermon.dump.records import DumpInfo
+from trainermon.dump.replay import StepKeeper
+from trainermon.dump.verdicts import Cause, Reproducibility
+
+
+class Body(nn.Module):
+    """Hands what comes to a function of the test's."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+        self.scale = nn.Parameter(torch.ones(4))
+
+    def forward(self, x):
+        return self.function(x * self.scale)
+
+
+class Net(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.first, self.body, self.last = nn.Linear(4, 4), Body(function), nn.Linear(4, 1)
+        with torch.no_grad():
+            self.first.weight.copy_(torch.eye(4))
+            self.first.bias.zero_()
+
+    def forward(self, x):
+        return self.last(self.body(self.first(x)).float())
+
+
+def replay(tmp_path, model, x, spoil=None):
+    keeper = StepKeeper(model)
+    keeper.attach()
+    model(x).sum().backward()
+    keeper.detach()
+    result = keeper.replay(tmp_path, DumpInfo(step=1))
+    return result, read_dump(tmp_path).info
+
+
+def half_product(x):
+    x = x.half()
+    return x @ x.T @ torch.ones(len(x), 4, dtype=torch.float16)
+
+
+@torch.library.custom_op("trainermon_tests::faulty_double", mutates_args=())
+def faulty_double(x: torch.Tensor) -> torch.Tensor:
+    result = x * 2
+    if x.dtype is torch.float32:  # the fault of its kernel for one type
+        result[0, 0] = float("nan")
+    return result
+
+
+@faulty_double.register_fake
+def _(x):
+    return torch.empty_like(x)
+
+
+torch.library.register_autograd("trainermon_tests::faulty_double", lambda _ctx, grad: grad * 2)
+
+
+@pytest.mark.parametrize(
+    ("function", "value", "cause", "operation"),
+    [
+        pytest.param(half_product, 300.0, Cause.PRECISION, "aten.mm.default", id="fp16 product"),
+        pytest.param(torch.exp, 1000.0, Cause.RANGE, "aten.exp.default", id="exp beyond float64"),
+        pytest.param(torch.exp, 100.0, Cause.RANGE, "aten.exp.default", id="exp beyond float32"),
+        pytest.param(lambda x: (x.double() * 1e305) * 1e10, 1.0, Cause.RANGE, "aten.mul.Tensor", id="float64"),
+        pytest.param(lambda x: (x - x).log().neg(), 1.0, Cause.RANGE, "aten.log.default", id="logarithm of zero"),
+        pytest.param(lambda x: faulty_double(x), 1.0, Cause.KERNEL, "trainermon_tests.faulty_double.default", id="op"),
+    ],
+)
+def test_first_bad_operation_is_named_and_judged(tmp_path, function, value, cause, operation):
+    result, info = replay(tmp_path, Net(function), torch.full((2, 4), value))
+
+    assert result.status == "nonfinite"
+    first = info.operations[0]
+    assert (first.operation, first.cause) == (operation, cause), first
+    assert (first.call, first.direction, first.micro_step) == ("Module.body.Body.forward.0", "forward", 0)
+    assert "test_classified_replay.py" in first.source
+    assert (info.reproducibility, info.reproduced) == (Reproducibility.REPRODUCIBLE, True)
+
+
+def test_operation_of_the_backward_is_found_with_the_line_of_its_forward(tmp_path):
+    def root(x):
+        return (x - x).sqrt()
+
+    _, info = replay(tmp_path, Net(root), torch.ones(2, 4))
+
+    first = info.operations[0]
+    assert (first.operation, first.direction) == ("aten.div.Tensor", "backward")
+    assert first.call == "Module.body.Body.backward.0"
+    assert "return (x - x).sqrt()" in first.source
+    assert first.cause is Cause.RANGE
+
+
+def test_watching_changes_no_bit_of_the_run(tmp_path):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 4))
+    with torch.no_grad():
+        model[2].weight[0, 0] = torch.inf
+    before = torch.get_rng_state()
+    weights = [parameter.clone() for parameter in model.parameters()]
+    keeper = StepKeeper(model)
+    keeper.attach()
+    model(torch.randn(3, 4)).sum().backward()
+    gradients = [parameter.grad.clone() for parameter in model.parameters()]
+    state = torch.get_rng_state()
+    assert not torch.equal(before, state)
+
+    keeper.replay(tmp_path, DumpInfo())
+
+    assert torch.equal(torch.get_rng_state(), state)
+    for parameter, weight, gradient in zip(model.parameters(), weights, gradients, strict=True):
+        assert torch.equal(parameter, weight)
+        assert torch.equal(parameter.grad.nan_to_num(), gradient.nan_to_num())
+
+
+class Stateful:
+    """A counter of the script's own."""
+
+    def __init__(self):
+        self.count = 0
+        self.random = random.Random(0)
+
+    def __call__(self, x):
+        self.count += 1
+        return x * self.count + self.random.random()
+
+
+def test_a_forward_that_changes_attributes_is_stateful_and_they_are_named(tmp_path):
+    _, info = replay(tmp_path, Net(Stateful()), torch.ones(2, 4))
+
+    assert info.reproducibility is Reproducibility.STATEFUL
+    assert "body.function.count, body.function.random" in info.reproducibility_reason
+
+
+def test_a_forward_that_gives_something_else_each_time_is_not_reproducible(tmp_path):
+    _, info = replay(tmp_path, Net(lambda x: x + int.from_bytes(os.urandom(2), "big")), torch.ones(2, 4))
+
+    assert info.reproducibility is Reproducibility.NOT_REPRODUCIBLE
+    assert "two replays from the same state differ" in info.reproducibility_reason
+
+
+def test_a_fault_that_replays_do_not_show_is_transient(tmp_path):
+    flag = tmp_path / "done"  # outside of all that a replay covers
+
+    def once(x):
+        if flag.exists():
+            return x
+        flag.touch()
+        return x * float("nan")
+
+    result, info = replay(tmp_path / "dump", Net(once), torch.ones(2, 4))
+
+    assert result.status == "clean" or info.lost_nonfinite
+    assert info.reproducibility is Reproducibility.NOT_REPRODUCIBLE
+    assert "two replays agree with one another, but not with the step" in info.reproducibility_reason
