@@ -11,12 +11,14 @@ import functools
 import json
 import math
 from collections.abc import Sequence
-from json.encoder import encode_basestring_ascii as quoted
+from json.encoder import encode_basestring_ascii
 from typing import Any
 
 import torch
 from torch import Tensor
 
+# The JSON of a string, by the encoder's own function: 0.1 µs.
+quoted = encode_basestring_ascii
 NO_NUMBERS = '"Max": null, "Min": null, "Mean": null, "Norm": null'
 
 

@@ -99,21 +99,6 @@ def load_partial(path: Path) -> RawDump:
     return raw
 
 
-def load_texts(path: Path) -> RawDump:
-    """Return what the lines of a partial dump add up to, the values of entries as the JSON texts that stand there.
-
-    In a line the value comes last, and a quoted `"value"` inside a name is escaped: nothing else looks like the mark.
-    """
-    raw = RawDump()
-    for line in path.read_text(encoding="utf-8").splitlines():
-        head, mark, value = line.partition(', "value": ')
-        if mark and head.startswith('{"key": '):
-            _add_line(raw, {**json.loads(head + "}"), "value": value[:-1]})
-        else:
-            _add_line(raw, json.loads(line))
-    return raw
-
-
 def _add_line(raw: RawDump, record: dict[str, Any]) -> None:
     match record:
         case {"info": info, "task": task, "level": level}:

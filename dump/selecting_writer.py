@@ -58,10 +58,7 @@ class SelectingWriter(DumpWriter):
     ) -> None:
         """Append an entry, or only its place in the tree."""
         if not self._selection.ends(key) or self.task == "structure":
-            node: dict[str, Any] = {"node": key, "parent": parent}
-            if self.task == "structure" and stack is not None:
-                node["stack"] = self._stack_number(tuple(stack))
-            self._put(node)
+            self.add_node(key, parent=parent, stack=stack if self.task == "structure" else None)
             return
         sides = {name: item for name, item in value.items() if self._selection.has_side(_SIDES.get(name, "input"))}
         sides |= {name: item for name, item in value.items() if name not in _SIDES}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -61,18 +61,16 @@ class TensorMemory(Generic[_T]):
 
 
 class Statistics:
-    """Takes the statistics of tensors into their readings.
+    """Takes the statistics of tensors as they are, and brings the numbers into their readings later, all at once.
 
-    On a CPU the numbers are there when `fill` returns. On an accelerator the statistic is taken on the device in stream
-    order, and the numbers of up to 4 096 tensors come with the next `resolve`: one synchronisation, one copy.
+    Up to 4 096 tensors of a device wait; on an accelerator they are taken in stream order, and one copy brings them.
     """
 
     def __init__(self) -> None:
         self._rows: dict[torch.device, _Rows] = {}
-        self.unresolved = False
 
     def fill(self, fresh: Sequence[tuple[Tensor, Reading]]) -> None:
-        """Take the statistics of tensors as they are now; empty and meta tensors keep None."""
+        """Take the statistics of tensors as they are now; those without elements have none."""
         groups: dict[torch.device, list[tuple[Tensor, Reading]]] = {}
         for tensor, reading in fresh:
             if tensor.numel() and has_elements(tensor):
@@ -82,29 +80,19 @@ class Statistics:
             if rows is None:
                 rows = self._rows[device] = _Rows(device)
             for first in range(0, len(group), MAX_ROWS):
-                self._take(rows, group[first : first + MAX_ROWS])
+                rows.take(group[first : first + MAX_ROWS])
 
     def resolve(self) -> None:
         """Bring all numbers that were taken into their readings; waits for the device."""
         for rows in self._rows.values():
             rows.bring()
-        self.unresolved = False
-
-    def _take(self, rows: _Rows, group: Sequence[tuple[Tensor, Reading]]) -> None:
-        rows.take(group)
-        if rows.on_host:
-            rows.bring()
-        else:
-            self.unresolved = True
 
 
 class _Rows:
-    """The rows of one device that were written and not brought to the host yet."""
+    """The rows of one device that were written and not brought to their readings yet."""
 
     def __init__(self, device: torch.device) -> None:
         self._rows = torch.empty(MAX_ROWS, len(STATISTICS), dtype=torch.float64, device=device)
-        self.on_host = device.type == "cpu"
-        self._readable: Any = self._rows.numpy() if self.on_host else self._rows
         self._waiting: list[tuple[Reading, torch.dtype]] = []
 
     def take(self, group: Sequence[tuple[Tensor, Reading]]) -> None:
@@ -114,11 +102,12 @@ class _Rows:
         self._waiting += [(reading, tensor.dtype) for tensor, reading in group]
 
     def bring(self) -> None:
-        if self._waiting:
-            rows = self._readable[: len(self._waiting)].tolist()
-            for (reading, dtype), row in zip(self._waiting, rows, strict=True):
-                reading.numbers = numbers_text(row, dtype)
-            self._waiting.clear()
+        if not self._waiting:
+            return
+        rows = self._rows[: len(self._waiting)].tolist()
+        for (reading, dtype), row in zip(self._waiting, rows, strict=True):
+            reading.numbers = numbers_text(row, dtype)
+        self._waiting.clear()
 
 
 def has_elements(tensor: Tensor) -> bool:

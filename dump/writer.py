@@ -1,11 +1,12 @@
 """Writes a dump such that a killed process loses nothing that was captured.
 
-While capturing, every entry is appended as one JSON line to a partial file. At the end dump_info.json, stack.json and
+While capturing, entries are appended to a partial file (`lines.py`). At the end dump_info.json, stack.json and
 construct.json are put in place by rename, and dump.json last: its rename is the commit.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import dataclasses
 import json
@@ -20,8 +21,8 @@ import torch
 from torch import Tensor
 
 from trainermon.dump.encode import Leaf
-from trainermon.dump.forms import Reading, json_text
-from trainermon.dump.reader import RawDump, load_texts
+from trainermon.dump.forms import Reading, json_text, quoted
+from trainermon.dump.lines import LineFile, Places
 from trainermon.dump.records import (
     CONSTRUCT_FILE,
     DUMP_FILE,
@@ -35,8 +36,6 @@ from trainermon.dump.statistics import Statistics, TensorMemory
 from trainermon.monitor.errors import DumpError
 
 TASKS = ("statistics", "tensor", "structure")
-# Entries whose numbers are still on an accelerator; then one wait for all of them.
-MAX_UNRESOLVED = 512
 MAX_NAME = 200
 
 
@@ -65,25 +64,30 @@ class DumpWriter:
         self._max_bytes = max_bytes
         self._statistics = Statistics()
         self._memory: TensorMemory[Reading] = TensorMemory()
-        self._unresolved: list[dict[str, Any]] = []
-        self._stacks: dict[tuple[str, ...], int] = {}
+        self._data: Places = {}
+        self._root: Places = {}
+        self._construct: dict[str, str | None] = {}
+        self._stacks: dict[tuple[str, ...], tuple[int, list[str]]] = {}
         self._folder = self.directory / TENSOR_FOLDER
         self._bytes = self._over_quota = self._errors = self._order = 0
         self._first_error = ""
         self._published = -1
+        self._pid = os.getpid()
         try:
             make_private_folder(self._folder if self.with_tensors else self.directory)
             with contextlib.suppress(FileNotFoundError):
                 (self.directory / self.main_file).unlink()
-            self._file = os.open(self.directory / PARTIAL_FILE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            self._lines = LineFile(self.directory / PARTIAL_FILE)
         except OSError as error:
             raise DumpError(f"cannot write a dump in {self.directory}: {error}") from error
-        self._append({"info": self._plain_info(), "task": task, "level": self.level})
+        self._lines.put(json_text({"info": self._plain_info(), "task": task, "level": self.level}))
+        self.flush()
+        atexit.register(self._flush_at_exit)
 
     @property
     def bytes_written(self) -> int:
         """Bytes written so far, tensors and lines."""
-        return self._bytes
+        return self._bytes + self._lines.num_bytes
 
     def next_order(self) -> int:
         """Return the next place in the sequence of what became known."""
@@ -126,18 +130,38 @@ class DumpWriter:
         self, key: str, value: dict[str, Any], *, parent: str | None = None, stack: Sequence[str] | None = None
     ) -> None:
         """Append an entry whose tensors were recorded; `stack` is shared with entries that have the same."""
-        line: dict[str, Any] = {"key": key, "parent": parent}
+        head = f'{{"key": {quoted(key)}, "parent": {_name(parent)}'
         if stack is not None:
-            line["stack"] = self._stack_number(tuple(stack))
-        self._put({**line, "value": value})  # the value last: see `load_texts`
+            head += f', "stack": {self._stack_number(key, tuple(stack))}'
+        self._construct[key] = parent
+        self._put(head, value, self._data, key)
 
     def add_gradients(self, key: str, value: dict[str, Any]) -> None:
         """Append the gradients of a module's parameters, which have no place in the tree of calls."""
-        self._put({"key": key, "value": value})
+        self._put(f'{{"key": {quoted(key)}', value, self._data, key)
 
     def add_root(self, key: str, value: dict[str, Any]) -> None:
         """Append an entry of the model as a whole, which msprobe's files do not have; it goes to the info."""
-        self._put({"root": key, "value": value})
+        self._put(f'{{"root": {quoted(key)}', value, self._root, key)
+
+    def add_node(self, key: str, *, parent: str | None, stack: Sequence[str] | None = None) -> None:
+        """Append the place of an entry in the tree of calls, and nothing else of it."""
+        head = f'{{"node": {quoted(key)}, "parent": {_name(parent)}'
+        if stack is not None:
+            head += f', "stack": {self._stack_number(key, tuple(stack))}'
+        self._construct[key] = parent
+        self._lines.put(head + "}")
+        self._flush_if_due()
+
+    def flush(self) -> None:
+        """Write what has waited; a killed process loses nothing that was added before.
+
+        Raises:
+            DumpError: The disk is full.
+        """
+        self._statistics.resolve()
+        for error in self._lines.flush():
+            self.count_error(error)
 
     def take_notes(self, notes: Sequence[str]) -> None:
         """Let `notes` be the notes of the dump."""
@@ -154,9 +178,10 @@ class DumpWriter:
         Raises:
             DumpError: a file cannot be written; the partial file is left and can be read.
         """
-        if changes or self._unresolved or self._published != self._bytes:
+        if changes or self._lines.is_waiting or self._published != self.bytes_written:
             self.publish(**changes)
-        os.close(self._file)
+        atexit.unregister(self._flush_at_exit)
+        self._lines.close()
         with contextlib.suppress(OSError):  # the dump is whole all the same
             (self.directory / PARTIAL_FILE).unlink()
         return self.info
@@ -164,15 +189,15 @@ class DumpWriter:
     def publish(self, **changes: Any) -> DumpInfo:
         """Put the files in place as they are so far, and stay open for more; see `close`."""
         try:
-            self._flush()
+            self.flush()
             self.info = dataclasses.replace(self.info, **changes, complete=True)
-            raw = load_texts(self.directory / PARTIAL_FILE)
             if self.with_structure:
-                _write(self.directory / STACK_FILE, _object_text(raw.stacks))
-                _write(self.directory / CONSTRUCT_FILE, _object_text(raw.construct))
-            _write(self.directory / INFO_FILE, _object_text({**self._plain_info(), "root": raw.root}))
-            _commit(self.directory / self.main_file, "".join(self._dump_text(raw)))
-            self._published = self._bytes
+                stacks = {str(number): (names, frames) for frames, (number, names) in self._stacks.items()}
+                _write(self.directory / STACK_FILE, _object_text(stacks))
+                _write(self.directory / CONSTRUCT_FILE, _object_text(self._construct))
+            _write(self.directory / INFO_FILE, "".join(self._info_text()))
+            _commit(self.directory / self.main_file, "".join(self._dump_text()))
+            self._published = self.bytes_written
         except OSError as error:
             raise DumpError(f"cannot finish the dump in {self.directory}: {error}") from error
         return self.info
@@ -180,52 +205,53 @@ class DumpWriter:
     def _plain_info(self) -> dict[str, Any]:
         self.info = dataclasses.replace(
             self.info,
-            bytes_written=self._bytes,
+            bytes_written=self.bytes_written,
             over_quota=self._over_quota,
             errors=self._errors,
             first_error=self._first_error,
         )
         return dataclasses.asdict(self.info)
 
-    def _dump_text(self, raw: RawDump) -> Iterator[str]:
+    def _info_text(self) -> Iterator[str]:
+        yield _object_text(self._plain_info()).removesuffix("\n}") + ',\n "root": {'
+        yield ", ".join(f"{quoted(key)}: {value}" for key, value in self._lines.values(self._root))
+        yield "}\n}"
+
+    def _dump_text(self) -> Iterator[str]:
         head = {
             "task": self.task,
-            "level": raw.level,
+            "level": self.level,
             "framework": "pytorch",
             "dump_data_dir": str(self._folder.absolute()) if self.with_tensors else None,
         }
         yield json.dumps(head, indent=1).removesuffix("\n}") + ',\n "data": {'
         separator = "\n"
-        for key, value in raw.data.items():
-            yield f"{separator}  {json.dumps(key)}: {value}"
+        for key, value in self._lines.values(self._data):
+            yield f"{separator}  {quoted(key)}: {value}"
             separator = ",\n"
         yield "\n }\n}\n"
 
-    def _put(self, line: dict[str, Any]) -> None:
-        self._unresolved.append(line)
-        if not self._statistics.unresolved or len(self._unresolved) >= MAX_UNRESOLVED:
-            self._flush()
+    def _put(self, head: str, value: dict[str, Any], places: Places, key: str) -> None:
+        self._lines.put(head + ', "value": ', value, places, key)
+        self._flush_if_due()
 
-    def _flush(self) -> None:
-        self._statistics.resolve()
-        for line in self._unresolved:
-            self._append(line)
-        self._unresolved.clear()
+    def _flush_if_due(self) -> None:
+        if self._lines.is_due:
+            self.flush()
 
-    def _append(self, line: dict[str, Any]) -> None:
-        text = json_text(line).encode() + b"\n"
-        written = os.write(self._file, text)
-        if written < len(text):  # a full disk: what stands there stays readable
-            os.ftruncate(self._file, os.lseek(self._file, -written, os.SEEK_CUR))
-            raise DumpError(f"no space left for an entry in {self.directory}")
-        self._bytes += written
+    def _flush_at_exit(self) -> None:
+        """Keep what a script has captured that ends by an exception; a forked child has nothing to keep."""
+        if os.getpid() == self._pid:
+            with contextlib.suppress(DumpError, OSError, RuntimeError):
+                self.flush()
 
-    def _stack_number(self, frames: tuple[str, ...]) -> int:
-        number = self._stacks.get(frames)
-        if number is None:
-            number = self._stacks[frames] = len(self._stacks)
-            self._append({"stack": number, "frames": frames})
-        return number
+    def _stack_number(self, key: str, frames: tuple[str, ...]) -> int:
+        known = self._stacks.get(frames)
+        if known is None:
+            known = self._stacks[frames] = len(self._stacks), []
+            self._lines.put(json.dumps({"stack": known[0], "frames": frames}))
+        known[1].append(key)
+        return known[0]
 
     def _save(self, name: str, leaf: Leaf) -> None:
         """Save a tensor as it is now; one that was saved before gets a second name for the same file."""
@@ -234,7 +260,7 @@ class DumpWriter:
             return
         file_name = _file_name(name)
         known = reading.file_name
-        if known is None and self._bytes + tensor.numel() * tensor.element_size() > self._max_bytes:
+        if known is None and self.bytes_written + tensor.numel() * tensor.element_size() > self._max_bytes:
             self._over_quota += 1
             return
         if known is None or not self._link(known, file_name):
@@ -277,6 +303,10 @@ def make_private_folder(folder: Path) -> None:
     for parent in (*reversed(folder.parents), folder):
         if not parent.is_dir():
             parent.mkdir(mode=0o700, exist_ok=True)
+
+
+def _name(key: str | None) -> str:
+    return "null" if key is None else quoted(key)
 
 
 def _object_text(value: dict[str, Any]) -> str:

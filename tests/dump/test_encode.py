@@ -90,7 +90,9 @@ def filled(tensor):
     encode(tensor, "input.0", leaves)
     form = leaves[0].form
     form.reading = Reading(order=1)
-    Statistics().fill([(tensor, form.reading)])
+    statistics = Statistics()
+    statistics.fill([(tensor, form.reading)])
+    statistics.resolve()
     return json.loads(json_text(form))
 
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 
 import pytest
 import torch
@@ -116,7 +117,7 @@ def test_odd_names_stay_in_the_folder(tmp_path, name):
     assert torch.equal(torch.load(entry.inputs[0].data_path, weights_only=True), torch.ones(2))
 
 
-def test_a_killed_process_leaves_all_whole_entries(tmp_path):
+def test_a_killed_process_leaves_all_that_was_flushed(tmp_path):
     script = """
         import os, signal, sys, torch
         from pathlib import Path
@@ -126,6 +127,7 @@ def test_a_killed_process_leaves_all_whole_entries(tmp_path):
         writer = DumpWriter(Path(sys.argv[1]), DumpInfo(id="a", step=4), task="tensor")
         for call in range(7):
             add(writer, torch.full((3,), float(call)), key=f"Module.fc.Linear.forward.{call}", stack=["here"])
+        writer.flush()
         os.kill(os.getpid(), signal.SIGKILL)
     """
     ended = subprocess.run([sys.executable, "-c", textwrap.dedent(script), str(tmp_path)], check=False)
@@ -142,6 +144,52 @@ def test_a_killed_process_leaves_all_whole_entries(tmp_path):
     assert torch.equal(torch.load(dump.entries[6].inputs[0].data_path, weights_only=True), torch.full((3,), 6.0))
 
 
+@pytest.mark.parametrize("end", ["raise SystemExit(3)", "os.kill(os.getpid(), signal.SIGKILL)"])
+def test_lines_wait_for_512_of_them_or_for_the_end_of_the_script(tmp_path, end):
+    script = f"""
+        import os, signal, sys, torch
+        from pathlib import Path
+        from tests.dump.test_writer import add
+        from trainermon.dump import lines
+        from trainermon.dump.records import DumpInfo
+        from trainermon.dump.writer import DumpWriter
+        lines.MAX_WAIT_S = 1e9
+        writer = DumpWriter(Path(sys.argv[1]), DumpInfo())
+        for call in range(600):
+            add(writer, torch.ones(1), key=f"Module.fc.Linear.forward.{{call}}")
+        {end}
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(script), str(tmp_path)], check=False)
+
+    assert len(read_dump(tmp_path).entries) == (600 if "raise" in end else 512)
+
+
+def test_lines_wait_a_quarter_of_a_second(tmp_path, monkeypatch):
+    writer = DumpWriter(tmp_path, DumpInfo())
+    clock = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: clock)
+    writer.flush()
+    add(writer, torch.ones(1))
+    assert read_dump(tmp_path).entries == ()
+
+    monkeypatch.setattr(time, "monotonic", lambda: clock + 0.3)
+    add(writer, torch.ones(1), key="Module.fc.Linear.forward.1")
+
+    assert len(read_dump(tmp_path).entries) == 2
+    writer.close()
+
+
+def test_an_entry_without_json_costs_itself_only(tmp_path):
+    writer = DumpWriter(tmp_path, DumpInfo())
+    writer.add("Module.lost.Linear.forward.0", {"output": [object()]})
+    add(writer, torch.ones(2))
+
+    info = writer.close()
+
+    assert (info.errors, info.first_error) == (1, "TypeError: Object of type object is not JSON serializable")
+    assert [entry.key for entry in read_dump(tmp_path).entries] == [KEY]
+
+
 def test_a_second_dump_in_the_same_place_replaces_the_first(tmp_path):
     for value in (1.0, 2.0):
         writer = DumpWriter(tmp_path, DumpInfo(), task="statistics")
@@ -155,10 +203,12 @@ def test_a_second_dump_in_the_same_place_replaces_the_first(tmp_path):
 def test_a_full_disk_costs_one_entry(tmp_path, monkeypatch):
     writer = DumpWriter(tmp_path, DumpInfo())
     add(writer, torch.ones(2))
+    writer.flush()
     real = os.write
     monkeypatch.setattr(os, "write", lambda file, text: real(file, text[:20]))
-    with pytest.raises(DumpError, match="no space left"):
-        add(writer, torch.ones(2), key="Module.lost.Linear.forward.0")
+    add(writer, torch.ones(2), key="Module.lost.Linear.forward.0")
+    with pytest.raises(DumpError, match="no space left for 1 entries"):
+        writer.flush()
     monkeypatch.undo()
     add(writer, torch.ones(2), key="Module.next.Linear.forward.0")
     writer.count_error(OSError("full"))
@@ -166,7 +216,7 @@ def test_a_full_disk_costs_one_entry(tmp_path, monkeypatch):
     info = writer.close()
 
     assert (info.errors, info.first_error) == (1, "OSError: full")
-    assert "Module.next.Linear.forward.0" in [entry.key for entry in read_dump(tmp_path).entries]
+    assert [entry.key for entry in read_dump(tmp_path).entries] == [KEY, "Module.next.Linear.forward.0"]
 
 
 def test_wrong_task_and_unwritable_place_are_refused(tmp_path):
