@@ -11,8 +11,9 @@ import torch.distributed as dist
 from torch import nn
 
 from trainermon.dump.debugger_config import DebuggerConfig, default_file, read_debugger_config
+from trainermon.dump.layout import layout_of
 from trainermon.dump.recording import CustomFunction, Models, Recording, named_models
-from trainermon.dump.records import DumpInfo
+from trainermon.dump.records import DumpInfo, Layout
 from trainermon.monitor.config.reading import read_mapping
 from trainermon.monitor.errors import AttachError, ConfigError
 from trainermon.monitor.taps.guard import Guard
@@ -196,7 +197,10 @@ class PrecisionDebugger:
             return
         if self._recording is None:
             directory = Path(config.dump_path) / f"step{self._step}" / f"rank{rank}"
-            info = DumpInfo(step=self._step, rank=rank, reason="ordered by the script", notes=self._notes)
+            layout = self._guard.wrap(layout_of)(named_models(model)) or Layout()
+            info = DumpInfo(
+                step=self._step, rank=rank, reason="ordered by the script", notes=self._notes, layout=layout
+            )
             self._recording = self._guard.wrap(Recording)(directory, config, info)
         if self._recording is not None:
             self._guard.wrap(self._recording.begin)(model, self._custom)

@@ -22,6 +22,7 @@ from trainermon.dump.records import (
     Dump,
     DumpInfo,
     Entry,
+    Layout,
     TensorRecord,
 )
 from trainermon.dump.verdicts import Cause, OperationVerdict, Reproducibility
@@ -155,7 +156,19 @@ def _info(values: Mapping[str, Any]) -> DumpInfo:
     verdicts: dict[str, Any] = {"operations": tuple(map(_operation, known.get("operations", ())))}
     if known.get("reproducibility"):
         verdicts["reproducibility"] = Reproducibility(known["reproducibility"])
-    return DumpInfo(**{**known, **lists, **verdicts})
+    return DumpInfo(**{**known, **lists, **verdicts, "layout": read_layout(known.get("layout"))})
+
+
+def read_layout(values: Mapping[str, Any] | None) -> Layout:
+    """Return the layout that a dump's info has; the default one where it has none."""
+    if not values:
+        return Layout()
+    return Layout(
+        axes={axis: (place, size) for axis, (place, size) in values.get("axes", {}).items()},
+        splits={name: (dim, stride) for name, (dim, stride) in values.get("splits", {}).items()},
+        partial=tuple(values.get("partial", ())),
+        renamed=dict(values.get("renamed", {})),
+    )
 
 
 def _operation(value: Mapping[str, Any]) -> OperationVerdict:

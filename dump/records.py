@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from trainermon.dump.verdicts import OperationVerdict, Reproducibility
@@ -88,6 +88,22 @@ class Entry:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Where a rank stands in the job, and how what it dumps relates to the whole model.
+
+    `axes` gives place and size by axis: `tp`, `cp`, `dp`, `pp`, `ep`. `splits` gives, of the parameters that are dealt
+    out over `tp`, the dimension and the number of blocks that each rank has (a gated MLP: 2). `partial` are parameters
+    of which each rank of `tp` has a gradient that is to be summed up (sequence parallel). `renamed` gives the path in the
+    whole model of modules that are called otherwise on this rank; all below them too.
+    """
+
+    axes: Mapping[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
+    splits: Mapping[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
+    partial: tuple[str, ...] = ()
+    renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DumpInfo:
     """What is known about a dump as a whole; a dump of msprobe's has the defaults.
 
@@ -101,7 +117,8 @@ class DumpInfo:
     `lost_nonfinite` that the step's own output was not finite while the replay's is. `reproducibility` is the verdict
     on that, with a reason; `operations` are the first operations of a replay that made a non-finite value from finite
     ones. `kept` names the file that the step can be replayed from, or says why there is none. `float64_finite` tells
-    whether the step is finite with the modules `float64_modules` computed in float64.
+    whether the step is finite with the modules `float64_modules` computed in float64. `layout` tells what part of the
+    whole model the rank has.
     """
 
     id: str = ""
@@ -132,6 +149,7 @@ class DumpInfo:
     joint: bool = False
     bad_shards: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    layout: Layout = dataclasses.field(default_factory=Layout)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
