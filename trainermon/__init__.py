@@ -13,10 +13,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from trainermon.analysis.compare import compare, compare_distributed
     from trainermon.dump.debugger import PrecisionDebugger
     from trainermon.monitor.session import TrainerMon, compile_friendly
 
-__all__ = ["PrecisionDebugger", "TrainerMon", "__version__", "compile_friendly"]
+__all__ = ["PrecisionDebugger", "TrainerMon", "__version__", "compare", "compare_distributed", "compile_friendly"]
 __version__ = "0.1.0"
 
 
@@ -29,4 +30,8 @@ def __getattr__(name: str) -> Any:
         from trainermon.dump import debugger
 
         return debugger.PrecisionDebugger
+    if name in ("compare", "compare_distributed"):
+        from trainermon.analysis import compare
+
+        return getattr(compare, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

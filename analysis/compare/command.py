@@ -10,16 +10,22 @@ from pathlib import Path
 from trainermon.analysis.compare.comparison import CompareOptions, Mode
 from trainermon.analysis.compare.distributed import documents, outcomes
 from trainermon.analysis.compare.files import FORMATS, Destination
+from trainermon.analysis.compare.inputs import read_compare_input
 from trainermon.analysis.compare.mappings import read_mappings
-from trainermon.analysis.compare.summary import Outcome, render_text
+from trainermon.analysis.compare.progress import ProgressBar
+from trainermon.analysis.compare.summary import render_text
+from trainermon.monitor.errors import ConfigError
 
 DEFAULT = ("csv", "json")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `trainermon compare`."""
-    parser.add_argument("target", type=Path, help="the dump in question: a dump, or a folder of steps, ranks or a run")
-    parser.add_argument("golden", type=Path, help="the dump to hold it against")
+    parser.add_argument(
+        "target", type=Path, nargs="?", help="the dump in question: a dump, or a folder of steps, ranks or a run"
+    )
+    parser.add_argument("golden", type=Path, nargs="?", help="the dump to hold it against")
+    parser.add_argument("-i", "--input", type=Path, help="take both from msprobe's compare.json instead")
     parser.add_argument(
         "-o", "--output", type=Path, help="write files into this folder (default: print a summary only)"
     )
@@ -52,7 +58,7 @@ def main(args: argparse.Namespace) -> int:
 
     Raises:
         DumpError: there is nothing to compare.
-        ConfigError: a mapping file is wrong, or no Ray cluster answers.
+        ConfigError: it is not said what to compare, a file that is given is wrong, or no Ray cluster answers.
     """
     options = CompareOptions(
         mode=args.mode,
@@ -64,15 +70,15 @@ def main(args: argparse.Namespace) -> int:
             api=args.api_mapping, cell=args.cell_mapping, data=args.data_mapping, layer=args.layer_mapping
         ),
     )
+    target, golden = _sides(args)
     if args.json:
-        as_json = list(documents(args.target, args.golden, options=options))
+        as_json = list(documents(target, golden, options=options))
         sys.stdout.write(json.dumps(as_json, indent=1) + "\n")
         return 0
     destination = Destination(folder=args.output, formats=tuple(args.format or DEFAULT)) if args.output else None
-    found = []
-    for outcome in outcomes(args.target, args.golden, destination, options=options):
-        found.append(outcome)
-        _show_progress(len(found), outcome)
+    progress = ProgressBar(sys.stderr)
+    found = list(outcomes(target, golden, destination, options=options, report=progress))
+    progress.clear()
     sys.stdout.write(render_text(found, colour=sys.stdout.isatty()))
     _list_files([path for outcome in found for path in outcome.files])
     return 0
@@ -94,10 +100,12 @@ def _add_mappings(parser: argparse.ArgumentParser) -> None:
         )
 
 
-def _show_progress(done: int, outcome: Outcome) -> None:
-    """Tell on a terminal which pair was compared; nothing is written where the output goes into a file."""
-    if sys.stderr.isatty():
-        sys.stderr.write(f"\r\033[Kcompared {done}: {outcome.label}\r")
+def _sides(args: argparse.Namespace) -> tuple[Path, Path]:
+    if args.input is not None and args.target is None:
+        return read_compare_input(args.input)
+    if args.input is not None or args.golden is None:
+        raise ConfigError("name a target and a golden dump, or a compare.json with -i")
+    return args.target, args.golden
 
 
 def _list_files(files: list[Path]) -> None:

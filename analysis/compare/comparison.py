@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
@@ -14,11 +15,19 @@ from pathlib import Path
 from trainermon.analysis.compare.items import Rows, read_rows
 from trainermon.analysis.compare.mappings import Mappings
 from trainermon.analysis.compare.matching import match_calls
-from trainermon.analysis.compare.metrics import checksum_differences, statistics_differences
+from trainermon.analysis.compare.metrics import (
+    Difference,
+    ItemPair,
+    checksum_differences,
+    statistics_differences,
+)
 from trainermon.analysis.compare.naming import unused_names
 from trainermon.analysis.compare.places import PlacePair, find_places, pair_places
+from trainermon.analysis.compare.progress import Report, no_report
 from trainermon.analysis.compare.verdicts import CallResult, Judge, Measure, Row
 from trainermon.monitor.errors import DumpError
+
+_REPORT_ROWS = 256
 
 
 class Mode(str, Enum):
@@ -93,17 +102,24 @@ def compare(target: Path | str, golden: Path | str, *, options: CompareOptions |
     """
     options = options or CompareOptions()
     pairs = pair_places(find_places(Path(target)), find_places(Path(golden)))
-    return [compare_pair(pair, options) for pair in pairs]
+    return [compare_pair(pair, options, threads=num_cores()) for pair in pairs]
 
 
-def compare_pair(pair: PlacePair, options: CompareOptions) -> Comparison:
-    """Return how one dump differs from another.
+def num_cores() -> int:
+    """Return how many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def compare_pair(
+    pair: PlacePair, options: CompareOptions, *, threads: int = 1, report: Report = no_report
+) -> Comparison:
+    """Return how one dump differs from another; tensors are read by several threads.
 
     Raises:
         DumpError: a dump is damaged, or has not what the mode asks for.
     """
     with collector_off():
-        return _compare_pair(pair, options)
+        return _compare_pair(pair, options, threads, report)
 
 
 @contextmanager
@@ -118,15 +134,15 @@ def collector_off() -> Iterator[None]:
             gc.enable()
 
 
-def _compare_pair(pair: PlacePair, options: CompareOptions) -> Comparison:
+def _compare_pair(pair: PlacePair, options: CompareOptions, threads: int, report: Report) -> Comparison:
     target, golden = read_rows(pair.target.directory), read_rows(pair.golden.directory)
     mode = _mode(target, golden, options.mode)
-    measure = _measure(target, golden, mode)
+    measure = _measure(target, golden, mode, threads)
     calls = Judge(
         match_calls(target, golden, fuzzy=options.fuzzy, mappings=options.mappings),
         parents=target.parents,
-        measure=measure,
-        baseline=_baseline(options, mode),
+        measure=partial(_reported, measure, report),
+        baseline=_baseline(pair, options, mode, threads),
         exact=mode is Mode.CHECKSUM,
     ).judge()
     return Comparison(
@@ -156,19 +172,32 @@ def _mode(target: Rows, golden: Rows, wanted: Mode | None) -> Mode:
     return wanted
 
 
-def _measure(target: Rows, golden: Rows, mode: Mode) -> Measure:
+def _measure(target: Rows, golden: Rows, mode: Mode, threads: int) -> Measure:
     if mode is Mode.TENSOR:
         from trainermon.analysis.compare.tensors import tensor_differences  # perhaps torch, only when needed
 
-        return partial(tensor_differences, target=target, golden=golden)
+        return partial(tensor_differences, target=target, golden=golden, threads=threads)
     return checksum_differences if mode is Mode.CHECKSUM else statistics_differences
 
 
-def _baseline(options: CompareOptions, mode: Mode) -> dict[str, float]:
-    """Return for every row how far two runs of the same side are apart."""
+def _reported(measure: Measure, report: Report, pairs: Sequence[ItemPair]) -> Iterator[Difference]:
+    for done, difference in enumerate(measure(pairs)):
+        if done % _REPORT_ROWS == 0:
+            report(done, len(pairs), "rows")
+        yield difference
+
+
+def _baseline(place: PlacePair, options: CompareOptions, mode: Mode, threads: int) -> dict[str, float]:
+    """Return for every row how far two runs of the same side are apart, on the step and rank that are compared."""
     if options.baseline is None:
         return {}
-    (pair,) = pair_places(*(find_places(Path(path))[:1] for path in options.baseline))
+    pairs = pair_places(*(find_places(Path(path)) for path in options.baseline))
+    same = [pair for pair in pairs if pair.target[1:3] in (place.target[1:3], place.golden[1:3])]
+    if not same and len(pairs) > 1:
+        raise DumpError(
+            f"the baseline has no dump of {place.label}: only {', '.join(pair.label for pair in pairs[:4])}"
+        )
+    pair = (same or pairs)[0]
     one, other = read_rows(pair.target.directory), read_rows(pair.golden.directory)
     rows = [
         (f"{calls.target.key}.{ours.place}", (ours, theirs))
@@ -176,6 +205,6 @@ def _baseline(options: CompareOptions, mode: Mode) -> dict[str, float]:
         for ours, theirs in calls.rows()
         if calls.target and ours and theirs
     ]
-    differences = _measure(one, other, mode)([pair for _, pair in rows])
+    differences = _measure(one, other, mode, threads)([pair for _, pair in rows])
     noise = ((name, difference.relative) for (name, _), difference in zip(rows, differences, strict=True))
     return {name: relative for name, relative in noise if relative}

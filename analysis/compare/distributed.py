@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
@@ -11,13 +10,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from trainermon.analysis.compare.comparison import CompareOptions, compare_pair
+from trainermon.analysis.compare.comparison import CompareOptions, compare_pair, num_cores
 from trainermon.analysis.compare.files import Destination, as_document, write_files
 from trainermon.analysis.compare.places import PlacePair, find_places, pair_places
+from trainermon.analysis.compare.progress import Report, no_report
 from trainermon.analysis.compare.ray_pool import ray_map
 from trainermon.analysis.compare.summary import Outcome, summarise
 
 _T = TypeVar("_T")
+_Function = Callable[..., _T]
+"""Compares a pair of places; takes `threads` and `report` where it is called in this process."""
 
 
 def compare_distributed(
@@ -42,9 +44,16 @@ def compare_distributed(
 
 
 def outcomes(
-    target: Path, golden: Path, destination: Destination | None, *, options: CompareOptions
+    target: Path,
+    golden: Path,
+    destination: Destination | None,
+    *,
+    options: CompareOptions,
+    report: Report = no_report,
 ) -> Iterator[Outcome]:
     """Yield the outcome of every pair as soon as it and those before it are done.
+
+    `report` is told of every pair that is done; of a single pair, which rows.
 
     Raises:
         DumpError: a side has no dump, none of them belong together, or one is damaged.
@@ -52,7 +61,7 @@ def outcomes(
     """
     if destination is not None:
         destination = replace(destination, folder=destination.folder.absolute())
-    return _apply(partial(_outcome, options=options, destination=destination), target, golden, options.ray)
+    return _apply(partial(_outcome, options=options, destination=destination), target, golden, options.ray, report)
 
 
 def documents(target: Path, golden: Path, *, options: CompareOptions) -> Iterator[Any]:
@@ -60,32 +69,48 @@ def documents(target: Path, golden: Path, *, options: CompareOptions) -> Iterato
     return _apply(partial(_document, options=options), target, golden, options.ray)
 
 
-def _apply(function: Callable[[PlacePair], _T], target: Path, golden: Path, ray: str | None) -> Iterator[_T]:
+def _apply(
+    function: _Function[_T], target: Path, golden: Path, ray: str | None, report: Report = no_report
+) -> Iterator[_T]:
     if ray is None:
         pairs = pair_places(find_places(target), find_places(golden))
-        yield from local_map(len(pairs))(function, pairs)
+        workers = min(len(pairs), num_cores())
+        results = _pool_map(workers, function, pairs) if workers > 1 else _map_here(function, pairs, report)
+        yield from _counted(results, len(pairs), report)
         return
     pairs = pair_places(find_places(target.absolute()), find_places(golden.absolute()))
     with ray_map(ray) as apply:
-        yield from apply(function, pairs)
+        yield from _counted(apply(function, pairs), len(pairs), report)
 
 
-def local_map(num_pairs: int) -> Callable[[Callable[[PlacePair], _T], Iterable[PlacePair]], Iterator[_T]]:
-    """Return what applies a function in a pool of processes, or in this one if there is but one pair or core."""
-    workers = min(num_pairs, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
-    return map if workers < 2 else partial(_pool_map, workers)
+def _counted(results: Iterable[_T], total: int, report: Report) -> Iterator[_T]:
+    for done, result in enumerate(results, start=1):
+        report(done, total, "dumps")
+        yield result
 
 
-def _pool_map(workers: int, function: Callable[[PlacePair], _T], pairs: Iterable[PlacePair]) -> Iterator[_T]:
+def _map_here(function: _Function[_T], pairs: list[PlacePair], report: Report) -> Iterator[_T]:
+    for pair in pairs:
+        yield function(pair, threads=num_cores(), report=report if len(pairs) == 1 else no_report)
+
+
+def _pool_map(workers: int, function: _Function[_T], pairs: list[PlacePair]) -> Iterator[_T]:
     # spawned: the caller may hold threads and accelerators, which a forked process must not inherit
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
         yield from pool.map(function, pairs)
 
 
-def _outcome(pair: PlacePair, *, options: CompareOptions, destination: Destination | None) -> Outcome:
-    comparison = compare_pair(pair, options)
+def _outcome(
+    pair: PlacePair,
+    *,
+    options: CompareOptions,
+    destination: Destination | None,
+    threads: int = 1,
+    report: Report = no_report,
+) -> Outcome:
+    comparison = compare_pair(pair, options, threads=threads, report=report)
     return summarise(comparison, write_files(comparison, destination) if destination else ())
 
 
-def _document(pair: PlacePair, *, options: CompareOptions) -> Any:
-    return as_document(compare_pair(pair, options))
+def _document(pair: PlacePair, *, options: CompareOptions, threads: int = 1, report: Report = no_report) -> Any:
+    return as_document(compare_pair(pair, options, threads=threads, report=report))

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import math
 import pickle
+from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ CHUNK = 1 << 18
 
 _EPS = float(np.finfo(np.float32).eps)
 _NUM_COLUMNS = 11
+_WAITING_PER_THREAD = 8
 _Array = npt.NDArray[np.float64]
 
 
@@ -96,9 +99,21 @@ class ElementSums:
         return Difference(size, (*msprobe, *ours))
 
 
-def tensor_differences(pairs: Sequence[ItemPair], *, target: Rows, golden: Rows) -> Iterator[Difference]:
-    """Yield how far the tensors of the rows of each pair are apart, see `tensor_difference`."""
-    return (tensor_difference(ours, theirs, target=target, golden=golden) for ours, theirs in pairs)
+def tensor_differences(
+    pairs: Sequence[ItemPair], *, target: Rows, golden: Rows, threads: int = 1
+) -> Iterator[Difference]:
+    """Yield how far the tensors of the rows of each pair are apart, see `tensor_difference`.
+
+    Several threads read and reckon, as numpy holds no lock meanwhile; few tensors are on their way at any time.
+    """
+    with ThreadPoolExecutor(threads) as pool:
+        waiting: deque[Future[Difference]] = deque()
+        for ours, theirs in pairs:
+            waiting.append(pool.submit(tensor_difference, ours, theirs, target=target, golden=golden))
+            if len(waiting) > _WAITING_PER_THREAD * threads:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
 
 
 def tensor_difference(ours: Item, theirs: Item, *, target: Rows, golden: Rows) -> Difference:

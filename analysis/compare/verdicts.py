@@ -158,7 +158,7 @@ class Judge:
             floor=floor,
             blamed=unexplained and call.name not in _UNDEFINED and call.key not in self._blamed_within,
         )
-        rows = tuple(self._row(call.key, judged, *row) for row in compared)
+        rows = tuple(self._row((call.key, pair.golden.key), judged, *row) for row in compared)
         self._remember(call, judged)
         return CallResult(
             target=call,
@@ -196,15 +196,18 @@ class Judge:
         if before <= floor and after <= floor:
             return floor, floor  # nothing to explain
         finite = 0.0 if math.isnan(before) else before
-        return SAFETY * growth(call, inner) * finite + floor + 2 * self._own_noise(call), floor
+        return SAFETY * growth(call, inner) * finite + floor + 2 * self._own_noise(call, golden), floor
 
-    def _own_noise(self, call: Call) -> float:
+    def _own_noise(self, *calls: Call) -> float:
+        """Return by how much the results of a call differ between two runs of one side, whichever that is."""
         if not self._baseline:
             return 0.0
-        outputs = (f"{call.key}.{item.place}" for item in call.items if item.state == OUTPUT)
+        outputs = (f"{call.key}.{item.place}" for call in calls for item in call.items if item.state == OUTPUT)
         return max((self._baseline.get(name, 0.0) for name in outputs), default=0.0)
 
-    def _row(self, key: str, call: _Judged, ours: Item | None, theirs: Item | None, difference: Difference) -> Row:
+    def _row(
+        self, keys: tuple[str, str], call: _Judged, ours: Item | None, theirs: Item | None, difference: Difference
+    ) -> Row:
         if ours is None or theirs is None:
             return Row(ours, theirs, difference, UNMATCHED)
         alike = _kind(ours) == _kind(theirs) and ours.is_tensor
@@ -214,8 +217,10 @@ class Judge:
         relative = difference.relative
         if relative is None or relative <= call.floor:
             return Row(ours, theirs, difference, PASS)
-        if self._baseline and relative <= 2 * self._baseline.get(f"{key}.{ours.place}", 0.0):
-            return Row(ours, theirs, difference, PASS)
+        if self._baseline:
+            names = (f"{keys[0]}.{ours.place}", f"{keys[1]}.{theirs.place}")
+            if relative <= 2 * max(self._baseline.get(name, 0.0) for name in names):
+                return Row(ours, theirs, difference, PASS)
         result, message = _meaning(call, ours, theirs, relative)
         return Row(ours, theirs, difference, result, (f"{result}: {message}",))
 

@@ -44,7 +44,14 @@ def test_every_public_name_resolves_and_has_a_docstring(module_name):
 
 
 def test_the_public_names_of_the_package_are_frozen():
-    assert sorted(trainermon.__all__) == ["PrecisionDebugger", "TrainerMon", "__version__", "compile_friendly"]
+    assert sorted(trainermon.__all__) == [
+        "PrecisionDebugger",
+        "TrainerMon",
+        "__version__",
+        "compare",
+        "compare_distributed",
+        "compile_friendly",
+    ]
 
 
 def test_trainer_mon_has_the_signature_that_users_know():

@@ -1,5 +1,6 @@
 """Which dumps are found below a folder, and which are compared; several ranks at once."""
 
+import io
 import json
 import os
 import shutil
@@ -7,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from trainermon.analysis.compare import compare, compare_distributed
+import trainermon
+from trainermon.analysis.compare import CompareOptions, compare, compare_distributed
+from trainermon.analysis.compare.distributed import outcomes
 from trainermon.analysis.compare.places import find_places, pair_places
+from trainermon.analysis.compare.progress import ProgressBar
 from trainermon.cli import main
 from trainermon.monitor.errors import DumpError
 
@@ -98,3 +102,90 @@ def test_a_missing_backward_call_shifts_the_numbers_of_those_after_it(tmp_path):
     (comparison,) = compare(RECORDED / "sound", gap)
     partners = {call.target.key: call.golden.key for call in comparison.calls if call.target and call.golden}
     assert partners["Tensor.__rmul__.1.backward"] == "Tensor.__rmul__.0.backward"
+
+
+@pytest.mark.parametrize("spelling", ["path", "json_path"])
+def test_msprobe_s_input_file_names_both_sides(spelling, tmp_path, capsys):
+    sides = {f"npu_{spelling}": str(RECORDED / "faulty"), f"bench_{spelling}": str(RECORDED / "sound")}
+    file = tmp_path / "compare.json"
+    file.write_text(json.dumps({**sides, "stack_path": "x", "is_print_compare_log": True}))
+
+    assert main(["compare", "-i", str(file)]) == 0
+    assert capsys.readouterr().out.startswith("The first difference arose in Module.layers.1.Block.forward.0")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"npu_path": "a"}', "does not name bench_path"),
+        ('{"npu_pth": "a"}', "npu_pth: unknown key; did you mean 'npu_path'"),
+        ("[]", "holds list, expected an object with npu_path and bench_path"),
+        ("{", "cannot be read as JSON"),
+    ],
+)
+def test_a_wrong_input_file_is_refused(content, message, tmp_path, capsys):
+    (tmp_path / "compare.json").write_text(content)
+
+    assert main(["compare", "-i", str(tmp_path / "compare.json")]) == 1
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [[], ["a"], ["a", "-i", "b"]])
+def test_one_side_alone_is_refused(words, capsys):
+    assert main(["compare", *words]) == 1
+
+    assert "name a target and a golden dump, or a compare.json with -i" in capsys.readouterr().err
+
+
+def test_the_baseline_is_that_of_the_rank_in_question(two_ranks):
+    options = CompareOptions(baseline=(two_ranks / "a", two_ranks / "b"))
+
+    _, one = compare(two_ranks / "a", two_ranks / "b")
+    _, other = compare(two_ranks / "a", two_ranks / "b", options=options)
+    assert len(one.blamed) == 1
+    assert other.blamed == ()
+    with pytest.raises(DumpError, match="the baseline has no dump of step0 rank0"):
+        compare(RECORDED / "faulty", RECORDED / "sound", options=options)
+
+
+def test_the_face_hands_out_both_functions():
+    assert (trainermon.compare, trainermon.compare_distributed) == (compare, compare_distributed)
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_a_bar_tells_how_far_it_is_and_how_long_it_takes():
+    seconds = iter([0.0, 1.0, 1.1, 2.0])
+    terminal = Terminal()
+    bar = ProgressBar(terminal, clock=lambda: next(seconds))
+    for done in (1, 2, 3):
+        bar(done, 4, "dumps")
+    bar.clear()
+
+    drawn = terminal.getvalue().split("\r\033[K")
+    assert drawn == [
+        "",
+        "[#######-----------------------] 1 of 4 dumps, 3 s left",
+        f"[{'#' * 22}{'-' * 8}] 3 of 4 dumps, 1 s left",
+        "",
+    ]
+
+
+@pytest.mark.parametrize(("sides", "what"), [("step3/rank1", "rows"), ("", "dumps")])
+def test_progress_is_told_of_dumps_and_within_a_single_one_of_rows(sides, what, two_ranks):
+    told = []
+    found = list(
+        outcomes(
+            two_ranks / "a" / sides,
+            two_ranks / "b" / sides,
+            None,
+            options=CompareOptions(),
+            report=lambda *one: told.append(one),
+        )
+    )
+
+    assert told[0][2] == what
+    assert told[-1] == (len(found), len(found), "dumps")
