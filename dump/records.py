@@ -93,8 +93,8 @@ class Layout:
 
     `axes` gives place and size by axis: `tp`, `cp`, `dp`, `pp`, `ep`. `splits` gives, of the parameters that are dealt
     out over `tp`, the dimension and the number of blocks that each rank has (a gated MLP: 2). `partial` are parameters
-    of which each rank of `tp` has a gradient that is to be summed up (sequence parallel). `renamed` gives the path in the
-    whole model of modules that are called otherwise on this rank; all below them too.
+    of which each rank of `tp` has a gradient that is to be summed up (sequence parallel). `renamed` gives
+    the path in the whole model of modules that are called otherwise on this rank; all below them too.
     """
 
     axes: Mapping[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
