@@ -13,7 +13,7 @@ KERNELS := monitor/statistics/moments.c monitor/statistics/checksums.c
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help demo test check test-slow test-server test-gpu bench bench-detection bench-gpu dashboards-render sync build clean
+.PHONY: help demo test check test-slow test-server test-gpu bench bench-detection bench-diagnosis bench-gpu dashboards-render sync build clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 19
@@ -61,6 +61,9 @@ bench: $(READY) $(BENCH_READY) ## measure what the README says, side by side wit
 
 bench-detection: $(READY) ## judge the alert rules on more than 200 labelled runs, and write docs/detection.md
 	$(BIN)/python -m benchmarks.bench_detection --write
+
+bench-diagnosis: $(READY) ## diagnose more than 200 injected faults in every parallel split, and write docs/diagnosis.md
+	$(BIN)/python -m benchmarks.bench_diagnosis --write
 
 bench-gpu: $(READY) ## measure the statistics kernels on a CUDA device
 	$(BIN)/python benchmarks/bench_statistics.py --device cuda

@@ -15,8 +15,9 @@ Found = tuple[RankDump, Origin]
 def first_of(found: Sequence[Found]) -> Found:
     """Return what was first: by micro step, forward before backward, along the pipeline, then within a stage.
 
+    A bad part of a parameter that one rank alone holds was there before any forward, whichever rank met it first.
     Stages of a pipeline follow one another, backwards in the backward; ranks of one stage make the same calls in the
-    same order. Of ranks that gathered the same bad parameter, the one that holds the bad part is first.
+    same order.
     """
     return min(found, key=_place)
 
@@ -33,15 +34,15 @@ def with_hidden(found: Sequence[Found], dumps: Sequence[RankDump]) -> list[Found
     return [*more, *(pair for pair in found if pair[0].rank not in known)]
 
 
-def _place(one: Found) -> tuple[int, bool, int, bool, int, int]:
+def _place(one: Found) -> tuple[bool, int, bool, int, int, int]:
     where, origin = one
     is_backward = origin.phase is FaultPhase.BACKWARD
     stage = pipeline_place(where, origin)
     return (
+        not _holds(where, origin),
         origin.micro_step or 0,
         is_backward,
         -stage if is_backward else stage,
-        not _holds(where, origin),
         origin.order,
         where.rank,
     )

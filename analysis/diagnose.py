@@ -132,7 +132,10 @@ _WHAT = {
 
 
 def _history(evidence: Evidence, where: RankDump, origin: Origin) -> tuple[FaultPhase, str]:
-    """Return what made a parameter bad, as far as the stored step before tells."""
+    """Return the phase, and what made a parameter bad, as far as the stored step before tells."""
+    losses = [row for row in evidence.rows if row.kind == Kind.LOSS and row.rank == where.rank]
+    if origin.module == LOSS and losses:
+        return FaultPhase.FORWARD, "The loss itself was not finite"
     if origin.phase is not FaultPhase.PARAMETER:
         return origin.phase, ""
     before = evidence.step_before
@@ -252,13 +255,15 @@ def _not_in_replay(evidence: Evidence) -> Diagnosis:
     if cut:
         found.append(f"The replay of {rank_list(cut)} did not come to its end")
     why = ". ".join(found) or "No replay of the step was found"
-    kind = "A transient non-finite value" if is_transient else "A non-finite value"
+    what = f"{_WHAT[place.phase] if place.module else 'A non-finite value appeared'} {place.module}".rstrip()
+    if is_transient:
+        what = f"A transient non-finite value appeared{f' in {place.module}' if place.module else ''}"
     where = f" on rank {place.rank}" if place.rank is not None else ""
     return Diagnosis(
         verdict=Verdict.NOT_REPRODUCED if is_transient else Verdict.LOCATED,
         symptom=Symptom.NONFINITE,
         run_id=evidence.run_id,
-        headline=f"{kind} appeared{f' in {place.module}' if place.module else ''}{where} in step {evidence.step}",
+        headline=f"{what}{where} in step {evidence.step}",
         reason=". ".join(filter(None, [why, _sentence(place.reason)])),
         rank=place.rank,
         module=place.module,

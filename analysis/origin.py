@@ -296,10 +296,18 @@ def _hooked(first: Sequence[_Gradient], places: Sequence[_Gradient]) -> _Gradien
 
 def _made_by(calls: _Calls, first: Sequence[_Gradient]) -> Origin:
     """Name the innermost call that was given finite gradients and gave back this one."""
-    passed_on = {place.entry.key for place in first if place.of_output}
+    returned = [place.entry for place in first if place.of_output]
+    passed_on = {entry.key for entry in returned}
+    # a module may return a parameter of its own, as layers do that leave adding the bias to others
+    lent = {(entry.module, entry.micro_step) for entry in returned}
     makers = [place for place in first if not place.of_output and place.entry.key not in passed_on]
+    makers = [
+        place
+        for place in makers
+        if place.entry.direction == BACKWARD or (place.entry.module, place.entry.micro_step) not in lent
+    ]
     if not makers:
-        place = _innermost(first)
+        place = min(first, key=lambda place: place.entry.module.count("."))
         parent = calls.by_key.get(place.entry.parent or "")
         reason = f"the backward of an operation of its own, behind {place.entry.module}, made it from finite gradients"
         name, class_name = (parent.module, parent.class_name) if parent else (MODEL, "")

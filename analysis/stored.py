@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from trainermon.analysis.evidence import Evidence, Row
 from trainermon.analysis.findings import FaultPhase
+from trainermon.analysis.origin import LOSS
 from trainermon.analysis.wording import counted, rank_list
 from trainermon.monitor.values import Kind
 
@@ -42,10 +43,13 @@ def locate_in_rows(evidence: Evidence, suspect: int | None = None) -> StoredPlac
     ranks = sorted({row.rank for row in local})
     rank = ranks[0]
     rows = [row for row in local if row.rank == rank]
-    for locate in (_by_parameter, _by_activation, _by_gradient):
+    for locate in (_by_parameter, _by_activation):
         place = locate(rows, order)
         if place is not None:
             return place._replace(reason=place.reason + _others(ranks[1:]))
+    place = _by_loss(rows, evidence) or _by_gradient(rows, order)
+    if place is not None:
+        return place._replace(reason=place.reason + _others(ranks[1:]))
     return StoredPlace(rank, "", FaultPhase.UNKNOWN, rows[0], f"rank {rank}'s {rows[0].kind} was not finite")
 
 
@@ -60,6 +64,9 @@ _LOCAL_KINDS = (Kind.PARAM_ORIGIN, Kind.ACTV, Kind.LOSS, Kind.ACTV_GRAD, Kind.GR
 
 def _only_reduced(evidence: Evidence) -> StoredPlace:
     rows = [row for row in evidence.rows if row.kind not in _LOCAL_KINDS]
+    made = _by_optimizer(rows, evidence)
+    if made is not None:
+        return made
     if not rows:
         return StoredPlace(None, "", FaultPhase.UNKNOWN, None, "no stored statistic tells more")
     kinds = ", ".join(sorted({row.kind for row in rows}))
@@ -69,6 +76,36 @@ def _only_reduced(evidence: Evidence) -> StoredPlace:
         f"only {kinds} of {counted(len(names), 'tensor')} is known to be not finite, which does not tell where it arose"
     )
     return StoredPlace(single, "", FaultPhase.UNKNOWN, rows[0], reason)
+
+
+_MADE_BY_OPTIMIZER = (Kind.PARAM_UPDATED, Kind.UPDATE, Kind.EXP_AVG, Kind.EXP_AVG_SQ)
+
+
+def _by_optimizer(rows: Sequence[Row], evidence: Evidence) -> StoredPlace | None:
+    """Return what the optimizer made of gradients that are known to be finite."""
+    made = [row for row in rows if row.kind in _MADE_BY_OPTIMIZER]
+    gradients = {Kind.GRAD_REDUCED, Kind.GRAD_UNREDUCED}
+    if not made or not gradients & evidence.kinds or any(row.kind in gradients for row in rows):
+        return None
+    order = {name: place for place, name in enumerate(evidence.modules)}
+    row = min(
+        made, key=lambda row: (_MADE_BY_OPTIMIZER.index(Kind(row.kind)), row.rank, _place(_owner(row.name), order))
+    )
+    kinds = ", ".join(sorted({other.kind for other in made if (other.rank, other.name) == (row.rank, row.name)}))
+    names = {other.name for other in made}
+    others = f"; so were those of {counted(len(names) - 1, 'other')}" if len(names) > 1 else ""
+    reason = f"the gradients were finite, but {kinds} of {row.name} were not after the optimizer's step{others}"
+    ranks = sorted({other.rank for other in made} - {row.rank})
+    return StoredPlace(row.rank, _owner(row.name), FaultPhase.OPTIMIZER, row, reason + _others(ranks))
+
+
+def _by_loss(rows: Sequence[Row], evidence: Evidence) -> StoredPlace | None:
+    """Return the loss if nothing that it was computed from is known to be bad, and would be."""
+    losses = [row for row in rows if row.kind == Kind.LOSS]
+    if not losses or Kind.ACTV not in evidence.kinds or any(row.kind == Kind.ACTV for row in rows):
+        return None
+    reason = "the loss was not finite, though every stored output of a module was"
+    return StoredPlace(losses[0].rank, LOSS, FaultPhase.FORWARD, losses[0], reason)
 
 
 def _by_parameter(rows: Sequence[Row], order: dict[str, int]) -> StoredPlace | None:

@@ -59,6 +59,13 @@ def test_an_earlier_micro_step_comes_first_wherever_it_is():
     assert first_rank((stage_of(0), origin(micro_step=1)), (stage_of(1), origin(micro_step=0))) == 1
 
 
+def test_a_bad_shard_was_there_before_any_micro_step():
+    bad = {"phase": FaultPhase.PARAMETER, "slot": "parameters.weight"}
+    owner = (rank_dump(1, bad_shards=("h.weight",)), origin(micro_step=1, **bad))
+
+    assert first_rank((rank_dump(0), origin(micro_step=0, **bad)), owner) == 1
+
+
 def test_of_gathered_parameters_the_owner_of_the_bad_part_is_first():
     bad = origin("h.fc", FaultPhase.PARAMETER, slot="parameters.weight")
     found = [(rank_dump(0), bad), (rank_dump(1, bad_shards=("h.fc.weight",)), bad)]

@@ -224,6 +224,39 @@ def test_bad_loss_without_activations_tells_the_rank_only(tmp_path):
     assert (diagnosis.rank, diagnosis.module) == (1, "")
 
 
+def test_bad_loss_beside_finite_activations_and_gradients_is_the_loss_itself(tmp_path):
+    rows = {actv("head", "output.0"): FINITE, LOSS: ALL_NAN, grad("head.weight"): FINITE}
+    store(tmp_path, {5: {0: {**rows, LOSS: FINITE}, 1: rows}})
+
+    diagnosis = diagnose(tmp_path)
+
+    assert (diagnosis.rank, diagnosis.module, diagnosis.phase) == (1, "(loss)", FaultPhase.FORWARD)
+    assert diagnosis.headline == "A non-finite value arose in the forward of (loss) on rank 1 in step 5"
+
+
+@pytest.mark.parametrize("kind", [Kind.PARAM_UPDATED, Kind.EXP_AVG_SQ])
+def test_what_the_optimizer_made_of_finite_gradients_is_named_in_its_own_step(tmp_path, kind):
+    rows = {grad("h.0.up.weight"): FINITE, grad("head.weight"): FINITE}
+    bad = {SeriesKey(kind, "head.weight"): ONE_INF, SeriesKey(Kind.PARAM_UPDATED, "h.0.up.weight"): FINITE}
+    loss = {LOSS: FINITE}
+    steps = {5: {0: rows | loss, 1: rows | loss | bad}, 6: {rank: {LOSS: ALL_NAN} for rank in (0, 1)}}
+    store(tmp_path, steps, modules=MODULES)
+
+    diagnosis = diagnose(tmp_path, step=5)
+
+    found = (diagnosis.step, diagnosis.rank, diagnosis.module, diagnosis.phase)
+    assert found == (5, 1, "head", FaultPhase.OPTIMIZER)
+    assert f"gradients were finite, but {kind} of head.weight were not" in diagnosis.reason
+    assert "(loss)" not in diagnosis.headline
+
+
+def test_an_optimizer_that_was_given_bad_gradients_is_not_blamed(tmp_path):
+    bad = {grad("head.weight"): ONE_INF, SeriesKey(Kind.PARAM_UPDATED, "head.weight"): ONE_INF}
+    store(tmp_path, {5: {0: bad, 1: bad}}, modules=MODULES)
+
+    assert diagnose(tmp_path).phase is FaultPhase.UNKNOWN
+
+
 def test_a_parameter_that_the_optimizer_spoiled_is_the_optimizers(tmp_path):
     updated = SeriesKey(Kind.PARAM_UPDATED, "fc.weight")
     store(tmp_path, {4: {0: {updated: ONE_INF, grad("fc.weight"): FINITE}}, 5: {0: {grad("fc.weight"): ALL_NAN}}})

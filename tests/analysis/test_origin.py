@@ -219,3 +219,20 @@ def test_dump_of_msprobe_without_counts_and_order(value):
 
     assert (origin.module, origin.phase) == ("b", FaultPhase.FORWARD)
     assert origin.chain[0].tensor.nans == -1
+
+
+def test_operation_that_takes_a_lent_parameter_and_the_output_is_the_enclosing_modules():
+    """As in Megatron: a layer returns its bias, which its parent's parent adds."""
+    lent, output = tensor("input.1", "nan"), tensor("input.0", "nan")
+    bias = TensorRecord(slot="bias", dtype="torch.float32", shape=(4,), nans=4, infs=0, order=lent.order)
+    given = tensor("input.0")
+    made = dump(
+        *(forward(name, parent=parent) for name, parent in (("h.mlp.fc", "h.mlp"), ("h.mlp", "h"), ("h", None))),
+        entry("h", "backward", [given], [tensor("output.0", "nan")]),
+        entry("h.mlp", "backward", [output, lent], [tensor("output.0", "nan")], parent="h"),
+        entry("h.mlp.fc", "backward", [output, lent], [tensor("output.0", "nan")], parent="h.mlp"),
+        entry("h.mlp.fc", "parameters_grad", [], [bias]),
+        root=root(),
+    )
+
+    assert found(made) == ("h", FaultPhase.BACKWARD, "gradient of output.1")

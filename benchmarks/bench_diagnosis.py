@@ -1,0 +1,113 @@
+"""How often `trainermon diagnose` names the first cause, of more than 100 faults in every parallel split.
+
+    python -m benchmarks.bench_diagnosis                          # record what is missing, judge, print
+    python -m benchmarks.bench_diagnosis --write                  # and write docs/diagnosis.md
+    python -m benchmarks.bench_diagnosis --split zero3 --half both --verbose
+
+Runs are recorded once into `--recordings` and judged as often as one likes. Mechanisms were tuned on the runs with even
+seeds; what is reported is said of those with odd ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from benchmarks.diagnosis.cases import SEEDS, SPLITS, all_cases
+from benchmarks.diagnosis.judge import Judged, judge
+from benchmarks.diagnosis.record import record
+
+ROOT = Path(__file__).parents[1]
+RECORDINGS = ROOT / "build" / "diagnosis"
+PAGE = ROOT / "docs" / "diagnosis.md"
+MARK = "<!-- The rest is written by `make bench-diagnosis`. -->\n"
+HALVES = {"even": {0}, "odd": {1}, "both": {0, 1}}
+
+
+def main() -> None:
+    arguments = _parse()
+    seeds = [seed for seed in SEEDS if seed % 2 in HALVES[arguments.half]]
+    cases = record(all_cases(arguments.split or tuple(SPLITS), seeds), arguments.recordings)
+    judged = [judge(case, arguments.recordings) for case in cases]
+    lines = list(report(judged))
+    print("\n".join(lines))
+    if arguments.verbose:
+        print("\n".join(_details(judged)))
+    if arguments.write:
+        before = PAGE.read_text(encoding="utf-8").partition(MARK)[0]
+        PAGE.write_text(before + MARK + "\n" + "\n".join(lines) + "\n", encoding="utf-8")
+
+
+def report(judged: Sequence[Judged]) -> Iterator[str]:
+    """Yield the result as Markdown: a summary, tables by split, by what broke and by module, and what was wrong."""
+    faulty = [each for each in judged if each.case.direction]
+    clean = [each for each in judged if not each.case.direction]
+    yield f"{len(judged)} runs, {len(faulty)} of them with a fault."
+    yield ""
+    yield "| | measured | goal |"
+    yield "|---|---|---|"
+    yield f"| first cause right | {_share(faulty)} | ≥ 90 % |"
+    yield f"| clean runs of which no origin is claimed | {_share(clean)} | all |"
+    yield ""
+    directions = list(dict.fromkeys(each.case.direction for each in faulty))
+    yield from _table("split", directions, faulty, lambda each: (each.case.split, each.case.direction))
+    yield ""
+    effects = list(dict.fromkeys(each.case.effect for each in faulty))
+    yield from _table("what broke", effects, faulty, lambda each: (each.case.site, each.case.effect))
+    yield ""
+    roles = list(dict.fromkeys(each.case.role for each in faulty))
+    yield from _table("direction", roles, faulty, lambda each: (each.case.direction, each.case.role))
+    wrong = [each for each in judged if each.wrong]
+    if wrong:
+        yield ""
+        yield "| wrong | in | said instead |"
+        yield "|---|---|---|"
+        for each in wrong:
+            yield f"| `{each.case.run_id}` | {', '.join(each.wrong)} | {each.diagnosis.headline} |"
+
+
+def _table(
+    corner: str, columns: Sequence[str], judged: Sequence[Judged], place: Callable[[Judged], tuple[str, str]]
+) -> Iterator[str]:
+    """Yield a table of right ones among all, each run in the row and column of its `place`, with sums."""
+    rows = list(dict.fromkeys(place(each)[0] for each in judged))
+    yield f"| {corner} | {' | '.join(columns)} | all |"
+    yield "|" + "---|" * (len(columns) + 2)
+    for row in rows:
+        of_row = [each for each in judged if place(each)[0] == row]
+        cells = [_count([each for each in of_row if place(each)[1] == column]) for column in columns]
+        yield f"| {row} | {' | '.join(cells)} | {_count(of_row)} |"
+    sums = [_count([each for each in judged if place(each)[1] == column]) for column in columns]
+    yield f"| all | {' | '.join(sums)} | {_count(judged)} |"
+
+
+def _count(judged: Sequence[Judged]) -> str:
+    return f"{sum(not each.wrong for each in judged)} of {len(judged)}" if judged else "–"
+
+
+def _share(judged: Sequence[Judged]) -> str:
+    share = sum(not each.wrong for each in judged) / max(1, len(judged))
+    return f"{_count(judged)}, {share:.1%}"
+
+
+def _details(judged: Sequence[Judged]) -> Iterator[str]:
+    for each in judged:
+        if each.wrong:
+            found = each.diagnosis
+            said = f"step {found.step}, rank {found.rank}, {found.phase} of {found.module} {found.candidates}"
+            yield f"{each.case}\n    {found.verdict}: {said}\n    {found.headline}. {found.reason}"
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--recordings", type=Path, default=RECORDINGS, help="where runs are recorded to, and kept")
+    parser.add_argument("--half", choices=HALVES, default="odd", help="runs with these seeds (default: odd)")
+    parser.add_argument("--split", action="append", choices=SPLITS, help="only this split; may be given several times")
+    parser.add_argument("--write", action="store_true", help=f"write the result to {PAGE.relative_to(ROOT)}")
+    parser.add_argument("--verbose", action="store_true", help="say in full what was said of each wrong one")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

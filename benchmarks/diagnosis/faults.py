@@ -1,0 +1,173 @@
+"""Puts a fault into a training for one step.
+
+What a module computes is changed inside of its `forward`, so that hooks of others see it as the module's own doing;
+what a module's backward gives is changed by an autograd function in there, not by a hook.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from benchmarks.diagnosis.cases import Case
+from benchmarks.diagnosis.jobs import Job
+from benchmarks.diagnosis.model import Change, unchanged
+
+
+def effect_of(case: Case) -> Change:
+    """Return what happens to a value: nothing in a clean case."""
+    return functools.partial(_EFFECTS[case.effect], case.number) if case.effect in _EFFECTS else unchanged
+
+
+@contextlib.contextmanager
+def injected(job: Job, case: Case) -> Iterator[None]:
+    """Have the fault of `case` in the training as long as this lasts; what is broken for good stays so."""
+    change = effect_of(case)
+    module = job.modules.get(case.module)
+    with contextlib.ExitStack() as stack:
+        if case.site in ("loss", "batch"):
+            stack.enter_context(_attribute(job.script, case.site, change))
+        elif case.site == "loss-gradient":
+            stack.enter_context(_attribute(job.script, "loss", functools.partial(in_backward, change=change)))
+        elif case.site in ("own-operation", "own-gradient"):
+            assert module is not None
+            own = change if case.site == "own-operation" else functools.partial(in_backward, change=change)
+            stack.enter_context(job.own(module, own))
+        elif case.site == "weight":
+            assert module is not None
+            _spoil(job.weight_of(module), case)
+        elif case.site == "moment":
+            assert module is not None
+            _spoil(job.moments_of(module)["exp_avg_sq" if case.effect == "sign-flip" else "exp_avg"], case)
+        elif module is not None:
+            stack.enter_context(_attribute(module, "forward", _forward(module, case, change)))
+        yield
+
+
+def _forward(module: nn.Module, case: Case, change: Change) -> Callable[..., Any]:
+    inner = module.forward
+    if case.site == "weight-gradient":
+        return functools.partial(_with_bad_weight_gradient, module, inner, change)
+    if case.site == "gradient":
+        change = functools.partial(in_backward, change=change)
+    elif case.site == "output-once":
+        change = functools.partial(_once, change, [])
+    return functools.partial(_changed_output, inner, change)
+
+
+def _changed_output(inner: Callable[..., Any], change: Change, *args: Any, **kwargs: Any) -> Any:
+    output = inner(*args, **kwargs)
+    return (change(output[0]), *output[1:]) if isinstance(output, tuple) else change(output)
+
+
+def _once(change: Change, calls: list[int], x: Tensor) -> Tensor:
+    calls.append(1)
+    return change(x) if len(calls) == 1 else x
+
+
+def _with_bad_weight_gradient(module: nn.Module, inner: Callable[..., Any], change: Change, *args: Any) -> Any:
+    """Compute with a copy of the weight through whose gradient `change` passes."""
+    held = module._parameters
+    weight = held["weight"]
+    assert weight is not None
+    if isinstance(module, nn.Linear):
+        return functional.linear(*args, in_backward(weight, change=change), module.bias)
+    held["weight"] = in_backward(weight, change=change)  # type: ignore[assignment]
+    try:
+        return inner(*args)
+    finally:
+        held["weight"] = weight
+
+
+class _InBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, change: Change) -> Tensor:
+        ctx.change = change
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return ctx.change(gradient), None
+
+
+def in_backward(x: Tensor, change: Change) -> Tensor:
+    """Return `x`; `change` happens to the gradient when it passes."""
+    found: Tensor = _InBackward.apply(x, change)  # type: ignore[no-untyped-call]
+    return found
+
+
+@contextlib.contextmanager
+def _attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Set an attribute of this very object, and put back what was there."""
+    had, before = name in vars(owner), vars(owner).get(name)
+    vars(owner)[name] = value
+    try:
+        yield
+    finally:
+        vars(owner).pop(name)
+        if had:
+            vars(owner)[name] = before
+
+
+@torch.no_grad()
+def _spoil(tensor: Tensor, case: Case) -> None:
+    """Change an element of a stored tensor for good."""
+    flat = tensor.view(-1)
+    index = (7 * case.number + 3) % flat.numel()
+    if case.effect == "bit-flip":
+        flat[index].clamp_(1.0, 1.9)  # weights of norms begin at 1
+        flat.view(torch.int32)[index] ^= 1 << 30
+    elif case.effect == "sign-flip":
+        flat[index] = -flat[index].abs().clamp(min=1e-3)
+    else:
+        flat[index] = float(case.effect)
+
+
+def _one(value: float, number: int, x: Tensor) -> Tensor:
+    x = x.clone(memory_format=torch.contiguous_format)
+    x.view(-1)[(5 * number + 1) % x.numel()] = value
+    return x
+
+
+def _float16_overflow(_number: int, x: Tensor) -> Tensor:
+    """Scale such that the largest element has no place in half precision, and compute there."""
+    largest = x.detach().abs().max().clamp(min=1e-30)
+    return (x / largest * 1e5).half().to(x.dtype)
+
+
+def _division_by_zero(_number: int, x: Tensor) -> Tensor:
+    return x / torch.zeros_like(x)
+
+
+def _stale_memory(number: int, x: Tensor) -> Tensor:
+    """Return what may stand in memory that nobody has written: any bits."""
+    generator = torch.Generator().manual_seed(number)
+    words = torch.randint(-(1 << 31), 1 << 31, x.shape, generator=generator).to(torch.int32)
+    stale = words.view(torch.float32).to(x.dtype)
+    stale.view(-1)[0] = torch.nan  # of few elements none may be
+    return x + (stale - x.detach())
+
+
+def _dead_end(_number: int, x: Tensor) -> Tensor:
+    return x / 0.0
+
+
+def _large_values(_number: int, x: Tensor) -> Tensor:
+    return x * 1e10
+
+
+_EFFECTS: dict[str, Callable[[int, Tensor], Tensor]] = {
+    "nan": functools.partial(_one, torch.nan),
+    "inf": functools.partial(_one, torch.inf),
+    "float16-overflow": _float16_overflow,
+    "division-by-zero": _division_by_zero,
+    "stale-memory": _stale_memory,
+    "dead-end": _dead_end,
+    "large-values": _large_values,
+}

@@ -1,0 +1,43 @@
+"""Whether `trainermon diagnose` says of a recorded run what was done to it."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from benchmarks.diagnosis.cases import Case
+from benchmarks.diagnosis.record import run_dir_of
+from trainermon.analysis.diagnose import diagnose
+from trainermon.analysis.findings import Diagnosis, Verdict
+
+MAX_CANDIDATES = 3
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Judged:
+    """A recorded run and what the diagnosis says of it."""
+
+    case: Case
+    diagnosis: Diagnosis
+
+    @property
+    def wrong(self) -> tuple[str, ...]:
+        """What is wrong, of `verdict`, `step`, `rank`, `module`, `direction`."""
+        case, found = self.case, self.diagnosis
+        if not case.direction:
+            return () if found.verdict in (Verdict.FINITE, Verdict.NO_EVIDENCE) else ("verdict",)
+        verdict = Verdict.NOT_REPRODUCED if case.site == "output-once" else Verdict.LOCATED
+        named = (found.module, *found.candidates)[:MAX_CANDIDATES]
+        checks = {
+            "verdict": found.verdict is verdict,
+            "step": found.step == case.step,
+            "rank": found.rank == case.rank,
+            "module": case.module in named,
+            "direction": found.phase.value == case.direction,
+        }
+        return tuple(name for name, is_right in checks.items() if not is_right)
+
+
+def judge(case: Case, folder: Path) -> Judged:
+    """Return what the diagnosis says of the run of `case` that was recorded in `folder`."""
+    return Judged(case, diagnose(run_dir_of(case, folder)))

@@ -1,0 +1,98 @@
+"""Injected faults through the real monitor and `diagnose`: a few of the many of `make bench-diagnosis`."""
+
+import dataclasses
+
+import pytest
+
+from benchmarks.bench_diagnosis import report
+from benchmarks.diagnosis.cases import CLEAN, MEGATRON, SITES, SPLITS, Case, all_cases
+from benchmarks.diagnosis.judge import Judged, judge
+from benchmarks.diagnosis.record import record
+from trainermon.analysis.findings import Diagnosis, FaultPhase, Verdict
+
+pytestmark = pytest.mark.distributed
+
+OF_DDP = ("weight", "output", "gradient", "moment", "loss", "healthy")
+
+
+def chosen(split, sites):
+    """Return the first case of each site."""
+    cases = {case.site: case for case in reversed(all_cases([split], [0]))}
+    return [cases[site] for site in sites]
+
+
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("diagnosis")
+    cases = record([*chosen("plain", [*SITES, *CLEAN]), *chosen("ddp", OF_DDP)], folder)
+    return {(case.split, case.site): judge(case, folder) for case in cases}
+
+
+@pytest.mark.parametrize(
+    "place", [*(("plain", site) for site in [*SITES, *CLEAN]), *(("ddp", site) for site in OF_DDP)]
+)
+def test_first_cause_of_one_fault_at_every_place_is_found(judged, place):
+    found = judged[place]
+
+    assert found.wrong == (), found.diagnosis
+
+
+def test_the_report_counts_what_was_judged(judged):
+    wrong = dataclasses.replace(judged["ddp", "weight"], case=dataclasses.replace(judged["ddp", "weight"].case, rank=7))
+
+    lines = list(report([*judged.values(), wrong]))
+
+    assert lines[0] == "21 runs, 17 of them with a fault."
+    assert "| first cause right | 16 of 17, 94.1% | ≥ 90 % |" in lines
+    assert "| clean runs of which no origin is claimed | 4 of 4, 100.0% | all |" in lines
+    assert lines[-1].startswith(f"| `{wrong.case.run_id}` | rank | ")
+
+
+def test_there_are_more_than_200_faults_in_all_splits_places_and_ranks():
+    cases = all_cases()
+
+    faults = [case for case in cases if case.site in SITES]
+    assert len({case.run_id for case in cases}) == len(cases)
+    assert len(faults) > 200
+    assert {case.split for case in faults} == {*SPLITS}
+    assert {case.direction for case in faults} == {"parameter", "forward", "backward", "optimizer"}
+    for split, num_ranks in SPLITS.items():
+        of_split = [case for case in faults if case.split == split]
+        assert {case.rank for case in of_split} == set(range(num_ranks))
+        assert {case.site for case in of_split} == {*SITES} - ({"batch"} if split in MEGATRON else set())
+
+
+CASE = Case(split="ddp", seed=1, number=0, site="output", role="mlp", effect="nan", module="h.0.mlp.up", rank=1, step=2)
+FOUND = Diagnosis(
+    verdict=Verdict.LOCATED,
+    run_id="",
+    headline="",
+    reason="",
+    step=2,
+    rank=1,
+    module="h.0.mlp",
+    candidates=("h.0", "h.0.mlp.up"),
+    phase=FaultPhase.FORWARD,
+)
+
+
+@pytest.mark.parametrize(
+    ("change", "wrong"),
+    [
+        ({}, ()),
+        ({"step": 3}, ("step",)),
+        ({"rank": 0}, ("rank",)),
+        ({"candidates": ("h.0", "h.1", "h.0.mlp.up")}, ("module",)),  # the fourth that is named
+        ({"phase": FaultPhase.BACKWARD}, ("direction",)),
+        ({"verdict": Verdict.NOT_REPRODUCED}, ("verdict",)),
+    ],
+)
+def test_step_rank_module_and_direction_must_all_be_right(change, wrong):
+    assert Judged(CASE, dataclasses.replace(FOUND, **change)).wrong == wrong
+
+
+def test_a_clean_run_is_right_only_if_nothing_is_claimed():
+    clean = dataclasses.replace(CASE, site="healthy")
+
+    assert Judged(clean, dataclasses.replace(FOUND, verdict=Verdict.FINITE)).wrong == ()
+    assert Judged(clean, FOUND).wrong == ("verdict",)
