@@ -5,14 +5,23 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from pathlib import Path
 
+from trainermon.analysis.against import diagnose_against
 from trainermon.analysis.diagnose import diagnose
+from trainermon.analysis.findings import Diagnosis, Verdict
+from trainermon.analysis.next_collection import write_configurations
 from trainermon.analysis.report import render_text
 from trainermon.exporters.query import find_run
 from trainermon.monitor.topology import OUTPUT_ROOT
 from trainermon.monitor.values import as_plain
 
 SUMMARY = "explain the step on which a run went wrong"
+FOUND = 3
+UNKNOWN = 4
+"""With --exit-code; 1 and 2 stand for what could not be done, as in every command."""
+
+_STATUS = {Verdict.FINITE: 0, Verdict.EQUAL: 0, Verdict.NO_EVIDENCE: UNKNOWN}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,22 +32,50 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"run directory, or run id under $TRAINERMON_OUTPUT or ./{OUTPUT_ROOT} (default: the newest)",
     )
     parser.add_argument("--step", type=int, help="the step to explain (default: the first non-finite one)")
+    parser.add_argument(
+        "--against",
+        metavar="REFERENCE",
+        type=Path,
+        help="find the first difference from this run or these dumps, ours or msprobe's; RUN may be dumps too",
+    )
+    parser.add_argument(
+        "--collect",
+        metavar="FOLDER",
+        type=Path,
+        help="write what to collect next into this folder: config.json for PrecisionDebugger, monitor_config.json",
+    )
+    parser.add_argument(
+        "--exit-code",
+        action="store_true",
+        help=f"end with status {FOUND} if something was found, {UNKNOWN} if nothing is known, instead of 0",
+    )
     parser.add_argument("--json", action="store_true", help="print the report as JSON, see analysis/README.md")
 
 
 def main(args: argparse.Namespace) -> int:
-    """Print the diagnosis and return 0, whatever it says.
+    """Print the diagnosis; return 0, whatever it says, unless the exit status was asked for.
 
     Raises:
         QueryError: there is no such run.
-        DumpError: nothing is known of the step.
+        DumpError: nothing is known of the step, or a file that says what to collect cannot be written.
     """
-    run_dir = find_run(args.run)
-    diagnosis = diagnose(run_dir, step=args.step)
+    run_dir, diagnosis = _diagnose(args)
     if args.json:
         sys.stdout.write(json.dumps(as_plain(diagnosis), indent=1) + "\n")
     else:
         sys.stdout.write(render_text(diagnosis, colour=sys.stdout.isatty()))
         for path in sorted(run_dir.glob("reports/post-mortem-*.md")):
             sys.stdout.write(f"see also   {path}: ranks stood still or died\n")
-    return 0
+    for path in write_configurations(diagnosis.collect, args.collect) if args.collect else ():
+        sys.stderr.write(f"wrote {path}\n")
+    return _STATUS.get(diagnosis.verdict, FOUND) if args.exit_code else 0
+
+
+def _diagnose(args: argparse.Namespace) -> tuple[Path, Diagnosis]:
+    if args.against is None:
+        run_dir = find_run(args.run)
+        return run_dir, diagnose(run_dir, step=args.step)
+    is_folder = args.run is not None and Path(args.run).is_dir()
+    run_dir = Path(args.run) if is_folder else find_run(args.run)
+    reference = args.against if args.against.is_dir() else find_run(str(args.against))
+    return run_dir, diagnose_against(run_dir, reference, step=args.step)

@@ -95,8 +95,8 @@ def gather(run_dir: Path, step: int | None = None) -> Evidence:
     if not run_dir.is_dir():
         raise DumpError(f"{run_dir} is not a directory: expected the directory of a run (<output>/<run id>)")
     places = list(_places(run_dir))
-    evidence = Evidence(run_id=_run_id(run_dir), modules=_modules(run_dir))
-    with _store(run_dir) as connection:
+    evidence = Evidence(run_id=run_id_of(run_dir), modules=modules_of(run_dir))
+    with open_store(run_dir) as connection:
         chosen = _choose_step(places, connection, step)
         if chosen is None and step is not None:
             raise DumpError(_no_such_step(run_dir, step, places, connection))
@@ -116,7 +116,7 @@ def _places(run_dir: Path) -> Iterator[_Place]:
 
 
 @contextlib.contextmanager
-def _store(run_dir: Path) -> Iterator[duckdb.DuckDBPyConnection | None]:
+def open_store(run_dir: Path) -> Iterator[duckdb.DuckDBPyConnection | None]:
     """Yield the run's tables, None if nothing has been stored."""
     try:
         connection = open_run(run_dir)
@@ -250,13 +250,15 @@ def _largest(connection: duckdb.DuckDBPyConnection, attempt: int, step: int) -> 
     return f"the largest element is {size:.3g}, in {kind} of {name}{f' {slot}' if slot else ''} on rank {rank}"
 
 
-def _run_id(run_dir: Path) -> str:
+def run_id_of(run_dir: Path) -> str:
+    """Return the name of a run: what its run.json says, else that of the directory."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         return str(json.loads((run_dir / "run.json").read_bytes()).get("run_id") or run_dir.resolve().name)
     return run_dir.resolve().name
 
 
-def _modules(run_dir: Path) -> tuple[str, ...]:
+def modules_of(run_dir: Path) -> tuple[str, ...]:
+    """Return the names of the modules in definition order, as the first rank that tells has them; empty if none."""
     for path in sorted(run_dir.glob("ranks/rank*.json")):
         with contextlib.suppress(OSError, ValueError, AttributeError):
             modules = json.loads(path.read_bytes()).get("modules")

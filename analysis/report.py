@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import math
 import textwrap
 from collections.abc import Iterator
 
-from trainermon.analysis.findings import BadTensor, Diagnosis, Link, RankFinding
+from trainermon.analysis.findings import (
+    BadTensor,
+    Contrast,
+    Diagnosis,
+    LevelFinding,
+    Link,
+    NextCollection,
+    RankFinding,
+    Role,
+    Symptom,
+)
 from trainermon.analysis.wording import counted
 from trainermon.dump.verdicts import OperationVerdict, Reproducibility
 
@@ -16,6 +27,14 @@ _LABEL = 10
 _MAX_RANKS = 8
 _MAX_PARAMETERS = 4
 _MAX_EVIDENCE = 5
+_MAX_CONTRASTS = 3
+_MAX_LINKS_BESIDE_LEVELS = 5
+_BESIDE_REFERENCE = {
+    Role.ORIGIN: "differs first",
+    Role.REACHED: "differs as a consequence",
+    Role.INNOCENT: "agrees",
+    Role.UNKNOWN: "not known",
+}
 _SAID = {
     Reproducibility.REPRODUCIBLE: "reproducible",
     Reproducibility.NOT_REPRODUCIBLE: "not reproducible",
@@ -29,24 +48,66 @@ def render_text(diagnosis: Diagnosis, *, colour: bool = False) -> str:
     lines = [_bold(line) if colour else line for line in _wrapped("", diagnosis.headline)]
     for label, text in _facts(diagnosis):
         lines += _wrapped(label, text)
-    lines += _block("chain", [_link_text(link, _chain_width(diagnosis)) for link in diagnosis.chain])
+    lines += _block("levels", [line for level in diagnosis.levels for line in _level_lines(level)])
+    other = "reference" if diagnosis.reference else "usual"
+    contrasts = diagnosis.contrasts[:_MAX_CONTRASTS]
+    lines += _block("values", [line for contrast in contrasts for line in _values(contrast, other)])
+    chain = [_link_text(link, _chain_width(diagnosis)) for link in diagnosis.chain]
+    lines += _block("chain", chain[: _MAX_LINKS_BESIDE_LEVELS if diagnosis.contrasts else None])
     telling = tuple(finding for finding in diagnosis.ranks if _tells(finding))
-    lines += _block("ranks", list(_rank_texts(telling)))
+    lines += _block("ranks", list(_compared_texts(telling) if diagnosis.reference else _rank_texts(telling)))
     lines += _block("after it", [line for text in diagnosis.consequences for line in _wrapped("", text)])
     evidence = diagnosis.evidence[:_MAX_EVIDENCE]
-    room = max(1, MAX_LINES - len(lines) - 1)
+    last = list(_next(diagnosis.collect)) if diagnosis.collect is not None else []
+    room = max(1, MAX_LINES - len(lines) - len(last) - 1)
     lines += _block("evidence", [textwrap.shorten(text, WIDTH + 40) for text in evidence][:room])
-    return "\n".join(lines[:MAX_LINES]) + "\n"
+    return "\n".join([*lines[: MAX_LINES - len(last)], *last]) + "\n"
+
+
+def _level_lines(level: LevelFinding) -> list[str]:
+    name = str(level.level).replace("_", " ")
+    answer = level.answer or "–"
+    return textwrap.wrap(f"{name:<11} {answer}: {level.reason}", WIDTH, subsequent_indent=" " * 12)
+
+
+def _values(contrast: Contrast, other: str) -> Iterator[str]:
+    """Yield the place, and below it both sides, number under number; of what is equal, the place only."""
+    if contrast.relative == 0:
+        yield f"{contrast.place} is equal"
+        return
+    size = "" if contrast.relative is None else f", apart by {contrast.relative:.2g}"
+    if contrast.relative is not None and math.isnan(contrast.relative):
+        size = ", finite on one side only"
+    expected = "" if contrast.expected is None else f", where {contrast.expected:.2g} is explained"
+    yield f"{contrast.place}{size}{expected}"
+    sides = (("here", contrast.value), (other, contrast.usual))
+    names = [name for name in contrast.value if any(values.get(name) is not None for _, values in sides)]
+    for side, values in sides:
+        texts = (f"{name} {_number(values.get(name)):<13}" for name in names)
+        yield f"  {side:<{len(other)}}  {' '.join(texts)}".rstrip()
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.6g}"
+
+
+def _next(order: NextCollection) -> Iterator[str]:
+    """Yield why and what to collect next, a configuration on one line each."""
+    yield from _wrapped("next", order.reason)
+    for name, configuration in (("config.json", order.debugger), ("monitor_config.json", order.monitor)):
+        if configuration is not None:
+            yield from _block("", [f"{name}: {json.dumps(configuration)}"])
 
 
 def describe_tensor(tensor: BadTensor) -> str:
     """Return place, type, shape and the share of non-finite elements in a few words."""
     shape = f"[{', '.join(map(str, tensor.shape))}]" if tensor.shape else ""
     bad = [f"{number:,} {name}" for number, name in ((tensor.nans, "NaN"), (tensor.infs, "Inf")) if number > 0]
+    is_finite = tensor.nans == tensor.infs == 0
     share = f"{' + '.join(bad) or 'non-finite'}{f' of {tensor.count:,}' if tensor.count > 0 else ''}"
-    words = [tensor.slot, f"{tensor.dtype}{shape}", share]
+    words = [tensor.slot, f"{tensor.dtype}{shape}", "" if is_finite else share]
     if tensor.min is not None and tensor.max is not None and math.isfinite(tensor.min):
-        words.append(f"the rest {tensor.min:.3g} … {tensor.max:.3g}")
+        words.append(f"{'' if is_finite else 'the rest '}{tensor.min:.3g} … {tensor.max:.3g}")
     return ", ".join(filter(None, words))
 
 
@@ -59,23 +120,19 @@ def describe_classification(verdict: OperationVerdict) -> str:
 
 
 def _facts(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
-    place = [f"step {diagnosis.step}", f"attempt {diagnosis.attempt}"] if diagnosis.step is not None else []
-    if diagnosis.rank is not None:
-        place.append(f"rank {diagnosis.rank}")
-    if diagnosis.micro_step:
-        place.append(f"micro step {diagnosis.micro_step}")
-    yield "run", ", ".join([diagnosis.run_id, *place])
+    yield "run", ", ".join([diagnosis.run_id, *_place(diagnosis)])
+    if diagnosis.reference:
+        yield "against", diagnosis.reference
     yield "why", diagnosis.reason
     if diagnosis.module:
         kind = f" ({diagnosis.class_name})" if diagnosis.class_name else ""
         call = f", call {diagnosis.call}" if diagnosis.call else ""
         yield "module", f"{diagnosis.module}{kind}{call}, phase: {diagnosis.phase}"
+    if diagnosis.api:
+        yield "function", diagnosis.api
     if diagnosis.tensor is not None:
         yield "tensor", describe_tensor(diagnosis.tensor)
-    if diagnosis.classification is not None:
-        yield "cause", describe_classification(diagnosis.classification)
-    if diagnosis.reproducibility is not None:
-        yield "again", f"{_SAID[diagnosis.reproducibility]}: {diagnosis.reproducibility_reason}"
+    yield from _causes(diagnosis)
     if diagnosis.source:
         yield "called in", diagnosis.source
     if diagnosis.parameters:
@@ -84,6 +141,25 @@ def _facts(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
         yield "weights", f"not finite: {', '.join(names[:_MAX_PARAMETERS])}{more}"
     if diagnosis.dump:
         yield "dump", diagnosis.dump
+
+
+def _place(diagnosis: Diagnosis) -> Iterator[str]:
+    parts = {
+        "step": diagnosis.step,
+        "attempt": diagnosis.attempt,
+        "rank": diagnosis.rank,
+        "micro step": diagnosis.micro_step or None,
+    }
+    return (f"{name} {value}" for name, value in parts.items() if value is not None)
+
+
+def _causes(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
+    if diagnosis.candidates and diagnosis.symptom is not Symptom.NONFINITE:
+        yield "or", ", ".join(diagnosis.candidates[:_MAX_PARAMETERS])
+    if diagnosis.classification is not None:
+        yield "cause", describe_classification(diagnosis.classification)
+    if diagnosis.reproducibility is not None:
+        yield "again", f"{_SAID[diagnosis.reproducibility]}: {diagnosis.reproducibility_reason}"
 
 
 def _chain_width(diagnosis: Diagnosis) -> int:
@@ -104,14 +180,24 @@ def _rank_texts(ranks: tuple[RankFinding, ...]) -> Iterator[str]:
     interesting = sorted(ranks, key=lambda finding: (finding.role != "origin", finding.rank))
     for finding in interesting[:_MAX_RANKS]:
         why = f": {finding.replay_reason}" if finding.replay_reason else ""
-        replay = "no replay" if finding.replay == "none" else f"replay {finding.replay}{why}"
-        words = [f"{finding.rank:>4}  {finding.role:<8}  {replay}"]
+        words = ["no replay" if finding.replay == "none" else f"replay {finding.replay}{why}"]
         for name, number in (("before", finding.unreduced), ("after", finding.reduced)):
             if number is not None:
                 words.append(f"{counted(number, 'bad gradient')} {name} the reduction")
-        yield ", ".join(words)
+        yield f"{finding.rank:>4}  {finding.role:<8}  {', '.join(words)}"
     if len(interesting) > _MAX_RANKS:
         yield f"      and {len(interesting) - _MAX_RANKS} more ranks"
+
+
+def _compared_texts(ranks: tuple[RankFinding, ...]) -> Iterator[str]:
+    for finding in sorted(ranks, key=lambda finding: (finding.role != "origin", finding.rank))[:_MAX_RANKS]:
+        words = [_BESIDE_REFERENCE[finding.role]]
+        for name, number in (("before", finding.unreduced), ("after", finding.reduced)):
+            if number:
+                words.append(f"{counted(number, 'other gradient')} {name} the reduction")
+        yield f"{finding.rank:>4}  {', '.join(words)}"
+    if len(ranks) > _MAX_RANKS:
+        yield f"      and {len(ranks) - _MAX_RANKS} more ranks"
 
 
 def _block(label: str, lines: list[str]) -> list[str]:

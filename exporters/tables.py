@@ -81,6 +81,20 @@ def open_run(run_dir: Path, *, memory_bytes: int = 1 << 30, threads: int = 1) ->
     return connection
 
 
+def add_run(connection: duckdb.DuckDBPyConnection, run_dir: Path, view: str) -> None:
+    """Add the `stats` of another run to a database that `open_run` returned, as the view `view`.
+
+    Raises:
+        StoreError: The directory does not exist or a segment is of another format.
+    """
+    if not run_dir.is_dir():
+        raise StoreError(f"{run_dir}: no such run directory")
+    nodes = sorted(run_dir.glob("nodes/*/segments"))
+    segments = scan(segment.path for node in nodes for segment in cover(node))
+    last = _last_attempt(_first_steps(nodes))
+    connection.execute(f"CREATE VIEW {view} AS SELECT *, {_DERIVED} FROM {segments} WHERE {last}")
+
+
 def _first_steps(nodes: Sequence[Path]) -> dict[int, int]:
     """Return the first step of each attempt over all nodes, from the newest segment of each."""
     attempts: dict[int, int] = {}

@@ -1,0 +1,159 @@
+"""What stored rows alone tell of the first difference from a reference: step, rank, module and phase."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from trainermon.analysis.compare.items import Item
+from trainermon.analysis.domains import describe_domain
+from trainermon.analysis.findings import (
+    BadTensor,
+    Contrast,
+    Diagnosis,
+    FaultPhase,
+    Level,
+    LevelFinding,
+    RankFinding,
+    Role,
+    Symptom,
+    Verdict,
+)
+from trainermon.analysis.row_differences import RowDifference, RowPair
+from trainermon.analysis.row_location import Location, locate
+from trainermon.analysis.row_order import StepOrder
+from trainermon.analysis.sides import Side
+from trainermon.analysis.wording import counted, rank_list
+from trainermon.monitor.values import Kind
+
+ROWS = "stored rows"
+MAX_CONTRASTS = 6
+PHRASES: Mapping[FaultPhase, str] = {
+    FaultPhase.PARAMETER: "a parameter differed before the forward",
+    FaultPhase.FORWARD: "it arose in the forward",
+    FaultPhase.BACKWARD: "it arose in the backward",
+    FaultPhase.OPTIMIZER: "it arose in the optimizer step",
+    FaultPhase.UNKNOWN: "it was there after the reduction of gradients, which does not tell where it arose",
+}
+
+
+def from_rows(ours: Side, rows: RowDifference) -> Diagnosis:
+    """Return the diagnosis of the first step on which stored rows are apart; expects that there is one."""
+    location = locate(rows.pairs, StepOrder(ours.modules, ours.places), rows.called)
+    assert location is not None
+    pair = rows.pairs[location.place]
+    module = location.module
+    rank = location.ranks[0] if len(location.ranks) == 1 else None
+    where = f" in {module}" if module else ""
+    return Diagnosis(
+        verdict=Verdict.LOCATED,
+        symptom=Symptom.DIFFERS,
+        run_id=ours.run_id,
+        headline=f"The run first differs from the reference{where} on {rank_list(location.ranks)} in step {rows.step}",
+        reason=_reason(location, pair),
+        step=rows.step,
+        rank=rank,
+        module=module,
+        micro_step=pair.micro_step,
+        phase=location.phase,
+        candidates=location.candidates,
+        tensor=tensor_of(pair.place, pair.ours),
+        ranks=row_ranks(rows, location),
+        levels=row_levels(ours, rows, location),
+        contrasts=row_contrasts(rows, location),
+    )
+
+
+def _reason(location: Location, pair: RowPair) -> str:
+    what = f"{pair.place} is the first series that differs: {PHRASES[location.phase]}"
+    if location.is_given:
+        return f"{what}; it was given so, and no stored module has made it"
+    return what
+
+
+def step_level(rows: RowDifference) -> LevelFinding:
+    """Return how the step was found."""
+    before = f"{counted(rows.num_before, 'step')} before it that both runs have agree"
+    how = "to the bit" if rows.is_exact else f"but for noise of up to {rows.noise:.2g}"
+    different = f"{len(rows.pairs):,} of {rows.num_rows:,} series differ"
+    reason = f"{before} {how}; {different}" if rows.num_before else f"the first step that was compared; {different}"
+    return LevelFinding(level=Level.STEP, answer=str(rows.step), reason=reason, source=ROWS)
+
+
+def row_levels(ours: Side, rows: RowDifference, location: Location) -> tuple[LevelFinding, ...]:
+    """Return the way down as far as stored rows reach."""
+    pair = rows.pairs[location.place]
+    micro_steps = sorted({one.micro_step for one in rows.pairs if one.micro_step is not None})
+    micro = f"micro steps {', '.join(map(str, micro_steps))} differ" if micro_steps else "none is told apart"
+    domain, why = describe_domain(location.ranks, ours.places)
+    answers = (
+        (Level.MICRO_STEP, "" if pair.micro_step is None else str(pair.micro_step), micro),
+        (Level.DOMAIN, domain, why or "the run has one rank, or does not tell its groups"),
+        (Level.RANK, ", ".join(map(str, location.ranks)), f"{pair.place} differs there"),
+        (Level.MODULE, location.module, PHRASES[location.phase]),
+        (Level.API, "", "stored rows know of modules only"),
+    )
+    below = (LevelFinding(level=level, answer=answer, reason=why, source=ROWS) for level, answer, why in answers)
+    return (step_level(rows), *below)
+
+
+def row_ranks(rows: RowDifference, location: Location) -> tuple[RankFinding, ...]:
+    """Return what the rows tell of each rank that differs: how many gradients before and after the reduction."""
+    return tuple(
+        RankFinding(
+            rank=rank,
+            role=Role.ORIGIN if rank in location.ranks else Role.REACHED,
+            replay="none",
+            unreduced=_count(rows, Kind.GRAD_UNREDUCED)[rank],
+            reduced=_count(rows, Kind.GRAD_REDUCED)[rank],
+        )
+        for rank in sorted({pair.rank for pair in rows.pairs})
+    )
+
+
+def _count(rows: RowDifference, kind: Kind) -> Counter[int]:
+    pairs = {(pair.rank, pair.name) for pair in rows.pairs if pair.kind == kind}
+    return Counter(rank for rank, _ in pairs)
+
+
+def row_contrasts(rows: RowDifference, location: Location) -> tuple[Contrast, ...]:
+    """Return the first series that differs, and the others of the same module on its rank."""
+    first = rows.pairs[location.place]
+    same = [
+        pair
+        for pair in rows.pairs
+        if pair is not first and (pair.kind, pair.name, pair.rank) == (first.kind, first.name, first.rank)
+    ]
+    return tuple(_contrast(pair) for pair in (first, *same)[:MAX_CONTRASTS])
+
+
+def _contrast(pair: RowPair) -> Contrast:
+    return Contrast(
+        rank=pair.rank,
+        place=pair.place,
+        value=statistics_of(pair.ours),
+        usual=statistics_of(pair.theirs),
+        relative=pair.relative,
+    )
+
+
+def statistics_of(item: Item) -> dict[str, float | None]:
+    """Return the statistics of a row by name; None where there is no number."""
+    values = {"max": item.max, "min": item.min, "mean": item.mean, "norm": item.norm}
+    numbers = {name: float(value) if isinstance(value, int | float) else None for name, value in values.items()}
+    return numbers | {name: float(count) for name, count in (("nans", item.nans), ("infs", item.infs)) if count}
+
+
+def tensor_of(slot: str, item: Item) -> BadTensor:
+    """Return the tensor of a row as a diagnosis shows it."""
+    numbers = statistics_of(item)
+    return BadTensor(
+        slot=slot,
+        dtype=(item.dtype or "").removeprefix("torch."),
+        shape=(item.shape or ()) if item.dtype else (),
+        count=item.num_elements,
+        nans=-1 if item.nans is None else item.nans,
+        infs=-1 if item.infs is None else item.infs,
+        max=numbers["max"],
+        min=numbers["min"],
+    )

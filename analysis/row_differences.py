@@ -1,0 +1,184 @@
+"""The first step, and in it the first series, in which the stored statistics of two runs are apart.
+
+Two runs that agree to the bit on some steps are deterministic: the first bit that differs later is the answer. Runs
+that are apart from their first common step on (other hardware, types, or orders of summation) are held against their
+own noise: what their first steps differ by. How far two rows are apart is decided in `compare.metrics`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from trainermon.analysis.compare.items import Item
+from trainermon.analysis.compare.metrics import relative_size
+from trainermon.monitor.values import Kind
+
+if TYPE_CHECKING:
+    import duckdb
+
+REFERENCE = "reference_stats"
+NOISE_STEPS = 5  # of these first common steps the noise is taken
+NOISE_GROWTH = 10.0  # beyond this many times the noise of its kind, a row differs
+NOISE_LIMIT = 0.05  # what is apart by more than this on the first common step differs from the start, and is no noise
+_NOISE_FLOOR = 1e-6
+_MAX_NOISY_STEPS = 200
+_MAX_ROWS = 100_000
+_MOMENTS = ("count", "min", "max", "sum", "sum_sq", "zeros", "nans", "infs")
+_KEYS = ("kind", "name", "slot", "call", "micro_step", "stage", "rank")
+_COMPARED = (
+    *(Kind.CHECKSUM, Kind.PARAM_ORIGIN, Kind.ACTV, Kind.LOSS, Kind.ACTV_GRAD, Kind.GRAD_UNREDUCED, Kind.COMM),
+    *(Kind.GRAD_REDUCED, Kind.EXP_AVG, Kind.EXP_AVG_SQ, Kind.STATE, Kind.UPDATE, Kind.PARAM_UPDATED),
+)
+
+
+class RowPair(NamedTuple):
+    """One series of a step in both runs."""
+
+    kind: str
+    name: str
+    slot: str
+    call: int
+    micro_step: int | None
+    stage: int
+    rank: int
+    ours: Item
+    theirs: Item
+    relative: float | None
+
+    @property
+    def place(self) -> str:
+        """What the series is called in a report."""
+        micro = "" if self.micro_step is None else f" micro step {self.micro_step}"
+        return f"{self.kind} {self.name}{f' {self.slot}' if self.slot else ''}{micro}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RowDifference:
+    """What the stored rows of two runs tell.
+
+    `step` is the first on which they are apart, None if they never are; `pairs` are its rows that are. `num_before`
+    steps before it agree, to the bit if `is_exact`, else but for noise, of which `noise` is the largest relative size.
+    `called` are the modules of which activations are stored on the step, `kinds` what else is.
+    """
+
+    num_steps: int
+    step: int | None = None
+    num_before: int = 0
+    is_exact: bool = True
+    noise: float = 0.0
+    num_rows: int = 0
+    pairs: tuple[RowPair, ...] = ()
+    called: frozenset[str] = frozenset()
+    kinds: frozenset[str] = frozenset()
+
+
+def find_row_difference(connection: duckdb.DuckDBPyConnection, step: int | None = None) -> RowDifference:
+    """Return the first step on which `stats` and the view `REFERENCE` are apart; with `step`, what is apart on it."""
+    found = _find(connection, step)
+    stored = connection.execute("SELECT DISTINCT kind, name FROM pairs WHERE step = ?", [found.step]).fetchall()
+    called = frozenset(name for kind, name in stored if kind == Kind.ACTV)
+    return dataclasses.replace(found, called=called, kinds=frozenset(kind for kind, _ in stored))
+
+
+def _find(connection: duckdb.DuckDBPyConnection, step: int | None) -> RowDifference:
+    _create_pairs(connection)
+    counted = connection.execute(
+        "SELECT step, count(*), count(*) FILTER (differs) FROM pairs GROUP BY step ORDER BY step"
+    ).fetchall()
+    different = [found for found, _, number in counted if number and step in (None, found)]
+    rows = {found: number for found, number, _ in counted}
+    if not different:
+        return RowDifference(num_steps=len(counted))
+    first = different[0]
+    before = [found for found, _, _ in counted if found < first]
+    if before or step is not None:
+        pairs = _pairs(connection, first)
+        return RowDifference(
+            num_steps=len(counted), step=first, num_before=len(before), num_rows=rows[first], pairs=pairs
+        )
+    return _beyond_noise(connection, different, rows)
+
+
+def _create_pairs(connection: duckdb.DuckDBPyConnection) -> None:
+    kinds = ", ".join(f"'{kind}'" for kind in _COMPARED)
+    values = ", ".join(f"ours.{name} AS {name}, theirs.{name} AS their_{name}" for name in _MOMENTS)
+    differs = " OR ".join(f"ours.{name} IS DISTINCT FROM theirs.{name}" for name in _MOMENTS)
+    connection.execute(f"""
+        CREATE OR REPLACE TEMP VIEW pairs AS
+        SELECT ours.step, {", ".join(f"ours.{name}" for name in _KEYS)}, {values}, ({differs}) AS differs
+        FROM stats ours JOIN {REFERENCE} theirs ON ours.step = theirs.step AND ours.rank = theirs.rank
+            AND ours.kind = theirs.kind AND ours.name = theirs.name AND ours.slot = theirs.slot
+            AND ours.call = theirs.call AND ours.stage = theirs.stage AND ours.num_steps = theirs.num_steps
+            AND coalesce(ours.micro_step, -1) = coalesce(theirs.micro_step, -1)
+        WHERE ours.kind IN ({kinds})
+            AND (ours.kind <> '{Kind.COMM}' OR starts_with(ours.slot, 'pre.') OR starts_with(ours.slot, 'post.'))
+    """)  # noqa: S608  # our own names
+
+
+def _pairs(connection: duckdb.DuckDBPyConnection, step: int) -> tuple[RowPair, ...]:
+    names = ", ".join((*_KEYS, *_MOMENTS, *(f"their_{name}" for name in _MOMENTS)))
+    query = f"SELECT {names} FROM pairs WHERE step = ? AND differs LIMIT {_MAX_ROWS}"  # noqa: S608  # our own names
+    found = []
+    for row in connection.execute(query, [step]).fetchall():
+        key, numbers = row[: len(_KEYS)], row[len(_KEYS) :]
+        ours, theirs = _item(numbers[: len(_MOMENTS)]), _item(numbers[len(_MOMENTS) :])
+        # a checksum is no size, and neither is where two differ only within the last bits of a sum
+        relative = None if key[0] == Kind.CHECKSUM else relative_size(ours, theirs)
+        found.append(RowPair._make((*key, ours, theirs, relative)))
+    return tuple(found)
+
+
+def _item(moments: Sequence[Any]) -> Item:
+    count, low, high, total, square, _, nans, infs = moments
+    finite = count - nans - infs
+    return Item(
+        place="",
+        state="",
+        dtype="",
+        shape=(count,),
+        requires_grad=False,
+        max=high if finite else None,
+        min=low if finite else None,
+        mean=total / finite if finite else None,
+        norm=math.sqrt(square),
+        nans=nans,
+        infs=infs,
+    )
+
+
+def _beyond_noise(
+    connection: duckdb.DuckDBPyConnection, steps: Sequence[int], rows: Mapping[int, int]
+) -> RowDifference:
+    """Return the first step on which a row is apart by much more than rows of its kind were before."""
+    noise: dict[str, float] = defaultdict(float)
+    for place, step in enumerate(steps[:_MAX_NOISY_STEPS]):
+        pairs = _pairs(connection, step)
+        limit = {pair.kind: max(_NOISE_FLOOR, NOISE_GROWTH * noise[pair.kind]) for pair in pairs}
+        far = [pair for pair in pairs if _exceeds(pair.relative, NOISE_LIMIT if place == 0 else limit[pair.kind])]
+        if far:
+            return RowDifference(
+                num_steps=len(rows),
+                step=step,
+                num_before=place,
+                is_exact=False,
+                noise=max(noise.values(), default=0.0),
+                num_rows=rows[step],
+                pairs=tuple(far),
+            )
+        if place < NOISE_STEPS:
+            _learn(noise, pairs)
+    return RowDifference(num_steps=len(rows), is_exact=False, noise=max(noise.values(), default=0.0))
+
+
+def _exceeds(relative: float | None, limit: float) -> bool:
+    return relative is not None and (math.isnan(relative) or relative > limit)
+
+
+def _learn(noise: dict[str, float], pairs: Iterable[RowPair]) -> None:
+    for pair in pairs:
+        if pair.relative is not None:
+            noise[pair.kind] = max(noise[pair.kind], pair.relative)

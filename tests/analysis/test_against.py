@@ -1,0 +1,183 @@
+"""Runs of two ranks with one thing different from a sound one, each held against it: by rows, by dumps, by both."""
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.analysis import against_job
+from tests.analysis.against_job import FAULT_STEP, FAULTS, NUM_STEPS, SOUND
+from tests.analysis.stored_run import FINITE, grad, store
+from tests.journal_rows import RankJournal, only_spool
+from tests.ranks import run_ranks
+from trainermon import PrecisionDebugger, cli
+from trainermon.analysis.against import diagnose_against
+from trainermon.analysis.findings import FaultPhase, Level, Role, Symptom, Verdict
+from trainermon.analysis.report import render_text
+from trainermon.monitor.config import load_config
+from trainermon.monitor.errors import DumpError
+from trainermon.monitor.values import as_plain
+
+# What rows alone call it: they do not see a hook that the script registers after the monitor's, nor the model's inputs.
+BY_ROWS = {"output": "h.1.attention", "batch": "(model)"}
+NAMES = [fault.name for fault in FAULTS]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    run_ranks(Path(against_job.__file__), str(folder))
+    for run in folder.iterdir():
+        steps = {}
+        for rank in (0, 1):
+            for step, rows in RankJournal(only_spool(run / "spool"), rank).rows.items():
+                steps.setdefault(step, {})[rank] = {key: dataclasses.astuple(row) for key, row in rows.items()}
+        assert len(steps) == NUM_STEPS
+        store(run, steps)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def rows_only(runs, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("rows")
+    for run in runs.iterdir():
+        shutil.copytree(run, folder / run.name, ignore=shutil.ignore_patterns("dumps", "spool"))
+    return folder
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("fault", FAULTS, ids=NAMES)
+def test_the_first_difference_is_where_the_fault_was_put(runs, fault):
+    diagnosis = diagnose_against(runs / fault.name, runs / SOUND)
+
+    assert (diagnosis.verdict, diagnosis.symptom) == (Verdict.LOCATED, Symptom.DIFFERS)
+    found = (diagnosis.step, diagnosis.rank, diagnosis.module, diagnosis.phase.value)
+    assert found == (FAULT_STEP, fault.rank, fault.module, fault.phase), diagnosis.headline
+    roles = {finding.rank: finding.role for finding in diagnosis.ranks}
+    assert roles[fault.rank] is Role.ORIGIN
+    assert roles.get(1 - fault.rank, Role.INNOCENT) is not Role.ORIGIN
+    assert [level.level for level in diagnosis.levels] == list(Level)
+    answers = {level.level: level.answer for level in diagnosis.levels}
+    assert (answers[Level.STEP], answers[Level.RANK]) == (str(FAULT_STEP), str(fault.rank))
+    assert answers[Level.DOMAIN] == f"dp {fault.rank}"
+    assert "3 steps before it that both runs have agree to the bit" in diagnosis.levels[0].reason
+    assert diagnosis.contrasts[0].value != diagnosis.contrasts[0].usual
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("fault", FAULTS, ids=NAMES)
+def test_rows_alone_tell_step_rank_module_and_phase_and_ask_for_a_dump(rows_only, fault, tmp_path):
+    diagnosis = diagnose_against(rows_only / fault.name, rows_only / SOUND)
+
+    found = (diagnosis.step, diagnosis.rank, diagnosis.module, diagnosis.phase.value)
+    module = BY_ROWS.get(fault.kind, fault.module)
+    assert found == (FAULT_STEP, fault.rank, module, fault.phase), diagnosis.headline
+    assert diagnosis.collect.debugger["step"] == [FAULT_STEP]
+    assert "dumps: none of a step and rank that both sides have" in diagnosis.evidence
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("fault", FAULTS[:-1], ids=NAMES[:-1])
+def test_dumps_alone_tell_rank_module_and_phase(runs, fault):
+    diagnosis = diagnose_against(runs / fault.name / "dumps", runs / SOUND / "dumps/ordered/attempt1/step3")
+
+    found = (diagnosis.step, diagnosis.rank, diagnosis.module, diagnosis.phase.value)
+    assert found == (FAULT_STEP, fault.rank, fault.module, fault.phase), diagnosis.headline
+    assert "holds dumps only" in diagnosis.evidence[0]
+
+
+@pytest.mark.distributed
+def test_a_run_does_not_differ_from_itself(runs):
+    diagnosis = diagnose_against(runs / SOUND, runs / SOUND)
+
+    assert (diagnosis.verdict, diagnosis.symptom, diagnosis.collect) == (Verdict.EQUAL, Symptom.NONE, None)
+    assert "The stored rows of 5 steps agree" in diagnosis.reason
+
+
+@pytest.mark.distributed
+def test_command_prints_both_sides_and_ends_with_the_status_that_was_asked_for(runs, capsys):
+    fault = FAULTS[1]
+    arguments = ["diagnose", str(runs / fault.name), "--against", str(runs / SOUND)]
+
+    assert cli.main(arguments) == 0
+    text = capsys.readouterr().out
+    assert cli.main([*arguments, "--exit-code", "--json"]) == 3
+    plain = json.loads(capsys.readouterr().out)
+    assert cli.main(["diagnose", str(runs / SOUND), "--against", str(runs / SOUND), "--exit-code"]) == 0
+
+    assert f"The run first differs from the reference in {fault.module} on rank 1 in step 3" in text
+    assert "fault_grid.py" in text
+    assert len(text.splitlines()) <= 40
+    assert plain == json.loads(json.dumps(as_plain(diagnose_against(runs / fault.name, runs / SOUND))))
+
+
+@pytest.fixture
+def no_debugger():
+    yield
+    PrecisionDebugger.close()
+
+
+@pytest.mark.usefixtures("no_debugger")
+def test_what_to_collect_next_is_written_as_configurations_that_both_tools_read(tmp_path, capsys):
+    for name, numbers in (("run", (4, -1.0, 3.0, 1.0, 5.0, 0, 0, 0)), ("reference", FINITE)):
+        steps = {1: {0: {grad("fc.weight"): FINITE}}, 2: {0: {grad("fc.weight"): numbers}}}
+        (tmp_path / name).mkdir()
+        store(tmp_path / name, steps)
+    arguments = ["diagnose", str(tmp_path / "run"), "--against", str(tmp_path / "reference")]
+
+    assert cli.main([*arguments, "--collect", str(tmp_path / "next")]) == 0
+
+    assert "config.json: {" in capsys.readouterr().out
+    config = PrecisionDebugger(tmp_path / "next/config.json").config
+    assert (config.level, config.step) == ("mix", (2,))
+    monitor, notes = load_config(tmp_path / "next/monitor_config.json")
+    assert (monitor.xy_distribution, monitor.param_distribution, monitor.start_step, notes) == (True, True, 0, ())
+
+
+def noisy(step, scale):
+    return (4, -1.0 - scale * step, 2.0 + scale, 1.0, 5.0, 0, 0, 0)
+
+
+def test_runs_that_never_agree_to_the_bit_are_held_against_their_own_noise(tmp_path):
+    far = {3: (4, -1.0, 2.5, 1.0, 5.0, 0, 0, 0)}
+    for name, scale, odd in (("run", 1e-4, far), ("reference", 0.0, {})):
+        steps = {step: {0: {grad("fc.weight"): odd.get(step, noisy(step, scale))}} for step in range(5)}
+        (tmp_path / name).mkdir()
+        store(tmp_path / name, steps)
+
+    diagnosis = diagnose_against(tmp_path / "run", tmp_path / "reference")
+
+    assert (diagnosis.step, diagnosis.rank) == (3, 0)
+    assert "agree but for noise of up to" in diagnosis.levels[0].reason
+
+
+def test_reduced_gradients_alone_do_not_tell_where_it_arose(tmp_path):
+    for name, maximum in (("run", 3.0), ("reference", 2.0)):
+        other = {grad("fc.weight"): (4, -1.0, maximum, 1.0, 5.0, 0, 0, 0)}
+        (tmp_path / name).mkdir()
+        store(tmp_path / name, {1: {0: {grad("fc.weight"): FINITE}}, 2: {0: other, 1: other}})
+
+    diagnosis = diagnose_against(tmp_path / "run", tmp_path / "reference")
+
+    assert (diagnosis.step, diagnosis.rank, diagnosis.module) == (2, None, "")
+    assert diagnosis.phase is FaultPhase.UNKNOWN
+    assert "does not tell where it arose" in diagnosis.reason
+
+
+def test_nothing_in_common_is_said_and_what_to_store(tmp_path):
+    for name in ("run", "reference"):
+        (tmp_path / name / "nodes").mkdir(parents=True)
+
+    diagnosis = diagnose_against(tmp_path / "run", tmp_path / "reference")
+
+    assert diagnosis.verdict is Verdict.NO_EVIDENCE
+    assert "Nothing could be compared" in render_text(diagnosis)
+    assert diagnosis.collect.monitor["xy_distribution"] is True
+
+
+def test_a_reference_that_is_not_there_is_refused(tmp_path):
+    (tmp_path / "run.json").write_text("{}")
+    with pytest.raises(DumpError, match="expected a run"):
+        diagnose_against(tmp_path, tmp_path / "none")
