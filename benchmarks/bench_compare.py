@@ -1,10 +1,12 @@
 """Compares two dumps of many calls with trainermon and with mindstudio-probe: processor time and memory of both.
 
-    python -m benchmarks.bench_compare [CALLS]
+    python -m benchmarks.bench_compare [--calls N] [--runs N] [--json]
 
-Each call has four rows or so. CPU time and not wall time, so that other load on the machine does not count.
+Each call has four rows. CPU time and not wall time, so that other load on the machine does not count; the two tools run
+in turn.
 """
 
+import argparse
 import json
 import os
 import random
@@ -13,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 
 ROOT = Path(__file__).parents[1]
 OTHER = ROOT / ".venv-bench" / "bin" / "msprobe"
@@ -56,19 +59,51 @@ def measure(command: Sequence[object]) -> tuple[float, float]:
     return seconds, megabytes
 
 
-def main() -> None:
-    calls = int(sys.argv[1]) if len(sys.argv) > 1 else 100_000
+def measure_all(calls: int, runs: int) -> dict[str, list[tuple[float, float]]]:
+    """Return seconds and megabytes of every run of both tools; of the other none if it is not installed."""
+    found: dict[str, list[tuple[float, float]]] = {"ours": [], "theirs": []}
     with tempfile.TemporaryDirectory() as folder:
         a, b = Path(folder) / "a", Path(folder) / "b"
         write_dump(a, calls, 1)
         write_dump(b, calls, 2)
-        ours = measure([sys.executable, "-m", "trainermon", "compare", a, b, "-o", Path(folder) / "ours", "-f", "csv"])
-        print(f"trainermon  {calls:,} calls: {ours[0]:.1f} s of processor time, {ours[1]:,.0f} MB")
-        if OTHER.exists():
-            command = [OTHER, "compare", "-tp", a / "dump.json", "-gp", b / "dump.json", "-o", Path(folder) / "theirs"]
-            theirs = measure(command)
-            print(f"msprobe     {calls:,} calls: {theirs[0]:.1f} s of processor time, {theirs[1]:,.0f} MB")
-            print(f"ratio       {theirs[0] / ours[0]:.1f}")
+        for run in range(runs):
+            output = Path(folder) / f"run{run}"
+            command = [sys.executable, "-m", "trainermon", "compare", a, b, "-o", output / "ours", "-f", "csv"]
+            found["ours"].append(measure(command))
+            if OTHER.exists():
+                command = [OTHER, "compare", "-tp", a / "dump.json", "-gp", b / "dump.json", "-o", output / "theirs"]
+                found["theirs"].append(measure(command))
+    return found
+
+
+def summary(runs: Sequence[tuple[float, float]]) -> dict[str, float]:
+    """Return the median and the range of the seconds, and the largest memory."""
+    seconds = [time for time, _ in runs]
+    return {
+        "median": median(seconds),
+        "low": min(seconds),
+        "high": max(seconds),
+        "peak_mb": max(memory for _, memory in runs),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--calls", type=int, default=100_000)
+    parser.add_argument("--runs", type=int, default=1)
+    parser.add_argument("--json", action="store_true", help="print one line that a program can read")
+    arguments = parser.parse_args()
+    measured = measure_all(arguments.calls, arguments.runs)
+    results = {name: summary(runs) for name, runs in measured.items() if runs}
+    if arguments.json:
+        print("RESULT " + json.dumps({"calls": arguments.calls, "runs": arguments.runs, **results}))
+        return
+    for name, of_tool in results.items():
+        tool = "trainermon" if name == "ours" else "msprobe"
+        print(f"{tool:<12}{arguments.calls:,} calls: {of_tool['median']:.1f} s of processor time", end="")
+        print(f" [{of_tool['low']:.1f}–{of_tool['high']:.1f}], {of_tool['peak_mb']:,.0f} MB")
+    if "theirs" in results:
+        print(f"{'ratio':<12}{results['theirs']['median'] / results['ours']['median']:.1f}")
 
 
 if __name__ == "__main__":

@@ -211,11 +211,14 @@ def split_key(key: str) -> tuple[str, str, str, int]:
     >>> split_key("Module.h.0.mlp.fc.Linear.forward.2")
     ('h.0.mlp.fc', 'Linear', 'forward', 2)
     """
-    parts = key.split(".")
-    if len(parts) >= 4 and parts[-2] in _DIRECTIONS and parts[-1].isdigit():
-        return ".".join(parts[1:-3]), parts[-3], parts[-2], int(parts[-1])
-    if len(parts) >= 4 and parts[-1] in _DIRECTIONS and parts[-2].isdigit():
-        return ".".join(parts[1:-2]), parts[0], parts[-1], int(parts[-2])
+    parts = key.rsplit(".", 3)
+    if len(parts) == 4:
+        head, kind, word, last = parts
+        if word in _DIRECTIONS and last.isdigit():
+            return head.partition(".")[2], kind, word, int(last)
+        if last in _DIRECTIONS and word.isdigit():
+            prefix, _, name = f"{head}.{kind}".partition(".")
+            return name, prefix, last, int(word)
     return key, "", FORWARD, 0
 
 

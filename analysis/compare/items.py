@@ -21,6 +21,7 @@ PARAMETERS = "parameters"
 OUTPUT = "output"
 MODULE = "Module"
 CHECKSUM_KEYS = ("crc32c", "xxh64", "xxh3_64", "crc32", "md5")
+_CHECKSUMS = frozenset(CHECKSUM_KEYS)
 _TENSOR_TYPES = ("torch.Tensor", "mindspore.Tensor")
 _NUMBERS = {"int", "float", "bool"}
 _MODULES = ("Module.", "Cell.")  # Cell: MindSpore's word
@@ -128,8 +129,14 @@ def read_rows(path: Path) -> Rows:
         task=raw.task,
         calls=tuple(_calls(raw, parents)),
         parents=parents,
-        stacks={name: tuple(frames) for names, frames in raw.stacks.values() for name in names},
+        stacks=dict(_stacks(raw)),
     )
+
+
+def _stacks(raw: RawDump) -> Iterator[tuple[str, tuple[str, ...]]]:
+    for names, frames in raw.stacks.values():
+        stack = tuple(frames)
+        yield from ((name, stack) for name in names)
 
 
 def _parent(value: Any) -> str | None:
@@ -154,53 +161,57 @@ def _calls(raw: RawDump, parents: Mapping[str, str]) -> Iterator[Call]:
         )
 
 
-def _items(value: Mapping[str, Any], direction: str) -> Iterator[Item]:
+def _items(value: Mapping[str, Any], direction: str) -> list[Item]:
+    items: list[Item] = []
     if direction == PARAMETERS_GRAD:
         for name, forms in value.items():
             if isinstance(forms, list) and forms:
-                yield from _walk(forms[0], name, OUTPUT)
-        return
-    yield from _positional(value.get("input_args", value.get("input")), INPUT)
-    yield from _named(value.get("input_kwargs"), INPUT, INPUT)
-    yield from _named(value.get("parameters"), PARAMETERS, PARAMETERS)
-    yield from _positional(value.get("output"), OUTPUT)
-    yield from _named(value.get("output_kwargs"), OUTPUT if direction == BACKWARD else INPUT, OUTPUT)
+                _add(items, forms[0], name, OUTPUT)
+        return items
+    _add_positional(items, value.get("input_args", value.get("input")), INPUT)
+    _add_named(items, value.get("input_kwargs"), INPUT, INPUT)
+    _add_named(items, value.get("parameters"), PARAMETERS, PARAMETERS)
+    _add_positional(items, value.get("output"), OUTPUT)
+    _add_named(items, value.get("output_kwargs"), OUTPUT if direction == BACKWARD else INPUT, OUTPUT)
+    return items
 
 
-def _positional(forms: Any, state: str) -> Iterator[Item]:
-    for index, form in enumerate(forms if isinstance(forms, list) else ()):
-        yield from _walk(form, f"{state}.{index}", state)
+def _add_positional(items: list[Item], forms: Any, state: str) -> None:
+    if isinstance(forms, list):
+        for index, form in enumerate(forms):
+            _add(items, form, f"{state}.{index}", state)
 
 
-def _named(forms: Any, word: str, state: str) -> Iterator[Item]:
-    for name, form in forms.items() if isinstance(forms, dict) else ():
-        yield from _walk(form, f"{word}.{name}", state)
+def _add_named(items: list[Item], forms: Any, word: str, state: str) -> None:
+    if isinstance(forms, dict):
+        for name, form in forms.items():
+            _add(items, form, f"{word}.{name}", state)
 
 
-def _walk(form: Any, place: str, state: str) -> Iterator[Item]:
+def _add(items: list[Item], form: Any, place: str, state: str) -> None:
+    """Append the rows of a value; a list and not a generator, as a dump has hundreds of thousands of values."""
     if isinstance(form, dict):
         kind = form.get("type")
         if kind in _TENSOR_TYPES or (isinstance(form.get("dtype"), str) and isinstance(form.get("shape"), list)):
-            yield _tensor(form, sys.intern(place), state)
+            items.append(_tensor(form, sys.intern(place), state))
         elif isinstance(kind, str):
-            yield _argument(form, sys.intern(place), state)
+            items.append(_argument(form, sys.intern(place), state))
         else:
             for part, inner in form.items():
-                yield from _walk(inner, f"{place}.{part}", state)
+                _add(items, inner, f"{place}.{part}", state)
     elif isinstance(form, list):
         for index, inner in enumerate(form):
-            yield from _walk(inner, f"{place}.{index}", state)
+            _add(items, inner, f"{place}.{index}", state)
     else:
-        yield Item(sys.intern(place), state)
+        items.append(Item(sys.intern(place), state))
 
 
 def _tensor(form: Mapping[str, Any], place: str, state: str) -> Item:
     get = form.get
     checksum = None
-    for kind in CHECKSUM_KEYS:
-        if kind in form:
-            checksum = kind, str(form[kind])
-            break
+    if not _CHECKSUMS.isdisjoint(form):
+        kind = next(kind for kind in CHECKSUM_KEYS if kind in form)
+        checksum = kind, str(form[kind])
     return Item(
         place,
         state,
