@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tests.agent.controller.controllers import ControllerProcess
+from tests.agent.controller.controllers import controllers_in
 from tests.agent.controller.simulation import Job
 from tests.agent.nodes import wait_for
 from tests.agent.notifications import alert, notification
@@ -23,15 +23,8 @@ def job():
 
 @pytest.fixture
 def make_controller(tmp_path):
-    started = []
-
-    def make(**settings):
-        started.append(ControllerProcess(tmp_path, **settings))
-        return started[-1]
-
-    yield make
-    for controller in started:
-        controller.kill()
+    with controllers_in(tmp_path) as make:
+        yield make
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from trainermon.dashboards.grafana.panels import Board, Panel, Query, Row, Scale
 _DEPTH = "From top to bottom in the order of the model; click a cell for the module."
 
 
-def _size(title: str, metric: str, kind: str, *, text: str, empty: str) -> Panel:
+def size_map(title: str, metric: str, kind: str, *, text: str, empty: str) -> Panel:
     """Return a heat map of a root mean square over depth and time."""
     return Panel(
         title=title,
@@ -65,7 +65,7 @@ UPDATE_OVER_SIZE = (
 _GRADIENTS = Row(
     title="Gradients",
     panels=(
-        _size(
+        size_map(
             "Gradients",
             "trainermon_gradient_rms",
             "grad_reduced",
@@ -142,14 +142,14 @@ _UPDATES = Row(
             link="module",
             empty=_PARAMETERS,
         ),
-        _size(
+        size_map(
             "First moment over root of second",
             "trainermon_update_ratio_rms",
             "ratio",
             text="Adam's m/√v, both bias-corrected. Near 10^0 all steps point the same way, far below they cancel.",
             empty="Not collected: turn on ur_distribution",
         ),
-        _size(
+        size_map(
             "Parameters",
             "trainermon_parameter_rms",
             "param_origin",
@@ -169,14 +169,14 @@ _UPDATES = Row(
 _ACTIVATIONS = Row(
     title="Activations",
     panels=(
-        _size(
+        size_map(
             "Activations",
             "trainermon_activation_rms",
             "actv",
             text="Outputs of modules in the training forward.",
             empty=_MODULES,
         ),
-        _size(
+        size_map(
             "Gradients of activations",
             "trainermon_activation_gradient_rms",
             "actv_grad",

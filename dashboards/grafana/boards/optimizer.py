@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainermon.dashboards.grafana import queries as q
-from trainermon.dashboards.grafana.boards.layers import UPDATE_OVER_SIZE
+from trainermon.dashboards.grafana.boards.layers import UPDATE_OVER_SIZE, size_map
 from trainermon.dashboards.grafana.panels import Board, Panel, Query, Row, Scale, View
 
 _SCALE = "The loss is not scaled"
@@ -14,46 +14,27 @@ def _one(how: str, field: str, legend: str, colour: str) -> Query:
     return Query(text=q.influx(f'{how}("{field}")', "trainermon_step", of_rank=False), legend=legend, colour=colour)
 
 
-def _moment(title: str, metric: str, kind: str) -> Panel:
-    return Panel(
-        title=title,
-        text=f"{title} of Adam, root mean square of each module as a power of ten, from top to bottom in the order of "
-        "the model.",
-        view=View.HEAT,
-        prometheus=(Query(text=q.size_by_depth(metric), legend="{{module}}"),),
-        influxdb=(
-            Query(
-                text=f'SELECT log10("x") FROM ({q.influx("mean(rms) AS x", f"trainermon_{kind}", by="module")}) '
-                'WHERE "x" > 0 GROUP BY "module"',
-                legend="$tag_module",
-            ),
+LEARNING_RATE = Panel(
+    title="Learning rate",
+    text="Of each parameter group of the optimizer.",
+    view=View.LINES,
+    prometheus=(Query(text=f"max by (group) (trainermon_learning_rate{{{q.RUN}}})", legend="group {{group}}"),),
+    influxdb=(
+        Query(
+            text=q.influx('max("value")', "trainermon_learning_rate", by="group", of_rank=False),
+            legend="group $tag_group",
         ),
-        unit="prefix:10^",
-        decimals=1,
-        height=12,
-        link="module",
-        empty=_MOMENTS,
-    )
+    ),
+    unit="sci",
+    width=8,
+    empty="No learning rate known",
+)
 
 
 _STEP = Row(
     title="The step",
     panels=(
-        Panel(
-            title="Learning rate",
-            text="Of each parameter group.",
-            view=View.LINES,
-            prometheus=(Query(text=f"max by (group) (trainermon_learning_rate{{{q.RUN}}})", legend="group {{group}}"),),
-            influxdb=(
-                Query(
-                    text=q.influx('max("value")', "trainermon_learning_rate", by="group", of_rank=False),
-                    legend="group $tag_group",
-                ),
-            ),
-            unit="sci",
-            width=8,
-            empty="No learning rate known",
-        ),
+        LEARNING_RATE,
         Panel(
             title="Norm of all gradients",
             text="L2 norm of all gradients over the job before clipping, unscaled, as the framework returned it.",
@@ -149,8 +130,8 @@ _SIZE = Row(
             unit="percentunit",
             empty="Not collected: turn on mg_direction",
         ),
-        _moment("First moment", "trainermon_first_moment_rms", "exp_avg"),
-        _moment("Second moment", "trainermon_second_moment_rms", "exp_avg_sq"),
+        size_map("First moment", "trainermon_first_moment_rms", "exp_avg", text="Of Adam.", empty=_MOMENTS),
+        size_map("Second moment", "trainermon_second_moment_rms", "exp_avg_sq", text="Of Adam.", empty=_MOMENTS),
     ),
 )
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from trainermon.dashboards.grafana import queries as q
+from trainermon.dashboards.grafana.boards.optimizer import LEARNING_RATE
 from trainermon.dashboards.grafana.panels import Board, Panel, Query, Row, Scale, View
 
 _OF_RANKS = q.mean_duration(q.RUN, "rank")
@@ -211,22 +214,7 @@ _TRAINING = Row(
             width=8,
             empty="No tokens recorded: the script has to record `tokens`",
         ),
-        Panel(
-            title="Learning rate",
-            text="Of each parameter group of the optimizer.",
-            view=View.LINES,
-            prometheus=(Query(text=f"max by (group) (trainermon_learning_rate{{{q.RUN}}})", legend="group {{group}}"),),
-            influxdb=(
-                Query(
-                    text=q.influx('max("value")', "trainermon_learning_rate", by="group", of_rank=False),
-                    legend="group $tag_group",
-                ),
-            ),
-            unit="sci",
-            width=8,
-            link="optimizer",
-            empty="No learning rate known",
-        ),
+        dataclasses.replace(LEARNING_RATE, link="optimizer"),
     ),
 )
 

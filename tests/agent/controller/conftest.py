@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tests.agent.controller.controllers import ControllerProcess
+from tests.agent.controller.controllers import controllers_in
 from tests.agent.controller.scenes import Scene
 from tests.agent.nodes import Run
 
@@ -29,15 +29,8 @@ def make_node(tmp_path):
 
 @pytest.fixture
 def make_controller(tmp_path):
-    started = []
-
-    def make(**settings):
-        started.append(ControllerProcess(tmp_path, **settings))
-        return started[-1]
-
-    yield make
-    for controller in started:
-        controller.kill()
+    with controllers_in(tmp_path) as make:
+        yield make
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -87,3 +88,19 @@ class ControllerProcess:
     def terminate(self):
         self.process.terminate()
         return self.process.wait(DEADLINE_S)
+
+
+@contextlib.contextmanager
+def controllers_in(folder):
+    """Give a maker of controllers in `folder`; all are ended with the block."""
+    started = []
+
+    def make(**settings):
+        started.append(ControllerProcess(folder, **settings))
+        return started[-1]
+
+    try:
+        yield make
+    finally:
+        for controller in started:
+            controller.kill()
