@@ -70,7 +70,15 @@ def _from_replay(diagnosis: Diagnosis, dump: Dump) -> OperationVerdict | None:
     names = {diagnosis.module, *diagnosis.candidates}
     exact = [verdict for verdict in found if _module_of(verdict) in names]
     inside = [verdict for verdict in found if _module_of(verdict).startswith(f"{diagnosis.module}.")]
-    return next(iter([*exact, *inside]), None)
+    first = next(iter([*exact, *inside]), None)
+    return None if first is None else dataclasses.replace(first, reason=f"{first.reason}{_in_float64(dump)}")
+
+
+def _in_float64(dump: Dump) -> str:
+    if dump.info.float64_finite is None:
+        return ""
+    names = ", ".join(dump.info.float64_modules)
+    return f"; with {names} in float64 the step is {'finite' if dump.info.float64_finite else 'not finite either'}"
 
 
 def _module_of(verdict: OperationVerdict) -> str:

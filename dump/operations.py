@@ -39,12 +39,14 @@ class RunningCalls:
 
     Attributes:
         micro_step: Of the forward that runs; so is `stage`, the number of the root. `handed` is not looked at.
+        gave: The types of the tensors that each call returned, by key; of the root by "".
     """
 
     def __init__(self, roots: Sequence[nn.Module], names: Mapping[nn.Module, str] | None = None) -> None:
         self.micro_step: int | None = None
         self.stage: int | None = None
         self.handed: Mapping[str, Any] = {}
+        self.gave: dict[str, list[torch.dtype]] = {}
         self._roots = list(roots)
         self._names = names or {}
         self._running: list[tuple[nn.Module, str]] = []
@@ -78,11 +80,17 @@ class RunningCalls:
         self._calls[stem] += is_new
         self._running.append((module, f"{stem}.{FORWARD}.{number}" if stem else ""))
 
-    def _left(self, module: nn.Module, _args: Any, _output: Any) -> None:
+    def leave(self, key: str, output: Any) -> Any:
+        """Note that a call has ended; what is returned takes the place of `output`, unless it is None."""
+        self.gave[key] = [leaf.dtype for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
+
+    def _left(self, module: nn.Module, _args: Any, output: Any) -> Any:
         for position in range(len(self._running) - 1, -1, -1):
             if self._running[position][0] is module:
+                key = self._running[position][1]
                 del self._running[position:]
-                return
+                return self.leave(key, output)
+        return None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -15,9 +15,10 @@ buffers, and the backwards from the kept gradients of what the model returned. T
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -27,11 +28,12 @@ from torch import nn
 from trainermon.dump.agreement import Agreement, DisagreedError, Vote
 from trainermon.dump.capture import ModuleCapture
 from trainermon.dump.changes import changed, fingerprint, verdict_on
+from trainermon.dump.in_float64 import Float64Calls, GradientCheck, stem_of
 from trainermon.dump.keep import ForwardKeeper, KeptForward
 from trainermon.dump.kept_step import KEPT_FILE, KeptStep, save_step
 from trainermon.dump.operations import OperationWatch, RunningCalls
-from trainermon.dump.reader import read_dump
-from trainermon.dump.records import DumpInfo
+from trainermon.dump.reader import read_dump, split_key
+from trainermon.dump.records import BACKWARD, FORWARD, DumpInfo
 from trainermon.dump.rerun import (
     CommunicationError,
     Fidelity,
@@ -46,6 +48,7 @@ from trainermon.dump.room import lack_of_memory
 from trainermon.dump.shards import nonfinite_names
 from trainermon.dump.state import NotCoveredError
 from trainermon.dump.suitability import Stage, is_compiled, refusal_of, stage_of
+from trainermon.dump.verdicts import OperationVerdict
 from trainermon.dump.writer import DumpWriter
 from trainermon.monitor.taps.replayable import Replayable
 
@@ -217,20 +220,14 @@ class StepKeeper:
 
     def _attempt(self, watcher: Watcher, vote: Vote, mode: AbstractContextManager[Any] | None = None) -> _Outcome:
         """Run what the ranks agree on once more, with `watcher` on the modules and under `mode`."""
+        return self._guarded(watcher, functools.partial(self._rerun, vote, mode))
+
+    def _guarded(self, watcher: Watcher, body: Callable[[Rerunning], _Outcome]) -> _Outcome:
+        """Run `body` with everything in place; whatever it raises, the step goes on."""
         self.replaying = self._keeper.muted = True
         try:
             with self._prepared(watcher) as using:
-                chosen = self._last(vote.cast())
-                before = {} if mode is None else fingerprint(self._models)
-                with mode or nullcontext():
-                    fidelities = _rerun_all(chosen, using)
-                num_micro_steps = len({micro_step for micro_step, _ in chosen})
-                return _Outcome(
-                    micro_steps=num_micro_steps,
-                    left_out=max(kept for _, kept in self._counts()) - num_micro_steps,
-                    fidelities=fidelities,
-                    changes=() if mode is None else changed(before, fingerprint(self._models)),
-                )
+                return body(using)
         except (CommunicationError, DisagreedError, NotCoveredError) as error:
             return _Outcome(REFUSED, str(error))
         except Exception as error:  # the border to training: whatever the model raises, the step goes on
@@ -239,6 +236,18 @@ class StepKeeper:
         finally:
             self.replaying = self._keeper.muted = False
 
+    def _rerun(self, vote: Vote, mode: AbstractContextManager[Any] | None, using: Rerunning) -> _Outcome:
+        chosen = self._last(vote.cast())
+        before = {} if mode is None else fingerprint(self._models)
+        fidelities = _rerun_all(chosen, using._replace(mode=mode))
+        num_micro_steps = len({micro_step for micro_step, _ in chosen})
+        return _Outcome(
+            micro_steps=num_micro_steps,
+            left_out=max(kept for _, kept in self._counts()) - num_micro_steps,
+            fidelities=fidelities,
+            changes=() if mode is None else changed(before, fingerprint(self._models)),
+        )
+
     def _again(self, first: _Outcome, *, nonfinite: bool, vote: Vote) -> dict[str, Any]:
         """Return what the dump's info says of a second replay: of the first bad operations, and of reproducibility.
 
@@ -246,17 +255,36 @@ class StepKeeper:
         """
         if not self._examination.classify:
             return {}
-        second, watch = _Outcome(REFUSED), None
+        calls = RunningCalls(self._models, self._names)
+        second, watch = _Outcome(REFUSED), OperationWatch(calls)
         if first.status != CLEAN:
             vote.against(first.reason or first.status)
         elif self._replayable.joint or nonfinite or first.reproduced is False:
-            calls = RunningCalls(self._models, self._names)
-            watch = OperationWatch(calls)
             second = self._attempt(calls, vote, watch)
             vote.against(second.reason)
         verdict, reason = verdict_on(first.fidelities, second.fidelities, second.changes, is_eager=self._compiled)
-        operations = tuple(watch.found) if watch is not None and second.status == CLEAN else ()
-        return {"reproducibility": verdict, "reproducibility_reason": reason, "operations": operations}
+        said = {"reproducibility": verdict, "reproducibility_reason": reason}
+        if second.status != CLEAN or not watch.found:
+            return said
+        return {**said, "operations": tuple(watch.found), **self._in_float64(watch.found, calls)}
+
+    def _in_float64(self, operations: Sequence[OperationVerdict], calls: RunningCalls) -> dict[str, Any]:
+        """Return whether the step is finite with the modules of `operations` in float64, where one rank can tell."""
+        if self._replayable.joint or not self._replayable.shadowed or self._compiled:
+            return {}
+        keys = [operation.call.replace(f".{BACKWARD}.", f".{FORWARD}.") for operation in operations]
+        stems = dict.fromkeys(map(stem_of, keys))
+        finite: list[bool] = []
+
+        def body(using: Rerunning) -> _Outcome:
+            with GradientCheck(using.leaves or ()) as gradients:
+                fidelities = _rerun_all(self._last(max(kept for _, kept in self._counts())), using)
+            finite.append(gradients.finite and all(fidelity.finite for fidelity in fidelities))
+            return _Outcome()
+
+        self._guarded(Float64Calls(self._models, self._names, stems=stems, gave=calls.gave), body)
+        names = tuple(split_key(f"{stem}.{FORWARD}.0")[0] if stem else "(model)" for stem in stems)
+        return {"float64_finite": finite[0], "float64_modules": names} if finite else {}
 
     @contextmanager
     def _prepared(self, watcher: Watcher) -> Iterator[Rerunning]:

@@ -77,13 +77,18 @@ class Rerunning(NamedTuple):
     """With what the micro steps of a step are run again.
 
     `leaves` are the shadows that gradients go to; None: the parameters are the true ones, and `replayable` says how far
-    a backward may go.
+    a backward may go. The model's forwards and backwards run under `mode`, if there is one.
     """
 
     stages: Sequence[Stage]
     replayable: Replayable
     watcher: Watcher
     leaves: list[nn.Parameter] | None
+    mode: AbstractContextManager[Any] | None = None
+
+    def watched(self) -> AbstractContextManager[Any]:
+        """Return the mode for one forward or backward of the model."""
+        return self.mode or nullcontext()
 
 
 def rerun(kept: KeptForward, using: Rerunning) -> Fidelity:
@@ -104,7 +109,7 @@ def rerun(kept: KeptForward, using: Rerunning) -> Fidelity:
         setattr(place.module, place.name, value)
     with _silent(joint=using.replayable.joint), torch.inference_mode(mode=False), torch.enable_grad():
         using.watcher.handed = {place.name: value for place, value in zip(kept.handed, handed, strict=True)}
-        with kept.autocast.active():
+        with kept.autocast.active(), using.watched():
             output = stage.called(*args, **kwargs)
         returned = differentiable(output)
         if len(returned) != len(kept.gradients):
@@ -112,7 +117,8 @@ def rerun(kept: KeptForward, using: Rerunning) -> Fidelity:
         fidelity = _compare(kept.original_outputs(), returned)
         pairs = _beginnings(returned, kept.gradients)
         del output, returned
-        _backward([tensor for tensor, _ in pairs], [gradient for _, gradient in pairs], using, fresh)
+        with using.watched():
+            _backward([tensor for tensor, _ in pairs], [gradient for _, gradient in pairs], using, fresh)
     return fidelity
 
 

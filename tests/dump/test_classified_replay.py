@@ -47,8 +47,9 @@ def replay(tmp_path, model, x, spoil=None):
 
 
 def half_product(x):
+    """Overflows between its operations; what it gives would fit."""
     x = x.half()
-    return x @ x.T @ torch.ones(len(x), 4, dtype=torch.float16)
+    return (x @ x.T @ torch.ones(len(x), 4, dtype=torch.float16)) / 1e5
 
 
 @torch.library.custom_op("trainermon_tests::faulty_double", mutates_args=())
@@ -68,25 +69,30 @@ torch.library.register_autograd("trainermon_tests::faulty_double", lambda _ctx, 
 
 
 @pytest.mark.parametrize(
-    ("function", "value", "cause", "operation"),
+    ("function", "value", "expected"),
     [
-        pytest.param(half_product, 300.0, Cause.PRECISION, "aten.mm.default", id="fp16 product"),
-        pytest.param(torch.exp, 1000.0, Cause.RANGE, "aten.exp.default", id="exp beyond float64"),
-        pytest.param(torch.exp, 100.0, Cause.RANGE, "aten.exp.default", id="exp beyond float32"),
-        pytest.param(lambda x: (x.double() * 1e305) * 1e10, 1.0, Cause.RANGE, "aten.mul.Tensor", id="float64"),
-        pytest.param(lambda x: (x - x).log().neg(), 1.0, Cause.RANGE, "aten.log.default", id="logarithm of zero"),
-        pytest.param(lambda x: faulty_double(x), 1.0, Cause.KERNEL, "trainermon_tests.faulty_double.default", id="op"),
+        pytest.param(half_product, 300.0, (Cause.PRECISION, "aten.mm.default", True), id="fp16 product"),
+        pytest.param(torch.exp, 1000.0, (Cause.RANGE, "aten.exp.default", False), id="exp beyond float64"),
+        pytest.param(torch.exp, 100.0, (Cause.RANGE, "aten.exp.default", False), id="exp beyond float32"),
+        pytest.param(lambda x: (x.double() * 1e305) * 1e10, 1.0, (Cause.RANGE, "aten.mul.Tensor", False), id="float64"),
+        pytest.param(
+            lambda x: (x - x).log().neg(), 1.0, (Cause.RANGE, "aten.log.default", False), id="logarithm of zero"
+        ),
+        pytest.param(
+            lambda x: faulty_double(x), 1.0, (Cause.KERNEL, "trainermon_tests.faulty_double.default", True), id="op"
+        ),
     ],
 )
-def test_first_bad_operation_is_named_and_judged(tmp_path, function, value, cause, operation):
+def test_first_bad_operation_is_named_and_judged(tmp_path, function, value, expected):
     result, info = replay(tmp_path, Net(function), torch.full((2, 4), value))
 
     assert result.status == "nonfinite"
-    first = info.operations[0]
+    first, (cause, operation, float64_finite) = info.operations[0], expected
     assert (first.operation, first.cause) == (operation, cause), first
     assert (first.call, first.direction, first.micro_step) == ("Module.body.Body.forward.0", "forward", 0)
     assert "test_classified_replay.py" in first.source
     assert (info.reproducibility, info.reproduced) == (Reproducibility.REPRODUCIBLE, True)
+    assert (info.float64_finite, info.float64_modules) == (float64_finite, ("body",))
 
 
 def test_operation_of_the_backward_is_found_with_the_line_of_its_forward(tmp_path):
