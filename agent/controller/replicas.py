@@ -21,7 +21,7 @@ from trainermon.agent.controller.fleet import Agent, Fleet
 from trainermon.agent.hang.evidence import spans
 from trainermon.agent.webhook import Request
 
-LOOK_S = 5.0
+LOOK_S = 10.0
 MAX_OPEN_STEPS = 16
 MAX_RANKS = 16
 """So many of the ranks that are named dump."""
