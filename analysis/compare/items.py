@@ -10,8 +10,10 @@ import math
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from trainermon.analysis.compare.assembly import Assembly
 from trainermon.analysis.compare.frameworks import MINDSPORE, PYTORCH
 from trainermon.dump.reader import RawDump, load_raw, split_key
 from trainermon.dump.records import BACKWARD, DUMP_FILE, PARAMETERS_GRAD, TENSOR_FOLDER
@@ -59,10 +61,16 @@ class Item(NamedTuple):
         return math.prod(self.shape or ())
 
     @property
+    def num_nonfinite(self) -> int | None:
+        """Number of elements that are NaN or infinite, None if the dump does not tell."""
+        return None if self.nans is None or self.infs is None else self.nans + self.infs
+
+    @property
     def nonfinite(self) -> bool:
         """Whether an element is NaN or infinite: by the counts where there are any, else by the statistics."""
-        if self.nans is not None and self.infs is not None:
-            return self.nans + self.infs > 0
+        counted = self.num_nonfinite
+        if counted is not None:
+            return counted > 0
         return _unbounded(self.max) or _unbounded(self.min) or _unbounded(self.mean)
 
 
@@ -86,13 +94,19 @@ class Call(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """All calls of one dump, in the order of the file. `parents` holds the enclosing call of each."""
+    """All calls of one dump, in the order of the file. `parents` holds the enclosing call of each.
+
+    `sources` says where the tensors are that do not lie in the dump's own folder; `scoped` that functions are to be
+    matched by the module that they are called in, as their numbers depend on how the model is spread over ranks.
+    """
 
     directory: Path
     task: str
     calls: tuple[Call, ...]
     parents: Mapping[str, str]
     stacks: Mapping[str, tuple[str, ...]]
+    sources: Mapping[str, Path | Assembly] = MappingProxyType({})
+    scoped: bool = False
 
     @property
     def framework(self) -> str:
@@ -110,8 +124,10 @@ class Rows(NamedTuple):
         """Whether a tensor has a checksum."""
         return any(item.checksum for call in self.calls for item in call.items)
 
-    def tensor_path(self, item: Item) -> Path | None:
-        """Return where the tensor of a row is stored; only its base name is used."""
+    def tensor_path(self, item: Item) -> Path | Assembly | None:
+        """Return where the tensor of a row is stored, or its parts; of a name that the dump gives, only the base."""
+        if item.data_name in self.sources:
+            return self.sources[item.data_name]
         return self.directory / TENSOR_FOLDER / Path(item.data_name).name if item.data_name else None
 
 

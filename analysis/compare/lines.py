@@ -15,8 +15,16 @@ from functools import lru_cache
 import numpy as np
 
 from trainermon.analysis.compare.comparison import Comparison, Mode
-from trainermon.analysis.compare.metrics import Array, finite_statistics, shares
-from trainermon.analysis.compare.tables import NamedRow, cells_of, kind_of, named_rows, stack_text
+from trainermon.analysis.compare.metrics import Array, finite_statistics, norm_ratios, shares
+from trainermon.analysis.compare.tables import (
+    NamedRow,
+    cells_of,
+    kind_of,
+    named_rows,
+    nonfinite_counts,
+    plain,
+    stack_text,
+)
 
 try:
     import orjson
@@ -72,22 +80,22 @@ def _quick_lines(block: Sequence[NamedRow], syntax: Syntax) -> dict[int, str]:
     """Return the lines of those rows whose statistics are finite numbers, by their position."""
     both = [index for index, (_, row, _) in enumerate(block) if row.target and row.golden]
     chosen, values = finite_statistics([(block[index].row.target, block[index].row.golden) for index in both])  # type: ignore[misc]  # not None, see above
-    in_per_cent = shares(values)
-    finite = np.flatnonzero(np.isfinite(in_per_cent).all(axis=1))
+    in_per_cent, ratios = shares(values), norm_ratios(values)
+    finite = np.flatnonzero(np.isfinite(np.column_stack([in_per_cent, ratios])).all(axis=1))
     indices = [both[chosen[index]] for index in finite.tolist()]
     values = values[finite]
+    relative = np.array([block[index].row.difference.relative for index in indices], dtype=np.float64)
     columns = (
         syntax.rows(values[:, :4] - values[:, 4:]),
         syntax.rows(in_per_cent[finite], per_cent=True),
         syntax.rows(values),
+        syntax.rows(ratios[finite, np.newaxis]),
+        syntax.rows(relative[:, np.newaxis]),
     )
-    return {
-        index: _line(block[index], syntax, syntax.between.join(numbers))
-        for index, *numbers in zip(indices, *columns, strict=True)
-    }
+    return {index: _line(block[index], syntax, *numbers) for index, *numbers in zip(indices, *columns, strict=True)}
 
 
-def _line(named: NamedRow, syntax: Syntax, numbers: str) -> str:
+def _line(named: NamedRow, syntax: Syntax, *numbers: str) -> str:
     (key, their_key), row, stack = named
     ours, theirs = row.target, row.golden
     assert ours is not None
@@ -96,17 +104,22 @@ def _line(named: NamedRow, syntax: Syntax, numbers: str) -> str:
     their_name = name if key == their_key and ours.place == theirs.place else syntax.cell(f"{their_key}.{theirs.place}")
     same = str(ours.requires_grad == theirs.requires_grad)
     messages = str(list(row.messages)) if row.messages else "[]"
+    differences, in_per_cent, statistics, ratio, relative = numbers
     parts = (
         name,
         their_name,
         _texts(syntax, *kind_of(ours, theirs)),
-        numbers,
+        differences,
+        in_per_cent,
+        statistics,
         _texts(syntax, same, row.result, messages, stack_text(stack)),
-        syntax.cell(row.difference.relative),
+        ratio,
+        _texts(syntax, *map(plain, nonfinite_counts(ours, theirs))),
+        relative,
     )
     return syntax.between.join(parts)
 
 
 @lru_cache(maxsize=4096)
-def _texts(syntax: Syntax, *texts: str) -> str:
-    return syntax.between.join(map(syntax.cell, texts))
+def _texts(syntax: Syntax, *cells: object) -> str:
+    return syntax.between.join(map(syntax.cell, cells))

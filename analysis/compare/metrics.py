@@ -87,6 +87,21 @@ def shares(values: Array) -> Array:
     return share
 
 
+def norm_ratios(values: Array) -> Array:
+    """Return `norm_ratio` of the rows of `finite_statistics`."""
+    ours, theirs = values[:, 3], values[:, 7]
+    with np.errstate(all="ignore"):
+        ratio: Array = np.where(ours == theirs, 1.0, ours / theirs)
+    return ratio
+
+
+def norm_ratio(target: Item, golden: Item) -> float | None:
+    """Return the target's norm over the golden one: 1 if they are equal, infinite if that alone is zero."""
+    for ours, theirs in _finite_pairs((target.norm, golden.norm)):
+        return 1.0 if ours == theirs else ours / theirs if theirs else math.inf
+    return None
+
+
 def statistics_columns(target: Item, golden: Item) -> tuple[float | None, ...]:
     """Return the differences of max, min, mean and norm, and these in per cent of the golden ones."""
     pairs = (

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from trainermon.analysis.compare.comparison import Comparison, Mode
 from trainermon.analysis.compare.items import Item
-from trainermon.analysis.compare.metrics import statistics_columns
+from trainermon.analysis.compare.metrics import norm_ratio, statistics_columns
 from trainermon.analysis.compare.verdicts import Row
 
 NOT_AVAILABLE = "N/A"
@@ -34,7 +34,7 @@ _METRICS = {
 }
 _LAST = ("Requires_grad Consistent", "Result", "Err_message", "NPU_Stack_Info")
 _OURS = {
-    Mode.STATISTICS: (),
+    Mode.STATISTICS: ("Norm Ratio", "NPU nonfinite", "Bench nonfinite"),
     Mode.CHECKSUM: (),
     Mode.TENSOR: ("MeanRelativeErr", "Max ULP", "Norm Ratio", "NPU nonfinite", "Bench nonfinite"),
 }
@@ -78,7 +78,7 @@ def cells_of(mode: Mode, named: NamedRow) -> tuple[Any, ...]:
     ours, theirs = row.target, row.golden
     metrics = row.difference.columns
     if ours and theirs and mode is Mode.STATISTICS:
-        metrics = statistics_columns(ours, theirs)
+        metrics = (*statistics_columns(ours, theirs), norm_ratio(ours, theirs), *nonfinite_counts(ours, theirs))
     elif not metrics:
         metrics = (None,) * (len(_METRICS[mode]) + len(_OURS[mode]))
     own = metrics[len(_METRICS[mode]) :]
@@ -95,7 +95,12 @@ def cells_of(mode: Mode, named: NamedRow) -> tuple[Any, ...]:
     cells += [str(same), row.result, str(list(row.messages)) if row.messages else "[]", stack_text(stack)]
     if mode is Mode.TENSOR:
         cells.append(str([_data_name(ours), _data_name(theirs)]))
-    return (*cells, *map(_plain, own), _plain(row.difference.relative))
+    return (*cells, *map(plain, own), plain(row.difference.relative))
+
+
+def nonfinite_counts(ours: Item, theirs: Item) -> tuple[int | None, int | None]:
+    """Return how many elements of either side are NaN or infinite, None where that was not counted."""
+    return ours.num_nonfinite, theirs.num_nonfinite
 
 
 @lru_cache(maxsize=4096)
@@ -136,16 +141,17 @@ def _statistic(value: Any) -> Any:
         return value
     if value is None or isinstance(value, bool):
         return str(value)
-    return _plain(value)
+    return plain(value)
 
 
 def _metric(mode: Mode, index: int, value: Any) -> Any:
     if mode is Mode.STATISTICS and index >= _TEXT_METRICS and isinstance(value, float) and math.isfinite(value):
         return f"{value}%" if value else 0
-    return _plain(value)
+    return plain(value)
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """Return a cell's value in msprobe's words where it is no finite number."""
     if value is None:
         return NOT_AVAILABLE
     if isinstance(value, float) and not math.isfinite(value):

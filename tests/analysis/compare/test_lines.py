@@ -65,7 +65,7 @@ def test_a_spreadsheet_holds_the_table(comparison, tmp_path):
     sheet = openpyxl.load_workbook(tmp_path / "x.xlsx")["compare_result"]
     assert differing(list(sheet.iter_rows(values_only=True)), comparison) == []
     assert sheet.freeze_panes == "B2"
-    assert sheet.auto_filter.ref == f"A1:AC{sheet.max_row}"
+    assert sheet.auto_filter.ref == f"A1:AF{sheet.max_row}"
 
 
 def test_rows_have_the_colour_of_their_result(tmp_path):
