@@ -22,6 +22,7 @@ class Naming:
     def __init__(self, mappings: Mappings, target: Rows, golden: Rows) -> None:
         self._mappings = mappings
         self._crosses = target.framework != golden.framework
+        self._is_scoped = bool(mappings.layer) or target.scoped or golden.scoped
         self._target_is_foreign = not self._crosses or target.framework == MINDSPORE
         pytorch = golden if self._target_is_foreign else target
         self._functions = {_full_name(call) for call in pytorch.calls if call.family != MODULE}
@@ -31,21 +32,21 @@ class Naming:
     @property
     def is_needed(self) -> bool:
         """Whether names differ at all; else calls are matched by their names as they stand."""
-        return bool(self._mappings) or self._crosses
+        return bool(self._mappings) or self._crosses or self._is_scoped
 
     def ours(self, call: Call) -> str:
         """Return the name of a call of the target."""
         if call.family == MODULE:
             return self._module(call)
         name = self._foreign_function(call) if self._target_is_foreign else _full_name(call)
-        return f"{self._path(call.scope)}/{name}" if self._mappings.layer else name
+        return f"{self._path(call.scope)}/{name}" if self._is_scoped else name
 
     def theirs(self, call: Call) -> str:
         """Return the name of a call of the golden dump."""
         if call.family == MODULE:
             return _path_of(call) if self._drops_classes else f"{MODULE}.{call.name}"
         name = _full_name(call) if self._target_is_foreign else self._foreign_function(call)
-        return f"{call.scope}/{name}" if self._mappings.layer else name
+        return f"{call.scope}/{name}" if self._is_scoped else name
 
     def places(self, target: Call, golden: Call) -> dict[str, str]:
         """Return the golden place of every row of the target, where it is another one."""

@@ -7,20 +7,31 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from trainermon.dump.records import DUMP_FILE, PARTIAL_FILE, TENSOR_FOLDER
+from trainermon.dump.records import DUMP_FILE, PARTIAL_FILE, TENSOR_FOLDER, Layout
 from trainermon.monitor.errors import DumpError
 
 _PART = re.compile(r"(attempt|step|rank|proc)(\d+)")
 _DEEPEST = 8
 
 
+class Part(NamedTuple):
+    """One of the dumps that make up a whole, and what of it the rank has."""
+
+    directory: Path
+    layout: Layout
+
+
 class Place(NamedTuple):
-    """One dump: its directory, and the step and rank that its path names (None: it names none)."""
+    """One dump: its directory, and the step and rank that its path names (None: it names none).
+
+    Of a whole that several ranks have dumped, `parts` are their dumps, and `directory` is the folder of all of them.
+    """
 
     directory: Path
     step: int | None = None
     rank: int | None = None
     attempt: int = 0
+    parts: tuple[Part, ...] = ()
 
 
 class PlacePair(NamedTuple):

@@ -1,0 +1,37 @@
+"""A tensor of which several ranks have dumped parts, put together when it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assembly:
+    """Parts along a dimension, or of a sum (`dim` None).
+
+    Each part has `stride` blocks, which alternate with those of the others: of a gated MLP, the gates come before all
+    that they gate. Every element is multiplied by `scale`.
+    """
+
+    parts: tuple[Path | Assembly, ...]
+    dim: int | None = None
+    stride: int = 1
+    scale: float = 1.0
+
+    def whole(self, read: Callable[[Path], Array]) -> Array:
+        """Return the whole tensor in float64 or complex128; `read` gives that of a file. Holds all parts in memory."""
+        arrays = [part.whole(read) if isinstance(part, Assembly) else read(part) for part in self.parts]
+        if self.dim is None:
+            whole: Array = np.sum(arrays, axis=0)
+        else:
+            blocks = [np.split(array, self.stride, axis=self.dim) for array in arrays]
+            whole = np.concatenate([block[i] for i in range(self.stride) for block in blocks], axis=self.dim)
+        return whole if self.scale == 1.0 else whole * self.scale
