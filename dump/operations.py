@@ -27,6 +27,7 @@ from trainermon.monitor.taps.names import plain_name
 logger = logging.getLogger("trainermon")
 
 MAX_OPERATIONS = 8
+MAX_MASKS = 4096
 EVIDENCE = "the operation was run again on its inputs in the replay"
 # What they return was not computed: it is whatever was in memory.
 _UNINITIALISED = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
@@ -113,23 +114,27 @@ class _Forward:
 class OperationWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sees every operation of the block, forward and backward, and judges the first ones that go wrong.
 
-    One goes wrong if what it gives is not finite while all that it was given is; additive masks count as finite.
+    One goes wrong if what it gives is not finite while all that it was given is. Minus infinity alone is taken for a
+    mask, until something makes NaN or infinity of it: then the operation counts that it came from.
     Collectives are left out. Cost: a wait for the device and a pass over the result per operation, a copy of what an
     in-place operation overwrites. Whatever goes wrong in here is logged once, and costs that verdict.
 
-    Attributes:
-        found: At most 8 verdicts, in the order in which they arose.
     """
 
     supports_higher_order_operators = True
 
     def __init__(self, calls: RunningCalls) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.found: list[OperationVerdict] = []
+        self._harmful: list[OperationVerdict] = []
         self._calls = calls
         self._forwards: dict[int, _Forward] = {}
         self._masks: dict[int, OperationVerdict] = {}
         self._failed = False
+
+    @property
+    def found(self) -> list[OperationVerdict]:
+        """At most 8 verdicts, in the order in which harm was done; else those on what may have been meant so."""
+        return self._harmful or list(dict.fromkeys(self._masks.values()))[:MAX_OPERATIONS]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run `func`, and look at what it gives."""
@@ -156,12 +161,20 @@ class OperationWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return None
         if torch.is_grad_enabled():
             self._note_forward()
-        if len(self.found) >= MAX_OPERATIONS:
+        if len(self._harmful) >= MAX_OPERATIONS:
             return None
         if not schema.is_mutable:
             return args, kwargs
-        copy: tuple[Any, Any] = pytree.tree_map(_cloned, (args, kwargs))
+        copy: tuple[Any, Any] = pytree.tree_map(self._cloned, (args, kwargs))
         return copy
+
+    def _cloned(self, value: Any) -> Any:
+        if not isinstance(value, Tensor) or not has_memory(value):
+            return value
+        clone = value.clone()
+        if _address(value) in self._masks:
+            self._masks[_address(clone)] = self._masks[_address(value)]
+        return clone
 
     def _note_forward(self) -> None:
         """Remember which module and line the node is of that autograd has just made, for its backward."""
@@ -171,21 +184,21 @@ class OperationWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _look(self, func: Any, given: tuple[Any, Any], result: Any) -> None:
         tensors = list(floating(result))
         bad = [tensor for tensor in tensors if not bool(tensor.isfinite().all())]
+        for tensor in tensors if self._masks else ():
+            self._masks.pop(_address(tensor), None)  # what is there now is not what was there then
         if not bad:
             return
-        inputs = list(floating(given))
-        marred = [tensor for tensor in inputs if not bool(tensor.isfinite().all())]
+        marred = [tensor for tensor in floating(given) if not bool(tensor.isfinite().all())]
         if not all(map(is_masking, marred)) or not all(map(is_finite_number, pytree.tree_leaves(given))):
             return
         is_mask = all(map(is_masking, bad))
-        if is_mask and marred:  # a mask that is passed on
-            return
-        earlier = [self._masks[address] for address in map(_address, marred) if address in self._masks]
-        verdict = earlier[0] if earlier else self._verdict(func, given, result)
-        if is_mask:  # as the logarithm of zero: it may be meant so, and may do harm later
-            self._masks |= {_address(tensor): verdict for tensor in bad if len(self._masks) < MAX_OPERATIONS}
-        elif verdict not in self.found:
-            self.found.append(verdict)
+        verdict = next((self._masks[address] for address in map(_address, marred) if address in self._masks), None)
+        if verdict is None and not (is_mask and marred):  # a mask that is passed on is none of ours
+            verdict = self._verdict(func, given, result)
+        if is_mask and verdict is not None:  # it may be meant so, or do harm later, as the logarithm of zero
+            self._masks |= {_address(tensor): verdict for tensor in bad if len(self._masks) < MAX_MASKS}
+        elif verdict is not None and verdict not in self._harmful:
+            self._harmful.append(verdict)
 
     def _verdict(self, func: Any, given: tuple[Any, Any], result: Any) -> OperationVerdict:
         is_random = torch.Tag.nondeterministic_seeded in func.tags
@@ -210,10 +223,6 @@ class OperationWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         node = torch._C._current_autograd_node()
         forward = self._forwards.get(node._sequence_nr(), _Forward("", ""))
         return forward.call.replace(f".{FORWARD}.", f".{BACKWARD}."), BACKWARD, forward.source
-
-
-def _cloned(value: Any) -> Any:
-    return value.clone() if isinstance(value, Tensor) and has_memory(value) else value
 
 
 def _address(tensor: Tensor) -> int:

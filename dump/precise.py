@@ -65,11 +65,11 @@ def judge(called: Called, result: Any) -> Judgement:
 
 
 def is_masking(tensor: Tensor) -> bool:
-    """Return whether infinities stand beside nothing but zeros and negative numbers: an additive attention mask.
+    """Return whether nothing but minus infinity is not finite in `tensor`: attention scores under a mask are like that.
 
-    So does a tensor of nothing but minus infinity. Waits for the device.
+    Waits for the device.
     """
-    return not (tensor.is_complex() or bool(tensor.isnan().any()) or bool((tensor > 0).any()))
+    return not (tensor.is_complex() or bool(tensor.isnan().any()) or bool(tensor.isposinf().any()))
 
 
 def floating(value: Any) -> Iterator[Tensor]:

@@ -76,7 +76,7 @@ torch.library.register_autograd("trainermon_tests::faulty_double", lambda _ctx, 
         pytest.param(torch.exp, 100.0, (Cause.RANGE, "aten.exp.default", False), id="exp beyond float32"),
         pytest.param(lambda x: (x.double() * 1e305) * 1e10, 1.0, (Cause.RANGE, "aten.mul.Tensor", False), id="float64"),
         pytest.param(
-            lambda x: (x - x).log().neg(), 1.0, (Cause.RANGE, "aten.log.default", False), id="logarithm of zero"
+            lambda x: ((x - x).log() + 1).neg(), 1.0, (Cause.RANGE, "aten.log.default", False), id="logarithm of zero"
         ),
         pytest.param(
             lambda x: faulty_double(x), 1.0, (Cause.KERNEL, "trainermon_tests.faulty_double.default", True), id="op"
@@ -93,6 +93,29 @@ def test_first_bad_operation_is_named_and_judged(tmp_path, function, value, expe
     assert "test_classified_replay.py" in first.source
     assert (info.reproducibility, info.reproduced) == (Reproducibility.REPRODUCIBLE, True)
     assert (info.float64_finite, info.float64_modules) == (float64_finite, ("body",))
+
+
+def test_a_mask_is_blamed_for_nothing_but_a_fully_masked_row_is(tmp_path):
+    def attention(x):
+        scores = (x - x.mean(1, keepdim=True)).masked_fill(x > 0.5, -torch.inf)
+        return scores.softmax(-1)
+
+    _, clean = replay(tmp_path / "a", Net(attention), torch.tensor([[0.1, 0.2, 0.9, 1.0], [0.1, 0.2, 0.3, 0.4]]))
+    _, bad = replay(tmp_path / "b", Net(attention), torch.tensor([[0.6, 0.7, 0.9, 1.0], [0.1, 0.2, 0.3, 0.4]]))
+
+    assert not clean.operations
+    assert bad.operations[0].operation == "aten._softmax.default"
+    assert "return scores.softmax(-1)" in bad.operations[0].source
+
+
+def test_minus_infinity_that_was_computed_is_blamed_where_it_came_from(tmp_path):
+    def scores(x):
+        product = x.half() @ -x.half().T  # minus infinity, as under a mask
+        return product.mul_(2).log_softmax(-1)
+
+    _, info = replay(tmp_path, Net(scores), torch.full((4, 4), 300.0))
+
+    assert (info.operations[0].operation, info.operations[0].cause) == ("aten.mm.default", Cause.PRECISION)
 
 
 def test_operation_of_the_backward_is_found_with_the_line_of_its_forward(tmp_path):
