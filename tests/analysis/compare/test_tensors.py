@@ -5,8 +5,11 @@ import math
 
 import numpy as np
 import pytest
+import torch
 
-from trainermon.analysis.compare import compare, tensors
+from trainermon.analysis.compare import CompareOptions, compare, tensors
+from trainermon.analysis.compare.comparison import compare_pair
+from trainermon.analysis.compare.places import find_places, pair_places
 from trainermon.cli import main
 
 
@@ -56,6 +59,34 @@ def test_metrics_are_those_of_numpy_in_one_go(chunk, tmp_path, monkeypatch):
     ]
     assert columns == pytest.approx(expected, rel=1e-12)
     assert row.result == "error"
+
+
+@pytest.mark.parametrize(("dtype", "digits"), [(torch.bfloat16, 8), (torch.float16, 11), (torch.float32, 24)])
+def test_last_places_are_those_of_the_type_in_torch_s_files_too(dtype, digits, tmp_path):
+    theirs = torch.tensor([1.0, -2.0, 3.0, 100.0], dtype=dtype)
+    ours = theirs.clone()
+    ours[2] += 3 * 2.0 ** (2 - digits)  # numbers from 2 to 4 are so far apart
+    folders = [dump(tmp_path / name, [np.zeros(4, np.float32)]) for name in "ab"]
+    for folder, tensor in zip(folders, (ours, theirs), strict=True):
+        torch.save(tensor, folder / "dump_tensor_data" / "x.pt")
+        text = (folder / "dump.json").read_text().replace("Functional.gelu.0.forward.output.0.npy", "x.pt")
+        (folder / "dump.json").write_text(text.replace("torch.float32", str(dtype)))
+
+    (comparison,) = compare(*folders)
+    (row,) = comparison.rows()
+    assert row.difference.columns[7] == 3
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_threads_keep_the_order_of_the_rows(threads, tmp_path):
+    random = np.random.default_rng(0)
+    arrays = [random.normal(size=int(random.integers(1, 50_000))) for _ in range(60)]
+    a = dump(tmp_path / "a", [array + index for index, array in enumerate(arrays)])
+    b = dump(tmp_path / "b", arrays)
+
+    (pair,) = pair_places(find_places(a), find_places(b))
+    rows = list(compare_pair(pair, CompareOptions(), threads=threads).rows())
+    assert [row.difference.columns[2] for row in rows] == pytest.approx(range(60), abs=1e-9)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
