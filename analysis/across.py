@@ -48,6 +48,19 @@ def _place(one: Found) -> tuple[bool, int, bool, int, int, int]:
     )
 
 
+def lost_upstream(found: Sequence[Found], dumps: Sequence[RankDump]) -> list[RankDump]:
+    """Return stages before that of the first forward fault whose own replay does not show what they handed on.
+
+    A stage replays from what it was handed in the step: it shows a transient fault of an earlier one as lasting.
+    """
+    where, origin = first_of(found)
+    if origin.phase is not FaultPhase.FORWARD:
+        return []
+    earlier = where.dump.info.pipeline_stage + origin.stage * where.dump.info.pipeline_size
+    fellows = [entry for entry in dumps if _are_fellows(entry, where) and entry.dump.info.lost_nonfinite]
+    return [entry for entry in fellows if entry.dump.info.pipeline_stage < earlier]
+
+
 def pipeline_place(where: RankDump, origin: Origin) -> int:
     """Return the number of the stage in the whole pipeline, virtual stages counted."""
     return origin.stage * where.dump.info.pipeline_size + where.dump.info.pipeline_stage

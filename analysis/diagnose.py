@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from trainermon.analysis.across import first_of, in_pipeline, reached_from, with_hidden
+from trainermon.analysis.across import first_of, in_pipeline, lost_upstream, reached_from, with_hidden
 from trainermon.analysis.classify import classified
 from trainermon.analysis.evidence import SURE_KINDS, Evidence, RankDump, Row, gather
 from trainermon.analysis.findings import (
@@ -52,7 +52,7 @@ def diagnose(run_dir: Path, *, step: int | None = None) -> Diagnosis:
     ]
     if _is_consequence(evidence):
         diagnosis = _consequence(evidence)
-    elif origins:
+    elif origins and not lost_upstream(origins, evidence.dumps):
         diagnosis = _located(evidence, origins)
     elif evidence.rows or any(entry.dump.info.replay for entry in evidence.dumps):
         diagnosis = _not_in_replay(evidence)
@@ -240,6 +240,8 @@ def _not_in_replay(evidence: Evidence) -> Diagnosis:
     started = [entry for entry in evidence.dumps if entry.dump.info.replay]
     replayed = [entry for entry in started if entry.dump.info.complete and not entry.dump.info.aborted]
     cut = sorted({entry.rank for entry in started} - {entry.rank for entry in replayed})
+    replayed = [entry for entry in replayed if not entry.dump.nonfinite or entry.dump.info.lost_nonfinite]
+    handed_on = {entry.rank for entry in started} - {entry.rank for entry in replayed} - {*cut}
     lost = [entry.rank for entry in replayed if entry.dump.info.lost_nonfinite]
     place = locate_in_rows(evidence, lost[0] if lost else None)
     # a fault may hide where the replay did not get to
@@ -269,7 +271,7 @@ def _not_in_replay(evidence: Evidence) -> Diagnosis:
         module=place.module,
         phase=place.phase,
         tensor=None if place.row is None else _row_tensor(place.row),
-        ranks=_ranks(evidence, set() if place.rank is None else {place.rank, *lost}),
+        ranks=_ranks(evidence, set() if place.rank is None else {place.rank, *lost}, handed_on),
         consequences=_consequences(evidence, set() if place.rank is None else {place.rank}),
         dump=next((entry.path for entry in started if entry.rank == place.rank), None),
     )

@@ -71,6 +71,16 @@ SITES: Mapping[str, Site] = MappingProxyType(
 in an operation of a module's own code between its parts; in the batch; in the loss; in the gradients on their way back
 through each of these; in the gradient of a weight alone; in the moments of the optimizer."""
 
+FINITE: Mapping[str, Site] = MappingProxyType(
+    {
+        "weight": Site(direction="parameter", num=1, effects=("wrong-scale", "zeroed", "one-bit")),
+        "output": Site(direction="forward", num=2, effects=("wrong-scale", "zeroed", "one-bit", "stale-buffer")),
+        "gradient": Site(direction="backward", num=1, effects=("wrong-scale", "zeroed", "one-bit", "stale-buffer")),
+        "moment": Site(direction="optimizer", num=1, effects=("wrong-scale", "zeroed", "one-bit")),
+    }
+)
+"""Faults that stay finite, which only a comparison with a healthy run shows; its model has no router in Megatron."""
+
 CLEAN = MappingProxyType({"healthy": "", "dead-end": "probe", "large-values": "head"})
 """Clean runs, and the module of what is no fault: a bad value that nothing is made of, large values."""
 
@@ -82,7 +92,8 @@ SEEDS = (0, 1)
 class Case:
     """One run: `effect` happens at `site` in `module` of `rank` on `step`. In a clean run `site` is one of `CLEAN`.
 
-    Of a fault in the optimizer `module` is decided by the worker: a shard of its moments must be on `rank`.
+    A fault that stays finite is held `against` the run with that id. Of a fault in the optimizer `module` is decided by
+    the worker: a shard of its moments must be on `rank`.
     """
 
     split: str
@@ -94,6 +105,7 @@ class Case:
     module: str = ""
     rank: int = 0
     step: int = 2
+    against: str = ""
 
     @property
     def run_id(self) -> str:
@@ -122,14 +134,21 @@ def _cases_of(split: str, seed: int) -> Iterator[Case]:
         for role in itertools.islice(itertools.cycle(roles), site.num):
             case = Case(split=split, seed=seed, number=next(number), site=name, role=role)
             yield _placed(case, chance)
+    clean = []
     for name, module in CLEAN.items():
         if not module or split not in MEGATRON:
-            yield Case(split=split, seed=seed, number=next(number), site=name, effect=name, module=module)
+            clean.append(Case(split=split, seed=seed, number=next(number), site=name, effect=name, module=module))
+    yield from clean
+    for name, site in FINITE.items():
+        roles = [role for role in site.roles if role != "router" or split not in MEGATRON]
+        for role in chance.sample(roles, site.num):
+            case = Case(split=split, seed=seed, number=next(number), site=name, role=role, against=clean[0].run_id)
+            yield _placed(case, chance)
 
 
 def _placed(case: Case, chance: random.Random) -> Case:
     """Return `case` with everything that is drawn: effect, module, rank, step."""
-    effects = list(SITES[case.site].effects)
+    effects = list((FINITE if case.against else SITES)[case.site].effects)
     if "bit-flip" in effects and case.role != "norm":  # one bit makes only a value from 1 to 2 infinite
         effects.remove("bit-flip")
     module = chance.choice(modules_of(case.split, case.role))

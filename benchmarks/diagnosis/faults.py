@@ -120,6 +120,9 @@ def _spoil(tensor: Tensor, case: Case) -> None:
     """Change an element of a stored tensor for good."""
     flat = tensor.view(-1)
     index = (7 * case.number + 3) % flat.numel()
+    if case.against:
+        flat.copy_(_EFFECTS[case.effect](case.number, flat))
+        return
     if case.effect == "bit-flip":
         flat[index].clamp_(1.0, 1.9)  # weights of norms begin at 1
         flat.view(torch.int32)[index] ^= 1 << 30
@@ -154,6 +157,26 @@ def _stale_memory(number: int, x: Tensor) -> Tensor:
     return x + (stale - x.detach())
 
 
+def _one_bit(_number: int, x: Tensor) -> Tensor:
+    """Flip a high bit of the mantissa of the largest element."""
+    flipped = x.detach().clone(memory_format=torch.contiguous_format)
+    flipped.view(torch.int32).view(-1)[flipped.abs().argmax()] ^= 1 << 21
+    return x + (flipped - x.detach())
+
+
+def _stale_buffer(_number: int, x: Tensor) -> Tensor:
+    """Return what another row of the batch has."""
+    return x + (x.roll(1, 0) - x).detach()
+
+
+def _wrong_scale(_number: int, x: Tensor) -> Tensor:
+    return x * 1.5
+
+
+def _zeroed(_number: int, x: Tensor) -> Tensor:
+    return x * 0.0
+
+
 def _dead_end(_number: int, x: Tensor) -> Tensor:
     return x / 0.0
 
@@ -168,6 +191,10 @@ _EFFECTS: dict[str, Callable[[int, Tensor], Tensor]] = {
     "float16-overflow": _float16_overflow,
     "division-by-zero": _division_by_zero,
     "stale-memory": _stale_memory,
+    "wrong-scale": _wrong_scale,
+    "zeroed": _zeroed,
+    "one-bit": _one_bit,
+    "stale-buffer": _stale_buffer,
     "dead-end": _dead_end,
     "large-values": _large_values,
 }

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from benchmarks.diagnosis.cases import Case
 from benchmarks.diagnosis.record import run_dir_of
+from trainermon.analysis.against import diagnose_against
 from trainermon.analysis.diagnose import diagnose
 from trainermon.analysis.findings import Diagnosis, Verdict
 
@@ -40,4 +41,7 @@ class Judged:
 
 def judge(case: Case, folder: Path) -> Judged:
     """Return what the diagnosis says of the run of `case` that was recorded in `folder`."""
-    return Judged(case, diagnose(run_dir_of(case, folder)))
+    run_dir = run_dir_of(case, folder)
+    if case.against:
+        return Judged(case, diagnose_against(run_dir, run_dir.with_name(case.against)))
+    return Judged(case, diagnose(run_dir))

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from trainermon.analysis.across import first_of, in_pipeline, reached_from, with_hidden
+from trainermon.analysis.across import first_of, in_pipeline, lost_upstream, reached_from, with_hidden
 from trainermon.analysis.evidence import RankDump
 from trainermon.analysis.findings import FaultPhase
 from trainermon.analysis.origin import INPUT, LOSS, Origin
@@ -122,3 +122,13 @@ def test_scores_under_a_mask_are_bad_everywhere_and_blamed_nowhere():
     found = [(one, origin("mlp", order=8))]
 
     assert with_hidden(found, [one, other]) == found
+
+
+def test_a_stage_that_lost_its_fault_is_to_blame_for_what_the_next_was_handed():
+    lost, clean = stage_of(0, lost_nonfinite=True), stage_of(0)
+    shown, other = stage_of(1), rank_dump(3, pipeline_stage=1, pipeline_size=2, replica=1)
+
+    assert lost_upstream([(shown, origin())], [lost, shown]) == [lost]
+    assert lost_upstream([(shown, origin())], [clean, shown]) == []
+    assert lost_upstream([(shown, origin(phase=FaultPhase.BACKWARD))], [lost, shown]) == []
+    assert lost_upstream([(other, origin())], [lost, other]) == []
