@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from trainermon.analysis.compare.comparison import Comparison
+from trainermon.analysis.compare.items import Item
 from trainermon.analysis.compare.summary import (
     RESULTS,
     called_in,
@@ -21,6 +22,11 @@ from trainermon.analysis.compare.verdicts import PASS, UNMATCHED, CallResult, Ro
 MAX_BLAMED = 10
 MAX_CALLS = 2_000
 _MAX_STEPS = 600
+_LEGEND = (
+    ("error", "to blame: more than its inputs and rounding explain"),
+    ("warning", "differs, and is explained"),
+    ("pass", "rounding"),
+)
 _STYLE = """
 :root{color-scheme:light dark;--line:#d9dde3;--soft:#f5f6f8;--text:#1c2430;--dim:#667085;--error:#c4320a;
 --warning:#b7791f;--pass:#2f855a;--unmatched:#8a94a6;--back:#fff}
@@ -36,6 +42,8 @@ th{color:var(--dim);font-weight:500}td.n{text-align:right;font-variant-numeric:t
 svg{width:100%;height:150px;border:1px solid var(--line);border-radius:6px;background:var(--soft)}
 details{border-bottom:1px solid var(--line);padding:3px 0}summary{cursor:pointer}
 details table{margin:4px 0 10px 18px;width:calc(100% - 18px)}
+.legend span{margin-right:18px}.legend i{display:inline-block;width:10px;height:10px;border-radius:2px;margin-right:6px}
+b.error{border:1px solid;border-radius:4px;padding:0 5px;font-size:12px;font-weight:500}
 """
 
 
@@ -58,6 +66,8 @@ def _markdown(comparison: Comparison) -> Iterator[str]:
     yield "| " + " | ".join(RESULTS) + " |"
     yield "|" + "---:|" * len(RESULTS)
     yield "| " + " | ".join(f"{counts[result]:,}" for result in RESULTS) + " |"
+    for note in comparison.notes:
+        yield f"\n{note}"
     for title, calls in _sections(comparison):
         yield ""
         yield f"## {title}"
@@ -88,10 +98,11 @@ def _html(comparison: Comparison) -> Iterator[str]:
     yield f"<h1>{_text(title)}</h1>"
     yield f'<div class="dim">target <code>{_text(str(comparison.target))}</code><br>'
     yield f"golden <code>{_text(str(comparison.golden))}</code><br>"
-    yield f"compared by {comparison.mode.value} {_text(comparison.label)}</div>"
+    yield f"compared by {', '.join(filter(None, (comparison.mode.value, _text(comparison.label))))}</div>"
     counts = comparison.row_counts()
-    tiles = (f'<div class="tile {name}"><b>{counts[name]:,}</b>{name}</div>' for name in RESULTS)
+    tiles = (f'<div class="tile {name}"><b>{counts[name]:,}</b>rows: {name}</div>' for name in RESULTS)
     yield f'<div class="tiles">{"".join(tiles)}</div>'
+    yield "".join(f"<p>{_text(note)}</p>" for note in comparison.notes)
     yield from _growth_plot(comparison)
     if comparison.blamed:
         yield "<h2>Where differences arose</h2>"
@@ -122,7 +133,7 @@ def _blamed_table(comparison: Comparison) -> Iterator[str]:
 
 
 def _growth_plot(comparison: Comparison) -> Iterator[str]:
-    """Draw how far results are apart over the order of calls, on a logarithmic axis from 1e-8 to 1."""
+    """Draw how far results are apart over the order of calls, on a logarithmic axis from 1e-8 to 1; NaN at its top."""
     calls = [call for call in comparison.calls if call.result != UNMATCHED]
     if not calls:
         return
@@ -145,10 +156,10 @@ def _growth_plot(comparison: Comparison) -> Iterator[str]:
         yield f' height="{145 - top:.1f}"'
         yield f' fill="var(--{colour})"><title>{_text(worst.key)}: {_size(worst.output_error)}</title></rect>'
     yield "</svg>"
-
-
-def _severity(call: CallResult) -> tuple[bool, float]:
-    return call.blamed, math.inf if math.isnan(call.output_error) else call.output_error
+    yield '<div class="legend dim">'
+    for colour, meaning in _LEGEND:
+        yield f'<span><i style="background:var(--{colour})"></i>{meaning}</span>'
+    yield "</div>"
 
 
 def _height(size: float) -> float:
@@ -161,7 +172,8 @@ def _details(call: CallResult) -> Iterator[str]:
     sizes = f"{_size(call.input_error)} → {_size(call.output_error)}" if call.result != UNMATCHED else ""
     side = " (golden dump only)" if call.target is None else " (target only)" if call.golden is None else ""
     yield f'<details><summary><span class="{call.result}">{call.result}</span> <code>{_text(call.key)}</code> '
-    yield f'<span class="dim">{sizes}{side}</span></summary><table>'
+    blamed = ' <b class="error">to blame</b>' if call.blamed else ""
+    yield f'<span class="dim">{sizes}{side}</span>{blamed}</summary><table>'
     yield "<tr><th>place<th>result<th>differs by<th>target max, min, mean, norm<th>golden max, min, mean, norm<th></tr>"
     for row in call.rows:
         yield from _row(row)
@@ -173,9 +185,14 @@ def _row(row: Row) -> Iterator[str]:
     yield f"<tr><td>{_text(item.place if item else '')}<td class={row.result}>{row.result}"
     yield f'<td class="n">{_size(row.difference.relative)}'
     for side in (row.target, row.golden):
-        values: Iterable[object] = (side.max, side.min, side.mean, side.norm) if side else ()
-        yield f"<td>{_text(', '.join(_short(value) for value in values if value is not None))}"
+        yield f"<td>{_text(_statistics(side)) if side else ''}"
     yield f"<td>{_text(' '.join(row.messages))}</tr>"
+
+
+def _statistics(item: Item) -> str:
+    values = [_short(value) for value in (item.max, item.min, item.mean, item.norm) if value is not None]
+    counted = [f"{count:,} {name}" for count, name in ((item.nans, "NaN"), (item.infs, "Inf")) if count]
+    return ", ".join(values + counted)
 
 
 def _short(value: object) -> str:
