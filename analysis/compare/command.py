@@ -13,6 +13,7 @@ from trainermon.analysis.compare.files import FORMATS, Destination
 from trainermon.analysis.compare.inputs import read_compare_input
 from trainermon.analysis.compare.mappings import read_mappings
 from trainermon.analysis.compare.progress import ProgressBar
+from trainermon.analysis.compare.splits import parse_sizes
 from trainermon.analysis.compare.summary import render_text
 from trainermon.monitor.errors import ConfigError
 
@@ -40,6 +41,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--mode", type=Mode, choices=list(Mode), help="what to compare (default: tensors if both have them)"
     )
     _add_mappings(parser)
+    for side in ("target", "golden"):
+        parser.add_argument(
+            f"--{side}-split",
+            type=parse_sizes,
+            default={},
+            metavar="SIZES",
+            help=f"how the {side}'s ranks share the model, as in tp=2,pp=4, where its dumps do not tell",
+        )
     parser.add_argument("--fuzzy", action="store_true", help="pair also calls whose numbers or prefixes differ")
     parser.add_argument(
         "--baseline", nargs=2, type=Path, metavar="DUMP", help="two dumps of one side: what these differ by is noise"
@@ -66,6 +75,8 @@ def main(args: argparse.Namespace) -> int:
         baseline=tuple(args.baseline) if args.baseline else None,
         stack=not args.no_stack,
         ray=args.ray,
+        target_sizes=args.target_split,
+        golden_sizes=args.golden_split,
         mappings=read_mappings(
             api=args.api_mapping, cell=args.cell_mapping, data=args.data_mapping, layer=args.layer_mapping
         ),

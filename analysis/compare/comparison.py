@@ -15,6 +15,7 @@ from pathlib import Path
 from trainermon.analysis.compare.items import Rows, read_rows
 from trainermon.analysis.compare.mappings import Mappings
 from trainermon.analysis.compare.matching import match_calls
+from trainermon.analysis.compare.merge import read_sides
 from trainermon.analysis.compare.metrics import (
     Difference,
     ItemPair,
@@ -24,6 +25,7 @@ from trainermon.analysis.compare.metrics import (
 from trainermon.analysis.compare.naming import unused_names
 from trainermon.analysis.compare.places import PlacePair, find_places, pair_places
 from trainermon.analysis.compare.progress import Report, no_report
+from trainermon.analysis.compare.splits import find_pairs
 from trainermon.analysis.compare.verdicts import CallResult, Judge, Measure, Row
 from trainermon.monitor.errors import DumpError
 
@@ -48,6 +50,7 @@ class CompareOptions:
         baseline: two dumps of the same side: what these differ by is taken for noise.
         stack: give the call stack with every first row of a call.
         mappings: what the target's names stand for in the golden dump.
+        target_sizes, golden_sizes: numbers of ranks by axis (`tp`, `dp`, `pp`), for dumps that do not tell them.
         ray: address of the Ray cluster on which the dumps of two runs are compared; None: in processes of this machine.
     """
 
@@ -57,6 +60,8 @@ class CompareOptions:
     stack: bool = True
     mappings: Mappings = field(default_factory=Mappings)
     ray: str | None = None
+    target_sizes: Mapping[str, int] = field(default_factory=dict)
+    golden_sizes: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,8 +106,17 @@ def compare(target: Path | str, golden: Path | str, *, options: CompareOptions |
         DumpError: a side has no dump, none of them belong together, or they hold nothing that can be compared.
     """
     options = options or CompareOptions()
-    pairs = pair_places(find_places(Path(target)), find_places(Path(golden)))
+    pairs = pairs_of(Path(target), Path(golden), options)
     return [compare_pair(pair, options, threads=num_cores()) for pair in pairs]
+
+
+def pairs_of(target: Path, golden: Path, options: CompareOptions) -> list[PlacePair]:
+    """Return which dumps at or below two folders are compared.
+
+    Raises:
+        DumpError: a side has no dump, none of them belong together, or ranks of a model are missing.
+    """
+    return find_pairs(target, golden, target_sizes=options.target_sizes, golden_sizes=options.golden_sizes)
 
 
 def num_cores() -> int:
@@ -135,7 +149,7 @@ def collector_off() -> Iterator[None]:
 
 
 def _compare_pair(pair: PlacePair, options: CompareOptions, threads: int, report: Report) -> Comparison:
-    target, golden = read_rows(pair.target.directory), read_rows(pair.golden.directory)
+    target, golden, notes = read_sides(pair.target, pair.golden)
     mode = _mode(target, golden, options.mode)
     measure = _measure(target, golden, mode, threads)
     calls = Judge(
@@ -152,7 +166,7 @@ def _compare_pair(pair: PlacePair, options: CompareOptions, threads: int, report
         mode=mode,
         calls=tuple(calls),
         stacks=target.stacks if options.stack else {},
-        notes=tuple(unused_names(options.mappings, target)),
+        notes=(*notes, *unused_names(options.mappings, target)),
     )
 
 

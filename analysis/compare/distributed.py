@@ -10,9 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from trainermon.analysis.compare.comparison import CompareOptions, compare_pair, num_cores
+from trainermon.analysis.compare.comparison import CompareOptions, compare_pair, num_cores, pairs_of
 from trainermon.analysis.compare.files import Destination, as_document, write_files
-from trainermon.analysis.compare.places import PlacePair, find_places, pair_places
+from trainermon.analysis.compare.places import PlacePair
 from trainermon.analysis.compare.progress import Report, no_report
 from trainermon.analysis.compare.ray_pool import ray_map
 from trainermon.analysis.compare.summary import Outcome, summarise
@@ -61,25 +61,25 @@ def outcomes(
     """
     if destination is not None:
         destination = replace(destination, folder=destination.folder.absolute())
-    return _apply(partial(_outcome, options=options, destination=destination), target, golden, options.ray, report)
+    return _apply(partial(_outcome, options=options, destination=destination), target, golden, options, report)
 
 
 def documents(target: Path, golden: Path, *, options: CompareOptions) -> Iterator[Any]:
     """Yield what a JSON file would hold of every pair; see `outcomes`."""
-    return _apply(partial(_document, options=options), target, golden, options.ray)
+    return _apply(partial(_document, options=options), target, golden, options)
 
 
 def _apply(
-    function: _Function[_T], target: Path, golden: Path, ray: str | None, report: Report = no_report
+    function: _Function[_T], target: Path, golden: Path, options: CompareOptions, report: Report = no_report
 ) -> Iterator[_T]:
-    if ray is None:
-        pairs = pair_places(find_places(target), find_places(golden))
+    if options.ray is None:
+        pairs = pairs_of(target, golden, options)
         workers = min(len(pairs), num_cores())
         results = _pool_map(workers, function, pairs) if workers > 1 else _map_here(function, pairs, report)
         yield from _counted(results, len(pairs), report)
         return
-    pairs = pair_places(find_places(target.absolute()), find_places(golden.absolute()))
-    with ray_map(ray) as apply:
+    pairs = pairs_of(target.absolute(), golden.absolute(), options)
+    with ray_map(options.ray) as apply:
         yield from _counted(apply(function, pairs), len(pairs), report)
 
 

@@ -126,7 +126,7 @@ class Rows(NamedTuple):
 
     def tensor_path(self, item: Item) -> Path | Assembly | None:
         """Return where the tensor of a row is stored, or its parts; of a name that the dump gives, only the base."""
-        if item.data_name in self.sources:
+        if item.data_name is not None and item.data_name in self.sources:
             return self.sources[item.data_name]
         return self.directory / TENSOR_FOLDER / Path(item.data_name).name if item.data_name else None
 

@@ -127,9 +127,7 @@ def relative_size(target: Item, golden: Item) -> float | None:
         return math.nan
     extremes = _finite_pairs((target.max, golden.max), (target.min, golden.min))
     if not extremes:
-        if target.nonfinite:
-            return 0.0
-        return None if target.dtype == golden.dtype and not isinstance(target.max, str) else math.inf
+        return _size_without_extremes(target, golden)
     largest = max(abs(value) for pair in extremes for value in pair)
     if largest <= TINY:
         return 0.0
@@ -141,6 +139,21 @@ def relative_size(target: Item, golden: Item) -> float | None:
         sizes.append(abs(ours - theirs) / norm if norm > TINY else 0.0)
     sizes += [abs(ours - theirs) / root_mean_square for ours, theirs in _finite_pairs((target.mean, golden.mean))]
     return max(sizes)
+
+
+def _size_without_extremes(target: Item, golden: Item) -> float | None:
+    if target.nonfinite:
+        return 0.0
+    if target.max is None and isinstance(target.mean, float):  # a sum over ranks, of which no more is known
+        return _mean_gap(target.mean, golden)
+    return None if target.dtype == golden.dtype and not isinstance(target.max, str) else math.inf
+
+
+def _mean_gap(mean: float, golden: Item) -> float | None:
+    """Return how far a mean is from the golden one, relative to the root mean square; None if that is not known."""
+    if not isinstance(golden.mean, float) or not isinstance(golden.norm, float) or golden.norm <= TINY:
+        return None
+    return abs(mean - golden.mean) * math.sqrt(max(1, golden.num_elements)) / golden.norm
 
 
 def _same_nonfinite(target: Item, golden: Item) -> bool:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from trainermon.analysis.compare.assembly import Assembly
 from trainermon.analysis.compare.items import Item, Rows
 from trainermon.analysis.compare.metrics import Difference, ItemPair, relative_size
 from trainermon.analysis.compare.noise import ROUNDOFF
@@ -137,27 +138,44 @@ def tensor_difference(ours: Item, theirs: Item, *, target: Rows, golden: Rows) -
     return sums.difference()
 
 
-def _chunks(path: Path) -> Iterator[_Array]:
-    flat = _load(path)
+def _chunks(source: Path | Assembly) -> Iterator[_Array]:
+    flat = _flat(source)
     for start in range(0, len(flat), CHUNK):
         part = flat[start : start + CHUNK]
         yield np.asarray(part if isinstance(part, np.ndarray) else part.double().numpy(), dtype=np.float64)
 
 
-def _load(path: Path) -> Any:
-    """Return a tensor of one dimension, mapped from its file; of complex numbers both parts."""
-    try:
-        if path.suffix == ".npy":
-            array = np.load(path, mmap_mode="r", allow_pickle=False)
-            flat = array.reshape(-1)
-            return flat.view(flat.real.dtype) if flat.dtype.kind == "c" else flat
+def _flat(source: Path | Assembly) -> Any:
+    """Return a tensor of one dimension, mapped from its file, or put together; of complex numbers both parts."""
+    whole = source.whole(_read) if isinstance(source, Assembly) else _load(source)
+    if isinstance(whole, np.ndarray):
+        flat = whole.reshape(-1)
+        return flat.view(flat.real.dtype) if flat.dtype.kind == "c" else flat
+    if whole.is_complex():
         import torch
 
-        tensor = torch.load(path, map_location="cpu", weights_only=True, mmap=True).detach()
+        whole = torch.view_as_real(whole)
+    return whole.reshape(-1)
+
+
+def _read(path: Path) -> _Array:
+    """Return the tensor in a file in float64, or complex128."""
+    tensor = _load(path)
+    if isinstance(tensor, np.ndarray):
+        return tensor.astype(np.complex128 if tensor.dtype.kind == "c" else np.float64)
+    array: _Array = tensor.cdouble().numpy() if tensor.is_complex() else tensor.double().numpy()
+    return array
+
+
+def _load(path: Path) -> Any:
+    """Return an array or a tensor, mapped from its file."""
+    try:
+        if path.suffix == ".npy":
+            return np.load(path, mmap_mode="r", allow_pickle=False)
+        import torch
+
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=True).detach()
     except ImportError as error:
         raise DumpError(f"{path} needs torch: install it, or compare with --mode statistics") from error
     except (OSError, ValueError, RuntimeError, AttributeError, pickle.UnpicklingError) as error:
         raise DumpError(f"{path} is no tensor file ({error}): copy the dump again, or use --mode statistics") from error
-    if tensor.is_complex():
-        tensor = torch.view_as_real(tensor)
-    return tensor.reshape(-1)
