@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from xml.sax.saxutils import escape
 
@@ -24,8 +24,8 @@ _LEVEL = 1  # of compression: such text shrinks to a tenth, and three times as f
 _MAX_TEXT = 32_000  # a cell holds 32 767 characters
 _UNWRITABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")  # not allowed in XML 1.0, even escaped
 _FILLS = {ERROR: "FFF8CBAD", WARNING: "FFFFF2CC", UNMATCHED: "FFE7E6E6"}
-_STYLES = {result: f'<c s="{number}"' for number, result in enumerate(_FILLS, start=2)}
-_HEADER_STYLE = '<c s="1"'
+_STYLES = {result: f' s="{number}"' for number, result in enumerate(_FILLS, start=2)}
+_HEADER_STYLE = ' s="1"'
 
 _XML = '<?xml version="1.0" encoding="UTF-8" standalone="yes"?>\n'
 _PACKAGE = "http://schemas.openxmlformats.org/package/2006"
@@ -89,14 +89,18 @@ def _sheet(comparison: Comparison, num_rows: int) -> Iterator[str]:
     yield "</sheetView></sheetViews>"
     yield f'<cols><col min="1" max="2" width="48" customWidth="1"/><col min="3" max="{len(titles)}" width="14" '
     yield 'customWidth="1"/></cols><sheetData>'
-    yield _row("".join(map(_XLSX.cell, titles)), _HEADER_STYLE)
-    for result, cells in lines(comparison, _XLSX):
-        yield _row(cells, _STYLES.get(result))
-    yield f'</sheetData><autoFilter ref="A1:{_column(len(titles))}{num_rows + 1}"/></worksheet>'
+    columns = [_column(number) for number in range(1, len(titles) + 1)]
+    yield _row(1, columns, "".join(map(_XLSX.cell, titles)), _HEADER_STYLE)
+    for number, (result, cells) in enumerate(lines(comparison, _XLSX), start=2):
+        yield _row(number, columns, cells, _STYLES.get(result, ""))
+    yield f'</sheetData><autoFilter ref="A1:{columns[-1]}{num_rows + 1}"/></worksheet>'
 
 
-def _row(cells: str, style: str | None) -> str:
-    return f"<row>{cells.replace('<c', style) if style else cells}</row>"
+def _row(number: int, columns: Sequence[str], cells: str, style: str) -> str:
+    """Return a row. Cells say where they are: the standard does not ask for it, but Gnumeric needs it."""
+    parts = cells.split("<c")[1:]
+    placed = [f'<c r="{column}{number}"{style}{part}' for column, part in zip(columns, parts, strict=True)]
+    return f'<row r="{number}">{"".join(placed)}</row>'
 
 
 def _column(number: int) -> str:

@@ -2,9 +2,12 @@
 
 import csv
 import math
+import zipfile
+from xml.etree import ElementTree
 
 import openpyxl
 import pytest
+from openpyxl.utils import get_column_letter
 
 from tests.analysis.compare.record import RECORDED
 from tests.analysis.compare.test_verdicts import chain
@@ -14,6 +17,7 @@ from trainermon.analysis.compare.files import write_csv
 from trainermon.analysis.compare.tables import header, table
 from trainermon.analysis.compare.workbook import write_xlsx
 
+SPREADSHEET = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"
 SIDES = {
     "faulty": ("faulty", "sound"),
     "nan": ("nan", "sound"),
@@ -66,6 +70,15 @@ def test_a_spreadsheet_holds_the_table(comparison, tmp_path):
     assert differing(list(sheet.iter_rows(values_only=True)), comparison) == []
     assert sheet.freeze_panes == "B2"
     assert sheet.auto_filter.ref == f"A1:AF{sheet.max_row}"
+
+
+def test_every_cell_says_where_it_is_as_gnumeric_needs_it(comparison, tmp_path):
+    write_xlsx(comparison, tmp_path / "x.xlsx")
+
+    text = zipfile.ZipFile(tmp_path / "x.xlsx").read("xl/worksheets/sheet1.xml").decode()
+    places = [cell.get("r") for cell in ElementTree.fromstring(text).iter(f"{{{SPREADSHEET}}}c")]
+    width = len(header(comparison.mode))
+    assert places == [f"{get_column_letter(index % width + 1)}{index // width + 1}" for index in range(len(places))]
 
 
 def test_rows_have_the_colour_of_their_result(tmp_path):
