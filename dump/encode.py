@@ -62,12 +62,25 @@ def _encode(value: Any, slot: str, leaves: list[Leaf], depth: int) -> Any:
 
 
 def _encode_container(value: Any, slot: str, leaves: list[Leaf], depth: int) -> Any:
+    if _P2P is not None and isinstance(value, _P2P):
+        return _message(value, slot, leaves, depth)
     items = _named_items(value)
     if items is not None:
         return {str(name): _encode(item, f"{slot}.{name}", leaves, depth) for name, item in items[:MAX_ITEMS]}
     if isinstance(value, list | tuple):
         return [_encode(item, f"{slot}.{index}", leaves, depth) for index, item in enumerate(value[:MAX_ITEMS])]
     return None
+
+
+def _message(operation: Any, slot: str, leaves: list[Leaf], depth: int) -> dict[str, Any]:
+    return {
+        "class_type": "torch.distributed.P2POp",
+        "tensor": _encode(operation.tensor, f"{slot}.tensor", leaves, depth),
+        "op": operation.op.__name__,
+        "peer": operation.peer,
+        "tag": operation.tag,
+        "group_id": _process_group(operation.group or dist.group.WORLD)["group_id"],
+    }
 
 
 def _named_items(value: Any) -> Sequence[tuple[Any, Any]] | None:
@@ -95,6 +108,7 @@ _SCALARS: list[tuple[Any, Callable[[Any], dict[str, Any]]]] = [
     (torch.device, lambda device: {"type": "torch.device", "value": str(device)}),
     (torch.memory_format, lambda form: {"type": "torch.memory_format", "format": str(form).removeprefix("torch.")}),
 ]
+_P2P = getattr(dist, "P2POp", None)
 if dist.is_available():
     _SCALARS += [
         (dist.ProcessGroup, _process_group),

@@ -31,6 +31,11 @@ def take_out(mode: TorchFunctionMode) -> None:
             _stack._push_mode(each)
 
 
+def is_in(mode: TorchFunctionMode) -> bool:
+    """Return whether `mode` sees calls now."""
+    return any(each is mode for each in _stack._get_current_function_mode_stack())
+
+
 def _taken_off() -> list[TorchFunctionMode]:
     """Take all modes off, and return them from the top to the bottom."""
     return [_stack._pop_mode() for _ in range(_stack._len_torch_function_stack())]

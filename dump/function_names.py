@@ -190,6 +190,8 @@ MOVES = frozenset(
         "meshgrid",
     ]
 )
+# With what the keys of torch's functions begin.
+TORCHS = ("Tensor.", "Torch.", "Functional.")
 # Functions of the first that only ask or steer; nothing of them is recorded at any level.
 SILENT = frozenset(
     [
@@ -279,15 +281,20 @@ class FunctionName(NamedTuple):
         """The first two parts of a key."""
         return f"{self.prefix}.{self.name}"
 
+    @property
+    def is_torchs(self) -> bool:
+        """Whether it is one of torch's functions, not a custom operator."""
+        return f"{self.prefix}." in TORCHS
+
 
 def is_core(key: str, name: str) -> bool:
     """Return whether a function multiplies, normalises, looks up, communicates, or is a custom one."""
-    return name in CORE or not key.startswith(("Tensor.", "Torch.", "Functional."))
+    return name in CORE or not key.startswith(TORCHS)
 
 
-def only_moves(name: str) -> bool:
-    """Return whether a function only moves, makes or converts elements."""
-    return name in MOVES
+def only_moves(key: str, name: str) -> bool:
+    """Return whether a function of torch only moves, makes or converts elements."""
+    return name in MOVES and key.startswith(TORCHS)
 
 
 def name_of(function: Callable[..., Any], args: tuple[Any, ...], caller: FrameType) -> FunctionName | None:

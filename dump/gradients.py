@@ -29,6 +29,7 @@ class Backward:
     """The backward entry of one module call, filled as gradients arrive, in any order.
 
     `inputs` and `outputs` are lists of forms (None: no gradient), `kwargs` the gradients of keyword arguments.
+    Without a `key`, `settle` finds it when the first gradient arrives.
     """
 
     key: str
@@ -40,6 +41,7 @@ class Backward:
     missing: int = 0
     received: int = 0
     written: bool = False
+    settle: Callable[[], None] | None = None
 
     def place(self, slot: str, form: TensorForm | None) -> None:
         """Put what arrived into `slot` (None: no gradient); the entry is written when none is missing any more."""
@@ -170,6 +172,8 @@ class GradientHooks:
 
     def _gradient(self, watched: _Watched, gradient: Tensor | None) -> None:
         for backward, slot in watched.places:
+            if backward.settle is not None and not backward.key:
+                backward.settle()
             if backward.written:
                 continue
             if gradient is None:  # another output of the same node was used, not this one

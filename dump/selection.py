@@ -65,7 +65,7 @@ class Selection:
         if self._risk == "ALL" or key.startswith(MODULE_PREFIXES):
             return True
         name = key.split(".")[-3]
-        return is_core(key, name) if self._risk == "CORE" else not only_moves(name)
+        return is_core(key, name) if self._risk == "CORE" else not only_moves(key, name)
 
     def _has_direction(self, key: str) -> bool:
         backward = f".{BACKWARD}" in key or f".{PARAMETERS_GRAD}" in key

@@ -76,9 +76,9 @@ class CallPatch:
     """Follows each call of a method of a class, or of a function of a module, from its beginning to its end.
 
     `begins(args, kwargs)` runs before the original, a method's `self` included; what it returns is handed to
-    `ends(token, result)` unless it is None, and not after an exception. Both must be contained. Not called while
-    torch.compile traces. Nothing is replaced before `put()`. The replacement is always the same object, so that what
-    was compiled with and without it stays valid when it comes and goes.
+    `ends(token, result)` unless it is None, after an exception to `fails(token)`. All must be contained. Not called
+    while torch.compile traces. Nothing is replaced before `put()`. The replacement is always the same object, so that
+    what was compiled with and without it stays valid when it comes and goes.
 
     Raises:
         AttachError: `owner` itself has no such function.
@@ -91,6 +91,7 @@ class CallPatch:
         *,
         begins: Callable[[tuple[Any, ...], dict[str, Any]], Any],
         ends: Callable[[Any, Any], Any],
+        fails: Callable[[Any], Any] | None = None,
     ) -> None:
         if name not in vars(owner) or not callable(getattr(owner, name)):
             raise _missing(owner, name)
@@ -98,6 +99,7 @@ class CallPatch:
         self._name = name
         self._original = vars(owner)[name]
         self._is_on = False
+        self._fails = fails
         around = self._around if inspect.isclass(owner) else self._around_traceable
         self._replacement = around(getattr(owner, name), begins, ends)
 
@@ -122,7 +124,12 @@ class CallPatch:
         @functools.wraps(function)
         def around(*args: Any, **kwargs: Any) -> Any:
             token = begins(args, kwargs) if self._is_on else None
-            result = function(*args, **kwargs)
+            try:
+                result = function(*args, **kwargs)
+            except BaseException:
+                if token is not None and self._fails is not None:
+                    self._fails(token)
+                raise
             if token is not None:
                 ends(token, result)
             return result

@@ -11,6 +11,7 @@ pytestmark = pytest.mark.distributed
 DEEPSPEED = ["1-bf16-nonreentrant-mix", "2-fp32-reentrant-L1", "3-fp32-none-L0", "3-bf16-reentrant-mix"]
 FSDP = ["fsdp2-none-mix", "fsdp1-reentrant-L1"]
 MEGATRON = ["tp-none-L0", "sp-full-mix", "vpp-selective-L1"]
+COMPUTING = tuple(f"Functional.{name}." for name in ("linear", "gelu", "dropout", "layer_norm", "softmax", "embedding"))
 SMALL = {"deepspeed_worker": DEEPSPEED, "fsdp_worker": FSDP, "megatron_worker": MEGATRON}
 
 
@@ -22,6 +23,8 @@ def assert_unchanged_and_whole(of_rank):
         keys, level = found["keys"], name.rpartition("-")[2]
         assert any(key.startswith("Functional.") for key in keys) == (level != "L0")
         modules = collections.Counter(key.split(".")[-2] for key in keys if key.startswith("Module."))
+        forwards = {key for key in keys if key.startswith(COMPUTING) and key.endswith(".forward")}
+        assert {key.replace(".forward", ".backward") for key in forwards} <= set(keys)  # repeated ones too
         if level == "L1":
             assert not modules
         else:
