@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-import os
 import re
 import sys
 from collections.abc import Callable
@@ -42,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--model",
         required=True,
         metavar="MODULE:FUNCTION",
-        help="what builds the model, without arguments, as the training script does; looked up from the current folder",
+        help="what builds the model, without arguments, as the training script does; or FILE.py:FUNCTION",
     )
     parser.add_argument("--device", help="where to run it, as torch names it (default: where the step ran, else cpu)")
     parser.add_argument("--task", choices=("statistics", "tensor"), default="tensor", help="what is dumped")
@@ -72,7 +71,8 @@ def main(args: argparse.Namespace) -> int:
         return 0
     again = read_dump(result.dump).info
     sys.stdout.write(render_text(diagnosis, colour=sys.stdout.isatty()))
-    sys.stdout.write(f"replay     {again.reproducibility}: {again.reproducibility_reason}\n")
+    if diagnosis.reproducibility is None:
+        sys.stdout.write(f"again      {again.reproducibility}: {again.reproducibility_reason}\n")
     sys.stdout.write("".join(f"note       {note}\n" for note in again.notes))
     sys.stdout.write(f"dumped to  {result.dump}\n")
     return 0
@@ -100,7 +100,9 @@ def find_kept(run_dir: Path, *, step: int | None = None, rank: int | None = None
 
 
 def find_builder(name: str) -> Callable[[], nn.Module]:
-    """Return the function that `module:function` names, looked up from the current folder first.
+    """Return the function that `module:function` names, looked up from the current folder first, or `file.py:function`.
+
+    The folder stays in the module search path: what is built may import more from there.
 
     Raises:
         DumpError: There is no such module or function.
@@ -108,13 +110,14 @@ def find_builder(name: str) -> Callable[[], nn.Module]:
     module_name, colon, function_name = name.partition(":")
     if not colon or not module_name or not function_name:
         raise DumpError(f"--model is {name!r}, expected MODULE:FUNCTION, such as train:build_model")
-    sys.path.insert(0, os.getcwd())
+    folder = Path.cwd()
+    if module_name.endswith(".py"):
+        folder, module_name = (folder / module_name).parent, Path(module_name).stem
+    sys.path.insert(0, str(folder))
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
-        raise DumpError(f"--model {name}: {module_name} cannot be imported from {os.getcwd()} ({error})") from error
-    finally:
-        sys.path.remove(os.getcwd())
+        raise DumpError(f"--model {name}: {module_name} cannot be imported from {folder} ({error})") from error
     function: Callable[[], nn.Module] | None = getattr(module, function_name, None)
     if function is None:
         raise DumpError(f"--model {name}: {module.__file__} has no function {function_name}")

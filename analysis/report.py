@@ -113,10 +113,9 @@ def describe_tensor(tensor: BadTensor) -> str:
 
 def describe_classification(verdict: OperationVerdict) -> str:
     """Return the cause, the operation, and what to collect where the cause is not known, in a few words."""
-    where = f" ({verdict.source})" if verdict.source else ""
     collect = f". To know: {verdict.collect}" if verdict.collect else ""
     name = f"{verdict.operation}: " if verdict.operation else ""
-    return f"{verdict.cause}: {name}{verdict.reason}{where}{collect}"
+    return f"{verdict.cause}: {name}{verdict.reason}{collect}"
 
 
 def _facts(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
@@ -158,6 +157,8 @@ def _causes(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
         yield "or", ", ".join(diagnosis.candidates[:_MAX_PARAMETERS])
     if diagnosis.classification is not None:
         yield "cause", describe_classification(diagnosis.classification)
+        if diagnosis.classification.source:
+            yield "made in", diagnosis.classification.source
     if diagnosis.reproducibility is not None:
         yield "again", f"{_SAID[diagnosis.reproducibility]}: {diagnosis.reproducibility_reason}"
 

@@ -56,6 +56,7 @@ def script(tmp_path, monkeypatch):
     folder.mkdir()
     (folder / "kept_model.py").write_text(MODEL)
     monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", [*sys.path])
     yield find_builder("kept_model:build")
     sys.modules.pop("kept_model", None)
 
@@ -107,6 +108,14 @@ def test_a_kept_step_is_replayed_bit_for_bit_from_its_file(run, capsys):
     assert len(kept) > 20
     for name, tensor in kept.items():
         assert torch.equal(tensor.nan_to_num(), again[name].nan_to_num()), name
+
+
+def test_the_model_may_stand_in_a_file_elsewhere(run, capsys, monkeypatch, tmp_path):
+    del sys.modules["kept_model"]
+    monkeypatch.chdir(tmp_path)
+
+    assert cli.main(["replay", "run", "--model", "script/kept_model.py:build", "--task", "statistics"]) == 0
+    assert "again      reproducible" in capsys.readouterr().out
 
 
 def test_the_file_holds_no_code_and_is_private(run):
