@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from trainermon.analysis.compare.comparison import CompareOptions, Mode
@@ -15,9 +17,13 @@ from trainermon.analysis.compare.mappings import read_mappings
 from trainermon.analysis.compare.progress import ProgressBar
 from trainermon.analysis.compare.splits import parse_sizes
 from trainermon.analysis.compare.summary import render_text
+from trainermon.analysis.compare.verdicts import ERROR, PASS, WARNING
 from trainermon.monitor.errors import ConfigError
 
 DEFAULT = ("csv", "json")
+DIFFERENT = 3
+UNKNOWN = 4
+"""With --exit-code; 1 and 2 stand for what could not be done, as in every command."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,7 +44,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what to write, may be repeated (default: csv and json)",
     )
     parser.add_argument(
-        "--mode", type=Mode, choices=list(Mode), help="what to compare (default: tensors if both have them)"
+        "--mode",
+        choices=[mode.value for mode in Mode],
+        help="what to compare (default: tensors, else checksums, else statistics, whichever both have)",
     )
     _add_mappings(parser)
     for side in ("target", "golden"):
@@ -59,18 +67,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="compare on the Ray cluster there (default: one process per core of this machine)",
     )
     parser.add_argument("--no-stack", action="store_true", help="leave call stacks out")
+    parser.add_argument(
+        "--exit-code",
+        action="store_true",
+        help=f"end with status {DIFFERENT} if more than rounding differs, {UNKNOWN} if nothing could be compared",
+    )
     parser.add_argument("--json", action="store_true", help="print the results as JSON, see analysis/compare/README.md")
 
 
 def main(args: argparse.Namespace) -> int:
-    """Print the summary and return 0, whatever it says.
+    """Print the summary; return 0, whatever it says, unless the exit status was asked for.
 
     Raises:
         DumpError: there is nothing to compare.
         ConfigError: it is not said what to compare, a file that is given is wrong, or no Ray cluster answers.
     """
     options = CompareOptions(
-        mode=args.mode,
+        mode=Mode(args.mode) if args.mode else None,
         fuzzy=args.fuzzy,
         baseline=tuple(args.baseline) if args.baseline else None,
         stack=not args.no_stack,
@@ -85,14 +98,25 @@ def main(args: argparse.Namespace) -> int:
     if args.json:
         as_json = list(documents(target, golden, options=options))
         sys.stdout.write(json.dumps(as_json, indent=1) + "\n")
-        return 0
+        return _status([document["rows"] for document in as_json]) if args.exit_code else 0
     destination = Destination(folder=args.output, formats=tuple(args.format or DEFAULT)) if args.output else None
     progress = ProgressBar(sys.stderr)
-    found = list(outcomes(target, golden, destination, options=options, report=progress))
-    progress.clear()
+    try:
+        found = list(outcomes(target, golden, destination, options=options, report=progress))
+    finally:
+        progress.clear()
     sys.stdout.write(render_text(found, colour=sys.stdout.isatty()))
     _list_files([path for outcome in found for path in outcome.files])
-    return 0
+    return _status([outcome.rows for outcome in found]) if args.exit_code else 0
+
+
+def _status(rows: Iterable[Mapping[str, int]]) -> int:
+    counts = Counter[str]()
+    for of_dump in rows:
+        counts.update(of_dump)
+    if counts[ERROR] or counts[WARNING]:
+        return DIFFERENT
+    return 0 if counts[PASS] else UNKNOWN
 
 
 def _add_mappings(parser: argparse.ArgumentParser) -> None:

@@ -75,3 +75,19 @@ def test_a_folder_without_a_dump_is_refused(tmp_path, capsys):
     assert main(["compare", str(tmp_path), SOUND]) == 1
 
     assert "holds no dump: expected dump.json" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [[], ["--json"]])
+def test_the_exit_status_tells_a_script_whether_the_dumps_differ(words, tmp_path, capsys):
+    lonely = tmp_path / "rank0"
+    lonely.mkdir()
+    (lonely / "dump.json").write_text('{"task": "statistics", "level": "L1", "data": {}}')
+
+    statuses = [main(["compare", target, SOUND, "--exit-code", *words]) for target in (FAULTY, SOUND, str(lonely))]
+    assert statuses == [3, 0, 4]
+
+
+def test_a_mode_that_both_dumps_lack_is_refused(capsys):
+    assert main(["compare", FAULTY, SOUND, "--mode", "tensor"]) == 1
+
+    assert "cannot compare by tensor" in capsys.readouterr().err
