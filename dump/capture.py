@@ -111,7 +111,7 @@ class ModuleCapture:
     @property
     def running(self) -> str | None:
         """Key of the innermost recorded call that is running, None at the top; the root has none."""
-        return _parent_key(next((call for _, call in reversed(self._stack) if call is not None), None), FORWARD)
+        return _parent_key(self._innermost(), FORWARD)
 
     def attach(self) -> None:
         """Put the hooks in place; they are behind all hooks that the script has registered so far."""
@@ -147,8 +147,9 @@ class ModuleCapture:
         self._stack.append((module, None))
         leaves: list[Leaf] = []
         inputs = [encode(value, f"input.{index}", leaves) for index, value in enumerate(args)]
-        handed = self.handed if watched.is_root else {}
-        named = {name: encode(value, f"kwargs.{name}", leaves) for name, value in {**kwargs, **handed}.items()}
+        if watched.is_root and self.handed:
+            kwargs = {**kwargs, **self.handed}
+        named = {name: encode(value, f"kwargs.{name}", leaves) for name, value in kwargs.items()}
         if self._gathered and torch.is_grad_enabled():
             self._gradients.watch_parameters(_owners([watched], gathered=True))
         if recomputing:
@@ -176,7 +177,7 @@ class ModuleCapture:
             self._gradients.watch_outputs(call.backward, leaves)
 
     def _new_call(self, watched: _Watched, value: dict[str, Any]) -> _Call:
-        parent = next((call for _, call in reversed(self._stack) if call is not None), None)
+        parent = self._innermost()
         call = _Call(
             watched=watched,
             number=self._calls_of_stem[watched.stem],
@@ -197,7 +198,7 @@ class ModuleCapture:
 
     def _recomputed(self, watched: _Watched) -> _Call | None:
         """Find the call that is being repeated: within its parent in order, at the top the latest one first."""
-        parent = next((call for _, call in reversed(self._stack) if call is not None), None)
+        parent = self._innermost()
         if parent is None:
             repeated = next((call for call in reversed(watched.calls) if not call.recomputed), None)
         else:
@@ -212,13 +213,13 @@ class ModuleCapture:
 
     def _finish(self, call: _Call, outputs: Any, leaves: list[Leaf]) -> None:
         key = call.key(FORWARD)
-        value = {**call.value, "output": outputs}
+        value, call.value = call.value, {}
+        value["output"] = outputs
         if not self._gathered:
             leaves = [*leaves]
             value["parameters"] = _parameters(call.watched.module, leaves, gathered=False)
         self.writer.record(key, leaves)
         value[EXTRA] = {"order": self.writer.next_order(), **self._extra()}
-        call.value = {}
         if call.watched.is_root:
             self.writer.add_root(key, value)
         else:
@@ -238,7 +239,16 @@ class ModuleCapture:
                 return call
         return None
 
+    def _innermost(self) -> _Call | None:
+        """Return the innermost recorded call that is running."""
+        for _, call in reversed(self._stack):
+            if call is not None:
+                return call
+        return None
+
     def _extra(self) -> dict[str, Any]:
+        if self.micro_step is None and self.stage is None:
+            return {}
         extra = {"micro_step": self.micro_step, "stage": self.stage}
         return {name: number for name, number in extra.items() if number is not None}
 
@@ -271,7 +281,9 @@ def _watched_below(root: nn.Module, scope: Sequence[str], names: Mapping[nn.Modu
 
 def _own_parameters(module: nn.Module, *, gathered: bool) -> Iterator[tuple[str, Tensor]]:
     """Yield a module's parameters; gathered by FSDP1 they may be plain attributes, cut out of a flat one."""
-    yield from (found for found in module.named_parameters(recurse=False) if found[0] != FLAT)
+    for name, parameter in module._parameters.items():
+        if parameter is not None and name != FLAT:
+            yield name, parameter
     for name, value in vars(module).items() if gathered else ():
         if isinstance(value, Tensor) and value.grad_fn is not None and name not in module._parameters:
             yield name, value

@@ -32,23 +32,12 @@ class Leaf(NamedTuple):
     form: TensorForm
 
 
-def encode(value: Any, slot: str, leaves: list[Leaf]) -> Any:
+def encode(value: Any, slot: str, leaves: list[Leaf], depth: int = MAX_DEPTH) -> Any:
     """Return the form of `value` (see `forms.json_text`), and append every tensor inside to `leaves`.
 
     The forms of tensors have no numbers yet. Types that msprobe does not know become None, containers beyond 1 024
     items or 16 levels are cut. No device is touched.
     """
-    return _encode(value, slot, leaves, MAX_DEPTH)
-
-
-def encode_output(output: Any, leaves: list[Leaf]) -> Any:
-    """Return the form of what a module returned: the items of a tuple, else a list of the one value."""
-    if isinstance(output, tuple):
-        return encode(output, "output", leaves)
-    return [encode(output, "output.0", leaves)]
-
-
-def _encode(value: Any, slot: str, leaves: list[Leaf], depth: int) -> Any:
     if isinstance(value, Tensor):
         form = tensor_form(value)
         leaves.append(Leaf(slot, value, form))
@@ -61,21 +50,28 @@ def _encode(value: Any, slot: str, leaves: list[Leaf], depth: int) -> Any:
     return _encode_container(value, slot, leaves, depth - 1)
 
 
+def encode_output(output: Any, leaves: list[Leaf]) -> Any:
+    """Return the form of what a module returned: the items of a tuple, else a list of the one value."""
+    if isinstance(output, tuple):
+        return encode(output, "output", leaves)
+    return [encode(output, "output.0", leaves)]
+
+
 def _encode_container(value: Any, slot: str, leaves: list[Leaf], depth: int) -> Any:
     if _P2P is not None and isinstance(value, _P2P):
         return _message(value, slot, leaves, depth)
     items = _named_items(value)
     if items is not None:
-        return {str(name): _encode(item, f"{slot}.{name}", leaves, depth) for name, item in items[:MAX_ITEMS]}
+        return {str(name): encode(item, f"{slot}.{name}", leaves, depth) for name, item in items[:MAX_ITEMS]}
     if isinstance(value, list | tuple):
-        return [_encode(item, f"{slot}.{index}", leaves, depth) for index, item in enumerate(value[:MAX_ITEMS])]
+        return [encode(item, f"{slot}.{index}", leaves, depth) for index, item in enumerate(value[:MAX_ITEMS])]
     return None
 
 
 def _message(operation: Any, slot: str, leaves: list[Leaf], depth: int) -> dict[str, Any]:
     return {
         "class_type": "torch.distributed.P2POp",
-        "tensor": _encode(operation.tensor, f"{slot}.tensor", leaves, depth),
+        "tensor": encode(operation.tensor, f"{slot}.tensor", leaves, depth),
         "op": operation.op.__name__,
         "peer": operation.peer,
         "tag": operation.tag,

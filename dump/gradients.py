@@ -24,6 +24,18 @@ from trainermon.monitor.taps.guard import Contained
 Sink = Callable[[str, dict[str, Any]], None]
 
 
+class Slot(NamedTuple):
+    """Where in a backward entry a gradient belongs: its side, and the number or the keyword of the tensor."""
+
+    side: str
+    place: int | str
+
+    @property
+    def name(self) -> str:
+        """What names the gradient's file."""
+        return f"{self.side}.{self.place}"
+
+
 @dataclasses.dataclass(slots=True, eq=False)
 class Backward:
     """The backward entry of one module call, filled as gradients arrive, in any order.
@@ -43,15 +55,14 @@ class Backward:
     written: bool = False
     settle: Callable[[], None] | None = None
 
-    def place(self, slot: str, form: TensorForm | None) -> None:
+    def place(self, slot: Slot, form: TensorForm | None) -> None:
         """Put what arrived into `slot` (None: no gradient); the entry is written when none is missing any more."""
         self.missing -= 1
         if form is not None:
-            side, _, name = slot.partition(".")
-            if side == "kwargs":
-                self.kwargs[name] = form
+            if isinstance(slot.place, int):
+                (self.inputs if slot.side == "input" else self.outputs)[slot.place] = form
             else:
-                (self.inputs if side == "input" else self.outputs)[int(name)] = form
+                self.kwargs[slot.place] = form
             self.received += 1
             self.extra["order"] = form.order
         if self.missing == 0:
@@ -70,7 +81,7 @@ class Backward:
 
 class _Place(NamedTuple):
     backward: Backward
-    slot: str
+    slot: Slot
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -113,10 +124,13 @@ class GradientHooks:
 
     def watch_inputs(self, backward: Backward, leaves: Sequence[Leaf]) -> None:
         """Watch the gradients of what a module took: the outputs of its backward."""
+        if leaves and leaves[-1].slot.startswith("input"):  # keyword arguments come last
+            backward.outputs = self._watch(backward, "output", leaves)
+            return
         backward.outputs = self._watch(backward, "output", [leaf for leaf in leaves if leaf.slot.startswith("input")])
         for leaf in leaves:
             if leaf.slot.startswith("kwargs") and leaf.tensor.requires_grad:
-                self._register(leaf.tensor, _Place(backward, leaf.slot))
+                self._register(leaf.tensor, _Place(backward, Slot("kwargs", leaf.slot.removeprefix("kwargs."))))
 
     def watch_parameters(self, owners: dict[Tensor, list[tuple[str, str]]]) -> None:
         """Watch the gradients of parameters that are not watched yet.
@@ -148,22 +162,27 @@ class GradientHooks:
         self._open.clear()
 
     def _watch(self, backward: Backward, side: str, leaves: Sequence[Leaf]) -> list[TensorForm | None]:
-        wanted = [index for index, leaf in enumerate(leaves) if leaf.tensor.requires_grad]
-        for index in wanted:
-            self._register(leaves[index].tensor, _Place(backward, f"{side}.{index}"))
-        return [None] * (len(leaves) if wanted else 0)
+        any_wanted = False
+        for index, leaf in enumerate(leaves):
+            if leaf.tensor.requires_grad:
+                any_wanted = True
+                self._register(leaf.tensor, _Place(backward, Slot(side, index)))
+        return [None] * len(leaves) if any_wanted else []
 
     def _register(self, tensor: Tensor, place: _Place) -> None:
         # Reading grad_fn brings up to date that of a view whose base was written to through another view; without it
         # torch 2.13 dies of a segmentation fault in register_hook.
         is_leaf = tensor.grad_fn is None
-        hooks: dict[int, Any] = tensor._backward_hooks or {}
-        watched = self._memory.recall(tensor)
+        hooks: dict[int, Any] | None = tensor._backward_hooks
         place.backward.missing += 1
-        if watched is not None and watched.num_hooks == len(hooks):
-            watched.places.append(place)
-            return
-        watched = _Watched([place], len(hooks) + 1, any(map(is_foreign, hooks.values())))
+        if hooks:
+            watched = self._memory.recall(tensor)
+            if watched is not None and watched.num_hooks == len(hooks):
+                watched.places.append(place)
+                return
+            watched = _Watched([place], len(hooks) + 1, any(map(is_foreign, hooks.values())))
+        else:
+            watched = _Watched([place], 1, hooked=False)
         hook = self._contain(self._gradient, watched)
         handle = tensor.register_hook(hook)  # type: ignore[no-untyped-call]
         self._memory.remember(tensor, watched)
@@ -179,7 +198,7 @@ class GradientHooks:
             if gradient is None:  # another output of the same node was used, not this one
                 backward.place(slot, None)
                 continue
-            form = self._record(backward.key, slot, gradient)
+            form = self._record(backward.key, slot.name, gradient)
             if watched.hooked:
                 form.extras["hooked"] = True
             backward.place(slot, form)

@@ -31,23 +31,24 @@ class SelectingWriter(DumpWriter):
         self.with_structure = config.extra_info and config.level != "debug"
         self._config = config
         self._selection = Selection(config)
+        self._takes_all = self._selection.is_everything and config.task != "structure"
         self._waiting: list[tuple[Tensor, Path]] = []
         self._waiting_bytes = 0
         super().__init__(directory, info, task=config.task, max_bytes=int(config.max_mb * MIB))
 
     def wants(self, key: str) -> bool:
         """Return whether the name of the entry `key`, which begins, is chosen."""
-        return self._selection.begins(key)
+        return self._takes_all or self._selection.begins(key)
 
     def saves(self, key: str) -> bool:
         """Return whether the tensors of the entry `key` are saved."""
-        return self.with_tensors or any(part in key for part in self._config.tensor_list)
+        return self.with_tensors or (
+            bool(self._config.tensor_list) and any(part in key for part in self._config.tensor_list)
+        )
 
     def record(self, key: str, leaves: Sequence[Leaf]) -> None:
         """Take the statistics, the checksums and the tensors that are asked for."""
-        if self.task == "structure" or not self._selection.records(key):
-            return
-        chosen = [leaf for leaf in leaves if PARAMETERS_GRAD in key or self._selection.has_side(leaf.slot)]
+        chosen = leaves if self._takes_all else self._chosen(key, leaves)
         super().record(key, chosen)
         if self._config.with_checksums:
             for leaf in chosen:
@@ -57,6 +58,9 @@ class SelectingWriter(DumpWriter):
         self, key: str, value: dict[str, Any], *, parent: str | None = None, stack: Sequence[str] | None = None
     ) -> None:
         """Append an entry, or only its place in the tree."""
+        if self._takes_all:
+            super().add(key, value, parent=parent, stack=stack)
+            return
         if not self._selection.ends(key) or self.task == "structure":
             self.add_node(key, parent=parent, stack=stack if self.task == "structure" else None)
             return
@@ -66,7 +70,7 @@ class SelectingWriter(DumpWriter):
 
     def add_gradients(self, key: str, value: dict[str, Any]) -> None:
         """Append the gradients of a module's parameters if they are asked for."""
-        if self._selection.ends(key) and self.task != "structure":
+        if self._takes_all or (self._selection.ends(key) and self.task != "structure"):
             super().add_gradients(key, value)
 
     def publish(self, **changes: Any) -> DumpInfo:
@@ -76,6 +80,11 @@ class SelectingWriter(DumpWriter):
         self._waiting.clear()
         self._waiting_bytes = 0
         return super().publish(**changes)
+
+    def _chosen(self, key: str, leaves: Sequence[Leaf]) -> Sequence[Leaf]:
+        if self.task == "structure" or not self._selection.records(key):
+            return ()
+        return [leaf for leaf in leaves if PARAMETERS_GRAD in key or self._selection.has_side(leaf.slot)]
 
     def _store(self, tensor: Tensor, path: Path) -> int:
         tensor = sliced(tensor.detach(), self._config.slice)

@@ -31,6 +31,12 @@ class Selection:
         self._running: set[str] = set()
         self._chosen: dict[str, bool] = {}
 
+    @property
+    def is_everything(self) -> bool:
+        """Whether there is nothing that is not chosen."""
+        is_named = bool(self._scope or self._parts) or self._risk != "ALL"
+        return not is_named and len(self._directions) == len(self._sides) == 2
+
     def begins(self, key: str) -> bool:
         """Return whether the name of the entry `key` is chosen; the answer holds until it ends."""
         known = self._chosen.get(key)

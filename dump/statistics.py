@@ -72,15 +72,15 @@ class Statistics:
     def fill(self, fresh: Sequence[tuple[Tensor, Reading]]) -> None:
         """Take the statistics of tensors as they are now; those without elements have none."""
         groups: dict[torch.device, list[tuple[Tensor, Reading]]] = {}
-        for tensor, reading in fresh:
+        for each in fresh:
+            tensor = each[0]
             if tensor.numel() and has_elements(tensor):
-                groups.setdefault(tensor.device, []).append((tensor, reading))
+                groups.setdefault(tensor.device, []).append(each)
         for device, group in groups.items():
             rows = self._rows.get(device)
             if rows is None:
                 rows = self._rows[device] = _Rows(device)
-            for first in range(0, len(group), MAX_ROWS):
-                rows.take(group[first : first + MAX_ROWS])
+            rows.take(group)
 
     def resolve(self) -> None:
         """Bring all numbers that were taken into their readings; waits for the device."""
@@ -96,10 +96,12 @@ class _Rows:
         self._waiting: list[tuple[Reading, torch.dtype]] = []
 
     def take(self, group: Sequence[tuple[Tensor, Reading]]) -> None:
-        if len(self._waiting) + len(group) > MAX_ROWS:
-            self.bring()
-        write([_real(tensor) for tensor, _ in group], self._rows, len(self._waiting))
-        self._waiting += [(reading, tensor.dtype) for tensor, reading in group]
+        for first in range(0, len(group), MAX_ROWS):
+            part = group[first : first + MAX_ROWS]
+            if len(self._waiting) + len(part) > MAX_ROWS:
+                self.bring()
+            write([_real(tensor) for tensor, _ in part], self._rows, len(self._waiting))
+            self._waiting += [(reading, tensor.dtype) for tensor, reading in part]
 
     def bring(self) -> None:
         if not self._waiting:
