@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -44,9 +45,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     module = importlib.import_module(COMMANDS[arguments.subcommand][0])
     try:
         status: int = module.main(arguments)
+        sys.stdout.flush()
     except TrainermonError as error:
         print(f"trainermon {arguments.subcommand}: {error}", file=sys.stderr)
         return 1
-    except BrokenPipeError:
+    except BrokenPipeError:  # `| head`: what is still buffered cannot be written either, and Python would say so
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     return status

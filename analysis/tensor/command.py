@@ -103,14 +103,11 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _show(args: argparse.Namespace) -> None:
-    if args.tensor.path.is_dir() or args.nonfinite:
+    only = None if args.nonfinite or not any(args.tensor.files()) else list(islice(args.tensor.tensors(), 2))
+    if only is None or len(only) > 1:
         _print_list(_list_rows(args.tensor, only_bad=args.nonfinite), args)
         return
-    tensors = list(islice(args.tensor.tensors(), 2))
-    if len(tensors) > 1:
-        _print_list(_list_rows(args.tensor, only_bad=False), args)
-        return
-    tensor = tensors[0]
+    tensor = only[0]
     part = parse_index(args.index, tensor.shape) if args.index else None
     found = profile(tensor, part)
     if args.json:
@@ -148,7 +145,9 @@ def _print_list(rows: Iterable[tuple[tuple[str, ...], Any]], args: argparse.Name
 def _diff(args: argparse.Namespace) -> None:
     if args.tensor.path.is_dir() != args.other.path.is_dir():
         raise DumpError(f"{args.tensor.path} and {args.other.path}: expected two files or two folders")
-    if args.tensor.path.is_dir():
+    if args.tensor.path.is_dir() and any(
+        len(list(islice(side.tensors(), 2))) > 1 for side in (args.tensor, args.other)
+    ):
         _diff_folders(args)
         return
     diff = _diff_pair(args, *_pair(args))

@@ -13,7 +13,7 @@ from trainermon.analysis.tensor.dtypes import magnitudes
 from trainermon.analysis.tensor.files import StoredTensor
 from trainermon.analysis.tensor.index import Part
 
-MAX_POSITIONS = 8
+MAX_POSITIONS = 6
 # Of longer dimensions it is not noted which indices hold what is not finite.
 _MAX_TRACKED = 1 << 20
 _Mask = npt.NDArray[np.bool_]

@@ -99,6 +99,26 @@ def parse_target(text: str) -> Target:
     return Target(Path(path), pattern)
 
 
+def called_in(path: Path) -> str:
+    """Return the line of the user's code whose call a dump's tensor file comes from, "" if no dump tells.
+
+    A backward is told by the line of its forward.
+    """
+    try:
+        dump = read_dump(path.parent.parent)
+    except DumpError:
+        return ""
+    found = next((entry for entry in dump.entries if any(record.data_path == path for record in _records(entry))), None)
+    if found is None:
+        return ""
+    same = [entry for entry in dump.entries if _call(entry) == _call(found)]
+    return next((" ".join(entry.stack[0].split()) for entry in (found, *same) if entry.stack), "")
+
+
+def _call(entry: Entry) -> tuple[str, str, int]:
+    return entry.module, entry.class_name, entry.call
+
+
 def _dumps(folder: Path) -> list[Dump]:
     places = {path.parent for name in (DUMP_FILE, PARTIAL_FILE) for path in folder.rglob(name)}
     return [read_dump(place) for place in sorted(places)]

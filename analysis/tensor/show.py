@@ -9,6 +9,7 @@ from trainermon.analysis.tensor.files import StoredTensor
 from trainermon.analysis.tensor.index import Part, parse_index
 from trainermon.analysis.tensor.profile import Place, Profile, Spread
 from trainermon.analysis.tensor.screen import corner, line, number, position, printable, size, table, window
+from trainermon.analysis.tensor.selection import called_in
 from trainermon.dump.records import TensorRecord
 
 _NAME = 72
@@ -21,17 +22,17 @@ def render_profile(tensor: StoredTensor, found: Profile, part: Part | None, *, c
     stored = size(found.count * tensor.raw.dtype.itemsize)
     chosen = f", the part {part.text} of {list(tensor.shape)}" if part is not None else ""
     yield line("", f"{found.dtype}{list(found.shape)}, {found.count:,} elements, {stored}{chosen}")
+    line_of_code = called_in(tensor.path)
+    if line_of_code:
+        yield line("called in", printable(line_of_code))
     bad = [f"{count:,} {name}" for count, name in _bad_counts(found) if count]
     yield line("elements", ", ".join([f"{found.finite:,} finite", *bad, f"{found.zeros:,} zero"]))
     if found.min is not None and found.max is not None:
         yield line("range", f"{_place_text(found.min)} … {_place_text(found.max)}")
         moments = (("mean", found.mean), ("std", found.std), ("rms", found.rms), ("norm", found.norm))
         yield line("moments", ", ".join(f"{name} {number(value)}" for name, value in moments))
-    for index, place in enumerate(found.bad):
-        yield line("not finite" if not index else "", _place_text(place))
-    rest = found.nans + found.infs - len(found.bad)
-    if rest > 0:
-        yield line("", f"and {rest:,} more")
+    if found.bad:
+        yield line("not finite", _bad_text(found))
     yield from (line("within", _spread_text(spread)) for spread in found.spread)
     yield from _values(tensor, found, part, colour=colour)
 
@@ -46,6 +47,16 @@ def _values(tensor: StoredTensor, found: Profile, part: Part | None, *, colour: 
 
 def _bad_counts(found: Profile) -> tuple[tuple[int, str], ...]:
     return (found.nans, "NaN"), (found.positive_infs, "Inf"), (found.negative_infs, "-Inf")
+
+
+def _bad_text(found: Profile) -> str:
+    texts = [number(place.value) for place in found.bad]
+    named = [
+        f"{text if not index or text != texts[index - 1] else ''} {position(place.position)}".strip()
+        for index, (text, place) in enumerate(zip(texts, found.bad, strict=True))
+    ]
+    rest = found.nans + found.infs - len(named)
+    return ", ".join(named) + (f" and {rest:,} more" if rest > 0 else "")
 
 
 def _place_text(place: Place) -> str:

@@ -275,6 +275,15 @@ def test_show_lists_a_dump_in_the_order_of_its_calls(task, tmp_path, capsys):
     assert "Module.2.Linear.forward.0.output.0" in bad
 
 
+def test_show_tells_the_line_that_made_a_dumped_tensor(tmp_path, capsys):
+    folder = dumped(tmp_path, "tensor") / "dump_tensor_data"
+
+    for name in ("Module.2.Linear.forward.0.output.0.pt", "Module.2.Linear.backward.0.input.0.pt"):
+        tensor("show", folder / name)
+
+        assert f"called in  File {__file__}, line " in capsys.readouterr().out
+
+
 def test_names_cannot_command_the_terminal(tmp_path, capsys):
     torch.save({"\x1b[2Jevil\n": torch.ones(2), "b": torch.ones(1)}, tmp_path / "a.pt")
 
