@@ -70,7 +70,8 @@ def _from_replay(diagnosis: Diagnosis, dump: Dump) -> OperationVerdict | None:
     names = {diagnosis.module, *diagnosis.candidates}
     exact = [verdict for verdict in found if _module_of(verdict) in names]
     inside = [verdict for verdict in found if _module_of(verdict).startswith(f"{diagnosis.module}.")]
-    first = next(iter([*exact, *inside]), None)
+    computed = [verdict for verdict in (*exact, *inside) if verdict.cause is not Cause.INHERITED]
+    first = next(iter([*computed, *exact, *inside]), None)
     return None if first is None else dataclasses.replace(first, reason=f"{first.reason}{_in_float64(dump)}")
 
 

@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from trainermon.dump.operations import RunningCalls
+from trainermon.dump.precise import Health, health
 from trainermon.dump.records import FORWARD
 
 # These cast; in float64 they are to leave things as they are.
@@ -101,7 +102,7 @@ class GradientCheck:
             handle.remove()
 
     def _see(self, gradient: Tensor) -> None:
-        self.finite = self.finite and bool(gradient.isfinite().all())
+        self.finite = self.finite and health(gradient) is Health.FINITE
 
 
 def stem_of(key: str) -> str:

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
 
-from trainermon.dump.precise import Called, floating, has_memory, is_finite_number, is_masking, judge
+from trainermon.dump.precise import Called, Health, floating, has_memory, health, is_finite_number, judge
 from trainermon.dump.records import BACKWARD, FORWARD
 from trainermon.dump.stacks import call_stack
 from trainermon.dump.verdicts import OperationVerdict
@@ -183,20 +183,21 @@ class OperationWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _look(self, func: Any, given: tuple[Any, Any], result: Any) -> None:
         tensors = list(floating(result))
-        bad = [tensor for tensor in tensors if not bool(tensor.isfinite().all())]
+        states = [health(tensor) for tensor in tensors]
         for tensor in tensors if self._masks else ():
             self._masks.pop(_address(tensor), None)  # what is there now is not what was there then
-        if not bad:
+        if all(state is Health.FINITE for state in states):
             return
-        marred = [tensor for tensor in floating(given) if not bool(tensor.isfinite().all())]
-        if not all(map(is_masking, marred)) or not all(map(is_finite_number, pytree.tree_leaves(given))):
+        masked = _masked_inputs(given)
+        is_mask = Health.BAD not in states
+        is_filled = not all(map(is_finite_number, pytree.tree_leaves(given)))
+        if masked is None or (is_mask and is_filled):
             return
-        is_mask = all(map(is_masking, bad))
-        verdict = next((self._masks[address] for address in map(_address, marred) if address in self._masks), None)
-        if verdict is None and not (is_mask and marred):  # a mask that is passed on is none of ours
+        verdict = next((self._masks[address] for address in map(_address, masked) if address in self._masks), None)
+        if verdict is None and not (is_mask and masked):  # a mask that is passed on is none of ours
             verdict = self._verdict(func, given, result)
         if is_mask and verdict is not None:  # it may be meant so, or do harm later, as the logarithm of zero
-            self._masks |= {_address(tensor): verdict for tensor in bad if len(self._masks) < MAX_MASKS}
+            self._masks |= {_address(tensor): verdict for tensor in tensors if len(self._masks) < MAX_MASKS}
         elif verdict is not None and verdict not in self._harmful:
             self._harmful.append(verdict)
 
@@ -223,6 +224,18 @@ class OperationWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         node = torch._C._current_autograd_node()
         forward = self._forwards.get(node._sequence_nr(), _Forward("", ""))
         return forward.call.replace(f".{FORWARD}.", f".{BACKWARD}."), BACKWARD, forward.source
+
+
+def _masked_inputs(given: Any) -> list[Tensor] | None:
+    """Return what an operation was given with minus infinity in it; None if there was worse."""
+    masked = []
+    for tensor in floating(given):
+        state = health(tensor)
+        if state is Health.BAD:
+            return None
+        if state is Health.MASKED:
+            masked.append(tensor)
+    return masked
 
 
 def _address(tensor: Tensor) -> int:

@@ -7,6 +7,7 @@ the kernel that is judged, on the CPU it is another instance of it.
 
 from __future__ import annotations
 
+import enum
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -53,6 +54,9 @@ def judge(called: Called, result: Any) -> Judgement:
     Nothing given is written to, no generator is moved. Cost: up to three calls on the CPU.
     """
     inputs = pytree.tree_leaves((list(called.args), dict(called.kwargs)))
+    number = next((value for value in inputs if not is_finite_number(value)), None)
+    if number is not None:
+        return Judgement(Cause.INHERITED, f"the script gave it the number {number}")
     if not all(map(_is_sound, inputs)):
         return Judgement(Cause.INHERITED, "an input was not finite already")
     if sum(value.numel() for value in inputs if isinstance(value, Tensor)) > MAX_ELEMENTS:
@@ -64,12 +68,26 @@ def judge(called: Called, result: Any) -> Judgement:
         torch.set_rng_state(state)
 
 
-def is_masking(tensor: Tensor) -> bool:
-    """Return whether nothing but minus infinity is not finite in `tensor`: attention scores under a mask are like that.
+class Health(enum.Enum):
+    """Whether the elements of a tensor are finite, but for the minus infinity of attention scores under a mask."""
 
-    Waits for the device.
+    FINITE = enum.auto()
+    MASKED = enum.auto()
+    BAD = enum.auto()
+
+
+def health(tensor: Tensor) -> Health:
+    """Return whether `tensor` has NaN or plus infinity, minus infinity alone, or neither. Waits for the device.
+
+    A finite tensor costs one pass: a sum that is finite has no part that is not.
     """
-    return not (tensor.is_complex() or bool(tensor.isnan().any()) or bool(tensor.isposinf().any()))
+    plain = tensor.float() if tensor.element_size() == 1 else tensor
+    total = plain.sum(dtype=torch.float32 if plain.element_size() < 4 else None)
+    if bool(total.isfinite()) or (plain.is_complex() and bool(plain.isfinite().all())):
+        return Health.FINITE
+    if plain.is_complex() or bool(plain.isnan().any()) or bool(plain.isposinf().any()):
+        return Health.BAD
+    return Health.MASKED if bool(plain.isneginf().any()) else Health.FINITE
 
 
 def floating(value: Any) -> Iterator[Tensor]:
@@ -191,9 +209,7 @@ def _judge_type(again: _Again, place: _Place, number: int, *, is_custom: bool) -
 
 def _is_sound(value: Any) -> bool:
     """Return whether an input is finite, or is not on purpose."""
-    return is_finite_number(value) and all(
-        bool(tensor.isfinite().all()) or is_masking(tensor) for tensor in floating(value)
-    )
+    return is_finite_number(value) and all(health(tensor) is not Health.BAD for tensor in floating(value))
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:

@@ -118,6 +118,14 @@ def test_minus_infinity_that_was_computed_is_blamed_where_it_came_from(tmp_path)
     assert (info.operations[0].operation, info.operations[0].cause) == ("aten.mm.default", Cause.PRECISION)
 
 
+def test_a_number_that_the_script_gave_is_inherited(tmp_path):
+    _, info = replay(tmp_path, Net(lambda x: x * float("nan")), torch.ones(2, 4))
+
+    first = info.operations[0]
+    assert (first.operation, first.cause) == ("aten.mul.Tensor", Cause.INHERITED)
+    assert first.reason == "the script gave it the number nan"
+
+
 def test_operation_of_the_backward_is_found_with_the_line_of_its_forward(tmp_path):
     def root(x):
         return (x - x).sqrt()
