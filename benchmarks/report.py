@@ -112,16 +112,32 @@ def kernel_rows(python: str) -> list[str]:
     ]
 
 
+def compare_table(python: str, runs: int) -> list[str]:
+    """Return the rows about two dumps that are held against each other; the script runs both tools in turn."""
+    result = run(python, "bench_compare.py", "--runs", str(runs))
+    cells = (
+        f"**{one['median']:.1f} s** [{one['low']:.1f}–{one['high']:.1f}], {one['peak_mb']:,.0f} MB"
+        for one in (result["theirs"], result["ours"])
+    )
+    return [
+        "| CPU time and peak memory | mindstudio-probe | trainermon |",
+        "|---|---|---|",
+        f"| compare two dumps of {result['calls']:,} calls, to csv | {' | '.join(cells)} |",
+    ]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--python", default=sys.executable)
     parser.add_argument("--other-python", required=True, help="interpreter of an environment with mindstudio-probe")
     parser.add_argument("--pairs", type=int, default=16)
     parser.add_argument("--framework-pairs", type=int, default=6)
+    parser.add_argument("--compare-runs", type=int, default=3)
     arguments = parser.parse_args()
     lines = step_table(arguments.python, arguments.other_python, arguments.pairs)
     lines += ["", *framework_table(arguments.python, arguments.other_python, arguments.framework_pairs)]
     lines += ["", *kernel_rows(arguments.python)]
+    lines += ["", *compare_table(arguments.python, arguments.compare_runs)]
     lines += [
         "",
         f"CPU-time ratios, median of {arguments.pairs} back-to-back pairs [smallest–largest] "

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from trainermon.analysis.compare.noise import ROUNDOFF
 from trainermon.analysis.compare.tensors import ElementSums
 from trainermon.analysis.tensor.dtypes import parts
 from trainermon.analysis.tensor.extremes import Extreme, check_shapes, distances, largest_differences
@@ -58,12 +57,12 @@ def diff_tensors(
         DumpError: the shapes differ.
     """
     check_shapes(ours, theirs)
-    sums, unit = ElementSums(), ROUNDOFF.get(theirs.dtype, 0.0)
+    sums = ElementSums()
     first: list[Extreme] = []
     differing = count = 0
     with np.errstate(over="ignore", invalid="ignore"):
         for mine, other in zip(ours.chunks(), theirs.chunks(), strict=True):
-            sums.add(parts(mine), parts(other), unit)
+            sums.add(parts(mine), parts(other), theirs.dtype)
             gap = distances(mine, other)
             apart = np.flatnonzero(np.isnan(gap) | (gap > atol + rtol * np.abs(other)))
             first += [

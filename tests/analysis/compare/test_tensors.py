@@ -33,7 +33,7 @@ def columns_of(tmp_path, ours, theirs):
     return row, row.difference.columns
 
 
-@pytest.mark.parametrize("chunk", [1, 7, 1 << 18])
+@pytest.mark.parametrize("chunk", [1, 7, 1 << 13])
 def test_metrics_are_those_of_numpy_in_one_go(chunk, tmp_path, monkeypatch):
     monkeypatch.setattr(tensors, "CHUNK", chunk)
     random = np.random.default_rng(0)
@@ -75,6 +75,22 @@ def test_last_places_are_those_of_the_type_in_torch_s_files_too(dtype, digits, t
     (comparison,) = compare(*folders)
     (row,) = comparison.rows()
     assert row.difference.columns[7] == 3
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_last_places_are_numpy_s_at_every_magnitude(dtype, tmp_path):
+    random = np.random.default_rng(4)
+    kind = np.finfo(dtype)
+    least = int(np.log2(float(kind.tiny))) - kind.nmant
+    exponents = random.integers(least + 3, int(np.log2(float(kind.max))) - 1, size=400)
+    theirs = [
+        np.array([sign * np.ldexp(1.3, exponent)]).astype(dtype)
+        for exponent, sign in zip(exponents, [1, -1] * 200, strict=True)
+    ]
+    ours = [np.nextafter(value, dtype(math.inf)) for value in theirs]
+
+    (comparison,) = compare(dump(tmp_path / "a", ours), dump(tmp_path / "b", theirs))
+    assert [row.difference.columns[7] for row in comparison.rows()] == [1.0] * 400
 
 
 @pytest.mark.parametrize("threads", [1, 3])
