@@ -52,8 +52,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for side in ("target", "golden"):
         parser.add_argument(
             f"--{side}-split",
-            type=parse_sizes,
-            default={},
             metavar="SIZES",
             help=f"how the {side}'s ranks share the model, as in tp=2,pp=4, where its dumps do not tell",
         )
@@ -88,8 +86,8 @@ def main(args: argparse.Namespace) -> int:
         baseline=tuple(args.baseline) if args.baseline else None,
         stack=not args.no_stack,
         ray=args.ray,
-        target_sizes=args.target_split,
-        golden_sizes=args.golden_split,
+        target_sizes=parse_sizes(args.target_split),
+        golden_sizes=parse_sizes(args.golden_split),
         mappings=read_mappings(
             api=args.api_mapping, cell=args.cell_mapping, data=args.data_mapping, layer=args.layer_mapping
         ),

@@ -23,6 +23,7 @@ from trainermon.dump.records import BACKWARD, FORWARD, PARAMETERS_GRAD, Layout
 _Name = tuple[str, str]
 _Key = tuple[str, str, int]
 _NAMES_TOLD = 3
+COLLECTIVE = "Distributed"
 
 
 class Rank(NamedTuple):
@@ -91,6 +92,8 @@ def _in_whole(part: Part, rows: Rows) -> Rows:
     sources: Sources = {}
     calls = []
     for call in rows.calls:
+        if call.family == COLLECTIVE:  # other layouts have other ones
+            continue
         items = tuple(_with_path(item, rows, sources, call.direction) for item in call.items)
         name = call.name if call.family != MODULE else _path_in_whole(call.name, renamed)
         scope = _path_in_whole(call.scope, renamed)
@@ -230,7 +233,8 @@ class _Merger:
     def _one_call(self, key: _Key, calls: Sequence[Call], layout: Layout, axis: str) -> Call:
         first = calls[0]
         rows = [{item.place: item for item in call.items} for call in calls]
-        items = []
+        items: list[Item] = []
+        is_own = False
         for item in first.items:
             row = Row(
                 name=f"{first.key}.{item.place}",
@@ -238,8 +242,12 @@ class _Merger:
                 reference=self._references.of(key, item.place, axis),
                 split=_split_of(first, item, layout) if axis == "tp" else None,
                 sums=_may_be_sums(first, item, layout, axis),
+                is_function=first.family != MODULE,
+                is_own=is_own,
             )
-            items.append(merge_row(row, self._sources, self.counts))
+            merged = merge_row(row, self._sources, self.counts)
+            is_own |= merged is None
+            items += [merged] if merged is not None else []
         return first._replace(items=tuple(items))
 
     def _replicas(self, ranks: Sequence[Rank]) -> Rank:
@@ -358,6 +366,8 @@ def _notes(side: Side, counts: Counts) -> Iterator[str]:
     )
     if counts.averaged:
         yield f"gradients of {counts.averaged} replicas were averaged: each one's loss is the mean over its own batch"
+    if counts.own:
+        yield f"{counts.own:,} rows of functions are each rank's own and were left out: look at the modules around them"
     for names, what in (
         (counts.diverged, "should be copies but differ"),
         (counts.unclear, "have shapes that do not fit"),

@@ -38,12 +38,13 @@ class Counts:
     """How the rows were brought together.
 
     `diverged` names copies that are not equal, `unclear` rows whose shapes do not fit; by `averaged`, unless it is 0,
-    the gradients of replicas were divided.
+    the gradients of replicas were divided. `own` are values that each rank has for itself, and that were left out.
     """
 
     split: int = 0
     copies: int = 0
     sums: int = 0
+    own: int = 0
     diverged: list[str] = field(default_factory=list)
     unclear: list[str] = field(default_factory=list)
     averaged: int = 0
@@ -54,7 +55,8 @@ class Row:
     """One row of all ranks, and what is known of it.
 
     `split` is the dimension, and the number of blocks along it, where the dump tells; `sums` whether these may be parts
-    of a sum: True if they surely are, None if the values decide.
+    of a sum: True if they surely are, None if the values decide. In what order the elements of a function's tensors lie
+    is not known: heads and batch may be one dimension. `is_own` tells that it was given something of its rank alone.
     """
 
     name: str
@@ -62,33 +64,54 @@ class Row:
     reference: Reference | None = None
     split: tuple[int, int] | None = None
     sums: bool | None = False
+    is_function: bool = False
+    is_own: bool = False
 
 
-def merge_row(row: Row, sources: Sources, counts: Counts) -> Item:
-    """Return the row of the whole, with its tensor, if there is one, in `sources` under `row.name`."""
+def merge_row(row: Row, sources: Sources, counts: Counts) -> Item | None:
+    """Return the row of the whole, with its tensor, if there is one, in `sources` under `row.name`.
+
+    None if the whole has no such value: what a function makes of one rank's part, such as the largest logit in it.
+    """
     first = row.items[0]
     if len(row.items) == 1:
         return first
     return _merge_tensors(row, sources, counts) if first.is_tensor else _argument(row)
 
 
-def _merge_tensors(row: Row, sources: Sources, counts: Counts) -> Item:
+def _merge_tensors(row: Row, sources: Sources, counts: Counts) -> Item | None:
     first, dim = row.items[0], _dimension(row)
     if dim is not None:
         counts.split += 1
         stride = row.split[1] if row.split and row.split[0] == dim else 1
         return _stored(concatenated(row.items, dim), row, sources, dim=dim, stride=stride)
-    if any(item.shape != first.shape for item in row.items):
-        counts.unclear.append(row.name)
-        return first
+    is_mask_of_own = row.is_own and not roundoff(row.items)  # the same statistics make no copies of these
+    if is_mask_of_own or any(item.shape != first.shape for item in row.items) or (row.is_function and not _fits(row)):
+        return _left_out(row, counts, counts.unclear)
     if row.sums is not True and _are_copies(row.items):
         counts.copies += 1
         return first
     if row.sums or (row.sums is None and _adds_up(row)):
         counts.sums += 1
         return _stored(summed(row.items), row, sources, dim=None)
+    if row.is_function and (row.is_own or not _has_sound_copy(row)):
+        return _left_out(row, counts, counts.diverged)
     counts.diverged.append(row.name)
     return _farthest(row)
+
+
+def _left_out(row: Row, counts: Counts, names: list[str]) -> Item | None:
+    """Leave out a function's row, and name a module's, of which the first rank has to stand for all."""
+    if row.is_function:
+        counts.own += 1
+        return None
+    names.append(row.name)
+    return row.items[0]
+
+
+def _fits(row: Row) -> bool:
+    """Return whether the rows have the other side's shape."""
+    return row.reference is None or row.reference.shape in (None, row.items[0].shape)
 
 
 def concatenated(items: Sequence[Item], dim: int) -> Item:
@@ -133,16 +156,19 @@ def scaled(item: Item, factor: float, sources: Sources) -> Item:
 
 def _stored(item: Item, row: Row, sources: Sources, *, dim: int | None, stride: int = 1) -> Item:
     parts = tuple(sources[part.data_name] for part in row.items if part.data_name)
-    if len(parts) < len(row.items):
+    is_unordered = row.is_function and dim is not None
+    if len(parts) < len(row.items) or is_unordered:
         return item._replace(data_name=None)
     sources[row.name] = Assembly(parts=parts, dim=dim, stride=stride)
     return item._replace(data_name=row.name)
 
 
-def _argument(row: Row) -> Item:
+def _argument(row: Row) -> Item | None:
     """Return a plain argument; a number that is smaller by as much as the whole was divided is that of the whole."""
     first, other = row.items[0], row.reference.item if row.reference else None
     same = all(item.max == first.max for item in row.items)
+    if row.is_function and not same:
+        return None
     is_part = same and isinstance(first.max, int) and other is not None and first.max * len(row.items) == other.max
     return other if is_part and other is not None and first.max is not True else first
 
@@ -174,9 +200,18 @@ def _without(shape: tuple[int, ...], dim: int) -> tuple[int, ...]:
 
 
 def _are_copies(items: Sequence[Item]) -> bool:
-    allowed = COPY_TOLERANCE * roundoff(items)
-    sizes = [relative_size(item, items[0]) for item in items[1:]]
-    return all(size is None or size <= allowed for size in sizes)
+    return all(_is_copy(item, items[0]) for item in items[1:])
+
+
+def _is_copy(item: Item, other: Item) -> bool:
+    size = relative_size(item, other)
+    return size is None or size <= COPY_TOLERANCE * roundoff((item, other))
+
+
+def _has_sound_copy(row: Row) -> bool:
+    """Return whether a rank has what the other side has: then all should have it, unless it is a mask or an index."""
+    other = row.reference.item if row.reference else None
+    return other is not None and roundoff((other,)) > 0 and any(_is_copy(item, other) for item in row.items)
 
 
 def _adds_up(row: Row) -> bool:

@@ -21,14 +21,14 @@ MERGED = ("tp", "dp", "pp")
 """Axes over which dumps are merged, in this order; Megatron numbers ranks in it."""
 
 
-def parse_sizes(text: str) -> dict[str, int]:
-    """Return the sizes that `tp=2,pp=4` stands for.
+def parse_sizes(text: str | None) -> dict[str, int]:
+    """Return the sizes that `tp=2,pp=4` stands for; none are given without a text.
 
     Raises:
         ConfigError: it is not of that form.
     """
     sizes = {}
-    for part in text.split(","):
+    for part in text.split(",") if text is not None else ():
         axis, _, size = part.partition("=")
         if axis.strip() not in MERGED or not size.strip().isdigit() or int(size) < 1:
             raise ConfigError(f"found {text!r}, expected sizes such as tp=2,pp=4 (axes: {', '.join(MERGED)})")

@@ -1,0 +1,136 @@
+"""Rows of several ranks as rows of the whole, against numpy on the whole tensor."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainermon.analysis.compare.assembly import Assembly
+from trainermon.analysis.compare.items import OUTPUT, Item
+from trainermon.analysis.compare.merge_items import Counts, Reference, Row, concatenated, merge_row, summed
+
+
+def item_of(array, **more):
+    """Return the row of an array, as a dump describes it: over finite elements."""
+    finite = array[np.isfinite(array)].astype(np.float64)
+    numbers = {
+        "max": float(finite.max()) if finite.size else None,
+        "min": float(finite.min()) if finite.size else None,
+        "mean": float(finite.mean()) if finite.size else None,
+        "norm": float(np.linalg.norm(finite)) if finite.size else None,
+        "nans": int(np.isnan(array).sum()),
+        "infs": int(np.isinf(array).sum()),
+    }
+    return Item("output.0", OUTPUT, "torch.float32", array.shape, requires_grad=True, **{**numbers, **more})
+
+
+VALUES = st.one_of(st.floats(-1e6, 1e6, width=32), st.sampled_from([math.nan, math.inf, -math.inf]))
+
+
+@given(st.lists(VALUES, min_size=24, max_size=24), st.sampled_from([2, 3, 4]), st.sampled_from([0, 1]))
+def test_the_statistics_of_the_parts_are_those_of_the_whole(values, ranks, dim):
+    whole = np.array(values).reshape(12, 2) if dim == 0 else np.array(values).reshape(2, 12)
+
+    merged = concatenated([item_of(part) for part in np.split(whole, ranks, axis=dim)], dim)
+
+    expected = item_of(whole)
+    assert merged.shape == whole.shape
+    assert (merged.nans, merged.infs) == (expected.nans, expected.infs)
+    for name in ("max", "min", "mean", "norm"):
+        ours, theirs = getattr(merged, name), getattr(expected, name)
+        assert ours == theirs or ours == pytest.approx(theirs, rel=1e-9, abs=1e-9 * 1e6), name
+
+
+def test_of_a_sum_only_the_mean_is_known():
+    one, other = np.array([1.0, 2.0, 3.0]), np.array([-4.0, 0.5, 1.0])
+
+    merged = summed([item_of(one), item_of(other)])
+
+    assert merged.mean == pytest.approx((one + other).mean())
+    assert (merged.max, merged.min, merged.norm) == (None, None, None)
+
+
+@pytest.mark.parametrize(("dim", "stride"), [(0, 1), (1, 1), (1, 2), (-1, 2)])
+def test_parts_are_put_together_as_they_were_dealt_out(dim, stride, tmp_path):
+    whole = np.arange(2 * 8 * 3.0).reshape(2, 8, 3) if dim != -1 else np.arange(2 * 3 * 8.0).reshape(2, 3, 8)
+    blocks = np.split(whole, stride, axis=dim)
+    files = {}
+    for rank in range(2):
+        part = np.concatenate([np.split(block, 2, axis=dim)[rank] for block in blocks], axis=dim)
+        files[tmp_path / f"{rank}"] = part
+
+    assembly = Assembly(parts=tuple(files), dim=dim, stride=stride)
+
+    np.testing.assert_array_equal(assembly.whole(files.__getitem__), whole)
+
+
+def test_parts_of_a_sum_are_added_up_and_scaled(tmp_path):
+    files = {tmp_path / "0": np.array([1.0, 2.0]), tmp_path / "1": np.array([3.0, -1.0])}
+
+    assembly = Assembly(parts=(Assembly(parts=tuple(files)),), scale=0.5)
+
+    np.testing.assert_array_equal(assembly.whole(files.__getitem__), [2.0, 0.5])
+
+
+RANDOM = np.random.default_rng(5)
+SHARES = RANDOM.standard_normal((2, 6, 4)) + 0.3
+TOTAL = SHARES.sum(axis=0)
+
+
+def merged(items, whole, **more):
+    """Return the merged row and what was counted, where the other side has `whole`."""
+    counts = Counts()
+    row = Row(name="row", items=items, reference=Reference(shape=whole.shape, item=item_of(whole)), **more)
+    return merge_row(row, {}, counts), counts
+
+
+def test_copies_are_one():
+    item, counts = merged([item_of(TOTAL), item_of(TOTAL)], TOTAL)
+
+    assert item == item_of(TOTAL)
+    assert counts.copies == 1
+
+
+def test_copies_that_differ_are_told_and_the_worst_is_shown():
+    item, counts = merged([item_of(TOTAL), item_of(TOTAL * 1.5)], TOTAL)
+
+    assert item == item_of(TOTAL * 1.5)
+    assert counts.diverged == ["row"]
+
+
+def test_values_that_add_up_are_a_sum_where_that_may_be():
+    item, counts = merged([item_of(share) for share in SHARES], TOTAL, sums=None)
+
+    assert item.mean == pytest.approx(TOTAL.mean())
+    assert counts.sums == 1
+
+
+def test_a_copy_with_a_fault_is_no_part_of_a_sum():
+    _, counts = merged([item_of(TOTAL), item_of(TOTAL * 1.5)], TOTAL, sums=None)
+
+    assert counts.diverged == ["row"]
+
+
+def test_what_a_function_makes_of_one_rank_alone_is_left_out():
+    item, counts = merged([item_of(SHARES[0] ** 2), item_of(SHARES[1] * 3)], TOTAL, sums=None, is_function=True)
+
+    assert item is None
+    assert counts.own == 1
+
+
+def test_shapes_that_do_not_fit_are_told():
+    item, counts = merged([item_of(TOTAL[:1]), item_of(TOTAL[:2])], TOTAL)
+
+    assert item == item_of(TOTAL[:1])
+    assert counts.unclear == ["row"]
+
+
+def test_a_number_that_was_divided_is_that_of_the_whole():
+    parts = [Item("input.1", "input", "<class 'int'>", (), None, 24, 24, 24, 24)] * 2
+    whole = parts[0]._replace(max=48, min=48, mean=48, norm=48)
+
+    item = merge_row(Row(name="row", items=parts, reference=Reference(shape=(), item=whole)), {}, Counts())
+
+    assert item == whole
