@@ -15,7 +15,8 @@ from trainermon.dump.encode import Leaf
 from trainermon.dump.records import DUMP_FILE, PARAMETERS_GRAD, DumpInfo
 from trainermon.dump.selection import Selection
 from trainermon.dump.statistics import has_elements
-from trainermon.dump.writer import DumpWriter, save_tensor
+from trainermon.dump.tensor_files import save_tensor
+from trainermon.dump.writer import DumpWriter
 
 DEBUG_FILE = "debug.json"
 _SIDES = {"input_args": "input", "input_kwargs": "input", "parameters": "input", "input": "input"}

@@ -17,7 +17,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from trainermon.dump.encode import Leaf
@@ -33,6 +32,7 @@ from trainermon.dump.records import (
     DumpInfo,
 )
 from trainermon.dump.statistics import Statistics, TensorMemory
+from trainermon.dump.tensor_files import save_tensor
 from trainermon.monitor.errors import DumpError
 
 TASKS = ("statistics", "tensor", "structure")
@@ -273,7 +273,7 @@ class DumpWriter:
 
     def _link(self, known: str, file_name: str) -> bool:
         try:
-            os.link(self._folder / known, self._folder / file_name)
+            os.link(f"{self._folder}/{known}", f"{self._folder}/{file_name}")
         except OSError:  # a file system without links, or a name that is there already
             return False
         return True
@@ -282,20 +282,6 @@ class DumpWriter:
 def file_stem(key: str, slot: str) -> str:
     """Return what msprobe calls the file of a tensor, without its ending; the inner part of a debug name comes last."""
     return f"{key}.{slot}" if slot else key
-
-
-def save_tensor(tensor: Tensor, path: Path) -> int:
-    """Save a dense copy on the CPU, readable with `weights_only=True`; return the bytes written.
-
-    A DTensor's local shard is saved. A view is saved without the rest of its storage.
-    """
-    tensor = tensor.detach()
-    to_local = getattr(tensor, "to_local", None)
-    tensor = to_local() if to_local is not None else tensor
-    dense = tensor.to("cpu", copy=True).contiguous().resolve_conj()
-    with open(path, "wb", opener=_private) as file:
-        torch.save(dense, file)
-        return file.tell()
 
 
 def make_private_folder(folder: Path) -> None:

@@ -45,6 +45,7 @@ _KIND_OF = {
 }
 _ROW_BYTES = 64
 _LISTS_KEPT = 64
+_WORTH_KEEPING = 4  # tensors; shorter lists are packed as fast as they are found again
 
 # Called by `map`, which saves the interpreter's share of the time.
 _is_cpu, _dtype_of = operator.attrgetter("is_cpu"), operator.attrgetter("dtype")
@@ -108,7 +109,7 @@ class _Kernel:
     def moments(self, tensors: Sequence[Tensor], out: Tensor, first_row: int) -> None:
         """Write the moments of CPU tensors into the rows of `out` from `first_row` on; see `kernel.moments`."""
         others: list[tuple[int, Tensor, bool]] = []  # also keeps alive what `plain` made, until it has been read
-        packed = self._pack_dense(tensors) if len(tensors) > 1 else None
+        packed = self._pack_dense(tensors) if len(tensors) >= _WORTH_KEEPING else None
         if packed is None:
             packed = _pack(tensors, first_row, others)
         missing = self._moments(packed, len(tensors), out.data_ptr() + first_row * _ROW_BYTES, torch.get_num_threads())

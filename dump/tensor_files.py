@@ -1,0 +1,122 @@
+"""Writes a tensor's file: what `torch.save` would write, at a third of its cost, for all common tensors.
+
+The format is that of `torch.save` since torch 1.6: a zip archive, nothing compressed, with a pickle that says what
+the tensor is and a record of its bytes. `torch.load(..., weights_only=True)`, `zipfile` and mindstudio-probe read it.
+Source: torch/serialization.py `_save` and caffe2/serialize/inline_container.cc at v2.13.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from trainermon.monitor.statistics.layout import PLAIN_TYPES
+
+_STORAGES = {
+    torch.float32: "FloatStorage",
+    torch.float64: "DoubleStorage",
+    torch.float16: "HalfStorage",
+    torch.bfloat16: "BFloat16Storage",
+    torch.int64: "LongStorage",
+    torch.int32: "IntStorage",
+    torch.int16: "ShortStorage",
+    torch.int8: "CharStorage",
+    torch.uint8: "ByteStorage",
+    torch.bool: "BoolStorage",
+}
+_ALIGNMENT = 64  # of the elements in the file, for those who map it into memory
+_MAX_BYTES = (1 << 31) - 1  # what one write takes, and an archive without 64-bit extensions
+_LOCAL, _CENTRAL, _END = struct.Struct("<4s5H3I2H"), struct.Struct("<4s6H3I5H2I"), struct.Struct("<4s4H2IH")
+
+
+def save_tensor(tensor: Tensor, path: Path) -> int:
+    """Save a tensor as one of the CPU, readable with `weights_only=True`, in a file of mode 0600; return its bytes.
+
+    A DTensor's local shard is saved. A view is saved without the rest of its storage. What is on the CPU and dense is
+    written from where it lies.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    tensor = tensor.detach()
+    to_local = getattr(tensor, "to_local", None)
+    tensor = to_local() if to_local is not None else tensor
+    if tensor.layout is not torch.strided:
+        return _save_any(tensor.to("cpu"), path)
+    dense = tensor.to("cpu").contiguous().resolve_conj().resolve_neg()
+    if type(dense) not in PLAIN_TYPES or dense.dtype not in _STORAGES or not 0 < dense.nbytes < _MAX_BYTES:
+        return _save_any(dense.clone(), path)
+    elements = dense.view(-1).view(torch.uint8).numpy().data
+    head, tail = _around(dense, zlib.crc32(elements))
+    size = len(head) + len(elements) + len(tail)
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        written = os.writev(file, (head, elements, tail))
+    finally:
+        os.close(file)
+    if written < size:
+        raise OSError(f"{written} of {size} bytes were written to {path}: no space left?")
+    return size
+
+
+def _save_any(tensor: Tensor, path: Path) -> int:
+    with open(path, "wb", opener=_private) as file:
+        torch.save(tensor, file)
+        return file.tell()
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def _around(tensor: Tensor, checksum: int) -> tuple[bytes, bytes]:
+    """Return what stands before and behind the elements in the archive."""
+    archive = bytearray()
+    entries: list[bytes] = []
+    for name, record in (("data.pkl", _pickle(tensor)), ("byteorder", b"little"), ("version", b"3\n")):
+        _add(archive, entries, name, (zlib.crc32(record), len(record)))
+        archive += record
+    _add(archive, entries, "data/0", (checksum, tensor.nbytes), alignment=_ALIGNMENT)
+    directory = b"".join(entries)
+    end = _END.pack(b"PK\5\6", 0, 0, len(entries), len(entries), len(directory), len(archive) + tensor.nbytes, 0)
+    return bytes(archive), directory + end
+
+
+def _add(archive: bytearray, entries: list[bytes], name: str, record: tuple[int, int], *, alignment: int = 1) -> None:
+    """Append the header of a record (checksum, size) whose bytes come next, and its entry in the directory."""
+    path = b"archive/" + name.encode()
+    offset = len(archive)
+    padding = -(offset + _LOCAL.size + len(path) + 4) % alignment
+    extra = struct.pack("<2sH", b"FB", padding) + b"Z" * padding if alignment > 1 else b""
+    checksum, size = record
+    archive += _LOCAL.pack(b"PK\3\4", 0, 0, 0, 0, 0, checksum, size, size, len(path), len(extra)) + path + extra
+    entries.append(
+        _CENTRAL.pack(b"PK\1\2", 0, 0, 0, 0, 0, 0, checksum, size, size, len(path), 0, 0, 0, 0, 0, offset) + path
+    )
+
+
+def _pickle(tensor: Tensor) -> bytes:
+    """Return the call of `torch._utils._rebuild_tensor_v2` that makes the tensor of its storage, as a pickle."""
+    storage = b"c" + f"torch\n{_STORAGES[tensor.dtype]}\n".encode()
+    place = b"(" + _text("storage") + storage + _text("0") + _text("cpu") + _integer(tensor.numel()) + b"tQ"
+    layout = _integer(0) + _integers(tensor.shape) + _integers(tensor.stride())
+    hooks = b"\x89ccollections\nOrderedDict\n)R"  # requires no gradient, has no hooks
+    return b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n(" + place + layout + hooks + b"tR."
+
+
+def _text(value: str) -> bytes:
+    return b"X" + struct.pack("<I", len(value)) + value.encode()
+
+
+def _integer(value: int) -> bytes:
+    return b"J" + struct.pack("<i", value)
+
+
+def _integers(values: Sequence[int]) -> bytes:
+    return b"(" + b"".join(map(_integer, values)) + b"t"

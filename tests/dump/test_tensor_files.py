@@ -1,0 +1,74 @@
+"""Tensors' files against what torch and zipfile read."""
+
+import os
+import zipfile
+
+import pytest
+import torch
+
+from trainermon.dump import tensor_files
+from trainermon.dump.tensor_files import save_tensor
+
+COMMON = [
+    *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
+    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
+]
+OTHER = [torch.complex64, torch.float8_e4m3fn, torch.uint16]
+
+
+@pytest.mark.parametrize("dtype", COMMON + OTHER, ids=str)
+@pytest.mark.parametrize("shape", [(), (1,), (3, 5), (2, 0), (1, 7, 1, 2)], ids=str)
+def test_torch_loads_the_bits_that_were_saved(tmp_path, dtype, shape):
+    tensor = torch.randint(0, 2, shape).to(dtype)
+
+    size = save_tensor(tensor, tmp_path / "a.pt")
+
+    loaded = torch.load(tmp_path / "a.pt", weights_only=True)
+    assert (loaded.dtype, loaded.shape, loaded.stride()) == (tensor.dtype, tensor.shape, tensor.stride())
+    assert loaded.untyped_storage().tolist() == tensor.untyped_storage().tolist()
+    assert size == (tmp_path / "a.pt").stat().st_size
+    assert (tmp_path / "a.pt").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8], ids=str)
+def test_the_archive_is_sound_and_its_elements_can_be_mapped(tmp_path, dtype):
+    tensor = torch.arange(100).to(dtype)
+    save_tensor(tensor, tmp_path / "a.pt")
+
+    with zipfile.ZipFile(tmp_path / "a.pt") as archive:
+        assert archive.testzip() is None
+        assert archive.read("archive/data/0") == tensor.numpy().tobytes()
+    assert torch.equal(torch.load(tmp_path / "a.pt", weights_only=True, mmap=True), tensor)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.arange(24.0).reshape(2, 3, 4).permute(2, 0, 1),
+        torch.arange(6.0)[::2],
+        torch.ones(3).expand(4, 3),
+        torch.tensor([1 + 2j, 3 - 1j]).conj().imag,
+        torch.randn(3, requires_grad=True) * 2,
+        torch.nn.Parameter(torch.ones(2)),
+        torch.eye(3).to_sparse(),
+    ],
+)
+def test_any_layout_is_saved_with_its_values(tmp_path, tensor):
+    save_tensor(tensor, tmp_path / "a.pt")
+
+    loaded = torch.load(tmp_path / "a.pt", weights_only=True)
+    assert torch.equal(loaded.to_dense(), tensor.detach().to_dense())
+    assert not loaded.requires_grad
+
+
+def test_common_tensors_are_not_left_to_torch(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch, "save", lambda *_: pytest.fail("torch.save was called"))
+
+    save_tensor(torch.ones(3), tmp_path / "a.pt")
+
+
+def test_a_full_disk_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "writev", lambda _file, _parts: 10)
+
+    with pytest.raises(OSError, match=r"10 of \d+ bytes were written to .*a\.pt: no space left"):
+        tensor_files.save_tensor(torch.ones(3), tmp_path / "a.pt")
