@@ -39,7 +39,8 @@ PHRASES: Mapping[FaultPhase, str] = {
 
 def from_rows(ours: Side, rows: RowDifference) -> Diagnosis:
     """Return the diagnosis of the first step on which stored rows are apart; expects that there is one."""
-    location = locate(rows.pairs, StepOrder(ours.modules, ours.places), rows.called)
+    order = StepOrder(ours.modules, ours.places, is_single=len(ours.places) == 1)
+    location = locate(rows.pairs, order, rows.called)
     assert location is not None
     pair = rows.pairs[location.place]
     module = location.module

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from trainermon.analysis.abnormal import explain_abnormal
 from trainermon.analysis.across import first_of, in_pipeline, lost_upstream, reached_from, with_hidden
 from trainermon.analysis.classify import classified
 from trainermon.analysis.evidence import SURE_KINDS, Evidence, RankDump, Row, gather
@@ -37,12 +38,26 @@ WIDESPREAD = 0.5
 
 
 def diagnose(run_dir: Path, *, step: int | None = None) -> Diagnosis:
-    """Return where the first non-finite value of `step` came from; without a step, of the first such step of the run.
+    """Return what went wrong on `step`; without a step, what went wrong first in the run.
+
+    What is not finite comes first, unless something exploded, died or diverged before and was so until then.
 
     Raises:
         DumpError: there is no such run directory, or nothing is known of `step`.
     """
     evidence = gather(Path(run_dir), step)
+    diagnosis = _diagnose_nonfinite(evidence)
+    is_bad = diagnosis.symptom is Symptom.NONFINITE
+    if is_bad and step is not None:
+        return diagnosis
+    abnormal = explain_abnormal(Path(run_dir), evidence, bad_step=evidence.step if is_bad else None, step=step)
+    if abnormal is None:
+        return diagnosis
+    later = f"step {evidence.step} was the first that was not finite; see --step {evidence.step}"
+    return dataclasses.replace(abnormal, consequences=(later,)) if is_bad else abnormal
+
+
+def _diagnose_nonfinite(evidence: Evidence) -> Diagnosis:
     found = [(entry, find_origin(entry.dump)) for entry in evidence.dumps]
     # a fault that did not come back leaves but its gradient in the replay: nothing to locate it by
     origins = [

@@ -208,7 +208,8 @@ def _with_store(evidence: Evidence, connection: duckdb.DuckDBPyConnection, attem
 def _rows(connection: duckdb.DuckDBPyConnection, attempt: int, step: object) -> tuple[Row, ...]:
     query = f"""
         SELECT {", ".join(field.name for field in dataclasses.fields(Row))} FROM all_stats
-        WHERE attempt = ? AND step = ? AND nans + infs > 0 ORDER BY rank, kind, name, slot LIMIT {_MAX_ROWS}
+        WHERE attempt = ? AND step = ? AND nans + infs > 0 AND kind <> '{Kind.STEP}'
+        ORDER BY rank, kind, name, slot LIMIT {_MAX_ROWS}
     """  # noqa: S608  # our own column names
     rows = (Row(*row) for row in connection.execute(query, [attempt, step]).fetchall())
     return tuple(row for row in rows if not _mask_like(row))

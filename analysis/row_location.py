@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Collection, Sequence
 
 from trainermon.analysis.findings import FaultPhase
-from trainermon.analysis.origin import INPUT, MODEL
-from trainermon.analysis.row_order import PHASES, Series, StepOrder, module_of
+from trainermon.analysis.origin import INPUT, LOSS, MODEL
+from trainermon.analysis.row_order import Series, StepOrder, module_of
 from trainermon.monitor.values import Kind
 
 
@@ -44,8 +44,8 @@ def locate(bad: Sequence[Series], order: StepOrder, called: Collection[str]) -> 
     if _arrives(bad[given]) and keys[given][:5] < keys[first][:5]:
         first = given
     row = bad[first]
-    phase = PHASES.get(row.kind, FaultPhase.UNKNOWN)
-    module = "" if phase is FaultPhase.UNKNOWN else module_of(row.kind, row.name)
+    phase = order.phase(row.kind)
+    module = LOSS if row.kind == Kind.LOSS else module_of(row.kind, row.name) if phase is not FaultPhase.UNKNOWN else ""
     candidates: tuple[str, ...] = ()
     if _arrives(row) and row.kind == Kind.ACTV:
         module, candidates = _maker(row, spoiled, called, is_first=keys[first][4] == 0)

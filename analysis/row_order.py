@@ -23,6 +23,8 @@ PHASES: Mapping[str, FaultPhase] = {
     Kind.EXP_AVG_SQ: FaultPhase.OPTIMIZER,
     Kind.STATE: FaultPhase.OPTIMIZER,
     Kind.UPDATE: FaultPhase.OPTIMIZER,
+    Kind.RATIO: FaultPhase.OPTIMIZER,
+    Kind.MG_DIRECTION: FaultPhase.OPTIMIZER,
     Kind.PARAM_UPDATED: FaultPhase.OPTIMIZER,
 }
 _OF_PARAMETERS = frozenset(PHASES) - {Kind.ACTV, Kind.ACTV_GRAD, Kind.LOSS, Kind.COMM}
@@ -53,17 +55,24 @@ class StepOrder:
 
     Within a phase it is micro step by micro step, along the pipeline (in the backward against it), and along the
     modules in their definition order (in the backward against it). A module ends its forward after those inside of it.
+    `is_single` tells that the run has one rank.
     """
 
-    def __init__(self, modules: Sequence[str], places: Places) -> None:
+    def __init__(self, modules: Sequence[str], places: Places, *, is_single: bool = False) -> None:
         self._begins = {name: number for number, name in enumerate(modules)}
         self._ends = _ends(modules)
         self._places = places
+        # with one rank nothing is reduced: its gradients are its own
+        self._phases = {**PHASES, Kind.GRAD_REDUCED: FaultPhase.BACKWARD} if is_single else PHASES
         self._num_stages = 1 + max((place.get("pp", 0) for place in places.values()), default=0)
+
+    def phase(self, kind: str) -> FaultPhase:
+        """Return in which part of the step a series comes about; after the reduction it is unknown."""
+        return self._phases.get(kind, FaultPhase.UNKNOWN)
 
     def key(self, row: Series) -> tuple[float, ...]:
         """Return what a series is sorted by: the phase, micro step, direction, pipeline, module, and the rest."""
-        phase = PHASES.get(row.kind, FaultPhase.UNKNOWN)
+        phase = self.phase(row.kind)
         pipeline = row.stage * self._num_stages + self._places.get(row.rank, {}).get("pp", 0)
         module = module_of(row.kind, row.name)
         depth = -module.count(".")
@@ -73,7 +82,7 @@ class StepOrder:
             return (group, row.micro_step or 0, 0, pipeline, end, depth, row.slot.startswith("output"), row.rank)
         if phase is FaultPhase.BACKWARD:
             # what has no micro step was added up over all of them
-            whole = row.micro_step is None and row.kind == Kind.GRAD_UNREDUCED
+            whole = row.micro_step is None and row.kind in (Kind.GRAD_UNREDUCED, Kind.GRAD_REDUCED)
             begin = -self._begins.get(module, -1)
             return (group, _LAST if whole else row.micro_step or 0, 1, -pipeline, begin, depth, 0, row.rank)
         return (group, 0, 0, 0, self._begins.get(module, _LAST), depth, 0, row.rank)

@@ -1,0 +1,170 @@
+"""Explains a step on which values exploded, died or diverged from those of other ranks, all of them still finite."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from trainermon.analysis.domains import Places, describe_domain, read_places
+from trainermon.analysis.evidence import Evidence, open_store
+from trainermon.analysis.findings import (
+    Contrast,
+    Diagnosis,
+    FaultPhase,
+    Level,
+    LevelFinding,
+    RankFinding,
+    Role,
+    Symptom,
+    Verdict,
+)
+from trainermon.analysis.next_collection import dump_of_step
+from trainermon.analysis.row_location import Location, locate
+from trainermon.analysis.row_order import StepOrder
+from trainermon.analysis.symptoms import (
+    Episode,
+    Moved,
+    find_episodes,
+    first_episode,
+    moved_series,
+    read_series,
+)
+from trainermon.analysis.wording import counted, rank_list
+from trainermon.monitor.values import Kind
+
+MAX_CONTRASTS = 6
+_WHAT: Mapping[Symptom, str] = {
+    Symptom.EXPLODED: "Values exploded",
+    Symptom.DIED: "Values died",
+    Symptom.DIVERGED: "Values diverged from those of the other ranks",
+}
+_PHRASES: Mapping[FaultPhase, str] = {
+    FaultPhase.PARAMETER: "a parameter, before the forward",
+    FaultPhase.FORWARD: "in the forward",
+    FaultPhase.BACKWARD: "in the backward",
+    FaultPhase.OPTIMIZER: "in the optimizer step",
+    FaultPhase.UNKNOWN: "after the reduction of gradients, which does not tell where it arose",
+}
+
+
+def explain_abnormal(run_dir: Path, evidence: Evidence, *, bad_step: int | None, step: int | None) -> Diagnosis | None:
+    """Return the diagnosis of what was abnormal first; None if nothing was.
+
+    `bad_step` is the step that was not finite: before it, only what lasted until then counts. With `step`, only what
+    began on it.
+    """
+    if evidence.attempt is None or not evidence.kinds:
+        return None
+    places = read_places(run_dir)
+    episodes = find_episodes(run_dir, evidence.attempt, places)
+    if step is not None:
+        episodes = [one for one in episodes if one.first_step == step]
+    episode = first_episode(episodes, bad_step)
+    if episode is None:
+        return None
+    with open_store(run_dir) as connection:
+        rows = list(read_series(connection, evidence.attempt, episode)) if connection is not None else []
+    moved = moved_series(rows, episode)
+    order = StepOrder(evidence.modules, places, is_single=len({row.rank for row in rows}) == 1)
+    location = locate(moved, order, {row.name for row in rows if row.kind == Kind.ACTV})
+    return _explained(evidence, episode, moved, location, places)
+
+
+def _explained(
+    evidence: Evidence, episode: Episode, moved: list[Moved], location: Location | None, places: Places
+) -> Diagnosis:
+    ranks = location.ranks if location is not None else episode.ranks
+    module = location.module if location is not None else ""
+    first = moved[location.place] if location is not None else None
+    phase = location.phase if location is not None else FaultPhase.UNKNOWN
+    where = f" in {module}" if module else ""
+    return Diagnosis(
+        verdict=Verdict.LOCATED,
+        symptom=episode.symptom,
+        run_id=evidence.run_id,
+        headline=f"{_WHAT[episode.symptom]}{where} on {rank_list(ranks)} from step {episode.first_step} on",
+        reason=_reason(episode, first, phase),
+        step=episode.first_step,
+        attempt=evidence.attempt,
+        rank=ranks[0] if len(ranks) == 1 else None,
+        module=module,
+        micro_step=first.micro_step if first is not None else None,
+        phase=phase,
+        candidates=(*location.candidates, *_same_tensor(moved, first, module)) if location is not None else (),
+        ranks=_ranks(episode, moved, ranks),
+        levels=_levels(episode, moved, location, places),
+        contrasts=_contrasts(moved, first),
+        evidence=tuple(f"{episode.source}: {message}" for message in episode.messages),
+        collect=dump_of_step(
+            episode.first_step, list(ranks), "to know the operation, resume before it with this configuration"
+        ),
+    )
+
+
+def _same_tensor(moved: list[Moved], first: Moved | None, module: str) -> tuple[str, ...]:
+    """Return the modules that were given back the very gradient that moved first: it may have been made behind them."""
+    if first is None or first.kind != Kind.ACTV_GRAD:
+        return ()
+    same = [row.name for row in moved if row.kind == first.kind and row.rank == first.rank and row.value == first.value]
+    return tuple(dict.fromkeys(name for name in same if name != module))
+
+
+def _reason(episode: Episode, first: Moved | None, phase: FaultPhase) -> str:
+    message = episode.messages[0]
+    if first is None:
+        return message
+    if episode.symptom is Symptom.DIVERGED:
+        return f"{message}; {_PHRASES[phase]}"
+    size = f"{first.value:.3g}, usually {first.usual:.3g}"
+    return f"{_name(first)} was the first, {_PHRASES[phase]}: its root mean square is {size}. {message}"
+
+
+def _name(row: Moved) -> str:
+    return f"{row.kind} {row.name}{f' {row.slot}' if row.slot else ''}"
+
+
+def _ranks(episode: Episode, moved: list[Moved], ranks: tuple[int, ...]) -> tuple[RankFinding, ...]:
+    concerned = sorted({*episode.ranks, *(row.rank for row in moved)})
+    return tuple(
+        RankFinding(rank=rank, role=Role.ORIGIN if rank in ranks else Role.REACHED, replay="none") for rank in concerned
+    )
+
+
+def _levels(
+    episode: Episode, moved: list[Moved], location: Location | None, places: Places
+) -> tuple[LevelFinding, ...]:
+    end = "still so at the end" if episode.last_step is None else f"over at step {episode.last_step}"
+    ranks = location.ranks if location is not None else episode.ranks
+    domain, why = describe_domain(ranks, places)
+    first = moved[location.place] if location is not None else None
+    micro_step = "" if first is None or first.micro_step is None else str(first.micro_step)
+    what = _PHRASES[location.phase] if location is not None else "no stored series moved with it"
+    rows = "stored rows"
+    return (
+        LevelFinding(
+            level=Level.STEP, answer=str(episode.first_step), reason=f"{episode.rule}; {end}", source=episode.source
+        ),
+        LevelFinding(level=Level.MICRO_STEP, answer=micro_step, reason="that of the first series", source=rows),
+        LevelFinding(level=Level.DOMAIN, answer=domain, reason=why or "the run tells of no groups", source="ranks"),
+        LevelFinding(
+            level=Level.RANK,
+            answer=", ".join(map(str, ranks)),
+            reason=f"{len(moved)} series of {counted(len({row.rank for row in moved}), 'rank')} moved with it",
+            source=rows,
+        ),
+        LevelFinding(
+            level=Level.MODULE, answer=location.module if location is not None else "", reason=what, source=rows
+        ),
+        LevelFinding(level=Level.API, answer="", reason="stored rows know of modules only", source=rows),
+    )
+
+
+def _contrasts(moved: list[Moved], first: Moved | None) -> tuple[Contrast, ...]:
+    if first is None or first.kind == Kind.CHECKSUM:  # a checksum is no size
+        return ()
+    others = [row for row in moved if row is not first and row.rank == first.rank]
+    others.sort(key=lambda row: row.value / row.usual if row.usual else 0.0, reverse=True)
+    return tuple(
+        Contrast(rank=row.rank, place=_name(row), value={"rms": row.value}, usual={"rms": row.usual})
+        for row in [first, *others][:MAX_CONTRASTS]
+    )
