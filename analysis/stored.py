@@ -100,11 +100,19 @@ def _by_optimizer(rows: Sequence[Row], evidence: Evidence) -> StoredPlace | None
 
 
 def _by_loss(rows: Sequence[Row], evidence: Evidence) -> StoredPlace | None:
-    """Return the loss if nothing that it was computed from is known to be bad, and would be."""
+    """Return the loss if nothing that it was computed from is known to be bad, and would be.
+
+    A bad activation is known by itself, or by the gradient that it spoils.
+    """
     losses = [row for row in rows if row.kind == Kind.LOSS]
-    if not losses or Kind.ACTV not in evidence.kinds or any(row.kind == Kind.ACTV for row in rows):
+    kinds, bad = {Kind.ACTV}, {row.kind for row in rows}
+    if Kind.ACTV not in evidence.kinds:
+        kinds = {Kind.GRAD_UNREDUCED, Kind.GRAD_REDUCED}
+        bad = {row.kind for row in evidence.rows}
+    if not losses or not kinds & evidence.kinds or kinds & bad:
         return None
-    reason = "the loss was not finite, though every stored output of a module was"
+    what = "every stored output of a module" if Kind.ACTV in kinds else "every gradient"
+    reason = f"the loss was not finite, though {what} was"
     return StoredPlace(losses[0].rank, LOSS, FaultPhase.FORWARD, losses[0], reason)
 
 

@@ -48,6 +48,12 @@ def report(judged: Sequence[Judged]) -> Iterator[str]:
     yield "| | measured | goal |"
     yield "|---|---|---|"
     yield f"| first cause right | {_share(faulty)} | ≥ 90 % |"
+    alone = [each for each in faulty if not each.case.against]
+    yield f"| of faults that are not finite, by `diagnose RUN` | {_share(alone)} | ≥ 90 % |"
+    compared = [each for each in faulty if each.case.against]
+    yield f"| of faults that stay finite, by `diagnose RUN --against HEALTHY` | {_share(compared)} | ≥ 90 % |"
+    lean = [each for each in faulty if each.case.is_lean]
+    yield f"| of faults under an unconfigured monitor, activations recomputed | {_share(lean)} | ≥ 90 % |"
     yield f"| clean runs of which no origin is claimed | {_share(clean)} | all |"
     yield ""
     directions = list(dict.fromkeys(each.case.direction for each in faulty))

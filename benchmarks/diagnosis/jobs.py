@@ -19,7 +19,7 @@ from benchmarks.diagnosis.model import BATCH, LENGTH, VOCABULARY, WIDTH, Change,
 from trainermon.monitor.taps.names import plain_name
 
 MICRO_STEPS = 2
-RATE, EPSILON = 0.01, 1e-6
+RATE, EPSILON, CLIP = 0.01, 1e-6, 100.0
 
 
 @dataclasses.dataclass
@@ -55,10 +55,10 @@ class Job:
     micro_steps: int = MICRO_STEPS
 
 
-def build(split: str, seed: int) -> Job:
+def build(split: str, seed: int, *, recompute: bool = False) -> Job:
     """Return a fresh training of one of the splits that are not Megatron's."""
     torch.manual_seed(seed)
-    net = Gpt()
+    net = Gpt(recompute=recompute)
     rank = dist.get_rank() if dist.is_initialized() else 0
     if split.startswith("zero"):
         job = _deepspeed(net, int(split[-1]))
@@ -91,6 +91,7 @@ def _torch(model: nn.Module, net: nn.Module) -> Job:
             (loss / MICRO_STEPS).backward()  # type: ignore[no-untyped-call]
             losses.append(loss.item())
         record(sum(losses) / MICRO_STEPS)
+        nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         optimizer.step()
         optimizer.zero_grad()
 
@@ -141,6 +142,7 @@ def _deepspeed(net: Gpt, stage: int) -> Job:
     config = {
         "train_micro_batch_size_per_gpu": BATCH,
         "gradient_accumulation_steps": MICRO_STEPS,
+        "gradient_clipping": CLIP,
         "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 16},
         "zero_force_ds_cpu_optimizer": False,
         "steps_per_print": 1_000_000,

@@ -31,7 +31,7 @@ class Judged:
         named = (found.module, *found.candidates)[:MAX_CANDIDATES]
         checks = {
             "verdict": found.verdict is verdict,
-            "step": found.step == case.step,
+            "step": found.step == case.shown_on,
             "rank": found.rank == case.rank,
             "module": case.module in named,
             "direction": found.phase.value == case.direction,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -23,14 +24,18 @@ LAYOUTS: Mapping[str, dict[str, Any]] = {
 }
 
 
-def build(split: str, seed: int, *, experts: bool) -> Job:
+RECOMPUTE = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+
+
+def build(split: str, seed: int, *, experts: bool, recompute: bool = False) -> Job:
     """Return a fresh training; its weights do not depend on the seed."""
     options = LAYOUTS[split] | {"tied": False, "dropout": 0.1}
     if experts:
         options |= {"experts": 4, "sp": "tp" in options}
     layout = Layout(**options)
     gpt.initialise(layout)
-    chunks, optimizer = gpt.build(layout)
+    with _configured(RECOMPUTE if recompute else {}):
+        chunks, optimizer = gpt.build(layout)
     (chunk,) = chunks
     renaming = naming.renaming_of(chunk.module, gpt.parallel_state.get_expert_model_parallel_rank())
     script = Script()
@@ -56,6 +61,17 @@ def build(split: str, seed: int, *, experts: bool) -> Job:
         script=script,
         micro_steps=gpt.MICRO_BATCHES,
     )
+
+
+@contextlib.contextmanager
+def _configured(changes: Mapping[str, Any]) -> Iterator[None]:
+    """Have models built with changes in their configuration."""
+    make = gpt.transformer_config
+    gpt.transformer_config = lambda layout: dataclasses.replace(make(layout), **changes)
+    try:
+        yield
+    finally:
+        gpt.transformer_config = make
 
 
 def _forward_backward(layout: Layout, chunks: list[Any], number: int, script: Script) -> list[float]:

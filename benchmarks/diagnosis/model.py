@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 VOCABULARY, WIDTH, LENGTH, BATCH = 31, 16, 8, 3
 
@@ -69,10 +70,15 @@ class Block(nn.Module):
 
 
 class Gpt(nn.Module):
-    """Returns logits; `probe` looks at the embedded text, and nothing is made of what it says."""
+    """Returns logits; `probe` looks at the embedded text, and nothing is made of what it says.
 
-    def __init__(self) -> None:
+    Args:
+        recompute: Blocks are computed again in the backward.
+    """
+
+    def __init__(self, *, recompute: bool = False) -> None:
         super().__init__()
+        self.recompute = recompute
         self.tokens, self.positions = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(LENGTH, WIDTH)
         self.probe = nn.Identity()
         self.h = nn.ModuleList([Block(Mlp()), Block(Experts())])
@@ -86,6 +92,6 @@ class Gpt(nn.Module):
         x = self.tokens(tokens) + self.positions(self.places) + features
         self.probe(x.detach())
         for block in self.h:
-            x = block(x, self.mask)
+            x = checkpoint(block, x, self.mask, use_reentrant=False) if self.recompute else block(x, self.mask)
         logits: Tensor = self.head(self.norm(x))
         return logits

@@ -52,7 +52,7 @@ def main() -> None:
 def train(case: Case, folder: Path, rank: int) -> Case:
     """Train one case, and return it as it was."""
     job = _build(case)
-    config: dict[str, Any] = CONFIG | {"run_id": case.run_id, "agent": {"start": False}}
+    config: dict[str, Any] = ({} if case.is_lean else CONFIG) | {"run_id": case.run_id, "agent": {"start": False}}
     config |= {"output_dir": str(folder / "output"), "spool_dir": str(folder / "spool")}
     with TrainerMon(config) as monitor:
         monitor.set_monitor(job.model, job.optimizer, grad_acc_steps=job.micro_steps)
@@ -71,10 +71,10 @@ def train(case: Case, folder: Path, rank: int) -> Case:
 def _build(case: Case) -> Job:
     if case.split in MEGATRON:
         megatron_jobs = importlib.import_module("benchmarks.diagnosis.megatron_jobs")
-        job: Job = megatron_jobs.build(case.split, case.seed, experts=case.role == "router")
+        job: Job = megatron_jobs.build(case.split, case.seed, experts=case.role == "router", recompute=case.is_lean)
         return job
     jobs = importlib.import_module("benchmarks.diagnosis.jobs")
-    return jobs.build(case.split, case.seed)  # type: ignore[no-any-return]
+    return jobs.build(case.split, case.seed, recompute=case.is_lean)  # type: ignore[no-any-return]
 
 
 def _settled(job: Job, case: Case) -> Case:

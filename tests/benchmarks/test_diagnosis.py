@@ -12,25 +12,29 @@ from trainermon.analysis.findings import Diagnosis, FaultPhase, Verdict
 
 pytestmark = pytest.mark.distributed
 
-OF_DDP = ("weight", "output", "gradient", "moment", "loss", "healthy")
+AGAINST = " against a healthy run"
+SHORT = {
+    "plain": (*SITES, *CLEAN, f"weight{AGAINST}"),
+    "ddp": ("weight", "output", "gradient", "moment", "loss", "healthy", f"output{AGAINST}", f"gradient{AGAINST}"),
+}
+PLACES = [(split, site) for split, sites in SHORT.items() for site in sites]
 
 
-def chosen(split, sites):
+def chosen(split):
     """Return the first case of each site."""
-    cases = {case.site: case for case in reversed(all_cases([split], [0]))}
-    return [cases[site] for site in sites]
+    cases = {case.site + (AGAINST if case.against else ""): case for case in reversed(all_cases([split], [0]))}
+    return {(split, site): cases[site] for site in SHORT[split]}
 
 
 @pytest.fixture(scope="module")
 def judged(tmp_path_factory):
     folder = tmp_path_factory.mktemp("diagnosis")
-    cases = record([*chosen("plain", [*SITES, *CLEAN]), *chosen("ddp", OF_DDP)], folder)
-    return {(case.split, case.site): judge(case, folder) for case in cases}
+    cases = chosen("plain") | chosen("ddp")
+    trained = record(list(cases.values()), folder)
+    return {place: judge(case, folder) for place, case in zip(cases, trained, strict=True)}
 
 
-@pytest.mark.parametrize(
-    "place", [*(("plain", site) for site in [*SITES, *CLEAN]), *(("ddp", site) for site in OF_DDP)]
-)
+@pytest.mark.parametrize("place", PLACES, ids="-".join)
 def test_first_cause_of_one_fault_at_every_place_is_found(judged, place):
     found = judged[place]
 
@@ -42,8 +46,9 @@ def test_the_report_counts_what_was_judged(judged):
 
     lines = list(report([*judged.values(), wrong]))
 
-    assert lines[0] == "21 runs, 17 of them with a fault."
-    assert "| first cause right | 16 of 17, 94.1% | ≥ 90 % |" in lines
+    assert lines[0] == "24 runs, 20 of them with a fault."
+    assert "| first cause right | 19 of 20, 95.0% | ≥ 90 % |" in lines
+    assert "| of faults that stay finite, by `diagnose RUN --against HEALTHY` | 3 of 3, 100.0% | ≥ 90 % |" in lines
     assert "| clean runs of which no origin is claimed | 4 of 4, 100.0% | all |" in lines
     assert lines[-1].startswith(f"| `{wrong.case.run_id}` | rank | ")
 
