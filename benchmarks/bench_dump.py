@@ -4,7 +4,8 @@
     python benchmarks/bench_dump.py --tool both --other-python .venv-bench/bin/python
 
 A bare and a dumped step of one model are run in turn; what counts is the CPU time that the dump adds. Either tool has
-its own process; with `both` the processes take turns, and the ratio is that of neighbours.
+its own process; with `both` the processes take turns, and the ratio is that of neighbours. Both write the same entries,
+stacks and tree of calls for the same tensors (L0: 100 entries with 250 tensors, mix: 190 with 570).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.measure import interleaved
 
 LEVELS, TASKS = ("L0", "L1", "mix"), ("statistics", "tensor")
+RESULT = "RESULT "
 
 
 def measure(tool: str, level: str, task: str, pairs: int) -> dict[str, Any]:
@@ -93,19 +95,19 @@ def compare(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _in_process(python: str, tool: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    command = [python, __file__, "--tool", tool, "--level", arguments.level, "--task", arguments.task]
+    command = [python, __file__, "--json", "--tool", tool, "--level", arguments.level, "--task", arguments.task]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     result = subprocess.run(
         [*command, "--pairs", str(arguments.pairs)], env=environment, capture_output=True, text=True, check=False
     )
     if result.returncode:
         raise SystemExit(f"{' '.join(command)} failed: {result.stderr[-2000:]}")
-    measured: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
+    measured: dict[str, Any] = json.loads(result.stdout.splitlines()[-1].removeprefix(RESULT))
     return measured
 
 
 def main() -> None:
-    """Print one JSON line."""
+    """Print one JSON line, with `--json` behind the word RESULT."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tool", choices=("trainermon", "mindstudio", "both"), default="both")
     parser.add_argument("--level", choices=LEVELS, default="mix")
@@ -113,11 +115,13 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--other-python", default=".venv-bench/bin/python")
+    parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     if arguments.tool == "both":
-        print(json.dumps(compare(arguments)))
+        result = compare(arguments)
     else:
-        print(json.dumps(measure(arguments.tool, arguments.level, arguments.task, arguments.pairs)))
+        result = measure(arguments.tool, arguments.level, arguments.task, arguments.pairs)
+    print((RESULT if arguments.json else "") + json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ WORKLOADS = {
     "deepspeed-2": "DeepSpeed ZeRO 2, bf16",
     "deepspeed-3": "DeepSpeed ZeRO 3, bf16",
 }
+DUMP_TASKS = {"statistics": "statistics", "tensor": "statistics and tensors"}
 DIES = "ends the training"
 ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
 
@@ -126,6 +127,26 @@ def compare_table(python: str, runs: int) -> list[str]:
     ]
 
 
+def dump_table(python: str, other: str, rounds: int) -> list[str]:
+    """Return the rows about the CPU time that a dump adds to a step; the script runs both tools in turn."""
+    rows: list[str] = []
+    for task, text in DUMP_TASKS.items():
+        for level in ("L0", "L1", "mix"):
+            arguments = ["--level", level, "--task", task, "--rounds", str(rounds), "--other-python", other]
+            result = run(python, "bench_dump.py", *arguments)
+            if not rows:
+                rows = [
+                    f"| dump of a step of {result['bare_ms']:.0f} ms | mindstudio-probe | trainermon | |",
+                    f"|{'---|' * 4}",
+                ]
+            theirs, ours = result["mindstudio_extra_ms"], result["trainermon_extra_ms"]
+            low, high = result["range"]
+            cheaper = f"{result['times_cheaper']:.1f} × cheaper [{low:.1f}–{high:.1f}]"
+            rows.append(f"| {level}, {text} | **+{theirs:.0f} ms** | **+{ours:.0f} ms** | {cheaper} |")
+            print(rows[-1], flush=True)
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--python", default=sys.executable)
@@ -133,11 +154,13 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=16)
     parser.add_argument("--framework-pairs", type=int, default=6)
     parser.add_argument("--compare-runs", type=int, default=3)
+    parser.add_argument("--dump-rounds", type=int, default=3)
     arguments = parser.parse_args()
     lines = step_table(arguments.python, arguments.other_python, arguments.pairs)
     lines += ["", *framework_table(arguments.python, arguments.other_python, arguments.framework_pairs)]
     lines += ["", *kernel_rows(arguments.python)]
     lines += ["", *compare_table(arguments.python, arguments.compare_runs)]
+    lines += ["", *dump_table(arguments.python, arguments.other_python, arguments.dump_rounds)]
     lines += [
         "",
         f"CPU-time ratios, median of {arguments.pairs} back-to-back pairs [smallest–largest] "

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
+from torch._C import DisableTorchFunction
 
 from trainermon.dump.encode import Leaf
 from trainermon.dump.forms import TensorForm, tensor_form
@@ -223,8 +224,9 @@ class GradientHooks:
         self._writer.add_gradients(key, {**forms, EXTRA: extra} if extra else {**forms})
 
     def _record(self, key: str, slot: str, gradient: Tensor) -> TensorForm:
-        form = tensor_form(gradient)
-        self._writer.record(key, [Leaf(slot, gradient, form)])
+        with DisableTorchFunction():  # a mode that is on in the backward would see every look at the gradient
+            form = tensor_form(gradient)
+            self._writer.record(key, [Leaf(slot, gradient, form)])
         return form
 
 
