@@ -20,7 +20,7 @@ from torch.utils.hooks import RemovableHandle
 from trainermon.dump.encode import Leaf, encode, encode_output
 from trainermon.dump.forms import tensor_form
 from trainermon.dump.gradients import Backward, GradientHooks
-from trainermon.dump.records import BACKWARD, EXTRA, FORWARD
+from trainermon.dump.records import BACKWARD, EXTRA, FORWARD, PARAMETERS_GRAD
 from trainermon.dump.stacks import call_stack
 from trainermon.dump.writer import DumpWriter
 from trainermon.monitor.taps.guard import Contained
@@ -39,6 +39,7 @@ class _Watched:
     module: nn.Module
     stem: str
     is_root: bool
+    stage: int
     calls: list[_Call] = dataclasses.field(default_factory=list)
 
 
@@ -77,6 +78,7 @@ class ModuleCapture:
 
     Attributes:
         micro_step: Written into the entries while it is set; so is `stage`, the number of the root.
+        counts_micro_steps: Set both at each call of a root: the number of the call, and of the root.
         handed: What the root that runs next is given beside its arguments, by name.
         quiet: A function mode is to see nothing of what the capture itself calls; to be set before `attach`.
     """
@@ -92,6 +94,7 @@ class ModuleCapture:
     ) -> None:
         self.micro_step: int | None = None
         self.stage: int | None = None
+        self.counts_micro_steps = False
         self.handed: Mapping[str, Any] = {}
         self.writer = writer
         self._gathered = gathered
@@ -100,13 +103,26 @@ class ModuleCapture:
         self._handles: list[RemovableHandle] = []
         self._stack: list[tuple[nn.Module, _Call | None]] = []
         self._backwards: list[Backward] = []
-        self._gradients = GradientHooks(writer, self._contain, self._extra)
+        self._gradients = GradientHooks(writer, self._contain, self._extra_of_gradients)
         self._calls_of_stem: Counter[str] = Counter()
         self._watched = [
             watched
-            for root in ([roots] if isinstance(roots, nn.Module) else roots)
-            for watched in _watched_below(root, scope, names or {})
+            for stage, root in enumerate([roots] if isinstance(roots, nn.Module) else roots)
+            for watched in _watched_below(root, scope, names or {}, stage)
         ]
+        self._stages = {watched.stem: watched.stage for watched in self._watched}
+        self._root_calls: Counter[int] = Counter()
+
+    def name_roots(self, names: Mapping[nn.Module, str]) -> None:
+        """Record the roots as any other module, under these names; before `attach`."""
+        for watched in self._watched:
+            if watched.is_root:
+                watched.stem, watched.is_root = _stem(names[watched.module], watched.module), False
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a module runs, the root included."""
+        return bool(self._stack)
 
     @property
     def running(self) -> str | None:
@@ -140,6 +156,7 @@ class ModuleCapture:
     def go_on_from(self, earlier: ModuleCapture) -> None:
         """Number calls on from where `earlier` ended, which wrote into the same dump."""
         self._calls_of_stem = earlier._calls_of_stem
+        self._root_calls = earlier._root_calls
         self._gradients.go_on_from(earlier._gradients)
 
     def _before(self, watched: _Watched, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -178,6 +195,9 @@ class ModuleCapture:
 
     def _new_call(self, watched: _Watched, value: dict[str, Any]) -> _Call:
         parent = self._innermost()
+        if watched.is_root and self.counts_micro_steps:
+            self.stage, self.micro_step = watched.stage, self._root_calls[watched.stage]
+            self._root_calls[watched.stage] += 1
         call = _Call(
             watched=watched,
             number=self._calls_of_stem[watched.stem],
@@ -252,6 +272,12 @@ class ModuleCapture:
         extra = {"micro_step": self.micro_step, "stage": self.stage}
         return {name: number for name, number in extra.items() if number is not None}
 
+    def _extra_of_gradients(self, key: str) -> dict[str, Any]:
+        """Return what is said of a parameter's gradients: another micro step's forward may have begun by then."""
+        if not self.counts_micro_steps:
+            return self._extra()
+        return {"stage": self._stages.get(key.rpartition(f".{PARAMETERS_GRAD}.")[0], 0)}
+
     def _contain(self, function: Callable[..., None], *bound: Any) -> Contained:
         return Contained(self._border, function, bound)
 
@@ -272,11 +298,13 @@ class _Border:
         self._writer.count_error(error)
 
 
-def _watched_below(root: nn.Module, scope: Sequence[str], names: Mapping[nn.Module, str]) -> Iterator[_Watched]:
+def _watched_below(
+    root: nn.Module, scope: Sequence[str], names: Mapping[nn.Module, str], stage: int
+) -> Iterator[_Watched]:
     for path, module in root.named_modules():
         name = names.get(module, plain_name(path))
         if module is root or (chosen(name, scope) and type(module).__name__ != FSDP1):
-            yield _Watched(module, _stem("" if module is root else name, module), is_root=module is root)
+            yield _Watched(module, _stem("" if module is root else name, module), is_root=module is root, stage=stage)
 
 
 def _own_parameters(module: nn.Module, *, gathered: bool) -> Iterator[tuple[str, Tensor]]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import logging
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -73,6 +76,7 @@ class PrecisionDebugger:
         self._pid = os.getpid()
         self._recording: Recording | None = None
         self._custom: list[CustomFunction] = []
+        self._is_interrupted = self._is_only_inside = False
         self._guard = Guard(lambda _message: self._abandon())
         PrecisionDebugger._instance = self
 
@@ -82,17 +86,28 @@ class PrecisionDebugger:
         return self._config
 
     @classmethod
-    def start(cls, model: Models = None, *, rank_id: int | None = None) -> None:
+    def start(
+        cls,
+        model: Models = None,
+        token_range: Sequence[int] | None = None,
+        rank_id: int | None = None,
+        scheduled_tokens: Mapping[str, int] | None = None,
+    ) -> None:
         """Record from now on, if this step and this rank are chosen.
 
         Args:
             model: A module, several in a list (their numbers begin the names) or in a dict (its keys do); levels L0 and
                 mix need one.
+            token_range: Refused, as is `scheduled_tokens`: they belong to inference.
             rank_id: The rank, where torch.distributed does not know it.
+            scheduled_tokens: Refused.
 
         Raises:
             AttachError: The level needs a model, and none was given.
+            ConfigError: Something is asked for that belongs to inference.
         """
+        if token_range is not None or scheduled_tokens is not None:
+            raise ConfigError("start: token_range and scheduled_tokens choose tokens of an inference; dump whole steps")
         self = cls._instance
         if self is not None and os.getpid() == self._pid:
             self._reload()
@@ -161,6 +176,33 @@ class PrecisionDebugger:
             cls._instance._custom = kept
 
     @classmethod
+    def begin_module(cls, module: nn.Module, name: str) -> None:
+        """Record `module` under a name, and what happens inside of it; see `module_dump`."""
+        self = cls._instance
+        if self is None:
+            raise AttachError("module_dump: there is no PrecisionDebugger; make one first")
+        recording = self._recording
+        if recording is not None and recording.is_on:
+            if self._config.collects_modules:
+                logger.warning("module_dump has no effect: the modules of the model are recorded already")
+                return
+            self._guard.wrap(recording.end)()
+            self._is_interrupted = True
+        self._begin({name: module}, _rank(), only_inside=True)
+
+    @classmethod
+    def end_module(cls) -> None:
+        """End what `begin_module` began, and go on with what it has interrupted."""
+        self = cls._instance
+        if self is None or (self._config.collects_modules and not self._is_only_inside):
+            return
+        cls.stop()
+        self._is_only_inside = False
+        if self._is_interrupted:
+            self._is_interrupted = False
+            self._begin(None, _rank())
+
+    @classmethod
     def close(cls) -> None:
         """End the dump that is open, and forget the debugger: the next construction makes another one."""
         if cls._instance is not None:
@@ -183,14 +225,13 @@ class PrecisionDebugger:
         try:
             enabled = self._config.dump_enable
             self._config, self._notes = self._read()
-            if self._config.dump_enable is None:
-                self._arguments["dump_enable"] = enabled
-                self._config, self._notes = self._read()
+            if self._config.dump_enable is None:  # the key was taken out
+                self._config = dataclasses.replace(self._config, dump_enable=enabled)
             logger.info("%s was read again", self._path)
         except ConfigError as error:
             logger.warning("%s; the configuration stays as it was", error)
 
-    def _begin(self, model: Models, rank: int) -> None:
+    def _begin(self, model: Models, rank: int, *, only_inside: bool = False) -> None:
         config = self._config
         is_chosen = (not config.step or self._step in config.step) and (not config.rank or rank in config.rank)
         if not is_chosen or config.dump_enable is False or self._guard.tripped:
@@ -203,7 +244,8 @@ class PrecisionDebugger:
             )
             self._recording = self._guard.wrap(Recording)(directory, config, info)
         if self._recording is not None:
-            self._guard.wrap(self._recording.begin)(model, self._custom)
+            self._is_only_inside = only_inside
+            self._guard.wrap(functools.partial(self._recording.begin, only_inside=only_inside))(model, self._custom)
 
     def _finish(self) -> None:
         recording, self._recording = self._recording, None
@@ -218,17 +260,20 @@ class PrecisionDebugger:
 
 
 def module_dump(module: nn.Module, dump_name: str) -> None:
-    """Record what happens inside one module only, until `module_dump_end`; the debugger must not be recording.
+    """Record one module, as `Module.<dump_name>.<Class>`, and what happens inside of it, until `module_dump_end`.
+
+    At level L1 the modules inside are recorded too, and functions outside are not; a `start` at that level is
+    interrupted. Without effect, and told, while the modules of the whole model are recorded.
 
     Raises:
         AttachError: There is no debugger.
     """
-    PrecisionDebugger.start({dump_name: module})
+    PrecisionDebugger.begin_module(module, dump_name)
 
 
 def module_dump_end() -> None:
     """End what `module_dump` began."""
-    PrecisionDebugger.stop()
+    PrecisionDebugger.end_module()
 
 
 def _file(given: str | Path | None) -> Path | None:

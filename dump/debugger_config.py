@@ -72,6 +72,8 @@ class DebuggerConfig:
         slice: Saves parts of tensors.
         max_mb: Beyond this size a rank saves no more tensors in a step; statistics go on.
         max_async_mb: Beyond this much waiting for `stop`, `async_dump` writes at once.
+        flush_s: How long entries may wait to be written, and so what a killed process may lose; 0: nothing (on an
+            accelerator: what the device has not reported yet).
     """
 
     task: str = "statistics"
@@ -92,6 +94,7 @@ class DebuggerConfig:
     slice: tuple[TensorSlice, ...] = ()
     max_mb: float = 4096.0
     max_async_mb: float = 1024.0
+    flush_s: float = 0.25
 
     def __post_init__(self) -> None:
         """Refuse what cannot be met.
@@ -112,6 +115,7 @@ class DebuggerConfig:
             require(mode in DATA_MODES, "data_mode", mode, f"some of {', '.join(DATA_MODES)}")
         alone = "all" not in self.data_mode or len(self.data_mode) == 1
         require(alone, "data_mode", list(self.data_mode), "all alone, or some of the others")
+        require(self.flush_s >= 0, "flush_s", self.flush_s, "0 or more seconds")
         require(self.max_mb >= 0 and self.max_async_mb >= 0, "max_mb", self.max_mb, "0 or more")
 
     @property

@@ -34,7 +34,10 @@ ENTERS_ENGINE = "_engine_run_backward"
 
 @dataclasses.dataclass(slots=True, eq=False)
 class _Call:
-    """One call of a function: its key without direction, what it took, and where its gradients go."""
+    """One call of a function: its key without direction, what it took, and where its gradients go.
+
+    Without a `stem` only its gradients are recorded.
+    """
 
     stem: str
     value: dict[str, Any]
@@ -55,6 +58,9 @@ class FunctionCapture(TorchFunctionMode):
         writer: Where entries go.
         modules: The capture of modules in the same dump, if there is one.
         namespaces: Of custom operators (`torch.ops.<namespace>`) that are recorded; none: all.
+
+    Attributes:
+        only_inside: Record only what is called while one of `modules` runs.
     """
 
     def __init__(
@@ -63,6 +69,7 @@ class FunctionCapture(TorchFunctionMode):
         super().__init__()
         self.writer = writer
         self.tripped = False
+        self.only_inside = False
         self._modules = modules
         self._namespaces = frozenset(namespaces)
         self._calls: Counter[str] = Counter()
@@ -135,13 +142,19 @@ class FunctionCapture(TorchFunctionMode):
         parent = self._modules.running if self._modules is not None else None
         if named.prefix != DISTRIBUTED:  # that is recorded as often as it is called
             self._recomputed.note(named.stem, (stem, parent))
-        if not self.writer.wants(f"{stem}.{FORWARD}"):
+        is_chosen, watches = self.writer.wants(f"{stem}.{FORWARD}"), self._watches(f"{stem}.{BACKWARD}")
+        if not is_chosen:
             self.writer.add(f"{stem}.{FORWARD}", {}, parent=parent)
+        if not (is_chosen or watches):
             return None
         value, leaves = _taken(args, kwargs)
-        self.writer.record(f"{stem}.{FORWARD}", leaves)
-        call = _Call(stem, value, parent, call_stack(), None)
-        if torch.is_grad_enabled() and any(leaf.tensor.requires_grad for leaf in leaves):
+        call = _Call("", {}, None, (), None)
+        if is_chosen:
+            self.writer.record(f"{stem}.{FORWARD}", leaves)
+            call = _Call(stem, value, parent, call_stack(), None)
+        if named.prefix == DISTRIBUTED:
+            self.writer.flush_at_once()
+        if watches and any(leaf.tensor.requires_grad for leaf in leaves):
             call.backward = Backward("", _nowhere)
             self._bind(call.backward, (stem, parent))
             self._watch(call.backward, leaves)
@@ -164,10 +177,15 @@ class FunctionCapture(TorchFunctionMode):
     def _begin(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], caller: Any
     ) -> _Call | None:
+        if self.only_inside and not (self._modules and self._modules.is_running):
+            return None
         named = None if self._followed.running else name_of(function, args, caller)
         if named is None or (self._namespaces and not named.is_torchs and named.prefix not in self._namespaces):
             return None
         return self.open(named, args, kwargs)
+
+    def _watches(self, key: str) -> bool:
+        return torch.is_grad_enabled() and self.writer.could_want(key)
 
     def _repeat(self, named: FunctionName, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call | None:
         """Watch the gradients of a call that a checkpoint repeats."""

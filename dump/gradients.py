@@ -107,7 +107,10 @@ class GradientHooks:
     """
 
     def __init__(
-        self, writer: DumpWriter, contain: Callable[..., Contained], extra: Callable[[], dict[str, Any]] = dict
+        self,
+        writer: DumpWriter,
+        contain: Callable[..., Contained],
+        extra: Callable[[str], dict[str, Any]] = lambda _key: {},
     ) -> None:
         self._writer = writer
         self._contain = contain
@@ -220,7 +223,7 @@ class GradientHooks:
                 self._add(key, self._open.pop(key))
 
     def _add(self, key: str, forms: dict[str, list[TensorForm]]) -> None:
-        extra = self._extra()
+        extra = self._extra(key)
         self._writer.add_gradients(key, {**forms, EXTRA: extra} if extra else {**forms})
 
     def _record(self, key: str, slot: str, gradient: Tensor) -> TensorForm:

@@ -30,7 +30,7 @@ class _Waiting(NamedTuple):
 
 
 class LineFile:
-    """Appends lines to the file at `path`, which it creates (0600) or empties.
+    """Appends lines to the file at `path`, which it creates (0600) or empties; they wait for `max_wait_s` at most.
 
     What was flushed survives the death of the process, not that of the machine: nothing is synchronised to the disk.
 
@@ -38,8 +38,9 @@ class LineFile:
         OSError: The file cannot be created.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, max_wait_s: float | None = None) -> None:
         self.num_bytes = 0
+        self._max_wait_s = MAX_WAIT_S if max_wait_s is None else max_wait_s
         self._path = path
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         self._waiting: list[_Waiting] = []
@@ -48,7 +49,7 @@ class LineFile:
     @property
     def is_due(self) -> bool:
         """Whether lines have waited long enough."""
-        return len(self._waiting) >= MAX_WAITING or time.monotonic() - self._flushed_s > MAX_WAIT_S
+        return len(self._waiting) >= MAX_WAITING or time.monotonic() - self._flushed_s >= self._max_wait_s
 
     @property
     def is_waiting(self) -> bool:

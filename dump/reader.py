@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from trainermon.dump.records import (
     EXTRA,
     FORWARD,
     INFO_FILE,
+    LINES_BYTES,
     PARAMETERS_GRAD,
     PARTIAL_FILE,
     STACK_FILE,
@@ -79,10 +81,13 @@ def load_raw(directory: Path) -> RawDump:
     Raises:
         DumpError: there is no dump, or it is no JSON.
     """
+    partial = directory / PARTIAL_FILE
     if (directory / DUMP_FILE).exists():
-        return _load_files(directory)
-    if (directory / PARTIAL_FILE).exists():
-        raw = load_partial(directory / PARTIAL_FILE)
+        raw = _load_files(directory)
+        if not partial.exists() or partial.stat().st_size <= raw.info.get(LINES_BYTES, math.inf):
+            return raw
+    if partial.exists():  # it has all that was there when the files were put in place, and what came after
+        raw = load_partial(partial)
         raw.info["complete"] = False
         return raw
     raise DumpError(f"{directory} holds no dump: expected {DUMP_FILE}, or {PARTIAL_FILE} of a killed process")

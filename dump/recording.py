@@ -18,6 +18,10 @@ from trainermon.dump.selecting_writer import SelectingWriter
 from trainermon.dump.variables import Variables
 
 EAGER_NOTE = "compiled code ran eagerly while this was recorded: not bit-identical with the compiled step"
+# Classes of torch, Megatron and DeepSpeed that do nothing but call the `module` in them.
+WRAPPERS = frozenset(
+    ["DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "DeepSpeedEngine", "Float16Module"]
+)
 Models = nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module] | None
 
 
@@ -46,17 +50,25 @@ class Recording:
         self._is_on = False
         self._notes: tuple[str, ...] = info.notes
 
-    def begin(self, models: Models, custom: Sequence[CustomFunction] = ()) -> None:
-        """Record from now on; calls are numbered on from where the last `end` was."""
+    @property
+    def is_on(self) -> bool:
+        """Whether something is recorded now."""
+        return self._is_on
+
+    def begin(self, models: Models, custom: Sequence[CustomFunction] = (), *, only_inside: bool = False) -> None:
+        """Record from now on; calls are numbered on from where the last `end` was.
+
+        With `only_inside` the models are recorded as any other module, and functions while one of them runs.
+        """
         if self._is_on or self._config.level == "debug":
             return
         names = named_models(models)
         self._is_on = True
         self._run_eagerly(names.values())
-        if self._config.collects_modules:
-            self._begin_modules(names)
+        if self._config.collects_modules or only_inside:
+            self._begin_modules(names, as_entries=only_inside)
         if self._config.collects_functions:
-            self._begin_functions(custom)
+            self._begin_functions(custom, only_inside=only_inside)
 
     def end(self) -> None:
         """Record nothing any more, and put the files in place."""
@@ -82,7 +94,7 @@ class Recording:
         """Record a variable as it is now, and its gradient when it arrives."""
         self._variables.save(variable, name, with_gradient=with_gradient)
 
-    def _begin_modules(self, names: Mapping[str, nn.Module]) -> None:
+    def _begin_modules(self, names: Mapping[str, nn.Module], *, as_entries: bool) -> None:
         earlier, roots = self._modules, [bare(model) for model in names.values()]
         of_module = {
             module: f"{prefix}.{path}" if path else prefix
@@ -94,16 +106,21 @@ class Recording:
             roots,
             self.writer,
             names=of_module,
-            gathered=any(map(is_gathered, roots)),
+            gathered=any(map(is_gathered, names.values())),
         )
+        if as_entries:
+            self._modules.name_roots(of_module)
+        self._modules.counts_micro_steps = not as_entries
         self._modules.quiet = self._config.collects_functions
         if earlier is not None:
             self._modules.go_on_from(earlier)
         self._modules.attach()
 
-    def _begin_functions(self, custom: Sequence[CustomFunction]) -> None:
+    def _begin_functions(self, custom: Sequence[CustomFunction], *, only_inside: bool) -> None:
         earlier = self._functions
-        self._functions = FunctionCapture(self.writer, self._modules, self._config.custom_op_namespaces)
+        modules = self._modules if self._config.collects_modules or only_inside else None
+        self._functions = FunctionCapture(self.writer, modules, self._config.custom_op_namespaces)
+        self._functions.only_inside = only_inside
         for function in custom:
             self._functions.follow(*function)
         if earlier is not None:
@@ -114,7 +131,9 @@ class Recording:
         """Let code that torch.compile has made run eagerly: hooks and modes are not seen in it."""
         if "torch._dynamo" not in sys.modules:
             return
-        if any(map(is_compiled, models)) and EAGER_NOTE not in self._notes:
+        models = list(models)
+        compiled = any(map(is_compiled, models)) or (not models and has_compiled())
+        if compiled and EAGER_NOTE not in self._notes:
             self._notes = (*self._notes, EAGER_NOTE)
         self._stance = torch.compiler.set_stance("force_eager")
 
@@ -131,12 +150,12 @@ def named_models(models: Models) -> dict[str, nn.Module]:
 
 
 def bare(model: nn.Module) -> nn.Module:
-    """Return what is inside DDP and torch.compile: the module whose calls are recorded."""
+    """Return what is inside of DDP, torch.compile, a DeepSpeed engine and the like: the module that is recorded."""
     while True:
         inner = getattr(model, "_orig_mod", None)
-        if inner is None and isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
-            inner = model.module
-        if inner is None:
+        if inner is None and not WRAPPERS.isdisjoint(kind.__name__ for kind in type(model).__mro__):
+            inner = getattr(model, "module", None)
+        if not isinstance(inner, nn.Module):
             return model
         model = inner
 
@@ -147,6 +166,11 @@ def is_compiled(model: nn.Module) -> bool:
         type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None
         for module in model.modules()
     )
+
+
+def has_compiled() -> bool:
+    """Return whether torch.compile has compiled anything in this process."""
+    return bool(sys.modules["torch._dynamo.utils"].counters["frames"])
 
 
 def is_gathered(model: nn.Module) -> bool:

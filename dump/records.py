@@ -11,9 +11,12 @@ from trainermon.dump.verdicts import OperationVerdict, Reproducibility
 
 INFO_FILE = "dump_info.json"
 DUMP_FILE = "dump.json"
+DEBUG_FILE = "debug.json"
 STACK_FILE = "stack.json"
 CONSTRUCT_FILE = "construct.json"
 PARTIAL_FILE = "dump.partial.jsonl"
+# In dump_info.json: how long the partial file was when the other files were put in place.
+LINES_BYTES = "lines_bytes"
 TENSOR_FOLDER = "dump_tensor_data"
 
 # What we add to an entry of dump.json stands in one dict under this name: msprobe's compare cannot bear a number there.

@@ -12,13 +12,12 @@ from torch import Tensor
 
 from trainermon.dump.debugger_config import MIB, DebuggerConfig, TensorSlice
 from trainermon.dump.encode import Leaf
-from trainermon.dump.records import DUMP_FILE, PARAMETERS_GRAD, DumpInfo
+from trainermon.dump.records import DEBUG_FILE, DUMP_FILE, PARAMETERS_GRAD, DumpInfo
 from trainermon.dump.selection import Selection
 from trainermon.dump.statistics import has_elements
 from trainermon.dump.tensor_files import save_tensor
 from trainermon.dump.writer import DumpWriter
 
-DEBUG_FILE = "debug.json"
 _SIDES = {"input_args": "input", "input_kwargs": "input", "parameters": "input", "input": "input"}
 _SIDES |= {"output": "output", "output_kwargs": "output"}
 
@@ -30,6 +29,7 @@ class SelectingWriter(DumpWriter):
         self.level = config.level
         self.main_file = DEBUG_FILE if config.level == "debug" else DUMP_FILE
         self.with_structure = config.extra_info and config.level != "debug"
+        self.max_wait_s = config.flush_s
         self._config = config
         self._selection = Selection(config)
         self._takes_all = self._selection.is_everything and config.task != "structure"
@@ -40,6 +40,15 @@ class SelectingWriter(DumpWriter):
     def wants(self, key: str) -> bool:
         """Return whether the name of the entry `key`, which begins, is chosen."""
         return self._takes_all or self._selection.begins(key)
+
+    def could_want(self, key: str) -> bool:
+        """Return whether the entry `key`, which has not begun, may come to be chosen."""
+        return self._takes_all or self._selection.could_record(key)
+
+    @property
+    def saves_any(self) -> bool:
+        """Whether tensors may be saved."""
+        return self.with_tensors or bool(self._config.tensor_list)
 
     def saves(self, key: str) -> bool:
         """Return whether the tensors of the entry `key` are saved."""

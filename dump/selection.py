@@ -52,6 +52,10 @@ class Selection:
         """Return whether the entry `key` is recorded: its name and its direction are chosen."""
         return self.begins(key) and self._has_direction(key)
 
+    def could_record(self, key: str) -> bool:
+        """Return whether the entry `key`, which has not begun, may come to be recorded."""
+        return self._has_direction(key) and (bool(self._scope) or self._is_listed(key))
+
     def ends(self, key: str) -> bool:
         """Return whether the entry `key`, which ends, is recorded."""
         wanted = self.records(key)

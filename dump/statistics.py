@@ -82,6 +82,11 @@ class Statistics:
                 rows = self._rows[device] = _Rows(device)
             rows.take(group)
 
+    @property
+    def waits_for_device(self) -> bool:
+        """Whether `resolve` would wait for an accelerator."""
+        return any(rows.waits and device.type != "cpu" for device, rows in self._rows.items())
+
     def resolve(self) -> None:
         """Bring all numbers that were taken into their readings; waits for the device."""
         for rows in self._rows.values():
@@ -94,6 +99,10 @@ class _Rows:
     def __init__(self, device: torch.device) -> None:
         self._rows = torch.empty(MAX_ROWS, len(STATISTICS), dtype=torch.float64, device=device)
         self._waiting: list[tuple[Reading, torch.dtype]] = []
+
+    @property
+    def waits(self) -> bool:
+        return bool(self._waiting)
 
     def take(self, group: Sequence[tuple[Tensor, Reading]]) -> None:
         for first in range(0, len(group), MAX_ROWS):

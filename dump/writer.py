@@ -26,6 +26,7 @@ from trainermon.dump.records import (
     CONSTRUCT_FILE,
     DUMP_FILE,
     INFO_FILE,
+    LINES_BYTES,
     PARTIAL_FILE,
     STACK_FILE,
     TENSOR_FOLDER,
@@ -53,6 +54,8 @@ class DumpWriter:
     level = "L0"
     main_file = DUMP_FILE
     with_structure = True
+    # How long lines may wait to be written, if not as long as usual: what a killed process may lose.
+    max_wait_s: float | None = None
 
     def __init__(self, directory: Path, info: DumpInfo, *, task: str = "statistics", max_bytes: int = 1 << 30) -> None:
         if task not in TASKS:
@@ -74,10 +77,10 @@ class DumpWriter:
         self._published = -1
         self._pid = os.getpid()
         try:
-            make_private_folder(self._folder if self.with_tensors else self.directory)
+            make_private_folder(self._folder if self.saves_any else self.directory)
             with contextlib.suppress(FileNotFoundError):
                 (self.directory / self.main_file).unlink()
-            self._lines = LineFile(self.directory / PARTIAL_FILE)
+            self._lines = LineFile(self.directory / PARTIAL_FILE, self.max_wait_s)
         except OSError as error:
             raise DumpError(f"cannot write a dump in {self.directory}: {error}") from error
         self._lines.put(json_text({"info": self._plain_info(), "task": task, "level": self.level}))
@@ -88,6 +91,11 @@ class DumpWriter:
     def bytes_written(self) -> int:
         """Bytes written so far, tensors and lines."""
         return self._bytes + self._lines.num_bytes
+
+    @property
+    def saves_any(self) -> bool:
+        """Whether tensors may be saved."""
+        return self.with_tensors
 
     def next_order(self) -> int:
         """Return the next place in the sequence of what became known."""
@@ -120,6 +128,10 @@ class DumpWriter:
 
     def wants(self, key: str) -> bool:  # noqa: ARG002  # for those that choose
         """Return whether the entry `key`, which begins, is recorded."""
+        return True
+
+    def could_want(self, key: str) -> bool:  # noqa: ARG002  # for those that choose
+        """Return whether the entry `key`, which has not begun, may come to be recorded."""
         return True
 
     def saves(self, key: str) -> bool:  # noqa: ARG002  # for those that choose
@@ -162,6 +174,11 @@ class DumpWriter:
         self._statistics.resolve()
         for error in self._lines.flush():
             self.count_error(error)
+
+    def flush_at_once(self) -> None:
+        """Write what has waited, unless that waits for a device: what comes next may never return."""
+        if not self._statistics.waits_for_device:
+            self.flush()
 
     def take_notes(self, notes: Sequence[str]) -> None:
         """Let `notes` be the notes of the dump."""
@@ -213,7 +230,8 @@ class DumpWriter:
         return dataclasses.asdict(self.info)
 
     def _info_text(self) -> Iterator[str]:
-        yield _object_text(self._plain_info()).removesuffix("\n}") + ',\n "root": {'
+        info = {**self._plain_info(), LINES_BYTES: self._lines.num_bytes}
+        yield _object_text(info).removesuffix("\n}") + ',\n "root": {'
         yield ", ".join(f"{quoted(key)}: {value}" for key, value in self._lines.values(self._root))
         yield "}\n}"
 
@@ -222,7 +240,7 @@ class DumpWriter:
             "task": self.task,
             "level": self.level,
             "framework": "pytorch",
-            "dump_data_dir": str(self._folder.absolute()) if self.with_tensors else None,
+            "dump_data_dir": str(self._folder.absolute()) if self.saves_any else None,
         }
         yield json.dumps(head, indent=1).removesuffix("\n}") + ',\n "data": {'
         separator = "\n"

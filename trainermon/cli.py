@@ -17,6 +17,7 @@ COMMANDS = {
     "diagnose": ("trainermon.analysis.diagnose_command", "name the first bad module of a step, and explain it"),
     "replay": ("trainermon.analysis.replay_command", "run a step that was kept on disk once more, in this process"),
     "compare": ("trainermon.analysis.compare.command", "hold a dump against another, and name what is to blame"),
+    "restore": ("trainermon.dump.restore", "put the files of dumps in place whose process was killed"),
     "tensor": ("trainermon.analysis.tensor.command", "look at dumped tensors: show, diff, top, hist, convert"),
     "anomalies": ("trainermon.alerts.anomaly_order", "put the single anomalies of all ranks in the order of training"),
     "rules": ("trainermon.alerts.rules_command", "list, check or try out alert rules"),

@@ -280,9 +280,10 @@ def test_stop_and_start_within_a_step_go_on_counting(tmp_path):
     assert {"Module.0.fc.Linear.forward.1", "Functional.linear.1.forward"} <= keys
 
 
-def test_a_dump_that_was_never_stopped_can_be_read(tmp_path, monkeypatch):
-    monkeypatch.setattr("trainermon.dump.lines.MAX_WAIT_S", -1)
-    debugger = PrecisionDebugger(dump_path=tmp_path, level="L1")
+def test_a_dump_that_was_never_stopped_can_be_read(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"dump_path": str(tmp_path), "level": "L1", "flush_s": 0}))
+    debugger = PrecisionDebugger(path)
     debugger.start()
     Small()(torch.ones(1, 4))
 
