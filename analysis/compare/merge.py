@@ -6,46 +6,16 @@ is decided in `merge_items.py`. The other side is looked at for shapes, for the 
 
 from __future__ import annotations
 
-import dataclasses
-import math
-import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
 
 from trainermon.analysis.compare.items import INPUT, MODULE, OUTPUT, PARAMETERS, Call, Item, Rows, read_rows
-from trainermon.analysis.compare.merge_items import Counts, Reference, Row, Sources, merge_row, scaled
-from trainermon.analysis.compare.places import Part, Place
+from trainermon.analysis.compare.merge_items import Counts, Row, Sources, merge_row, scaled
+from trainermon.analysis.compare.places import Place
+from trainermon.analysis.compare.ranks import Key, Name, Rank, Side, keyed, read_side
+from trainermon.analysis.compare.references import References
 from trainermon.analysis.compare.splits import MERGED
 from trainermon.dump.records import BACKWARD, FORWARD, PARAMETERS_GRAD, Layout
-
-_Name = tuple[str, str]
-_Key = tuple[str, str, int]
-_NAMES_TOLD = 3
-COLLECTIVE = "Distributed"
-
-
-class Rank(NamedTuple):
-    """The calls of one rank, under the names of the whole model, and what of it the rank has."""
-
-    layout: Layout
-    rows: Rows
-
-    def place(self, axis: str) -> int:
-        """Return the rank's place on an axis."""
-        return self.layout.axes.get(axis, (0, 1))[0]
-
-
-class Side(NamedTuple):
-    """All ranks of one side; `sizes` says how many the merged axes have."""
-
-    place: Place
-    ranks: tuple[Rank, ...]
-
-    def size(self, axis: str) -> int:
-        """Return how many places of an axis were brought together."""
-        return len({rank.place(axis) for rank in self.ranks})
 
 
 def read_sides(target: Place, golden: Place) -> tuple[Rows, Rows, tuple[str, ...]]:
@@ -56,137 +26,11 @@ def read_sides(target: Place, golden: Place) -> tuple[Rows, Rows, tuple[str, ...
     """
     if not target.parts and not golden.parts:
         return read_rows(target.directory), read_rows(golden.directory), ()
-    ours, theirs = _read_side(target), _read_side(golden)
+    ours, theirs = read_side(target), read_side(golden)
     mergers = _Merger(ours, theirs), _Merger(theirs, ours)
     rows = mergers[0].rows(), mergers[1].rows()
     notes = [*_notes(ours, mergers[0].counts), *_notes(theirs, mergers[1].counts)]
     return *rows, tuple(notes)
-
-
-def scoped_name(call: Call) -> str:
-    """Return the name by which calls of different layouts are matched: a function's has the module around it."""
-    return f"{MODULE}.{call.name}" if call.family == MODULE else f"{call.scope}/{call.family}.{call.name}"
-
-
-def _read_side(place: Place) -> Side:
-    parts = place.parts or (Part(directory=place.directory, layout=Layout()),)
-    return Side(
-        place,
-        tuple(Rank(_layout_in_whole(part.layout), _in_whole(part, read_rows(part.directory))) for part in parts),
-    )
-
-
-def _layout_in_whole(layout: Layout) -> Layout:
-    return dataclasses.replace(
-        layout,
-        splits={_path_in_whole(name, layout.renamed): split for name, split in layout.splits.items()},
-        partial=tuple(_path_in_whole(name, layout.renamed) for name in layout.partial),
-    )
-
-
-def _in_whole(part: Part, rows: Rows) -> Rows:
-    """Return the rows of a rank under the names of the whole model, tensors by their paths."""
-    stage, size = part.layout.axes.get("pp", (0, 1))
-    renamed = part.layout.renamed
-    keys = {call.key: _key_in_whole(call, renamed, stage if size > 1 else 0) for call in rows.calls}
-    sources: Sources = {}
-    calls = []
-    for call in rows.calls:
-        if call.family == COLLECTIVE:  # other layouts have other ones
-            continue
-        items = tuple(_with_path(item, rows, sources, call.direction) for item in call.items)
-        name = call.name if call.family != MODULE else _path_in_whole(call.name, renamed)
-        scope = _path_in_whole(call.scope, renamed)
-        calls.append(call._replace(key=keys[call.key], name=name, scope=scope, items=items))
-    return rows._replace(
-        calls=tuple(calls),
-        parents={keys.get(key, key): keys.get(parent, parent) for key, parent in rows.parents.items()},
-        stacks={keys.get(key, key): stack for key, stack in rows.stacks.items()},
-        sources=sources,
-    )
-
-
-def _with_path(item: Item, rows: Rows, sources: Sources, direction: str) -> Item:
-    path = rows.tensor_path(item)
-    if isinstance(path, Path):
-        sources[str(path)] = path
-    is_gradient = item.is_tensor and direction != FORWARD  # one that another stage has sent requires a gradient
-    return item._replace(
-        data_name=str(path) if path else None, requires_grad=False if is_gradient else item.requires_grad
-    )
-
-
-def _key_in_whole(call: Call, renamed: Mapping[str, str], stage: int) -> str:
-    if call.family == MODULE:
-        path = _path_in_whole(call.name, renamed)
-        return f"{call.key.partition('.')[0]}.{path}.{call.direction}.{call.number}"
-    return f"{call.key} (stage {stage})" if stage else call.key
-
-
-def _path_in_whole(path: str, renamed: Mapping[str, str]) -> str:
-    parts = path.split(".")
-    for length in range(len(parts), 0, -1):
-        other = renamed.get(".".join(parts[:length]))
-        if other is not None:
-            return ".".join([*([other] if other else []), *parts[length:]])
-    return path
-
-
-class _References:
-    """What the other side has of each row, by the names that both share."""
-
-    def __init__(self, side: Side) -> None:
-        self._sizes = {axis: side.size(axis) for axis in ("tp", "dp", "pp")}
-        self._items: dict[tuple[_Key, str], Item] = {}
-        self._order: dict[_Key, int] = {}
-        self.counts: Counter[_Name] = Counter()
-        for rank in side.ranks:
-            if rank.place("tp") or rank.place("dp"):
-                continue
-            for key, call in _keyed(rank.rows.calls):
-                self.counts[key[:2]] += 1
-                self._order.setdefault(key, len(self._order))
-                for item in call.items:
-                    self._items.setdefault((key, item.place), item)
-
-    def of(self, key: _Key, place: str, axis: str) -> Reference | None:
-        """Return what is known of a row; of a call that the other side did not make, what its first call had."""
-        item = self._items.get((key, place)) or self._items.get(((*key[:2], 0), place))
-        if item is None:
-            return None
-        is_same = (key, place) in self._items and self._sizes["tp"] == self._sizes["dp"] == 1
-        return Reference(shape=item.shape, parts=self._sizes[axis], item=item if is_same else None)
-
-    def has_smaller_gradients(self, rank: Rank, replicas: int, *, is_part: bool) -> bool:
-        """Return whether gradients are smaller than those of a replica, by a factor near the number of `replicas`.
-
-        They are where each replica's loss is the mean over its own batch. `is_part`: it has a part of a tensor.
-        """
-        ratios = []
-        for key, call in _keyed(rank.rows.calls):
-            for item in call.items if call.direction == BACKWARD else ():
-                other = self._items.get((key, item.place))
-                if other and isinstance(item.norm, float) and isinstance(other.norm, float) and other.norm:
-                    ratios.append(item.norm * (math.sqrt(replicas) if is_part else 1.0) / other.norm)
-        return bool(ratios) and statistics.median(ratios) > math.sqrt(replicas)
-
-    def in_order(self, calls: Sequence[Call]) -> list[Call]:
-        """Return calls in the order in which the other side made them; the others stay behind those before them."""
-        if self._sizes["pp"] > 1:
-            return list(calls)
-        position, positions = 0, []
-        for key, _ in _keyed(calls):
-            position = self._order.get(key, position)
-            positions.append(position)
-        return [calls[i] for i in sorted(range(len(calls)), key=positions.__getitem__)]
-
-
-def _keyed(calls: Iterable[Call]) -> Iterator[tuple[_Key, Call]]:
-    counts: Counter[_Name] = Counter()
-    for call in calls:
-        name = scoped_name(call), call.direction
-        yield (*name, counts[name]), call
-        counts[name] += 1
 
 
 class _Merger:
@@ -194,7 +38,7 @@ class _Merger:
 
     def __init__(self, side: Side, other: Side) -> None:
         self._side = side
-        self._references = _References(other)
+        self._references = References(other)
         self.counts = Counts()
         self._sources: Sources = {name: source for rank in side.ranks for name, source in rank.rows.sources.items()}
 
@@ -222,7 +66,7 @@ class _Merger:
         if len(ranks) == 1:
             return ranks[0]
         ranks = sorted(ranks, key=lambda rank: rank.place(axis))
-        by_key = [dict(_keyed(rank.rows.calls)) for rank in ranks]
+        by_key = [dict(keyed(rank.rows.calls)) for rank in ranks]
         layout = ranks[0].layout
         merged = [
             self._one_call(key, [calls[key] for calls in by_key if key in calls], layout, axis)
@@ -230,7 +74,7 @@ class _Merger:
         ]
         return Rank(layout, ranks[0].rows._replace(calls=tuple(merged)))
 
-    def _one_call(self, key: _Key, calls: Sequence[Call], layout: Layout, axis: str) -> Call:
+    def _one_call(self, key: Key, calls: Sequence[Call], layout: Layout, axis: str) -> Call:
         first = calls[0]
         rows = [{item.place: item for item in call.items} for call in calls]
         items: list[Item] = []
@@ -239,6 +83,7 @@ class _Merger:
             row = Row(
                 name=f"{first.key}.{item.place}",
                 items=[row[item.place] for row in rows if item.place in row],
+                axis=axis,
                 reference=self._references.of(key, item.place, axis),
                 split=_split_of(first, item, layout) if axis == "tp" else None,
                 sums=_may_be_sums(first, item, layout, axis),
@@ -254,12 +99,26 @@ class _Merger:
         """Return data parallel replicas as one rank, of more micro batches or of larger ones, as the other side has."""
         if len(ranks) == 1:
             return ranks[0]
-        names = Counter(key[:2] for key, _ in _keyed(ranks[0].rows.calls))
+        names = Counter(key[:2] for key, _ in keyed(ranks[0].rows.calls))
         more = Counter(self._references.counts[name] == count * len(ranks) for name, count in names.items())
         has_more = more[True] > more[False]
+        if not has_more and not self._are_one_batch(ranks):
+            self.counts.alone = max(ranks, key=self._references.agreement).place("dp")
+            return next(rank for rank in ranks if rank.place("dp") == self.counts.alone)
         if self._references.has_smaller_gradients(ranks[0], len(ranks), is_part=not has_more):
             ranks = [self._averaged(rank, len(ranks)) for rank in ranks]
         return _interleaved(ranks, names) if has_more else self._same_calls(ranks, "dp")
+
+    def _are_one_batch(self, ranks: Sequence[Rank]) -> bool:
+        """Return whether replicas have parts of the other side's batch, or all of them the same one."""
+        by_key = [dict(keyed(rank.rows.calls)) for rank in ranks]
+        same = Counter(
+            first.items[0].max == call.items[0].max and first.items[0].norm == call.items[0].norm
+            for key, first in by_key[0].items()
+            for calls in by_key[1:]
+            if (call := calls.get(key)) is not None and first.items and call.items and first.direction == FORWARD
+        )
+        return same[True] >= same[False] or self._references.is_larger(ranks[0])
 
     def _averaged(self, rank: Rank, replicas: int) -> Rank:
         """Return a replica with its gradients divided by the number of replicas."""
@@ -302,7 +161,7 @@ def _may_be_sums(call: Call, item: Item, layout: Layout, axis: str) -> bool | No
     return None if call.direction == BACKWARD and layout.partial else False
 
 
-def _interleaved(ranks: Sequence[Rank], names: Mapping[_Name, int]) -> Rank:
+def _interleaved(ranks: Sequence[Rank], names: Mapping[Name, int]) -> Rank:
     """Return replicas as one rank that takes their micro batches in turn, as Megatron deals them out."""
     forward = [count for (name, direction), count in names.items() if direction == FORWARD and name.startswith(MODULE)]
     micro_batches = Counter(forward).most_common(1)[0][0] if forward else 1
@@ -310,7 +169,7 @@ def _interleaved(ranks: Sequence[Rank], names: Mapping[_Name, int]) -> Rank:
     parents: dict[str, str] = {}
     for replica, rank in enumerate(ranks):
         changed: dict[str, str] = {}
-        for (name, direction, index), call in _keyed(rank.rows.calls):
+        for (name, direction, index), call in keyed(rank.rows.calls):
             each = max(1, names.get((name, direction), 1) // micro_batches)
             block, rest = divmod(index, each)
             number = (block * len(ranks) + replica) * each + rest
@@ -364,6 +223,8 @@ def _notes(side: Side, counts: Counts) -> Iterator[str]:
         f"{side.place.directory} is merged from {len(side.ranks)} ranks ({axes}): {counts.split:,} rows are parts, "
         f"{counts.copies:,} copies, {counts.sums:,} sums"
     )
+    if counts.alone is not None:
+        yield f"the replicas had different data: only dp {counts.alone} is compared, which agrees best"
     if counts.averaged:
         yield f"gradients of {counts.averaged} replicas were averaged: each one's loss is the mean over its own batch"
     if counts.own:
@@ -373,5 +234,4 @@ def _notes(side: Side, counts: Counts) -> Iterator[str]:
         (counts.unclear, "have shapes that do not fit"),
     ):
         if names:
-            more = f" and {len(names) - _NAMES_TOLD:,} more" if len(names) > _NAMES_TOLD else ""
-            yield f"rows of its ranks {what}: {', '.join(names[:_NAMES_TOLD])}{more}"
+            yield f"{len(names):,} rows of its ranks {what}, the first is {names[0]}"

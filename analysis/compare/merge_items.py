@@ -8,9 +8,10 @@ sum they tell the mean only.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from trainermon.analysis.compare.assembly import Assembly
 from trainermon.analysis.compare.items import Item
@@ -39,6 +40,7 @@ class Counts:
 
     `diverged` names copies that are not equal, `unclear` rows whose shapes do not fit; by `averaged`, unless it is 0,
     the gradients of replicas were divided. `own` are values that each rank has for itself, and that were left out.
+    `alone` is the only replica that is compared.
     """
 
     split: int = 0
@@ -48,11 +50,12 @@ class Counts:
     diverged: list[str] = field(default_factory=list)
     unclear: list[str] = field(default_factory=list)
     averaged: int = 0
+    alone: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One row of all ranks, and what is known of it.
+    """One row of all ranks of an axis, and what is known of it.
 
     `split` is the dimension, and the number of blocks along it, where the dump tells; `sums` whether these may be parts
     of a sum: True if they surely are, None if the values decide. In what order the elements of a function's tensors lie
@@ -61,6 +64,7 @@ class Row:
 
     name: str
     items: Sequence[Item]
+    axis: str = "tp"
     reference: Reference | None = None
     split: tuple[int, int] | None = None
     sums: bool | None = False
@@ -96,8 +100,9 @@ def _merge_tensors(row: Row, sources: Sources, counts: Counts) -> Item | None:
         return _stored(summed(row.items), row, sources, dim=None)
     if row.is_function and (row.is_own or not _has_sound_copy(row)):
         return _left_out(row, counts, counts.diverged)
-    counts.diverged.append(row.name)
-    return _farthest(row)
+    index = _farthest(row)
+    counts.diverged.append(f"{row.name} (most: {row.axis} {index})")
+    return row.items[index]
 
 
 def _left_out(row: Row, counts: Counts, names: list[str]) -> Item | None:
@@ -126,7 +131,7 @@ def concatenated(items: Sequence[Item], dim: int) -> Item:
         max=_over(max, [item.max for item in items]),
         min=_over(min, [item.min for item in items]),
         mean=_mean([item.mean for item in items], counts),
-        norm=_norm([item.norm for item in items]),
+        norm=_norm([item.norm for item in items], counts),
         nans=_total([item.nans for item in items]),
         infs=_total([item.infs for item in items]),
         checksum=None,
@@ -229,17 +234,17 @@ def _adds_up(row: Row) -> bool:
     return abs(total - other.mean) <= _SUM_TOLERANCE * spread
 
 
-def _farthest(row: Row) -> Item:
-    """Return the copy that differs most from the other side: a fault on one rank must not be hidden by the others."""
+def _farthest(row: Row) -> int:
+    """Return the number of the copy that differs most from the other side: the others must not hide a fault."""
     other = row.reference.item if row.reference else None
     sizes = [relative_size(item, other) if other is not None else 0.0 for item in row.items]
     ranked = [math.inf if size is None or math.isnan(size) else size for size in sizes]
-    return row.items[ranked.index(max(ranked))]
+    return ranked.index(max(ranked))
 
 
-def _over(choose: object, values: Sequence[object]) -> object:
+def _over(choose: Callable[[list[Any]], Any], values: Sequence[Any]) -> Any:
     known = [value for value in values if isinstance(value, int | float)]
-    return choose(known) if len(known) == len(values) or known else None  # type: ignore[operator]
+    return choose(known) if known else None
 
 
 def _mean(means: Sequence[object], counts: Sequence[int]) -> float | None:
@@ -249,10 +254,11 @@ def _mean(means: Sequence[object], counts: Sequence[int]) -> float | None:
     return math.fsum(float(mean) * count for mean, count in pairs) / sum(counts)  # type: ignore[arg-type]
 
 
-def _norm(norms: Sequence[object]) -> float | None:
-    if not all(isinstance(norm, int | float) for norm in norms):
+def _norm(norms: Sequence[object], counts: Sequence[int]) -> float | None:
+    known = [norm for norm, count in zip(norms, counts, strict=True) if count]
+    if not known or not all(isinstance(norm, int | float) for norm in known):
         return None
-    return math.hypot(*(float(norm) for norm in norms))  # type: ignore[arg-type]
+    return math.hypot(*(float(norm) for norm in known))  # type: ignore[arg-type]
 
 
 def _total(counts: Sequence[int | None]) -> int | None:

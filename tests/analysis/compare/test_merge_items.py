@@ -97,7 +97,7 @@ def test_copies_that_differ_are_told_and_the_worst_is_shown():
     item, counts = merged([item_of(TOTAL), item_of(TOTAL * 1.5)], TOTAL)
 
     assert item == item_of(TOTAL * 1.5)
-    assert counts.diverged == ["row"]
+    assert counts.diverged == ["row (most: tp 1)"]
 
 
 def test_values_that_add_up_are_a_sum_where_that_may_be():
@@ -110,7 +110,7 @@ def test_values_that_add_up_are_a_sum_where_that_may_be():
 def test_a_copy_with_a_fault_is_no_part_of_a_sum():
     _, counts = merged([item_of(TOTAL), item_of(TOTAL * 1.5)], TOTAL, sums=None)
 
-    assert counts.diverged == ["row"]
+    assert counts.diverged == ["row (most: tp 1)"]
 
 
 def test_what_a_function_makes_of_one_rank_alone_is_left_out():

@@ -32,10 +32,16 @@ def dumps(tmp_path_factory):
     return folder
 
 
-def compared(target, golden, mode, **options):
-    options = CompareOptions(mode=mode, golden_sizes=ONE, **options)
-    (comparison,) = compare(target, golden / "step0" / "rank0", options=options)
+def compared(target, golden, mode, directory="step0/rank0"):
+    (comparison,) = compare(target, golden / directory, options=CompareOptions(mode=mode, golden_sizes=ONE))
     return comparison
+
+
+def assert_agrees(comparison):
+    assert set(comparison.row_counts()) <= {"pass", "warning"}
+    assert comparison.blamed == ()
+    sizes = [row.difference.relative for row in comparison.rows() if row.difference.relative is not None]
+    assert max(sizes) < 1e-5  # float32, added up in another order
 
 
 @pytest.mark.distributed
@@ -44,8 +50,7 @@ def compared(target, golden, mode, **options):
 def test_a_model_that_ranks_share_agrees_with_the_whole_one(dumps, split, whole, mode):
     comparison = compared(dumps / split, dumps / whole, mode)
 
-    differing = [call.key for call in comparison.calls if call.result != "pass"]
-    assert differing == []
+    assert_agrees(comparison)
     assert comparison.mode is mode
     assert len(comparison.calls) > 150
     assert not any("differ" in note or "fit" in note for note in comparison.notes)
@@ -57,7 +62,17 @@ def test_the_whole_model_may_also_be_the_target(dumps):
 
     (comparison,) = compare(dumps / "whole" / "step0" / "rank0", dumps / "tp-sequence", options=options)
 
-    assert set(comparison.row_counts()) == {"pass"}
+    assert_agrees(comparison)
+
+
+@pytest.mark.distributed
+def test_of_replicas_with_different_data_the_one_that_agrees_is_compared(dumps, tmp_path):
+    shutil.copytree(dumps / "dp" / "step0" / "rank1", tmp_path / "rank0")
+
+    comparison = compared(dumps / "dp", tmp_path, Mode.STATISTICS, directory="rank0")
+
+    assert_agrees(comparison)
+    assert "the replicas had different data: only dp 1 is compared, which agrees best" in comparison.notes
 
 
 @pytest.mark.distributed
@@ -74,7 +89,8 @@ def test_a_fault_on_one_rank_is_found_where_it_is(dumps, faulty, whole, place, m
     comparison = compared(dumps / faulty, dumps / whole, mode)
 
     assert [call.key for call in comparison.blamed] == [f"Module.{place}.forward.{call}" for call in range(2)]
-    copies_differ = any(f"should be copies but differ: Module.{place}" in note for note in comparison.notes)
+    told = f"rows of its ranks should be copies but differ, the first is Module.{place}.forward.0.output.0 (most: tp 1)"
+    copies_differ = any(told in note for note in comparison.notes)
     assert copies_differ == (faulty == "tp-copy-fault")
 
 
@@ -85,7 +101,7 @@ def test_functions_are_matched_by_the_modules_that_call_them(dumps, mode):
 
     assert comparison.blamed == ()
     modules = [call for call in comparison.calls if call.key.startswith("Module.")]
-    assert {call.result for call in modules} == {"pass"}
+    assert {call.result for call in modules} <= {"pass", "warning"}
     functions = [call for call in comparison.calls if call.target and call.golden and call not in modules]
     assert len(functions) > 400
     assert any("each rank's own and were left out" in note for note in comparison.notes)
@@ -99,7 +115,8 @@ def test_of_dumps_that_do_not_tell_their_layout_the_user_can(dumps, tmp_path, ca
     main(["compare", str(tmp_path / "tp"), golden, "--target-split", "tp=2", "--golden-split", "dp=1"])
 
     text = capsys.readouterr().out
-    assert text.startswith("The dumps agree: 668 rows differ by no more than rounding.")
+    assert "rows      0 error," in text
+    assert " 0 unmatched\n" in text
     assert "is merged from 2 ranks (tp 2)" in text
 
 
