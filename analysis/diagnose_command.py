@@ -9,10 +9,12 @@ from pathlib import Path
 
 from trainermon.analysis.against import diagnose_against
 from trainermon.analysis.diagnose import diagnose
+from trainermon.analysis.diagnosis_page.page import render_page
 from trainermon.analysis.findings import Diagnosis, Verdict
 from trainermon.analysis.next_collection import write_configurations
 from trainermon.analysis.report import render_text
 from trainermon.exporters.query import find_run
+from trainermon.monitor.errors import DumpError
 from trainermon.monitor.topology import OUTPUT_ROOT
 from trainermon.monitor.values import as_plain
 
@@ -49,6 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help=f"end with status {FOUND} if something was found, {UNKNOWN} if nothing is known, instead of 0",
     )
+    parser.add_argument("--html", metavar="FILE", type=Path, help="write a page with plots, values and code into FILE")
     parser.add_argument("--json", action="store_true", help="print the report as JSON, see analysis/README.md")
 
 
@@ -66,9 +69,19 @@ def main(args: argparse.Namespace) -> int:
         sys.stdout.write(render_text(diagnosis, colour=sys.stdout.isatty()))
         for path in sorted(run_dir.glob("reports/post-mortem-*.md")):
             sys.stdout.write(f"see also   {path}: ranks stood still or died\n")
+    if args.html:
+        _write_page(args.html, run_dir, diagnosis)
     for path in write_configurations(diagnosis.collect, args.collect) if args.collect else ():
         sys.stderr.write(f"wrote {path}\n")
     return _STATUS.get(diagnosis.verdict, FOUND) if args.exit_code else 0
+
+
+def _write_page(path: Path, run_dir: Path, diagnosis: Diagnosis) -> None:
+    try:
+        path.write_text(render_page(run_dir, diagnosis), encoding="utf-8")
+    except OSError as error:
+        raise DumpError(f"cannot write {path}: {error}") from error
+    sys.stderr.write(f"wrote {path}\n")
 
 
 def _diagnose(args: argparse.Namespace) -> tuple[Path, Diagnosis]:

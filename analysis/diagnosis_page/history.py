@@ -1,0 +1,125 @@
+"""How loss, gradients and the module in question went in the stored steps around the one that is explained."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainermon.analysis.findings import Diagnosis, FaultPhase
+from trainermon.exporters.store import open_run
+from trainermon.monitor.catalogue import LOSS_SERIES
+from trainermon.monitor.errors import StoreError
+from trainermon.monitor.values import Kind
+
+if TYPE_CHECKING:
+    import duckdb
+
+BEFORE, AFTER = 60, 15
+"""How many stored steps are shown before and after the one in question."""
+
+_NORM = "sqrt(sum(sum_sq))"
+_LARGEST = "max(greatest(abs(min), abs(max)))"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One step of a curve: `low` and `high` over the ranks that are finite in full, `own` of the rank in question.
+
+    None where there is no such rank. `bad` tells that an element was NaN or infinite on some rank.
+    """
+
+    step: int
+    low: float | None
+    high: float | None
+    own: float | None
+    bad: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """A number over the steps, in order; `by_power` if it is best seen on a logarithmic axis."""
+
+    title: str
+    by_power: bool
+    points: tuple[Point, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """What to draw: which rows of the store (SQL with `values` for its question marks), and which number of them."""
+
+    title: str
+    where: str
+    number: str
+    values: tuple[str, ...] = ()
+    by_power: bool = True
+
+
+def curves(run_dir: Path, diagnosis: Diagnosis) -> tuple[Curve, ...]:
+    """Return the curves that the run's stored statistics allow, () if nothing is stored or no step is known."""
+    if diagnosis.step is None or diagnosis.attempt is None:
+        return ()
+    try:
+        connection = open_run(run_dir)
+    except StoreError:
+        return ()
+    try:
+        first, last = _window(connection, diagnosis.attempt, diagnosis.step)
+        found = [_curve(connection, question, diagnosis, first, last) for question in _questions(diagnosis)]
+    finally:
+        connection.close()
+    return tuple(curve for curve in found if len(curve.points) > 1)
+
+
+def _window(connection: duckdb.DuckDBPyConnection, attempt: int, step: int) -> tuple[int, int]:
+    steps = f"""
+        SELECT coalesce(min(step), {step:d}), coalesce(max(step), {step:d}) FROM (
+            (SELECT DISTINCT step FROM all_stats WHERE attempt = ? AND step <= ? ORDER BY step DESC LIMIT {BEFORE})
+            UNION ALL
+            (SELECT DISTINCT step FROM all_stats WHERE attempt = ? AND step > ? ORDER BY step LIMIT {AFTER})
+        )
+    """  # noqa: S608  # numbers of ours
+    first, last = connection.execute(steps, [attempt, step, attempt, step]).fetchall()[0]
+    return first, last
+
+
+def _questions(diagnosis: Diagnosis) -> list[_Question]:
+    loss = f"kind = '{Kind.LOSS}' AND name = '{LOSS_SERIES}'"
+    found = [_Question("Loss", loss, "sum(sum) / nullif(sum(finite), 0)", by_power=False)]
+    for kind, when in ((Kind.GRAD_UNREDUCED, "before"), (Kind.GRAD_REDUCED, "after")):
+        where = f"kind = '{kind}' AND micro_step IS NULL"
+        found.append(_Question(f"Norm of the gradients {when} the reduction", where, _NORM))
+    name = diagnosis.module
+    if not name or name.startswith("("):
+        return found
+    activations = f"kind = '{Kind.ACTV}' AND name = ? AND slot LIKE 'output%'"
+    found.append(_Question(f"Largest value that {name} returned", activations, _LARGEST, (name,)))
+    kind = Kind.GRAD_UNREDUCED if diagnosis.phase is FaultPhase.BACKWARD else Kind.PARAM_ORIGIN
+    of_module = f"kind = '{kind}' AND micro_step IS NULL AND starts_with(name, ?)"
+    what = "gradients" if kind == Kind.GRAD_UNREDUCED else "weights"
+    return [*found, _Question(f"Norm of the {what} of {name}", of_module, _NORM, (f"{name}.",))]
+
+
+def _curve(
+    connection: duckdb.DuckDBPyConnection, question: _Question, diagnosis: Diagnosis, first: int, last: int
+) -> Curve:
+    query = f"""
+        SELECT step, min(number), max(number), max(number) FILTER (rank = ?), bool_or(bad) FROM (
+            SELECT step, rank, sum(nans + infs) > 0 AS bad, CASE WHEN NOT bad THEN {question.number} END AS number
+            FROM all_stats WHERE attempt = ? AND step BETWEEN ? AND ? AND {question.where} GROUP BY step, rank
+        ) GROUP BY step ORDER BY step
+    """  # noqa: S608  # SQL of ours; what comes from the run is handed over as values
+    rank = -1 if diagnosis.rank is None else diagnosis.rank
+    rows = connection.execute(query, [rank, diagnosis.attempt, first, last, *question.values]).fetchall()
+    points = tuple(
+        Point(step=step, low=_known(low), high=_known(high), own=_known(own), bad=bool(bad))
+        for step, low, high, own, bad in rows
+    )
+    return Curve(title=question.title, by_power=question.by_power, points=points)
+
+
+def _known(value: float | None) -> float | None:
+    """Return a number, None for one that float64 cannot hold, as the norm of very large elements."""
+    return value if value is not None and math.isfinite(value) else None
