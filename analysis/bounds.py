@@ -42,9 +42,11 @@ def proven_cause(entry: Entry) -> tuple[Cause, str] | None:
     inputs = (*entry.inputs, *entry.parameters)
     if output is None or output.dtype not in LARGEST or not inputs:
         return None
-    if any(record.nonfinite for record in inputs):
-        return Cause.INHERITED, "an input was not finite already"
-    if not all(record.max is not None and record.min is not None for record in inputs):
+    if any(record.nonfinite and not _is_masking(record) for record in inputs):
+        return Cause.INHERITED, "what it was given was not finite"
+    if any(record.nonfinite for record in inputs) or not all(
+        record.max is not None and record.min is not None for record in inputs
+    ):
         return None
     name = (entry.class_name if entry.key.startswith("Module.") else entry.module.split(".")[-1]).lower()
     if name in _UNDEFINED:
@@ -53,11 +55,16 @@ def proven_cause(entry: Entry) -> tuple[Cause, str] | None:
     return None if reach is None else _by_reach(reach * _MARGIN, output)
 
 
+def _is_masking(record: TensorRecord) -> bool:
+    """Return whether infinities may be a mask's: there is no NaN, and nothing that is above zero."""
+    return not record.nans and (record.max is None or record.max <= 0)
+
+
 def _by_reach(reach: float, output: TensorRecord) -> tuple[Cause, str] | None:
     name = output.dtype.removeprefix("torch.")
     bounded = f"its inputs bound the result by {reach:.3g}"
     if reach < LARGEST[output.dtype]:
-        return Cause.KERNEL, f"{bounded}, which {name} holds: the device or its kernel is to blame"
+        return Cause.KERNEL, f"{bounded}, which {name} holds: not its arithmetic, but the device or the code that ran"
     if output.dtype in _NARROW and reach < LARGEST["torch.float32"]:
         return Cause.PRECISION, f"{bounded}: float32 would have held it, {name} ends at {LARGEST[output.dtype]:.3g}"
     return None

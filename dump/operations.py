@@ -6,8 +6,11 @@ replay computes the same bits with it.
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import logging
+import operator
+import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -18,19 +21,22 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
 
-from trainermon.dump.precise import Called, Health, floating, has_memory, health, is_finite_number, judge
+from trainermon.dump.precise import Called, Health, Judgement, floating, has_memory, health, is_finite_number, judge
 from trainermon.dump.records import BACKWARD, FORWARD
-from trainermon.dump.stacks import call_stack
-from trainermon.dump.verdicts import OperationVerdict
+from trainermon.dump.stacks import innermost_line
+from trainermon.dump.verdicts import Cause, OperationVerdict
 from trainermon.monitor.taps.names import plain_name
 
 logger = logging.getLogger("trainermon")
 
 MAX_OPERATIONS = 8
 MAX_MASKS = 4096
+_MADE_SO = Judgement(Cause.INHERITED, "the script made a constant that is not finite")
 EVIDENCE = "the operation was run again on its inputs in the replay"
 # What they return was not computed: it is whatever was in memory.
 _UNINITIALISED = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
+# What makes a tensor of a number in the script.
+_CONSTANTS = frozenset({"lift_fresh", "lift_fresh_copy"})
 # Their result is there when somebody has waited for it.
 _OF_OTHERS = frozenset({"c10d", "_c10d_functional", "c10d_functional", "fsdp", "inductor", "profiler"})
 
@@ -52,12 +58,19 @@ class RunningCalls:
         self._names = names or {}
         self._running: list[tuple[nn.Module, str]] = []
         self._calls: Counter[str] = Counter()
+        self._begins: list[tuple[int, str]] = []
+        self._thread = threading.get_ident()
         self._handles: list[RemovableHandle] = []
 
     @property
     def current(self) -> str:
         """Key of the innermost call that runs; "" where that is the root's, or none."""
         return self._running[-1][1] if self._running else ""
+
+    def call_of(self, number: int) -> str:
+        """Return the key of the call in which autograd made its node `number`; "" for the root's, or none."""
+        position = bisect.bisect_right(self._begins, number, key=operator.itemgetter(0))
+        return self._begins[position - 1][1] if position else ""
 
     def attach(self) -> None:
         """Watch the modules from now on."""
@@ -80,16 +93,23 @@ class RunningCalls:
         number = self._calls[stem] if is_new else max(0, self._calls[stem] - 1)
         self._calls[stem] += is_new
         self._running.append((module, f"{stem}.{FORWARD}.{number}" if stem else ""))
+        self._note_begin()
 
     def leave(self, key: str, output: Any) -> Any:
         """Note that a call has ended; what is returned takes the place of `output`, unless it is None."""
         self.gave[key] = [leaf.dtype for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
+
+    def _note_begin(self) -> None:
+        """Remember from which node on the current call makes them; other threads number theirs by themselves."""
+        if threading.get_ident() == self._thread:
+            self._begins.append((torch.autograd._get_sequence_nr(), self.current))  # type: ignore[attr-defined]
 
     def _left(self, module: nn.Module, _args: Any, output: Any) -> Any:
         for position in range(len(self._running) - 1, -1, -1):
             if self._running[position][0] is module:
                 key = self._running[position][1]
                 del self._running[position:]
+                self._note_begin()
                 return self.leave(key, output)
         return None
 
@@ -101,14 +121,6 @@ class _Entered:
 
     def __call__(self, module: nn.Module, _args: Any) -> None:
         self.calls.enter(module, self.stem)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Forward:
-    """Where the operation of an autograd node ran in the forward."""
-
-    call: str
-    source: str
 
 
 class OperationWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -127,7 +139,7 @@ class OperationWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._harmful: list[OperationVerdict] = []
         self._calls = calls
-        self._forwards: dict[int, _Forward] = {}
+        self._lines: dict[int, str] = {}
         self._masks: dict[int, OperationVerdict] = {}
         self._failed = False
 
@@ -157,10 +169,12 @@ class OperationWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _given(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         """Return what the operation is given, with copies of what it will overwrite; None if it is not looked at."""
         schema = getattr(func, "_schema", None)
-        if schema is None or func.namespace in _OF_OTHERS or func._opname in _UNINITIALISED or func.is_view:
+        if schema is None or func.namespace in _OF_OTHERS or func._opname in _UNINITIALISED:
             return None
-        if torch.is_grad_enabled():
-            self._note_forward()
+        if func.is_view and func._opname not in _CONSTANTS:
+            return None
+        if torch.is_grad_enabled():  # the node that autograd has just made: its backward has no line of its own
+            self._lines.setdefault(torch.autograd._get_sequence_nr() - 1, innermost_line())  # type: ignore[attr-defined]
         if len(self._harmful) >= MAX_OPERATIONS:
             return None
         if not schema.is_mutable:
@@ -176,11 +190,6 @@ class OperationWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._masks[_address(clone)] = self._masks[_address(value)]
         return clone
 
-    def _note_forward(self) -> None:
-        """Remember which module and line the node is of that autograd has just made, for its backward."""
-        number = torch.autograd._get_sequence_nr() - 1  # type: ignore[attr-defined]
-        self._forwards.setdefault(number, _Forward(self._calls.current, _line()))
-
     def _look(self, func: Any, given: tuple[Any, Any], result: Any) -> None:
         tensors = list(floating(result))
         states = [health(tensor) for tensor in tensors]
@@ -188,9 +197,10 @@ class OperationWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._masks.pop(_address(tensor), None)  # what is there now is not what was there then
         if all(state is Health.FINITE for state in states):
             return
-        masked = _masked_inputs(given)
+        is_constant = func._opname in _CONSTANTS
+        masked = [] if is_constant else _masked_inputs(given)
         is_mask = Health.BAD not in states
-        is_filled = not all(map(is_finite_number, pytree.tree_leaves(given)))
+        is_filled = is_constant or not all(map(is_finite_number, pytree.tree_leaves(given)))
         if masked is None or (is_mask and is_filled):
             return
         verdict = next((self._masks[address] for address in map(_address, masked) if address in self._masks), None)
@@ -203,7 +213,11 @@ class OperationWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _verdict(self, func: Any, given: tuple[Any, Any], result: Any) -> OperationVerdict:
         is_random = torch.Tag.nondeterministic_seeded in func.tags
-        judged = judge(Called(func, *given, func.namespace not in ("aten", "prims"), is_random), result)
+        judged = (
+            _MADE_SO
+            if func._opname in _CONSTANTS
+            else judge(Called(func, *given, func.namespace not in ("aten", "prims"), is_random), result)
+        )
         call, direction, source = self._place()
         return OperationVerdict(
             operation=str(func),
@@ -220,10 +234,14 @@ class OperationWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _place(self) -> tuple[str, str, str]:
         if torch._C._current_graph_task_id() == -1 or torch.is_grad_enabled():  # or recomputed in a backward
-            return self._calls.current, FORWARD, _line()
-        node = torch._C._current_autograd_node()
-        forward = self._forwards.get(node._sequence_nr(), _Forward("", ""))
-        return forward.call.replace(f".{FORWARD}.", f".{BACKWARD}."), BACKWARD, forward.source
+            return self._calls.current, FORWARD, innermost_line()
+        number = torch._C._current_autograd_node()._sequence_nr()
+        call = self._calls.call_of(number).replace(f".{FORWARD}.", f".{BACKWARD}.")
+        return (
+            call,
+            BACKWARD,
+            innermost_line() or self._lines.get(number, ""),
+        )  # a Function of the script's has its own line
 
 
 def _masked_inputs(given: Any) -> list[Tensor] | None:
@@ -240,9 +258,3 @@ def _masked_inputs(given: Any) -> list[Tensor] | None:
 
 def _address(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
-
-
-def _line() -> str:
-    """Return the script's line that runs now, "" outside of it."""
-    frames = call_stack()
-    return frames[0].replace(", \n ", ": ") if frames else ""

@@ -58,7 +58,7 @@ def judge(called: Called, result: Any) -> Judgement:
     if number is not None:
         return Judgement(Cause.INHERITED, f"the script gave it the number {number}")
     if not all(map(_is_sound, inputs)):
-        return Judgement(Cause.INHERITED, "an input was not finite already")
+        return Judgement(Cause.INHERITED, "what it was given was not finite")
     if sum(value.numel() for value in inputs if isinstance(value, Tensor)) > MAX_ELEMENTS:
         return Judgement(Cause.UNKNOWN, f"its inputs have more than {MAX_ELEMENTS:,} elements: not run again")
     state = torch.get_rng_state()

@@ -48,7 +48,7 @@ from trainermon.dump.room import lack_of_memory
 from trainermon.dump.shards import nonfinite_names
 from trainermon.dump.state import NotCoveredError
 from trainermon.dump.suitability import Stage, is_compiled, refusal_of, stage_of
-from trainermon.dump.verdicts import OperationVerdict
+from trainermon.dump.verdicts import Cause, OperationVerdict
 from trainermon.dump.writer import DumpWriter
 from trainermon.monitor.taps.replayable import Replayable
 
@@ -272,7 +272,10 @@ class StepKeeper:
         """Return whether the step is finite with the modules of `operations` in float64, where one rank can tell."""
         if self._replayable.joint or not self._replayable.shadowed or self._compiled:
             return {}
-        keys = [operation.call.replace(f".{BACKWARD}.", f".{FORWARD}.") for operation in operations]
+        computed = [operation.call for operation in operations if operation.cause is not Cause.INHERITED]
+        keys = [call.replace(f".{BACKWARD}.", f".{FORWARD}.") for call in computed]
+        if not keys:
+            return {}
         stems = dict.fromkeys(map(stem_of, keys))
         finite: list[bool] = []
 

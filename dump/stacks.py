@@ -40,6 +40,25 @@ def call_stack() -> tuple[str, ...]:
     return tuple(frames)
 
 
+def innermost_line() -> str:
+    """Return the line of the user's code that runs now: `File …, line 3, in f: source`.
+
+    It is "" where this package, and no line of the user's, has called torch.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    is_outside = False
+    while frame is not None:
+        origin = _origin(frame.f_code)
+        if origin == _OF_USER:
+            place = frame.f_code, frame.f_lasti
+            return (_TEXTS.get(place) or _remembered(place, frame.f_lineno)).replace(", \n ", ": ")
+        if origin == _OF_OURS and is_outside:
+            break
+        is_outside = is_outside or origin == _OF_TORCH
+        frame = frame.f_back
+    return ""
+
+
 @functools.lru_cache(maxsize=8192)
 def _origin(code: CodeType) -> int:
     if code.co_filename.startswith(_OWN):

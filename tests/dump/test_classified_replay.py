@@ -139,6 +139,37 @@ def test_operation_of_the_backward_is_found_with_the_line_of_its_forward(tmp_pat
     assert first.cause is Cause.RANGE
 
 
+class Root(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient / torch.zeros_like(gradient)
+
+
+def test_functions_with_a_backward_of_their_own_are_found_in_their_module(tmp_path):
+    _, info = replay(tmp_path, Net(Root.apply), torch.ones(2, 4))
+
+    first = info.operations[0]
+    assert (first.operation, first.cause, first.direction) == ("aten.div.Tensor", Cause.RANGE, "backward")
+    assert first.call == "Module.body.Body.backward.0"
+    assert "return gradient / torch.zeros_like(gradient)" in first.source
+
+
+def test_a_constant_of_the_scripts_is_inherited(tmp_path):
+    def spoiled(x):
+        x = x.clone()
+        x.view(-1)[3] = float("inf")
+        return x
+
+    _, info = replay(tmp_path, Net(spoiled), torch.ones(2, 4))
+
+    assert info.operations[0].cause is Cause.INHERITED
+    assert 'x.view(-1)[3] = float("inf")' in info.operations[0].source
+
+
 def test_watching_changes_no_bit_of_the_run(tmp_path):
     model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 4))
     with torch.no_grad():
