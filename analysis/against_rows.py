@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from trainermon.analysis.compare.items import Item
 from trainermon.analysis.domains import describe_domain
@@ -57,12 +57,35 @@ def from_rows(ours: Side, rows: RowDifference) -> Diagnosis:
         module=module,
         micro_step=pair.micro_step,
         phase=location.phase,
-        candidates=location.candidates,
+        candidates=location.candidates or _sharing(rows.pairs, pair),
         tensor=tensor_of(pair.place, pair.ours),
         ranks=row_ranks(rows, location),
         levels=row_levels(ours, rows, location),
         contrasts=row_contrasts(rows, location),
     )
+
+
+def _sharing(pairs: Sequence[RowPair], first: RowPair) -> tuple[str, ...]:
+    """Return the modules that took the same tensor as `first`: its gradient is the sum of what they all gave back."""
+    if first.kind != Kind.ACTV_GRAD or not first.slot.startswith("input"):
+        return ()
+    values = _values(first)
+    found = [
+        pair.name
+        for pair in pairs
+        if (pair.kind, pair.micro_step, pair.stage, pair.rank)
+        == (first.kind, first.micro_step, first.stage, first.rank)
+        and pair.slot.startswith("input")
+        and _values(pair) == values
+    ]
+    names = dict.fromkeys(found)
+    return tuple(
+        name for name in names if name != first.name and not any(other.startswith(f"{name}.") for other in names)
+    )
+
+
+def _values(pair: RowPair) -> tuple[object, ...]:
+    return tuple((item.shape, item.max, item.min, item.mean, item.norm) for item in (pair.ours, pair.theirs))
 
 
 def _reason(location: Location, pair: RowPair) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import defaultdict
 from collections.abc import Collection, Sequence
 
 from trainermon.analysis.findings import FaultPhase
@@ -31,17 +32,28 @@ class Location:
 def locate(bad: Sequence[Series], order: StepOrder, called: Collection[str]) -> Location | None:
     """Return which of the bad series of one step was first; None without any.
 
-    A module's output is passed over if its input is bad as well, a gradient that a module gives back if the one it was
-    given is. `called` are the modules of which inputs and outputs are stored: others only hold modules.
+    A module's output is passed over if its input is bad as well, on whichever rank, since ranks that share a call pass
+    on what it makes; a gradient that a module gives back if the one it was given is; and a loss if an activation is.
+    Modules need not be called in the order in which they are defined: what a module was given is first only if none
+    beside it has made anything bad. Of ranks on which the first series is bad those count on which another of the same
+    module is, if they are fewer. `called` are the modules of which inputs and outputs are stored: others only hold
+    modules.
     """
     if not bad:
         return None
     spoiled = {_call(row) for row in bad if _arrives(row)}
     keys = [order.key(row) for row in bad]
-    made = [place for place, row in enumerate(bad) if not _arrives(row) and _call(row) not in spoiled]
+    shared = {call[:-1] for call in spoiled}
+    is_forward_bad = any(row.kind == Kind.ACTV for row in bad)
+    made = [
+        place
+        for place, row in enumerate(bad)
+        if not _arrives(row) and _call(row)[:-1] not in shared and not (row.kind == Kind.LOSS and is_forward_bad)
+    ]
     first = min(made or range(len(bad)), key=keys.__getitem__)
     given = min(range(len(bad)), key=keys.__getitem__)
-    if _arrives(bad[given]) and keys[given][:5] < keys[first][:5]:
+    is_earlier = _arrives(bad[given]) and keys[given][:5] < keys[first][:5]
+    if is_earlier and not any(_is_beside(bad[place], bad[given]) for place in made):
         first = given
     row = bad[first]
     phase = order.phase(row.kind)
@@ -53,10 +65,29 @@ def locate(bad: Sequence[Series], order: StepOrder, called: Collection[str]) -> 
         place=first,
         phase=phase,
         module=module,
-        ranks=tuple(sorted({other.rank for other in bad if _without_rank(other) == _without_rank(row)})),
+        ranks=_ranks(row, bad, order),
         is_given=_arrives(row),
         candidates=candidates,
     )
+
+
+def _is_beside(row: Series, given: Series) -> bool:
+    """Return whether a series belongs to the same call of the module around the one that was `given` something bad."""
+    parent = given.name.rpartition(".")[0]
+    same = (row.kind, row.micro_step, row.stage, row.rank) == (given.kind, given.micro_step, given.stage, given.rank)
+    return bool(parent) and same and row.name.startswith(f"{parent}.")
+
+
+def _ranks(row: Series, bad: Sequence[Series], order: StepOrder) -> tuple[int, ...]:
+    """Return the ranks on which the series is bad, or the fewest that have another of its module and phase."""
+    found: dict[tuple[object, ...], set[int]] = defaultdict(set)
+    place = module_of(row.kind, row.name), order.phase(row.kind)
+    for other in bad:
+        if (module_of(other.kind, other.name), order.phase(other.kind)) == place:
+            found[_without_rank(other)].add(other.rank)
+    of_row = found[_without_rank(row)]
+    fewest = min((len(ranks), sorted(ranks)) for ranks in found.values() if ranks <= of_row)
+    return tuple(fewest[1])
 
 
 def _maker(

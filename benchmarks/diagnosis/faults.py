@@ -67,7 +67,7 @@ def _changed_output(inner: Callable[..., Any], change: Change, *args: Any, **kwa
 
 
 def _once(change: Change, calls: list[int], x: Tensor) -> Tensor:
-    """Change `x` on the first call, with the same operations on every one: a recomputation must save as many tensors."""
+    """Change `x` on the first call, by operations that are the same on every one: a recomputation must save as much."""
     calls.append(1)
     with torch.no_grad():
         difference = (change(x) if len(calls) == 1 else x) - x

@@ -1,0 +1,72 @@
+"""Which of many bad series was first, in series made by hand."""
+
+import dataclasses
+
+from trainermon.analysis.findings import FaultPhase
+from trainermon.analysis.row_location import locate
+from trainermon.analysis.row_order import StepOrder
+from trainermon.monitor.values import Kind
+
+# as Megatron's: the core of an attention is defined before what it is given by, and called after it
+MODULES = ["decoder", "decoder.core", "decoder.qkv", "decoder.proj", "head"]
+FINITE_ELSEWHERE = {*MODULES}
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    kind: str
+    name: str
+    slot: str = ""
+    call: int = 0
+    micro_step: int | None = None
+    stage: int = 0
+    rank: int = 0
+
+
+def actv(name, slot, *, rank=0):
+    return Row(Kind.ACTV, name, slot, micro_step=0, rank=rank)
+
+
+def gradient(name, slot, *, rank=0):
+    return Row(Kind.ACTV_GRAD, name, slot, micro_step=0, rank=rank)
+
+
+def located(*bad):
+    location = locate(bad, StepOrder(MODULES, {}), FINITE_ELSEWHERE)
+    return location.module, location.phase, location.ranks
+
+
+def test_a_module_that_is_called_before_another_though_defined_after_it_is_first():
+    made, given = actv("decoder.qkv", "output.0"), actv("decoder.core", "input.0")
+
+    assert located(given, actv("decoder.core", "output.0"), made) == ("decoder.qkv", FaultPhase.FORWARD, (0,))
+
+
+def test_what_came_by_communication_to_a_rank_whose_own_input_is_sound_is_not_first():
+    """As after a sum over tensor parallel ranks: the output is bad on both, what went in on one."""
+    passed_on = [actv("decoder.proj", "input.0"), *(actv("decoder.proj", "output.0", rank=rank) for rank in (0, 1))]
+
+    assert located(*passed_on, actv("decoder.qkv", "output.0")) == ("decoder.qkv", FaultPhase.FORWARD, (0,))
+
+
+def test_what_a_module_was_given_by_no_other_is_made_around_it():
+    given = actv("decoder.core", "input.0"), actv("decoder.core", "output.0"), actv("decoder.proj", "input.0")
+
+    assert located(*given, actv("decoder", "output.0")) == ("decoder", FaultPhase.FORWARD, (0,))
+
+
+def test_the_loss_of_the_whole_step_comes_after_what_a_module_made():
+    loss = Row(Kind.LOSS, "loss")
+
+    late = dataclasses.replace(actv("head", "output.0"), micro_step=1)
+    assert located(loss, late) == ("head", FaultPhase.FORWARD, (0,))
+    assert located(loss, gradient("head", "input.0")) == ("(loss)", FaultPhase.FORWARD, (0,))
+
+
+def test_the_rank_whose_own_part_is_bad_is_told_from_those_that_were_sent_it():
+    """The gradient of what tensor parallel ranks share is added up over them, that of a weight is each one's own."""
+    shared = [gradient("decoder.qkv", "input.0", rank=rank) for rank in (0, 1)]
+    own = Row(Kind.GRAD_UNREDUCED, "decoder.qkv.weight", rank=1)
+
+    assert located(*shared, own) == ("decoder.qkv", FaultPhase.BACKWARD, (1,))
+    assert located(*shared) == ("decoder.qkv", FaultPhase.BACKWARD, (0, 1))
