@@ -144,7 +144,7 @@ class FunctionCapture(TorchFunctionMode):
             self._recomputed.note(named.stem, (stem, parent))
         is_chosen, watches = self.writer.wants(f"{stem}.{FORWARD}"), self._watches(f"{stem}.{BACKWARD}")
         if not is_chosen:
-            self.writer.add(f"{stem}.{FORWARD}", {}, parent=parent)
+            self.writer.leave_out(f"{stem}.{FORWARD}", parent=parent)
         if not (is_chosen or watches):
             return None
         value, leaves = _taken(args, kwargs)

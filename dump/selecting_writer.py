@@ -32,18 +32,19 @@ class SelectingWriter(DumpWriter):
         self.max_wait_s = config.flush_s
         self._config = config
         self._selection = Selection(config)
-        self._takes_all = self._selection.is_everything and config.task != "structure"
+        # what is not wanted is left out then, and not asked about again
+        self._takes_all = self._selection.is_by_function and config.task != "structure"
         self._waiting: list[tuple[Tensor, Path]] = []
         self._waiting_bytes = 0
         super().__init__(directory, info, task=config.task, max_bytes=int(config.max_mb * MIB))
 
     def wants(self, key: str) -> bool:
         """Return whether the name of the entry `key`, which begins, is chosen."""
-        return self._takes_all or self._selection.begins(key)
+        return self._selection.begins(key)
 
     def could_want(self, key: str) -> bool:
         """Return whether the entry `key`, which has not begun, may come to be chosen."""
-        return self._takes_all or self._selection.could_record(key)
+        return self._selection.could_record(key)
 
     @property
     def saves_any(self) -> bool:
@@ -77,6 +78,11 @@ class SelectingWriter(DumpWriter):
         sides = {name: item for name, item in value.items() if self._selection.has_side(_SIDES.get(name, "input"))}
         sides |= {name: item for name, item in value.items() if name not in _SIDES}
         super().add(key, sides, parent=parent, stack=stack)
+
+    def leave_out(self, key: str, *, parent: str | None) -> None:
+        """Append the place of an entry that is not wanted."""
+        self._selection.ends(key)
+        super().leave_out(key, parent=parent)
 
     def add_gradients(self, key: str, value: dict[str, Any]) -> None:
         """Append the gradients of a module's parameters if they are asked for."""

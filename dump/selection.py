@@ -18,6 +18,9 @@ class Selection:
 
     A scope is a window: it opens with the entry of its first name and closes with the end of that of its last. An item
     of a list that is the full name of a module also chooses everything that runs while the module does.
+
+    Attributes:
+        is_by_function: Functions are chosen by what they do, whenever they run; everything else is chosen.
     """
 
     def __init__(self, config: DebuggerConfig) -> None:
@@ -27,18 +30,16 @@ class Selection:
         modes = set(config.data_mode) - {"all"}
         self._directions = modes & {FORWARD, BACKWARD} or {FORWARD, BACKWARD}
         self._sides = modes & {"input", "output"} or {"input", "output"}
+        both = len(self._directions) == len(self._sides) == 2
+        self.is_by_function = both and not (self._scope or self._parts)
         self._is_open = not config.scope
         self._running: set[str] = set()
         self._chosen: dict[str, bool] = {}
 
-    @property
-    def is_everything(self) -> bool:
-        """Whether there is nothing that is not chosen."""
-        is_named = bool(self._scope or self._parts) or self._risk != "ALL"
-        return not is_named and len(self._directions) == len(self._sides) == 2
-
     def begins(self, key: str) -> bool:
         """Return whether the name of the entry `key` is chosen; the answer holds until it ends."""
+        if self.is_by_function:
+            return self._is_listed(key)
         known = self._chosen.get(key)
         if known is None:
             if self._scope and key == self._scope[0]:
@@ -59,7 +60,7 @@ class Selection:
     def ends(self, key: str) -> bool:
         """Return whether the entry `key`, which ends, is recorded."""
         wanted = self.records(key)
-        del self._chosen[key]
+        self._chosen.pop(key, None)
         self._running.discard(key)
         if self._scope and key == self._scope[1]:
             self._is_open = False

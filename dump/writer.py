@@ -111,7 +111,8 @@ class DumpWriter:
         for _, tensor, form in leaves:
             reading = self._memory.recall(tensor)
             if reading is None:
-                reading = Reading(self.next_order())
+                self._order += 1
+                reading = Reading(self._order)
                 fresh.append((tensor, reading))
                 self._memory.remember(tensor, reading)
             form.reading = reading
@@ -147,6 +148,10 @@ class DumpWriter:
             head += f', "stack": {self._stack_number(key, tuple(stack))}'
         self._construct[key] = parent
         self._put(head, value, self._data, key)
+
+    def leave_out(self, key: str, *, parent: str | None) -> None:
+        """Append the place of an entry that is not wanted; see `wants`."""
+        self.add_node(key, parent=parent)
 
     def add_gradients(self, key: str, value: dict[str, Any]) -> None:
         """Append the gradients of a module's parameters, which have no place in the tree of calls."""
