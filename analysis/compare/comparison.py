@@ -23,6 +23,7 @@ from trainermon.analysis.compare.metrics import (
     statistics_differences,
 )
 from trainermon.analysis.compare.naming import unused_names
+from trainermon.analysis.compare.noise import ELEMENTWISE_SAFETY, SAFETY
 from trainermon.analysis.compare.places import PlacePair, find_places, pair_places
 from trainermon.analysis.compare.progress import Report, no_report
 from trainermon.analysis.compare.splits import find_pairs
@@ -38,6 +39,9 @@ class Mode(str, Enum):
     STATISTICS = "statistics"
     CHECKSUM = "checksum"
     TENSOR = "tensor"
+
+
+_SAFETY = {Mode.STATISTICS: SAFETY, Mode.CHECKSUM: 0.0, Mode.TENSOR: ELEMENTWISE_SAFETY}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +161,7 @@ def _compare_pair(pair: PlacePair, options: CompareOptions, threads: int, report
         parents=target.parents,
         measure=partial(_reported, measure, report),
         baseline=_baseline(pair, options, mode, threads),
-        exact=mode is Mode.CHECKSUM,
+        safety=_SAFETY[mode],
     ).judge()
     return Comparison(
         target=target.directory,

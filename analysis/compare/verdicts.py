@@ -96,8 +96,9 @@ class _Judged(NamedTuple):
 class Judge:
     """Judges the calls of one pair of dumps, in the order in which they ran.
 
-    `baseline` gives for a row's name how far two runs of the same side were apart: noise that no model knows. `exact`
-    allows for no rounding: equal inputs must give equal bits, and of unequal ones nothing can be expected.
+    `baseline` gives for a row's name how far two runs of the same side were apart: noise that no model knows. `safety`
+    is how many times what the inputs explain still passes; 0 allows for no rounding either: equal inputs must give
+    equal bits, and of unequal ones nothing can be expected.
     """
 
     def __init__(
@@ -107,13 +108,13 @@ class Judge:
         parents: Mapping[str, str],
         measure: Measure,
         baseline: Mapping[str, float] | None = None,
-        exact: bool = False,
+        safety: float = SAFETY,
     ) -> None:
         self._pairs = list(pairs)
         self._parents = parents
         self._measure = measure
         self._baseline = baseline or {}
-        self._exact = exact
+        self._safety = safety
         self._inner = _inner_calls(parents)
         self._errors: dict[tuple[str, int, str], float] = {}
         self._gradients: dict[str, float] = {}
@@ -189,14 +190,14 @@ class Judge:
         call, golden = pair.target, pair.golden
         assert call is not None
         assert golden is not None
-        if self._exact:
+        if not self._safety:
             return math.inf if before else 0.0, 0.0
         inner = self._inner[call.key]
         floor = SAFETY * rounding(call, inner, max(roundoff(call.items), roundoff(golden.items)))
         if before <= floor and after <= floor:
             return floor, floor  # nothing to explain
         finite = 0.0 if math.isnan(before) else before
-        return SAFETY * growth(call, inner) * finite + floor + 2 * self._own_noise(call, golden), floor
+        return self._safety * growth(call, inner) * finite + floor + 2 * self._own_noise(call, golden), floor
 
     def _own_noise(self, *calls: Call) -> float:
         """Return by how much the results of a call differ between two runs of one side, whichever that is."""

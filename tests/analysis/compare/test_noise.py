@@ -19,6 +19,7 @@ OPERATIONS = {
     "Torch.add": lambda x, w: x[:, : len(w)] + w[: len(x), : len(w)],
     "Torch.sum": lambda x, w: x.sum(axis=1),
     "Torch.relu": lambda x, w: np.maximum(x, 0),
+    "Functional.layer_norm": lambda x, w: (x - x.mean(1, keepdims=True)) / x.std(1, keepdims=True),
     "Functional.softmax": lambda x, w: (
         np.exp(x - x.max(1, keepdims=True)) / np.exp(x - x.max(1, keepdims=True)).sum(1, keepdims=True)
     ),
@@ -92,6 +93,33 @@ def test_cancellation_explains_what_a_sum_makes_of_a_small_error(operands, tmp_p
     (call,) = comparison.calls
     assert call.output_error > 100 * call.input_error
     assert not call.blamed
+
+
+def test_a_normalisation_may_enlarge_what_its_mean_hides(operands, tmp_path):
+    x, w = operands
+    layer_norm = OPERATIONS["Functional.layer_norm"]
+    shifted = x.astype(np.float64) + 100
+    noisy = shifted * (1 + 1e-3 * np.random.default_rng(2).normal(size=x.shape))
+    ours = one_call(tmp_path / "a", "Functional.layer_norm", noisy, w, layer_norm(noisy, w))
+    theirs = one_call(tmp_path / "b", "Functional.layer_norm", shifted, w, layer_norm(shifted, w))
+
+    (comparison,) = compare(ours, theirs)
+    (call,) = comparison.calls
+    assert call.output_error > 5 * call.input_error
+    assert not call.blamed
+
+
+@pytest.mark.parametrize("name", ["Functional.linear", "Torch.relu", "Functional.layer_norm"])
+def test_half_as_much_again_is_blamed_in_bfloat16_though_inputs_differ_by_a_hundredth(name, operands, tmp_path):
+    x, w = operands
+    named = {"dtype": "torch.bfloat16"}
+    noisy = x * (1 + 1e-2 * np.random.default_rng(2).normal(size=x.shape))
+    theirs = one_call(tmp_path / "b", name, x, w, OPERATIONS[name](x, w), **named)
+    ours = one_call(tmp_path / "a", name, noisy, w, OPERATIONS[name](noisy, w), **named)
+    faulty = one_call(tmp_path / "c", name, noisy, w, 1.5 * OPERATIONS[name](noisy, w), **named)
+
+    assert blamed(ours, theirs) == []
+    assert blamed(faulty, theirs) == [f"{name}.0.forward"]
 
 
 @pytest.mark.parametrize(
