@@ -29,10 +29,14 @@ class CallPair(NamedTuple):
             yield from zip(self.target.items, self.golden.items, strict=True)
             return
         theirs = {item.place: item for item in self.golden.items} if self.golden else {}
+        taken = set()
         for item in self.target.items if self.target else ():
-            yield item, theirs.pop(self.places.get(item.place, item.place), None)
-        for item in theirs.values():
-            yield None, item
+            place = self.places.get(item.place, item.place)
+            taken.add(place)
+            yield item, theirs.get(place)
+        for place, item in theirs.items():
+            if place not in taken:
+                yield None, item
 
 
 def _places(call: Call) -> list[str]:
@@ -93,7 +97,8 @@ def _counted(calls: Iterable[Call], name_of: Callable[[Call], str]) -> Iterator[
 def match_rows(pairs: Iterable[CallPair], target: Rows, golden: Rows, table: Mapping[str, str]) -> list[CallPair]:
     """Return `pairs` with every row that `table` names beside the golden row that it gives.
 
-    `table` holds full names of rows. A golden row that it gives away is nobody else's.
+    `table` holds full names of rows. A golden row that it gives away is also that of its own name, if that is in the
+    target and not in the table.
     """
     homes = {f"{call.key}.{item.place}": (call, item) for call in golden.calls for item in call.items}
     names = (f"{call.key}.{item.place}" for call in target.calls for item in call.items)
@@ -106,7 +111,12 @@ def _split(
 ) -> Iterator[CallPair]:
     """Yield one pair for every golden call that the rows of `pair` belong to, then what is left of its golden call."""
     call, partner = pair.target, pair.golden
-    free = tuple(item for item in partner.items if f"{partner.key}.{item.place}" not in given) if partner else ()
+    own = {item.place for item in call.items if f"{call.key}.{item.place}" not in table} if call else set()
+    free = tuple(
+        item
+        for item in (partner.items if partner else ())
+        if partner and (item.place in own or f"{partner.key}.{item.place}" not in given)
+    )
     groups: dict[str, list[Item]] = defaultdict(list)
     for item in call.items if call else ():
         home = homes.get(table.get(f"{call.key}.{item.place}", "")) if call else None

@@ -39,14 +39,20 @@ class Naming:
         if call.family == MODULE:
             return self._module(call)
         name = self._foreign_function(call) if self._target_is_foreign else _full_name(call)
-        return f"{self._path(call.scope)}/{name}" if self._is_scoped else name
+        return self._scoped(self._path(call.scope), name)
 
     def theirs(self, call: Call) -> str:
         """Return the name of a call of the golden dump."""
         if call.family == MODULE:
             return _path_of(call) if self._drops_classes else f"{MODULE}.{call.name}"
         name = _full_name(call) if self._target_is_foreign else self._foreign_function(call)
-        return f"{call.scope}/{name}" if self._is_scoped else name
+        return self._scoped(call.scope, name)
+
+    def _scoped(self, scope: str, name: str) -> str:
+        """Return the name of a function: under a layer mapping that of its module with its own, whatever its family."""
+        if not self._is_scoped:
+            return name
+        return f"{scope}/{name.partition('.')[2] if self._mappings.layer else name}"
 
     def places(self, target: Call, golden: Call) -> dict[str, str]:
         """Return the golden place of every row of the target, where it is another one."""
