@@ -33,6 +33,7 @@ class SelectingWriter(DumpWriter):
         self._config = config
         self._selection = Selection(config)
         # what is not wanted is left out then, and not asked about again
+        self._with_checksums = config.with_checksums
         self._takes_all = self._selection.is_by_function and config.task != "structure"
         self._waiting: list[tuple[Tensor, Path]] = []
         self._waiting_bytes = 0
@@ -61,7 +62,7 @@ class SelectingWriter(DumpWriter):
         """Take the statistics, the checksums and the tensors that are asked for."""
         chosen = leaves if self._takes_all else self._chosen(key, leaves)
         super().record(key, chosen)
-        if self._config.with_checksums:
+        if self._with_checksums:
             for leaf in chosen:
                 self._add_checksum(leaf)
 
