@@ -2,6 +2,8 @@
 
 import csv
 import math
+import subprocess
+import sys
 import zipfile
 from xml.etree import ElementTree
 
@@ -125,3 +127,14 @@ def test_what_is_no_finite_number_is_written_in_msprobe_s_words(golden, tmp_path
         math.inf: ("-inf", "Nan", "inf"),
         None: ("N/A", "N/A", "None"),
     }[golden]
+
+
+def test_without_orjson_the_table_is_the_same(tmp_path):
+    (comparison,) = compare(RECORDED / "nan", RECORDED / "sound")
+    code = "import sys; sys.modules['orjson'] = None; from trainermon.cli import main; sys.exit(main(sys.argv[1:]))"
+    words = ["compare", comparison.target, comparison.golden, "-o", tmp_path, "-f", "csv"]
+    subprocess.run([sys.executable, "-c", code, *map(str, words)], check=True, capture_output=True, timeout=120)
+
+    (path,) = tmp_path.glob("*.csv")
+    with path.open(newline="", encoding="utf-8") as file:
+        assert differing(list(csv.reader(file)), comparison) == []

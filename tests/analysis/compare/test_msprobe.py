@@ -4,12 +4,14 @@ It runs in a process of the environment that `make bench` makes; without it thes
 """
 
 import json
+import re
 
 import pytest
 import torch
 from torch import nn
 
 from tests.analysis.compare.record import OTHER_PYTHON, compare_with_msprobe, dump_with_msprobe
+from trainermon import PrecisionDebugger
 from trainermon.analysis.compare import Mode, compare
 from trainermon.analysis.compare.tables import header, table
 from trainermon.dump.capture import ModuleCapture
@@ -51,7 +53,7 @@ def test_its_dumps_are_paired_as_it_pairs_them(mode, tmp_path):
         assert equal[0] == equal[1]
 
 
-def hold_metrics(ours, theirs):
+def hold_metrics(ours, theirs, least=500):
     compared = 0
     for mine, its in zip(ours, theirs, strict=True):
         for column in ("Cosine", "EucDist", "MaxAbsErr", "One Thousandth Err Ratio", "Five Thousandths Err Ratio"):
@@ -61,7 +63,7 @@ def hold_metrics(ours, theirs):
                 continue  # it gives no number for scalars
             assert mine[column] == pytest.approx(expected, rel=1e-4, abs=1e-6), (mine["NPU Name"], column)
             compared += 1
-    assert compared > 500
+    assert compared > least
 
 
 def test_missing_backward_calls_are_bridged_as_it_bridges_them(tmp_path):
@@ -86,6 +88,22 @@ def test_it_pairs_the_dumps_of_ours_as_we_do(tmp_path):
     assert [call.key for call in comparison.blamed] == ["Module.1.Scale.forward.0"]
 
 
+@pytest.mark.parametrize("task", ["statistics", "tensor"])
+def test_it_pairs_functions_and_modules_of_our_debugger_as_we_do(task, tmp_path):
+    faulty, sound = (debugged(tmp_path / name, factor, task) for name, factor in (("a", 1.5), ("b", 1.0)))
+
+    comparison, ours = our_rows(faulty, sound)
+    theirs = compare_with_msprobe(faulty, sound, tmp_path / "out")
+
+    # it does not know gradients of keyword arguments, and calls these themselves otherwise where there are tensors
+    known = [row for row in ours if not re.search(r"\.backward\.output\.\D", row["NPU Name"])]
+    assert comparison.mode is Mode(task)
+    assert names(known) == [tuple(name.replace(".kwargs.", ".input.") for name in pair) for pair in names(theirs)]
+    assert [call.key for call in comparison.blamed] == ["Module.1.Scale.forward.0"]  # the factor is no input of it
+    if task == "tensor":
+        hold_metrics(known, theirs, least=60)
+
+
 class Scale(nn.Module):
     def __init__(self, factor):
         super().__init__()
@@ -105,3 +123,15 @@ def dump_of_ours(folder, factor):
     capture.detach()
     writer.close()
     return folder
+
+
+def debugged(folder, factor, task):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), Scale(torch.tensor(factor)), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 4))
+    debugger = PrecisionDebugger(dump_path=str(folder), level="mix", task=task)
+    debugger.start(model)
+    model(torch.randn(5, 8)).square().sum().backward()
+    debugger.stop()
+    debugger.close()
+    (found,) = folder.glob("step0/*/dump.json")
+    return found.parent
