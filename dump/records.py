@@ -105,6 +105,28 @@ class Layout:
     partial: tuple[str, ...] = ()
     renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
+    def name_in_whole(self, path: str) -> str:
+        """Return what the module or parameter `path` is called in the whole model.
+
+        >>> Layout(renamed={"decoder.layers.0": "decoder.layers.4"}).name_in_whole("decoder.layers.0.mlp")
+        'decoder.layers.4.mlp'
+        """
+        parts = path.split(".")
+        for length in range(len(parts), 0, -1):
+            other = self.renamed.get(".".join(parts[:length]))
+            if other is not None:
+                return ".".join([*([other] if other else []), *parts[length:]])
+        return path
+
+    def in_whole(self) -> Layout:
+        """Return the same layout under the names of the whole model: those of a dump that has these already."""
+        return dataclasses.replace(
+            self,
+            splits={self.name_in_whole(name): split for name, split in self.splits.items()},
+            partial=tuple(map(self.name_in_whole, self.partial)),
+            renamed={},
+        )
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DumpInfo:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -56,31 +55,23 @@ def read_side(place: Place) -> Side:
     parts = place.parts or (Part(directory=place.directory, layout=Layout()),)
     return Side(
         place,
-        tuple(Rank(_layout_in_whole(part.layout), _in_whole(part, read_rows(part.directory))) for part in parts),
-    )
-
-
-def _layout_in_whole(layout: Layout) -> Layout:
-    return dataclasses.replace(
-        layout,
-        splits={_path_in_whole(name, layout.renamed): split for name, split in layout.splits.items()},
-        partial=tuple(_path_in_whole(name, layout.renamed) for name in layout.partial),
+        tuple(Rank(part.layout.in_whole(), _in_whole(part, read_rows(part.directory))) for part in parts),
     )
 
 
 def _in_whole(part: Part, rows: Rows) -> Rows:
     """Return the rows of a rank under the names of the whole model, tensors by their paths."""
     stage, size = part.layout.axes.get("pp", (0, 1))
-    renamed = part.layout.renamed
-    keys = {call.key: _key_in_whole(call, renamed, stage if size > 1 else 0) for call in rows.calls}
+    layout = part.layout
+    keys = {call.key: _key_in_whole(call, layout, stage if size > 1 else 0) for call in rows.calls}
     sources: Sources = {}
     calls = []
     for call in rows.calls:
         if call.family == COLLECTIVE:  # other layouts have other ones
             continue
         items = tuple(_with_path(item, rows, sources, call.direction) for item in call.items)
-        name = call.name if call.family != MODULE else _path_in_whole(call.name, renamed)
-        scope = _path_in_whole(call.scope, renamed)
+        name = call.name if call.family != MODULE else layout.name_in_whole(call.name)
+        scope = layout.name_in_whole(call.scope)
         calls.append(call._replace(key=keys[call.key], name=name, scope=scope, items=items))
     return rows._replace(
         calls=tuple(calls),
@@ -100,20 +91,11 @@ def _with_path(item: Item, rows: Rows, sources: Sources, direction: str) -> Item
     )
 
 
-def _key_in_whole(call: Call, renamed: Mapping[str, str], stage: int) -> str:
+def _key_in_whole(call: Call, layout: Layout, stage: int) -> str:
     if call.family == MODULE:
-        path = _path_in_whole(call.name, renamed)
+        path = layout.name_in_whole(call.name)
         return f"{call.key.partition('.')[0]}.{path}.{call.direction}.{call.number}"
     return f"{call.key} (stage {stage})" if stage else call.key
-
-
-def _path_in_whole(path: str, renamed: Mapping[str, str]) -> str:
-    parts = path.split(".")
-    for length in range(len(parts), 0, -1):
-        other = renamed.get(".".join(parts[:length]))
-        if other is not None:
-            return ".".join([*([other] if other else []), *parts[length:]])
-    return path
 
 
 def keyed(calls: Iterable[Call]) -> Iterator[tuple[Key, Call]]:

@@ -7,7 +7,8 @@ import logging
 from pathlib import Path
 
 from trainermon.dump.capture import ModuleCapture
-from trainermon.dump.records import DumpInfo
+from trainermon.dump.layout import layout_of
+from trainermon.dump.records import DumpInfo, Layout
 from trainermon.dump.replay import Examination, StepKeeper
 from trainermon.dump.suitability import Stage, stage_of
 from trainermon.dump.writer import DumpWriter
@@ -267,7 +268,13 @@ class Dumps:
             pipeline_stage=place.pp,
             pipeline_size=place.pp_size,
             replica=(place.dp if place.ep_size == 1 else 0) if mixes or place.ep_size > 1 else None,
+            layout=self._layout(),
         )
+
+    def _layout(self) -> Layout:
+        roots = [stage.model for stage in self._stages()]
+        numbered = {str(number) if len(roots) > 1 else "": root for number, root in enumerate(roots)}
+        return layout_of(numbered).in_whole()  # as the names of its modules are
 
     def _directory(self, dump_id: str, step: int) -> Path:
         place = f"attempt{self._run.attempt}/step{step}/rank{self._rank}"
