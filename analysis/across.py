@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from trainermon.analysis.evidence import RankDump
 from trainermon.analysis.findings import FaultPhase
 from trainermon.analysis.origin import INPUT, LOSS, Origin, find_hidden_origin
+from trainermon.dump.records import BACKWARD, FORWARD
+from trainermon.dump.verdicts import Cause
 
 Found = tuple[RankDump, Origin]
 
@@ -34,7 +36,7 @@ def with_hidden(found: Sequence[Found], dumps: Sequence[RankDump]) -> list[Found
     return [*more, *(pair for pair in found if pair[0].rank not in known)]
 
 
-def _place(one: Found) -> tuple[bool, int, bool, int, int, int]:
+def _place(one: Found) -> tuple[bool, int, bool, bool, int, int, int]:
     where, origin = one
     is_backward = origin.phase is FaultPhase.BACKWARD
     stage = pipeline_place(where, origin)
@@ -42,6 +44,7 @@ def _place(one: Found) -> tuple[bool, int, bool, int, int, int]:
         not _holds(where, origin),
         origin.micro_step or 0,
         is_backward,
+        _was_sent(where, origin),
         -stage if is_backward else stage,
         origin.order,
         where.rank,
@@ -96,6 +99,14 @@ def _are_fellows(one: RankDump, other: RankDump) -> bool:
     """Return whether two different ranks pass activations to one another."""
     replica = one.dump.info.replica
     return one is not other and replica is not None and replica == other.dump.info.replica
+
+
+def _was_sent(where: RankDump, origin: Origin) -> bool:
+    """Return whether the replay saw that the first bad value of this rank came to it in a collective."""
+    direction = BACKWARD if origin.phase is FaultPhase.BACKWARD else FORWARD
+    first = next((found for found in where.dump.info.operations if found.direction == direction), None)
+    is_it = first is not None and first.micro_step == origin.micro_step and first.cause is Cause.INHERITED
+    return is_it and first is not None and first.operation.startswith(("c10d.", "_c10d_functional."))
 
 
 def _holds(where: RankDump, origin: Origin) -> bool:

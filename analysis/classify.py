@@ -152,6 +152,10 @@ def _run_again(dump: Dump, entry: Entry) -> OperationVerdict | None:
 
 
 def _unknown(diagnosis: Diagnosis, dump: Dump) -> OperationVerdict:
+    bad = next((parameter for parameter in diagnosis.parameters if parameter.name.startswith(diagnosis.module)), None)
+    if bad is not None:
+        reason = f"{bad.name} was not finite before anything was computed with it"
+        return OperationVerdict(operation="", cause=Cause.INHERITED, reason=reason, evidence="the dump")
     if diagnosis.module == LOSS:
         reason = "what follows the model is not part of a replay, and no function calls were dumped"
         return OperationVerdict(operation="", cause=Cause.UNKNOWN, reason=reason, collect=_MIX)

@@ -31,6 +31,7 @@ logger = logging.getLogger("trainermon")
 
 MAX_OPERATIONS = 8
 MAX_MASKS = 4096
+_SENT = Judgement(Cause.INHERITED, "what this rank gave to it was finite, what another one gave was not")
 _MADE_SO = Judgement(Cause.INHERITED, "the script made a constant that is not finite")
 EVIDENCE = "the operation was run again on its inputs in the replay"
 # What they return was not computed: it is whatever was in memory.
@@ -38,7 +39,8 @@ _UNINITIALISED = frozenset({"empty", "empty_like", "empty_strided", "new_empty",
 # What makes a tensor of a number in the script.
 _CONSTANTS = frozenset({"lift_fresh", "lift_fresh_copy"})
 # Their result is there when somebody has waited for it.
-_OF_OTHERS = frozenset({"c10d", "_c10d_functional", "c10d_functional", "fsdp", "inductor", "profiler"})
+_COLLECTIVE = frozenset({"c10d", "_c10d_functional", "c10d_functional"})
+_OF_OTHERS = _COLLECTIVE | {"fsdp", "inductor", "profiler"}
 
 
 class RunningCalls:
@@ -141,6 +143,8 @@ class OperationWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._calls = calls
         self._lines: dict[int, str] = {}
         self._masks: dict[int, OperationVerdict] = {}
+        self._received: dict[int, OperationVerdict] = {}
+        self._has_bad_input = False
         self._failed = False
 
     @property
@@ -170,6 +174,7 @@ class OperationWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Return what the operation is given, with copies of what it will overwrite; None if it is not looked at."""
         schema = getattr(func, "_schema", None)
         if schema is None or func.namespace in _OF_OTHERS or func._opname in _UNINITIALISED:
+            self._note_collective(func, args)
             return None
         if func.is_view and func._opname not in _CONSTANTS:
             return None
@@ -181,6 +186,14 @@ class OperationWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return args, kwargs
         copy: tuple[Any, Any] = pytree.tree_map(self._cloned, (args, kwargs))
         return copy
+
+    def _note_collective(self, func: Any, args: Any) -> None:
+        """Remember what a collective writes to, if this rank gives nothing bad to it."""
+        if getattr(func, "namespace", "") in _COLLECTIVE:
+            tensors = list(floating(args))
+            if not any(health(tensor) is Health.BAD for tensor in tensors):
+                verdict = self._verdict_of(str(func), _SENT)
+                self._received |= {_address(tensor): verdict for tensor in tensors}
 
     def _cloned(self, value: Any) -> Any:
         if not isinstance(value, Tensor) or not has_memory(value):
@@ -201,6 +214,9 @@ class OperationWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         masked = [] if is_constant else _masked_inputs(given)
         is_mask = Health.BAD not in states
         is_filled = is_constant or not all(map(is_finite_number, pytree.tree_leaves(given)))
+        if masked is None and not (self._harmful or self._has_bad_input):
+            self._has_bad_input = True  # of a weight, or of the batch, if no collective brought it
+            self._harmful += self._received_from_others(given)
         if masked is None or (is_mask and is_filled):
             return
         verdict = next((self._masks[address] for address in map(_address, masked) if address in self._masks), None)
@@ -211,6 +227,11 @@ class OperationWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         elif verdict is not None and verdict not in self._harmful:
             self._harmful.append(verdict)
 
+    def _received_from_others(self, given: Any) -> list[OperationVerdict]:
+        """Return the verdict on the collective that brought the first bad value, if one did."""
+        bad = (tensor for tensor in floating(given) if health(tensor) is Health.BAD)
+        return [self._received[address] for address in map(_address, bad) if address in self._received][:1]
+
     def _verdict(self, func: Any, given: tuple[Any, Any], result: Any) -> OperationVerdict:
         is_random = torch.Tag.nondeterministic_seeded in func.tags
         judged = (
@@ -218,9 +239,12 @@ class OperationWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if func._opname in _CONSTANTS
             else judge(Called(func, *given, func.namespace not in ("aten", "prims"), is_random), result)
         )
+        return self._verdict_of(str(func), judged)
+
+    def _verdict_of(self, operation: str, judged: Judgement) -> OperationVerdict:
         call, direction, source = self._place()
         return OperationVerdict(
-            operation=str(func),
+            operation=operation,
             cause=judged.cause,
             reason=judged.reason,
             call=call,

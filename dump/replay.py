@@ -248,6 +248,18 @@ class StepKeeper:
             changes=() if mode is None else changed(before, fingerprint(self._models)),
         )
 
+    def _examined(self, outcome: _Outcome, directory: Path, *, nonfinite: bool, vote: Vote) -> dict[str, Any]:
+        """Return what else the dump's info says of the step; the dump is whole already, whatever goes wrong here."""
+        try:
+            said = self._again(outcome, nonfinite=nonfinite, vote=vote)
+            if nonfinite or outcome.reproduced is False:
+                said["kept"] = self._keep_on_disk(directory)
+        except Exception as error:  # the border to training: the verdicts are lost, not the dump
+            logger.warning("a replayed step could not be examined: %s", error, exc_info=error)
+            vote.against(f"{type(error).__name__}: {error}")
+            return {}
+        return said
+
     def _again(self, first: _Outcome, *, nonfinite: bool, vote: Vote) -> dict[str, Any]:
         """Return what the dump's info says of a second replay: of the first bad operations, and of reproducibility.
 
@@ -326,10 +338,7 @@ class StepKeeper:
                 notes=(*writer.info.notes, *(notes if self._compiled else ())),
             )
             nonfinite = read_dump(writer.directory).nonfinite
-            said = self._again(outcome, nonfinite=nonfinite, vote=vote)
-            if nonfinite or outcome.reproduced is False:
-                said["kept"] = self._keep_on_disk(writer.directory)
-            written = writer.close(**said)
+            written = writer.close(**self._examined(outcome, writer.directory, nonfinite=nonfinite, vote=vote))
         except Exception as error:  # noqa: BLE001  # the border to training
             failed = _Outcome(FAILED, outcome.reason or f"{type(error).__name__}: {error}")
             vote.against(failed.reason)
@@ -355,7 +364,7 @@ class StepKeeper:
             path, (dropped,) = directory / KEPT_FILE, self._keeper.dropped
             max_bytes = self._examination.keep_bytes
             save_step(path, self._models[0], self._keeper.complete(0), dropped=dropped, max_bytes=max_bytes)
-        except NotCoveredError as error:
+        except (NotCoveredError, OSError) as error:
             return f"not kept on disk: {error}"
         return KEPT_FILE
 

@@ -16,7 +16,7 @@ from trainermon.dump.function_calls import FunctionCapture
 from trainermon.dump.reader import read_dump
 from trainermon.dump.records import DumpInfo, Entry, TensorRecord
 from trainermon.dump.replay import StepKeeper
-from trainermon.dump.verdicts import Cause, Reproducibility
+from trainermon.dump.verdicts import Cause, OperationVerdict, Reproducibility
 from trainermon.dump.writer import DumpWriter
 from trainermon.monitor.errors import DumpError
 
@@ -82,6 +82,14 @@ def test_bad_parameter_is_inherited(tmp_path):
         Cause.INHERITED,
         "the parameter was not finite before anything was computed with it",
     )
+
+
+def test_a_rank_that_was_sent_its_first_bad_value_is_not_the_first(tmp_path):
+    sent = OperationVerdict(operation="c10d.allreduce_.default", cause=Cause.INHERITED, reason="sent")
+    hand_made(tmp_path, 0, (2.0, 0, 1), operations=(sent,))
+    hand_made(tmp_path, 1, (2.0, 0, 1))
+
+    assert diagnose(tmp_path).rank == 1
 
 
 def recorded(folder, function, *args, task="tensor"):

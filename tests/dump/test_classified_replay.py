@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch import nn
 
+from trainermon.dump import replay as replay_module
 from trainermon.dump.reader import read_dump
 from trainermon.dump.records import DumpInfo
-from trainermon.dump.replay import StepKeeper
+from trainermon.dump.replay import Examination, StepKeeper
 from trainermon.dump.verdicts import Cause, Reproducibility
 
 
@@ -170,25 +171,52 @@ def test_a_constant_of_the_scripts_is_inherited(tmp_path):
     assert 'x.view(-1)[3] = float("inf")' in info.operations[0].source
 
 
-def test_watching_changes_no_bit_of_the_run(tmp_path):
-    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 4))
-    with torch.no_grad():
-        model[2].weight[0, 0] = torch.inf
-    before = torch.get_rng_state()
-    weights = [parameter.clone() for parameter in model.parameters()]
-    keeper = StepKeeper(model)
-    keeper.attach()
-    model(torch.randn(3, 4)).sum().backward()
-    gradients = [parameter.grad.clone() for parameter in model.parameters()]
-    state = torch.get_rng_state()
-    assert not torch.equal(before, state)
+def trained(folder):
+    """Train four steps of which one overflows and is skipped; replay it if there is a folder."""
+    torch.manual_seed(5)
+    model = Net(lambda x: half_product(nn.functional.dropout(x, 0.2)))
+    model.norm = nn.BatchNorm1d(4)
+    model.body.register_forward_pre_hook(lambda _module, args: (model.norm(args[0]),))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    keeper = StepKeeper(model, examination=Examination(keep_bytes=1 << 20))
+    for step in range(4):
+        if folder is not None:
+            keeper.attach()
+        x = torch.randn(6, 4)
+        with torch.no_grad():
+            model.body.scale.fill_(1e4 if step == 2 else 1.0)
+        model(x).sum().backward()
+        if not all(bool(parameter.grad.isfinite().all()) for parameter in model.parameters()):
+            if folder is not None:
+                assert keeper.replay(folder, DumpInfo(step=step)).status == "nonfinite"
+        else:
+            optimizer.step()
+        optimizer.zero_grad()
+        keeper.clear()
+    return [*model.parameters(), *model.buffers(), torch.get_rng_state()]
 
-    keeper.replay(tmp_path, DumpInfo())
 
-    assert torch.equal(torch.get_rng_state(), state)
-    for parameter, weight, gradient in zip(model.parameters(), weights, gradients, strict=True):
-        assert torch.equal(parameter, weight)
-        assert torch.equal(parameter.grad.nan_to_num(), gradient.nan_to_num())
+def test_three_replays_change_no_bit_of_the_run(tmp_path):
+    expected = trained(None)
+
+    found = trained(tmp_path)
+
+    info = read_dump(tmp_path).info
+    assert (info.float64_finite, info.kept, len(info.operations) > 0) == (True, "kept_step.pt", True)
+    assert all(torch.equal(left, right) for left, right in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("broken", ["fingerprint", "save_step", "verdict_on"])
+def test_what_breaks_in_the_examination_costs_no_dump(tmp_path, monkeypatch, broken):
+    def planted(*args, **kwargs):
+        raise OSError("planted fault")
+
+    monkeypatch.setattr(replay_module, broken, planted)
+
+    trained(tmp_path)
+
+    assert read_dump(tmp_path).info.complete
+    assert read_dump(tmp_path).nonfinite
 
 
 class Stateful:

@@ -14,6 +14,7 @@ from trainermon.dump.capture import ModuleCapture
 from trainermon.dump.keep import ForwardKeeper
 from trainermon.dump.reader import read_dump
 from trainermon.dump.state import RandomState
+from trainermon.dump.verdicts import Reproducibility
 from trainermon.dump.writer import DumpWriter
 from trainermon.monitor.control import ControlReader
 from trainermon.monitor.values import Action, Command, Kind
@@ -58,6 +59,24 @@ def test_the_first_bad_step_is_replayed_once_with_the_dump_on(places):
     assert "Module.0.Linear.forward.0" not in bad
     assert dump.info.replay
     assert dump.info.complete
+
+
+@pytest.mark.parametrize(
+    ("config", "verdict", "kept"),
+    [
+        ({}, Reproducibility.REPRODUCIBLE, "kept_step.pt"),
+        ({"classify": False, "keep_mb": 0}, None, "not kept on disk: replay.keep_mb is 0"),
+        ({"keep_mb": 0.0001}, Reproducibility.REPRODUCIBLE, "MiB on disk, replay.keep_mb is"),
+    ],
+    ids=["default", "off", "budget"],
+)
+def test_a_bad_step_is_examined_and_kept_as_the_configuration_says(places, config, verdict, kept):
+    train_small({"replay": config}, each_step=break_weight)
+
+    (event,) = events(places, "replay")
+    info = read_dump(run_directory(places) / event["dump"]).info
+    assert info.reproducibility is verdict
+    assert kept in info.kept
 
 
 def test_rows_of_a_replayed_step_are_those_of_the_step_itself(places):
