@@ -15,15 +15,16 @@ _Scale = Callable[[float], float]
 
 def draw(curve: Curve, step: int) -> str:
     """Return a curve as an svg element, with `step` marked."""
-    values = [value for point in curve.points for value in (point.low, point.high, point.own) if value is not None]
-    values = [value for value in values if math.isfinite(value)]
+    shown = (*curve.points, *curve.reference)
+    values = [value for point in shown for value in (point.low, point.high, point.own) if value is not None]
     by_power = curve.by_power and bool(values) and min(values) > 0 and max(values) > 20 * min(values)
     low, high, ticks = _power_axis(values) if by_power else _linear_axis(values)
     first, last = curve.points[0].step, curve.points[-1].step
     x = _linear(first, last, LEFT, WIDTH - RIGHT)
     to_height = _linear(low, high, HEIGHT - BOTTOM, TOP)
     y: _Scale = (lambda value: to_height(math.log10(value))) if by_power else to_height
-    parts = [*_grid(ticks, y), *_steps(first, last, x), *_lines(curve.points, x, y), *_marks(curve.points, x)]
+    parts = [*_grid(ticks, y), *_steps(first, last, x), *_reference(curve.reference, x, y)]
+    parts += [*_lines(curve.points, x, y), *_marks(curve.points, x)]
     if first <= step <= last:
         parts.append(_marker(step, x(step)))
     return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{text(curve.title)}">{"".join(parts)}</svg>'
@@ -67,7 +68,7 @@ def _steps(first: int, last: int, x: _Scale) -> Iterator[str]:
 
 
 def _lines(points: Sequence[Point], x: _Scale, y: _Scale) -> Iterator[str]:
-    for run in _runs([point for point in points], "low"):  # noqa: C416  # a list of its own type
+    for run in _runs(points, "low"):
         edge = [f"{x(point.step):.1f},{y(point.low):.1f}" for point in run if point.low is not None]
         back = [f"{x(point.step):.1f},{y(point.high):.1f}" for point in reversed(run) if point.high is not None]
         if any(point.low != point.high for point in run):
@@ -79,6 +80,13 @@ def _lines(points: Sequence[Point], x: _Scale, y: _Scale) -> Iterator[str]:
             at = places.split(",")
             yield f'<circle class="dot" cx="{at[0]}" cy="{at[1]}" r="2"/>'
         yield f'<polyline class="line" points="{places}"/>'
+
+
+def _reference(points: Sequence[Point], x: _Scale, y: _Scale) -> Iterator[str]:
+    name = "own" if any(point.own is not None for point in points) else "high"
+    for run in _runs(points, name):
+        places = " ".join(f"{x(point.step):.1f},{y(getattr(point, name)):.1f}" for point in run)
+        yield f'<polyline class="reference" points="{places}"/>'
 
 
 def _runs(points: Sequence[Point], name: str) -> Iterator[list[Point]]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trainermon.analysis.findings import Diagnosis, FaultPhase
 from trainermon.exporters.store import open_run
@@ -39,11 +41,15 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """A number over the steps, in order; `by_power` if it is best seen on a logarithmic axis."""
+    """A number over the steps, in order; `by_power` if it is best seen on a logarithmic axis.
+
+    `reference` is the same of the run that this one was held against, () if there is none.
+    """
 
     title: str
     by_power: bool
     points: tuple[Point, ...]
+    reference: tuple[Point, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,30 +64,66 @@ class _Question:
 
 
 def curves(run_dir: Path, diagnosis: Diagnosis) -> tuple[Curve, ...]:
-    """Return the curves that the run's stored statistics allow, () if nothing is stored or no step is known."""
-    if diagnosis.step is None or diagnosis.attempt is None:
+    """Return the curves that the run's stored statistics allow, () if nothing is stored or no step is known.
+
+    What looks the same as another curve is left out: gradients before and after a reduction over one rank.
+    """
+    if diagnosis.step is None:
         return ()
+    with _opened(run_dir) as connection:
+        if connection is None:
+            return ()
+        rows = _Rows(connection, diagnosis, diagnosis.attempt)
+        steps = _window(rows, diagnosis.step)
+        drawn = [(question, _points(rows, question, steps)) for question in _questions(diagnosis)]
+    with _opened(Path(diagnosis.reference) if diagnosis.reference else None) as connection:
+        rows = _Rows(connection, diagnosis, None)
+        beside = [_points(rows, question, steps) if connection is not None else () for question, _ in drawn]
+    found: dict[tuple[str, tuple[Point, ...]], Curve] = {}
+    for (question, points), others in zip(drawn, beside, strict=True):
+        curve = Curve(title=question.title, by_power=question.by_power, points=points, reference=others)
+        if len(points) > 1:
+            found.setdefault((question.number, points), curve)
+    return tuple(found.values())
+
+
+class _Rows(NamedTuple):
+    """Stored rows of one attempt, those that count in the end if `attempt` is None; and what they are asked for."""
+
+    connection: duckdb.DuckDBPyConnection | None
+    diagnosis: Diagnosis
+    attempt: int | None
+
+    def ask(self, query: str, values: Sequence[object]) -> list[Any]:
+        """Return the rows of a query on `chosen`."""
+        chosen = "stats" if self.attempt is None else f"(SELECT * FROM all_stats WHERE attempt = {self.attempt:d})"  # noqa: S608
+        assert self.connection is not None
+        return self.connection.execute(f"WITH chosen AS (FROM {chosen}) {query}", list(values)).fetchall()
+
+
+@contextlib.contextmanager
+def _opened(run_dir: Path | None) -> Iterator[duckdb.DuckDBPyConnection | None]:
+    """Yield the tables of a run, None if it is none, or has stored nothing."""
     try:
-        connection = open_run(run_dir)
+        connection = open_run(run_dir) if run_dir is not None else None
     except StoreError:
-        return ()
+        connection = None
     try:
-        first, last = _window(connection, diagnosis.attempt, diagnosis.step)
-        found = [_curve(connection, question, diagnosis, first, last) for question in _questions(diagnosis)]
+        yield connection
     finally:
-        connection.close()
-    return tuple(curve for curve in found if len(curve.points) > 1)
+        if connection is not None:
+            connection.close()
 
 
-def _window(connection: duckdb.DuckDBPyConnection, attempt: int, step: int) -> tuple[int, int]:
-    steps = f"""
+def _window(rows: _Rows, step: int) -> tuple[int, int]:
+    query = f"""
         SELECT coalesce(min(step), {step:d}), coalesce(max(step), {step:d}) FROM (
-            (SELECT DISTINCT step FROM all_stats WHERE attempt = ? AND step <= ? ORDER BY step DESC LIMIT {BEFORE})
+            (SELECT DISTINCT step FROM chosen WHERE step <= ? ORDER BY step DESC LIMIT {BEFORE})
             UNION ALL
-            (SELECT DISTINCT step FROM all_stats WHERE attempt = ? AND step > ? ORDER BY step LIMIT {AFTER})
+            (SELECT DISTINCT step FROM chosen WHERE step > ? ORDER BY step LIMIT {AFTER})
         )
     """  # noqa: S608  # numbers of ours
-    first, last = connection.execute(steps, [attempt, step, attempt, step]).fetchall()[0]
+    first, last = rows.ask(query, [step, step])[0]
     return first, last
 
 
@@ -102,22 +144,19 @@ def _questions(diagnosis: Diagnosis) -> list[_Question]:
     return [*found, _Question(f"Norm of the {what} of {name}", of_module, _NORM, (f"{name}.",))]
 
 
-def _curve(
-    connection: duckdb.DuckDBPyConnection, question: _Question, diagnosis: Diagnosis, first: int, last: int
-) -> Curve:
+def _points(rows: _Rows, question: _Question, steps: tuple[int, int]) -> tuple[Point, ...]:
     query = f"""
         SELECT step, min(number), max(number), max(number) FILTER (rank = ?), bool_or(bad) FROM (
             SELECT step, rank, sum(nans + infs) > 0 AS bad, CASE WHEN NOT bad THEN {question.number} END AS number
-            FROM all_stats WHERE attempt = ? AND step BETWEEN ? AND ? AND {question.where} GROUP BY step, rank
+            FROM chosen WHERE step BETWEEN ? AND ? AND {question.where} GROUP BY step, rank
         ) GROUP BY step ORDER BY step
     """  # noqa: S608  # SQL of ours; what comes from the run is handed over as values
-    rank = -1 if diagnosis.rank is None else diagnosis.rank
-    rows = connection.execute(query, [rank, diagnosis.attempt, first, last, *question.values]).fetchall()
-    points = tuple(
+    rank = -1 if rows.diagnosis.rank is None else rows.diagnosis.rank
+    found = rows.ask(query, [rank, *steps, *question.values])
+    return tuple(
         Point(step=step, low=_known(low), high=_known(high), own=_known(own), bad=bool(bad))
-        for step, low, high, own, bad in rows
+        for step, low, high, own, bad in found
     )
-    return Curve(title=question.title, by_power=question.by_power, points=points)
 
 
 def _known(value: float | None) -> float | None:

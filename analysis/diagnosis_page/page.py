@@ -13,13 +13,23 @@ from trainermon.analysis.diagnosis_page.curves import draw
 from trainermon.analysis.diagnosis_page.history import curves
 from trainermon.analysis.diagnosis_page.markup import STYLE, section, table, text
 from trainermon.analysis.diagnosis_page.values import DumpView, look, render_view
-from trainermon.analysis.findings import BadTensor, Contrast, Diagnosis, Link, NextCollection, RankFinding, Verdict
+from trainermon.analysis.findings import (
+    BadTensor,
+    Contrast,
+    Diagnosis,
+    Link,
+    NextCollection,
+    RankFinding,
+    Role,
+    Verdict,
+)
 from trainermon.analysis.report import describe_classification, describe_tensor
 from trainermon.analysis.wording import counted
 from trainermon.monitor.values import as_plain
 
 MAX_RANKS = 1024
 MAX_ROWS = 64
+_LINE = 110
 # Nothing is loaded from anywhere, and nothing runs, whatever a file of the run may hold.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 _BADGES = {
@@ -45,16 +55,22 @@ def render_page(run_dir: Path, diagnosis: Diagnosis) -> str:
             section("The code", *_code(diagnosis, dump)),
             section("Around the step", _plots(run_dir, diagnosis)),
             section("From there to the loss" if _is_forward(diagnosis) else "The way it took", _chain(diagnosis)),
-            section("The first bad tensor", *_tensor(diagnosis, dump)),
+            section("The tensor" if diagnosis.reference else "The first bad tensor", *_tensor(diagnosis, dump)),
             section("Beside what it should be", _contrasts(diagnosis)),
             section("Ranks", *_ranks(diagnosis)),
             section("What followed", _list(diagnosis.consequences)),
             section("How it was found", *_found(diagnosis)),
             section("What to collect next", *_collect(diagnosis.collect)),
             f'<p class="dim">trainermon {text(trainermon.__version__)} · the same as data: ',
-            f"<code>trainermon diagnose {text(diagnosis.run_id)} --json</code></p></body></html>\n",
+            f"<code>{_command(diagnosis)}</code></p></body></html>\n",
         ]
     )
+
+
+def _command(diagnosis: Diagnosis) -> str:
+    against = f" --against {diagnosis.reference}" if diagnosis.reference else ""
+    step = "" if diagnosis.step is None else f" --step {diagnosis.step}"
+    return text(f"trainermon diagnose {diagnosis.run_id}{against}{step} --json")
 
 
 def _is_forward(diagnosis: Diagnosis) -> bool:
@@ -82,7 +98,7 @@ def _head(diagnosis: Diagnosis) -> Iterator[str]:
 def _facts(diagnosis: Diagnosis) -> Iterator[tuple[str, object, str]]:
     if diagnosis.step is not None:
         micro = f"micro step {diagnosis.micro_step}" if diagnosis.micro_step else f"attempt {diagnosis.attempt}"
-        yield "Step", diagnosis.step, micro
+        yield "Step", diagnosis.step, micro if diagnosis.micro_step or diagnosis.attempt is not None else ""
     if diagnosis.rank is not None:
         yield "Rank", diagnosis.rank, ""
     if diagnosis.module:
@@ -120,6 +136,7 @@ def _plots(run_dir: Path, diagnosis: Diagnosis) -> str:
     )
     several = len(diagnosis.ranks) > 1 and diagnosis.rank is not None
     lines = f"Line: rank {diagnosis.rank}. Band: all ranks. " if several else ""
+    lines += "Dashed: the reference. " if any(curve.reference for curve in found) else ""
     return (
         f'<div class="plots">{plots}</div><p class="dim">{lines}Cross: not finite in that step, on some rank.'
         " A rank on which something is not finite has no point there.</p>"
@@ -203,21 +220,29 @@ def _ranks(diagnosis: Diagnosis) -> Iterator[str]:
     )
     more = len(diagnosis.ranks) - MAX_RANKS
     yield f'<div class="ranks">{squares}{f" and {more} more" if more > 0 else ""}</div>'
+    words = _BESIDE_REFERENCE if diagnosis.reference else {}
     telling = sorted(diagnosis.ranks, key=lambda finding: (finding.role != "origin", finding.rank))[:MAX_ROWS]
     rows = [
         (
             str(finding.rank),
-            f'<span class="{_COLOURS.get(str(finding.role), "dim")}">{finding.role}</span>',
+            f'<span class="{_COLOURS.get(finding.role, "dim")}">{words.get(finding.role, finding.role)}</span>',
             text(finding.replay + (f": {finding.replay_reason}" if finding.replay_reason else "")),
             "–" if finding.unreduced is None else str(finding.unreduced),
             "–" if finding.reduced is None else str(finding.reduced),
         )
         for finding in telling
     ]
-    yield table(("rank", "role", "replay", "bad gradients before the reduction", "after it"), rows, numbers=2)
+    which = "other" if diagnosis.reference else "bad"
+    yield table(("rank", "role", "replay", f"{which} gradients before the reduction", "after it"), rows, numbers=2)
 
 
-_COLOURS = {"origin": "bad", "reached": "bad", "innocent": "good"}
+_COLOURS = {Role.ORIGIN: "bad", Role.REACHED: "bad", Role.INNOCENT: "good"}
+_BESIDE_REFERENCE = {
+    Role.ORIGIN: "differs first",
+    Role.REACHED: "differs as a consequence",
+    Role.INNOCENT: "agrees",
+    Role.UNKNOWN: "not known",
+}
 
 
 def _rank_title(finding: RankFinding) -> str:
@@ -252,6 +277,8 @@ def _collect(order: NextCollection | None) -> Iterator[str]:
         ("monitor_config.json, for TrainerMon", order.monitor),
     ):
         if configuration is not None:
-            lines = json.dumps(as_plain(configuration), indent=2).splitlines()
+            plain = as_plain(configuration)
+            short = json.dumps(plain)
+            lines = [short] if len(short) < _LINE else json.dumps(plain, indent=2).splitlines()
             box = "\n".join(text(line) for line in lines)
             yield f'<p class="dim">{name}:</p><pre class="box">{box}</pre>'

@@ -171,7 +171,7 @@ def test_every_field_is_shown(tmp_path):
         "… 4 more modules",
     ):
         assert text in page
-    for text in ("finite on one side only", "refused: word", "innocent", "1.5", '"a": 1', "(1 NaN, 0 Inf of 4)"):
+    for text in ("finite on one side only", "refused: word", "agrees", "1.5", '"a": 1', "(1 NaN, 0 Inf of 4)"):
         assert text in page
 
 
@@ -218,6 +218,31 @@ def test_curves_show_what_is_near_the_step(tmp_path):
     (loss,) = curves(tmp_path, diagnosis)
 
     assert [point.step for point in loss.points] == list(range(205, 580, 5))
+
+
+def test_the_reference_is_drawn_beside(tmp_path):
+    for name, factor in (("run", 2.0), ("good", 1.0)):
+        store(tmp_path / name, {step: {0: {LOSS: moments(step * factor)}} for step in range(9)})
+    found = Diagnosis(
+        verdict=Verdict.LOCATED, run_id="r", headline="", reason="", step=5, rank=0, reference=str(tmp_path / "good")
+    )
+
+    (loss,) = curves(tmp_path / "run", found)
+    page = Page(render_page(tmp_path / "run", found))
+
+    assert [point.own for point in loss.points] == [step * 2.0 for step in range(9)]
+    assert [point.own for point in loss.reference] == [float(step) for step in range(9)]
+    assert ("class", "reference") in page.attributes
+    assert "Dashed: the reference" in page.text
+    assert "attempt None" not in page.text
+
+
+def test_gradients_that_no_reduction_changed_are_drawn_once(tmp_path):
+    reduced = SeriesKey(Kind.GRAD_REDUCED, "fc.weight")
+    store(tmp_path, {step: {0: {GRADIENT: moments(step), reduced: moments(step)}} for step in range(1, 5)})
+    found = Diagnosis(verdict=Verdict.LOCATED, run_id="r", headline="", reason="", step=3, attempt=1, rank=0)
+
+    assert [curve.title for curve in curves(tmp_path, found)] == ["Norm of the gradients before the reduction"]
 
 
 @pytest.mark.parametrize("values", [[1.0, 1.0], [0.0, 0.0], [-5.0, 1e-30], [1e-300, 1e300], [3e38, 3.1e38]])
