@@ -7,7 +7,9 @@ from collections.abc import Sequence
 
 from trainermon.analysis.evidence import RankDump
 from trainermon.analysis.findings import FaultPhase
+from trainermon.analysis.order import Event, communications, earliest
 from trainermon.analysis.origin import INPUT, LOSS, Origin, find_hidden_origin
+from trainermon.dump.reader import load_raw
 from trainermon.dump.records import BACKWARD, FORWARD
 from trainermon.dump.verdicts import Cause
 
@@ -22,6 +24,18 @@ def first_of(found: Sequence[Found]) -> Found:
     same order.
     """
     return min(found, key=_place)
+
+
+def independent_of(found: Sequence[Found], dumps: Sequence[RankDump]) -> list[Found]:
+    """Return those of `found` that none of the others can have caused, by the communication in the dumps.
+
+    Only dumps with functions show it; without any, all are returned.
+    """
+    if len(found) < 2 or all(entry.dump.level == "L0" for entry in dumps):
+        return list(found)
+    calls = {entry.rank: communications(load_raw(entry.dump.directory), entry.rank) for entry in dumps}
+    events = {Event(where.rank, origin.order, origin.key): (where, origin) for where, origin in found}
+    return [events[event] for event in earliest(events, calls)]
 
 
 def with_hidden(found: Sequence[Found], dumps: Sequence[RankDump]) -> list[Found]:

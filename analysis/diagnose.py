@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from trainermon.analysis.abnormal import explain_abnormal
-from trainermon.analysis.across import first_of, in_pipeline, lost_upstream, reached_from, with_hidden
+from trainermon.analysis.across import first_of, in_pipeline, independent_of, lost_upstream, reached_from, with_hidden
 from trainermon.analysis.classify import classified
 from trainermon.analysis.evidence import SURE_KINDS, Evidence, RankDump, Row, gather
 from trainermon.analysis.findings import (
@@ -26,9 +26,11 @@ from trainermon.analysis.findings import (
     Symptom,
     Verdict,
 )
+from trainermon.analysis.levels import with_levels
 from trainermon.analysis.origin import LOSS, Origin, bad_parameters, bad_tensor, find_origin
 from trainermon.analysis.stored import locate_in_rows
 from trainermon.analysis.wording import counted, rank_list
+from trainermon.dump.reader import split_key
 from trainermon.dump.records import Dump
 from trainermon.monitor.values import Kind
 
@@ -76,7 +78,7 @@ def _diagnose_nonfinite(evidence: Evidence) -> Diagnosis:
     diagnosis = dataclasses.replace(
         diagnosis, step=evidence.step, attempt=evidence.attempt, evidence=_sources(evidence), version=diagnosis.version
     )
-    return classified(diagnosis, evidence.dumps)
+    return with_levels(classified(diagnosis, evidence.dumps), evidence)
 
 
 def _is_consequence(evidence: Evidence) -> bool:
@@ -107,13 +109,15 @@ def _consequence(evidence: Evidence) -> Diagnosis:
 
 
 def _located(evidence: Evidence, origins: Sequence[tuple[RankDump, Origin]]) -> Diagnosis:
-    origins = with_hidden(origins, evidence.dumps)
+    everywhere = {entry.rank for entry, _ in origins}
+    origins = with_hidden(independent_of(origins, evidence.dumps), evidence.dumps)
     where, origin = first_of(origins)
-    reached = reached_from((where, origin), origins)
+    reached = reached_from((where, origin), origins) | (everywhere - {entry.rank for entry, _ in origins})
     bad = {entry.rank for entry, _ in origins} - reached
     phase, history = _history(evidence, where, origin)
-    headline = f"{_WHAT[phase]} {origin.module} on rank {where.rank} in step {evidence.step}"
-    reason = _sentence(f"{origin.module}: {origin.reason}")
+    module, class_name, api = _module(where.dump, origin)
+    headline = f"{_WHAT[phase]} {module or api} on rank {where.rank} in step {evidence.step}"
+    reason = _sentence(f"{api or module}: {origin.reason}")
     return Diagnosis(
         verdict=Verdict.LOCATED,
         symptom=Symptom.NONFINITE,
@@ -121,8 +125,9 @@ def _located(evidence: Evidence, origins: Sequence[tuple[RankDump, Origin]]) -> 
         headline=headline,
         reason=". ".join(filter(None, [reason, history, _others(bad, where), _reached(reached)])),
         rank=where.rank,
-        module=origin.module,
-        class_name=origin.class_name,
+        module=module,
+        class_name=class_name,
+        api=api,
         call=origin.call,
         micro_step=origin.micro_step,
         phase=phase,
@@ -135,6 +140,18 @@ def _located(evidence: Evidence, origins: Sequence[tuple[RankDump, Origin]]) -> 
         consequences=_consequences(evidence, bad),
         dump=where.path,
     )
+
+
+def _module(dump: Dump, origin: Origin) -> tuple[str, str, str]:
+    """Return the module of an origin, its class, and the key of the function call if it arose in one."""
+    if not origin.key or origin.key.startswith("Module.") or origin.module.startswith("("):
+        return origin.module, origin.class_name, ""
+    parents = {entry.key: entry.parent for entry in dump.entries}
+    key = parents.get(origin.key)
+    while key is not None and not key.startswith("Module."):
+        key = parents.get(key)
+    module, class_name, _, _ = split_key(key) if key is not None else ("", "", "", 0)
+    return module, class_name, origin.key
 
 
 _WHAT = {

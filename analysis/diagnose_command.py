@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 from pathlib import Path
 
 from trainermon.analysis.against import diagnose_against
+from trainermon.analysis.compare.places import find_places
 from trainermon.analysis.diagnose import diagnose
 from trainermon.analysis.diagnosis_page.page import render_page
 from trainermon.analysis.findings import Diagnosis, Verdict
@@ -31,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "run",
         nargs="?",
-        help=f"run directory, or run id under $TRAINERMON_OUTPUT or ./{OUTPUT_ROOT} (default: the newest)",
+        help=f"run directory, or run id under $TRAINERMON_OUTPUT or ./{OUTPUT_ROOT} (default: the newest), or dumps",
     )
     parser.add_argument("--step", type=int, help="the step to explain (default: the first non-finite one)")
     parser.add_argument(
@@ -86,9 +88,16 @@ def _write_page(path: Path, run_dir: Path, diagnosis: Diagnosis) -> None:
 
 def _diagnose(args: argparse.Namespace) -> tuple[Path, Diagnosis]:
     if args.against is None:
-        run_dir = find_run(args.run)
+        run_dir = _find(args.run)
         return run_dir, diagnose(run_dir, step=args.step)
-    is_folder = args.run is not None and Path(args.run).is_dir()
-    run_dir = Path(args.run) if is_folder else find_run(args.run)
-    reference = args.against if args.against.is_dir() else find_run(str(args.against))
-    return run_dir, diagnose_against(run_dir, reference, step=args.step)
+    run_dir = _find(args.run)
+    return run_dir, diagnose_against(run_dir, _find(str(args.against)), step=args.step)
+
+
+def _find(name: str | None) -> Path:
+    """Return the directory of a run, or of dumps."""
+    if name is not None and Path(name).is_dir():
+        with contextlib.suppress(DumpError):
+            find_places(Path(name))
+            return Path(name)
+    return find_run(name)

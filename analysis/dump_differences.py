@@ -15,7 +15,7 @@ from trainermon.analysis.compare.items import INPUT, PARAMETERS
 from trainermon.analysis.compare.places import PlacePair
 from trainermon.analysis.compare.verdicts import ERROR, PASS, UNMATCHED, WARNING, CallResult, Row
 from trainermon.analysis.domains import Places
-from trainermon.analysis.order import Communication, Event, communications, earliest
+from trainermon.analysis.order import Communication, Event, communications, earliest, receives
 from trainermon.dump.reader import RawDump, load_raw, split_key
 from trainermon.dump.records import BACKWARD, EXTRA, FORWARD
 
@@ -138,11 +138,17 @@ def compare_dumps(pairs: Sequence[PlacePair], places: Places) -> DumpDifference:
 
 
 def differing_rows(call: CallResult) -> list[Row]:
-    """Return the rows of a call that are apart; another dtype alone is none, as in a run with another precision."""
+    """Return the rows of a call that are apart.
+
+    Another dtype alone is none, as in a run with another precision, nor is what a buffer held before it was filled.
+    """
+    fills = receives(call.key)
     return [
         row
         for row in call.rows
-        if row.result in (ERROR, WARNING) and not any(text.startswith("error: dtype") for text in row.messages)
+        if row.result in (ERROR, WARNING)
+        and not any(text.startswith("error: dtype") for text in row.messages)
+        and not (fills and row.target is not None and row.target.state == INPUT)
     ]
 
 

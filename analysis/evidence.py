@@ -6,12 +6,14 @@ import contextlib
 import dataclasses
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from trainermon.analysis.compare.places import find_places
+from trainermon.analysis.domains import read_places
 from trainermon.dump.reader import read_dump
-from trainermon.dump.records import DUMP_FILE, PARTIAL_FILE, Dump
+from trainermon.dump.records import DUMP_FILE, PARTIAL_FILE, Dump, TensorRecord
 from trainermon.exporters.store import open_run
 from trainermon.monitor.errors import DumpError, StoreError
 from trainermon.monitor.values import Kind
@@ -59,7 +61,8 @@ class Evidence:
     `rows` are the stored rows of the step with non-finite elements (masks left out), `rows_before` those of the stored
     step before it, `kinds` tells which kinds were stored at all, `ranks` which ranks have rows. `bad_since` is the
     first of the stored steps right before it of which none was finite, None if the last one was. `modules` are the
-    names in definition order, the model's input first; empty if the run does not tell.
+    names in definition order, the model's input first; empty if the run does not tell. `places` are the ranks' places
+    in parallelism.
     """
 
     run_id: str
@@ -75,6 +78,7 @@ class Evidence:
     modules: tuple[str, ...] = ()
     largest: str = ""
     alerts: tuple[str, ...] = ()
+    places: Mapping[int, Mapping[str, int]] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
 
@@ -95,8 +99,11 @@ def gather(run_dir: Path, step: int | None = None) -> Evidence:
     if not run_dir.is_dir():
         raise DumpError(f"{run_dir} is not a directory: expected the directory of a run (<output>/<run id>)")
     places = list(_places(run_dir))
-    evidence = Evidence(run_id=run_id_of(run_dir), modules=modules_of(run_dir))
+    evidence = Evidence(run_id=run_id_of(run_dir), modules=modules_of(run_dir), places=read_places(run_dir))
     with open_store(run_dir) as connection:
+        if not places:
+            loose = list(_loose_places(run_dir))
+            places = loose if step is not None else _first_bad(loose)
         chosen = _choose_step(places, connection, step)
         if chosen is None and step is not None:
             raise DumpError(_no_such_step(run_dir, step, places, connection))
@@ -113,6 +120,31 @@ def _places(run_dir: Path) -> Iterator[_Place]:
         match = _PLACE.search(path.as_posix())
         if match and ((path / DUMP_FILE).exists() or (path / PARTIAL_FILE).exists()):
             yield _Place(match[1], int(match[2]), int(match[3]), int(match[4]), path)
+
+
+def _loose_places(folder: Path) -> Iterator[_Place]:
+    """Yield the dumps at or below a folder that is no run, of ours or of msprobe's."""
+    with contextlib.suppress(DumpError):
+        for number, place in enumerate(find_places(folder)):
+            rank = number if place.rank is None else place.rank
+            yield _Place("", place.attempt or 1, place.step or 0, rank, place.directory)
+
+
+def _first_bad(places: Sequence[_Place]) -> list[_Place]:
+    """Return the dumps of the first step that is not finite, of the last step if none is."""
+    steps = sorted({place.step for place in places})
+    for step in steps:
+        chosen = [place for place in places if place.step == step]
+        for place in chosen:
+            with contextlib.suppress(DumpError):
+                dump = read_dump(place.path)
+                if dump.nonfinite or (dump.level == "L1" and any(record.nonfinite for record in _records(dump))):
+                    return chosen
+    return [place for place in places if place.step == steps[-1]] if steps else []
+
+
+def _records(dump: Dump) -> Iterator[TensorRecord]:
+    return (record for entry in dump.entries for record in entry.outputs)
 
 
 @contextlib.contextmanager

@@ -19,6 +19,12 @@ from trainermon.dump.records import EXTRA
 
 _FROM_ONE = {"broadcast": "src", "scatter": "src", "broadcast_object_list": "src"}
 _TO_ONE = {"reduce": "dst", "gather": "dst"}
+_FILLS = frozenset(
+    [
+        *("recv", "irecv", "broadcast", "scatter", "gather", "all_gather", "all_gather_into_tensor"),
+        *("reduce_scatter", "reduce_scatter_tensor", "all_to_all", "all_to_all_single"),
+    ]
+)
 _SENDS = frozenset(("send", "isend"))
 _RECEIVES = frozenset(("recv", "irecv"))
 _KEY = re.compile(r"Distributed\.(\w+)\.\d+\.forward$")
@@ -64,7 +70,13 @@ def earliest(bad: Iterable[Event], calls: Mapping[int, Sequence[Communication]])
         graph.add(event)
     tainted = graph.reached_from(events)
     first = [event for event in events if event not in tainted]
-    return tuple(first or {event.rank: event for event in reversed(events)}.values())
+    return tuple(first or sorted({event.rank: event for event in reversed(events)}.values()))
+
+
+def receives(key: str) -> bool:
+    """Return whether a call fills tensors that it is given: what stood in them before means nothing."""
+    match = _KEY.search(key)
+    return match is not None and match[1] in _FILLS
 
 
 def _of_call(event: Event, operation: str, value: Mapping[str, Any]) -> Iterator[Communication]:

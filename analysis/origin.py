@@ -11,6 +11,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 
 from trainermon.analysis.findings import BadTensor, FaultPhase, Link
+from trainermon.analysis.order import receives
 from trainermon.dump.records import BACKWARD, FORWARD, PARAMETERS_GRAD, Dump, Entry, TensorRecord
 
 MODEL = "(model)"
@@ -26,7 +27,8 @@ _OTHER_SIDE = {"input": "output", "output": "input"}
 class Origin:
     """Where the first non-finite value of a dump arose.
 
-    `order` is its place in the sequence of the step, `stage` the root (virtual pipeline stage) below which it arose.
+    `order` is its place in the sequence of the step, `stage` the root (virtual pipeline stage) below which it arose,
+    `key` the entry of the dump that shows it.
     """
 
     phase: FaultPhase
@@ -35,6 +37,7 @@ class Origin:
     tensor: TensorRecord
     reason: str
     order: int
+    key: str = ""
     call: int = 0
     micro_step: int | None = None
     stage: int = 0
@@ -45,7 +48,8 @@ class Origin:
 
 def find_origin(dump: Dump) -> Origin | None:
     """Return where the first non-finite value of `dump` arose; None if the step was sound."""
-    if not dump.nonfinite:
+    only_functions = dump.level == "L1"
+    if not dump.nonfinite and not (only_functions and any(_bad(entry.outputs) for entry in dump.entries)):
         return None
     graph = _Calls(dump)
     return _forward_origin(graph) or _parameter_origin(graph) or _backward_origin(graph)
@@ -95,7 +99,9 @@ class _Calls:
     """The entries of a dump, found by key, by parent, and by the tensors that they pass on."""
 
     def __init__(self, dump: Dump) -> None:
-        self.forwards = [entry for entry in dump.entries if entry.direction == FORWARD]
+        forwards = [entry for entry in dump.entries if entry.direction == FORWARD]
+        # what a buffer held before it was received into is no input
+        self.forwards = [dataclasses.replace(entry, inputs=()) if receives(entry.key) else entry for entry in forwards]
         self.backwards = [entry for entry in dump.entries if entry.direction == BACKWARD]
         self.parameter_gradients = [entry for entry in dump.entries if entry.direction == PARAMETERS_GRAD]
         self.root_forwards = [entry for entry in dump.root if entry.direction == FORWARD]
@@ -144,6 +150,7 @@ class _Calls:
             tensor=record,
             reason=reason,
             order=(follow or entry).order or 0,
+            key=entry.key,
             call=entry.call,
             micro_step=entry.micro_step,
             stage=entry.stage,
@@ -335,6 +342,7 @@ def _backward(calls: _Calls, place: _Gradient, reason: str) -> Origin:
         tensor=record,
         reason=reason,
         order=place.record.order or 0,
+        key=place.entry.key,
         call=place.entry.call,
         micro_step=place.entry.micro_step,
         stage=place.entry.stage,

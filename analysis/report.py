@@ -11,6 +11,7 @@ from trainermon.analysis.findings import (
     BadTensor,
     Contrast,
     Diagnosis,
+    Level,
     LevelFinding,
     Link,
     NextCollection,
@@ -48,7 +49,8 @@ def render_text(diagnosis: Diagnosis, *, colour: bool = False) -> str:
     lines = [_bold(line) if colour else line for line in _wrapped("", diagnosis.headline)]
     for label, text in _facts(diagnosis):
         lines += _wrapped(label, text)
-    lines += _block("levels", [line for level in diagnosis.levels for line in _level_lines(level)])
+    if diagnosis.symptom is not Symptom.NONFINITE:  # there the facts above say the same
+        lines += _block("levels", [line for level in diagnosis.levels for line in _level_lines(level)])
     other = "reference" if diagnosis.reference else "usual"
     contrasts = diagnosis.contrasts[:_MAX_CONTRASTS]
     lines += _block("values", [line for contrast in contrasts for line in _values(contrast, other)])
@@ -127,6 +129,9 @@ def _facts(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
         kind = f" ({diagnosis.class_name})" if diagnosis.class_name else ""
         call = f", call {diagnosis.call}" if diagnosis.call else ""
         yield "module", f"{diagnosis.module}{kind}{call}, phase: {diagnosis.phase}"
+    domain = next((level for level in diagnosis.levels if level.level is Level.DOMAIN and level.answer), None)
+    if domain is not None and diagnosis.symptom is Symptom.NONFINITE:
+        yield "domain", f"{domain.answer}: {domain.reason}"
     if diagnosis.api:
         yield "function", diagnosis.api
     if diagnosis.tensor is not None:

@@ -319,8 +319,9 @@ def test_an_unknown_step_is_refused_with_the_known_ones(tmp_path, capsys):
             diagnose(tmp_path, step=step)
     assert cli.main(["diagnose", str(tmp_path), "--step", "999"]) == 1
     assert "step 999 is not known" in capsys.readouterr().err
+    (tmp_path / "empty").mkdir()
     with pytest.raises(DumpError, match="holds no dump and no stored statistics of step 3"):
-        diagnose(tmp_path.parent, step=3)
+        diagnose(tmp_path / "empty", step=3)
 
 
 def test_a_damaged_dump_is_noted_not_fatal(tmp_path):
