@@ -128,6 +128,7 @@ def _add_mappings(parser: argparse.ArgumentParser) -> None:
             short,
             f"--{word}-mapping",
             type=Path,
+            nargs="?" if word != "data" else None,  # msprobe's scripts give some without a file
             metavar="FILE",
             help=f"which of the target's names stand for which: {what}",
         )

@@ -252,6 +252,12 @@ def test_names_of_a_file_that_are_nowhere_are_told(mindspore, pytorch, tmp_path,
     assert expected in capsys.readouterr().out.splitlines()
 
 
+def test_options_without_a_file_are_what_is_built_in(mindspore, pytorch, capsys):
+    assert main(["compare", str(mindspore), str(pytorch), "-am", "-cm"]) == 0
+
+    assert f"{len(ACROSS)} pass, 0 unmatched" in capsys.readouterr().out
+
+
 def test_the_command_says_which_file_is_wrong(mindspore, pytorch, tmp_path, capsys):
     file = tmp_path / "layer.yaml"
     file.write_text("- x")
