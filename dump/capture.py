@@ -318,12 +318,11 @@ def _own_parameters(module: nn.Module, *, gathered: bool) -> Iterator[tuple[str,
 
 
 def _parameters(module: nn.Module, leaves: list[Leaf], *, gathered: bool) -> dict[str, Any]:
-    """Return the forms of a module's own parameters; those that are here as a whole join `leaves`."""
+    """Return the forms of a module's own parameters, which join `leaves`; of a DTensor the local part is read."""
     forms = {}
     for name, parameter in _own_parameters(module, gathered=gathered):
         forms[name] = tensor_form(parameter)
-        if not hasattr(parameter, "placements"):  # to read a sharded one would gather it
-            leaves.append(Leaf(f"parameters.{name}", parameter, forms[name]))
+        leaves.append(Leaf(f"parameters.{name}", parameter, forms[name]))
     return forms
 
 

@@ -195,7 +195,7 @@ class GradientHooks:
 
     def _gradient(self, watched: _Watched, gradient: Tensor | None) -> None:
         for backward, slot in watched.places:
-            if backward.settle is not None and not backward.key:
+            if backward.settle is not None:
                 backward.settle()
             if backward.written:
                 continue

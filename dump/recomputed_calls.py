@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch.autograd.function import BackwardCFunction
 
+from trainermon.dump.function_names import only_moves
 from trainermon.dump.gradients import Backward
 
-# Beyond this many calls the first ones are forgotten.
+# Beyond this many calls all are forgotten.
 MAX_CALLS = 100_000
 
 
@@ -27,19 +28,23 @@ class _Segment:
 class RecomputedCalls:
     """Finds the call that is repeated by the sequence of functions: the same one, the latest that was not repeated.
 
-    `bind(backward, call)` gives a backward the key of a call.
+    Functions that only move elements are no landmarks: frameworks call others of them in a repetition. They are found
+    where they are the same between two landmarks. `bind(backward, call)` gives a backward the key of a call.
     """
 
     def __init__(self, bind: Callable[[Backward, Any], None]) -> None:
         self._bind = bind
         self._calls: list[Any] = []
         self._names: list[str] = []
+        self._landmarks: list[int] = []
         self._segment = _Segment(None)
 
     def note(self, name: str, call: Any) -> None:
         """Note a call of the forward: its function, and what `bind` is to be given. Not None."""
         if len(self._calls) >= MAX_CALLS:
-            del self._calls[: MAX_CALLS // 2], self._names[: MAX_CALLS // 2]
+            self._calls, self._names, self._landmarks = [], [], []
+        if _is_landmark(name):
+            self._landmarks.append(len(self._calls))
         self._calls.append(call)
         self._names.append(name)
 
@@ -64,27 +69,41 @@ class RecomputedCalls:
     def _settle(self, segment: _Segment) -> None:
         """Bind the backwards of a segment to the calls that it has repeated, and have it begin afresh."""
         segment.node = None
-        names, backwards = segment.names, segment.backwards
-        real = [position for position, backward in enumerate(backwards) if backward is not None]
-        first, last = real[0], real[-1] + 1
-        names, backwards = names[first:last], backwards[first:last]
-        start = self._latest(names, backwards)
-        for position, backward in enumerate(backwards, start or 0):
-            if backward is None:
-                continue
-            if start is None:
-                backward.written = True  # nobody knows of which call
-            else:
-                self._bind(backward, self._calls[position])
-                self._calls[position] = None
+        for here, there in self._pairs(segment):
+            backward = segment.backwards[here]
+            if backward is not None:
+                self._bind(backward, self._calls[there])
+                self._calls[there] = None
+        for backward in segment.backwards:
+            if backward is not None:
+                backward.settle = None
+                backward.written = not backward.key  # nobody knows of which call
 
-    def _latest(self, names: list[str], backwards: list[Backward | None]) -> int | None:
-        for start in range(len(self._names) - len(names), -1, -1):
-            if self._names[start : start + len(names)] == names and all(
-                self._calls[start + offset] is not None for offset, backward in enumerate(backwards) if backward
+    def _pairs(self, segment: _Segment) -> Iterator[tuple[int, int]]:
+        """Yield the positions of functions in a segment, and of the same ones in the forward."""
+        real = [position for position, backward in enumerate(segment.backwards) if backward is not None]
+        own = [at for at in range(real[0], real[-1] + 1) if _is_landmark(segment.names[at])]
+        theirs = self._latest([segment.names[at] for at in own], [segment.backwards[at] is not None for at in own])
+        previous: tuple[int, int] | None = None
+        for here, there in zip(own, theirs, strict=True) if theirs else ():
+            if previous is not None and segment.names[previous[0] : here] == self._names[previous[1] : there]:
+                yield from zip(range(previous[0] + 1, here), range(previous[1] + 1, there), strict=True)
+            yield here, there
+            previous = here, there
+
+    def _latest(self, names: list[str], repeats: list[bool]) -> list[int]:
+        """Return where in the forward the landmarks `names` are in a row, the repeated ones for the first time."""
+        for start in range(len(self._landmarks) - len(names), -1, -1) if names else ():
+            positions = self._landmarks[start : start + len(names)]
+            if [self._names[at] for at in positions] == names and all(
+                self._calls[at] is not None for at, repeated in zip(positions, repeats, strict=True) if repeated
             ):
-                return start
-        return None
+                return positions
+        return []
+
+
+def _is_landmark(name: str) -> bool:
+    return not only_moves(name, name.rpartition(".")[2])
 
 
 def _nowhere(_key: str, _value: dict[str, Any]) -> None:

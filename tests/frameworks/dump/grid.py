@@ -61,7 +61,9 @@ def run(case: Case, folder: Path, plain: list[torch.Tensor]) -> dict[str, Any]:
         "errors": dump.info.first_error,
         "complete": dump.info.complete,
         "keys": [entry.key for entry in dump.entries],
-        "types": sorted({str(record.dtype) for entry in dump.entries for record in entry.outputs}),
+        "parameters": sorted(
+            {f"{entry.module}.{p.slot}" for entry in dump.entries for p in entry.parameters if p.nans is not None}
+        ),
     }
 
 

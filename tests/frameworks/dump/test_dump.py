@@ -9,7 +9,7 @@ from tests.frameworks.dump.grid import results_of
 pytestmark = pytest.mark.distributed
 
 DEEPSPEED = ["1-bf16-nonreentrant-mix", "2-fp32-reentrant-L1", "3-fp32-none-L0", "3-bf16-reentrant-mix"]
-FSDP = ["fsdp2-none-mix", "fsdp1-reentrant-L1"]
+FSDP = ["fsdp2-none-mix", "fsdp1-reentrant-L1", "dtensor-reentrant-mix"]
 MEGATRON = ["tp-none-L0", "sp-full-mix", "vpp-selective-L1"]
 COMPUTING = tuple(f"Functional.{name}." for name in ("linear", "gelu", "dropout", "layer_norm", "softmax", "embedding"))
 SMALL = {"deepspeed_worker": DEEPSPEED, "fsdp_worker": FSDP, "megatron_worker": MEGATRON}
@@ -29,6 +29,8 @@ def assert_unchanged_and_whole(of_rank):
             assert not modules
         else:
             assert modules["forward"] >= modules["backward"] > modules["parameters_grad"] > 0
+        if name.startswith("dtensor") and level != "L1":
+            assert {"blocks.0.up.parameters.weight", "head.parameters.weight"} <= set(found["parameters"])
 
 
 @pytest.mark.parametrize("worker", SMALL)
