@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from trainermon.dump.function_modes import put_in, take_out
 from trainermon.dump.function_names import name_of, unreplaced
 from trainermon.dump.seeds import rank
+from trainermon.dump.selecting_writer import checksum
 from trainermon.dump.stacks import call_stack
 from trainermon.monitor.taps.guard import Guard
 from trainermon.monitor.taps.patch import CallPatch
@@ -169,7 +170,6 @@ def _drawing_names(owner: Any) -> list[str]:
 
 def _crc(drawn: Any) -> str:
     if isinstance(drawn, torch.Tensor):
-        plain = drawn.detach().cpu().contiguous()
-        drawn = plain.view(-1).view(torch.uint8).numpy() if plain.numel() else np.empty(0)
+        return checksum(drawn)
     content = drawn.tobytes() if isinstance(drawn, np.ndarray) else drawn.encode()
     return f"{zlib.crc32(content):08x}"

@@ -15,7 +15,7 @@ from trainermon.dump.encode import Leaf
 from trainermon.dump.records import DEBUG_FILE, DUMP_FILE, PARAMETERS_GRAD, DumpInfo
 from trainermon.dump.selection import Selection
 from trainermon.dump.statistics import has_elements
-from trainermon.dump.tensor_files import save_tensor
+from trainermon.dump.tensor_files import bytes_of, save_tensor
 from trainermon.dump.writer import DumpWriter
 
 _SIDES = {"input_args": "input", "input_kwargs": "input", "parameters": "input", "input": "input"}
@@ -133,7 +133,7 @@ def checksum(tensor: Tensor) -> str:
     if tensor.layout is not torch.strided:
         tensor = tensor.to_dense()
     plain = tensor.cpu().contiguous().resolve_conj().resolve_neg()
-    return f"{zlib.crc32(plain.view(-1).view(torch.uint8).numpy().data):08x}"
+    return f"{zlib.crc32(bytes_of(plain)):08x}"
 
 
 def sliced(tensor: Tensor, slices: Sequence[TensorSlice]) -> Tensor:

@@ -7,6 +7,7 @@ Source: torch/serialization.py `_save` and caffe2/serialize/inline_container.cc 
 
 from __future__ import annotations
 
+import ctypes
 import os
 import struct
 import zlib
@@ -52,7 +53,7 @@ def save_tensor(tensor: Tensor, path: Path) -> int:
     dense = tensor.to("cpu").contiguous().resolve_conj().resolve_neg()
     if type(dense) not in PLAIN_TYPES or dense.dtype not in _STORAGES or not 0 < dense.nbytes < _MAX_BYTES:
         return _save_any(dense.clone(), path)
-    elements = dense.view(-1).view(torch.uint8).numpy().data
+    elements = bytes_of(dense)
     head, tail = _around(dense, zlib.crc32(elements))
     size = len(head) + len(elements) + len(tail)
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -63,6 +64,14 @@ def save_tensor(tensor: Tensor, path: Path) -> int:
     if written < size:
         raise OSError(f"{written} of {size} bytes were written to {path}: no space left?")
     return size
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """Return the bytes of a contiguous tensor on the CPU where they lie; to be used while `tensor` lives.
+
+    Not by `Tensor.numpy`: it forbids for good to resize the storage, as FSDP does with those of parameters.
+    """
+    return memoryview((ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")
 
 
 def _save_any(tensor: Tensor, path: Path) -> int:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from trainermon.dump import tensor_files
+from trainermon.dump.selecting_writer import checksum
 from trainermon.dump.tensor_files import save_tensor
 
 COMMON = [
@@ -72,3 +73,14 @@ def test_a_full_disk_is_told(tmp_path, monkeypatch):
 
     with pytest.raises(OSError, match=r"10 of \d+ bytes were written to .*a\.pt: no space left"):
         tensor_files.save_tensor(torch.ones(3), tmp_path / "a.pt")
+
+
+@pytest.mark.parametrize("reads", [lambda tensor, _: checksum(tensor), lambda tensor, path: save_tensor(tensor, path)])
+def test_a_tensor_that_was_read_can_still_be_resized(tmp_path, reads):
+    """FSDP frees gathered parameters so: a training died of `numpy()`, which takes that from a tensor for good."""
+    tensor = torch.ones(4)
+
+    reads(tensor, tmp_path / "tensor.pt")
+    tensor.untyped_storage().resize_(0)
+
+    assert tensor.untyped_storage().nbytes() == 0
