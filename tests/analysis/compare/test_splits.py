@@ -5,9 +5,11 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.analysis.compare.dumps import forward, tensor, write_dump
 from tests.ranks import run_ranks
+from trainermon import PrecisionDebugger
 from trainermon.analysis.compare import CompareOptions, Mode, compare
 from trainermon.analysis.compare.splits import parse_sizes
 from trainermon.cli import main
@@ -132,6 +134,31 @@ def test_a_dump_says_how_the_model_is_shared(dumps):
     assert layout["splits"]["decoder.layers.0.mlp.linear_fc2.weight"] == [1, 1]
     assert "decoder.layers.0.input_layernorm.weight" in layout["partial"]
     assert gated["splits"]["decoder.layers.0.mlp.linear_fc1.weight"] == [0, 2]
+
+
+def dump_step(folder, rank, model, batch):
+    """Dump a step of a model of which the loss is the mean over its batch."""
+    PrecisionDebugger(dump_path=folder, level="L0", task="tensor")
+    PrecisionDebugger.start(model, rank_id=rank)
+    model(batch).pow(2).mean().backward()
+    PrecisionDebugger.stop()
+    PrecisionDebugger.close()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_replicas_with_parts_of_a_larger_batch_are_one_batch(tmp_path, mode):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Tanh(), torch.nn.Linear(7, 3))
+    batch = torch.randn(6, 5)
+    for rank in range(2):
+        dump_step(tmp_path / "replicas", rank, model, batch[3 * rank : 3 * rank + 3])
+    dump_step(tmp_path / "whole", 0, model, batch)
+
+    options = CompareOptions(mode=mode, target_sizes={"dp": 2})
+    (comparison,) = compare(tmp_path / "replicas", tmp_path / "whole", options=options)
+
+    assert_agrees(comparison)
+    assert any("gradients of 2 replicas were averaged" in note for note in comparison.notes)
 
 
 def a_rank(folder, rank, size, **more):
