@@ -50,7 +50,7 @@ def replay(tmp_path, model, x, spoil=None):
 def half_product(x):
     """Overflows between its operations; what it gives would fit."""
     x = x.half()
-    return (x @ x.T @ torch.ones(len(x), 4, dtype=torch.float16)) / 1e5
+    return (x @ x.T @ torch.ones(len(x), 4, dtype=torch.float16, device=x.device)) / 1e5
 
 
 @torch.library.custom_op("trainermon_tests::faulty_double", mutates_args=())
@@ -259,3 +259,22 @@ def test_a_fault_that_replays_do_not_show_is_transient(tmp_path):
     assert result.status == "clean" or info.lost_nonfinite
     assert info.reproducibility is Reproducibility.NOT_REPRODUCIBLE
     assert "two replays agree with one another, but not with the step" in info.reproducibility_reason
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_operations_on_a_device_are_judged_by_the_host(tmp_path):
+    model = Net(half_product).cuda()
+    keeper = StepKeeper(model)
+    keeper.attach()
+    model(torch.full((2, 4), 300.0, device="cuda")).sum().backward()
+    keeper.replay(tmp_path / "forward", DumpInfo(step=1))
+    root = Net(lambda x: (x - x).sqrt()).cuda()
+    keeper = StepKeeper(root)
+    keeper.attach()
+    root(torch.ones(2, 4, device="cuda")).sum().backward()
+    keeper.replay(tmp_path / "backward", DumpInfo(step=1))
+
+    forward, backward = (read_dump(tmp_path / name).info.operations[0] for name in ("forward", "backward"))
+    assert (forward.cause, forward.call) == (Cause.PRECISION, "Module.body.Body.forward.0")
+    assert (backward.cause, backward.call) == (Cause.RANGE, "Module.body.Body.backward.0")
