@@ -26,6 +26,7 @@ def modules_after(statement: str) -> set[str]:
         "trainermon.exporters.prometheus",
         "trainermon.exporters.store",
         "trainermon.dump.reader",
+        "trainermon.analysis.compare",
         "trainermon.analysis.diagnose",
         "trainermon.dashboards",
     ],
