@@ -15,9 +15,11 @@ from trainermon.analysis.tensor.index import Part
 from trainermon.analysis.tensor.profile import Profile, profile
 from trainermon.analysis.tensor.screen import number, position, window
 from trainermon.dump.reader import read_dump
-from trainermon.dump.records import Dump, Entry
+from trainermon.dump.records import FORWARD, Dump, Entry
 from trainermon.monitor.errors import DumpError
 
+_GRADIENT = "gradient of "
+_OTHER_SIDE = {"input": "output", "output": "input"}
 _MAX_BYTES = 1 << 30  # a page should not take minutes
 
 
@@ -54,10 +56,11 @@ def look(run_dir: Path, diagnosis: Diagnosis) -> DumpView:
 def _tensor(dump: Dump, entries: list[Entry], diagnosis: Diagnosis) -> TensorView | None:
     if diagnosis.tensor is None:
         return None
-    slot = diagnosis.tensor.slot.removeprefix("gradient of ")
+    slot, is_gradient = _slot(diagnosis.tensor.slot)
     paths = [
         record.data_path
-        for entry in [*entries, *(entry for entry in dump.root if not entries)]
+        for entry in entries or dump.root
+        if (entry.direction != FORWARD) == is_gradient
         for record in (*entry.outputs, *entry.parameters, *entry.inputs)
         if record.slot == slot and record.nonfinite and record.data_path is not None
     ]
@@ -66,6 +69,16 @@ def _tensor(dump: Dump, entries: list[Entry], diagnosis: Diagnosis) -> TensorVie
         return None if stored is None or stored.raw.nbytes > _MAX_BYTES else _view(stored)
     except DumpError:
         return None
+
+
+def _slot(name: str) -> tuple[str, bool]:
+    """Return the slot that an entry has for a tensor of a diagnosis, and whether it is one of a backward.
+
+    What a backward gives, its `output`, are the gradients of the inputs.
+    """
+    slot = name.removeprefix(_GRADIENT)
+    side, dot, rest = slot.partition(".")
+    return (f"{_OTHER_SIDE.get(side, side)}{dot}{rest}", True) if name != slot else (slot, False)
 
 
 def _view(tensor: StoredTensor) -> TensorView | None:

@@ -16,6 +16,7 @@ from trainermon.analysis.diagnose import diagnose
 from trainermon.analysis.diagnosis_page.code import excerpt
 from trainermon.analysis.diagnosis_page.history import curves
 from trainermon.analysis.diagnosis_page.page import render_page
+from trainermon.analysis.diagnosis_page.values import look
 from trainermon.analysis.findings import (
     BadParameter,
     BadTensor,
@@ -323,6 +324,41 @@ def test_the_elements_around_the_first_bad_one_are_shown(tmp_path, capsys):
     assert "dimension 0: 1 of 20 indices: 17" in page.text
     assert ("class", "bad") in page.attributes
     assert "assert main" not in page.text
+
+
+class Lossy(torch.autograd.Function):
+    @staticmethod
+    def forward(context, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(context, gradient):
+        gradient = gradient.clone()
+        gradient[2, 1] = math.nan
+        return gradient
+
+
+class LossyBackward(torch.nn.Module):
+    def forward(self, x):
+        return Lossy.apply(x)
+
+
+def test_of_a_backward_the_gradient_is_shown(tmp_path):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), LossyBackward(), torch.nn.Linear(4, 1))
+    debugger = PrecisionDebugger(dump_path=str(tmp_path / "dumps/look/attempt1"), task="tensor", level="L0")
+    debugger.start(model)
+    model(torch.ones(5, 3)).sum().backward()
+    debugger.stop()
+    debugger.close()
+    store(tmp_path, {0: {0: {GRADIENT: moments(1.0, nans=2)}}})
+
+    found = diagnose(tmp_path)
+    view = look(tmp_path, found)
+
+    assert (found.module, found.tensor.slot) == ("1", "gradient of input.0")
+    assert view.tensor is not None
+    assert [place.position for place in view.tensor.found.bad] == [(2, 1)]
 
 
 def test_a_page_that_cannot_be_written_is_an_error(tmp_path, capsys):
