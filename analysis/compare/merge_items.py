@@ -143,7 +143,13 @@ def summed(items: Sequence[Item]) -> Item:
     means = [item.mean for item in items]
     mean = math.fsum(means) if all(isinstance(value, int | float) for value in means) else None
     return items[0]._replace(
-        max=None, min=None, mean=mean, norm=None, checksum=None, nans=_total([item.nans for item in items])
+        max=None,
+        min=None,
+        mean=mean,
+        norm=None,
+        checksum=None,
+        nans=_total([item.nans for item in items]),
+        infs=_total([item.infs for item in items]),
     )
 
 
