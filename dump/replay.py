@@ -237,8 +237,8 @@ class StepKeeper:
             self.replaying = self._keeper.muted = False
 
     def _rerun(self, vote: Vote, mode: AbstractContextManager[Any] | None, using: Rerunning) -> _Outcome:
+        before = {} if mode is None else fingerprint(self._models)  # before the vote: it may fail on this rank alone
         chosen = self._last(vote.cast())
-        before = {} if mode is None else fingerprint(self._models)
         fidelities = _rerun_all(chosen, using._replace(mode=mode))
         num_micro_steps = len({micro_step for micro_step, _ in chosen})
         return _Outcome(
@@ -271,7 +271,8 @@ class StepKeeper:
         second, watch = _Outcome(REFUSED), OperationWatch(calls)
         if first.status != CLEAN:
             vote.against(first.reason or first.status)
-        elif self._replayable.joint or nonfinite or first.reproduced is False:
+            return {}
+        if self._replayable.joint or nonfinite or first.reproduced is False:
             second = self._attempt(calls, vote, watch)
             vote.against(second.reason)
         verdict, reason = verdict_on(first.fidelities, second.fidelities, second.changes, is_eager=self._compiled)
