@@ -354,6 +354,28 @@ def test_compiled_models_run_eagerly_and_the_dump_says_so(tmp_path):
     assert "Module.fc.Linear.forward.0" in {entry.key for entry in dump.entries}
 
 
+def test_compiled_functions_run_eagerly_in_dumped_steps_only(tmp_path):
+    graphs = []
+
+    def backend(graph, _inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    function = torch.compile(lambda x: x.exp() * 2, backend=backend)
+    function(torch.ones(2))
+    debugger = PrecisionDebugger(dump_path=tmp_path, level="L1", step=[1])
+    for _ in range(3):
+        debugger.start()
+        function(torch.ones(2))
+        debugger.stop()
+        debugger.step()
+
+    dump = read_dump(tmp_path / "step1/rank0")
+    assert "compiled code ran eagerly" in dump.info.notes[0]
+    assert "Tensor.exp.0.forward" in {entry.key for entry in dump.entries}
+    assert len(graphs) == 1  # neither was it compiled again
+
+
 def test_a_fault_of_the_dump_lets_go_of_the_model_and_training_goes_on(tmp_path, monkeypatch, caplog):
     model = nn.Sequential(Small())
     debugger = PrecisionDebugger(dump_path=tmp_path, level="mix")

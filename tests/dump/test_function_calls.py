@@ -10,6 +10,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from tests.dump import messages_ranks
+from tests.dump.test_debugger import strange
 from tests.ranks import run_ranks
 from trainermon import PrecisionDebugger
 from trainermon.dump.reader import read_dump
@@ -171,6 +172,39 @@ def test_messages_and_collectives_are_recorded_wherever_they_are_called():
     texts = run_ranks(Path(messages_ranks.__file__))
 
     assert ["done" in text for text in texts] == [True, True], texts
+
+
+@pytest.mark.parametrize("kind", ["bf16", "fp8", "complex", "sparse", "meta", "fake", "empty"])
+def test_functions_of_tensors_of_every_kind_are_recorded(tmp_path, kind):
+    path = tmp_path / "config.json"
+    path.write_text(
+        json.dumps({"dump_path": str(tmp_path), "risk_level": "ALL", "statistics": {"summary_mode": "md5"}})
+    )
+    tensor = strange(kind)
+
+    entries = dumped(tmp_path, lambda: tensor.clone(), config_path=path)
+
+    (record,) = entries["Tensor.clone.0.forward"].outputs
+    largest = {"complex": 4.0, "meta": None, "fake": None, "empty": None}.get(kind, 2.0)
+    assert (record.dtype, record.shape, record.max) == (str(tensor.dtype), tuple(tensor.shape), largest)
+
+
+def test_a_write_through_an_alias_is_seen_in_the_other(tmp_path):
+    def run():
+        base = torch.ones(4) * 1.0
+        view = base[:2]
+        view.mul_(5.0)
+        base.exp()
+        alias = base.detach()
+        alias.add_(1.0)
+        base.sqrt()
+
+    entries = dumped(tmp_path, run)
+
+    assert entries["Tensor.mul_.0.forward"].inputs[0].max == 1.0
+    assert entries["Tensor.exp.0.forward"].inputs[0].max == 5.0
+    assert entries["Tensor.sqrt.0.forward"].inputs[0].max == 6.0
+    assert entries["Tensor.sqrt.0.forward"].inputs[0].order != entries["Tensor.exp.0.forward"].inputs[0].order
 
 
 def test_a_registered_function_can_be_restored(tmp_path):

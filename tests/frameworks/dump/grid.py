@@ -25,12 +25,16 @@ STEPS, DUMPED = 3, 1
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Case:
-    """A training, and what is dumped of its second step."""
+    """A training, and the level at which its second step is dumped: with its tensors where there are modules."""
 
     name: str
     build: Callable[[], Job]
     level: str
-    task: str = "statistics"
+
+    @property
+    def task(self) -> str:
+        """What is dumped."""
+        return "statistics" if self.level == "L1" else "tensor"
 
 
 def train(case: Case, folder: Path | None) -> list[torch.Tensor]:
