@@ -21,9 +21,16 @@ def first_of(found: Sequence[Found]) -> Found:
 
     A bad part of a parameter that one rank alone holds was there before any forward, whichever rank met it first.
     Stages of a pipeline follow one another, backwards in the backward; ranks of one stage make the same calls in the
-    same order.
+    same order. If it is the output of a module that ranks have made together, a bad weight of one of them comes first.
     """
-    return min(found, key=_place)
+    first = min(found, key=_place)
+    return min(found, key=lambda one: (not _explains(one, first), one is not first, _place(one)))
+
+
+def _explains(one: Found, first: Found) -> bool:
+    (where, origin), (other, effect) = one, first
+    is_same = (origin.module, origin.micro_step) == (effect.module, effect.micro_step) and _are_fellows(where, other)
+    return is_same and origin.phase is FaultPhase.PARAMETER and effect.phase is FaultPhase.FORWARD
 
 
 def independent_of(found: Sequence[Found], dumps: Sequence[RankDump]) -> list[Found]:
@@ -66,16 +73,17 @@ def _place(one: Found) -> tuple[bool, int, bool, bool, int, int, int]:
 
 
 def lost_upstream(found: Sequence[Found], dumps: Sequence[RankDump]) -> list[RankDump]:
-    """Return stages before that of the first forward fault whose own replay does not show what they handed on.
+    """Return stages that were there before the first fault and whose own replay does not show what they handed on.
 
-    A stage replays from what it was handed in the step: it shows a transient fault of an earlier one as lasting.
+    A stage replays from what it was handed in the step: it shows a transient fault of another one's forward as lasting.
+    Every forward of a micro step comes before its backward.
     """
     where, origin = first_of(found)
-    if origin.phase is not FaultPhase.FORWARD:
-        return []
-    earlier = where.dump.info.pipeline_stage + origin.stage * where.dump.info.pipeline_size
+    place = where.dump.info.pipeline_stage + origin.stage * where.dump.info.pipeline_size
     fellows = [entry for entry in dumps if _are_fellows(entry, where) and entry.dump.info.lost_nonfinite]
-    return [entry for entry in fellows if entry.dump.info.pipeline_stage < earlier]
+    if origin.phase is FaultPhase.BACKWARD:
+        return [entry for entry in fellows if entry.dump.info.pipeline_stage != where.dump.info.pipeline_stage]
+    return [entry for entry in fellows if entry.dump.info.pipeline_stage < place]
 
 
 def pipeline_place(where: RankDump, origin: Origin) -> int:

@@ -291,10 +291,14 @@ def run_id_of(run_dir: Path) -> str:
 
 
 def modules_of(run_dir: Path) -> tuple[str, ...]:
-    """Return the names of the modules in definition order, as the first rank that tells has them; empty if none."""
+    """Return the names of the modules in definition order, rank by rank where ranks have different ones; empty if none.
+
+    A stage of a pipeline has none but its own.
+    """
+    names: dict[str, None] = {}
     for path in sorted(run_dir.glob("ranks/rank*.json")):
         with contextlib.suppress(OSError, ValueError, AttributeError):
             modules = json.loads(path.read_bytes()).get("modules")
             if isinstance(modules, list):
-                return tuple(map(str, modules))
-    return ()
+                names |= dict.fromkeys(map(str, modules))
+    return tuple(names)

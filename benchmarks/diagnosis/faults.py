@@ -135,9 +135,11 @@ def _spoil(tensor: Tensor, case: Case) -> None:
         flat[index] = float(case.effect)
 
 
-def _one(value: float, number: int, x: Tensor) -> Tensor:
+def _one(value: float, _number: int, x: Tensor) -> Tensor:
+    """Spoil the largest element: others may not count, as what a router says of experts that it does not choose."""
+    largest = x.detach().abs().argmax()
     x = x.clone(memory_format=torch.contiguous_format)
-    x.view(-1)[(5 * number + 1) % x.numel()] = value
+    x.view(-1)[largest] = value
     return x
 
 

@@ -143,7 +143,7 @@ def _deepspeed(net: Gpt, stage: int) -> Job:
         "train_micro_batch_size_per_gpu": BATCH,
         "gradient_accumulation_steps": MICRO_STEPS,
         "gradient_clipping": CLIP,
-        "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 16},
+        "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0},
         "zero_force_ds_cpu_optimizer": False,
         "steps_per_print": 1_000_000,
     }

@@ -130,5 +130,21 @@ def test_a_stage_that_lost_its_fault_is_to_blame_for_what_the_next_was_handed():
 
     assert lost_upstream([(shown, origin())], [lost, shown]) == [lost]
     assert lost_upstream([(shown, origin())], [clean, shown]) == []
-    assert lost_upstream([(shown, origin(phase=FaultPhase.BACKWARD))], [lost, shown]) == []
+    assert lost_upstream([(clean, origin(phase=FaultPhase.BACKWARD))], [clean, shown]) == []
     assert lost_upstream([(other, origin())], [lost, other]) == []
+
+
+def test_a_last_stage_that_lost_its_fault_is_to_blame_for_the_gradient_that_it_handed_back():
+    lost, given = stage_of(1, lost_nonfinite=True), stage_of(0)
+
+    assert lost_upstream([(given, origin(LOSS, FaultPhase.BACKWARD))], [given, lost]) == [lost]
+
+
+def test_a_bad_part_of_a_weight_explains_an_output_that_is_summed_over_ranks():
+    """As of a layer whose input dimension is split: the other rank sees a bad output of finite inputs and weights."""
+    other, owner = rank_dump(0, replica=0), rank_dump(1, replica=0)
+    weight = origin("h", FaultPhase.PARAMETER, slot="parameters.weight")
+
+    assert first_rank((other, origin("h")), (owner, weight)) == 1
+    assert first_rank((other, origin("g", order=4)), (owner, weight)) == 0
+    assert first_rank((other, origin("h")), (rank_dump(1, replica=1), weight)) == 0

@@ -12,6 +12,7 @@ from tests.analysis.stored_run import ALL_NAN, FINITE, MASK, ONE_INF, actv, dump
 from trainermon import cli
 from trainermon.analysis import findings
 from trainermon.analysis.diagnose import diagnose
+from trainermon.analysis.evidence import modules_of
 from trainermon.analysis.findings import FaultPhase, Role, Verdict
 from trainermon.analysis.report import render_text
 from trainermon.monitor.errors import DumpError
@@ -248,6 +249,15 @@ def test_what_the_optimizer_made_of_finite_gradients_is_named_in_its_own_step(tm
     assert found == (5, 1, "head", FaultPhase.OPTIMIZER)
     assert f"gradients were finite, but {kind} of head.weight were not" in diagnosis.reason
     assert "(loss)" not in diagnosis.headline
+
+
+def test_modules_of_every_pipeline_stage_have_their_place_in_the_order(tmp_path):
+    bad = {actv(name, "output.0"): ALL_NAN for name in ("decoder", "decoder.1.fc", "head")}
+    store(tmp_path, {5: {0: {LOSS: FINITE}, 1: bad}}, modules=["decoder", "decoder.0.fc"])
+    (tmp_path / "ranks/rank00001.json").write_text(json.dumps({"modules": ["decoder", "decoder.1.fc", "head"]}))
+
+    assert diagnose(tmp_path).module == "decoder.1.fc"
+    assert modules_of(tmp_path) == ("decoder", "decoder.0.fc", "decoder.1.fc", "head")
 
 
 def test_an_optimizer_that_was_given_bad_gradients_is_not_blamed(tmp_path):
