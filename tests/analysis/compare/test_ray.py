@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -17,20 +18,23 @@ QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture
-def cluster():
+def cluster(monkeypatch):
     """Return the address of a cluster that this test has for itself."""
-    head = subprocess.Popen(
-        [sys.executable, str(HERE / "ray_head.py")],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env=os.environ | QUIET,
-    )
-    with head:
-        yield head.stdout.readline().strip()
-        head.stdin.close()
-        assert head.wait(120) == 0
+    # not tmp_path: Ray's sockets lie in the folder, and the name of a socket has at most 107 characters
+    with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder:
+        monkeypatch.setenv("RAY_TMPDIR", folder)
+        head = subprocess.Popen(
+            [sys.executable, str(HERE / "ray_head.py")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=os.environ | QUIET,
+        )
+        with head:
+            yield head.stdout.readline().strip()
+            head.stdin.close()
+            assert head.wait(120) == 0
 
 
 def compare(*words):
