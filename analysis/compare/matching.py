@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from types import MappingProxyType
@@ -152,4 +153,13 @@ def _fuzzy(calls: Iterable[Call], left: dict[Hashable, Call], partners: dict[str
 def _likeness(call: Call) -> Hashable:
     is_module = call.family == MODULE
     path = call.name.rpartition(".")[0] if is_module else call.name.strip("_")
-    return is_module, path.removeprefix("module."), call.scope.removeprefix("module."), call.direction
+    return is_module, _unwrapped(path), _unwrapped(call.scope), call.direction
+
+
+def _unwrapped(path: str) -> str:
+    """Return the path of a module without what DDP and the like add to it in msprobe's dumps.
+
+    >>> _unwrapped("module.fc"), _unwrapped("0.module.module.fc")
+    ('fc', '0.fc')
+    """
+    return re.sub(r"^(\d+\.)?(?:module\.)+", r"\1", path)
