@@ -36,6 +36,7 @@ class Row:
     slot: str
     call: int
     micro_step: int | None
+    stage: int
     rank: int
     step: int
     count: int

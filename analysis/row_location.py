@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from trainermon.analysis.findings import FaultPhase
 from trainermon.analysis.origin import INPUT, LOSS, MODEL
@@ -36,8 +36,8 @@ def locate(bad: Sequence[Series], order: StepOrder, called: Collection[str]) -> 
     on what it makes; a gradient that a module gives back if the one it was given is; and a loss if an activation is.
     Modules need not be called in the order in which they are defined: what a module was given is first only if none
     beside it has made anything bad. Of ranks on which the first series is bad those count on which another of the same
-    module is, if they are fewer. `called` are the modules of which inputs and outputs are stored: others only hold
-    modules.
+    module is, if they are fewer, and of those the ones that sent it to the others. `called` are the modules of which
+    inputs and outputs are stored: others only hold modules.
     """
     if not bad:
         return None
@@ -65,7 +65,7 @@ def locate(bad: Sequence[Series], order: StepOrder, called: Collection[str]) -> 
         place=first,
         phase=phase,
         module=module,
-        ranks=_ranks(row, bad, order),
+        ranks=senders(bad, _ranks(row, bad, order)),
         is_given=_arrives(row),
         candidates=candidates,
     )
@@ -88,6 +88,22 @@ def _ranks(row: Series, bad: Sequence[Series], order: StepOrder) -> tuple[int, .
     of_row = found[_without_rank(row)]
     fewest = min((len(ranks), sorted(ranks)) for ranks in found.values() if ranks <= of_row)
     return tuple(fewest[1])
+
+
+def senders(bad: Iterable[Series], ranks: Collection[int]) -> tuple[int, ...]:
+    """Return those of `ranks` that sent a bad value to the others, by the first collective that fewer sent than got.
+
+    All of them if no operands of collectives are stored that tell.
+    """
+    sent: dict[tuple[int, int, str], set[int]] = defaultdict(set)
+    received: dict[tuple[int, int, str], set[int]] = defaultdict(set)
+    for row in bad:
+        if row.kind == Kind.COMM and row.rank in ranks and row.slot.startswith(("pre.", "post.")):
+            known = sent if row.slot.startswith("pre.") else received
+            known[row.micro_step or 0, row.call, row.name].add(row.rank)
+    fewer = (meeting for meeting in sorted(received) if sent[meeting] and sent[meeting] < received[meeting])
+    first = next(fewer, None)
+    return tuple(sorted(ranks if first is None else sent[first]))
 
 
 def _maker(

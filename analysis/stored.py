@@ -9,6 +9,7 @@ from typing import NamedTuple
 from trainermon.analysis.evidence import Evidence, Row
 from trainermon.analysis.findings import FaultPhase
 from trainermon.analysis.origin import LOSS
+from trainermon.analysis.row_location import senders
 from trainermon.analysis.wording import counted, rank_list
 from trainermon.monitor.values import Kind
 
@@ -26,9 +27,10 @@ class StoredPlace(NamedTuple):
 def locate_in_rows(evidence: Evidence, suspect: int | None = None) -> StoredPlace:
     """Return where the first non-finite value of the step arose, by the stored rows.
 
-    The rank is one whose own values are not finite: activations, loss, gradients before the reduction. Reduced
-    gradients tell of no rank. Within the rank the first module, in definition order, whose output is not finite while
-    its inputs are, else the last parameter whose own gradient is not finite: a backward spoils all that lies before it.
+    The rank is one whose own values are not finite: activations, loss, gradients before the reduction; of several it is
+    one that sent its bad value to others. Reduced gradients tell of no rank. Within the rank the first module, in
+    definition order, whose output is not finite while its inputs are, else the last parameter whose own gradient is not
+    finite: a backward spoils all that lies before it.
     `suspect` is a rank whose forward is known to have been bad.
     """
     if suspect is not None:
@@ -41,15 +43,16 @@ def locate_in_rows(evidence: Evidence, suspect: int | None = None) -> StoredPlac
     if not local:
         return _only_reduced(evidence)
     ranks = sorted({row.rank for row in local})
-    rank = ranks[0]
+    rank = senders(evidence.rows, ranks)[0]
+    others = _others([other for other in ranks if other != rank])
     rows = [row for row in local if row.rank == rank]
     for locate in (_by_parameter, _by_activation):
         place = locate(rows, order)
         if place is not None:
-            return place._replace(reason=place.reason + _others(ranks[1:]))
+            return place._replace(reason=place.reason + others)
     place = _by_loss(rows, evidence) or _by_gradient(rows, order)
     if place is not None:
-        return place._replace(reason=place.reason + _others(ranks[1:]))
+        return place._replace(reason=place.reason + others)
     return StoredPlace(rank, "", FaultPhase.UNKNOWN, rows[0], f"rank {rank}'s {rows[0].kind} was not finite")
 
 

@@ -93,10 +93,10 @@ def record(folder, fault):
 @pytest.mark.parametrize(
     ("fault", "symptom", "module", "phase"),
     [
-        (massive, Symptom.EXPLODED, "blocks.1.down", FaultPhase.FORWARD),
+        pytest.param(massive, Symptom.EXPLODED, "blocks.1.down", FaultPhase.FORWARD, marks=pytest.mark.slow),
         (steep, Symptom.EXPLODED, "blocks.1.up", FaultPhase.BACKWARD),
         (dead, Symptom.DIED, "blocks.2.down", FaultPhase.BACKWARD),
-        (far_off, Symptom.EXPLODED, "blocks.2.up", FaultPhase.PARAMETER),
+        pytest.param(far_off, Symptom.EXPLODED, "blocks.2.up", FaultPhase.PARAMETER, marks=pytest.mark.slow),
         (overflowing, Symptom.EXPLODED, "blocks.1.down", FaultPhase.FORWARD),
     ],
     ids=["massive", "steep", "dead", "far-off", "overflowing"],
