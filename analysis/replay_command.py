@@ -15,6 +15,7 @@ from trainermon.analysis.diagnose import diagnose
 from trainermon.analysis.report import render_text
 from trainermon.dump.reader import load_raw, read_dump
 from trainermon.dump.records import DumpInfo
+from trainermon.dump.verdicts import Reproducibility
 from trainermon.exporters.query import find_run
 from trainermon.monitor.errors import DumpError
 from trainermon.monitor.topology import OUTPUT_ROOT
@@ -70,9 +71,12 @@ def main(args: argparse.Namespace) -> int:
         sys.stdout.write(json.dumps(as_plain(diagnosis), indent=1) + "\n")
         return 0
     again = read_dump(result.dump).info
-    sys.stdout.write(render_text(diagnosis, colour=sys.stdout.isatty()))
-    if diagnosis.reproducibility is None:
-        sys.stdout.write(f"again      {again.reproducibility}: {again.reproducibility_reason}\n")
+    if result.status == "clean" and again.reproducibility is not Reproducibility.REPRODUCIBLE:
+        sys.stdout.write(_finite_now(args.model, info))
+    else:
+        sys.stdout.write(render_text(diagnosis, colour=sys.stdout.isatty()))
+        if diagnosis.reproducibility is None:
+            sys.stdout.write(f"again      {again.reproducibility}: {again.reproducibility_reason}\n")
     sys.stdout.write("".join(f"note       {note}\n" for note in again.notes))
     sys.stdout.write(f"dumped to  {result.dump}\n")
     return 0
@@ -141,6 +145,15 @@ def _replay(path: Path, build: Callable[[], nn.Module], info: DumpInfo, args: ar
     )
     place = f"dumps/replayed/attempt{info.attempt or 0}/step{info.step or 0}/rank{info.rank or 0}"
     return keeper.replay(out / place, fresh, task=args.task)
+
+
+def _finite_now(model: str, info: DumpInfo) -> str:
+    """Return what it means that a step is finite which was not in training: only the user knows what has changed."""
+    return (
+        f"With {model} step {info.step} of rank {info.rank} is finite; in training it was not\n"
+        "meaning    if you have changed the code, the fault is mended; if not, it is not in what the model computes:\n"
+        "           hardware, a race, or state outside of the model\n"
+    )
 
 
 def _numbers(path: Path) -> tuple[int, int, int] | None:

@@ -3,6 +3,7 @@
 import json
 import random
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -108,6 +109,17 @@ def test_a_kept_step_is_replayed_bit_for_bit_from_its_file(run, capsys):
     assert len(kept) > 20
     for name, tensor in kept.items():
         assert torch.equal(tensor.nan_to_num(), again[name].nan_to_num()), name
+
+
+def test_a_step_that_is_finite_with_changed_code_is_told_as_such(run, capsys):
+    path = Path(sys.modules["kept_model"].__file__)
+    (path.parent / "mended_model.py").write_text(path.read_text().replace(".half()", ""))
+
+    assert cli.main(["replay", str(run), "--model", "mended_model.py:build"]) == 0
+
+    text = capsys.readouterr().out
+    assert text.startswith("With mended_model.py:build step 8 of rank 0 is finite; in training it was not\n")
+    assert "transient" not in text
 
 
 def test_the_model_may_stand_in_a_file_elsewhere(run, capsys, monkeypatch, tmp_path):
