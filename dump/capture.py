@@ -153,6 +153,10 @@ class ModuleCapture:
         self._border.tripped = True
         self._stack.clear()
 
+    def abandon(self) -> None:
+        """Record nothing any more, and write nothing."""
+        self._border.tripped = True
+
     def go_on_from(self, earlier: ModuleCapture) -> None:
         """Number calls on from where `earlier` ended, which wrote into the same dump."""
         self._calls_of_stem = earlier._calls_of_stem

@@ -103,7 +103,7 @@ class PrecisionDebugger:
             scheduled_tokens: Refused.
 
         Raises:
-            AttachError: The level needs a model, and none was given.
+            AttachError: The level needs a model, and none was given, or something else.
             ConfigError: Something is asked for that belongs to inference.
         """
         if token_range is not None or scheduled_tokens is not None:
@@ -111,9 +111,10 @@ class PrecisionDebugger:
         self = cls._instance
         if self is not None and os.getpid() == self._pid:
             self._reload()
-            if self._config.collects_modules and not named_models(model):
-                raise AttachError(f"start(model): level {self._config.level} records modules, but no model was given")
-            self._begin(model, _rank() if rank_id is None else rank_id)
+            models = named_models(model)  # once: it may be an iterator
+            if self._config.collects_modules:
+                _require_modules(models, self._config.level)
+            self._begin(models, _rank() if rank_id is None else rank_id)
 
     @classmethod
     def stop(cls) -> None:
@@ -252,11 +253,20 @@ class PrecisionDebugger:
         if recording is not None and os.getpid() == self._pid:
             self._guard.wrap(recording.close)()
 
+    @classmethod
+    def _begin_child(cls) -> None:
+        """Leave the dump to the process that a worker was forked from, which writes into the same files."""
+        if cls._instance is not None and cls._instance._recording is not None:
+            cls._instance._recording.abandon()
+
     def _abandon(self) -> None:
         """After a fault: take everything off the model, whatever becomes of the files."""
         recording, self._recording = self._recording, None
         if recording is not None:
             recording.end()
+
+
+os.register_at_fork(after_in_child=PrecisionDebugger._begin_child)
 
 
 def module_dump(module: nn.Module, dump_name: str) -> None:
@@ -274,6 +284,14 @@ def module_dump(module: nn.Module, dump_name: str) -> None:
 def module_dump_end() -> None:
     """End what `module_dump` began."""
     PrecisionDebugger.end_module()
+
+
+def _require_modules(models: Mapping[str, Any], level: str) -> None:
+    if not models:
+        raise AttachError(f"start(model): level {level} records modules, but no model was given")
+    for model in models.values():
+        if not isinstance(model, nn.Module):
+            raise AttachError(f"start(model): found a {type(model).__name__}, expected a torch.nn.Module, or several")
 
 
 def _file(given: str | Path | None) -> Path | None:

@@ -146,6 +146,7 @@ def read_debugger_config(source: Mapping[str, Any], **arguments: Any) -> tuple[D
     top = {key: value for key, value in source.items() if value is not None}
     top |= {key: value for key, value in arguments.items() if value is not None}
     task = top.get("task") or "statistics"
+    require(isinstance(task, str), "task", task, f"one of {', '.join(TASKS)}")
     block = top.get(task, {})
     require(isinstance(block, Mapping), str(task), block, "a mapping")
     wanted = {key: value for key, value in top.items() if key not in {*TASKS, *OTHER_TASKS}}

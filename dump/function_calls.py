@@ -117,6 +117,10 @@ class FunctionCapture(TorchFunctionMode):
         self._backwards.clear()
         self.tripped = True
 
+    def abandon(self) -> None:
+        """Record nothing any more, and write nothing."""
+        self.tripped = True
+
     def go_on_from(self, earlier: FunctionCapture) -> None:
         """Number calls on from where `earlier` ended, which wrote into the same dump."""
         self._calls = earlier._calls

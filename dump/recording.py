@@ -90,6 +90,12 @@ class Recording:
         self.end()
         self.writer.close()
 
+    def abandon(self) -> None:
+        """Record nothing any more, and write nothing: the files belong to another process."""
+        for capture in (self._modules, self._functions):
+            if capture is not None:
+                capture.abandon()
+
     def save(self, variable: Any, name: str, with_gradient: bool) -> None:  # noqa: FBT001  # called through a guard
         """Record a variable as it is now, and its gradient when it arrives."""
         self._variables.save(variable, name, with_gradient=with_gradient)

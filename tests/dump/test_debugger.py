@@ -244,9 +244,28 @@ def test_levels_with_modules_need_a_model(tmp_path):
         PrecisionDebugger.start()
 
 
+def test_what_is_no_model_is_refused(tmp_path):
+    PrecisionDebugger(dump_path=tmp_path, level="L0")
+
+    with pytest.raises(AttachError, match=r"start\(model\): found a str, expected a torch\.nn\.Module"):
+        PrecisionDebugger.start("model")
+
+
+def test_models_may_be_given_by_an_iterator(tmp_path):
+    model = Small()
+    PrecisionDebugger(dump_path=tmp_path, level="L0")
+    PrecisionDebugger.start(iter([model]))
+    model(torch.ones(2, 4)).backward()
+    PrecisionDebugger.stop()
+
+    data = json.loads((tmp_path / "step0/rank0/dump.json").read_text())["data"]
+    assert "Module.0.fc.Linear.forward.0" in data
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [
+        ({"task": ["tensor"]}, "task: found .*, expected one of statistics, tensor, structure"),
         ({"lvel": "L1"}, "lvel: unknown key; did you mean 'level'"),
         ({"level": "L3"}, "level: found 'L3', expected one of L0, L1, mix, debug"),
         ({"task": "nan_check"}, "task: 'nan_check' is no task here"),
@@ -424,6 +443,35 @@ def test_tensors_of_every_kind_are_described(tmp_path, kind, largest):
     dump = read_dump(tmp_path / "step0/rank0")
     assert (dump.info.errors, dump.info.first_error) == (0, "")
     assert dump.entries[0].outputs[0].max == largest
+
+
+class Rows(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        row = torch.ones(4) * index
+        for _ in range(100):  # enough that a worker, if it recorded, would write
+            row = torch.relu(row)
+        return row
+
+
+@pytest.mark.parametrize("level", ["L1", "mix"])
+def test_a_worker_forked_within_a_dump_leaves_it_to_its_parent(tmp_path, level):
+    model = Small()
+    debugger = PrecisionDebugger(None, "tensor", tmp_path, level)
+    debugger.start(model)
+    loader = torch.utils.data.DataLoader(Rows(), batch_size=4, num_workers=2, multiprocessing_context="fork")
+    for batch in loader:
+        model(batch).backward()
+    debugger.stop()
+    debugger.step()
+
+    dump = read_dump(tmp_path / "step0/rank0")
+    assert (dump.info.complete, dump.info.errors) == (True, 0)
+    forwards = [entry for entry in dump.entries if entry.direction == "forward"]
+    assert [entry.call for entry in forwards if entry.module == "linear"] == [0, 1]
+    assert not list((tmp_path / "step0/rank0/dump_tensor_data").glob("*relu.99*"))
 
 
 @pytest.mark.distributed
