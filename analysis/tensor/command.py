@@ -28,6 +28,7 @@ from trainermon.analysis.tensor.show import (
     render_profile,
     render_rows,
 )
+from trainermon.dump.records import TENSOR_FOLDER
 from trainermon.monitor.errors import DumpError
 from trainermon.monitor.values import as_plain
 
@@ -39,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `trainermon tensor`."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     show = _action(actions, "show", "what is in a tensor, or a line for each of many")
-    show.add_argument("tensor", type=parse_target, help=_TENSOR)
+    show.add_argument("tensor", help=_TENSOR)
     show.add_argument("-i", "--index", help="look at this part only, as in numpy: '3, :, 10:20'")
     show.add_argument("--nonfinite", action="store_true", help="of many, list those with NaN or Inf only")
     diff = _action(actions, "diff", "how far two tensors are apart, and where; folders are paired by file names")
@@ -51,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_pair(top, optional=True)
     top.add_argument("-n", "--number", type=_positive, default=10, help="how many to list (default: 10)")
     hist = _action(actions, "hist", "how the elements are distributed")
-    hist.add_argument("tensor", type=parse_target, help=_TENSOR)
+    hist.add_argument("tensor", help=_TENSOR)
     hist.add_argument("-i", "--index", help="look at this part only, as in numpy: '3, :, 10:20'")
     hist.add_argument("--bins", type=_positive, default=20, help="number of bins (default: 20)")
     hist.add_argument("--log", action="store_true", help="a bin for each power of two: shows what a dtype cuts off")
@@ -59,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     conversion = _action(
         actions, "convert", "write a tensor in another format, or a folder with --to", json_output=False
     )
-    conversion.add_argument("tensor", type=parse_target, help=_TENSOR)
+    conversion.add_argument("tensor", help=_TENSOR)
     conversion.add_argument(
         "output", type=Path, help="a file that ends in .pt, .npy, .bin or .safetensors; with --to a folder"
     )
@@ -80,8 +81,8 @@ def _action(actions: Any, name: str, summary: str, *, json_output: bool = True) 
 
 
 def _add_pair(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
-    parser.add_argument("tensor", type=parse_target, help=_TENSOR)
-    parser.add_argument("other", type=parse_target, nargs="?" if optional else None, help="the one to hold it against")
+    parser.add_argument("tensor", help=_TENSOR)
+    parser.add_argument("other", nargs="?" if optional else None, help="the one to hold it against")
     parser.add_argument("-i", "--index", help="look at this part only, as in numpy: '3, :, 10:20'")
     parser.add_argument("--other-index", help="the part of the second one, if it is another")
 
@@ -98,6 +99,9 @@ def main(args: argparse.Namespace) -> int:
     Raises:
         DumpError: there is no such tensor, or a file is damaged.
     """
+    args.tensor = parse_target(args.tensor)
+    if getattr(args, "other", None) is not None:
+        args.other = parse_target(args.other)
     _ACTIONS[args.action](args)
     return 0
 
@@ -194,7 +198,7 @@ def _diff_folders(args: argparse.Namespace) -> None:
 
 
 def _place(tensor: StoredTensor, target: Target) -> str:
-    place = tensor.path.relative_to(target.path).as_posix()
+    place = tensor.path.relative_to(target.path).as_posix().replace(f"{TENSOR_FOLDER}/", "")
     return f"{place}::{tensor.name}" if tensor.name else place
 
 

@@ -132,7 +132,7 @@ def _ulps(diff: TensorDiff) -> str:
 def diff_row(diff: TensorDiff, name: str) -> tuple[str, ...]:
     """Return the cells of a pair's line in a list of many; see `DIFF_HEAD`."""
     values = (diff.relative, diff.max_absolute, diff.cosine)
-    return (printable(name)[-72:], f"{diff.differing:,}", f"{diff.count:,}", *map(number, values))
+    return (printable(name), f"{diff.differing:,}", f"{diff.count:,}", *map(number, values))
 
 
 DIFF_HEAD = ("tensor", "differ", "of", "relative", "largest", "cosine")

@@ -152,6 +152,17 @@ def test_diff_of_types_parts_and_integers(tmp_path, capsys):
     assert as_json(capsys, "diff", *big)["differing"] == 1
 
 
+@pytest.mark.parametrize("words", [("show", "none"), ("diff", "a.npy", "none::x"), ("convert", "none", "b.npy")])
+def test_a_path_that_is_not_there_is_refused_in_one_line(words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    save(tmp_path / "a.npy", np.ones(2))
+
+    assert main(["tensor", *words]) == 1
+
+    message = "trainermon tensor: none does not exist: expected a tensor file, or a folder of them\n"
+    assert capsys.readouterr().err == message
+
+
 def test_diff_of_folders_pairs_files_by_name(tmp_path, capsys):
     for folder in ("a", "b"):
         (tmp_path / folder / "rank0").mkdir(parents=True)
@@ -273,6 +284,16 @@ def test_show_lists_a_dump_in_the_order_of_its_calls(task, tmp_path, capsys):
     assert bad.count("\n") == 3
     assert "Module.2.Linear.forward.0.parameters.weight" in bad
     assert "Module.2.Linear.forward.0.output.0" in bad
+
+
+def test_diff_of_dumps_names_what_differs_without_their_folder_of_tensors(tmp_path, capsys):
+    places = [dumped(tmp_path / name, "tensor") for name in ("a", "b")]
+    name = "Module.2.Linear.forward.0.output.0.pt"
+    torch.save(torch.full((5, 2), 7.0), places[0] / "dump_tensor_data" / name)
+
+    tensor("diff", *places)
+
+    assert f"\n  {name} " in capsys.readouterr().out
 
 
 def test_show_tells_the_line_that_made_a_dumped_tensor(tmp_path, capsys):
