@@ -6,7 +6,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from trainermon.analysis.compare.items import MODULE, Call, Item, Rows
 from trainermon.analysis.compare.mappings import Mappings
@@ -47,20 +47,21 @@ def _places(call: Call) -> list[str]:
 def match_calls(target: Rows, golden: Rows, *, fuzzy: bool = False, mappings: Mappings | None = None) -> list[CallPair]:
     """Return every call of both dumps once: the target's in its order, then those that only the golden dump has.
 
-    Calls match by name and number; backward calls are numbered anew in the order in which they ran, as msprobe does, so
-    that a gap does not matter; and so are all calls where names are mapped. `fuzzy` pairs what is left by what is
-    called, within which module, in which direction, in order, whatever its number and prefix. A data mapping may give
-    the rows of one call to several golden calls: then there is a pair for each of these.
+    Calls match by name and number, modules also without what wrappers such as DDP add to their names; backward calls
+    are numbered anew in the order in which they ran, as msprobe does, so that a gap does not matter; and so are all
+    calls where names are mapped. `fuzzy` pairs what is left by what is called, within which module, in which direction,
+    in order, whatever its number and prefix. A data mapping may give the rows of one call to several golden calls: then
+    there is a pair for each of these.
     """
     mappings = mappings or Mappings()
     naming = Naming(mappings, target, golden)
     if naming.is_needed:
         left = dict(_counted(golden.calls, naming.theirs))
         ours = _counted(target.calls, naming.ours)
+        partners = {call.key: left.pop(key) for key, call in ours if key in left}
     else:
         left = dict(_numbered(golden.calls))
-        ours = _numbered(target.calls)
-    partners = {call.key: left.pop(key) for key, call in ours if key in left}
+        partners = _same_modules(dict(_numbered(target.calls)), left)
     if fuzzy:
         partners |= _fuzzy(target.calls, left, partners)
         taken = {call.key for call in partners.values()}
@@ -74,6 +75,21 @@ def _pair(call: Call, partner: Call | None, naming: Naming) -> CallPair:
     if partner is None or not naming.is_needed:
         return CallPair(call, partner)
     return CallPair(call, partner, naming.places(call, partner))
+
+
+def _same_modules(ours: Mapping[Hashable, Call], left: dict[Hashable, Call]) -> dict[str, Call]:
+    """Return partners by name and number, of what is left by the names without wrappers, and take them from `left`."""
+    partners = {call.key: left.pop(key) for key, call in ours.items() if key in left}
+    bare = {_bare(key, call): key for key, call in left.items() if call.family == MODULE}
+    for key, call in ours.items():
+        if call.key not in partners and _bare(key, call) in bare:
+            partners[call.key] = left.pop(bare.pop(_bare(key, call)))
+    return partners
+
+
+def _bare(key: Any, call: Call) -> Hashable:
+    _, direction, number = key
+    return call.family, _unwrapped(call.name), direction, number
 
 
 def _numbered(calls: Iterable[Call]) -> Iterator[tuple[Hashable, Call]]:

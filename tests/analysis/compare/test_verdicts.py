@@ -101,6 +101,23 @@ def test_checksums_allow_for_no_rounding(tmp_path):
     assert [call.result for call in comparison.calls] == ["error", "warning"]
 
 
+@pytest.mark.parametrize("wrapped", ["module.fc", "0.module.module.fc"])
+def test_a_module_is_matched_whatever_a_wrapper_adds_to_its_name(tmp_path, wrapped):
+    bare = wrapped.replace("module.", "")
+    calls = {"forward.0": 1.0, "forward.1": 2.0, "forward.2": 3.0}
+    dumps = []
+    for name in (wrapped, bare):
+        call = {"input_args": [tensor(1.0)], "input_kwargs": {}}
+        keys = {f"Module.{name}.Linear.{key}": call | {"output": [tensor(scale)]} for key, scale in calls.items()}
+        dumps.append(tmp_path / name)
+        dumps[-1].mkdir()
+        (dumps[-1] / "dump.json").write_text(json.dumps({"task": "statistics", "level": "L0", "data": keys}))
+
+    (comparison,) = compare(*dumps)
+
+    assert comparison.call_counts() == {"pass": 3}
+
+
 def test_other_calls_in_between_do_not_shift_a_fuzzy_match(tmp_path):
     ours, theirs = chain(tmp_path / "a", [1.0, 2.0, 3.0]), chain(tmp_path / "b", [1.0, 2.0, 3.0])
     (ours / "dump.json").write_text((ours / "dump.json").read_text().replace("Functional.gelu", "Torch.gelu"))
