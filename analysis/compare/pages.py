@@ -24,7 +24,7 @@ MAX_CALLS = 2_000
 _MAX_STEPS = 600
 _LEGEND = (
     ("error", "to blame: more than its inputs and rounding explain"),
-    ("warning", "differs, and is explained"),
+    ("warning", "differs, but is not to blame"),
     ("pass", "rounding"),
 )
 _STYLE = """
@@ -34,6 +34,7 @@ _STYLE = """
 body{font:14px/1.45 system-ui,sans-serif;color:var(--text);background:var(--back);margin:24px auto;max-width:1200px;
 padding:0 20px}
 h1{font-size:20px;margin:0 0 4px}h2{font-size:15px;margin:24px 0 8px}.dim{color:var(--dim)}code{font-size:12.5px}
+h1{overflow-wrap:anywhere}@media(max-width:800px){code{overflow-wrap:anywhere}}
 .tiles{display:flex;gap:12px;margin:16px 0}.tile{flex:1;border:1px solid var(--line);border-radius:6px;padding:8px 14px}
 .tile b{display:block;font-size:22px}table{border-collapse:collapse;width:100%;font-size:13px}
 td,th{text-align:left;padding:4px 10px 4px 0;border-bottom:1px solid var(--line);vertical-align:top}
@@ -75,7 +76,8 @@ def _markdown(comparison: Comparison) -> Iterator[str]:
         yield "| call | inputs differ by | results differ by | explained | result |"
         yield "|---|---:|---:|---:|---|"
         for call in calls[:MAX_BLAMED]:
-            numbers = (call.input_error, call.output_error, call.expected)
+            is_lonely = call.result == UNMATCHED
+            numbers = (None,) * 3 if is_lonely else (call.input_error, call.output_error, call.expected)
             yield f"| `{call.key}` | {' | '.join(_size(value) for value in numbers)} | {call.result} |"
         if len(calls) > MAX_BLAMED:
             yield f"| and {len(calls) - MAX_BLAMED:,} more | | | | |"
@@ -94,7 +96,9 @@ def _sections(comparison: Comparison) -> list[tuple[str, list[CallResult]]]:
 
 def _html(comparison: Comparison) -> Iterator[str]:
     title = headline(comparison)
-    yield f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{_text(title)}</title><style>{_STYLE}</style>'
+    yield '<!doctype html><html lang="en"><meta charset="utf-8">'
+    yield '<meta name="viewport" content="width=device-width">'
+    yield f"<title>{_text(title)}</title><style>{_STYLE}</style>"
     yield f"<h1>{_text(title)}</h1>"
     yield f'<div class="dim">target <code>{_text(str(comparison.target))}</code><br>'
     yield f"golden <code>{_text(str(comparison.golden))}</code><br>"
@@ -111,7 +115,8 @@ def _html(comparison: Comparison) -> Iterator[str]:
     differing = [call for call in comparison.calls if call.result != PASS]
     more = f", the first {MAX_CALLS:,}" if len(differing) > MAX_CALLS else ""
     yield f"<h2>Calls that do not pass ({len(differing):,}{more})</h2>"
-    yield f'<div class="dim">only in the target: {target_only:,}, only in the golden dump: {golden_only:,}</div>'
+    yield f'<div class="dim">only in the target: {target_only:,}, only in the golden dump: {golden_only:,}.'
+    yield " Beside each call: by how much its inputs differ → its results.</div>"
     for call in differing[:MAX_CALLS]:
         yield from _details(call)
 
@@ -200,7 +205,9 @@ def _short(value: object) -> str:
 
 
 def _size(value: float | None) -> str:
-    return "–" if value is None else f"{value:.2g}" if value else "0"
+    if value is None:
+        return "–"
+    return "NaN" if math.isnan(value) else f"{value:.2g}" if value else "0"
 
 
 def _text(value: str) -> str:
