@@ -87,9 +87,28 @@ class _Place(NamedTuple):
 
 @dataclasses.dataclass(slots=True, eq=False)
 class _Watched:
+    """A tensor whose gradients are awaited in `places`; `is_leaf` if the graphs of several micro steps share it."""
+
     places: list[_Place]
     num_hooks: int
     hooked: bool
+    is_leaf: bool
+
+    def due(self) -> list[_Place]:
+        """Return the places that a gradient which arrives now belongs to.
+
+        Of a leaf those of the oldest micro step, once: pipelines begin the next one's forward before its backward.
+        """
+        if not self.is_leaf:
+            return self.places
+        oldest = min((_micro_step(place) for place in self.places), default=0)
+        due = [place for place in self.places if _micro_step(place) == oldest]
+        self.places = [place for place in self.places if _micro_step(place) != oldest]
+        return due
+
+
+def _micro_step(place: _Place) -> int:
+    return int(place.backward.extra.get("micro_step", 0))
 
 
 class _Owned(NamedTuple):
@@ -184,9 +203,9 @@ class GradientHooks:
             if watched is not None and watched.num_hooks == len(hooks):
                 watched.places.append(place)
                 return
-            watched = _Watched([place], len(hooks) + 1, any(map(is_foreign, hooks.values())))
+            watched = _Watched([place], len(hooks) + 1, any(map(is_foreign, hooks.values())), is_leaf)
         else:
-            watched = _Watched([place], 1, hooked=False)
+            watched = _Watched([place], 1, hooked=False, is_leaf=is_leaf)
         hook = self._contain(self._gradient, watched)
         handle = tensor.register_hook(hook)  # type: ignore[no-untyped-call]
         self._memory.remember(tensor, watched)
@@ -194,7 +213,7 @@ class GradientHooks:
             self._leaf_handles.append(handle)
 
     def _gradient(self, watched: _Watched, gradient: Tensor | None) -> None:
-        for backward, slot in watched.places:
+        for backward, slot in watched.due():
             if backward.settle is not None:
                 backward.settle()
             if backward.written:

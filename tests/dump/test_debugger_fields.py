@@ -348,3 +348,48 @@ def test_only_dumps_of_killed_processes_are_restored(tmp_path):
 
     with pytest.raises(DumpError, match=r"holds no dump\.partial\.jsonl: no process was killed"):
         restore_dump(tmp_path / "dump/step0/rank0")
+
+
+class ReturnsItsBias(nn.Module):
+    """Leaves the bias to whoever comes next, as Megatron's linear layers do."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(4, 4)), nn.Parameter(torch.randn(4))
+
+    def forward(self, x):
+        return functional.linear(x, self.weight), self.bias
+
+
+class Stage(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = ReturnsItsBias()
+
+    def forward(self, x):
+        x, bias = self.layer(x)
+        return (x + bias).square()
+
+
+def test_a_leaf_of_two_micro_steps_in_flight_is_filed_with_its_own(tmp_path):
+    torch.manual_seed(0)
+    model, batches = Stage(), torch.randn(3, 2, 4)
+    wanted = []
+    for batch in batches:
+        x = functional.linear(batch, model.layer.weight).detach()
+        wanted.append((2 * (x + model.layer.bias)).detach().sum(0).norm().item())
+
+    debugger = PrecisionDebugger(task="statistics", dump_path=str(tmp_path), level="L0")
+    debugger.start(model)
+    first, second = model(batches[0]).sum(), model(batches[1]).sum()  # one forward, one backward from here on
+    first.backward()
+    third = model(batches[2]).sum()
+    second.backward()
+    third.backward()
+    debugger.stop()
+    debugger.step()
+
+    dump = read_dump(tmp_path / "step0" / "rank0")
+    found = {entry.key: entry for entry in dump.entries if ".layer." in entry.key and ".backward." in entry.key}
+    norms = [found[f"Module.layer.ReturnsItsBias.backward.{number}"].inputs[1].norm for number in range(3)]
+    assert norms == pytest.approx(wanted)
