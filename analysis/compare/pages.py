@@ -14,8 +14,8 @@ from trainermon.analysis.compare.summary import (
     called_in,
     describe,
     headline,
+    odd_within,
     unmatched_sides,
-    unmatched_within,
 )
 from trainermon.analysis.compare.verdicts import PASS, UNMATCHED, CallResult, Row
 
@@ -132,9 +132,9 @@ def _blamed_table(comparison: Comparison) -> Iterator[str]:
     if len(comparison.blamed) > MAX_BLAMED:
         yield f"<tr><td>and {len(comparison.blamed) - MAX_BLAMED:,} more</tr>"
     yield "</table>"
-    within = unmatched_within(comparison, comparison.blamed[0])
+    within = odd_within(comparison, comparison.blamed[0])
     if within:
-        yield f"<p>Within the first of them, on one side only: <code>{_text(', '.join(within[:3]))}</code></p>"
+        yield f"<p>Within the first of them: <code>{_text(', '.join(within[:3]))}</code></p>"
 
 
 def _growth_plot(comparison: Comparison) -> Iterator[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from trainermon.analysis.compare.comparison import Comparison
 from trainermon.analysis.compare.items import OUTPUT, PARAMETERS
-from trainermon.analysis.compare.verdicts import ERROR, PASS, UNMATCHED, WARNING, CallResult
+from trainermon.analysis.compare.verdicts import ERROR, PASS, UNMATCHED, WARNING, CallResult, Row
 from trainermon.dump.reader import split_key
 from trainermon.dump.records import FORWARD
 
@@ -25,7 +25,7 @@ class Outcome:
     """What is kept of a comparison once its files are written: small enough to come back from another process.
 
     `rows` and `calls` are numbers by result. `blamed` are the blamed calls in the order in which they ran, with a few
-    words on each; `within` are those within the first of them that one side alone made, `called_in` is the line of
+    words on each; `within` is what is odd within the first of them (see `odd_within`), `called_in` is the line of
     the user's code that called it. `notes` are those of the comparison.
     """
 
@@ -66,7 +66,7 @@ def summarise(comparison: Comparison, files: tuple[Path, ...] = ()) -> Outcome:
         only_target=only_target,
         only_golden=only_golden,
         blamed=tuple((call.key, describe(call)) for call in blamed),
-        within=unmatched_within(comparison, blamed[0]) if blamed else (),
+        within=odd_within(comparison, blamed[0]) if blamed else (),
         called_in=called_in(comparison, blamed[0]) if blamed else "",
         files=files,
         notes=comparison.notes,
@@ -118,15 +118,33 @@ def unmatched_sides(comparison: Comparison) -> tuple[int, int]:
     return sum(call.golden is None for call in lonely), sum(call.target is None for call in lonely)
 
 
-def unmatched_within(comparison: Comparison, blamed: CallResult) -> tuple[str, ...]:
-    """Return which calls directly within the blamed module only one side made: often the cause itself."""
-    module = split_key(blamed.key)[0] if blamed.key.startswith("Module.") else None
-    found = []
+def odd_within(comparison: Comparison, blamed: CallResult) -> tuple[str, ...]:
+    """Return what is odd directly within the blamed module, often the cause itself; () if it is a function.
+
+    That are calls that only one side made, and arguments other than tensors that differ, as an epsilon does.
+    """
+    if not blamed.key.startswith("Module."):
+        return ()
+    module = split_key(blamed.key)[0]
+    found: list[str] = []
     for result in comparison.calls:
         call = result.target or result.golden
-        if result.result == UNMATCHED and call and call.scope == module and call.direction == FORWARD:
+        if call is None or call.scope != module or call.direction != FORWARD:
+            continue
+        if result.result == UNMATCHED:
             found.append(f"{call.key} ({'target' if result.target else 'golden dump'} only)")
+        found += [f"{call.key} ({words})" for words in map(_argument, result.rows) if words]
     return tuple(found)
+
+
+def _argument(row: Row) -> str:
+    """Return what a number, text or the like is on both sides, "" if it is not another, or no argument."""
+    ours, theirs = row.target, row.golden
+    if row.result != ERROR or ours is None or theirs is None or ours.state == OUTPUT:
+        return ""
+    if ours.is_tensor or theirs.is_tensor:
+        return ""
+    return f"{ours.place} is {ours.max}, {theirs.max} in the golden dump"
 
 
 def called_in(comparison: Comparison, call: CallResult) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.analysis.compare.dumps import forward, tensor, write_dump
 from trainermon.analysis.compare.files import FORMATS
 from trainermon.cli import main
 
@@ -91,3 +92,20 @@ def test_a_mode_that_both_dumps_lack_is_refused(capsys):
     assert main(["compare", FAULTY, SOUND, "--mode", "tensor"]) == 1
 
     assert "cannot compare by tensor" in capsys.readouterr().err
+
+
+def test_another_number_within_the_blamed_module_is_told(tmp_path, capsys):
+    norm, add = "Module.norm.RMSNorm.forward.0", "Tensor.__add__.0.forward"
+    for name, epsilon in (("target", 1e-3), ("golden", 1e-6)):
+        number = {"type": "float", "value": epsilon}
+        data = {
+            add: forward(tensor(value=1.0), number, output=tensor(value=1.0 + epsilon)),
+            norm: forward(tensor(value=1.0), output=tensor(value=1.0 - epsilon)),
+        }
+        write_dump(tmp_path / name, data, construct={add: norm, norm: None})
+
+    main(["compare", str(tmp_path / "target"), str(tmp_path / "golden")])
+
+    text = capsys.readouterr().out
+    assert f"to blame  {norm}" in text
+    assert f"within it {add} (input.1 is 0.001, 1e-06 in the golden dump)" in text
