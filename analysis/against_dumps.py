@@ -15,7 +15,7 @@ from trainermon.analysis.against_rows import (
 )
 from trainermon.analysis.compare.items import INPUT as GIVEN_STATE
 from trainermon.analysis.compare.items import OUTPUT
-from trainermon.analysis.compare.summary import called_in, unmatched_within
+from trainermon.analysis.compare.summary import called_in, odd_within
 from trainermon.analysis.compare.verdicts import CallResult, Row
 from trainermon.analysis.domains import describe_domain
 from trainermon.analysis.dump_differences import CallDifference, Cause, DumpDifference, RankComparison, differing_rows
@@ -143,8 +143,8 @@ def _reason_of_call(first: CallDifference, name: str, slot: str) -> str:
 
 
 def _within(first: CallDifference) -> str:
-    lonely = unmatched_within(first.rank.comparison, first.call) if not first.api else ()
-    return f"Within it only one side has {', '.join(lonely[:3])}" if lonely else ""
+    odd = odd_within(first.rank.comparison, first.call) if not first.api else ()
+    return f"Within it {'differs' if len(odd) == 1 else 'differ'} {', '.join(odd[:3])}" if odd else ""
 
 
 def _others(dumps: DumpDifference, ranks: tuple[int, ...]) -> str:
