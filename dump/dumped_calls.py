@@ -1,11 +1,12 @@
 """Runs a dumped call of a function again, from the tensors that were dumped with it (levels L1 and mix, task tensor).
 
-Decides which function a key means. Files are read with `weights_only=True`; nothing is evaluated, and a name is looked
-up in torch alone.
+Decides which function a key means. Files are read with `weights_only=True`, nothing is evaluated, and of what torch has
+only operations on tensors are called: a dump comes from anywhere, and `torch.load` is a function of torch, too.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.overrides import get_testing_overrides
 
 from trainermon.dump.precise import Called, Judgement, judge
 from trainermon.dump.reader import load_raw, split_key
@@ -26,6 +28,10 @@ _HOMES: Mapping[str, tuple[Any, ...]] = {
     "Tensor": (torch.Tensor,),
     "VF": (torch._VF,),
 }
+# They take a file, or memory as it lies.
+_NO_OPERATIONS = frozenset(["from_file", "frombuffer"])
+# Namespaces of torch's own operators for its compiler, communication and measurement.
+_INTERNAL = re.compile(r"_.*|c10d|debug.*|export|inductor.*|prim|prims|profiler|static_runtime|symm_mem")
 _ALIASES = {"__rdiv__": "__rtruediv__"}
 # Modules that are one function of their input and their parameters.
 _MODULES: Mapping[str, Callable[..., Any]] = {
@@ -65,14 +71,41 @@ def function_of(prefix: str, name: str) -> Callable[..., Any]:
     """Return the function that the first two parts of a key mean.
 
     Raises:
-        DumpError: Torch has no such function (the operators of a custom library must be imported first).
+        DumpError: Torch has no such operation on tensors (the operators of a custom library must be imported first).
     """
     name = _ALIASES.get(name, name)
-    homes = _HOMES.get(prefix, (getattr(torch.ops, prefix, None),))
-    found: Callable[..., Any] | None = next((getattr(home, name) for home in homes if hasattr(home, name)), None)
+    if prefix in _HOMES:
+        candidates = (getattr(home, name, None) for home in _HOMES[prefix])
+        found = next((one for one in candidates if callable(one) and _is_operation(one)), None)
+    else:
+        found = _custom_operator(prefix, name)
     if found is None:
         raise DumpError(f"torch has no function {prefix}.{name} that could be run again")
     return found
+
+
+def _is_operation(function: Callable[..., Any]) -> bool:
+    """Return whether a function does nothing but compute with tensors."""
+    name = getattr(function, "__name__", "")
+    if name in _NO_OPERATIONS or isinstance(function, type):
+        return False
+    builtin = (torch._C._VariableFunctions, torch._C._nn)
+    return (
+        getattr(function, "__module__", None) == functional.__name__
+        or any(getattr(home, name, None) is function for home in builtin)
+        or function in get_testing_overrides()
+    )
+
+
+def _custom_operator(namespace: str, name: str) -> Callable[..., Any] | None:
+    """Return an operator that takes a tensor; those that take none make their result from a name, or of nothing."""
+    if _INTERNAL.fullmatch(namespace) or name in _NO_OPERATIONS:
+        return None
+    found = getattr(getattr(torch.ops, namespace, None), name, None)
+    if not isinstance(found, torch._ops.OpOverloadPacket):
+        return None
+    arguments = [argument for schema in found._schemas.values() for argument in schema.arguments]
+    return found if any("Tensor" in str(argument.type) for argument in arguments) else None
 
 
 def _module_function(class_name: str) -> Callable[..., Any]:

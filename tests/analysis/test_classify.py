@@ -1,6 +1,7 @@
 """Why the first bad operation was not finite: from the replay, from dumped tensors, from statistics."""
 
 import dataclasses
+import json
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from trainermon.analysis.bounds import proven_cause
 from trainermon.analysis.diagnose import diagnose
 from trainermon.analysis.report import render_text
 from trainermon.dump.capture import ModuleCapture
-from trainermon.dump.dumped_calls import judge_dumped
+from trainermon.dump.dumped_calls import function_of, judge_dumped
 from trainermon.dump.function_calls import FunctionCapture
 from trainermon.dump.reader import read_dump
 from trainermon.dump.records import DumpInfo, Entry, TensorRecord
@@ -188,3 +189,58 @@ def test_statistics_prove_what_they_can_and_nothing_more(entry, cause):
     proven = proven_cause(entry)
 
     assert (proven[0] if proven else None) is cause
+
+
+@pytest.mark.parametrize(
+    ("prefix", "name"),
+    [
+        ("Torch", "load"),
+        ("Torch", "save"),
+        ("Torch", "from_file"),
+        ("Torch", "hub"),
+        ("Functional", "compile"),
+        ("VF", "__class__"),
+        ("aten", "save"),
+        ("aten", "from_file"),
+        ("debugprims", "load_tensor"),
+        ("load_library", "__call__"),
+    ],
+)
+def test_only_operations_on_tensors_are_run_for_a_dump(prefix, name):
+    with pytest.raises(DumpError, match=f"no function {prefix}.{name} that could be run again"):
+        function_of(prefix, name)
+
+
+def test_a_dump_cannot_have_a_pickle_loaded(tmp_path):
+    class Touches:
+        def __reduce__(self):
+            return (tmp_path / "loaded").touch, ()
+
+    torch.save(Touches(), tmp_path / "pickle.pt")
+    call = {
+        "input_args": [{"type": "str", "value": str(tmp_path / "pickle.pt")}],
+        "input_kwargs": {"weights_only": {"type": "bool", "value": False}},
+    }
+    (tmp_path / "dump.json").write_text(json.dumps({"task": "tensor", "data": {"Torch.load.0.forward": call}}))
+
+    with pytest.raises(DumpError, match="no function"):
+        judge_dumped(tmp_path, read_dump(tmp_path).entries[0])
+    assert not (tmp_path / "loaded").exists()
+
+
+@pytest.mark.parametrize(
+    ("prefix", "name"),
+    [
+        ("Torch", "exp"),
+        ("Torch", "full"),
+        ("Functional", "layer_norm"),
+        ("Functional", "sigmoid"),
+        ("VF", "lstm"),
+        ("Tensor", "__rdiv__"),
+        ("Tensor", "masked_fill"),
+        ("Torch", "einsum"),
+        ("aten", "add"),
+    ],
+)
+def test_operations_are_found_by_their_names(prefix, name):
+    assert callable(function_of(prefix, name))
