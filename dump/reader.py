@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -35,6 +36,8 @@ try:
 except ImportError:  # the extra `compare` brings it
     _loads_finite = json.loads  # type: ignore[assignment]  # it takes more than is passed here
 
+# What is raised where a file is JSON, but not laid out as one of a dump.
+_MALFORMED = (AttributeError, LookupError, OverflowError, RecursionError, TypeError, ValueError)
 _DIRECTIONS = (FORWARD, BACKWARD, PARAMETERS_GRAD)
 _INFO_FIELDS = {field.name for field in dataclasses.fields(DumpInfo)}
 _OPERATION_FIELDS = {field.name for field in dataclasses.fields(OperationVerdict)}
@@ -60,27 +63,48 @@ def read_dump(directory: Path) -> Dump:
     construct and info files are no error: msprobe can be told not to write them.
 
     Raises:
-        DumpError: there is no dump, or it is no JSON.
+        DumpError: there is no dump, or it is damaged.
     """
     directory = Path(directory)
     raw = load_raw(directory)
-    entries = list(_entries(raw, raw.data, directory))
-    return Dump(
-        directory=directory,
-        task=raw.task,
-        level=raw.level,
-        info=_info(raw.info),
-        entries=tuple(sorted(entries, key=_order)),
-        root=tuple(_entries(raw, raw.root, directory)),
-    )
+    with well_formed(directory):
+        entries = list(_entries(raw, raw.data, directory))
+        return Dump(
+            directory=directory,
+            task=raw.task,
+            level=raw.level,
+            info=_info(raw.info),
+            entries=tuple(sorted(entries, key=_order)),
+            root=tuple(_entries(raw, raw.root, directory)),
+        )
+
+
+@contextlib.contextmanager
+def well_formed(directory: Path) -> Iterator[None]:
+    """Say of what is read within the block that it is no dump, where it is not laid out as one.
+
+    Raises:
+        DumpError: Something has another type or shape than in a dump.
+    """
+    try:
+        yield
+    except _MALFORMED as error:
+        raise DumpError(
+            f"{directory} is not laid out as a dump ({type(error).__name__}: {error}): it is damaged"
+        ) from error
 
 
 def load_raw(directory: Path) -> RawDump:
     """Return the files of a dump as they stand, whole or cut off.
 
     Raises:
-        DumpError: there is no dump, or it is no JSON.
+        DumpError: there is no dump, or it is damaged.
     """
+    with well_formed(directory):
+        return _load_raw(directory)
+
+
+def _load_raw(directory: Path) -> RawDump:
     partial = directory / PARTIAL_FILE
     if (directory / DUMP_FILE).exists():
         raw = _load_files(directory)
@@ -99,7 +123,7 @@ def load_partial(path: Path) -> RawDump:
     for line in path.read_bytes().splitlines():
         try:
             record = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             break
         _add_line(raw, record)
     return raw
@@ -235,7 +259,9 @@ class _Slots:
 
     def of_entry(self, value: Mapping[str, Any], direction: str) -> tuple[tuple[TensorRecord, ...], ...]:
         if direction == PARAMETERS_GRAD:
-            gradients = [self.walk(forms[0], name) for name, forms in value.items() if isinstance(forms, list)]
+            gradients = [
+                self.walk(forms[0], name) for name, forms in value.items() if isinstance(forms, list) and forms
+            ]
             return (), tuple(record for found in gradients for record in found), ()
         inputs = [*self.walk(value.get("input_args", value.get("input")), "input")]
         inputs += self.walk(value.get("input_kwargs"), "kwargs")
@@ -263,11 +289,11 @@ class _Slots:
             min=_number(form.get("Min")),
             mean=_number(form.get("Mean")),
             norm=_number(form.get("Norm")),
-            nans=form.get("nans"),
-            infs=form.get("infs"),
-            zeros=form.get("zeros"),
+            nans=_count(form.get("nans")),
+            infs=_count(form.get("infs")),
+            zeros=_count(form.get("zeros")),
             requires_grad=bool(form.get("requires_grad")),
-            order=form.get("order"),
+            order=_count(form.get("order")),
             hooked=bool(form.get("hooked")),
             data_path=self._folder / Path(file_name).name if file_name else None,
         )
@@ -275,6 +301,10 @@ class _Slots:
 
 def _number(value: Any) -> float | None:
     return float(value) if isinstance(value, int | float) else None
+
+
+def _count(value: Any) -> int | None:
+    return value if isinstance(value, int) else None
 
 
 def _entry_order(extra: Mapping[str, Any], outputs: tuple[TensorRecord, ...], position: int) -> int:

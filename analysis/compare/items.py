@@ -6,6 +6,7 @@ only. Named tuples instead of dataclasses: a dump has hundreds of thousands of r
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 from collections.abc import Iterator, Mapping
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple
 
 from trainermon.analysis.compare.assembly import Assembly
 from trainermon.analysis.compare.frameworks import MINDSPORE, PYTORCH
-from trainermon.dump.reader import RawDump, load_raw, split_key
+from trainermon.dump.reader import RawDump, load_raw, split_key, well_formed
 from trainermon.dump.records import BACKWARD, DUMP_FILE, PARAMETERS_GRAD, TENSOR_FOLDER
 
 INPUT = "input"
@@ -135,10 +136,15 @@ def read_rows(path: Path) -> Rows:
     """Return the rows of the dump in the directory `path`, or of which `path` is the dump.json.
 
     Raises:
-        DumpError: there is no dump, or it is no JSON.
+        DumpError: there is no dump, or it is damaged.
     """
     directory = path.parent if path.name == DUMP_FILE else path
     raw = load_raw(directory)
+    with well_formed(directory):
+        return _rows(directory, raw)
+
+
+def _rows(directory: Path, raw: RawDump) -> Rows:
     parents = {key: parent for key, value in raw.construct.items() if (parent := _parent(value)) is not None}
     return Rows(
         directory=directory,
@@ -224,6 +230,7 @@ def _add(items: list[Item], form: Any, place: str, state: str) -> None:
 
 def _tensor(form: Mapping[str, Any], place: str, state: str) -> Item:
     get = form.get
+    name = get("data_name")
     checksum = None
     if not _CHECKSUMS.isdisjoint(form):
         kind = next(kind for kind in CHECKSUM_KEYS if kind in form)
@@ -232,7 +239,7 @@ def _tensor(form: Mapping[str, Any], place: str, state: str) -> Item:
         place,
         state,
         sys.intern(str(get("dtype"))),
-        tuple(get("shape") or ()),
+        _shape(tuple(get("shape") or ())),
         bool(get("requires_grad")),
         get("Max"),
         get("Min"),
@@ -241,8 +248,16 @@ def _tensor(form: Mapping[str, Any], place: str, state: str) -> Item:
         get("nans"),
         get("infs"),
         checksum,
-        get("data_name"),
+        None if name is None else sys.intern(name),  # raises where it is no text
     )
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _shape(sizes: tuple[Any, ...]) -> tuple[int, ...]:
+    """Return `sizes`, each once in memory; they are multiplied later."""
+    if not all(isinstance(size, int) for size in sizes):
+        raise TypeError(f"shape {list(sizes)} has something else than numbers")
+    return sizes
 
 
 def _argument(form: Mapping[str, Any], place: str, state: str) -> Item:

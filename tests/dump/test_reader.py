@@ -112,3 +112,37 @@ def test_what_is_no_dump_is_told(tmp_path):
     (tmp_path / "dump.json").write_text('{"data": 3}')
     with pytest.raises(DumpError, match='has no "data" object'):
         read_dump(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"stack": {"0": 5}},
+        {"stack": {"0": [["a"], 5]}},
+        {"stack": 5},
+        {"dump_info": [1]},
+        {"dump_info": {"layout": 5}},
+        {"dump_info": {"reproducibility": "perhaps"}},
+        {"dump_info": {"operations": [{"cause": "q"}]}},
+        {"construct": "x"},
+    ],
+)
+def test_a_file_that_is_laid_out_otherwise_is_named(tmp_path, files):
+    write(tmp_path, **files)
+
+    with pytest.raises(DumpError, match="is not laid out as a dump"):
+        read_dump(tmp_path)
+
+
+def test_numbers_of_another_type_are_none(tmp_path):
+    write(tmp_path, {"Module.f.F.forward.0": {"output": [tensor("a", [], {}, None, order="x", nans=[], infs={})]}})
+
+    record = read_dump(tmp_path).entries[0].outputs[0]
+    assert (record.max, record.min, record.nans, record.infs, record.order) == (None,) * 5
+
+
+def test_a_nest_too_deep_is_no_dump(tmp_path):
+    (tmp_path / "dump.json").write_text('{"data": {"a": [NaN, ' + "[" * 100_000 + "]" * 100_000 + "]}}")
+
+    with pytest.raises(DumpError):
+        read_dump(tmp_path)
