@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from trainermon.analysis.compare.lines import Syntax, lines
 from trainermon.analysis.compare.summary import RESULTS, headline
 from trainermon.analysis.compare.tables import header
 from trainermon.analysis.compare.verdicts import PASS, CallResult, Row
+from trainermon.monitor.errors import DumpError
 from trainermon.monitor.values import as_plain
 
 FORMATS = ("csv", "xlsx", "json", "md", "html")
@@ -34,16 +35,24 @@ def write_files(comparison: Comparison, destination: Destination) -> tuple[Path,
     """Write a comparison in every format, and return the files.
 
     They are named as msprobe names them: `compare_result[_step…][_rank…]_YYYYmmddHHMMSS.csv`.
+
+    Raises:
+        DumpError: The folder cannot be written.
     """
+    try:
+        return tuple(_write_files(comparison, destination))
+    except OSError as error:
+        raise DumpError(f"cannot write into {destination.folder}: {error}") from error
+
+
+def _write_files(comparison: Comparison, destination: Destination) -> Iterator[Path]:
     destination.folder.mkdir(parents=True, exist_ok=True)
     label = f"_{comparison.label.replace(' ', '_')}" if comparison.label else ""
-    written = []
     for name in destination.formats:
         path = destination.folder / f"compare_result{label}_{destination.stamp}.{name}"
         with collector_off():
             _writer(name)(comparison, path)
-        written.append(path)
-    return tuple(written)
+        yield path
 
 
 def write_csv(comparison: Comparison, path: Path) -> None:
@@ -54,9 +63,20 @@ def write_csv(comparison: Comparison, path: Path) -> None:
 
 
 def _quoted(text: str) -> str:
+    if text.startswith(_FORMULA) and not _is_number(text.removesuffix("%")):
+        text = f"'{text}"  # a spreadsheet would run it, and names in a dump come from anywhere
     return f'"{text.replace(chr(34), chr(34) * 2)}"' if _SPECIAL.search(text) else text
 
 
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _SPECIAL = re.compile('[,"\r\n]')
 _CSV = Syntax(text=("", ""), number=("", ""), between=",", escape=_quoted)
 

@@ -72,6 +72,32 @@ def test_text_of_a_dump_cannot_become_markup(tmp_path, capsys):
     assert "<script>" not in (tmp_path / "page.html").read_text()
 
 
+def test_text_of_a_dump_cannot_become_a_formula(tmp_path, capsys):
+    name = "=HYPERLINK(1).0.forward"
+    dump = write_dump(
+        tmp_path / "a", {name: forward(tensor(), output=tensor(value=2.0)), "-1+1.0.forward": forward(output=tensor())}
+    )
+
+    main(["compare", str(dump), SOUND, "-o", str(tmp_path / "out")])
+
+    capsys.readouterr()
+    (path,) = (tmp_path / "out").glob("*.csv")
+    with path.open(encoding="utf-8", newline="") as file:
+        cells = [cell for row in csv.reader(file) for cell in row]
+    assert "'=HYPERLINK(1).0.forward.input.0" in cells
+    assert "'-1+1.0.forward.output.0" in cells
+    assert not [cell for cell in cells if cell.startswith(("=", "@", "-1+"))]
+    assert [cell for cell in cells if cell.startswith("-") and float(cell.removesuffix("%")) < 0]
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+
+    assert main(["compare", FAULTY, SOUND, "-o", str(tmp_path / "file")]) == 1
+
+    assert f"cannot write into {tmp_path / 'file'}" in capsys.readouterr().err
+
+
 def test_a_folder_without_a_dump_is_refused(tmp_path, capsys):
     assert main(["compare", str(tmp_path), SOUND]) == 1
 
