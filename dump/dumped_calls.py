@@ -76,7 +76,9 @@ def function_of(prefix: str, name: str) -> Callable[..., Any]:
     name = _ALIASES.get(name, name)
     if prefix in _HOMES:
         candidates = (getattr(home, name, None) for home in _HOMES[prefix])
-        found = next((one for one in candidates if callable(one) and _is_operation(one)), None)
+        found: Callable[..., Any] | None = next(
+            (one for one in candidates if callable(one) and _is_operation(one)), None
+        )
     else:
         found = _custom_operator(prefix, name)
     if found is None:
