@@ -131,7 +131,10 @@ def _sources(
         found.append(f"stored rows: {counted(rows.num_steps, 'step')} that both runs have")
     else:
         without = [side for side in (ours, theirs) if not side.is_run]
-        why = f"{', '.join(str(side.path) for side in without)} holds dumps only" if without else "no step in common"
+        verb = "holds" if len(without) == 1 else "hold"
+        why = (
+            f"{' and '.join(str(side.path) for side in without)} {verb} dumps only" if without else "no step in common"
+        )
         found.append(f"stored rows: none compared, {why}")
     if dumps is not None:
         found += _dump_sources(ours, theirs, dumps[1])

@@ -46,9 +46,9 @@ def from_dumps(ours: Side, step: int | None, dumps: DumpDifference, rows: RowDif
     """Return the diagnosis of the first call that differs; expects that one does."""
     first = dumps.first
     assert first is not None
-    phase, module = _phase(first), _module(first)
-    ranks = tuple(sorted({found.event.rank for found in dumps.origins if found.call.key == first.call.key}))
     row = _telling(first)
+    phase, module = _phase(first), _module(first, row)
+    ranks = tuple(sorted({found.event.rank for found in dumps.origins if found.call.key == first.call.key}))
     is_known = bool(first.module_key) and split_key(first.module_key)[0] == module
     return Diagnosis(
         verdict=Verdict.LOCATED,
@@ -64,7 +64,7 @@ def from_dumps(ours: Side, step: int | None, dumps: DumpDifference, rows: RowDif
         micro_step=first.micro_step,
         phase=phase,
         api=first.api,
-        tensor=tensor_of(row.target.place, row.target) if row is not None and row.target is not None else None,
+        tensor=tensor_of(row.target.place, row.target) if row and row.target and row.target.is_tensor else None,
         source=called_in(first.rank.comparison, first.call),
         candidates=_candidates(dumps, first),
         chain=tuple(_chain(first)),
@@ -87,13 +87,14 @@ def _phase(first: CallDifference) -> FaultPhase:
     return FaultPhase.BACKWARD if first.is_backward else FaultPhase.FORWARD
 
 
-def _module(first: CallDifference) -> str:
-    """Return the innermost module; what a model is given, and what it is given back, comes from outside of it."""
+def _module(first: CallDifference, row: Row | None) -> str:
+    """Return the innermost module; tensors that a model is given, or given back, come from outside of it."""
     if first.hooked_module:
         return first.hooked_module
     if first.cause is Cause.GIVEN and first.is_backward:
         return LOSS
-    if first.cause is Cause.GIVEN and first.rank.batch_differs is not False:
+    is_tensor = row is None or row.target is None or row.target.is_tensor
+    if first.cause is Cause.GIVEN and first.rank.batch_differs is not False and is_tensor:
         return INPUT
     key = first.module_key
     if first.cause is Cause.GIVEN and not first.api:
@@ -117,6 +118,8 @@ def _reason(first: CallDifference, row: Row | None) -> str:
     if first.cause is Cause.PARAMETER:
         return _reason_of_weight(first, f"{slot} of {name} differed before the forward of the step")
     if first.cause is Cause.GIVEN:
+        if row is not None and row.target is not None and row.golden is not None and not row.target.is_tensor:
+            return f"{slot} of {name} is {row.target.max}, {row.golden.max} in the reference"
         return f"{slot} of {name} differed before this call, and no call that was dumped has made it"
     return _reason_of_call(first, name, slot)
 
@@ -236,11 +239,12 @@ def _link(call: CallResult, omitted: int) -> Link | None:
     if row is None or row.target is None or call.target is None:
         return None
     name, class_name, direction, number = split_key(call.key)
+    is_module = call.key.startswith("Module.")
     return Link(
-        module=name if call.key.startswith("Module.") else call.key,
-        class_name=class_name,
+        module=name if is_module else call.key,
+        class_name=class_name if is_module else "",
         direction=direction,
-        call=number,
+        call=number if is_module else 0,  # a function's key has it
         tensor=tensor_of(row.target.place, row.target),
         omitted=omitted,
     )
@@ -263,7 +267,7 @@ def _levels(
     ordered = "ordered by matched communication" if dumps.is_tied else "ordered by the pipeline"
     of_ranks = f"{rank_list(differing)} of {counted(len(dumps.ranks), 'compared rank')}"
     differ = f"{of_ranks} differ{'s' if len(differing) == 1 else ''}, {ordered}"
-    module = _module(first)
+    module = _module(first, _telling(first))
     answers = (
         (Level.MICRO_STEP, *_micro_step(first)),
         (Level.DOMAIN, domain, why or "the run has one rank, or does not tell its groups"),

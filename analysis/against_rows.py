@@ -171,13 +171,14 @@ def statistics_of(item: Item) -> dict[str, float | None]:
 def tensor_of(slot: str, item: Item) -> BadTensor:
     """Return the tensor of a row as a diagnosis shows it."""
     numbers = statistics_of(item)
+    unknown = -1 if item.nonfinite else 0  # msprobe counts neither
     return BadTensor(
         slot=slot,
         dtype=(item.dtype or "").removeprefix("torch."),
         shape=(item.shape or ()) if item.dtype else (),
         count=item.num_elements,
-        nans=-1 if item.nans is None else item.nans,
-        infs=-1 if item.infs is None else item.infs,
+        nans=unknown if item.nans is None else item.nans,
+        infs=unknown if item.infs is None else item.infs,
         max=numbers["max"],
         min=numbers["min"],
     )

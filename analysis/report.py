@@ -78,10 +78,9 @@ def _values(contrast: Contrast, other: str) -> Iterator[str]:
         yield f"{contrast.place} is equal"
         return
     size = "" if contrast.relative is None else f", apart by {contrast.relative:.2g}"
-    if contrast.relative is not None and math.isnan(contrast.relative):
-        size = ", finite on one side only"
     expected = "" if contrast.expected is None else f", where {contrast.expected:.2g} is explained"
-    yield f"{contrast.place}{size}{expected}"
+    is_bad = contrast.relative is not None and math.isnan(contrast.relative)
+    yield f"{contrast.place}{', finite on one side only' if is_bad else size + expected}"
     sides = (("here", contrast.value), (other, contrast.usual))
     names = [name for name in contrast.value if any(values.get(name) is not None for _, values in sides)]
     for side, values in sides:
@@ -127,7 +126,7 @@ def _facts(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
     yield "why", diagnosis.reason
     if diagnosis.module:
         kind = f" ({diagnosis.class_name})" if diagnosis.class_name else ""
-        call = f", call {diagnosis.call}" if diagnosis.call else ""
+        call = f", call {diagnosis.call}" if diagnosis.call and not diagnosis.api else ""
         yield "module", f"{diagnosis.module}{kind}{call}, phase: {diagnosis.phase}"
     domain = next((level for level in diagnosis.levels if level.level is Level.DOMAIN and level.answer), None)
     if domain is not None and diagnosis.symptom is Symptom.NONFINITE:
@@ -137,7 +136,7 @@ def _facts(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
     if diagnosis.tensor is not None:
         yield "tensor", describe_tensor(diagnosis.tensor)
     yield from _causes(diagnosis)
-    if diagnosis.source:
+    if diagnosis.source and (diagnosis.classification is None or diagnosis.classification.source != diagnosis.source):
         yield "called in", diagnosis.source
     if diagnosis.parameters:
         names = [parameter.name for parameter in diagnosis.parameters]

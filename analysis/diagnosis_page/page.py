@@ -102,7 +102,7 @@ def _facts(diagnosis: Diagnosis) -> Iterator[tuple[str, object, str]]:
     if diagnosis.rank is not None:
         yield "Rank", diagnosis.rank, ""
     if diagnosis.module:
-        call = f"call {diagnosis.call}" if diagnosis.call else ""
+        call = f"call {diagnosis.call}" if diagnosis.call and not diagnosis.api else ""
         yield "Module", diagnosis.module, " ".join(filter(None, [diagnosis.class_name, call]))
     if diagnosis.api:
         yield "Function", diagnosis.api, ""
@@ -116,7 +116,8 @@ def _facts(diagnosis: Diagnosis) -> Iterator[tuple[str, object, str]]:
 
 def _code(diagnosis: Diagnosis, dump: DumpView) -> Iterator[str]:
     made = diagnosis.classification.source if diagnosis.classification is not None else ""
-    for title, frame in (("Made in", made), ("Called in", diagnosis.source)):
+    called = diagnosis.source if diagnosis.source != made else ""
+    for title, frame in (("Made in", made), ("Called in", called)):
         found = excerpt(frame) if frame else None
         if found is not None:
             yield render_excerpt(found, title)
@@ -183,7 +184,8 @@ def _tensor(diagnosis: Diagnosis, dump: DumpView) -> Iterator[str]:
     if dump.tensor is not None:
         yield render_view(dump.tensor)
     elif diagnosis.dump is not None:
-        yield '<p class="dim">Its elements were not dumped: <code>"replay": {"task": "tensor"}</code> keeps them.</p>'
+        yield '<p class="dim">Its elements were not dumped: <code>"task": "tensor"</code> keeps them,'
+        yield " in the configuration of a dump, or in the monitor's under <code>replay</code>.</p>"
     if diagnosis.parameters:
         names = ", ".join(
             f"<code>{text(bad.name)}</code> ({bad.nans:,} NaN, {bad.infs:,} Inf of {bad.count:,})"
@@ -201,8 +203,9 @@ def _contrasts(diagnosis: Diagnosis) -> str:
 def _contrast(contrast: Contrast, other: str) -> Iterator[tuple[str, ...]]:
     rank = "" if contrast.rank is None else str(contrast.rank)
     apart = "–" if contrast.relative is None else f"{contrast.relative:.2g}"
-    apart = "finite on one side only" if contrast.relative is not None and math.isnan(contrast.relative) else apart
     expected = "–" if contrast.expected is None else f"{contrast.expected:.2g}"
+    if contrast.relative is not None and math.isnan(contrast.relative):
+        apart, expected = "finite on one side only", "–"
     yield f"<code>{text(contrast.place)}</code>", rank, "here", _numbers(contrast.value), apart, expected
     yield "", "", text(other), _numbers(contrast.usual), "", ""
 

@@ -9,6 +9,7 @@ import pytest
 
 from tests.analysis import against_job
 from tests.analysis.against_job import FAULT_STEP, FAULTS, NUM_STEPS, SOUND
+from tests.analysis.compare.dumps import forward, tensor, write_dump
 from tests.analysis.stored_run import FINITE, actv, grad, store
 from tests.journal_rows import RankJournal, only_spool
 from tests.ranks import run_ranks
@@ -85,7 +86,7 @@ def test_dumps_alone_tell_rank_module_and_phase(runs, fault):
 
     found = (diagnosis.step, diagnosis.rank, diagnosis.module, diagnosis.phase.value)
     assert found == (FAULT_STEP, fault.rank, fault.module, fault.phase), diagnosis.headline
-    assert "holds dumps only" in diagnosis.evidence[0]
+    assert "hold dumps only" in diagnosis.evidence[0]
 
 
 @pytest.mark.distributed
@@ -199,3 +200,28 @@ def test_a_reference_that_is_not_there_is_refused(tmp_path):
     (tmp_path / "run.json").write_text("{}")
     with pytest.raises(DumpError, match="expected a run"):
         diagnose_against(tmp_path, tmp_path / "none")
+
+
+def test_dumps_of_msprobe_that_count_no_nans_are_not_taken_for_non_finite():
+    recorded = Path(__file__).parent / "compare" / "recorded"
+
+    text = render_text(diagnose_against(recorded / "faulty", recorded / "sound"))
+
+    assert "\ntensor     input.0, float32[6, 16], -0.255 … 2.08\n" in text
+    assert "non-finite" not in text
+
+
+def test_another_number_that_a_function_was_given_is_told_with_both_values(tmp_path):
+    function, module = "Tensor.__add__.0.forward", "Module.norm.RMSNorm.forward.0"
+    for name, epsilon in (("run", 1e-3), ("reference", 1e-6)):
+        number = {"type": "float", "value": epsilon}
+        data = {
+            function: forward(tensor(value=1.0), number, output=tensor(value=1.0 + epsilon)),
+            module: forward(tensor(value=1.0), output=tensor(value=1.0 - epsilon)),
+        }
+        write_dump(tmp_path / name / "step0" / "rank0", data, construct={function: module, module: None})
+
+    diagnosis = diagnose_against(tmp_path / "run", tmp_path / "reference")
+
+    assert (diagnosis.api, diagnosis.module, diagnosis.tensor) == (function, "norm", None)
+    assert diagnosis.reason.startswith(f"input.1 of {function} is 0.001, 1e-06 in the reference")
