@@ -39,8 +39,8 @@ _LOCAL, _CENTRAL, _END = struct.Struct("<4s5H3I2H"), struct.Struct("<4s6H3I5H2I"
 def save_tensor(tensor: Tensor, path: Path) -> int:
     """Save a tensor as one of the CPU, readable with `weights_only=True`, in a file of mode 0600; return its bytes.
 
-    A DTensor's local shard is saved. A view is saved without the rest of its storage. What is on the CPU and dense is
-    written from where it lies.
+    A DTensor's local shard is saved, a subclass as a plain tensor, a view without the rest of its storage. What is on
+    the CPU and dense is written from where it lies.
 
     Raises:
         OSError: The file cannot be written.
@@ -48,6 +48,8 @@ def save_tensor(tensor: Tensor, path: Path) -> int:
     tensor = tensor.detach()
     to_local = getattr(tensor, "to_local", None)
     tensor = to_local() if to_local is not None else tensor
+    if type(tensor) not in PLAIN_TYPES and _has_elements(tensor):
+        tensor = tensor.as_subclass(Tensor)
     if tensor.layout is not torch.strided:
         return _save_any(tensor.to("cpu"), path)
     dense = tensor.to("cpu").contiguous().resolve_conj().resolve_neg()
@@ -64,6 +66,11 @@ def save_tensor(tensor: Tensor, path: Path) -> int:
     if written < size:
         raise OSError(f"{written} of {size} bytes were written to {path}: no space left?")
     return size
+
+
+def _has_elements(tensor: Tensor) -> bool:
+    """Return whether a subclass has elements of its own, and does not make them up of other tensors."""
+    return type(tensor).__torch_dispatch__ is torch._C._disabled_torch_dispatch_impl
 
 
 def bytes_of(tensor: Tensor) -> memoryview:

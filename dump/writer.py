@@ -80,6 +80,7 @@ class DumpWriter:
             make_private_folder(self._folder if self.saves_any else self.directory)
             with contextlib.suppress(FileNotFoundError):
                 (self.directory / self.main_file).unlink()
+            _empty(self._folder)
             self._lines = LineFile(self.directory / PARTIAL_FILE, self.max_wait_s)
         except OSError as error:
             raise DumpError(f"cannot write a dump in {self.directory}: {error}") from error
@@ -117,7 +118,7 @@ class DumpWriter:
                 self._memory.remember(tensor, reading)
             form.reading = reading
         if fresh:
-            self._statistics.fill(fresh)
+            self._fill(fresh)
         if self.saves(key):
             for leaf in leaves:
                 self._save(file_stem(key, leaf.slot), leaf)
@@ -276,6 +277,17 @@ class DumpWriter:
         known[1].append(key)
         return known[0]
 
+    def _fill(self, fresh: Sequence[tuple[Tensor, Reading]]) -> None:
+        """Take statistics; a tensor that has none (quantized, or within `vmap`) costs its own, not the entry."""
+        try:
+            self._statistics.fill(fresh)
+        except (RuntimeError, TypeError) as error:
+            if len(fresh) == 1:
+                self.count_error(error)
+            else:
+                for each in fresh:
+                    self._fill([each])
+
     def _save(self, name: str, leaf: Leaf) -> None:
         """Save a tensor as it is now; one that was saved before gets a second name for the same file."""
         tensor, reading = leaf.tensor, leaf.form.reading
@@ -287,7 +299,13 @@ class DumpWriter:
             self._over_quota += 1
             return
         if known is None or not self._link(known, file_name):
-            self._bytes += self._store(tensor, self._folder / file_name)
+            try:
+                self._bytes += self._store(tensor, self._folder / file_name)
+            except Exception as error:  # noqa: BLE001  # a full disk, a type that cannot be saved: its statistics are known
+                self.count_error(error)
+                with contextlib.suppress(OSError):
+                    (self._folder / file_name).unlink()  # what was cut off is no tensor
+                return
         reading.file_name = reading.file_name or file_name
         leaf.form.extras["data_name"] = file_name
 
@@ -312,6 +330,13 @@ def make_private_folder(folder: Path) -> None:
     for parent in (*reversed(folder.parents), folder):
         if not parent.is_dir():
             parent.mkdir(mode=0o700, exist_ok=True)
+
+
+def _empty(folder: Path) -> None:
+    """Remove the tensors of an earlier dump: a file with two names would be written through both."""
+    if folder.is_dir():
+        for path in folder.glob("*.pt"):
+            path.unlink()
 
 
 def _name(key: str | None) -> str:

@@ -68,6 +68,15 @@ def test_common_tensors_are_not_left_to_torch(tmp_path, monkeypatch):
     save_tensor(torch.ones(3), tmp_path / "a.pt")
 
 
+def test_a_subclass_is_saved_as_a_plain_tensor(tmp_path):
+    class Own(torch.Tensor):
+        pass
+
+    save_tensor(torch.ones(3).as_subclass(Own), tmp_path / "a.pt")
+
+    assert torch.equal(torch.load(tmp_path / "a.pt", weights_only=True), torch.ones(3))
+
+
 def test_a_full_disk_is_told(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "writev", lambda _file, _parts: 10)
 

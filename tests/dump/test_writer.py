@@ -219,6 +219,55 @@ def test_a_full_disk_costs_one_entry(tmp_path, monkeypatch):
     assert [entry.key for entry in read_dump(tmp_path).entries] == [KEY, "Module.next.Linear.forward.0"]
 
 
+def test_a_tensor_that_cannot_be_saved_keeps_its_statistics(tmp_path, monkeypatch):
+    writer = DumpWriter(tmp_path, DumpInfo(), task="tensor")
+    monkeypatch.setattr(os, "writev", lambda _file, _parts: 10)
+    add(writer, torch.tensor([1.0, 3.0]))
+
+    info = writer.close()
+
+    record = read_dump(tmp_path).entries[0].inputs[0]
+    assert (record.max, record.data_path) == (3.0, None)
+    assert info.errors > 0
+    assert "no space left" in info.first_error
+    assert not list((tmp_path / "dump_tensor_data").iterdir())
+
+
+def test_a_tensor_without_statistics_costs_only_its_own(tmp_path):
+    writer = DumpWriter(tmp_path, DumpInfo())
+    leaves = []
+
+    def mapped(row):  # its elements cannot be reached
+        forms = [encode(row, "input.0", leaves), encode(torch.full((2,), 5.0), "input.1", leaves)]
+        writer.record(KEY, leaves)
+        writer.add(KEY, {"input_args": forms, "input_kwargs": {}, "output": []})
+        return row
+
+    torch.vmap(mapped)(torch.ones(3, 2))
+
+    info = writer.close()
+
+    (entry,) = read_dump(tmp_path).entries
+    assert [(record.shape, record.max) for record in entry.inputs] == [((2,), None), ((2,), 5.0)]
+    assert (info.errors, info.first_error != "") == (1, True)
+
+
+def test_a_dump_in_the_place_of_another_one_has_its_own_tensors(tmp_path):
+    first = DumpWriter(tmp_path, DumpInfo(), task="tensor")
+    shared = torch.ones(2)
+    add(first, shared, key="Module.a.A.forward.0")
+    add(first, shared, key="Module.b.B.forward.0")  # another name of the same file
+    first.close()
+    second = DumpWriter(tmp_path, DumpInfo(), task="tensor")
+    add(second, torch.full((2,), 5.0), key="Module.a.A.forward.0")
+    add(second, torch.full((2,), 7.0), key="Module.b.B.forward.0")
+    second.close()
+
+    entries = read_dump(tmp_path).entries
+    paths = [entry.inputs[0].data_path for entry in entries]
+    assert [torch.load(path, weights_only=True)[0].item() for path in paths] == [5.0, 7.0]
+
+
 def test_wrong_task_and_unwritable_place_are_refused(tmp_path):
     with pytest.raises(DumpError, match="task of a dump is 'md5', expected one of statistics, tensor"):
         DumpWriter(tmp_path, DumpInfo(), task="md5")
