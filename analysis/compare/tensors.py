@@ -197,5 +197,5 @@ def _load(path: Path) -> Any:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=True).detach()
     except ImportError as error:
         raise DumpError(f"{path} needs torch: install it, or compare with --mode statistics") from error
-    except (OSError, ValueError, RuntimeError, AttributeError, pickle.UnpicklingError) as error:
+    except (OSError, ValueError, RuntimeError, AttributeError, LookupError, EOFError, pickle.UnpicklingError) as error:
         raise DumpError(f"{path} is no tensor file ({error}): copy the dump again, or use --mode statistics") from error

@@ -106,7 +106,17 @@ def open_tensors(path: Path) -> list[StoredTensor]:
         raise DumpError(f"{path} is no tensor file, or damaged ({cause}): copy or dump it again") from error
 
 
-_FAULTS = (OSError, ValueError, RuntimeError, AttributeError, TypeError, KeyError, EOFError, MemoryError, OverflowError)
+_FAULTS = (
+    OSError,
+    ValueError,
+    RuntimeError,
+    AttributeError,
+    TypeError,
+    LookupError,
+    EOFError,
+    MemoryError,
+    OverflowError,
+)
 
 
 def _open_numpy(path: Path) -> list[StoredTensor]:

@@ -151,6 +151,16 @@ def test_empty_zero_and_scalar_tensors_agree_with_themselves(values, tmp_path):
     assert columns[0] == pytest.approx(1.0)
 
 
+def test_a_text_is_no_tensor(tmp_path, capsys):
+    a, b = dump(tmp_path / "a", [np.ones(3, np.float32)]), dump(tmp_path / "b", [np.ones(3, np.float32)])
+    text = (a / "dump.json").read_text().replace(".npy", ".pt")
+    (a / "dump.json").write_text(text)
+    (a / "dump_tensor_data" / "Functional.gelu.0.forward.output.0.pt").write_text("root:x:0:0")
+
+    assert main(["compare", str(a), str(b)]) == 1
+    assert "is no tensor file" in capsys.readouterr().err
+
+
 def test_a_pickle_is_not_loaded(tmp_path, capsys):
     a, b = dump(tmp_path / "a", [np.ones(3, np.float32)]), dump(tmp_path / "b", [np.ones(3, np.float32)])
     evil = a / "dump_tensor_data" / "Functional.gelu.0.forward.output.0.npy"

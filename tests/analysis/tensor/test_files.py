@@ -125,6 +125,10 @@ def test_a_file_of_an_old_torch_is_read(tmp_path):
     assert values_of(only(tmp_path / "a.pt")).tolist() == [1, 1, 1]
 
 
+def a_text(path):
+    path.write_text("root:x:0:0")  # ends within torch's own reader of pickles
+
+
 def pickled(path):
     path.write_bytes(pickle.dumps(Boom()))
 
@@ -140,6 +144,7 @@ def pickled_by_numpy(path):
 @pytest.mark.parametrize(
     ("name", "write", "message"),
     [
+        ("a.pt", a_text, "is no tensor file, or damaged"),
         ("a.pt", pickled, "holds more than tensors, or is damaged; such a file may run code, and is not opened"),
         ("a.pt", pickled_by_torch, "holds more than tensors, or is damaged; such a file may run code, and is not"),
         ("a.npy", pickled, "is no tensor file, or damaged"),
