@@ -163,6 +163,15 @@ def test_a_path_that_is_not_there_is_refused_in_one_line(words, tmp_path, monkey
     assert capsys.readouterr().err == message
 
 
+@pytest.mark.parametrize("words", [["--rtol", "nan"], ["--atol", "-1"], ["--atol", "inf"], ["--rtol", "x"]])
+def test_a_tolerance_within_which_anything_is_equal_is_refused(words, tmp_path, capsys):
+    torch.save(torch.ones(2), tmp_path / "a.pt")
+
+    with pytest.raises(SystemExit):
+        main(["tensor", "diff", str(tmp_path / "a.pt"), str(tmp_path / "a.pt"), *words])
+    assert "is no finite number from 0 on" in capsys.readouterr().err
+
+
 def test_diff_of_folders_pairs_files_by_name(tmp_path, capsys):
     for folder in ("a", "b"):
         (tmp_path / folder / "rank0").mkdir(parents=True)
