@@ -25,6 +25,8 @@ DIFFERENT = 3
 UNKNOWN = 4
 """With --exit-code; 1 and 2 stand for what could not be done, as in every command."""
 
+_WITHOUT_FILE = "; without FILE, as built in"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `trainermon compare`."""
@@ -130,7 +132,7 @@ def _add_mappings(parser: argparse.ArgumentParser) -> None:
             type=Path,
             nargs="?" if word != "data" else None,  # msprobe's scripts give some without a file
             metavar="FILE",
-            help=f"which of the target's names stand for which: {what}",
+            help=f"which of the target's names stand for which: {what}{'' if word == 'data' else _WITHOUT_FILE}",
         )
 
 
