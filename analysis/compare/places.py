@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import NamedTuple
 
 from trainermon.dump.records import DUMP_FILE, PARTIAL_FILE, TENSOR_FOLDER, Layout
 from trainermon.monitor.errors import DumpError
+
+logger = logging.getLogger("trainermon")
 
 _PART = re.compile(r"(attempt|step|rank|proc)(\d+)")
 _DEEPEST = 8
@@ -67,7 +70,8 @@ def find_places(path: Path) -> list[Place]:
 def pair_places(targets: list[Place], goldens: list[Place]) -> list[PlacePair]:
     """Return which dumps are compared: those of one step and rank, or the only ones of both sides.
 
-    If each side has one step, these are compared though their numbers differ, and so are single ranks.
+    If each side has one step, these are compared though their numbers differ, and so are single ranks. What has no
+    counterpart is told in the log.
 
     Raises:
         DumpError: no step and rank is on both sides.
@@ -84,6 +88,10 @@ def pair_places(targets: list[Place], goldens: list[Place]) -> list[PlacePair]:
             f"no dump of the target ({_names(targets)}) belongs to one of the golden side ({_names(goldens)}): "
             "steps and ranks must agree, or name two dumps"
         )
+    paired = {id(place) for pair in pairs for place in pair}
+    for side, places in (("target", targets), ("golden side", goldens)):
+        if left := [place for place in places if id(place) not in paired]:
+            logger.warning("not compared, on the %s only: %s", side, _names(left))
     return pairs
 
 

@@ -55,6 +55,17 @@ def test_single_steps_are_compared_whatever_their_numbers(two_ranks):
     assert [(pair.target.rank, pair.golden.rank) for pair in pairs] == [(0, 0), (1, 1)]
 
 
+def test_a_dump_without_a_counterpart_is_told(two_ranks, caplog):
+    shutil.rmtree(two_ranks / "a/step3/rank1")
+    put("sound", two_ranks / "a/step4/rank0")
+
+    assert len(pair_places(find_places(two_ranks / "a"), find_places(two_ranks / "b"))) == 1
+    assert [record.getMessage() for record in caplog.records] == [
+        "not compared, on the target only: step4 rank0",
+        "not compared, on the golden side only: step3 rank1",
+    ]
+
+
 def test_what_does_not_belong_together_is_refused(two_ranks):
     for old, new in (("rank0", "rank10"), ("rank1", "rank11")):
         os.rename(two_ranks / "b/step3" / old, two_ranks / "b/step3" / new)
