@@ -71,6 +71,7 @@ def main(args: argparse.Namespace) -> int:
         sys.stdout.write(render_text(diagnosis, colour=sys.stdout.isatty()))
         for path in sorted(run_dir.glob("reports/post-mortem-*.md")):
             sys.stdout.write(f"see also   {path}: ranks stood still or died\n")
+    sys.stdout.flush()  # the notes below go to the other stream, and belong behind the report
     if args.html:
         _write_page(args.html, run_dir, diagnosis)
     for path in write_configurations(diagnosis.collect, args.collect) if args.collect else ():
