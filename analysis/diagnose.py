@@ -329,13 +329,26 @@ def _nothing(evidence: Evidence) -> Diagnosis:
             headline="Nothing is known",
             reason="No dump and no stored statistics were found in the run directory",
         )
+    inner = _inner(evidence)
+    what = "No parameter, gradient or result of the model" if inner else "Nothing"
     return Diagnosis(
         verdict=Verdict.FINITE,
         run_id=evidence.run_id,
-        headline=f"Nothing was non-finite in step {evidence.step}",
-        reason=_sentence(evidence.largest or "all dumped values are finite"),
+        headline=f"{what} was non-finite in step {evidence.step}",
+        reason=_sentence(inner or evidence.largest or "all dumped values are finite"),
         ranks=_ranks(evidence, set()),
     )
+
+
+def _inner(evidence: Evidence) -> str:
+    """Return a few words on the first dumped value that is not finite where those that must be are; "" if none is."""
+    for each in evidence.dumps:
+        for entry in each.dump.entries:
+            for tensor in entry.outputs:
+                if tensor.nonfinite:
+                    place = f"{tensor.slot} of {entry.key} on rank {each.rank}"
+                    return f"{place} is not finite, but that reached none of them: it may be on purpose, as in a mask"
+    return ""
 
 
 def _sources(evidence: Evidence) -> tuple[str, ...]:

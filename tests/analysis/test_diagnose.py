@@ -53,6 +53,27 @@ def test_finite_run_says_so_and_names_the_largest(tmp_path):
     assert "7e+09, in grad_reduced of fc.weight on rank 0" in diagnosis.reason
 
 
+def test_an_infinity_within_a_step_that_is_finite_is_told(tmp_path):
+    form = {
+        "type": "torch.Tensor",
+        "dtype": "torch.float32",
+        "shape": [2],
+        "Max": 1.0,
+        "Min": 0.0,
+        "nans": 0,
+        "infs": 1,
+    }
+    data = {"Module.mask.Mask.forward.0": {"input_args": [], "output": [form]}}
+    (tmp_path / "dump.json").write_text(json.dumps({"task": "statistics", "level": "L0", "data": data}))
+
+    found = diagnose(tmp_path)
+
+    assert found.headline == "No parameter, gradient or result of the model was non-finite in step 0"
+    assert found.reason.startswith(
+        "Output.0 of Module.mask.Mask.forward.0 on rank 0 is not finite, but that reached none"
+    )
+
+
 def test_whole_numbers_in_an_input_are_not_the_largest_element(tmp_path):
     tokens = (4, 0.0, 125.0, 180.0, 17_000.0, 1, 0, 0)
     floats = (4, -3.0, 99.0, 98.5, 9811.25, 0, 0, 0)
