@@ -45,7 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what builds the model, without arguments, as the training script does; or FILE.py:FUNCTION",
     )
     parser.add_argument("--device", help="where to run it, as torch names it (default: where the step ran, else cpu)")
-    parser.add_argument("--task", choices=("statistics", "tensor"), default="tensor", help="what is dumped (default: tensor)")
+    parser.add_argument(
+        "--task", choices=("statistics", "tensor"), default="tensor", help="what is dumped (default: tensor)"
+    )
     parser.add_argument("--out", type=Path, help="folder of the new dump (default: below reports/ of the run)")
     parser.add_argument("--json", action="store_true", help="print the report as JSON, see analysis/README.md")
 
