@@ -196,8 +196,9 @@ class Judge:
         floor = SAFETY * rounding(call, inner, max(roundoff(call.items), roundoff(golden.items)))
         if before <= floor and after <= floor:
             return floor, floor  # nothing to explain
-        finite = 0.0 if math.isnan(before) else before
-        return self._safety * growth(call, inner) * finite + floor + 2 * self._own_noise(call, golden), floor
+        if math.isnan(before):
+            return math.inf, floor  # a NaN or Inf on one side can become any number, as in tanh
+        return self._safety * growth(call, inner) * before + floor + 2 * self._own_noise(call, golden), floor
 
     def _own_noise(self, *calls: Call) -> float:
         """Return by how much the results of a call differ between two runs of one side, whichever that is."""
@@ -253,7 +254,8 @@ def _meaning(call: _Judged, ours: Item, theirs: Item, relative: float) -> tuple[
         return ERROR, f"differs by {size}, {inputs}: rounding and they explain {call.expected:.2g}."
     if call.output_error > call.expected:
         return WARNING, f"differs by {size}, because of a call within it."
-    return WARNING, f"differs by {size}, which is explained by its inputs ({call.input_error:.2g})."
+    inputs = "NaN or Inf on one side" if math.isnan(call.input_error) else f"{call.input_error:.2g}"
+    return WARNING, f"differs by {size}, which is explained by its inputs ({inputs})."
 
 
 def _sizes(compared: Iterable[_Compared]) -> tuple[float, float]:

@@ -83,6 +83,14 @@ def test_counted_nans_are_seen_though_all_statistics_are_finite(tmp_path):
     assert blamed(ours, chain(tmp_path / "b", [1.0, 0.8], nans=0, infs=0)) == ["Functional.gelu.0.forward"]
 
 
+def test_what_an_operation_makes_of_a_value_that_is_not_finite_is_not_its_fault(tmp_path):
+    """The hyperbolic tangent of infinity is one."""
+    ours = chain(tmp_path / "a", [1.0, math.inf, 1.0, 0.9])
+    theirs = chain(tmp_path / "b", [1.0, 0.8, 0.66, 0.6])
+
+    assert blamed(ours, theirs) == ["Functional.gelu.0.forward"]
+
+
 def test_a_nan_of_msprobe_and_one_of_ours_are_the_same(tmp_path):
     ours = chain(tmp_path / "a", [1.0, 0.8], nans=1, infs=0)
     theirs = chain(tmp_path / "b", [math.nan, math.nan])
