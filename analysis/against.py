@@ -21,6 +21,8 @@ from trainermon.analysis.sides import Side, open_side, pair_dumps
 from trainermon.analysis.wording import counted
 from trainermon.exporters.tables import add_run
 
+MAX_CALLS = 5
+
 
 def diagnose_against(run_dir: Path, reference: Path, *, step: int | None = None) -> Diagnosis:
     """Return where `run_dir` first differs from `reference`, each the directory of a run or of dumps.
@@ -61,13 +63,18 @@ def _compare_rows(ours: Side, theirs: Side, step: int | None) -> RowDifference |
 
 
 def _first_dump_difference(ours: Side, theirs: Side, step: int | None) -> tuple[int | None, DumpDifference] | None:
-    """Return the first step of which the dumps differ, or the last one if none do; None without dumps in common."""
-    last = None
+    """Return the first step of which the dumps differ, else the first with calls on one side only, else the last.
+
+    None without dumps in common.
+    """
+    last = one_sided = None
     for found, pairs in pair_dumps(ours, theirs, step).items():
         last = found, compare_dumps(pairs, ours.places)
         if last[1].first is not None:
-            break
-    return last
+            return last
+        if one_sided is None and last[1].one_sided:
+            one_sided = last
+    return one_sided or last
 
 
 def _equal(ours: Side, rows: RowDifference | None, dumps: tuple[int | None, DumpDifference] | None) -> Diagnosis:
@@ -82,13 +89,18 @@ def _equal(ours: Side, rows: RowDifference | None, dumps: tuple[int | None, Dump
     if rows is not None:
         noise = "" if rows.is_exact else f" but for noise of up to {rows.noise:.2g}"
         said.append(f"the stored rows of {counted(rows.num_steps, 'step')} agree{noise}")
+    headline = "No difference from the reference was found"
     if dumps is not None:
         said.append(f"the dumps of {counted(len(dumps[1].ranks), 'rank')} differ by no more than rounding")
+        if keys := dumps[1].one_sided:
+            headline = f"No value differs from the reference, but step {dumps[0]} has calls on one side only"
+            said.append(f"only one side calls {', '.join(keys[:MAX_CALLS])}{' ...' if len(keys) > MAX_CALLS else ''}")
+    reason = ", and ".join(said)
     return Diagnosis(
         verdict=Verdict.EQUAL,
         run_id=ours.run_id,
-        headline="No difference from the reference was found",
-        reason=" and ".join(said).capitalize(),
+        headline=headline,
+        reason=reason[:1].upper() + reason[1:],
         step=dumps[0] if dumps is not None else None,
     )
 

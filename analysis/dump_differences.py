@@ -122,6 +122,18 @@ class DumpDifference:
     first: CallDifference | None = None
     is_tied: bool = False
 
+    @property
+    def one_sided(self) -> tuple[str, ...]:
+        """Keys of the forward calls that only one side has, once each; none of a rank in which all are."""
+        unmatched = [
+            call.target or call.golden
+            for rank in self.ranks
+            if any(call.result != UNMATCHED for call in rank.comparison.calls)
+            for call in rank.comparison.calls
+            if call.result == UNMATCHED
+        ]
+        return tuple(dict.fromkeys(call.key for call in unmatched if call and call.direction == FORWARD))
+
 
 def compare_dumps(pairs: Sequence[PlacePair], places: Places) -> DumpDifference:
     """Return what is apart in the dumps of one step, and which call was the first.

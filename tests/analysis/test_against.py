@@ -225,3 +225,18 @@ def test_another_number_that_a_function_was_given_is_told_with_both_values(tmp_p
 
     assert (diagnosis.api, diagnosis.module, diagnosis.tensor) == (function, "norm", None)
     assert diagnosis.reason.startswith(f"input.1 of {function} is 0.001, 1e-06 in the reference")
+
+
+def test_a_call_on_one_side_only_is_told_though_no_value_differs(tmp_path):
+    """Statistics do not see that rows were exchanged; that something was called in between they do."""
+    call = forward(tensor(), output=tensor())
+    for name, calls in (("run", ("Tensor.relu", "Tensor.flip")), ("reference", ("Tensor.relu",))):
+        for step in (0, 1, 2):
+            data = {f"{kind}.0.forward": call for kind in (calls if step == 1 else calls[:1])}
+            write_dump(tmp_path / name / f"step{step}" / "rank0", data)
+
+    diagnosis = diagnose_against(tmp_path / "run", tmp_path / "reference")
+
+    assert diagnosis.verdict is Verdict.EQUAL
+    assert diagnosis.headline == "No value differs from the reference, but step 1 has calls on one side only"
+    assert "only one side calls Tensor.flip.0.forward" in diagnosis.reason
