@@ -83,8 +83,8 @@ def render_text(outcomes: Sequence[Outcome], *, colour: bool = False) -> str:
 
 
 def first_different(outcomes: Sequence[Outcome]) -> Outcome:
-    """Return the outcome to look at first: the earliest with a blamed call, else with any difference."""
-    return min(outcomes, key=lambda one: (not one.blamed, not one.differs))
+    """Return the outcome to look at first: the earliest with a blamed call, a difference, or rows on one side."""
+    return min(outcomes, key=lambda one: (not one.blamed, not one.differs, not one.rows[UNMATCHED]))
 
 
 def headline(comparison: Comparison) -> str:

@@ -135,3 +135,17 @@ def test_another_number_within_the_blamed_module_is_told(tmp_path, capsys):
     text = capsys.readouterr().out
     assert f"to blame  {norm}" in text
     assert f"within it {add} (input.1 is 0.001, 1e-06 in the golden dump)" in text
+
+
+def test_a_call_on_one_side_only_is_shown_before_steps_that_agree(tmp_path, capsys):
+    call = forward(tensor(), output=tensor())
+    for name, extra in (("ours", ("Tensor.flip.0.forward",)), ("theirs", ())):
+        write_dump(tmp_path / name / "step0" / "rank0", {"Tensor.relu.0.forward": call})
+        write_dump(tmp_path / name / "step1" / "rank0", dict.fromkeys(("Tensor.relu.0.forward", *extra), call))
+
+    assert main(["compare", str(tmp_path / "ours"), str(tmp_path / "theirs")]) == 0
+
+    out = capsys.readouterr().out
+    assert "rows differ by no more than rounding, but 2 rows are on one side only" in out
+    assert "target    " in out
+    assert f"{tmp_path}/ours/step1/rank0" in out
