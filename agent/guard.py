@@ -111,7 +111,7 @@ class Guard:
             return
         try:
             await self._inner(scope, receive, send)
-        except Exception:
+        except Exception:  # whatever it was, the log shall say it; it goes on to the server, which answers 500
             _log.exception("%s %r could not be answered", scope["method"], scope["path"])
             raise
 

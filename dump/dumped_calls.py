@@ -142,7 +142,7 @@ class _Decoder:
             raise DumpError("its tensors were not dumped: expected a dump with task tensor")
         try:
             found = torch.load(self._folder / Path(name).name, weights_only=True, map_location="cpu")
-        except Exception as error:
+        except Exception as error:  # torch.load raises anything on a damaged file: there is no common type
             raise DumpError(f"the dumped tensor {name} cannot be read ({error})") from error
         if not isinstance(found, Tensor):
             raise DumpError(f"{name} holds a {type(found).__name__}, expected a tensor")

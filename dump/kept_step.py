@@ -160,7 +160,7 @@ def _storages(value: Any) -> Iterator[torch.UntypedStorage]:
 def _read(path: Path, devices: str | dict[str, str]) -> dict[str, Any]:
     try:
         saved = torch.load(path, weights_only=True, map_location=devices)
-    except Exception as error:
+    except Exception as error:  # torch.load raises anything on a damaged file: there is no common type
         raise DumpError(f"{path} cannot be read ({error}): expected a step that a replay has kept") from error
     if not isinstance(saved, dict) or saved.get("version") != VERSION:
         raise DumpError(f"{path} is no kept step of version {VERSION}: replay it with the trainermon that wrote it")

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from trainermon.analysis.evidence import open_store
 from trainermon.analysis.findings import Diagnosis, FaultPhase
-from trainermon.exporters.store import open_run
 from trainermon.monitor.catalogue import LOSS_SERIES
-from trainermon.monitor.errors import StoreError
 from trainermon.monitor.values import Kind
 
 if TYPE_CHECKING:
@@ -101,18 +100,8 @@ class _Rows(NamedTuple):
         return self.connection.execute(f"WITH chosen AS (FROM {chosen}) {query}", list(values)).fetchall()
 
 
-@contextlib.contextmanager
-def _opened(run_dir: Path | None) -> Iterator[duckdb.DuckDBPyConnection | None]:
-    """Yield the tables of a run, None if it is none, or has stored nothing."""
-    try:
-        connection = open_run(run_dir) if run_dir is not None else None
-    except StoreError:
-        connection = None
-    try:
-        yield connection
-    finally:
-        if connection is not None:
-            connection.close()
+def _opened(run_dir: Path | None) -> contextlib.AbstractContextManager[duckdb.DuckDBPyConnection | None]:
+    return contextlib.nullcontext() if run_dir is None else open_store(run_dir)
 
 
 def _window(rows: _Rows, step: int) -> tuple[int, int]:

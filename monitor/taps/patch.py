@@ -126,7 +126,7 @@ class CallPatch:
             token = begins(args, kwargs) if self._is_on else None
             try:
                 result = function(*args, **kwargs)
-            except BaseException:
+            except BaseException:  # an interrupt too leaves the call begun; it goes on to the script
                 if token is not None and self._fails is not None:
                     self._fails(token)
                 raise
