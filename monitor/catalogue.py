@@ -38,6 +38,12 @@ TOKENS_PER_SECOND_SERIES = "tokens_per_second"
 LEARNING_RATE_SERIES = "learning_rate"
 """`Kind.STEP`: learning rate of a parameter group; the slot is the group's number."""
 
+GRADIENT_AT_STEP = "gradient_at_step"
+"""`Kind.STATE`, a slot: a gradient as the step finds it, of the few that the script wrote to after the backward."""
+
+EVAL_MODE_SERIES = "eval_mode"
+"""`Kind.STEP`: 1 where the model was in eval mode when the optimizer stepped; no row before the first such step."""
+
 
 KINDS: Mapping[Kind, str] = MappingProxyType(
     {
@@ -48,7 +54,8 @@ KINDS: Mapping[Kind, str] = MappingProxyType(
         Kind.PARAM_UPDATED: "Parameters after the optimizer step.",
         Kind.EXP_AVG: "Adam's first moment after the optimizer step.",
         Kind.EXP_AVG_SQ: "Adam's second moment after the optimizer step.",
-        Kind.STATE: "Other state that the optimizer keeps per element, by its own name, after the optimizer step.",
+        Kind.STATE: "Other state that the optimizer keeps per element, by its own name, after the optimizer step; and "
+        "`gradient_at_step`, a gradient that the script wrote to between backward and step, as the step finds it.",
         Kind.UPDATE: "Adam's update by formula, before it is multiplied by the learning rate.",
         Kind.RATIO: "Adam's first moment over the root of its second one, both bias-corrected, element by element.",
         Kind.MG_DIRECTION: "Share of elements whose gradient and first moment have the same sign, 0 to 1.",

@@ -18,10 +18,10 @@ import sys
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from typing import BinaryIO
 
 import trainermon
 from trainermon.monitor.errors import ConfigError, SpoolError
+from trainermon.monitor.private_files import open_private, replace_file
 
 START_TIMEOUT_S = 20.0
 STDERR_FILE = "agent.stderr"
@@ -74,7 +74,7 @@ def start_agent(spool: Path) -> None:
         return
     errors = spool / STDERR_FILE
     try:
-        with _open_private(errors) as stream:
+        with open(errors, "wb", opener=open_private) as stream:
             command = [sys.executable, "-m", "trainermon.agent", "--detach", str(spool.absolute())]
             child = subprocess.Popen(  # noqa: S603 - our own interpreter and module
                 command,
@@ -91,6 +91,27 @@ def start_agent(spool: Path) -> None:
     if status != 0:
         said = errors.read_text(errors="replace").strip().rpartition("\n")[2]
         raise SpoolError(f"the agent ended at its start with status {status}: {said or 'without a word'}; see {errors}")
+
+
+def deliver(spool: Path, run_directory: Path, limit_s: float) -> bool:
+    """Deliver what waits in the outbox of `spool`; return whether that is done within `limit_s` seconds.
+
+    It is done by a process of its own, which goes on after that time: a file system may keep it waiting for ever.
+    """
+    command = [sys.executable, "-m", "trainermon.monitor.outbox", str(spool.absolute()), str(run_directory.absolute())]
+    try:
+        child = subprocess.Popen(  # noqa: S603 - our own interpreter and module
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+            env=agent_environment(os.environ),
+            start_new_session=True,
+        )
+        return child.wait(limit_s) == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False
 
 
 def is_served(root: Path) -> bool:
@@ -134,15 +155,10 @@ def register(spool: Path) -> None:
     """
     pid, _, folder = os.environ.get(LAUNCHER_VARIABLE, "").partition(":")
     if pid.isdecimal() and Path(folder).is_dir():
-        with _open_private(spool / LINGER_FILE) as file:
-            file.write(json.dumps({"hold_pid": int(pid)}).encode())
+        replace_file(spool / LINGER_FILE, json.dumps({"hold_pid": int(pid)}).encode())
         (Path(folder) / uuid.uuid4().hex).write_text(str(spool.absolute()), encoding="utf-8")
     else:
         (spool / LINGER_FILE).unlink(missing_ok=True)
-
-
-def _open_private(path: Path) -> BinaryIO:
-    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb")
 
 
 def agent_environment(environment: Mapping[str, str]) -> dict[str, str]:

@@ -174,7 +174,7 @@ _STEP = (
     ),
     _gauge(
         "trainermon_loss",
-        "Mean over micro steps of the training loss, newest step; absent while it is not finite.",
+        "Mean over micro steps of the training loss, newest step; NaN while it is not finite.",
         _RANK,
     ),
     _gauge(
@@ -392,6 +392,8 @@ _AGENT = (
     ),
     _counter("trainermon_commits_total", "Segments committed to the store."),
     _gauge("trainermon_last_commit_timestamp_seconds", "Unix time of the newest committed segment.", unit="seconds"),
+    _counter("trainermon_refused_rows_total", f"Rows that could not be stored and were put in quarantine, {_SINCE}."),
+    _gauge("trainermon_damaged_segments", "Segments of this node that were found damaged and set aside."),
     _counter("trainermon_errors_total", "Faults inside the agent that were caught, logged and survived."),
     _counter(
         "trainermon_refused_configurations_total",
@@ -410,7 +412,7 @@ _EXPORTERS = (
     _counter("trainermon_exported_steps_total", f"Steps of ranks that an exporter has taken, {_SINCE}.", _EXPORTER),
     _counter(
         "trainermon_export_dropped_steps_total",
-        f"Steps of ranks that an exporter was not given, because too much waited for it, {_SINCE}.",
+        f"Steps of ranks that an exporter failed at and left out, {_SINCE}.",
         _EXPORTER,
     ),
     _counter("trainermon_export_errors_total", f"Calls of an exporter that failed, {_SINCE}.", _EXPORTER),

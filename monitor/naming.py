@@ -13,6 +13,7 @@ from typing import NamedTuple
 from trainermon.monitor.values import Kind, Moments, Placement, SeriesKey
 
 OTHER = "other"
+SCALARS = "scalars"
 FILES: Mapping[Kind, str] = {
     Kind.ACTV: "actv",
     Kind.ACTV_GRAD: "actv_grad",
@@ -27,7 +28,10 @@ FILES: Mapping[Kind, str] = {
     Kind.RATIO: "ratio",
     Kind.FEATURE: "feature",
 }
-"""File of each kind; what is not named is in `OTHER`. msprobe has no files `state`, `update`, `ratio`, `feature`."""
+"""File of each kind; loss and numbers of the step are in `SCALARS`, what else is not named in `OTHER`.
+
+msprobe has no files `scalars`, `state`, `update`, `ratio`, `feature`.
+"""
 
 METRICS: Mapping[Kind, str] = {
     Kind.ACTV: "actv",
@@ -42,6 +46,7 @@ METRICS: Mapping[Kind, str] = {
 """Last part of the tags of each kind."""
 
 OF_MODULES = (Kind.ACTV, Kind.ACTV_GRAD)
+OF_SCALARS = (Kind.LOSS, Kind.STEP)
 
 
 class FeatureFile(NamedTuple):
@@ -57,6 +62,7 @@ FEATURE_FILES: Mapping[str, FeatureFile] = {
     "linear_hook": FeatureFile("linear", ("sr", "kernel_norm"), has_micro_step=False),
     "moe_router_weight_hook": FeatureFile("moe_router", ("router_weight_similarity",), has_micro_step=False),
     "moe_router_logit_hook": FeatureFile("moe_router", ("per_token_expert_entropy",), has_micro_step=True),
+    SCALARS: FeatureFile("", ("value",), has_micro_step=True),
 }
 """Files with columns of their own, by name."""
 
@@ -126,6 +132,8 @@ def _place(key: SeriesKey, tensors: Mapping[tuple[str, int, str], set[str]]) -> 
         micro_step = (key.micro_step or 0) if form.has_micro_step else None
         return Place(file, f"{key.name}.{form.suffix}", key.stage, micro_step, column)
     name = f"{key.name}.{key.slot}" if key.slot else key.name
+    if key.kind in OF_SCALARS:
+        return Place(SCALARS, name + call, key.stage, key.micro_step, "value")
     file = FILES.get(key.kind, OTHER)
     if file != "grad_unreduced" and key.micro_step is not None:
         name += f":micro{key.micro_step}"
@@ -165,7 +173,12 @@ def tag_of(place: Place, kind: Kind, rank: int) -> str:
 
 
 def feature_value(place: Place, row: Moments) -> float:
-    """Return what stands in the one column of a feature: the mean; for `sr` its root, a ratio of norms."""
+    """Return what stands in the one column of a feature or scalar: the mean; for `sr` its root, a ratio of norms.
+
+    A scalar that was not finite is NaN, or infinity, whose sign is not known.
+    """
+    if place.file == SCALARS and row.nonfinite:
+        return math.nan if row.nans else math.inf
     return math.sqrt(row.mean) if place.column == "sr" else row.mean
 
 
@@ -184,7 +197,7 @@ def statistics_row(key: SeriesKey, row: Moments) -> Moments:
 
 def shape_of(placement: Placement | None, row: Moments) -> list[int] | None:
     """Return the shape of what this rank holds: flat if that is a part, None if it is not known."""
-    if placement is None:
+    if placement is None or not placement.dtype:
         return None
     if math.prod(placement.shape) == row.count:
         return list(placement.shape)

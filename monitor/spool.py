@@ -1,8 +1,8 @@
 """The node-local directory that ranks and agent share: where it is, whether it may be used, and who is alive.
 
-Decides the place (`$TRAINERMON_SPOOL`, else `/var/tmp/trainermon-<uid>`), refuses what could hold up or betray the
-training process (network mounts, directories of other users), names the files of a rank, and answers whether a rank
-lives. It does not know what the files contain: see `journal` and `control`.
+Decides the place (`$TRAINERMON_SPOOL`, else in memory where there is room, else on the local disk), refuses what could
+hold up or betray the training process (network mounts, directories of other users), names the files of a rank, and
+answers whether a rank lives. It does not know what the files contain: see `journal` and `control`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import os
 import re
 import stat
 import struct
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,10 +23,19 @@ from trainermon.monitor.errors import SpoolError
 
 SPOOL_VARIABLE = "TRAINERMON_SPOOL"
 RUN_ID_LENGTH = 128
+MEMORY = Path("/dev/shm")  # noqa: S108  # owner and mode are checked
+DISK = Path("/var/tmp")  # noqa: S108
+LOGIND = Path("/run/systemd/users")
+MIN_MEMORY_BYTES = 8 << 30
+MEMORY_SHARE = 16
+MAX_SYSTEM_UID = 999
+OUTBOX_FOLDER = "outbox"
 
 _RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:,=@+-]*", re.ASCII)
-_RANK_FILE = re.compile(r"rank(\d{5,})\.(?:page|cmd(?:\.\d+\.tmp)?|lock|\d+\.jnl|about|sock|stacks)", re.ASCII)
+_RANK_FILE = re.compile(r"rank(\d{5,})\.(?:page|cmd|lock|\d+\.jnl|about|sock|stacks)", re.ASCII)
 _AGENT_FILE = re.compile(r"agent\.[a-z.]+", re.ASCII)
+# What a process that was killed may leave of a file that it was about to replace.
+_UNFINISHED_FILE = re.compile(r"\.(?:rank|agent)[a-z0-9.]*\.[0-9a-f]{16}\.tmp", re.ASCII)
 
 # write() on these waits for another machine, without a bound.
 # fmt: off
@@ -47,9 +57,44 @@ _held_locks: dict[tuple[int, int], int] = {}
 
 
 def spool_root() -> Path:
-    """Return the directory that holds the spools of all runs on this node; it need not exist yet."""
+    """Return the directory that holds the spools of all runs on this node; it need not exist yet.
+
+    `$TRAINERMON_SPOOL`, else `trainermon-<uid>` in /dev/shm, where no disk that hangs can hold up a step; else, where
+    that is smaller than 8 GiB or would not be left alone, in /var/tmp. All processes of a user on a node agree.
+    """
     configured = os.environ.get(SPOOL_VARIABLE)
-    return Path(configured) if configured else Path(f"/var/tmp/trainermon-{os.getuid()}")  # noqa: S108 (owner and mode are checked)
+    if configured:
+        return Path(configured)
+    return (MEMORY if _memory_is_fit() else DISK) / f"trainermon-{os.getuid()}"
+
+
+def memory_share_bytes(directory: Path, num_ranks: int) -> int:
+    """Return how much of /dev/shm the journal of one of `num_ranks` local ranks may take; without bound elsewhere.
+
+    A sixteenth for all together: data loaders live there, too, and one that finds no room ends by SIGBUS.
+    """
+    if not directory.is_relative_to(MEMORY):
+        return sys.maxsize
+    return _size_bytes(MEMORY) // MEMORY_SHARE // num_ranks
+
+
+def _memory_is_fit() -> bool:
+    """Whether /dev/shm is memory, has room, and nobody clears it away while the run lasts.
+
+    Where a user who is not of the system logs out for the last time, logind removes what is his (RemoveIPC).
+    Source: logind.conf(5).
+    """
+    is_cleared = os.getuid() > MAX_SYSTEM_UID and LOGIND.is_dir()
+    is_memory = filesystem_type(MEMORY, _read_mountinfo()) == "tmpfs"
+    return is_memory and not is_cleared and os.access(MEMORY, os.W_OK) and _size_bytes(MEMORY) >= MIN_MEMORY_BYTES
+
+
+def _size_bytes(path: Path) -> int:
+    try:
+        status = os.statvfs(path)
+    except OSError:
+        return 0
+    return status.f_blocks * status.f_frsize
 
 
 def rank_path(directory: Path, rank: int, suffix: str) -> Path:
@@ -147,8 +192,10 @@ def remove_spool(path: Path, is_stored: Callable[[], bool]) -> bool:
         if any(rank_alive(path, rank) for rank in list_ranks(path)) or not is_stored():
             return False
         for name in os.listdir(path):
-            if _RANK_FILE.fullmatch(name) or _AGENT_FILE.fullmatch(name):
+            if any(pattern.fullmatch(name) for pattern in (_RANK_FILE, _AGENT_FILE, _UNFINISHED_FILE)):
                 (path / name).unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            (path / OUTBOX_FOLDER).rmdir()
         path.rmdir()
     except OSError:  # a rank is starting, or somebody else's file is left
         return False

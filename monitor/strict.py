@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import reprlib
 import types
 import typing
 from collections.abc import Mapping
@@ -13,6 +14,11 @@ from typing import Any, TypeVar
 from trainermon.monitor.errors import ConfigError
 
 T = TypeVar("T")
+
+SHOWN_CHARACTERS = 200
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel = 3
+_SHORT.maxstring = _SHORT.maxlong = _SHORT.maxother = SHOWN_CHARACTERS
 
 
 def build(cls: type[T], raw: Mapping[str, Any], prefix: str = "") -> T:
@@ -27,9 +33,10 @@ def build(cls: type[T], raw: Mapping[str, Any], prefix: str = "") -> T:
     hints = typing.get_type_hints(cls)
     for key in raw:
         if key not in hints:
-            near = difflib.get_close_matches(str(key), hints, n=1)
+            name = str(key)[:SHOWN_CHARACTERS]
+            near = difflib.get_close_matches(name, hints, n=1)
             advice = f"did you mean {prefix + near[0]!r}?" if near else f"known keys: {', '.join(sorted(hints))}"
-            raise ConfigError(f"{prefix}{key}: unknown key; {advice}")
+            raise ConfigError(f"{prefix}{name}: unknown key; {advice}")
     for field in dataclasses.fields(cls):  # type: ignore[arg-type]  # T is always a dataclass
         if field.name not in raw and field.default is field.default_factory is dataclasses.MISSING:
             raise ConfigError(f"{prefix}{field.name}: missing; it has no default")
@@ -60,7 +67,15 @@ def _convert(wanted: Any, value: Any, path: str) -> Any:
     return value
 
 
+def shown(found: object) -> str:
+    """Return `found`, which may be of any size, as an error message says it: a few hundred characters at most."""
+    try:
+        return _SHORT.repr(found)[: 2 * SHOWN_CHARACTERS]
+    except ValueError:  # a number of more digits than Python writes out
+        return "an int that Python does not write out"
+
+
 def require(condition: object, path: str, found: object, expected: str) -> None:
     """Raise a ConfigError that says where, what was found and what was expected, unless `condition` holds."""
     if not condition:
-        raise ConfigError(f"{path}: found {found!r}, expected {expected}")
+        raise ConfigError(f"{path}: found {shown(found)}, expected {expected}")

@@ -286,6 +286,17 @@ class Command:
     config: str = ""
 
 
+def well_formed(text: str) -> str:
+    r"""Return `text` as UTF-8 can hold it: each half of a character that Python lets stand alone is written out.
+
+    A name with one cannot be stored, sent or printed by anything behind the rank.
+
+    >>> well_formed("layer\ud800")
+    'layer\\ud800'
+    """
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
+
+
 def as_plain(value: Any) -> Any:
     """Return `value` as JSON-ready lists, dicts, strings and numbers.
 

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def run_ranks(
-    script: Path, *arguments: str, world_size: int = 2, timeout_s: float = 120, **variables: str
+    script: Path, *arguments: str, world_size: int = 2, timeout_s: float = 900, **variables: str
 ) -> list[str]:
     """Run `script` on every rank and return what each wrote; fail with that text if one did not end with status 0."""
     with socket.socket() as probe:

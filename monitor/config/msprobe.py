@@ -13,7 +13,7 @@ from typing import Any
 
 from trainermon.monitor.config.schema import OPS
 from trainermon.monitor.errors import ConfigError
-from trainermon.monitor.strict import require
+from trainermon.monitor.strict import require, shown
 
 WITHOUT_EFFECT: Mapping[str, str] = {
     "eps": "`zeros` is the share of elements that are exactly zero",
@@ -161,7 +161,7 @@ def _from_second_version(raw: Mapping[str, Any], notes: list[str]) -> dict[str, 
     """Return a configuration of msprobe's second monitor in the keys of the first one."""
     framework = str(raw.get("framework", PYTORCH[0])).strip().lower()
     if framework not in PYTORCH:
-        raise ConfigError(f"framework: found {framework!r}, expected one of {', '.join(PYTORCH)}")
+        raise ConfigError(f"framework: found {shown(framework)}, expected one of {', '.join(PYTORCH)}")
     require(isinstance(raw["monitors"], Mapping), "monitors", raw["monitors"], "a mapping")
     monitors = {name: keys for name, keys in raw["monitors"].items() if _is_enabled(name, keys)}
     wanted = {key: value for key, value in raw.items() if key not in ("framework", "monitors", "rank", "stop_step")}

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from trainermon.monitor.errors import ConfigError
-from trainermon.monitor.strict import require
+from trainermon.monitor.strict import require, shown
 
 FORMAT_NAME = re.compile(r"[a-z][a-z0-9_.-]*")
 FORMATS: Mapping[str, str | None] = MappingProxyType(
@@ -87,4 +87,4 @@ def check_formats(names: Sequence[str]) -> None:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=3)
             advice = f"did you mean {' or '.join(map(repr, near))}?" if near else f"expected one of {', '.join(known)}"
-            raise ConfigError(f"{path}: found {name!r}, which nothing writes; {advice}")
+            raise ConfigError(f"{path}: found {shown(name)}, which nothing writes; {advice}")

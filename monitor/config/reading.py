@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from trainermon.monitor.config.msprobe import translated
 from trainermon.monitor.config.schema import MonitorConfig
+from trainermon.monitor.documents import read_document
 from trainermon.monitor.errors import ConfigError
 from trainermon.monitor.strict import build
 
@@ -49,23 +49,7 @@ def read_mapping(path: Path) -> Mapping[str, Any]:
     Raises:
         ConfigError: It cannot be read or parsed, or is no mapping.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot be read ({error}); give the path of a JSON or YAML file") from error
-    try:
-        if path.suffix in (".yaml", ".yml"):
-            import yaml  # only users of YAML need the package in the training process
-
-            value = yaml.safe_load(text)
-        else:
-            value = json.loads(text)
-    except ImportError as error:
-        raise ConfigError("YAML needs the package pyyaml; install it or write the file as JSON") from error
-    except ValueError as error:
-        raise ConfigError(f"is not valid JSON: {error}") from error
-    except Exception as error:  # yaml's error tree is known only where yaml is installed
-        raise ConfigError(f"is not valid YAML: {error}") from error
+    value = read_document(path)
     if value is None:
         return {}
     if not isinstance(value, Mapping):

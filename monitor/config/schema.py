@@ -7,7 +7,7 @@ import re
 
 from trainermon.monitor.config.outputs import InfluxDBConfig, check_formats
 from trainermon.monitor.errors import ConfigError
-from trainermon.monitor.strict import require
+from trainermon.monitor.strict import require, shown
 
 OPS = (
     "norm",
@@ -130,6 +130,7 @@ class HangConfig:
         factor: Where longer silences are usual in a phase, it may take so many times the usual.
         max_s: Seconds beyond which the limit is not raised by `factor`.
         recorder: Let the agent ask this rank's flight recorder, through a private socket in the spool.
+        calls: Let this rank note which collective it is in, in memory that the agent can read.
         stacks: Let the agent make this rank write its stacks by a signal (SIGRTMIN+5), and write them on a fatal error.
         py_spy: Let the agent use py-spy, where it is installed and allowed.
     """
@@ -142,6 +143,7 @@ class HangConfig:
     factor: float = 5.0
     max_s: float = 3600.0
     recorder: bool = True
+    calls: bool = True
     stacks: bool = True
     py_spy: bool = True
 
@@ -272,8 +274,9 @@ class MonitorConfig:
         output_dir: Folder that holds one folder per run, a cluster file system is fine; without it TRAINERMON_OUTPUT,
             MONITOR_OUTPUT_DIR or `trainermon_output`.
         run_id: Name of the run; without it TRAINERMON_RUN_ID, the scheduler's job id, or one made by rank 0.
-        spool_dir: Node-local folder for journals, instead of TRAINERMON_SPOOL or /var/tmp/trainermon-<uid>.
-        spool_mb: Most MiB of journal that this rank keeps on the node.
+        spool_dir: Node-local folder for journals and unsent dumps, instead of TRAINERMON_SPOOL or the usual one: in
+            /dev/shm where that has 8 GiB, else in /var/tmp.
+        spool_mb: Most MiB of journal that this rank keeps on the node; in /dev/shm at most its share of a sixteenth.
         rules: File of alert rules instead of the built-in ones.
         alert: Rules of msprobe's monitor, beside those.
         format: Forms that the run is written in beside its store: `csv`, `tensorboard`, `influxdb`, `api`, or what
@@ -367,4 +370,4 @@ def _require_pattern(pattern: str, path: str) -> None:
     try:
         re.compile(pattern)
     except re.error as error:
-        raise ConfigError(f"{path}: found {pattern!r}, expected a regular expression: {error}") from None
+        raise ConfigError(f"{path}: found {shown(pattern)}, expected a regular expression: {error}") from None

@@ -10,7 +10,8 @@ from typing import Any
 from torch import nn
 
 from trainermon.monitor.errors import AttachError
-from trainermon.monitor.frameworks.optimizer_wrappers import unwrapped
+from trainermon.monitor.frameworks.optimizer_wrappers import last_teller, unwrapped
+from trainermon.monitor.strict import shown
 from trainermon.monitor.taps.training import Training
 from trainermon.monitor.values import Coordinates
 
@@ -39,14 +40,15 @@ def detect(
     """
     names = [framework] if framework else list(FRAMEWORKS)
     if names[0] not in FRAMEWORKS:
-        raise AttachError(f"framework: found {framework!r}, expected one of {', '.join(FRAMEWORKS)}")
-    optimizer = unwrapped(optimizer)
+        raise AttachError(f"framework: found {shown(framework)}, expected one of {', '.join(FRAMEWORKS)}")
+    teller, optimizer = last_teller(optimizer), unwrapped(optimizer)
     for name in names:
         module = importlib.import_module(FRAMEWORKS[name])
         if module.recognises(chunks, optimizer):
             training: Training = module.describe(chunks, optimizer, coordinates)
             if not training.parameters:
                 raise AttachError("model: no parameter requires a gradient, so there is nothing to watch")
+            training.tells_last = teller or training.tells_last
             return training
     model, used = (f"{type(x).__module__}.{type(x).__qualname__}" for x in (chunks[0], optimizer))
     raise AttachError(

@@ -112,6 +112,11 @@ class Fsdp2Training(plain.PlainTraining):
         """Return the local part of `.grad` of each parameter; None where it is a partial sum or empty."""
         return [self._local_gradient(index, p.tensor.grad) for index, p in enumerate(self.parameters)]
 
+    def gradient_versions(self) -> list[tuple[int, int]]:
+        """Return the ids of the DTensors and what their counters and their parts' say together; a group's are one."""
+        pairs = zip(super().gradient_versions(), self.reduced_gradients(), strict=True)
+        return [(whole, count if part is None else count + part._version) for (whole, count), part in pairs]
+
     # ------------------------------------------------------------------ optimizer
 
     def values(self) -> list[Tensor | None]:

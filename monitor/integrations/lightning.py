@@ -57,6 +57,14 @@ class TrainerMonCallback(Callback):  # type: ignore[misc]  # untyped where light
         )
         self.monitor = monitor
 
+    def on_train_batch_start(self, trainer: Trainer, _pl_module: LightningModule, _batch: Any, batch_idx: int) -> None:
+        """Tell how many micro steps the step has: Lightning steps on the last batch of an epoch too."""
+        if self.monitor is None:
+            return
+        usual = trainer.accumulate_grad_batches
+        is_final = trainer.is_last_batch or batch_idx + 1 == trainer.num_training_batches
+        self.monitor.expect_micro_steps(batch_idx % usual + 1 if is_final else usual)
+
     def on_before_backward(self, trainer: Trainer, _pl_module: LightningModule, loss: Tensor) -> None:
         """File the loss, without the factors of accumulation and of the loss scale; on the device, nothing waits."""
         if self.monitor is None:

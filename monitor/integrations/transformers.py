@@ -59,11 +59,32 @@ class TrainerMonCallback(TrainerCallback):  # type: ignore[misc]  # untyped wher
             grad_acc_steps=args.gradient_accumulation_steps,
             start_iteration=state.global_step,
         )
-        monitor.scale_found_loss(self._loss_factor(args, kwargs["model"]))
         self.monitor = monitor
         self._tokens_seen = state.num_input_tokens_seen
 
-    def _loss_factor(self, args: TrainingArguments, model: Any) -> float:
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, _control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Tell how many micro steps the step has: the last one of an epoch may have fewer."""
+        if self.monitor is not None:
+            micro_steps = self._micro_steps(args, state, kwargs.get("train_dataloader"))
+            self.monitor.expect_micro_steps(micro_steps)
+            self.monitor.scale_found_loss(self._loss_factor(args, kwargs["model"], micro_steps))
+
+    def _micro_steps(self, args: TrainingArguments, state: TrainerState, loader: Any) -> int:
+        """Return the number of micro steps as the Trainer has it, else as its batches divide into steps."""
+        known: int | None = getattr(self._trainer, "current_gradient_accumulation_steps", None)
+        if known is not None:
+            return known
+        usual: int = args.gradient_accumulation_steps
+        try:
+            steps, rest = divmod(len(loader), usual)
+        except TypeError:  # a data set without a length
+            return usual
+        is_short = rest and state.global_step % (steps + 1) == steps
+        return rest if is_short else usual
+
+    def _loss_factor(self, args: TrainingArguments, model: Any, micro_steps: int) -> float:
         """Return how many shares make up the loss that the Trainer reports.
 
         A model whose forward takes further keywords is told how many tokens all micro steps have, and those of all
@@ -73,7 +94,7 @@ class TrainerMonCallback(TrainerCallback):  # type: ignore[misc]  # untyped wher
         if not (_takes_keywords(model) if known is None else known):
             return 1.0
         ranks = args.world_size if getattr(args, "average_tokens_across_devices", False) else 1
-        return float(args.gradient_accumulation_steps * ranks)
+        return float(micro_steps * ranks)
 
     def on_step_end(
         self, _args: TrainingArguments, state: TrainerState, _control: TrainerControl, **_kwargs: Any

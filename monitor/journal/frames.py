@@ -14,7 +14,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from trainermon.monitor.errors import JournalError
-from trainermon.monitor.values import STATISTICS, Coordinates, Kind, Placement, SeriesKey, StatBlock, as_plain
+from trainermon.monitor.values import (
+    STATISTICS,
+    Coordinates,
+    Kind,
+    Placement,
+    SeriesKey,
+    StatBlock,
+    as_plain,
+    well_formed,
+)
 
 FORMAT_VERSION = 1
 
@@ -143,7 +152,7 @@ def encode_series(keys: Sequence[SeriesKey], placements: Sequence[Placement | No
     """Return the JSON arrays of some series, with commas between and no brackets around."""
     rows = (
         [
-            *(key.kind.value, key.name, key.slot, key.call, key.micro_step, key.stage),
+            *(key.kind.value, well_formed(key.name), well_formed(key.slot), key.call, key.micro_step, key.stage),
             None if placement is None else list(dataclasses.astuple(placement)),
         ]
         for key, placement in zip(keys, placements, strict=True)
@@ -178,8 +187,8 @@ def encode_block(block: StatBlock) -> list[Any]:
 
 
 def encode_event(event: Mapping[str, Any]) -> bytes:
-    """Return the JSON of an event; what JSON does not have becomes text."""
-    return json.dumps(as_plain(event), default=str).encode()
+    """Return the JSON of an event; what JSON does not have becomes text, and half a character a question mark."""
+    return json.dumps(as_plain(event), default=str, ensure_ascii=False).encode(errors="replace")
 
 
 def decode_header(payload: bytes) -> Header:
@@ -231,15 +240,23 @@ def _decode_block_record(payload: bytes, cursor: Cursor) -> BlockRecord:
 
 
 def _decode_event_record(payload: bytes, cursor: Cursor) -> EventRecord:
-    return EventRecord(cursor=cursor, event=dict(json.loads(payload)))
+    return EventRecord(cursor=cursor, event=dict(_whole_text(payload)))
 
 
 def _decode_end_record(_payload: bytes, cursor: Cursor) -> EndRecord:
     return EndRecord(cursor=cursor)
 
 
+def _whole_text(payload: bytes) -> Any:
+    """Return what the JSON says, with `?` for every half of a character, which neither a file nor a database takes."""
+    value = json.loads(payload)
+    if b"\\ud" in payload.lower():  # only an escape may be half a character
+        value = json.loads(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
+    return value
+
+
 def _decode_series(rows: Sequence[Sequence[Any]]) -> tuple[tuple[SeriesKey, ...], tuple[Placement | None, ...]]:
-    keys = tuple(SeriesKey(Kind(row[0]), *row[1:6]) for row in rows)
+    keys = tuple(SeriesKey(Kind(row[0]), well_formed(row[1]), well_formed(row[2]), *row[3:6]) for row in rows)
     return keys, tuple(None if row[6] is None else _decode_placement(row[6]) for row in rows)
 
 

@@ -153,6 +153,10 @@ class JournalReader:
                 self._writer, self._sequence = _writer(record.header), 0
             self._num_series = len(record.header.series)
         expected = head.sequence if self._sequence is None else self._sequence
+        is_numbered = head.type not in _UNNUMBERED and self._num_series is not None
+        if is_numbered and head.sequence < expected:
+            self.corrupt += 1  # it was there before: a file that was copied, a block of a disk that came back
+            return
         self.lost_records += max(0, head.sequence - expected)
         self._sequence = head.sequence + (head.type not in _UNNUMBERED)
         if not self._is_known(record):

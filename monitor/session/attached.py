@@ -24,6 +24,7 @@ from trainermon.monitor import launcher
 from trainermon.monitor.config import MonitorConfig, is_followed, is_waiting
 from trainermon.monitor.control import ControlPage, Phase
 from trainermon.monitor.journal import Header, JournalWriter
+from trainermon.monitor.outbox import Outbox
 from trainermon.monitor.session.api_format import metrics_of
 from trainermon.monitor.session.checks import check_against_model
 from trainermon.monitor.session.dumps import Dumps
@@ -32,7 +33,7 @@ from trainermon.monitor.session.run_files import MIB, write_agent_settings, writ
 from trainermon.monitor.session.step_loop import StepLoop
 from trainermon.monitor.session.structure import FOLDER as STRUCTURE_FOLDER
 from trainermon.monitor.session.witness import Witness
-from trainermon.monitor.spool import RankLock, open_spool
+from trainermon.monitor.spool import RankLock, memory_share_bytes, open_spool
 from trainermon.monitor.statistics.kernel import kernel_name
 from trainermon.monitor.taps.guard import Guard
 from trainermon.monitor.taps.training import Training
@@ -86,8 +87,10 @@ class Attached:
         self._spool = open_spool(run.run_id, Path(config.spool_dir) if config.spool_dir else None)
         self._lock = RankLock(self._spool, coordinates.rank)
         self._page = ControlPage(self._spool, coordinates.rank)
-        self._journal = JournalWriter(self._spool, self._header(), budget_bytes=int(config.spool_mb * MIB))
-        self._dumps = Dumps(run, coordinates, training, journal=self._journal, page=self._page)
+        budget = min(int(config.spool_mb * MIB), memory_share_bytes(self._spool, coordinates.local_world_size))
+        self._journal = JournalWriter(self._spool, self._header(), budget_bytes=budget)
+        self._outbox = Outbox(self._spool, run.directory, coordinates.rank)
+        self._dumps = Dumps(run, coordinates, training, journal=self._journal, page=self._page, outbox=self._outbox)
         self._guard = Guard(self._let_go)
         self._witness = Witness(self._spool, coordinates.rank, config.hang, self._groups)
         self._loop: StepLoop | None = None
@@ -96,7 +99,7 @@ class Attached:
     def start(self, *, num_micro_steps: int, step: int, config_source: object, notes: Sequence[str] = ()) -> None:
         """Attach the hooks, write what others need to know, and start the agent on local rank 0.
 
-        `notes` is what there is to say of keys of the configuration that have no effect.
+        `notes` is what there is to say of keys of the configuration that have no effect, and of the model.
         """
         self._loop = StepLoop(
             self._training,
@@ -109,7 +112,7 @@ class Attached:
             guard=self._guard,
             between_steps=self._between_steps,
             groups=self._groups,
-            structure_directory=self.run.directory / STRUCTURE_FOLDER / f"rank{self._coordinates.rank}",
+            structure=partial(self._outbox.parcel, f"{STRUCTURE_FOLDER}/rank{self._coordinates.rank}"),
         )
         rows = self._loop.estimate_rows()
         bytes_per_step = rows * JOURNAL_BYTES_PER_ROW
@@ -137,6 +140,13 @@ class Attached:
         """File the statistics of a tensor under the step that runs; contained."""
         if self._loop is not None and os.getpid() == self._pid:
             self._guard.wrap(self._loop.file)({name: tensor})
+
+    def expect_micro_steps(self, number: object) -> None:
+        """Count on `number` backwards in the step that runs."""
+        if not isinstance(number, int) or number < 1:
+            logger.warning("expect_micro_steps: found %r, expected a whole number, 1 or more; it has no effect", number)
+        elif self._loop is not None:
+            self._loop.expect(number)
 
     def scale_found_loss(self, factor: float) -> None:
         """See `TrainerMon.scale_found_loss`."""
@@ -183,6 +193,7 @@ class Attached:
         endings: list[Callable[[], None]] = [partial(self._finish, error), self.release]
         if self._coordinates.local_rank == 0 and self._config.agent.start:
             endings.append(self._wait_for_agent)
+        endings.append(self._empty_outbox)
         for ending in endings:
             _contained(ending)
 
@@ -207,7 +218,7 @@ class Attached:
             text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
             self._journal.append_event({"type": "failed", "step": step, "message": text[-MAX_TRACEBACK:]})
         try:
-            self._loop.finish()
+            self._loop.finish(failed=error is not None)
         finally:
             self._page.beat(step, Phase.CLOSED if error is None else Phase.FAILED, time.time())
 
@@ -267,7 +278,10 @@ class Attached:
         written = self._journal.cursor
         rank = str(self._coordinates.rank)
         flushed = self._wait_for_status(
-            lambda status: tuple(status.get("flushed", {}).get(rank, (0, 0))) >= (written.file, written.offset),
+            lambda status: (
+                tuple(status.get("flushed", {}).get(rank, (0, 0))) >= (written.file, written.offset)
+                and self._outbox.is_empty()
+            ),
             self._config.agent.wait_s,
         )
         if flushed is None:
@@ -275,6 +289,18 @@ class Attached:
                 "the agent has not stored everything within %.0f s; it goes on by itself, see %s",
                 self._config.agent.wait_s,
                 self.run.directory,
+            )
+
+    def _empty_outbox(self) -> None:
+        """Have delivered what no agent has delivered, by a process that a file system may keep waiting as it likes."""
+        if self._outbox.is_empty() or (self._config.agent.start and self._coordinates.local_rank):
+            return
+        if not launcher.deliver(self._spool, self.run.directory, self._config.agent.wait_s):
+            logger.warning(
+                "not all dumps are in %s after %.0f s; the rest is in %s, from where the next agent takes it",
+                self.run.directory,
+                self._config.agent.wait_s,
+                self._spool,
             )
 
     def _wait_for_status(self, wanted: Callable[[dict[str, Any]], bool], limit_s: float) -> dict[str, Any] | None:

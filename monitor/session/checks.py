@@ -14,6 +14,8 @@ from trainermon.monitor.taps.names import advice, chosen
 from trainermon.monitor.taps.training import Training
 from trainermon.monitor.values import Coordinates
 
+_NAMED = 5  # parameters that a message lists
+
 
 def check_against_model(config: MonitorConfig, training: Training, coordinates: Coordinates) -> MonitorConfig:
     """Return the configuration of this rank: `config`, or one that collects nothing.
@@ -44,6 +46,24 @@ def check_against_model(config: MonitorConfig, training: Training, coordinates: 
     if is_left_out or is_waiting(config):
         return dataclasses.replace(config, collect_times=0)
     return config
+
+
+def parameters_without_optimizer(training: Training) -> str:
+    """Return what there is to say of parameters that need a gradient and are in no group of the watched optimizer.
+
+    Empty where there are none, or where the optimizer holds copies of its own, of which this cannot be told.
+    """
+    groups = getattr(training.optimizer, "param_groups", None) or []
+    held = {id(parameter) for group in groups for parameter in group.get("params", ())}
+    missing = [parameter.name for parameter in training.parameters if id(parameter.tensor) not in held]
+    if not missing or len(missing) == len(training.parameters):
+        return ""
+    named = ", ".join(missing[:_NAMED]) + (f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else "")
+    return (
+        f"{len(missing)} of {len(training.parameters)} parameters that require a gradient are in no group of the "
+        f"watched optimizer, which will never change them: {named}; add them to it, or set requires_grad to False (it "
+        "is no fault if an optimizer of their own steps them)"
+    )
 
 
 def _check_micro_gradients(training: Training) -> None:

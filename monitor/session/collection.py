@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
 from trainermon.monitor.config import MonitorConfig
+from trainermon.monitor.outbox import Parcel
 from trainermon.monitor.session.structure import StructureRecorder
 from trainermon.monitor.taps.checksums import ChecksumTaps
 from trainermon.monitor.taps.collectives import CollectiveTaps
@@ -40,7 +40,7 @@ class Collection:
         guard: Contains what torch calls.
         num_micro_steps: Backwards per step.
         groups: Process groups by purpose.
-        directory: Where the structure of the model is written, if that is asked for.
+        structure: Where the structure of the model is written, if that is asked for.
     """
 
     def __init__(  # noqa: PLR0913  # what all taps together need
@@ -53,14 +53,14 @@ class Collection:
         guard: Guard,
         num_micro_steps: int,
         groups: Mapping[str, Any],
-        directory: Path,
+        structure: Parcel,
     ) -> None:
         indices = [i for i, p in enumerate(training.parameters) if chosen(p.name, config.targets, p.stage)]
         modules = [m for m in training.modules if config.all_xy or chosen(m.name, config.targets, m.stage)]
         self._config = config
         self._steps = steps
         self._num_micro_steps = num_micro_steps
-        self.gradients = GradientTaps(training, indices, collector, steps, micro_steps=num_micro_steps, guard=guard)
+        self.gradients = GradientTaps(training, indices, collector, steps, guard=guard)
         self._modules = ModuleTaps(modules, collector, steps, guard)
         self._regions = CompiledRegions(modules, collector, steps, guard)
         self._parameters = ParameterTaps(training, indices, collector)
@@ -75,7 +75,7 @@ class Collection:
         self._values = StepValues(training, collector)
         self._features = FeatureTaps(training.modules, collector, steps, guard, config)
         self._structure = StructureRecorder(
-            modules, steps, guard, directory, structure=config.print_struct, stacks=config.stack_info
+            modules, steps, guard, structure, structure=config.print_struct, stacks=config.stack_info
         )
         self._collectives = None
         if dist.is_available() and dist.is_initialized():
@@ -126,7 +126,7 @@ class Collection:
     def backward_ended(self) -> None:
         """Take the gradients if they are final, and release what the backward used."""
         self._modules.forget()
-        if self._steps.backward >= self._num_micro_steps:
+        if self._steps.is_complete:
             self._values.at_backward_end()
         if self._config.wg_distribution:
             self.gradients.backward_ended()

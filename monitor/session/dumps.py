@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from pathlib import Path
 
 from trainermon.dump.capture import ModuleCapture
 from trainermon.dump.layout import layout_of
@@ -16,6 +15,7 @@ from trainermon.monitor.config import MonitorConfig
 from trainermon.monitor.control import ControlPage
 from trainermon.monitor.errors import DumpError
 from trainermon.monitor.journal import JournalWriter
+from trainermon.monitor.outbox import Outbox, Parcel
 from trainermon.monitor.taps.names import chosen
 from trainermon.monitor.taps.training import Training
 from trainermon.monitor.topology import Run
@@ -45,10 +45,18 @@ class Dumps:
     consequences.
     """
 
-    def __init__(
-        self, run: Run, coordinates: Coordinates, training: Training, *, journal: JournalWriter, page: ControlPage
+    def __init__(  # noqa: PLR0913  # the parts that it wires together
+        self,
+        run: Run,
+        coordinates: Coordinates,
+        training: Training,
+        *,
+        journal: JournalWriter,
+        page: ControlPage,
+        outbox: Outbox,
     ) -> None:
         self._run = run
+        self._outbox = outbox
         self._coordinates = training.coordinates or coordinates
         self._rank = coordinates.rank
         self._training = training
@@ -66,6 +74,7 @@ class Dumps:
         self._orders: list[_Order] = []
         self._capture: ModuleCapture | None = None
         self._writer: DumpWriter | None = None
+        self._parcel: Parcel | None = None
         self._order: _Order | None = None
 
     def configure(self, config: MonitorConfig) -> None:
@@ -80,7 +89,9 @@ class Dumps:
                 self._replayable,
                 names=self._names,
                 memory_bytes=int(config.replay.memory_mb * MIB),
-                examination=Examination(classify=config.replay.classify, keep_bytes=int(config.replay.keep_mb * MIB)),
+                examination=Examination(
+                    classify=config.replay.classify, keep_bytes=self._outbox.room(int(config.replay.keep_mb * MIB))
+                ),
             )
             if self._keeper.refusal:
                 self._say_once(f"a step cannot be replayed: {self._keeper.refusal}")
@@ -147,14 +158,20 @@ class Dumps:
         if nonfinite and not self._nonfinite_before and self._keeper is not None:
             self._num_replays += 1
             info = self._info(REPLAY_ID, step, "a gradient is not finite at the entry of the optimizer step")
+            parcel = self._parcel_for(REPLAY_ID, step)
             result = self._keeper.replay(
-                self._directory(REPLAY_ID, step),
+                parcel.content,
                 info,
                 task=self._replay.task,
-                max_bytes=int(self._replay.max_dump_mb * MIB),
+                max_bytes=self._outbox.room(int(self._replay.max_dump_mb * MIB)),
                 question=f"{self._run.run_id}/{self._run.attempt}/{step}",
+                final=parcel.final,
             )
-            dump = self._relative(result.dump)
+            dump = None if result.dump is None else parcel.place
+            if dump is None:
+                parcel.discard()
+            else:
+                parcel.send()
             self._journal.append_event(
                 {
                     "type": "replay",
@@ -187,20 +204,21 @@ class Dumps:
         self._finish_capture()
 
     def _finish_capture(self) -> None:
-        if self._capture is None or self._writer is None or self._order is None:
+        if self._capture is None or self._writer is None or self._order is None or self._parcel is None:
             return
         self._capture.detach()
         step = self._writer.info.step
         try:
             written = self._writer.close()
         except DumpError as error:
+            self._parcel.send()
             self._tell(self._order.command, step, "failed", reason=str(error))
         else:
+            self._parcel.send()
             self._order.bytes_left -= written.bytes_written
             status = "over quota" if written.over_quota else "written"
-            dump = self._relative(self._writer.directory)
-            self._tell(self._order.command, step, status, dump=dump, bytes=written.bytes_written)
-        self._capture = self._writer = self._order = None
+            self._tell(self._order.command, step, status, dump=self._parcel.place, bytes=written.bytes_written)
+        self._capture = self._writer = self._order = self._parcel = None
 
     def abandon(self) -> None:
         """Take every hook away, and end an unfinished dump with what was captured."""
@@ -235,11 +253,12 @@ class Dumps:
     def _start_capture(self, step: int, order: _Order) -> None:
         command = order.command
         info = self._info(command.id, step, command.reason)
+        parcel = self._parcel_for(command.id, step)
+        most = self._outbox.room(max(order.bytes_left, 0))
         try:
-            writer = DumpWriter(
-                self._directory(command.id, step), info, task=command.task, max_bytes=max(order.bytes_left, 0)
-            )
+            writer = DumpWriter(parcel.content, info, task=command.task, max_bytes=most, final=parcel.final)
         except DumpError as error:
+            parcel.discard()
             self._orders.remove(order)
             self._tell(command, step, "failed", reason=str(error))
             return
@@ -251,7 +270,7 @@ class Dumps:
             gathered=not self._replayable.shadowed,
         )
         self._capture.attach()
-        self._writer, self._order = writer, order
+        self._writer, self._order, self._parcel = writer, order, parcel
 
     def _tell(self, command: Command, step: int | None, status: str, **details: object) -> None:
         self._journal.append_event({"type": "dump", "step": step, "command": command.id, "status": status, **details})
@@ -276,9 +295,6 @@ class Dumps:
         numbered = {str(number) if len(roots) > 1 else "": root for number, root in enumerate(roots)}
         return layout_of(numbered).in_whole()  # as the names of its modules are
 
-    def _directory(self, dump_id: str, step: int) -> Path:
-        place = f"attempt{self._run.attempt}/step{step}/rank{self._rank}"
-        return self._run.directory / "dumps" / dump_id / place
-
-    def _relative(self, dump: Path | None) -> str | None:
-        return None if dump is None else str(dump.relative_to(self._run.directory))
+    def _parcel_for(self, dump_id: str, step: int) -> Parcel:
+        """Return the folder of a dump; one that cannot be made is the writer's to tell."""
+        return self._outbox.parcel(f"dumps/{dump_id}/attempt{self._run.attempt}/step{step}/rank{self._rank}")

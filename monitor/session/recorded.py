@@ -19,6 +19,7 @@ class Recorded:
     With several micro steps per optimizer step the calls of one step are told apart by number, if there are several.
 
     Attributes:
+        filed: The series of the open step that the script has recorded.
         found_loss_factor: What a loss that is found is multiplied by, for models that return a share of the step's.
     """
 
@@ -31,11 +32,13 @@ class Recorded:
         self._records_loss = False
         self._losses_found: set[int] = set()
         self._tokens = 0.0
+        self.filed: set[int] = set()
         self.found_loss_factor = 1.0
 
     def new_step(self) -> None:
         """Count calls from zero."""
         self._times.clear()
+        self.filed.clear()
         self._tokens = 0.0
 
     def file(self, name: str, value: Tensor | float) -> None:
@@ -48,7 +51,9 @@ class Recorded:
         self._times[name] = number + 1
         if number == 1:
             self._collector.move(self._series_of(name, None), self._series_of(name, 0))
+            self.filed.add(self._series_of(name, 0))
         series = self._series_of(name, number if number else None)
+        self.filed.add(series)
         if isinstance(value, Tensor):
             self._collector.take((series,), (value,))
             return

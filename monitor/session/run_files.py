@@ -15,6 +15,7 @@ from typing import Any
 import trainermon
 from trainermon.monitor.config import InfluxDBConfig, MonitorConfig
 from trainermon.monitor.errors import AttachError
+from trainermon.monitor.private_files import make_private_directory, open_private, replace_file
 from trainermon.monitor.taps.training import Parameter, Training
 from trainermon.monitor.topology import Run
 from trainermon.monitor.values import Coordinates, as_plain
@@ -33,10 +34,10 @@ def write_run_files(  # noqa: PLR0913  # what the files say
 ) -> None:
     """Write `ranks/rank00000.json`, on rank 0 `run.json`, and on local rank 0 the token of this node.
 
-    `notes` is what there is to say of keys of the configuration that have no effect.
+    `notes` is what there is to say of keys of the configuration that have no effect, and of the model.
 
     Raises:
-        AttachError: The run directory cannot be written.
+        AttachError: The run directory cannot be written, or others could write to it, too.
     """
     try:
         _write(
@@ -52,6 +53,7 @@ def write_run_files(  # noqa: PLR0913  # what the files say
                 "modules": [module.name for module in training.modules],
                 "bytes_per_step": bytes_per_step,
             },
+            run.directory,
         )
         if coordinates.rank == 0:
             _write(
@@ -65,9 +67,10 @@ def write_run_files(  # noqa: PLR0913  # what the files say
                     "config": config,
                     "config_notes": notes,
                 },
+                run.directory,
             )
         if coordinates.local_rank == 0:
-            _write_token(run.directory / "nodes" / socket.gethostname() / "token")
+            _write_token(run.directory / "nodes" / socket.gethostname() / "token", run.directory)
     except OSError as error:
         raise AttachError(
             f"the run directory {run.directory} cannot be written ({error}): set output_dir or TRAINERMON_OUTPUT to a "
@@ -121,6 +124,7 @@ def write_agent_settings(
                 "margin_steps": escalation.margin_steps,
             },
         },
+        spool,
     )
 
 
@@ -141,19 +145,16 @@ def _num_counted(parameter: Parameter) -> int:
     return parameter.tensor.numel() if placement.length is None else placement.length
 
 
-def _write(path: Path, content: Mapping[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        json.dump(as_plain(content), file, indent=1)
-    temporary.replace(path)
+def _write(path: Path, content: Mapping[str, Any], top: Path) -> None:
+    """Write `path` below the private directory `top`."""
+    make_private_directory(path.parent, top)
+    replace_file(path, json.dumps(as_plain(content), indent=1).encode())
 
 
-def _write_token(path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+def _write_token(path: Path, top: Path) -> None:
+    make_private_directory(path.parent, top)
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        descriptor = open_private(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     except FileExistsError:
         return
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:

@@ -14,7 +14,6 @@ import enum
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
@@ -23,6 +22,7 @@ from trainermon.monitor.catalogue import STEP_TIME_SERIES
 from trainermon.monitor.config import MonitorConfig
 from trainermon.monitor.control import ControlPage, Phase
 from trainermon.monitor.journal import JournalWriter
+from trainermon.monitor.outbox import Parcel
 from trainermon.monitor.schedule import Schedule
 from trainermon.monitor.session.collection import Collection
 from trainermon.monitor.session.dumps import Dumps
@@ -69,7 +69,7 @@ class StepLoop:
         guard: Guard,
         between_steps: Callable[[int], None],
         groups: Mapping[str, Any],
-        structure_directory: Path,
+        structure: Callable[[], Parcel],
     ) -> None:
         self.step = step
         self._first_step = step
@@ -82,10 +82,10 @@ class StepLoop:
         self._guard = guard
         self._between_steps = between_steps
         self._groups = groups
-        self._structure_directory = structure_directory
+        self._structure = structure
         self._handles: list[Handle] = []
         self._decision: list[Handle] | None = None
-        self._due = self._unchecked = self._is_ended_step_open = self._knows_replaced = False
+        self._due = self._unchecked = self._knows_replaced = False
         self._place = RecordPlace.UNKNOWN
         self._exited_s = self._duration_s = 0.0
         self._phase = Phase.SETUP
@@ -94,6 +94,7 @@ class StepLoop:
         self._steps = MicroSteps(
             training,
             guard,
+            num_expected=num_micro_steps,
             on_forward_begin=self._forward_begins,
             on_forward_mode=self._forward_is,
             on_forward_end=self._forward_ended,
@@ -112,7 +113,7 @@ class StepLoop:
             guard=self._guard,
             num_micro_steps=self._num_micro_steps,
             groups=self._groups,
-            directory=self._structure_directory,
+            structure=self._structure(),
         )
 
     def start(self) -> None:
@@ -161,12 +162,23 @@ class StepLoop:
             handle.remove()
         self._handles.clear()
 
-    def finish(self) -> None:
-        """Take every hook away, and write everything that was taken, waiting for the device if need be."""
+    def finish(self, *, failed: bool = False) -> None:
+        """Take every hook away, and write everything that was taken, waiting for the device if need be.
+
+        What has no optimizer step is no step: of the one that is open only what the script recorded is written, unless
+        it is what the training `failed` in, or its gradients are not finite.
+        """
         self._leave_step()
         if not self._guard.tripped and not self._dumps.joint:
             self._check_gradients()
+        is_thrown_away = self._steps.has_backward and self._training.gradients_are_gone()
+        is_bad = failed or self.collector.any_nonfinite(self._collection.gradients.series)
         self.let_go()
+        self.collector.seal_ended()
+        if is_thrown_away:
+            self.collector.discard()
+        elif not is_bad:
+            self.collector.discard(but=self._recorded.filed)
         self.collector.seal()
         self.collector.write_ready(wait=True)
 
@@ -204,35 +216,28 @@ class StepLoop:
         if self._place is RecordPlace.UNKNOWN:
             is_after = has_ended_one and not self._steps.has_begun
             self._place = RecordPlace.AFTER if is_after else RecordPlace.BEFORE
-        late = self._place is RecordPlace.AFTER and has_ended_one and not self._steps.has_begun
-        if late and not self._is_ended_step_open:
-            self.collector.begin(self.step - 1)
-        elif not late:
-            self._seal_ended_step()
-        for name, value in values.items():
-            self._recorded.file(name, value)
-        if late:
-            self._recorded.file_rate(self._duration_s)
+        if self._place is RecordPlace.AFTER and has_ended_one and not self._steps.has_begun:
+            with self.collector.late(self.step - 1):
+                self.file(values)
+                self._recorded.file_rate(self._duration_s)
             self._recorded.new_step()
-            self._is_ended_step_open = True
-            self._seal_ended_step()
+        else:
+            self.collector.seal_ended()
+            self.file(values)
 
     def scale_found_loss(self, factor: float) -> None:
         """Multiply losses that are found in what the model returns by `factor` from now on."""
         self._recorded.found_loss_factor = factor
 
+    def expect(self, micro_steps: int) -> None:
+        """Count on so many backwards in the step that runs."""
+        self._steps.expect(micro_steps)
+
     def latest(self) -> StatBlock | None:
         """Return the newest step that has ended. Waits for the device."""
-        self._seal_ended_step()
+        self.collector.seal_ended()
         self.collector.write_ready(wait=True)
         return self.collector.latest
-
-    def _seal_ended_step(self) -> None:
-        """Write the step that has ended, if it was kept open for what the script may record after it."""
-        if self._is_ended_step_open:
-            self._is_ended_step_open = False
-            self.collector.seal()
-            self.collector.begin(self.step)
 
     def _prepare(self) -> None:
         """Attach what the coming step needs, and take away what it does not."""
@@ -276,7 +281,7 @@ class StepLoop:
         return Phase.SETUP if self.step == self._first_step else Phase.STEP
 
     def _forward_begins(self) -> None:
-        self._seal_ended_step()
+        self.collector.seal_ended()
         if self._steps.has_backward and self._training.gradients_are_gone():
             self._skipped()
 
@@ -311,7 +316,7 @@ class StepLoop:
         self._beat(Phase.DETACHED)
 
     def _entry(self) -> None:
-        self._seal_ended_step()
+        self.collector.seal_ended()
         self._beat(Phase.OPTIMIZER)
         if not self._due:
             return
@@ -350,15 +355,13 @@ class StepLoop:
             self._collection.after_optimizer(self.step, outcome)
         self._take_duration()
         self._dumps.finish_step()
-        # a model that is compiled does not tell that the next step begins, so nothing may stay open until then
-        tells_begin = self._steps.has_forward
         self._start_counting()
         self.step += 1
-        self._is_ended_step_open = True
+        self.collector.begin(self.step)
         is_young = self.step - self._first_step <= STEPS_TO_LEARN
-        is_learning = tells_begin and is_young and self._place is RecordPlace.UNKNOWN
+        is_learning = is_young and self._place is RecordPlace.UNKNOWN
         if self._place is not RecordPlace.AFTER and not is_learning:
-            self._seal_ended_step()
+            self.collector.seal_ended()
         self._beat(self._marked or Phase.STEP)
         self._between_steps(self.step)
         self._prepare()

@@ -19,6 +19,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from trainermon.dump.stacks import call_stack
+from trainermon.dump.writer import make_private_folder
+from trainermon.monitor.outbox import Parcel
+from trainermon.monitor.private_files import open_private
 from trainermon.monitor.taps.guard import Guard
 from trainermon.monitor.taps.micro_steps import MicroSteps
 from trainermon.monitor.taps.training import Handle, Module
@@ -29,17 +32,14 @@ FOLDER = "module_struct"
 
 
 class StructureRecorder:
-    """Looks at the first training forward of each module, and writes what it saw.
-
-    The files go to the run directory, which may be on a cluster file system: this one step waits for it.
-    """
+    """Looks at the first training forward of each module, and writes what it saw into `parcel`."""
 
     def __init__(  # noqa: PLR0913  # what is looked at, and what is written
         self,
         modules: Sequence[Module],
         steps: MicroSteps,
         guard: Guard,
-        directory: Path,
+        parcel: Parcel,
         *,
         structure: bool,
         stacks: bool,
@@ -47,7 +47,7 @@ class StructureRecorder:
         self._modules = modules
         self._steps = steps
         self._guard = guard
-        self._directory = directory
+        self._parcel = parcel
         self._wants_structure = structure
         self._wants_stacks = stacks
         self._structure: dict[str, dict[str, dict[str, str]]] = {}
@@ -78,9 +78,10 @@ class StructureRecorder:
         try:
             self._write()
         except OSError as error:
-            logger.warning("the structure of the model could not be written to %s: %s", self._directory, error)
+            logger.warning("the structure of the model could not be written to %s: %s", self._parcel.content, error)
         else:
-            logger.info("the structure of the model is in %s", self._directory)
+            self._parcel.send()
+            logger.info("the structure of the model will be in %s", self._parcel.final)
 
     def _behind(self, module: Module, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         name = f"{module.stage}:{module.name}" if module.stage else module.name
@@ -93,12 +94,12 @@ class StructureRecorder:
             self._stacks[name] = call_stack()
 
     def _write(self) -> None:
-        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private_folder(self._parcel.content)
         if self._wants_structure:
-            with _open(self._directory / "module_struct.json") as file:
+            with _open(self._parcel.content / "module_struct.json") as file:
                 json.dump(self._structure, file, indent=2)
         if self._wants_stacks:
-            with _open(self._directory / "stack_info.csv") as file:
+            with _open(self._parcel.content / "stack_info.csv") as file:
                 rows = csv.writer(file)
                 rows.writerow(["module_name", "stack_info"])
                 rows.writerows([name, "\n".join(frames)] for name, frames in self._stacks.items())
@@ -123,5 +124,5 @@ def _size(tensor: Tensor) -> str:
 
 
 def _open(path: Path) -> Any:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    return os.fdopen(descriptor, "w", encoding="utf-8", newline="")
+    descriptor = open_private(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    return os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace", newline="")

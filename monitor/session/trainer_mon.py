@@ -9,6 +9,8 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
+import multiprocessing
+import multiprocessing.util
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,10 +22,11 @@ from torch import Tensor, nn
 from trainermon.monitor.config import load_config
 from trainermon.monitor.errors import AttachError
 from trainermon.monitor.frameworks import detect
+from trainermon.monitor.log import make_log_visible
 from trainermon.monitor.session.api_format import CallsOfMsprobe
 from trainermon.monitor.session.attached import Attached
-from trainermon.monitor.session.checks import check_against_model
-from trainermon.monitor.session.log import make_log_visible
+from trainermon.monitor.session.checks import check_against_model, parameters_without_optimizer
+from trainermon.monitor.strict import shown
 from trainermon.monitor.topology import find_coordinates, name_run
 
 logger = logging.getLogger("trainermon")
@@ -55,6 +58,7 @@ class TrainerMon(CallsOfMsprobe):
         self._config, self._notes = load_config(config_file_path)
         self._pipeline_group = process_group
         self._attached: Attached | None = None
+        self._finalizer: multiprocessing.util.Finalize | None = None
 
     def set_monitor(  # noqa: PLR0913, PLR0917  # the signature that users know
         self,
@@ -94,18 +98,22 @@ class TrainerMon(CallsOfMsprobe):
         coordinates = training.coordinates or coordinates
         given = {purpose: group for purpose, group in groups.items() if group is not None}
         config = check_against_model(self._config, training, coordinates)
+        left_out = parameters_without_optimizer(training)
+        notes = [*self._notes, *([left_out] if left_out else [])]
         run = name_run(coordinates, run_id=config.run_id, output_dir=config.output_dir)
         attached = Attached(run, coordinates, config, training, {**training.process_groups(), **given})
         try:
             attached.start(
-                num_micro_steps=grad_acc_steps, step=start_iteration, config_source=self._source, notes=self._notes
+                num_micro_steps=grad_acc_steps, step=start_iteration, config_source=self._source, notes=notes
             )
         except BaseException:  # whatever it was, nothing of ours stays on the model; it goes on to the script
             attached.give_up()
             raise
         self._attached = attached
         atexit.register(self._close_at_exit)
-        for note in self._notes:
+        if multiprocessing.parent_process() is not None:  # such a process may end without what is registered at exit
+            self._finalizer = multiprocessing.util.Finalize(None, self._close_in_child, exitpriority=0)
+        for note in notes:
             logger.warning("%s", note)
 
     def record(self, *, loss: Tensor | float | None = None, **values: Tensor | float) -> None:
@@ -118,6 +126,15 @@ class TrainerMon(CallsOfMsprobe):
             values["loss"] = loss
         if self._attached is not None:
             self._attached.record(values)
+
+    def expect_micro_steps(self, number: int) -> None:
+        """Say how many backward passes the step that runs has, where it is not `grad_acc_steps`.
+
+        For the last step of an epoch that does not divide evenly. Call it before the step's last backward; the steps
+        after it have `grad_acc_steps` again. With a wrong number gradients may be read after clipping.
+        """
+        if self._attached is not None:
+            self._attached.expect_micro_steps(number)
 
     def scale_found_loss(self, factor: float) -> None:
         """Multiply the loss that is found in what the model returns by `factor`.
@@ -145,11 +162,18 @@ class TrainerMon(CallsOfMsprobe):
         is_session = bool(getattr(sys, "ps1", sys.flags.interactive))
         self._close(None if is_session else getattr(sys, "last_value", None))
 
+    def _close_in_child(self) -> None:
+        error = sys.exc_info()[1]  # what ends the process's function is on its way out
+        cause = error.__context__ if isinstance(error, SystemExit) else None  # torch.multiprocessing turns it into one
+        self._close(cause or error)
+
     def _close(self, error: BaseException | None) -> None:
         if isinstance(error, KeyboardInterrupt) or (isinstance(error, SystemExit) and error.code in (None, 0)):
             error = None  # somebody wanted it to end
         if self._attached is not None:
             atexit.unregister(self._close_at_exit)
+            if self._finalizer is not None:
+                self._finalizer.cancel()
             attached, self._attached = self._attached, None
             attached.close(error)
 
@@ -176,7 +200,7 @@ class TrainerMon(CallsOfMsprobe):
             found = ", ".join(type(chunk).__name__ for chunk in chunks) or "an empty list"
             raise AttachError(f"model: found {found}, expected a torch.nn.Module or a list of them")
         if not isinstance(grad_acc_steps, int) or isinstance(grad_acc_steps, bool) or grad_acc_steps < 1:
-            raise AttachError(f"grad_acc_steps: found {grad_acc_steps!r}, expected a whole number, 1 or more")
+            raise AttachError(f"grad_acc_steps: found {shown(grad_acc_steps)}, expected a whole number, 1 or more")
         if len({id(module) for module in modules}) < len(modules):
             raise AttachError("model: found the same module twice in the list of virtual pipeline stages")
         return modules
@@ -186,12 +210,14 @@ def _require_groups(**groups: Any) -> None:
     for name, group in groups.items():
         # torch hands a bare object() to ranks that are no members of a new group
         if group is not None and not hasattr(group, "size") and type(group) is not object:
-            raise AttachError(f"{name}: found {group!r}, expected a process group of torch.distributed, or None")
+            raise AttachError(f"{name}: found {shown(group)}, expected a process group of torch.distributed, or None")
 
 
 def _require_step(start_iteration: object) -> None:
     if type(start_iteration) is not int or not 0 <= start_iteration <= MAX_STEP:
-        raise AttachError(f"start_iteration: found {start_iteration!r}, expected a whole number from 0 to {MAX_STEP}")
+        raise AttachError(
+            f"start_iteration: found {shown(start_iteration)}, expected a whole number from 0 to {MAX_STEP}"
+        )
 
 
 def set_monitor(  # noqa: PLR0913, PLR0917  # the signature that users know, and where the configuration is

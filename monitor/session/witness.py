@@ -5,6 +5,7 @@
 * `rank00000.sock`: torch's own worker server on a private Unix socket, once there is a process group. Its native
   threads sleep until somebody asks for the flight recorder, and answer without the interpreter's lock: also while a
   rank holds it for ever.
+* The rank's own notes of its collectives, in memory that `rank00000.about` names (`taps.noted_calls`).
 * `rank00000.stacks`: where faulthandler writes the stacks of all threads, on that signal or on a fatal error. It is
   taken only where nobody else has it.
 
@@ -30,7 +31,9 @@ from typing import IO, Any
 import torch.distributed as dist
 
 from trainermon.monitor.config import HangConfig
+from trainermon.monitor.private_files import open_private, replace_file
 from trainermon.monitor.spool import rank_path
+from trainermon.monitor.taps.noted_calls import NotedCalls
 from trainermon.monitor.taps.process_groups import Purposes, purposes_of
 
 logger = logging.getLogger("trainermon")
@@ -62,9 +65,12 @@ class Witness:
         self._stacks: IO[bytes] | None = None
         self._signal = 0
         self._is_fault_handler = False
+        self._noted: NotedCalls | None = None
         self._wants_socket = settings.enabled and settings.recorder
         if settings.enabled and settings.stacks:
             self._try(self._take_signal)
+        if settings.enabled and settings.calls and dist.is_available():
+            self._try(self._note_calls)
         self.notice_groups()
 
     def notice_groups(self) -> None:
@@ -79,12 +85,14 @@ class Witness:
 
     def fall_silent(self) -> None:
         """Be the parent's alone: in a forked child torch's server has no threads, and must never be destroyed."""
+        if self._noted is not None:
+            self._noted.fall_silent()
         if self._server is not None:
             _keep_for_ever(self._server)
 
     def close(self) -> None:
         """Give everything back; the stacks that were written stay. May be called again."""
-        for step in (self._return_signal, self._close_socket):
+        for step in (self._return_signal, self._close_socket, self._end_notes):
             self._try(step)
 
     def _try(self, step: Callable[[], None]) -> None:
@@ -98,13 +106,11 @@ class Witness:
             "pid": os.getpid(),
             "main_thread": threading.main_thread().ident,
             "signal": self._signal,
+            "calls": -1 if self._noted is None else self._noted.descriptor,
             "groups": list(self._described_groups()),
         }
         path = rank_path(self._directory, self._rank, "about")
-        temporary = path.with_name(f"{path.name}.tmp")
-        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w") as file:
-            json.dump(about, file)
-        temporary.replace(path)
+        replace_file(path, json.dumps(about).encode())
 
     def _described_groups(self) -> Iterator[dict[str, Any]]:
         if not self._num_groups:
@@ -113,12 +119,20 @@ class Witness:
             self._purposes = Purposes(purposes_of(self._groups))
         for group in list(dist.distributed_c10d._world.pg_names):
             name, ranks = self._purposes.name(group), dist.get_process_group_ranks(group)
-            yield {"torch_name": group.group_name, "name": name, "ranks": ranks}
+            yield {"torch_name": group.group_name, "name": name, "ranks": ranks, "is_mixed": _is_mixed(group)}
+
+    def _note_calls(self) -> None:
+        self._noted = NotedCalls()
+        self._noted.attach()
+
+    def _end_notes(self) -> None:
+        if self._noted is not None:
+            self._noted.detach()
 
     def _take_signal(self) -> None:
         caught = _caught_signals()
         path = rank_path(self._directory, self._rank, "stacks")
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        descriptor = open_private(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
         self._stacks = os.fdopen(descriptor, "wb", buffering=0)
         if STACKS_SIGNAL not in caught:
             faulthandler.register(STACKS_SIGNAL, self._stacks, all_threads=True, chain=False)
@@ -163,6 +177,12 @@ class Witness:
 
 def _keep_for_ever(server: object) -> None:
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(server))
+
+
+def _is_mixed(group: dist.ProcessGroup) -> bool:
+    """Whether the backend depends on where a tensor is, as in `cpu:gloo,cuda:nccl`."""
+    devices = dist.distributed_c10d._world.pg_backend_config.get(group, "").split(",")
+    return len({device.rpartition(":")[2] for device in devices}) > 1
 
 
 def _num_groups() -> int:

@@ -201,26 +201,20 @@ class SlabRing:
         self.skipped = 0
         self._free = [Slab(torch.device(device), capacity=capacity) for _ in range(num_slabs)]
         self._sealed: deque[Slab] = deque()
-        self._open: Slab | None = None
 
     def begin(self, step: int) -> Slab | None:
-        """Open a slab for `step`; None, counted in `skipped`, if none is free. An open slab is discarded first."""
-        if self._open is not None:
-            self._free.append(self._open)
-            self._open = None
+        """Open a slab for `step`; None, counted in `skipped`, if none is free. Several may be open at a time."""
         if not self._free:
             self.skipped += 1
             return None
-        self._open = self._free.pop()
-        self._open._open(step)
-        return self._open
+        slab = self._free.pop()
+        slab._open(step)
+        return slab
 
-    def seal(self) -> None:
-        """Seal the open slab, if there is one; it is handed out by `ready` when its rows are on the host."""
-        if self._open is not None:
-            self._open.seal()
-            self._sealed.append(self._open)
-            self._open = None
+    def seal(self, slab: Slab) -> None:
+        """Seal an open slab; it is handed out by `ready` when its rows are on the host."""
+        slab.seal()
+        self._sealed.append(slab)
 
     def ready(self) -> list[Slab]:
         """Return the sealed slabs whose rows have arrived, oldest first. Never waits. Give each back by `release`."""
@@ -238,5 +232,5 @@ class SlabRing:
         return slabs
 
     def release(self, slab: Slab) -> None:
-        """Make a slab that `ready` or `flush` returned available again; its rows are no longer valid."""
+        """Make a slab available again that is open, or that `ready` or `flush` returned; its rows are valid no more."""
         self._free.append(slab)

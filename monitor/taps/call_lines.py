@@ -9,6 +9,7 @@ from types import CodeType, FrameType
 from typing import NamedTuple
 
 from trainermon.monitor.errors import ConfigError
+from trainermon.monitor.strict import shown
 
 # The monitor's own frames are no part of a call line.
 _OWN = ("trainermon/monitor/taps/", __file__.rpartition("/")[0] + "/")
@@ -84,5 +85,5 @@ def _compiled(pattern: str, index: int) -> re.Pattern[str]:
         return re.compile(pattern)
     except re.error as error:
         raise ConfigError(
-            f"cc_distribution.cc_codeline[{index}]: found {pattern!r}, expected a regular expression: {error}"
+            f"cc_distribution.cc_codeline[{index}]: found {shown(pattern)}, expected a regular expression: {error}"
         ) from None

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from trainermon.monitor.taps.call_rows import Arguments, Call, CallRows
 from trainermon.monitor.taps.guard import Guard
 from trainermon.monitor.taps.operands import METHODS, Op, read_by, written_by
-from trainermon.monitor.taps.patch import CallPatch
+from trainermon.monitor.taps.patch import CallPatch, with_subclasses
 from trainermon.monitor.taps.process_groups import Group, Groups
 
 
@@ -44,7 +44,7 @@ class MethodTaps:
                 yield self._patch(owner, name, self._guard.wrap(self._begins, op), self._ends)
         yield self._patch(owner, "_start_coalescing", self._guard.wrap(self._block_begins), self._ends)
         yield self._patch(owner, "_end_coalescing", self._guard.wrap(self._block_closes), self._block_ends)
-        for work in _with_subclasses(dist.Work):
+        for work in with_subclasses(dist.Work):
             if "wait" in vars(work):
                 yield self._patch(work, "wait", self._guard.wrap(self._wait_begins), self._wait_ends)
 
@@ -116,9 +116,3 @@ class MethodTaps:
         self._rows.put_wait(calls[0], perf_counter() - begin_s)  # the calls of a block were waited for at once
         for call in calls:
             self._rows.take_after(call)
-
-
-def _with_subclasses(cls: type[Any]) -> Iterator[type[Any]]:
-    yield cls
-    for subclass in cls.__subclasses__():
-        yield from _with_subclasses(subclass)

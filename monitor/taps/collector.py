@@ -2,15 +2,19 @@
 
 A tap says "these tensors are these series"; the statistics are taken at once, on the device, into the open slab. A
 series that is taken twice in one step keeps its last row; several series may share one row (one tensor, several names).
+
+A step that has ended may stay open for what the script records after it. The first row of the next step closes it,
+whichever tap takes that row.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
-from typing import TypeVar
+from collections.abc import Iterable, Iterator, Sequence, Set
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -49,6 +53,15 @@ class SeriesTable:
             self._num_written = len(self.keys)
 
 
+class _Taken(NamedTuple):
+    """What was taken for one step: its slab if it has one, the rows in it by series, and numbers of the host."""
+
+    step: int
+    slab: Slab | None
+    rows: dict[int, int]
+    scalars: dict[int, float]
+
+
 class Collector:
     """Takes statistics for one step at a time and writes each sealed step to the journal.
 
@@ -72,11 +85,38 @@ class Collector:
         self._slab: Slab | None = None
         self._rows: dict[int, int] = {}
         self._scalars: dict[int, float] = {}
+        self._ended: _Taken | None = None
         self._sealed: deque[tuple[dict[int, int], dict[int, float]]] = deque()
 
     def begin(self, step: int) -> None:
-        """Make `step` the one that rows belong to; its slab is taken when the first row comes."""
-        self._step = step
+        """Make `step` the one that rows belong to; its slab is taken when the first row comes.
+
+        What was taken for the step before stays open for `late` until then, or until it is sealed.
+        """
+        self.seal_ended()
+        if self.is_empty:
+            self.discard()
+        else:
+            self._ended = _Taken(self._step, self._slab, self._rows, self._scalars)
+        self._become(_Taken(step, None, {}, {}))
+
+    @contextlib.contextmanager
+    def late(self, step: int) -> Iterator[None]:
+        """File what is taken inside under `step`, which has ended, and write it."""
+        ended, self._ended = self._ended or _Taken(step, None, {}, {}), None
+        coming = _Taken(self._step, self._slab, self._rows, self._scalars)
+        self._become(ended)
+        try:
+            yield
+        finally:
+            self.seal()
+            self._become(coming)
+
+    def seal_ended(self) -> None:
+        """Write the step before the one that is open, if it was not."""
+        if self._ended is not None:
+            with self.late(self._ended.step):
+                pass
 
     def take(self, series: Sequence[int], tensors: Sequence[Tensor]) -> int:
         """Take the statistics of `tensors` as rows of `series`; return the first row, or -1 if nothing was taken."""
@@ -136,19 +176,26 @@ class Collector:
         """Whether nothing was taken for this step."""
         return not self._rows and not self._scalars
 
-    def discard(self) -> None:
-        """Forget what was taken for the open step; its slab is used again."""
-        self._slab, self._rows, self._scalars = None, {}, {}
+    def discard(self, *, but: Set[int] = frozenset()) -> None:
+        """Forget what was taken for the open step, `but` for these series; without them its slab is used again."""
+        self._rows = {series: row for series, row in self._rows.items() if series in but}
+        self._scalars = {series: value for series, value in self._scalars.items() if series in but}
+        if not self._rows and self._slab is not None:
+            self._ring.release(self._slab)
+            self._slab = None
 
     def seal(self) -> None:
         """End the step: start the copy to the host, and write every step whose copy has arrived."""
         if self._is_capturing():
             self.discard()
             return
-        if not self.is_empty and self._open() is not None:
+        slab = None if self.is_empty else self._open()
+        if slab is None:
+            self.discard()
+        else:
             self._sealed.append((self._rows, self._scalars))
-            self._ring.seal()
-        self._slab, self._rows, self._scalars = None, {}, {}
+            self._ring.seal(slab)
+            self._become(_Taken(self._step, None, {}, {}))
         self.write_ready()
 
     def write_ready(self, *, wait: bool = False) -> None:
@@ -175,8 +222,12 @@ class Collector:
 
     def _open(self) -> Slab | None:
         if self._slab is None:
+            self.seal_ended()
             self._slab = self._ring.begin(self._step)
         return self._slab
+
+    def _become(self, taken: _Taken) -> None:
+        self._step, self._slab, self._rows, self._scalars = taken
 
 
 def _move(taken: dict[int, T], series: int, to: int | None) -> None:

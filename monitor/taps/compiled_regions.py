@@ -201,6 +201,7 @@ class CompiledRegions:
 
     def __init__(self, modules: Sequence[Module], collector: Collector, steps: MicroSteps, guard: Guard) -> None:
         self.num_seen = self.unseen_steps = 0
+        self._num_modules = len(modules)
         self._watched = {site: _Watched(m) for m in modules if (site := site_of(m.module)) is not None}
         self._collector = collector
         self._steps = steps
@@ -220,21 +221,24 @@ class CompiledRegions:
             _watchers.pop(site, None)
 
     def step_ended(self, num_seen_by_hooks: int) -> None:
-        """Say so if a due step that had a backward has shown no module at all."""
-        if self.num_seen or num_seen_by_hooks or not self._steps.has_backward:
+        """Say so if a due step that had a backward has shown no module at all, though there are some."""
+        if not self._num_modules or self.num_seen or num_seen_by_hooks or not self._steps.has_backward:
             return
         if not self.unseen_steps:
             self._collector.tell(
                 "activations are asked for, but not one module was seen in a step: the model runs in compiled code, "
-                "where hooks that come later never fire; call trainermon.compile_friendly(model) before torch.compile"
+                "where hooks that come later never fire (call trainermon.compile_friendly(model) before torch.compile) "
+                "or its forward is passed by (call the model itself, no method of it)"
             )
         self.unseen_steps += 1
 
     def _see(self, watched: _Watched, tensor: Tensor, slot: str) -> None:
         if in_backward() or self._steps.muted or self._collector.muted:
             return
-        self.num_seen += 1
         stage = watched.module.stage
+        if self._steps.is_crowded(stage):
+            return
+        self.num_seen += 1
         # a root that was compiled in place does not tell when its forward begins: the backwards that ended do
         by_backward = not self._steps.counting
         serial = self._steps.serial(stage, recomputing=by_backward)

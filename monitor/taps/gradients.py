@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import statistics
 import time
 from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from trainermon.monitor.catalogue import GRADIENT_AT_STEP
 from trainermon.monitor.taps.collector import Collector
 from trainermon.monitor.taps.guard import Contained, Guard
 from trainermon.monitor.taps.micro_steps import MicroSteps
@@ -16,7 +18,9 @@ from trainermon.monitor.values import Kind, SeriesKey
 
 logger = logging.getLogger("trainermon")
 
-NOT_CHOSEN = -1
+NOT_CHOSEN = REPLACED = -1
+MAX_WRITTEN = 16
+"""Gradients of a step that are taken again; a script that writes to more of them does so by design."""
 REDUCER_WAIT = SeriesKey(Kind.COMM, "dp.reducer", "wait_seconds")
 """How long backwards of a step waited, after all gradients were there, for a reducer that waits inside of them."""
 
@@ -32,25 +36,22 @@ class GradientTaps:
         indices: Which of `training.parameters`.
         collector: Where rows go.
         steps: Which micro step runs.
-        micro_steps: Backwards per step.
         guard: Contains the hooks.
     """
 
-    def __init__(  # noqa: PLR0913  # what it reads from and writes to
+    def __init__(
         self,
         training: Training,
         indices: Sequence[int],
         collector: Collector,
         steps: MicroSteps,
         *,
-        micro_steps: int,
         guard: Guard,
     ) -> None:
         self._training = training
         self._indices = indices
         self._collector = collector
         self._steps = steps
-        self._num_micro_steps = micro_steps
         self._guard = guard
         self._handles: list[Handle] = []
         self._is_taken = False
@@ -65,6 +66,12 @@ class GradientTaps:
         self._accumulated_s = self._waited_s = 0.0
         self._taken_when_final: set[int] = set()
         self._of_micro_step: dict[tuple[int, int], int] = {}
+        self._versions: list[tuple[int, int]] = []
+
+    @property
+    def series(self) -> list[int]:
+        """The series of the unreduced and of the reduced gradients."""
+        return [self._unreduced[i] for i in self._indices] + self.reduced
 
     @property
     def reduced(self) -> list[int]:
@@ -100,6 +107,7 @@ class GradientTaps:
         self._is_taken = self._is_mixed = False
         self._accumulated_s = self._waited_s = 0.0
         self._taken_when_final.clear()
+        self._versions = []
 
     def backward_ended(self) -> None:
         """Take the reduced gradients, before any clipping, if this backward was the last of the step."""
@@ -108,8 +116,9 @@ class GradientTaps:
         if self._accumulated_s and self._training.is_reduced_now():
             self._waited_s += time.perf_counter() - self._accumulated_s
             self._collector.put(self._collector.table.id_of(REDUCER_WAIT), self._waited_s)
-        if self._steps.backward >= self._num_micro_steps:
+        if self._steps.is_complete:
             self._take_reduced()
+            self._versions = self._training.gradient_versions()
         elif self._training.is_reduced_now():
             self._is_mixed = True
             self._warn_once(
@@ -118,12 +127,17 @@ class GradientTaps:
             )
 
     def complete(self) -> None:
-        """Take the gradients now, unless they were taken at the end of the step's last backward."""
+        """Take the gradients now, unless they were taken at the end of the step's last backward.
+
+        Of those that were, take the few again that the script wrote to since more or less often than to the others, as
+        clipping does not: whatever it did to them is in no other row.
+        """
+        self._take_written()
         if self._is_taken or not self._take_reduced() or self._training.reads_at_entry:
             return
         self._warn_once(
             f"a step had {self._steps.backward} backward passes that were seen, but grad_acc_steps is "
-            f"{self._num_micro_steps}: its gradients were read at the optimizer step, after any clipping; pass the "
+            f"{self._steps.expected}: its gradients were read at the optimizer step, after any clipping; pass the "
             "right grad_acc_steps to set_monitor"
         )
 
@@ -142,6 +156,20 @@ class GradientTaps:
             for row, i in enumerate(present, start=first):
                 self._collector.share(self._unreduced[i], row)
         return self._is_taken
+
+    def _take_written(self) -> None:
+        before, self._versions = self._versions, []
+        if not before or not self._is_taken:
+            return
+        now = self._training.gradient_versions()
+        writes = [new[1] - old[1] if new[0] == old[0] else REPLACED for new, old in zip(now, before, strict=True)]
+        usual = statistics.mode(writes[i] for i in self._indices)
+        odd = [i for i in self._indices if writes[i] != usual]
+        gradients = self._training.reduced_gradients() if 0 < len(odd) <= MAX_WRITTEN else []
+        for i in odd if gradients else ():
+            if gradients[i] is not None:
+                series = self._collector.table.id_of(self._training.parameters[i].key(Kind.STATE, GRADIENT_AT_STEP))
+                self._collector.take((series,), (gradients[i],))  # type: ignore[arg-type]
 
     def _watch_final(self) -> list[Handle]:
         parameters = self._training.parameters
@@ -167,8 +195,7 @@ class GradientTaps:
             self._taken_when_final.add(index)
 
     def _is_last(self, index: int) -> bool:
-        stage = self._training.parameters[index].stage
-        return self._steps.micro_step(stage, recomputing=True) + 1 >= self._num_micro_steps
+        return self._steps.is_last(self._training.parameters[index].stage)
 
     def _accumulated_at(self, index: int, gradient: Tensor) -> None:
         self._accumulated_s = time.perf_counter()

@@ -6,7 +6,9 @@ reducer queued itself. The first one is queued from the gradient of the root's o
 reentrant checkpointing are not taken for the end, or from a parameter where the root was not entered by a call. Only a
 backward that reached a parameter's `.grad` counts: `torch.autograd.grad` does not.
 
-Every virtual pipeline stage counts for itself: its micro steps pass in order, but several may be under way at a time.
+A micro step is what ends with a backward. All forwards before it belong to it: a discriminator sees real and fake
+samples, a siamese net two views. In a pipeline each forward is a micro step of its own: they pass in order, but several
+may be under way at a time. Every virtual pipeline stage counts for itself.
 """
 
 from __future__ import annotations
@@ -21,17 +23,39 @@ from trainermon.monitor.taps.guard import Guard
 from trainermon.monitor.taps.training import Handle, Training
 from trainermon.monitor.taps.tree import tensors_of
 
+# Forwards before one backward that are looked at: a root that is called for every token would make series without end.
+MAX_FORWARDS = 64
+
 _TRACERS = (torch._C._TorchDispatchModeKey.FAKE, torch._C._TorchDispatchModeKey.PROXY)
 
 
 class _Stage:
-    """How far one virtual pipeline stage is in the open step, and how many passes it has made in all."""
+    """How far one virtual pipeline stage is in the open step, and how many passes it has made in all.
 
-    __slots__ = ("backward", "backwards", "depth", "forward", "forwards")
+    `forward` is the micro step of the last forward, `pending` how many forwards of it there were, `forwards` a number
+    that is different for each micro step of the run.
+    """
+
+    __slots__ = ("backward", "backwards", "depth", "forward", "forwards", "pending")
 
     def __init__(self) -> None:
-        self.forward, self.backward, self.depth = -1, 0, 0
         self.forwards = self.backwards = 0
+        self.new_step()
+
+    def new_step(self) -> None:
+        self.forward, self.backward, self.depth, self.pending = -1, 0, 0, 0
+
+    def forward_begins(self, *, is_pipelined: bool) -> None:
+        if is_pipelined or not self.pending:
+            self.forwards += 1
+            self.pending = 0
+        self.forward = self.forward + 1 if is_pipelined else self.backward
+        self.pending += 1
+
+    def backward_ended(self) -> None:
+        self.backward += 1
+        self.backwards += 1
+        self.pending = 0
 
 
 class MicroSteps:
@@ -41,6 +65,7 @@ class MicroSteps:
         counting: Whether a training forward is running: train mode, grad mode on, not a replay.
         attached: Whether the hooks are in place.
         muted: Whether a replay or the optimizer's own step runs, in which nothing counts.
+        expected: How many backwards the open step has: every step's number, unless `expect` said otherwise.
         in_float16: Whether the last forward ran under float16 autocast, where a loss scaler skips steps by design.
     """
 
@@ -49,6 +74,7 @@ class MicroSteps:
         training: Training,
         guard: Guard,
         *,
+        num_expected: int,
         on_forward_begin: Callable[[], None],
         on_forward_mode: Callable[[bool], None],
         on_forward_end: Callable[[int, Any], None],
@@ -57,6 +83,7 @@ class MicroSteps:
         self.counting = False
         self.attached = False
         self.muted = self.in_float16 = False
+        self.expected = self._num_expected = num_expected
         self._training = training
         self._device_type = training.device.type
         self._guard = guard
@@ -77,25 +104,39 @@ class MicroSteps:
         """How many backwards of the open step every stage has behind it."""
         return min(stage.backward for stage in self._stages)
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether, at the end of a backward, that was the step's last one."""
+        told = self._training.tells_last()
+        return self.backward >= self.expected if told is None else told
+
+    def is_last(self, stage: int) -> bool:
+        """Return whether the backward that runs in `stage` is the step's last one."""
+        told = self._training.tells_last()
+        return self._stages[stage].backward + 1 >= self.expected if told is None else told
+
+    def expect(self, number: int) -> None:
+        """Say that the open step has `number` backwards, and those after it as many as usual."""
+        self.expected = number
+
     def micro_step(self, stage: int, *, recomputing: bool = False) -> int:
         """Return the micro step of the forward that runs or ran last in `stage`, or of the backward that recomputes."""
         found = self._stages[stage]
         return found.backward if recomputing else found.forward
 
     def serial(self, stage: int, *, recomputing: bool = False) -> int:
-        """Return a number that is different for each forward of `stage`, or for each backward, of the whole run."""
+        """Return a number that is different for each micro step of `stage`, or for each backward, of the whole run."""
         found = self._stages[stage]
         return found.backwards if recomputing else found.forwards
+
+    def is_crowded(self, stage: int) -> bool:
+        """Return whether the micro step has had more than 64 forwards, and what they do is looked at no more."""
+        return self._stages[stage].pending > MAX_FORWARDS
 
     @property
     def has_begun(self) -> bool:
         """Whether a forward or a backward of the open step was seen."""
         return bool(self._reached) or any(stage.forward >= 0 or stage.backward > 0 for stage in self._stages)
-
-    @property
-    def has_forward(self) -> bool:
-        """Whether a training forward of the open step was seen; a root that is compiled in place does not show any."""
-        return any(stage.forward >= 0 for stage in self._stages)
 
     @property
     def has_backward(self) -> bool:
@@ -127,7 +168,8 @@ class MicroSteps:
     def new_step(self) -> None:
         """Start counting from zero: an optimizer step has ended."""
         for stage in self._stages:
-            stage.forward, stage.backward, stage.depth = -1, 0, 0
+            stage.new_step()
+        self.expected = self._num_expected
         self.counting = self._armed = False
         self._reached.clear()
 
@@ -139,13 +181,14 @@ class MicroSteps:
         found.depth += 1
         if found.depth > 1:
             return  # a root that calls itself, as Lightning's modules do under DDP, makes one forward
-        self._armed = False  # a backward that ended by an exception never came to its end
+        if self._armed:
+            self._forget_failed()
         self._on_forward_begin()
         self.in_float16 = _is_float16(self._device_type)
         self.counting = module.training and torch.is_grad_enabled()
         self._on_forward_mode(self.counting)
-        found.forward += self.counting
-        found.forwards += self.counting
+        if self.counting:
+            found.forward_begins(is_pipelined=self._training.is_pipelined)
 
     def _after_forward(self, stage: int, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
         found = self._stages[stage]
@@ -157,6 +200,13 @@ class MicroSteps:
                 # reading grad_fn also keeps register_hook from dying of a segmentation fault, see ModuleTaps
                 if tensor.grad_fn is not None:
                     tensor.register_hook(self._arm_hook)  # type: ignore[no-untyped-call]
+
+    def _forget_failed(self) -> None:
+        """Forget a backward that ended by an exception: it never came to its end, and its forwards have none."""
+        self._armed = False
+        self._reached.clear()
+        for stage in self._stages:
+            stage.pending = 0
 
     def _accumulated(self, stage: int) -> None:
         if not self.muted:
@@ -176,8 +226,7 @@ class MicroSteps:
         self._armed = False
         if self._reached:
             for stage in self._reached:
-                self._stages[stage].backward += 1
-                self._stages[stage].backwards += 1
+                self._stages[stage].backward_ended()
             self._reached.clear()
             self._on_backward_end()
 

@@ -8,7 +8,6 @@ all its consumers.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -19,7 +18,7 @@ from torch.utils.hooks import RemovableHandle
 from trainermon.monitor.taps.collector import Collector
 from trainermon.monitor.taps.compiled_regions import register
 from trainermon.monitor.taps.guard import Guard
-from trainermon.monitor.taps.micro_steps import MicroSteps, in_backward
+from trainermon.monitor.taps.micro_steps import MAX_FORWARDS, MicroSteps, in_backward
 from trainermon.monitor.taps.training import Handle, Module
 from trainermon.monitor.taps.tree import tensors_of
 from trainermon.monitor.values import Kind, Placement, SeriesKey
@@ -57,7 +56,8 @@ class _Seen:
 class ModuleTaps:
     """Takes what goes into and comes out of `modules` in training forwards, and the gradients of both.
 
-    Calls of one module within a micro step are told apart by number. Evaluation and recomputation are not counted. A
+    Calls of one module within a micro step are told apart by number, also where the root itself is called several times
+    (the first 64 times; the log says so once if there are more). Evaluation and recomputation are not counted. A
     tensor that cannot be read (quantized, on the meta device, inside vmap) has no row, and the log says so once.
 
     Attributes:
@@ -76,7 +76,7 @@ class ModuleTaps:
         self._unreadable: set[str] = set()
         self._forward = self._backward = True
         self.num_seen = 0
-        self._several_micro_steps = False
+        self._several_micro_steps = self._is_crowd_told = False
 
     def attach(self, *, forward: bool, backward: bool, micro_steps: int) -> None:
         """Put a hook before and one behind each module; `forward` and `backward` say what is taken."""
@@ -118,7 +118,7 @@ class ModuleTaps:
 
     def _before(self, watched: _Watched, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         recomputing = not self._steps.counting
-        if recomputing and not self._recomputing():
+        if self._is_passed_over(watched, recomputing=recomputing):
             return
         serial = self._steps.serial(watched.module.stage, recomputing=recomputing)
         if watched.passes[recomputing] != serial:
@@ -134,15 +134,25 @@ class ModuleTaps:
 
     def _behind(self, watched: _Watched, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
         recomputing = not self._steps.counting
-        if recomputing and not self._recomputing():
+        if self._is_passed_over(watched, recomputing=recomputing):
             return
         if isinstance(output, Tensor):
             self._look(watched, "output", ".0", output, recomputing=recomputing)
         else:
             self._look_at_all(watched, "output", tensors_of(output), recomputing=recomputing)
 
-    def _recomputing(self) -> bool:
-        return in_backward() and not self._steps.muted
+    def _is_passed_over(self, watched: _Watched, *, recomputing: bool) -> bool:
+        if recomputing and (self._steps.muted or not in_backward()):
+            return True
+        if not self._steps.is_crowded(watched.module.stage):
+            return False
+        if not self._is_crowd_told:
+            self._is_crowd_told = True
+            self._collector.tell(
+                f"the model was called more than {MAX_FORWARDS} times before one backward: the activations of its "
+                f"first {MAX_FORWARDS} calls are collected"
+            )
+        return True
 
     def _look_at_all(
         self, watched: _Watched, side: str, found: Iterable[tuple[str, Tensor]], *, recomputing: bool
@@ -233,6 +243,15 @@ def _find(memory: list[_Seen], tensor: Tensor) -> _Seen | None:
     return None
 
 
-def _version_of(tensor: Tensor) -> float:
-    """Return how often `tensor` was written to; NaN, equal to nothing, for one that does not count (inference mode)."""
-    return math.nan if tensor.is_inference() else tensor._version
+def _version_of(tensor: Tensor) -> tuple[float, int]:
+    """Return how often `tensor` was written to, and where its elements are, which `tensor.data = …` changes alone.
+
+    NaN, equal to nothing, is the count of one that does not count (inference mode); one without memory of its own is at
+    0. A write through `.data` into the same memory leaves no trace.
+    """
+    try:
+        place = tensor.data_ptr()
+    except RuntimeError:  # sparse, nested, fake
+        place = 0
+    # a new object each time: tuples hold the very same NaN to be equal to itself
+    return float("nan") if tensor.is_inference() else tensor._version, place

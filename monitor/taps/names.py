@@ -6,6 +6,8 @@ import difflib
 import fnmatch
 from collections.abc import Sequence
 
+from trainermon.monitor.values import well_formed
+
 # What DDP, torch.compile, FSDP and activation checkpointing put into the path of a module.
 WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 NAMES_TOLD = 5
@@ -15,7 +17,7 @@ def plain_name(name: str) -> str:
     """Return `name` without the path parts that wrappers add.
 
     A leading `module` and any part that starts with an underscore and belongs to a known wrapper are dropped; a
-    `module` in the middle may be the user's own and stays.
+    `module` in the middle may be the user's own and stays. What UTF-8 cannot hold is written out.
 
     >>> plain_name("module.h.0._orig_mod.attn.weight")
     'h.0.attn.weight'
@@ -23,7 +25,7 @@ def plain_name(name: str) -> str:
     parts = name.split(".")
     while parts and parts[0] in WRAPPERS:
         parts = parts[1:]
-    return ".".join(part for part in parts if part == "module" or part not in WRAPPERS)
+    return well_formed(".".join(part for part in parts if part == "module" or part not in WRAPPERS))
 
 
 def chosen(name: str, targets: Sequence[str], stage: int = 0) -> bool:

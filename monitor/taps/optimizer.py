@@ -117,9 +117,10 @@ class StateTaps:
             if inputs is None or self._why_unreadable(found):
                 continue
             formula, first, second, step = inputs
+            moments = (_as_reals(first), _as_reals(second))
             series = (self._number(index, Kind.UPDATE, found), self._number(index, Kind.RATIO, found))
             take_in_pieces(
-                self._collector, series, (first, second), lambda m, v, f=formula, g=found.group, t=step: f(m, v, g, t)
+                self._collector, series, moments, lambda m, v, f=formula, g=found.group, t=step: f(m, v, g, t)
             )
 
     def take_direction(self) -> None:
@@ -148,7 +149,7 @@ class StateTaps:
             take_in_pieces(
                 self._collector,
                 series,
-                (gradient.reshape(moment.shape), moment),
+                (_as_reals(gradient.reshape(moment.shape)), _as_reals(moment)),
                 lambda g, m, s=sign: (g.sign().mul_(m.sign()).float().mul_(s).add_(0.5),),
             )
 
@@ -237,7 +238,12 @@ def _is_readable(tensor: Tensor, value: Tensor) -> bool:
     is_plain = type(tensor) in (Tensor, nn.Parameter) or hasattr(tensor, "placements")
     if tensor.dtype is torch.float16 and value.dtype is not torch.float16:
         return False  # so narrow a range is used with a scale only
-    return is_plain and tensor.is_floating_point() and tensor.itemsize > 1
+    return is_plain and (tensor.is_complex() or tensor.is_floating_point()) and tensor.itemsize > 1
+
+
+def _as_reals(tensor: Tensor) -> Tensor:
+    """Return a complex tensor as pairs of reals, any other as it is."""
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 def _has_momentum(optimizer: torch.optim.Optimizer) -> bool:

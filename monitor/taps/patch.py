@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -146,6 +146,13 @@ class CallPatch:
             return watched(*args, **kwargs)
 
         return around
+
+
+def with_subclasses(cls: type[Any]) -> Iterator[type[Any]]:
+    """Yield a class and all that are derived from it."""
+    yield cls
+    for subclass in cls.__subclasses__():
+        yield from with_subclasses(subclass)
 
 
 def _missing(owner: Any, name: str) -> AttachError:

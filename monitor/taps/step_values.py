@@ -11,6 +11,7 @@ from torch import Tensor
 
 from trainermon.monitor.catalogue import (
     CLIP_RATIO_SERIES,
+    EVAL_MODE_SERIES,
     GLOBAL_NORM_SERIES,
     LEARNING_RATE_SERIES,
     LOSS_SCALE_SERIES,
@@ -46,6 +47,7 @@ class StepValues:
         )
         self._probe: tuple[list[int], Tensor] | None = None
         self._ratio: Tensor | None = None
+        self._was_eval = False
 
     def at_backward_end(self) -> None:
         """Look at the probe before the script may clip; of several calls in a step the last one counts."""
@@ -70,6 +72,9 @@ class StepValues:
         self._file(SKIPPED_SERIES, None if outcome.skipped is None else float(outcome.skipped))
         for group, rate in enumerate(self._training.learning_rates()):
             self._file(LEARNING_RATE_SERIES, rate, slot=str(group))
+        is_eval = not any(root.training for root in self._training.roots)
+        self._was_eval |= is_eval
+        self._file(EVAL_MODE_SERIES, float(is_eval) if self._was_eval else None)
         self._ratio = None
 
     def new_step(self) -> None:

@@ -110,6 +110,8 @@ class Training(abc.ABC):
             says that other ranks hold copies. False: they are sharded then.
         reduces: Gradients are reduced over ranks, so that an unreduced gradient is something else than a reduced one.
         waits_in_backward: The host waits for other ranks at the end of a backward, in no call that is seen.
+        is_pipelined: Each forward is a micro step of its own, and several may have begun before the first has its
+            backward. False: all forwards before a backward belong to one micro step.
         unreduced_once: `watch_unreduced` reports once per step, not once per backward.
         coordinates: Where this rank stands, if the framework knows better than the launcher; else None.
         communicates: Which axes the forward communicates over ("tp", "cp", "ep", "dp" …): a replay needs all ranks of
@@ -122,6 +124,7 @@ class Training(abc.ABC):
     holds_replicas: bool = True
     reduces: bool = False
     waits_in_backward: bool = False
+    is_pipelined: bool = False
     unreduced_once: bool = False
     coordinates: Coordinates | None = None
     communicates: tuple[str, ...] = ()
@@ -161,6 +164,10 @@ class Training(abc.ABC):
         exit: Callable[[Outcome], None],  # the counterpart of entry
     ) -> list[Handle]:
         """Call `entry` before the outer optimizer step and `exit` after it."""
+
+    def gradient_versions(self) -> list[tuple[int, int]]:
+        """Return by parameter which gradient it has, and how often that was written to; empty if that is not known."""
+        return []
 
     def watch_decision(self, guard: Guard, decide: Callable[[bool], None]) -> list[Handle]:
         """Call `decide(nonfinite)` inside the outer step, once the framework knows its global norm or found-inf.
@@ -208,6 +215,9 @@ class Training(abc.ABC):
     def is_reduced_now(self) -> bool:
         """Return, at the end of a backward, whether its gradients were reduced over ranks."""
         return False
+
+    tells_last: Callable[[], bool | None] = staticmethod(lambda: None)
+    """Returns whether the backward that runs is the step's last, where the loop's library tells; else None."""
 
     def gradients_are_gone(self) -> bool:
         """Return whether the script has thrown the accumulated gradients away (`zero_grad`) without a step."""

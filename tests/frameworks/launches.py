@@ -38,5 +38,5 @@ class Launches:
             folder = self._launched[size] = self._folders.mktemp(f"{self._worker.parent.name}{size}")
             places = {"TRAINERMON_SPOOL": f"{folder}/spool", "TRAINERMON_OUTPUT": f"{folder}/output"}
             names = dict.fromkeys(name for chosen, name in self._chosen if chosen == size)
-            run_ranks(self._worker, str(folder), *names, world_size=size, timeout_s=280, **places)
+            run_ranks(self._worker, str(folder), *names, world_size=size, timeout_s=900, **places)
         return self._launched[size]

@@ -11,4 +11,4 @@ from tests.ranks import run_ranks
 def test_every_row_is_that_of_the_whole_model_and_megatron_alone_changes_nothing(tmp_path):
     places = {"TRAINERMON_SPOOL": str(tmp_path / "spool"), "TRAINERMON_OUTPUT": str(tmp_path / "output")}
     worker = Path(__file__).with_name("known_faults_megatron.py")
-    run_ranks(worker, world_size=2, timeout_s=280, PYTHONWARNINGS="ignore", **places)
+    run_ranks(worker, world_size=2, timeout_s=900, PYTHONWARNINGS="ignore", **places)

@@ -93,6 +93,47 @@ def test_a_bad_file_is_named(tmp_path, name, text, message):
         load_config(path)
 
 
+BOMB = "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 60)) + "targets: *a59\n"
+MERGES = "a0: &a0 {x: 1}\n" + "".join(f"a{i}: &a{i} {{<<: [*a{i - 1}, *a{i - 1}]}}\n" for i in range(1, 60))
+HOSTILE = {
+    "bomb.yaml": (BOMB, "the aliases stand for more than 100000 values"),
+    "merges.yaml": (MERGES, "the aliases stand for more than 100000 values"),
+    "itself.yaml": ("&a [*a]", "the aliases stand for more than 100000 values"),
+    "deep.yaml": ("[" * 5000, "is nested too deeply"),
+    "deep.json": ("[" * 100_000, "is nested too deeply"),
+    "date.yaml": ("targets: 2024-13-45", "is not valid YAML: month must be in 1..12"),
+    "digits.yaml": ("step_interval: " + "9" * 5000, "is not valid YAML: Exceeds the limit"),
+    "digits.json": ('{"step_interval": ' + "9" * 5000 + "}", "is not valid JSON: Exceeds the limit"),
+    "hexadecimal.yaml": ("step_interval: -0x" + "f" * 5000, "found an int that Python does not write out"),
+    "huge.yaml": ("a: b\n" * 100_000, "has more than 262144 bytes"),
+    "huge.json": (" " * 2_000_000 + "{}", "has more than 1048576 bytes"),
+    "long.json": (json.dumps({"step_interval": "x" * 900_000}), "step_interval: found 'xxx"),
+    "wide.json": (json.dumps({"step_interval": [[["x"] * 100] * 100] * 20}), "step_interval: found "),
+    "key.json": (json.dumps({"x" * 900_000: 1}), "xxx: unknown key"),
+    "latin.yaml": (b"targets: \xff", "cannot be read"),
+    "half.json": (r'{"step_interval": "\ud800"}', "step_interval: found"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_file_is_refused_with_a_short_message(tmp_path, name):
+    content, message = HOSTILE[name]
+    path = tmp_path / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_config(path)
+    assert len(str(caught.value)) < 1500
+    assert str(caught.value).isascii()
+
+
+def test_an_alias_that_stands_for_little_is_read(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text("targets: &names [h.0, h.1]\ncc_distribution: {enable: true, cc_codeline: *names}\n")
+
+    assert load_config(path)[0].cc_distribution.cc_codeline == ("h.0", "h.1")
+
+
 def test_an_empty_yaml_file_means_the_defaults(tmp_path):
     path = tmp_path / "empty.yaml"
     path.write_text("# nothing\n")

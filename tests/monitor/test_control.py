@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import mmap
 import os
 import resource
 import struct
@@ -173,10 +172,84 @@ def test_a_phase_of_a_newer_release_is_not_taken_for_another(page, reader, monke
     assert beat.step == 1
 
 
-def test_a_page_needs_its_blocks_before_it_is_mapped(tmp_path):
+def test_a_page_has_its_blocks_for_those_who_map_it(tmp_path):
     page = ControlPage(tmp_path, 3)
-    assert os.stat(tmp_path / "rank00003.page").st_blocks * 512 >= mmap.PAGESIZE, "a hole is SIGBUS on a full disk"
+    assert os.stat(tmp_path / "rank00003.page").st_blocks * 512 >= 4096, "a hole is SIGBUS on a full disk"
     page.close()
+
+
+def shorten(path, size):
+    os.truncate(path, size)
+
+
+def replace(path, content):
+    path.unlink()
+    path.write_bytes(content)
+
+
+def overwrite(path, content):
+    path.write_bytes(content)
+
+
+ATTACKS = {
+    "truncated to nothing": lambda path: shorten(path, 0),
+    "truncated": lambda path: shorten(path, 100),
+    "removed": lambda path: path.unlink(),
+    "replaced by an empty file": lambda path: replace(path, b""),
+    "replaced by rubbish": lambda path: replace(path, b"rubbish" * 1000),
+    "overwritten by zeros": lambda path: overwrite(path, bytes(4096)),
+    "overwritten by rubbish": lambda path: overwrite(path, b"rubbish" * 10),
+}
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_a_page_that_somebody_spoils_is_made_anew_and_that_is_told_once(page, reader, tmp_path, caplog, attack):
+    page.beat(1, Phase.STEP, 1.0)
+    reader.send([DUMP])
+    assert page.epoch() == 1
+    assert reader.heartbeat() is not None
+    path = tmp_path / "rank00003.page"
+
+    for step in range(2, 402):
+        if step % 100 == 2:
+            ATTACKS[attack](path)
+            reader.heartbeat()
+        page.beat(step, Phase.STEP, 2.0)
+        page.epoch()
+
+    assert path.stat().st_size >= 4096
+    assert reader.heartbeat() == Heartbeat(step=401, phase=Phase.STEP, time_s=2.0, generation=401, pid=os.getpid())
+    before = page.epoch()
+    reader.send([])
+    assert page.epoch() != before
+    assert len(caplog.records) == 1
+    assert "rank00003.page was changed by somebody else: it is made anew" in caplog.text
+
+
+def test_a_page_that_cannot_be_made_anew_ends_nothing_and_is_told_once(page, tmp_path, caplog):
+    (tmp_path / "rank00003.page").unlink()
+    (tmp_path / "rank00003.page").mkdir()
+
+    for step in range(200):
+        page.beat(step, Phase.STEP, 1.0)
+        page.epoch()
+
+    assert len(caplog.records) == 1
+
+
+def test_a_beat_for_which_there_is_no_space_ends_nothing_and_is_told_once(page, tmp_path, caplog):
+    """The page is a hole after somebody has shortened it, and the disk is full."""
+    os.truncate(tmp_path / "rank00003.page", 0)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        for step in range(200):
+            page.beat(step, Phase.STEP, 1.0)
+            page.epoch()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    assert len(caplog.records) == 1
 
 
 def test_a_page_that_cannot_be_written_is_refused(tmp_path):
@@ -321,6 +394,7 @@ def test_a_failed_send_leaves_the_old_set_and_epoch(page, reader, tmp_path, monk
 def test_a_closed_page_takes_beats_and_keeps_its_epoch(page, reader):
     reader.send([DUMP])
     page.beat(5, Phase.STEP, 1.0)
+    assert page.epoch() == 1
     page.close()
     page.close()
 

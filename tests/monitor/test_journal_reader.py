@@ -322,6 +322,19 @@ def test_nothing_is_given_out_whose_writer_is_not_known(tmp_path, open_reader):
     assert steps(open_reader(Cursor(list_files(tmp_path, 0)[1], 900)).poll()) == [8, 9, 10, 11]
 
 
+def test_a_record_that_was_had_before_is_not_given_again(tmp_path, open_reader):
+    writer = open_writer(tmp_path)
+    for step in range(4):
+        writer.append_block(make_block(step))
+    path, content = file_of(tmp_path), file_of(tmp_path).read_bytes()
+    offsets = frame_offsets(path)
+    path.write_bytes(content + content[offsets[2] : offsets[4]])  # a stretch of the file stands there twice
+
+    reader = open_reader()
+    assert steps(reader.poll()) == [0, 1, 2, 3]
+    assert (reader.corrupt, reader.lost_records) == (2, 0)
+
+
 def test_blocks_whose_series_were_damaged_are_not_given_to_anybody(tmp_path, open_reader):
     writer = open_writer(tmp_path)
     writer.append_block(make_block(0))

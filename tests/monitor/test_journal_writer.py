@@ -324,7 +324,7 @@ print("skipped", writer.skipped)
 
 def test_a_real_short_write_loses_one_record_and_begins_a_new_file(tmp_path):
     result = subprocess.run(
-        [sys.executable, "-c", LIMITED, tmp_path], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", LIMITED, tmp_path], capture_output=True, text=True, check=True, timeout=900
     )
 
     *lines, last = (line.split() for line in result.stdout.splitlines())

@@ -62,7 +62,51 @@ def test_the_root_comes_from_the_environment_or_is_per_user(monkeypatch):
     assert spool.spool_root() == Path("/scratch/spool")
 
     monkeypatch.setenv("TRAINERMON_SPOOL", "")
-    assert spool.spool_root() == Path(f"/var/tmp/trainermon-{os.getuid()}")
+    assert spool.spool_root() in (Path(f"{place}/trainermon-{os.getuid()}") for place in ("/dev/shm", "/var/tmp"))
+
+
+SHM = "30 27 0:25 / /dev/shm rw,nosuid,nodev shared:2 - tmpfs tmpfs rw"
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("mount", "size", "user", "expected"),
+    [
+        (SHM, 12 * GIB, (0, False), "/dev/shm"),
+        (SHM, 12 * GIB, (0, True), "/dev/shm"),
+        (SHM, 12 * GIB, (1000, False), "/dev/shm"),
+        (SHM, 12 * GIB, (1000, True), "/var/tmp"),  # logind clears away what is theirs when they log out
+        (SHM, 64 << 20, (0, False), "/var/tmp"),  # a container's
+        (SHM.replace("tmpfs tmpfs", "ext4 /dev/sda"), 12 * GIB, (0, False), "/var/tmp"),
+        ("", 12 * GIB, (0, False), "/var/tmp"),
+    ],
+)
+def test_the_spool_is_in_memory_where_there_is_room_and_it_is_left_alone(machine, mount, size, user, expected):
+    machine(mount, size, user)
+
+    assert spool.spool_root() == Path(f"{expected}/trainermon-{user[0]}")
+
+
+@pytest.fixture
+def machine(mounts, monkeypatch, tmp_path):
+    """Install what is mounted at /dev/shm, how large it is, and who runs beside which logind."""
+
+    def install(mount, size, user):
+        uid, has_logind = user
+        mounts(*[mount] * bool(mount))
+        monkeypatch.delenv("TRAINERMON_SPOOL", raising=False)
+        monkeypatch.setattr(spool, "LOGIND", tmp_path if has_logind else tmp_path / "missing")
+        monkeypatch.setattr(os, "getuid", lambda: uid)
+        monkeypatch.setattr(spool, "_size_bytes", lambda _path: size)
+
+    return install
+
+
+def test_journals_take_a_sixteenth_of_the_memory_at_most(monkeypatch):
+    monkeypatch.setattr(spool, "_size_bytes", lambda _path: 64 * GIB)
+
+    assert spool.memory_share_bytes(Path("/dev/shm/trainermon-0/run"), 8) == 64 * GIB // 16 // 8
+    assert spool.memory_share_bytes(Path("/scratch/spool/run"), 8) > 1 << 60
 
 
 def test_a_spool_is_private_and_opens_again(tmp_path):
@@ -349,7 +393,7 @@ def test_removing_a_spool_leaves_foreign_files(tmp_path):
         "rank00000.page",
         "rank00000.5.jnl",
         "rank00000.cmd",
-        "rank00000.cmd.77.tmp",
+        ".rank00000.cmd.0123456789abcdef.tmp",
         "agent.json",
         "agent.status.json",
     ):

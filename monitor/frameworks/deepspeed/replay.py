@@ -48,6 +48,8 @@ class DeepSpeedReplayable(Replayable):
 class Stage3Replayable(DeepSpeedReplayable):
     """DeepSpeed's hooks know the true parameters. No gradient gets as far as the hooks that reduce and partition it.
 
+    Refused where modules are leaves, as transformers makes its experts.
+
     Args:
         engine: The engine.
         axes: Which the forward communicates over.
@@ -60,6 +62,14 @@ class Stage3Replayable(DeepSpeedReplayable):
     def __init__(self, engine: Any, axes: Sequence[str], parameters: Sequence[Parameter]) -> None:
         super().__init__(engine, axes)
         self._parameters = parameters
+        leaf = next(
+            (name for name, module in engine.module.named_modules() if getattr(module, "_z3_leaf", False)), None
+        )
+        if leaf is not None:
+            # a backward that leaves no gradients fails in their hooks, and what it has left ends the next bad step
+            self.refusal = (
+                f"ZeRO stage 3 treats {leaf} as one leaf (set_z3_leaf_modules), whose hooks want every gradient"
+            )
 
     @contextmanager
     def set_aside(self) -> Iterator[None]:

@@ -36,6 +36,7 @@ class DeepSpeedTraining(Training):
         self._steps = StepWatch(engine, holder)
         self._index = {id(parameter.tensor): index for index, parameter in enumerate(self.parameters)}
         self.reduces = engine.dp_world_size > 1
+        self.is_pipelined = engine.pipeline_parallelism
         if engine.zero_optimization_partition_weights():
             self.communicates = ("dp",)
             self.holds_replicas = False

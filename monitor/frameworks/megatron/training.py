@@ -34,6 +34,7 @@ class MegatronTraining(Training):
     reads_at_entry = True
     reduces = True
     unreduced_once = True
+    is_pipelined = True
 
     def __init__(self, *, chunks: Sequence[nn.Module], held: Sequence[Holding | None], **parts: Any) -> None:
         super().__init__(**parts)

@@ -32,7 +32,7 @@ def test_it_trains_and_leaves_rows_of_each_ranks_part(tmp_path, options):
         env=os.environ | places | {"OMP_NUM_THREADS": "1", "TORCH_EXTENSIONS_DIR": str(tmp_path / "extensions")},
         capture_output=True,
         text=True,
-        timeout=250,
+        timeout=900,
         check=False,
     )
 

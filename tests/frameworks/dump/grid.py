@@ -94,5 +94,5 @@ def main(cases: list[Case]) -> None:
 
 def results_of(worker: str, folder: Path, names: list[str]) -> list[dict[str, Any]]:
     """Run the named cases of a worker of this folder on two ranks, and return what each found."""
-    run_ranks(Path(__file__).with_name(f"{worker}.py"), str(folder), *names, timeout_s=300)
+    run_ranks(Path(__file__).with_name(f"{worker}.py"), str(folder), *names, timeout_s=900)
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]

@@ -53,7 +53,7 @@ def test_versions(version, tmp_path):
 
     for worker, sizes in ((TRUTH, (2, 4)), (BEHAVIOUR, (2,))):
         for world_size in sizes:
-            texts = run_ranks(worker, world_size=world_size, timeout_s=300, PYTHONPATH=path, **QUIET)
+            texts = run_ranks(worker, world_size=world_size, timeout_s=900, PYTHONPATH=path, **QUIET)
             assert f"megatron-core {version}" in texts[0]
 
 

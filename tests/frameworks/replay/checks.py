@@ -27,7 +27,7 @@ class Results:
     def of(cls, worker: str, folder: Path, *, world_size: int = 2) -> Results:
         """Run all cases of a worker of this folder; a hang ends after four minutes."""
         script = Path(__file__).with_name(f"{worker}.py")
-        run_ranks(script, str(folder), world_size=world_size, timeout_s=240)
+        run_ranks(script, str(folder), world_size=world_size, timeout_s=900)
         return cls(folder, [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(world_size)])
 
     def diagnosis(self, name: str) -> Diagnosis:

@@ -42,6 +42,35 @@ def test_prepared_model_and_optimizer_are_watched(tmp_path, monkeypatch):
         assert math.sqrt(sum(row.sum_sq for row in found.values())) == pytest.approx(norm, rel=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore")  # accelerate's own
+def test_what_accelerate_says_of_the_last_micro_step_counts(tmp_path, monkeypatch, caplog):
+    import accelerate
+
+    monkeypatch.setenv("TRAINERMON_SPOOL", str(tmp_path / "spool"))
+    monkeypatch.setenv("TRAINERMON_OUTPUT", str(tmp_path / "output"))
+    accelerator = accelerate.Accelerator(gradient_accumulation_steps=MICRO_STEPS, cpu=True)
+    model = nn.Linear(4, 2)
+    loader = torch.utils.data.DataLoader(torch.randn(5, 4), batch_size=1)
+    model, optimizer, loader = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=0.01), loader)
+    norms = []
+    with TrainerMon({"run_id": "accelerate", "agent": {"start": False}}) as monitor:
+        monitor.set_monitor(model, optimizer, grad_acc_steps=MICRO_STEPS)
+        for _ in range(2):
+            for batch in loader:
+                with accelerator.accumulate(model):
+                    accelerator.backward(model(batch).square().mean())
+                    if accelerator.sync_gradients:
+                        norms.append(float(accelerator.clip_grad_norm_(model.parameters(), 0.01)))
+                    optimizer.step()
+                    optimizer.zero_grad()
+
+    journal = RankJournal(tmp_path / "spool" / "accelerate")
+    found = [sum(row.sum_sq for row in journal.of(step, Kind.GRAD_REDUCED).values()) for step in sorted(journal.rows)]
+    assert len(norms) == 4
+    assert [math.sqrt(squares) for squares in found] == pytest.approx(norms, rel=1e-6)
+    assert "read at the optimizer step" not in caplog.text
+
+
 def test_an_optimizer_without_a_wrapper_stays_what_it_is():
     optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
 

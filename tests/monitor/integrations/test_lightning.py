@@ -49,14 +49,14 @@ def module_of(num_optimizers=1):
     return Regression()
 
 
-def fit(module, callbacks):
+def fit(module, callbacks, *, num_rows=64, **settings):
     from lightning.pytorch import Trainer
 
-    x = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
+    x = torch.randn(num_rows, 4, generator=torch.Generator().manual_seed(0))
     loader = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=4)
     trainer = Trainer(
         accelerator="cpu",
-        max_steps=STEPS,
+        **settings or {"max_steps": STEPS},
         accumulate_grad_batches=MICRO_STEPS if module.automatic_optimization else 1,
         gradient_clip_val=0.1 if module.automatic_optimization else None,
         logger=False,
@@ -121,6 +121,24 @@ def test_activations_are_collected_in_training_only(trained):
         found = trained[2].of(step, Kind.ACTV)
         assert {f"body.0.output.0@{micro}" for micro in range(MICRO_STEPS)} <= found.keys()
         assert all(row.count == 4 * 6 for label, row in found.items() if label.startswith("body.0.output"))
+
+
+def test_the_last_step_of_an_epoch_may_have_fewer_micro_steps(tmp_path, monkeypatch, caplog):
+    from trainermon.monitor.integrations.lightning import TrainerMonCallback
+
+    monkeypatch.setenv("TRAINERMON_SPOOL", str(tmp_path / "spool"))
+    monkeypatch.setenv("TRAINERMON_OUTPUT", str(tmp_path / "output"))
+    module = module_of()
+    fit(module, [TrainerMonCallback(CONFIG)], num_rows=20, max_epochs=2)
+
+    journal = RankJournal(tmp_path / "spool" / "lightning")
+    assert len(module.norms) == len(journal.rows) == 6
+    for step, norm in enumerate(module.norms):
+        squares = sum(row.sum_sq for row in journal.of(step, Kind.GRAD_REDUCED).values())
+        assert math.sqrt(squares) == pytest.approx(norm, rel=1e-5)
+        found = {key.micro_step for key in journal.rows[step] if key.kind is Kind.ACTV}
+        assert found == ({0, 1} if step % 3 < 2 else {0})
+    assert "read at the optimizer step" not in caplog.text
 
 
 def test_several_optimizers_are_refused(tmp_path, monkeypatch):

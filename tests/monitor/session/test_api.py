@@ -163,3 +163,25 @@ def test_what_has_no_effect_stands_in_the_log_and_in_the_run_file(places, caplog
     assert any(note.startswith("eps has no effect") for note in notes)
     assert any(note.startswith("forward_only has no effect: xy_distribution is false") for note in notes)
     assert set(notes) <= {record.getMessage() for record in caplog.records}
+
+
+def test_parameters_that_no_optimizer_has_are_named_in_log_and_run_file(places, caplog):
+    model, _ = parts()
+    model[2].bias.requires_grad_(False)
+    optimizer = torch.optim.AdamW(model[0].parameters())
+    with TrainerMon(QUIET) as monitor:
+        monitor.set_monitor(model, optimizer)
+        notes = json.loads((monitor.run_directory / "run.json").read_text())["config_notes"]
+        step(model, optimizer)
+
+    message = "1 of 3 parameters that require a gradient are in no group of the watched optimizer"
+    assert [note for note in notes if message in note and ": 2.weight;" in note]
+    assert message in caplog.text
+
+
+def test_a_model_whose_parameters_all_have_an_optimizer_gives_no_note(places, caplog):
+    model, optimizer = parts()
+    with TrainerMon(QUIET) as monitor:
+        monitor.set_monitor(model, optimizer)
+
+    assert "in no group" not in caplog.text

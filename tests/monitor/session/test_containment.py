@@ -1,6 +1,7 @@
 """Whatever goes wrong inside the monitor, training ends with the same losses and weights, and nothing stays behind."""
 
 import logging
+import os
 import subprocess
 import sys
 
@@ -180,6 +181,15 @@ def test_a_spool_that_vanishes_changes_nothing(places):
     found = train(EVERYTHING, before_step=lambda step: step != 1 or _remove(places[0]))
 
     assert_same_run(found, train(None))
+
+
+@pytest.mark.parametrize("attack", [lambda page: os.truncate(page, 0), lambda page: page.unlink()], ids=["cut", "rm"])
+def test_a_control_page_that_somebody_spoils_changes_nothing(places, caplog, attack):
+    """A store into a mapped page would end the process by SIGBUS."""
+    found = train(EVERYTHING, before_step=lambda step: [attack(page) for page in places[0].glob("*/rank00000.page")])
+
+    assert_same_run(found, train(None))
+    assert sum("the control page" in record.getMessage() for record in caplog.records) <= 1
 
 
 def _remove(folder):

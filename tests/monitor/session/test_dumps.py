@@ -1,5 +1,6 @@
 """The replay of a bad step, and dumps that a command orders: what is written, when, and that the run stays the same."""
 
+import json
 import logging
 
 import pytest
@@ -129,6 +130,9 @@ def test_an_ordered_dump_is_written_on_its_steps_and_changes_nothing(places, tas
     assert dump.info.complete
     assert any(entry.key.endswith("Linear.forward.0") for entry in dump.entries)
     assert any(tensor.data_path for entry in dump.entries for tensor in entry.outputs) == (task == "tensor")
+    folder = run_directory(places) / told[0]["dump"]
+    plain = json.loads((folder / "dump.json").read_text())
+    assert plain["dump_data_dir"] == (str(folder / "dump_tensor_data") if task == "tensor" else None)
 
 
 def test_a_command_that_comes_too_late_is_answered_and_not_carried_out(places):

@@ -267,7 +267,6 @@ def test_end_of_the_script_is_told_from_its_failure(places):
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=120,
     )
 
     assert json.loads(done.stdout) == [status for status, _ in ENDINGS.values()], done.stderr
@@ -281,6 +280,48 @@ def test_end_of_the_script_is_told_from_its_failure(places):
     crashed = (spools["crash()"] / "rank00000.stacks").read_text()
     assert "Segmentation fault" in crashed
     assert "in crash" in crashed
+
+
+CHILDREN = """
+import json, multiprocessing, os, torch
+import torch.multiprocessing
+from torch import nn
+from trainermon import TrainerMon
+
+def train(index, place, ending):
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    monitor = TrainerMon({"agent": {"start": False}, "run_id": f"run{place + index}"})
+    monitor.set_monitor(model, optimizer)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    exec(ending)
+
+torch.set_num_threads(1)
+for place, ending in enumerate(("", "raise ValueError('bad batch')", "raise SystemExit(0)")):
+    child = multiprocessing.get_context("fork").Process(target=train, args=(0, place, ending))
+    child.start()
+    child.join()
+try:
+    torch.multiprocessing.start_processes(train, args=(3, "raise ValueError('bad batch')"), start_method="fork")
+except torch.multiprocessing.ProcessRaisedException:
+    os._exit(0)
+"""
+
+
+def test_end_of_a_process_of_multiprocessing_is_told_though_it_calls_nothing_at_exit(places):
+    done = subprocess.run(
+        [sys.executable, "-c", CHILDREN], env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
+
+    assert done.returncode == 0, done.stderr
+    spools = [places[0] / f"run{number}" for number in range(4)]
+    phases = [ControlReader(spool, 0).heartbeat().phase.name for spool in spools]
+    assert phases == ["CLOSED", "FAILED", "CLOSED", "FAILED"], done.stderr
+    for spool in (spools[1], spools[3]):
+        said = b"".join(path.read_bytes() for path in spool.glob("*.jnl"))
+        assert b"ValueError: bad batch" in said
+        assert b"SystemExit" not in said
 
 
 class Loop:

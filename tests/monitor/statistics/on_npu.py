@@ -53,7 +53,7 @@ def test_rows_travel_by_streams_and_events_of_the_device(caplog):
     slab = ring.begin(0)
     slab.take([tensor.to(NPU) for tensor in tensors])
     assert slab.put_rows(slab.copy_rows(0, 1)) == len(tensors)
-    ring.seal()
+    ring.seal(slab)
 
     side = npu.events[-1].stream
     assert npu.calls == [
@@ -79,7 +79,7 @@ def test_rows_written_in_another_stream_are_waited_for_on_the_device():
     npu.calls.clear()
 
     slab.copy_rows(0, 2)
-    ring.seal()
+    ring.seal(slab)
 
     side = npu.events[-1].stream
     assert npu.calls[:3] == [

@@ -148,7 +148,7 @@ def test_rows_that_do_not_fit_are_refused(out):
 
 def run_python(code, **environment):
     return subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, **environment}, capture_output=True, text=True, timeout=100
+        [sys.executable, "-c", code], env={**os.environ, **environment}, capture_output=True, text=True, timeout=900
     )
 
 

@@ -107,7 +107,7 @@ def test_nothing_is_waited_for_and_memory_does_not_grow():
                 slab.take(gradients)
                 slab.take([gradients[0][:1000].view(10, 100)[:, ::3]])
                 slab.take(gradients[:100] if step % 2 else gradients[100:])
-                ring.seal()
+                ring.seal(slab)
             for ready in ring.ready():
                 ring.release(ready)
             used.append(torch.cuda.memory_allocated() - before)
@@ -124,7 +124,7 @@ def test_rows_written_in_a_side_stream_arrive():
     with torch.cuda.stream(side):
         slab.take([big])
     slab.take([torch.ones(5, device="cuda")])
-    ring.seal()
+    ring.seal(slab)
 
     [ready] = ring.flush()
 

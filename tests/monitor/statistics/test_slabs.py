@@ -51,7 +51,7 @@ def write_step(ring, step):
     slab = ring.begin(step)
     if slab is not None:
         slab.take([torch.full((2,), float(step))])
-        ring.seal()
+        ring.seal(slab)
     return slab
 
 
@@ -61,7 +61,7 @@ def test_rows_are_those_of_the_tensors_in_order():
     slab = ring.begin(5)
 
     firsts = [slab.take(tensors[:1]), slab.take(tensors[1:]), slab.take([])]
-    ring.seal()
+    ring.seal(slab)
 
     [ready] = ring.ready()
     assert (ready.step, ready.num_rows, firsts) == (5, 4, [0, 1, 4])
@@ -84,7 +84,7 @@ def test_rows_of_one_step_can_be_repeated_in_the_next():
     first = ring.begin(0)
     first.take([torch.randn(4), torch.randn(5), torch.randn(6)])
     kept = first.copy_rows(1, 2)
-    ring.seal()
+    ring.seal(first)
     second = ring.begin(1)
     second.take([torch.randn(2)])
 
@@ -148,15 +148,27 @@ def test_flush_waits_for_every_sealed_slab(copies):
     assert ring.flush() == []
 
 
-def test_an_open_slab_that_was_never_sealed_is_used_again():
+def test_an_open_slab_that_is_released_is_used_again():
     ring = SlabRing()
     for step in range(10):
-        ring.begin(step).take([torch.ones(1)])
-    ring.seal()
+        slab = ring.begin(step)
+        slab.take([torch.ones(1)])
+        ring.release(slab)
 
-    [slab] = ring.ready()
+    assert (ring.skipped, ring.ready()) == (0, [])
+    assert ring.begin(10).num_rows == 0
 
-    assert (slab.step, slab.num_rows, ring.skipped) == (9, 1, 0)
+
+def test_two_slabs_are_open_at_a_time_and_keep_apart():
+    ring = SlabRing()
+    first, second = ring.begin(0), ring.begin(1)
+    second.take([torch.full((2,), 7.0)])
+    first.take([torch.full((3,), 5.0)])
+
+    ring.seal(first)
+    ring.seal(second)
+
+    assert [(slab.step, slab.rows()[0, 0].item()) for slab in ring.ready()] == [(0, 3.0), (1, 2.0)]
 
 
 def test_fewer_than_three_slabs_are_refused():

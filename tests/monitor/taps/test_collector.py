@@ -65,3 +65,56 @@ def test_a_series_taken_twice_keeps_its_last_row(journal):
 
     [block] = journal.blocks
     assert dict(zip(block.series.tolist(), block.values[0].tolist(), strict=True)) == {0: 2.0, 1: 7.0}
+
+
+def blocks_of(journal):
+    return [
+        (block.step, dict(zip(block.series.tolist(), block.values[0].tolist(), strict=True)))
+        for block in journal.blocks
+    ]
+
+
+def test_the_first_row_of_a_step_closes_the_one_that_has_ended(journal):
+    collector = Collector(torch.device("cpu"), journal)
+    collector.begin(0)
+    collector.take((0,), (torch.ones(2),))
+    collector.begin(1)
+    assert journal.blocks == []
+
+    collector.take((0,), (torch.ones(3),))
+    assert blocks_of(journal) == [(0, {0: 2.0})]
+    collector.seal()
+
+    assert blocks_of(journal)[1:] == [(1, {0: 3.0})]
+
+
+def test_what_comes_late_joins_its_step_while_that_is_open_and_follows_it_later(journal):
+    collector = Collector(torch.device("cpu"), journal)
+    collector.begin(0)
+    collector.take((0,), (torch.ones(2),))
+    collector.begin(1)
+    with collector.late(0):
+        collector.take((1,), (torch.ones(4),))
+    collector.take((0,), (torch.ones(3),))  # as a collective does between two records
+    with collector.late(0):
+        collector.take((2,), (torch.ones(5),))
+        collector.put(3, 9.0)
+    collector.take((1,), (torch.ones(6),))
+    collector.seal()
+
+    assert blocks_of(journal) == [(0, {0: 2.0, 1: 4.0}), (0, {2: 5.0, 3: 1.0}), (1, {0: 3.0, 1: 6.0})]
+
+
+def test_no_slab_is_lost_by_steps_that_are_empty_or_discarded(journal):
+    collector = Collector(torch.device("cpu"), journal)
+    for step in range(20):
+        collector.begin(step)
+        collector.take((), ())
+        collector.seal()
+        collector.take((0,), (torch.ones(2),))
+        collector.discard()
+    collector.begin(20)
+    collector.take((0,), (torch.ones(7),))
+    collector.seal()
+
+    assert blocks_of(journal) == [(20, {0: 7.0})]

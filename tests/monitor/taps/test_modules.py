@@ -192,3 +192,21 @@ def test_an_inference_tensor_that_was_written_to_is_read_again(places):
     rows = RankJournal(only_spool(places[0])).of(0, Kind.ACTV)
     assert rows["0.inner.input.0"].sum == 12
     assert rows["0.inner.input.0#1"].sum == 24
+
+
+def test_a_tensor_that_was_given_other_data_is_read_again(places):
+    def halved(inner, x):
+        hidden = inner(x)
+        hidden.data = hidden.data / 2
+        return inner(hidden)
+
+    torch.manual_seed(0)
+    model = nn.Sequential(Calling(halved))
+    with torch.no_grad():
+        expected = (model[0].inner(torch.ones(3, 4)) / 2).double().sum()
+
+    train(model, steps=1)
+
+    rows = RankJournal(only_spool(places[0])).of(0, Kind.ACTV)
+    assert rows["0.inner.output.0"].sum == pytest.approx(2 * expected.item(), rel=1e-5)
+    assert rows["0.inner.input.0#1"].sum == pytest.approx(expected.item(), rel=1e-5)

@@ -58,6 +58,38 @@ class Run:
         self.kept.append([copy.deepcopy(self.optimizer.state[p]) for p in self.model.parameters()])
 
 
+def test_of_complex_parameters_moments_update_and_direction_are_pairs_of_reals():
+    torch.manual_seed(0)
+    model = nn.Linear(6, 5, dtype=torch.complex64)
+    optimizer = torch.optim.Adam(model.parameters(), lr=LR)
+    states = StateTaps(plain.describe([model], optimizer, Coordinates()), range(2), (rows := Rows()).collector)
+    for step in range(2):
+        optimizer.zero_grad()
+        model(torch.randn(3, 6, dtype=torch.complex64)).abs().sum().backward()
+        rows.collector.begin(step)
+        states.take_direction()
+        moments = {name: optimizer.state[p].get("exp_avg") for name, p in model.named_parameters()}
+        expected = {n: torch.view_as_real(p.grad).sign() for n, p in model.named_parameters()} if step else {}
+        expected = {n: (g * torch.view_as_real(moments[n]).sign() + 1) / 2 for n, g in expected.items()}
+        optimizer.step()
+        states.take_states()
+        states.take_updates()
+        rows.collector.seal()
+
+    assert expected.keys() == {"weight", "bias"}
+    for name, direction in expected.items():
+        assert_equal(rows.of(1, Kind.MG_DIRECTION)[name], direction)
+    for name, parameter in model.named_parameters():
+        state = optimizer.state[parameter]
+        first, second = (torch.view_as_real(state[key]).double() for key in ("exp_avg", "exp_avg_sq"))
+        assert_equal(rows.of(1, Kind.EXP_AVG)[name], first)
+        assert_equal(rows.of(1, Kind.EXP_AVG_SQ)[name], second)
+        update = first / (1 - 0.9**2) / ((second / (1 - 0.999**2)).sqrt() + 1e-8)
+        row = rows.of(1, Kind.UPDATE)[name]
+        assert (row.count, row.nonfinite) == (update.numel(), 0)
+        assert row.norm == pytest.approx(float(update.norm()), rel=1e-5)
+
+
 def test_parameters_are_those_before_and_after_the_step():
     run = Run(lambda p: torch.optim.SGD(p, lr=LR))
 

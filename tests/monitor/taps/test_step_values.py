@@ -103,3 +103,20 @@ def test_a_skipped_step_says_so_and_a_norm_that_is_not_finite_is_counted():
     assert found["skipped"].sum == 1.0
     assert found["global_grad_norm"].infs == 1
     assert found["clip_ratio"].sum == 0.0
+
+
+def test_a_model_that_is_trained_in_eval_mode_says_so_and_when_it_is_over():
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    rows = Rows()
+    values = StepValues(plain.describe([model], optimizer, Coordinates()), rows.collector)
+    for step, training in enumerate([True, False, False, True]):
+        rows.collector.begin(step)
+        model.train(training)
+        model(torch.randn(4, 3)).sum().backward()
+        optimizer.step()
+        values.at_exit(Outcome())
+        rows.collector.seal()
+
+    shown = [rows.of(step, Kind.STEP) for step in range(4)]
+    assert [row["eval_mode"].sum if "eval_mode" in row else None for row in shown] == [None, 1.0, 1.0, 0.0]

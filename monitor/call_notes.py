@@ -1,0 +1,100 @@
+"""What a rank notes of each process group: how far it has come, and in which call it is.
+
+The notes lie in 4096 bytes of memory that the rank holds as a file (`rank00000.about` says under which descriptor), so
+that the agent reads them as /proc/<pid>/fd/<descriptor> also while the rank stands still. A mark stands at their
+beginning while they are kept; each group has 64 bytes from byte 64 on, in the order of their first calls. There are no
+check bits, as they are read while nothing changes them. Standard library only; the rank writes, the agent reads.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from typing import NamedTuple
+
+# A note holds the place of an operation in this list, so it only grows at its end.
+OPERATIONS = (
+    "all_reduce", "all_reduce_coalesced", "broadcast", "reduce", "all_gather", "all_gather_coalesced",
+    "all_gather_into_tensor", "all_gather_into_tensor_coalesced", "gather", "scatter", "reduce_scatter",
+    "reduce_scatter_tensor", "reduce_scatter_tensor_coalesced", "all_to_all_single", "all_to_all", "send", "recv",
+    "barrier",
+)  # fmt: skip
+SEND, RECV = "send", "recv"
+SAME_SIZE = frozenset({"all_reduce", "all_reduce_coalesced", "broadcast", "reduce"})
+"""Operations to which every rank hands in the same number of elements."""
+
+NOTES_BYTES = 4096
+MAX_NOTES = 63
+MARK = b"TMONCALL"
+
+_NOTE_BYTES = 64
+# check sum of torch's name of the group, collectives begun, sends and receives begun
+_BEGUN = struct.Struct("@QQQ")
+# place of the operation in `OPERATIONS`, from 1; number; number of the other rank in the group, -1; elements
+_CALL = struct.Struct("@QQqQ")
+
+IN_NO_CALL = bytes(_CALL.size)
+
+
+class CallNote(NamedTuple):
+    """One group's note.
+
+    Attributes:
+        group: Check sum of the name that torch gives the group; see `check_sum`.
+        collectives: How many collectives the rank has begun in it since it is watched.
+        p2p: Sends and receives, likewise.
+        operation: Which the rank is in or waits for; "" in none.
+        number: Of that call among the collectives, or among the sends and receives.
+        peer: Number in the group of the rank at the other end of a send or receive, -1 where that is not known.
+        elements: That the rank handed in, where all ranks must hand in as many; else 0.
+    """
+
+    group: int
+    collectives: int
+    p2p: int
+    operation: str
+    number: int
+    peer: int
+    elements: int
+
+
+def check_sum(torch_name: str) -> int:
+    """Return what stands for a group's name; never 0."""
+    return zlib.crc32(torch_name.encode()) + 1
+
+
+def note_offset(place: int) -> int:
+    """Return where the note of the group with number `place` begins."""
+    return (place + 1) * _NOTE_BYTES
+
+
+def call_offset(place: int) -> int:
+    """Return where in that note the call begins."""
+    return note_offset(place) + _BEGUN.size
+
+
+def pack_begun(group: int, *, collectives: int, p2p: int) -> bytes:
+    """Return the first part of a note."""
+    return _BEGUN.pack(group, collectives, p2p)
+
+
+def pack_call(operation: str, number: int, *, peer: int = -1, elements: int = 0) -> bytes:
+    """Return the second part of a note."""
+    return _CALL.pack(_PLACES[operation], number, peer, elements)
+
+
+def parse_notes(content: bytes) -> tuple[CallNote, ...] | None:
+    """Return the notes of a rank; None where `content` holds none."""
+    if not content.startswith(MARK) or len(content) < NOTES_BYTES:
+        return None
+    found = []
+    for place in range(MAX_NOTES):
+        group, collectives, p2p = _BEGUN.unpack_from(content, note_offset(place))
+        operation, number, peer, elements = _CALL.unpack_from(content, call_offset(place))
+        if group and operation <= len(OPERATIONS):
+            name = OPERATIONS[operation - 1] if operation else ""
+            found.append(CallNote(group, collectives, p2p, name, number, peer, elements))
+    return tuple(found)
+
+
+_PLACES = {name: place for place, name in enumerate(OPERATIONS, 1)}

@@ -1,0 +1,185 @@
+"""Notes which collective, send or receive this rank is in, where its agent can read that while the rank stands still.
+
+A second source beside torch's flight recorder, which some versions lack, and which does not note gloo's sends and
+receives. Wrapped are the methods of `ProcessGroup` and `Work.wait`; what C++ calls, as DDP's reducer does, and the
+functional collectives are not seen. Nothing is held: neither a tensor nor a handle, nor a group.
+
+The notes are stores into memory, as a system call for each would cost more than all the rest.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import mmap
+import os
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch.distributed as dist
+from torch import Tensor
+
+from trainermon.monitor.call_notes import (
+    IN_NO_CALL,
+    MARK,
+    MAX_NOTES,
+    NOTES_BYTES,
+    RECV,
+    SAME_SIZE,
+    SEND,
+    call_offset,
+    check_sum,
+    note_offset,
+    pack_begun,
+    pack_call,
+)
+from trainermon.monitor.taps.guard import Guard
+from trainermon.monitor.taps.operands import METHODS, Op, tensors_in
+from trainermon.monitor.taps.patch import CallPatch, with_subclasses
+
+MAX_PENDING = 4096
+"""Handles whose calls are known: more are only there where nobody waits for them."""
+
+# Of linux/include/uapi/linux/fcntl.h.
+_ADD_SEALS, _SEAL_SHRINK, _SEAL_GROW = 1033, 0x0002, 0x0004
+_P2P = frozenset({SEND, RECV})
+
+
+class NotedCalls:
+    """Notes the calls of all threads from `attach` to `detach`; costs about 2 µs a call.
+
+    Contained: a fault of its own ends the notes, and nothing else. Groups beyond the first 63 are left out.
+
+    Attributes:
+        descriptor: Under which an agent finds the notes; -1 when they are not kept any more.
+
+    Raises:
+        AttachError: This version of torch lacks one of the methods.
+        OSError: There is no memory for a file.
+    """
+
+    def __init__(self) -> None:
+        self._guard = Guard(lambda _: self.detach())
+        self._groups: dict[str, _Group] = {}
+        self._pending: dict[int, _Noted] = {}
+        self._patches = list(self._make_patches())
+        self.descriptor, self._notes = _make_notes()
+
+    def attach(self) -> None:
+        """Begin to note calls."""
+        self._notes[: len(MARK)] = MARK
+        for patch in self._patches:
+            patch.put()
+
+    def detach(self) -> None:
+        """Put everything back, and let go of the notes, which are not kept up to date any more. May be called again."""
+        for patch in self._patches:
+            patch.remove()
+        self._groups.clear()
+        self._pending.clear()
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+        self.descriptor = -1
+        mapped, self._notes = self._notes, bytearray(NOTES_BYTES)  # a call may still be on its way in another thread
+        if isinstance(mapped, mmap.mmap):
+            mapped.close()
+
+    def fall_silent(self) -> None:
+        """Note nothing more: this is a forked child."""
+        self._guard.tripped = True
+
+    def _make_patches(self) -> Iterator[CallPatch]:
+        for name, op in METHODS.items():
+            if name in vars(dist.ProcessGroup):
+                yield self._patch(dist.ProcessGroup, name, self._guard.wrap(self._begins, op), self._ends)
+        for work in with_subclasses(dist.Work):
+            if "wait" in vars(work):
+                yield self._patch(work, "wait", self._guard.wrap(self._wait_begins), self._wait_ends)
+
+    def _patch(self, owner: Any, name: str, begins: Callable[..., Any], ends: Callable[..., Any]) -> CallPatch:
+        fails = self._guard.wrap(self._fails)
+        return CallPatch(owner, name, begins=begins, ends=self._guard.wrap(ends), fails=fails)
+
+    def _begins(self, op: Op, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> _Noted | None:
+        name = args[0].group_name  # not the group itself, which would be kept alive
+        group = self._groups.get(name) or self._add(name)
+        if group.place >= MAX_NOTES:
+            return None
+        if op.name in _P2P:
+            peer = args[2] if len(args) > 3 else -1  # a receive from anybody is given no number
+            number = group.last_p2p = next(group.p2p)
+            call = pack_call(op.name, number, peer=peer)
+        else:
+            number = group.last_collective = next(group.collectives)
+            call = pack_call(op.name, number, elements=_elements(op, args))
+        begun = pack_begun(group.check_sum, collectives=group.last_collective, p2p=group.last_p2p)
+        self._write(note_offset(group.place), begun + call)
+        return _Noted(call_offset(group.place), call, getattr(args[-1], "asyncOp", True) is False)
+
+    def _ends(self, noted: _Noted, result: Any) -> None:
+        if result is None or not noted.is_waited_for_at_once:
+            self._write(noted.offset, IN_NO_CALL)
+        if result is not None:
+            if len(self._pending) >= MAX_PENDING:
+                self._pending.clear()
+            self._pending[id(result)] = noted
+
+    def _wait_begins(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> _Noted | None:
+        noted = self._pending.pop(id(args[0]), None)
+        if noted is not None and not noted.is_waited_for_at_once:
+            self._write(noted.offset, noted.call)
+        return noted
+
+    def _wait_ends(self, noted: _Noted, _result: Any) -> None:
+        self._fails(noted)
+
+    def _fails(self, noted: _Noted) -> None:
+        self._write(noted.offset, IN_NO_CALL)
+
+    def _write(self, offset: int, content: bytes) -> None:
+        self._notes[offset : offset + len(content)] = content
+
+    def _add(self, torch_name: str) -> _Group:
+        added = self._groups[torch_name] = _Group(len(self._groups), check_sum(torch_name))
+        return added
+
+
+class _Noted(NamedTuple):
+    """A call, where in the notes it stands, and whether its caller waits for it before anything else."""
+
+    offset: int
+    call: bytes
+    is_waited_for_at_once: bool
+
+
+class _Group:
+    """A group's place in the notes, and what was begun in it; counters are whole even where two threads call."""
+
+    __slots__ = ("check_sum", "collectives", "last_collective", "last_p2p", "p2p", "place")
+
+    def __init__(self, place: int, check_sum: int) -> None:
+        self.place = place
+        self.check_sum = check_sum
+        self.collectives, self.p2p = itertools.count(1), itertools.count(1)
+        self.last_collective = self.last_p2p = 0
+
+
+def _make_notes() -> tuple[int, mmap.mmap | bytearray]:
+    """Return memory that another process can read as a file, and that nobody can make shorter under our feet."""
+    descriptor = os.memfd_create("trainermon-calls", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(descriptor, NOTES_BYTES)
+        fcntl.fcntl(descriptor, _ADD_SEALS, _SEAL_SHRINK | _SEAL_GROW)
+        return descriptor, mmap.mmap(descriptor, NOTES_BYTES)
+    except OSError:
+        os.close(descriptor)
+        raise
+
+
+def _elements(op: Op, args: tuple[Any, ...]) -> int:
+    if op.name not in SAME_SIZE or len(args) < 2:
+        return 0
+    tensors = args[1]
+    if type(tensors) is list and len(tensors) == 1 and isinstance(tensors[0], Tensor):
+        return tensors[0].numel()  # what torch.distributed hands in, at a fifth of the cost
+    return sum(tensor.numel() for tensor in tensors_in(tensors))
