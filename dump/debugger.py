@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,9 +17,12 @@ from trainermon.dump.debugger_config import DebuggerConfig, default_file, read_d
 from trainermon.dump.layout import layout_of
 from trainermon.dump.recording import CustomFunction, Models, Recording, named_models
 from trainermon.dump.records import DumpInfo, Layout
+from trainermon.dump.seeds import DEFAULT_SEED, seed_all
 from trainermon.monitor.config.reading import read_mapping
 from trainermon.monitor.errors import AttachError, ConfigError
+from trainermon.monitor.log import make_log_visible
 from trainermon.monitor.taps.guard import Guard
+from trainermon.monitor.values import well_formed
 
 logger = logging.getLogger("trainermon")
 
@@ -70,9 +73,10 @@ class PrecisionDebugger:
         self._arguments: dict[str, Any] = {"task": task, "dump_path": path, "level": level, "step": step}
         self._stamp: tuple[int, int] | None = None
         self._config, self._notes = self._read()
-        for note in self._notes:
-            logger.warning("%s", note)
-        self._step = 0
+        make_log_visible(quiet=_rank() != 0)
+        for note in (*self._notes, *_seed(self._config)):
+            logger.log(logging.INFO if _rank() else logging.WARNING, "%s", note)  # once in a job of many ranks
+        self._step = self._num_overflows = 0
         self._pid = os.getpid()
         self._recording: Recording | None = None
         self._custom: list[CustomFunction] = []
@@ -152,7 +156,7 @@ class PrecisionDebugger:
             return
         self._begin(None, _rank())
         if self._recording is not None:
-            self._guard.wrap(self._recording.save)(variable, name, save_backward)
+            self._guard.wrap(self._recording.save)(variable, well_formed(str(name)), save_backward)
 
     @classmethod
     def register_custom_api(cls, module: Any, api_name: str, api_prefix: str | None = None) -> None:
@@ -235,7 +239,7 @@ class PrecisionDebugger:
     def _begin(self, model: Models, rank: int, *, only_inside: bool = False) -> None:
         config = self._config
         is_chosen = (not config.step or self._step in config.step) and (not config.rank or rank in config.rank)
-        if not is_chosen or config.dump_enable is False or self._guard.tripped:
+        if not is_chosen or config.dump_enable is False or self._guard.tripped or self._has_enough():
             return
         if self._recording is None:
             directory = Path(config.dump_path) / f"step{self._step}" / f"rank{rank}"
@@ -252,6 +256,15 @@ class PrecisionDebugger:
         recording, self._recording = self._recording, None
         if recording is not None and os.getpid() == self._pid:
             self._guard.wrap(recording.close)()
+            self._num_overflows += recording.num_overflows
+            if recording.num_overflows and self._has_enough():
+                count, path = self._num_overflows, self._config.dump_path
+                logger.warning("%d calls gave NaN or Inf up to step %d: no more is recorded", count, self._step)
+                logger.warning("`trainermon diagnose %s` names the first", path)
+
+    def _has_enough(self) -> bool:
+        wanted = self._config.overflow_nums
+        return self._config.task == "overflow_check" and 0 < wanted <= self._num_overflows
 
     @classmethod
     def _begin_child(cls) -> None:
@@ -298,6 +311,15 @@ def _file(given: str | Path | None) -> Path | None:
     if given is not None:
         return Path(given)
     return default_file() if default_file().is_file() else None
+
+
+def _seed(config: DebuggerConfig) -> Iterator[str]:
+    """Seed the generators for the rest of the process if the configuration says so, and say it."""
+    if config.seed is None and config.is_deterministic is None:
+        return
+    seed, mode = DEFAULT_SEED if config.seed is None else config.seed, bool(config.is_deterministic)
+    seed_all(seed, mode)
+    yield f"seed_all({seed}, mode={mode}) was called, as the configuration's seed and is_deterministic say"
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:

@@ -8,24 +8,34 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from trainermon.dump.seeds import MAX_SEED
 from trainermon.monitor.errors import ConfigError
 from trainermon.monitor.strict import build, require
 
-TASKS = ("statistics", "tensor", "structure")
+TASKS = ("statistics", "tensor", "structure", "overflow_check")
 LEVELS = ("L0", "L1", "mix", "debug")
 DATA_MODES = ("all", "forward", "backward", "input", "output")
 SUMMARY_MODES = ("statistics", "md5", "crc32", "xor")
 RISK_LEVELS = ("ALL", "CORE", "FOCUS")
+FILE_FORMATS = ("pt", "npy")
 MAX_NUMBER = 1_000_000
 MIB = 1 << 20
 
+_IN_FLOAT64 = "dump the step twice, the second time with the model in float64, and use `trainermon compare`"
 OTHER_TASKS: Mapping[str, str] = {
-    "acc_check": "dump with task tensor, and compare with a run in a higher precision by `trainermon compare`",
+    "acc_check": _IN_FLOAT64,
+    "run_ut": _IN_FLOAT64,
     "diff_check": "dump both runs with summary_mode md5, and use `trainermon compare`",
     "nan_check": "task statistics counts NaN and Inf of every tensor; `trainermon diagnose` names the first",
-    "overflow_check": "task statistics counts NaN and Inf of every tensor; `trainermon diagnose` names the first",
+    "grad_probe": "TrainerMon records every gradient; `trainermon diagnose RUN --against REFERENCE` compares two runs",
+    "free_benchmark": _IN_FLOAT64,
 }
 """Tasks of msprobe that are none here, and what to do instead."""
+
+OVERFLOW_NOTE = (
+    "task overflow_check keeps the statistics of every step in which a call gives NaN or Inf, and stops no training; "
+    "`trainermon diagnose DUMP_PATH` names the first such call, and TrainerMon finds it without a dump"
+)
 
 WITHOUT_EFFECT: Mapping[str, str] = {
     "precision": "statistics are always accumulated in float64",
@@ -33,6 +43,9 @@ WITHOUT_EFFECT: Mapping[str, str] = {
     "diff_nums": "it belongs to bench_path",
     "request_id": "it belongs to inference",
     "load": "nothing that was dumped is fed into a model",
+    "enable_dataloader": "steps end where the script calls step(), whatever loads the data",
+    "check_mode": "NaN and Inf are counted in what every call returns, on any device",
+    "acl_config": "there is no level of NPU kernels",
 }
 """Keys of msprobe that are accepted and change nothing, and why."""
 
@@ -52,7 +65,8 @@ class DebuggerConfig:
     """What is dumped, when, and where to.
 
     Attributes:
-        task: `statistics`, `tensor` (the tensors too), or `structure` (names, stacks and nesting alone).
+        task: `statistics`, `tensor` (the tensors too), `structure` (names, stacks and nesting alone), or
+            `overflow_check` (the statistics of steps in which a call gives NaN or Inf).
         dump_path: Folder of `step<N>/rank<R>`.
         level: `L0` modules, `L1` calls of torch functions, `mix` both, `debug` what `save` is given.
         rank: Ranks that dump; none: all. Numbers, or `"a-b"` for a range with both ends.
@@ -72,6 +86,11 @@ class DebuggerConfig:
         slice: Saves parts of tensors.
         max_mb: Beyond this size a rank saves no more tensors in a step; statistics go on.
         max_async_mb: Beyond this much waiting for `stop`, `async_dump` writes at once.
+        file_format: `pt`, files of torch, or `npy`, files of numpy, in which bfloat16 and 8-bit floats are float32.
+        overflow_nums: With task overflow_check: after the step in which this many calls have given NaN or Inf nothing
+            more is recorded; -1: no end.
+        seed: Given to `seed_all` when the debugger is made.
+        is_deterministic: Likewise, as its `mode`; without either nothing is seeded.
         flush_s: How long entries may wait to be written, and so what a killed process may lose; 0: nothing (on an
             accelerator: what the device has not reported yet).
     """
@@ -92,6 +111,10 @@ class DebuggerConfig:
     summary_mode: str = "statistics"
     tensor_list: tuple[str, ...] = ()
     slice: tuple[TensorSlice, ...] = ()
+    file_format: str = "pt"
+    overflow_nums: int = 1
+    seed: int | None = None
+    is_deterministic: bool | None = None
     max_mb: float = 4096.0
     max_async_mb: float = 1024.0
     flush_s: float = 0.25
@@ -110,6 +133,12 @@ class DebuggerConfig:
         require(self.dump_path, "dump_path", self.dump_path, "the folder that dumps go to")
         require(self.risk_level in RISK_LEVELS, "risk_level", self.risk_level, f"one of {', '.join(RISK_LEVELS)}")
         require(self.summary_mode in SUMMARY_MODES, "summary_mode", self.summary_mode, ", ".join(SUMMARY_MODES))
+        require(self.file_format in FILE_FORMATS, "file_format", self.file_format, f"one of {', '.join(FILE_FORMATS)}")
+        endless = self.overflow_nums == -1
+        require(endless or self.overflow_nums > 0, "overflow_nums", self.overflow_nums, "1 or more, or -1 for no end")
+        require(0 <= (self.seed or 0) <= MAX_SEED, "seed", self.seed, f"a whole number from 0 to {MAX_SEED}")
+        listed = self.task == "overflow_check" and self.tensor_list
+        require(not listed, "tensor_list", list(self.tensor_list), "none: task overflow_check saves no tensors")
         require(len(self.scope) in (0, 2), "scope", list(self.scope), "no name or two")
         for mode in self.data_mode:
             require(mode in DATA_MODES, "data_mode", mode, f"some of {', '.join(DATA_MODES)}")
@@ -151,7 +180,11 @@ def read_debugger_config(source: Mapping[str, Any], **arguments: Any) -> tuple[D
     require(isinstance(block, Mapping), str(task), block, "a mapping")
     wanted = {key: value for key, value in top.items() if key not in {*TASKS, *OTHER_TASKS}}
     wanted |= {key: value for key, value in block.items() if value is not None}
-    notes = [f"{key} has no effect: {WITHOUT_EFFECT[key]}" for key in WITHOUT_EFFECT if wanted.pop(key, None)]
+    notes = [f"{key} has no effect: {reason}" for key, reason in WITHOUT_EFFECT.items() if key in wanted]
+    wanted = {key: value for key, value in wanted.items() if key not in WITHOUT_EFFECT}
+    if wanted.get("file_format") == "bin":
+        del wanted["file_format"]
+        notes.append("file_format bin has no effect: it belongs to NPU kernels; tensors are saved as .pt")
     wanted["task"] = task
     for key in ("rank", "step"):
         if key in wanted:
@@ -159,6 +192,8 @@ def read_debugger_config(source: Mapping[str, Any], **arguments: Any) -> tuple[D
     if task == "structure" and wanted.get("level") not in ("L0", "mix"):
         wanted["level"] = "mix"
         notes.append("level is mix: task structure is about modules and the functions in them")
+    if task == "overflow_check":
+        notes.append(OVERFLOW_NOTE)
     if wanted.get("summary_mode") in ("md5", "xor"):
         notes.append(f"summary_mode {wanted['summary_mode']}: the CRC-32 of the bytes in order, as `md5` and `crc32`")
     wanted["level"] = wanted.get("level") or "L1"

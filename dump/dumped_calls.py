@@ -6,6 +6,7 @@ only operations on tensors are called: a dump comes from anywhere, and `torch.lo
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,10 +16,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.overrides import get_testing_overrides
+from torch.utils import _pytree as pytree
 
 from trainermon.dump.precise import Called, Judgement, judge
 from trainermon.dump.reader import load_raw, split_key
 from trainermon.dump.records import FORWARD, TENSOR_FOLDER, Entry
+from trainermon.dump.tensor_files import load_tensor
 from trainermon.monitor.errors import DumpError
 
 # By the first part of a key; a function of torch's that nn.functional calls is Functional there too.
@@ -28,8 +31,45 @@ _HOMES: Mapping[str, tuple[Any, ...]] = {
     "Tensor": (torch.Tensor,),
     "VF": (torch._VF,),
 }
-# They take a file, or memory as it lies.
-_NO_OPERATIONS = frozenset(["from_file", "frombuffer"])
+# They take a file, or memory as it lies, or put it elsewhere.
+_NO_OPERATIONS = frozenset(["from_file", "frombuffer", "pin_memory"])
+# What Python calls its operators, without what it puts in front of those that are reflected or in place.
+_OPERATORS = frozenset(
+    (
+        "abs",
+        "add",
+        "and",
+        "div",
+        "eq",
+        "floordiv",
+        "ge",
+        "getitem",
+        "gt",
+        "invert",
+        "le",
+        "lshift",
+        "lt",
+        "matmul",
+        "mod",
+        "mul",
+        "ne",
+        "neg",
+        "or",
+        "pos",
+        "pow",
+        "rshift",
+        "setitem",
+        "sub",
+        "truediv",
+        "xor",
+    )
+)
+# Written in Python, and no operator of aten by that name.
+_COMPOSED = frozenset(["unique"])
+_PURE_PYTHON = frozenset([functional.__name__, torch.functional.__name__])
+MAX_ELEMENTS = 1 << 24
+"""What may be made of small tensors; of larger ones, `_MAX_RATIO` times as much as they are."""
+_MAX_RATIO = 16
 # Namespaces of torch's own operators for its compiler, communication and measurement.
 _INTERNAL = re.compile(r"_.*|c10d|debug.*|export|inductor.*|prim|prims|profiler|static_runtime|symm_mem")
 _ALIASES = {"__rdiv__": "__rtruediv__"}
@@ -48,7 +88,8 @@ def judge_dumped(directory: Path, entry: Entry) -> Judgement:
     """Return why what a dumped forward call gave is not finite, from the call run again on its dumped inputs.
 
     Raises:
-        DumpError: The function is not known, or the tensors that it takes or gives were not dumped.
+        DumpError: The function is not known, the tensors that it takes or gives were not dumped, or it would make much
+            more of these.
     """
     if entry.direction != FORWARD:
         raise DumpError(f"{entry.key} is no forward call: only those can be run again from a dump")
@@ -63,8 +104,10 @@ def judge_dumped(directory: Path, entry: Entry) -> Judgement:
         args = [*args[:1], *(weights[name] for name in ("weight", "bias") if name in weights)]
         return judge(Called(function, args, {}), decode(value.get("output")))
     prefix, name = entry.class_name, split_key(entry.key)[0]
-    is_custom = prefix not in _HOMES
-    return judge(Called(function_of(prefix, name), args, kwargs, is_custom), decode(value.get("output")))
+    called = Called(function_of(prefix, name), args, kwargs, prefix not in _HOMES)
+    result = decode(value.get("output"))
+    _refuse_large(called, result)
+    return judge(called, result)
 
 
 def function_of(prefix: str, name: str) -> Callable[..., Any]:
@@ -91,11 +134,25 @@ def _is_operation(function: Callable[..., Any]) -> bool:
     name = getattr(function, "__name__", "")
     if name in _NO_OPERATIONS or isinstance(function, type):
         return False
+    if getattr(function, "__module__", None) in _PURE_PYTHON:
+        return True
     builtin = (torch._C._VariableFunctions, torch._C._nn)
-    return (
-        getattr(function, "__module__", None) == functional.__name__
-        or any(getattr(home, name, None) is function for home in builtin)
-        or function in get_testing_overrides()
+    is_torchs = any(getattr(home, name, None) is function for home in builtin) or function in get_testing_overrides()
+    return is_torchs and (name in _COMPOSED or _is_operator(name) or _computes(getattr(torch.ops.aten, name, None)))
+
+
+def _is_operator(name: str) -> bool:
+    word = name.removeprefix("__").removesuffix("__")
+    return name == f"__{word}__" and bool(_OPERATORS.intersection((word, word[1:])))
+
+
+def _computes(operator: Any) -> bool:
+    """Return whether an operator of torch's returns tensors, and gives no other memory or shape to those it takes."""
+    if not isinstance(operator, torch._ops.OpOverloadPacket):
+        return False
+    overloads = [getattr(operator, name) for name in operator.overloads()]  # type: ignore[no-untyped-call]
+    return any(one._schema.returns for one in overloads) and not any(
+        torch.Tag.inplace_view in one.tags for one in overloads
     )
 
 
@@ -104,10 +161,32 @@ def _custom_operator(namespace: str, name: str) -> Callable[..., Any] | None:
     if _INTERNAL.fullmatch(namespace) or name in _NO_OPERATIONS:
         return None
     found = getattr(getattr(torch.ops, namespace, None), name, None)
-    if not isinstance(found, torch._ops.OpOverloadPacket):
+    if not isinstance(found, torch._ops.OpOverloadPacket) or not _computes(found):
         return None
     arguments = [argument for schema in found._schemas.values() for argument in schema.arguments]
     return found if any("Tensor" in str(argument.type) for argument in arguments) else None
+
+
+def _refuse_large(called: Called, result: Any) -> None:
+    """Raise a DumpError if a call would make far more elements than it took and gave: then a size in it is not true."""
+    given = [leaf for leaf in pytree.tree_leaves((called.args, called.kwargs, result)) if isinstance(leaf, Tensor)]
+    limit = max(MAX_ELEMENTS, _MAX_RATIO * sum(leaf.numel() for leaf in given))
+    args, kwargs = pytree.tree_map_only(Tensor, lambda leaf: leaf.to("meta"), (called.args, called.kwargs))
+    try:
+        with torch.device("meta"):
+            made = called.function(*args, **kwargs)
+    except (RuntimeError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+        # not every operation can be called without memory: then what the numbers in the call may mean
+        sizes = [value for value in pytree.tree_leaves((called.args, called.kwargs)) if type(value) is int]
+        numbers = [leaf for leaf in given if not (leaf.is_floating_point() or leaf.is_complex()) and leaf.numel()]
+        size = max([1, math.prod(max(1, abs(size)) for size in sizes), *(int(leaf.max()) for leaf in numbers)])
+    else:
+        size = sum(leaf.numel() for leaf in pytree.tree_leaves(made) if isinstance(leaf, Tensor))
+    if size > limit:
+        raise DumpError(
+            f"{called.function.__name__} would make up to {size:,} elements, and the dump has no tensor of that size: "
+            "not run again"
+        )
 
 
 def _module_function(class_name: str) -> Callable[..., Any]:
@@ -141,12 +220,9 @@ class _Decoder:
                 return torch.empty(form["shape"])
             raise DumpError("its tensors were not dumped: expected a dump with task tensor")
         try:
-            found = torch.load(self._folder / Path(name).name, weights_only=True, map_location="cpu")
+            return load_tensor(self._folder / Path(name).name, str(form["dtype"]))
         except Exception as error:  # torch.load raises anything on a damaged file: there is no common type
             raise DumpError(f"the dumped tensor {name} cannot be read ({error})") from error
-        if not isinstance(found, Tensor):
-            raise DumpError(f"{name} holds a {type(found).__name__}, expected a tensor")
-        return found
 
 
 def _plain(kind: str, value: Any) -> Any:

@@ -7,7 +7,6 @@ itself is not in it; whoever replays it builds it.
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from torch.utils import _pytree as pytree
 from trainermon.dump.keep import KeptForward, versions_of
 from trainermon.dump.state import AutocastState, KeptBuffer, NotCoveredError, RandomState
 from trainermon.monitor.errors import DumpError
+from trainermon.monitor.private_files import replacing
 from trainermon.monitor.taps.replayable import nothing
 
 KEPT_FILE = "kept_step.pt"
@@ -63,12 +63,9 @@ def save_step(path: Path, model: nn.Module, forwards: Sequence[KeptForward], *, 
     size = sum(storage.nbytes() for storage in _storages(stored))
     if size > max_bytes:
         raise NotCoveredError(f"the step takes {size / MIB:.1f} MiB on disk, replay.keep_mb is {max_bytes / MIB:g}")
-    temporary = path.with_name(f".{path.name}.tmp")
-    with open(temporary, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+    with replacing(path) as file:
         torch.save(stored, file)
-        written = file.tell()
-    temporary.replace(path)
-    return written
+        return file.tell()
 
 
 def load_step(path: Path, model: nn.Module, device: str | None = None) -> KeptStep:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from trainermon.dump.forms import json_text
 from trainermon.monitor.errors import DumpError
+from trainermon.monitor.private_files import open_private
 
 # Lines that wait to be formatted and written: what a killed process may lose. In a block they cost a third of what they
 # do one by one between the kernels of training, where nothing of ours is in the processor's caches.
@@ -42,7 +43,7 @@ class LineFile:
         self.num_bytes = 0
         self._max_wait_s = MAX_WAIT_S if max_wait_s is None else max_wait_s
         self._path = path
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        self._file = open_private(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         self._waiting: list[_Waiting] = []
         self._flushed_s = time.monotonic()
 

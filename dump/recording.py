@@ -13,6 +13,7 @@ from torch import nn
 from trainermon.dump.capture import ModuleCapture
 from trainermon.dump.debugger_config import DebuggerConfig
 from trainermon.dump.function_calls import FunctionCapture
+from trainermon.dump.overflow_writer import OverflowWriter
 from trainermon.dump.records import DumpInfo
 from trainermon.dump.selecting_writer import SelectingWriter
 from trainermon.dump.variables import Variables
@@ -41,7 +42,8 @@ class Recording:
     """
 
     def __init__(self, directory: Path, config: DebuggerConfig, info: DumpInfo) -> None:
-        self.writer = SelectingWriter(directory, info, config)
+        writer = OverflowWriter if config.task == "overflow_check" else SelectingWriter
+        self.writer = writer(directory, info, config)
         self._variables = Variables(self.writer)
         self._config = config
         self._modules: ModuleCapture | None = None
@@ -49,6 +51,11 @@ class Recording:
         self._stance: Any = None
         self._is_on = False
         self._notes: tuple[str, ...] = info.notes
+
+    @property
+    def num_overflows(self) -> int:
+        """How many calls gave NaN or Inf, with task overflow_check."""
+        return self.writer.num_overflows if isinstance(self.writer, OverflowWriter) else 0
 
     @property
     def is_on(self) -> bool:

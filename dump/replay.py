@@ -156,7 +156,7 @@ class StepKeeper:
         """Bytes that are kept alive now."""
         return self._keeper.size_bytes
 
-    def replay(
+    def replay(  # noqa: PLR0913  # what is written, where to, and what the ranks agree on
         self,
         directory: Path,
         info: DumpInfo,
@@ -164,8 +164,9 @@ class StepKeeper:
         task: str = "statistics",
         max_bytes: int = 1 << 30,
         question: str = "",
+        final: Path | None = None,
     ) -> ReplayResult:
-        """Run the kept micro steps again into a dump in `directory`; never raises.
+        """Run the kept micro steps again into a dump in `directory`, which is taken to `final` later; never raises.
 
         Call it before the optimizer writes to the parameters, when they are still those of the forward. A model that
         communicates is replayed if every rank calls this with the same `question` within ten seconds; it names the step
@@ -183,7 +184,7 @@ class StepKeeper:
             else:
                 shards = tuple(nonfinite_names(self._replayable.own_shards()))
                 info = dataclasses.replace(info, replay=True, joint=self._replayable.joint, bad_shards=shards)
-                writer = DumpWriter(directory, info, task=task, max_bytes=max_bytes)
+                writer = DumpWriter(directory, info, task=task, max_bytes=max_bytes, final=final)
                 outcome = self._attempt(self._capture(writer), vote)
         except Exception as error:  # noqa: BLE001  # the border to training: no dump, but the step goes on
             outcome = _Outcome(FAILED, f"{type(error).__name__}: {error}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import logging
 import os
 import random
 import sys
@@ -14,13 +15,23 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from trainermon.monitor.errors import ConfigError
 from trainermon.monitor.strict import require
 
+logger = logging.getLogger("trainermon")
+
 MAX_SEED = 2**32 - 1
+DEFAULT_SEED = 1234
 # What `rm_dropout` replaces.
 DROPOUTS = ("dropout", "dropout2d", "dropout3d")
+
+
+# What makes collectives of Huawei's libraries repeat themselves, for `mode`.
+_COLLECTIVES = {"HCCL_DETERMINISTIC": ("False", "True"), "LCCL_DETERMINISTIC": ("0", "1")}
+_VARIABLES = ("PYTHONHASHSEED", "CUBLAS_WORKSPACE_CONFIG", *_COLLECTIVES)
+_CUDNN = ("enabled", "deterministic", "benchmark")
 
 
 class Seeded:
@@ -28,14 +39,12 @@ class Seeded:
 
     def __init__(self) -> None:
         self._states = _states()
-        self._settings = (
-            torch.are_deterministic_algorithms_enabled(),
-            torch.is_deterministic_algorithms_warn_only_enabled(),
-            torch.backends.cudnn.deterministic,
-            torch.backends.cudnn.benchmark,
-        )
-        self._workspace = os.environ.get("CUBLAS_WORKSPACE_CONFIG")
-        self._dropouts = {name: getattr(functional, name) for name in DROPOUTS}
+        self._deterministic = torch.are_deterministic_algorithms_enabled()
+        self._warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+        self._cudnn = {name: getattr(torch.backends.cudnn, name) for name in _CUDNN}
+        self._variables = {name: os.environ.get(name) for name in _VARIABLES}
+        self._functions: list[tuple[Any, str, Any]] = [(functional, n, getattr(functional, n)) for n in DROPOUTS]
+        self._functions.append((DataLoader, "__iter__", DataLoader.__iter__))
 
     def __enter__(self) -> Seeded:
         """Return itself."""
@@ -49,22 +58,22 @@ class Seeded:
 
     def restore(self) -> None:
         """Put settings and generators back to where they were."""
-        deterministic, warn_only, cudnn_deterministic, benchmark = self._settings
-        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
-        torch.backends.cudnn.deterministic = cudnn_deterministic
-        torch.backends.cudnn.benchmark = benchmark
-        if self._workspace is None:
-            os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
-        else:
-            os.environ["CUBLAS_WORKSPACE_CONFIG"] = self._workspace
-        for name, function in self._dropouts.items():
-            setattr(functional, name, function)
+        torch.use_deterministic_algorithms(self._deterministic, warn_only=self._warn_only)
+        for name, value in self._cudnn.items():
+            setattr(torch.backends.cudnn, name, value)
+        for variable, text in self._variables.items():
+            if text is None:
+                os.environ.pop(variable, None)
+            else:
+                os.environ[variable] = text
+        for owner, name, function in self._functions:
+            setattr(owner, name, function)
         for setter, state in self._states:
             setter(state)
 
 
 def seed_all(  # noqa: PLR0913  # msprobe has them in this order
-    seed: int = 1234,
+    seed: int = DEFAULT_SEED,
     mode: bool = False,  # noqa: FBT001, FBT002  # msprobe's
     rm_dropout: bool = False,  # noqa: FBT001, FBT002
     is_enhanced: bool = False,  # noqa: FBT001, FBT002
@@ -72,16 +81,20 @@ def seed_all(  # noqa: PLR0913  # msprobe has them in this order
     rank_offset: int | bool = False,
     warn_only: bool = False,
 ) -> Seeded:
-    """Seed every generator: those of Python, of numpy if it is installed, and of torch on all devices.
+    """Seed every generator, and let what can be repeated be repeated, for this process and those that it starts.
 
     Generators go on from there as always: two layers that are made after it differ. Two runs that call it alike draw
-    the same numbers.
+    the same numbers. Set are, as in msprobe: the seeds of random, numpy and torch on all devices, NPUs included;
+    PYTHONHASHSEED, for processes that are started from now on; cuDNN off, without benchmark and deterministic;
+    CUBLAS_WORKSPACE_CONFIG; by `mode` torch's deterministic algorithms, HCCL_DETERMINISTIC and LCCL_DETERMINISTIC. Call
+    it before the first use of a device and before process groups are made: later their libraries do not look. A
+    DataLoader that shuffles by torch's own generator is told when it is first used.
 
     Args:
         seed: 0 to 2^32 - 1.
         mode: Whether torch uses deterministic algorithms only; an operation without one raises an error, or warns.
         rm_dropout: Whether `dropout`, `dropout2d` and `dropout3d` of torch.nn.functional, and so their modules, drop
-            nothing until `restore`.
+            nothing until `restore`. Not by default: it trains another model.
         is_enhanced: Refused. In msprobe it resets all generators at every draw, so that layers get equal weights.
         rank_offset: Added to the seed; True: the rank, so that ranks draw different numbers.
         warn_only: Whether an operation without a deterministic algorithm only warns.
@@ -106,14 +119,54 @@ def seed_all(  # noqa: PLR0913  # msprobe has them in this order
 
         np.random.seed(own)  # the generator that scripts use
     torch.manual_seed(own)
-    if mode:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.backends.cudnn.deterministic = True
-        torch.backends.cudnn.benchmark = False
+    _seed_npu(own)
+    os.environ["PYTHONHASHSEED"] = str(seed)  # that of all ranks: what they put into sets comes out in one order
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    os.environ.update({name: words[mode] for name, words in _COLLECTIVES.items()})
+    for name, value in zip(_CUDNN, (False, True, False), strict=True):
+        setattr(torch.backends.cudnn, name, value)
     torch.use_deterministic_algorithms(mode, warn_only=warn_only)
     for name in DROPOUTS if rm_dropout else ():
         setattr(functional, name, _without_dropping(getattr(functional, name)))
+    DataLoader.__iter__ = _telling_of_shuffles(DataLoader.__iter__)  # type: ignore[method-assign]
     return before
+
+
+def _seed_npu(seed: int) -> None:
+    npu = getattr(torch, "npu", None)  # torch_npu brings it
+    if npu is not None:
+        npu.manual_seed_all(seed)
+
+
+def _telling_of_shuffles(iterate: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return `iterate` of DataLoader, which says once of a loader whose order hangs on what was drawn before."""
+    if hasattr(iterate, "__wrapped__"):  # seeded twice
+        return iterate
+    told = False
+
+    @functools.wraps(iterate)
+    def telling(loader: Any) -> Any:
+        nonlocal told
+        if not told and shuffles(loader):
+            told = True
+            logger.warning(
+                "seed_all: a DataLoader shuffles (%s): two runs get the same batches only if they draw alike before; "
+                "give shuffle=False, or generator=torch.Generator().manual_seed(seed)",
+                type(loader.sampler).__name__,
+            )
+        return iterate(loader)
+
+    return telling
+
+
+def shuffles(loader: DataLoader[Any]) -> bool:
+    """Return whether a loader's order is drawn from torch's own generator, and so hangs on all that was drawn before.
+
+    Samplers with a generator or a seed of their own, as DistributedSampler has, repeat themselves.
+    """
+    samplers = (getattr(loader, "sampler", None), getattr(getattr(loader, "batch_sampler", None), "sampler", None))
+    drawing = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+    return any(isinstance(sampler, drawing) and sampler.generator is None for sampler in samplers)
 
 
 def _without_dropping(function: Callable[..., Tensor]) -> Callable[..., Tensor]:

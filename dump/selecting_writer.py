@@ -30,6 +30,7 @@ class SelectingWriter(DumpWriter):
         self.main_file = DEBUG_FILE if config.level == "debug" else DUMP_FILE
         self.with_structure = config.extra_info and config.level != "debug"
         self.max_wait_s = config.flush_s
+        self.file_format = config.file_format
         self._config = config
         self._selection = Selection(config)
         # what is not wanted is left out then, and not asked about again
@@ -37,7 +38,8 @@ class SelectingWriter(DumpWriter):
         self._takes_all = self._selection.is_by_function and config.task != "structure"
         self._waiting: list[tuple[Tensor, Path]] = []
         self._waiting_bytes = 0
-        super().__init__(directory, info, task=config.task, max_bytes=int(config.max_mb * MIB))
+        task = "statistics" if config.task == "overflow_check" else config.task
+        super().__init__(directory, info, task=task, max_bytes=int(config.max_mb * MIB))
 
     def wants(self, key: str) -> bool:
         """Return whether the name of the entry `key`, which begins, is chosen."""

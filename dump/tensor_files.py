@@ -1,4 +1,4 @@
-"""Writes a tensor's file: what `torch.save` would write, at a third of its cost, for all common tensors.
+"""The file of a tensor: what `torch.save` would write, at a third of its cost, for all common tensors; or numpy's.
 
 The format is that of `torch.save` since torch 1.6: a zip archive, nothing compressed, with a pickle that says what
 the tensor is and a record of its bytes. `torch.load(..., weights_only=True)`, `zipfile` and mindstudio-probe read it.
@@ -8,15 +8,18 @@ Source: torch/serialization.py `_save` and caffe2/serialize/inline_container.cc 
 from __future__ import annotations
 
 import ctypes
+import io
 import os
 import struct
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from trainermon.monitor.private_files import open_private
 from trainermon.monitor.statistics.layout import PLAIN_TYPES
 
 _STORAGES = {
@@ -31,41 +34,69 @@ _STORAGES = {
     torch.uint8: "ByteStorage",
     torch.bool: "BoolStorage",
 }
+SUFFIXES = (".pt", ".npy")
+# What numpy's files hold, and how numpy calls it.
+_NUMPY_NAMES = {dtype: str(dtype).removeprefix("torch.") for dtype in (*_STORAGES, torch.complex64, torch.complex128)}
+_NUMPY_NAMES |= {torch.uint16: "uint16", torch.uint32: "uint32", torch.uint64: "uint64"}
+del _NUMPY_NAMES[torch.bfloat16]
 _ALIGNMENT = 64  # of the elements in the file, for those who map it into memory
 _MAX_BYTES = (1 << 31) - 1  # what one write takes, and an archive without 64-bit extensions
 _LOCAL, _CENTRAL, _END = struct.Struct("<4s5H3I2H"), struct.Struct("<4s6H3I5H2I"), struct.Struct("<4s4H2IH")
 
 
+def suffix_for(tensor: Tensor, file_format: str) -> str:
+    """Return the ending of a tensor's file in `file_format`; what is no array of numpy goes into a file of torch."""
+    if file_format != "npy":
+        return ".pt"
+    local = _local(tensor)
+    is_array = type(local) in PLAIN_TYPES and local.layout is torch.strided and not local.is_quantized
+    return ".npy" if is_array else ".pt"
+
+
 def save_tensor(tensor: Tensor, path: Path) -> int:
-    """Save a tensor as one of the CPU, readable with `weights_only=True`, in a file of mode 0600; return its bytes.
+    """Save a tensor as one of the CPU in a file of mode 0600, and return its bytes.
 
     A DTensor's local shard is saved, a subclass as a plain tensor, a view without the rest of its storage. What is on
-    the CPU and dense is written from where it lies.
+    the CPU and dense is written from where it lies. The ending of `path` tells the format: .pt is readable with
+    `weights_only=True`; in .npy, floating types that numpy does not know are float32, which holds each of them exactly.
 
     Raises:
         OSError: The file cannot be written.
     """
-    tensor = tensor.detach()
-    to_local = getattr(tensor, "to_local", None)
-    tensor = to_local() if to_local is not None else tensor
-    if type(tensor) not in PLAIN_TYPES and _has_elements(tensor):
-        tensor = tensor.as_subclass(Tensor)
+    tensor = _local(tensor)
     if tensor.layout is not torch.strided:
         return _save_any(tensor.to("cpu"), path)
     dense = tensor.to("cpu").contiguous().resolve_conj().resolve_neg()
+    if path.suffix == ".npy":
+        return _save_numpy(dense, path)
     if type(dense) not in PLAIN_TYPES or dense.dtype not in _STORAGES or not 0 < dense.nbytes < _MAX_BYTES:
         return _save_any(dense.clone(), path)
     elements = bytes_of(dense)
     head, tail = _around(dense, zlib.crc32(elements))
-    size = len(head) + len(elements) + len(tail)
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    try:
-        written = os.writev(file, (head, elements, tail))
-    finally:
-        os.close(file)
-    if written < size:
-        raise OSError(f"{written} of {size} bytes were written to {path}: no space left?")
-    return size
+    return _write_parts(path, (head, elements, tail))
+
+
+def load_tensor(path: Path, dtype: str = "") -> Tensor:
+    """Return the tensor in a file that `save_tensor` has written, on the CPU; one of numpy's as a `dtype` of torch.
+
+    Raises:
+        OSError, RuntimeError, ValueError, …: The file is missing, damaged, or holds more than a tensor.
+    """
+    if path.suffix == ".npy":
+        found = torch.from_numpy(np.load(path, allow_pickle=False))
+        known = getattr(torch, dtype.removeprefix("torch."), None)
+        return found.to(known) if isinstance(known, torch.dtype) else found
+    loaded = torch.load(path, weights_only=True, map_location="cpu")
+    if not isinstance(loaded, Tensor):
+        raise TypeError(f"{path.name} holds a {type(loaded).__name__}, expected a tensor")
+    return loaded
+
+
+def _local(tensor: Tensor) -> Tensor:
+    tensor = tensor.detach()
+    to_local = getattr(tensor, "to_local", None)
+    tensor = to_local() if to_local is not None else tensor
+    return tensor.as_subclass(Tensor) if type(tensor) not in PLAIN_TYPES and _has_elements(tensor) else tensor
 
 
 def _has_elements(tensor: Tensor) -> bool:
@@ -81,14 +112,39 @@ def bytes_of(tensor: Tensor) -> memoryview:
     return memoryview((ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")
 
 
+def _save_numpy(dense: Tensor, path: Path) -> int:
+    if dense.dtype not in _NUMPY_NAMES:
+        dense = dense.to(torch.complex64 if dense.is_complex() else torch.float32)
+    head = io.BytesIO()
+    described = {
+        "descr": np.lib.format.dtype_to_descr(np.dtype(_NUMPY_NAMES[dense.dtype])),
+        "fortran_order": False,
+        "shape": tuple(dense.shape),
+    }
+    np.lib.format.write_array_header_1_0(head, described)
+    elements = bytes_of(dense)
+    if dense.nbytes < _MAX_BYTES:
+        return _write_parts(path, (head.getvalue(), elements))
+    with open(path, "wb", opener=open_private) as file:
+        return file.write(head.getvalue()) + file.write(elements)
+
+
+def _write_parts(path: Path, parts: Sequence[bytes | memoryview]) -> int:
+    size = sum(map(len, parts))
+    file = open_private(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    try:
+        written = os.writev(file, parts)
+    finally:
+        os.close(file)
+    if written < size:
+        raise OSError(f"{written} of {size} bytes were written to {path}: no space left?")
+    return size
+
+
 def _save_any(tensor: Tensor, path: Path) -> int:
-    with open(path, "wb", opener=_private) as file:
+    with open(path, "wb", opener=open_private) as file:
         torch.save(tensor, file)
         return file.tell()
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 def _around(tensor: Tensor, checksum: int) -> tuple[bytes, bytes]:

@@ -33,8 +33,9 @@ from trainermon.dump.records import (
     DumpInfo,
 )
 from trainermon.dump.statistics import Statistics, TensorMemory
-from trainermon.dump.tensor_files import save_tensor
+from trainermon.dump.tensor_files import SUFFIXES, save_tensor, suffix_for
 from trainermon.monitor.errors import DumpError
+from trainermon.monitor.private_files import open_private, replace_file
 
 TASKS = ("statistics", "tensor", "structure")
 MAX_NAME = 200
@@ -44,8 +45,9 @@ class DumpWriter:
     """One dump of one rank and one step, being written.
 
     `task` is `statistics` or `tensor`. Beyond `max_bytes` tensors are not written any more (counted in the info), while
-    statistics go on. Files are 0600, folders 0700. It survives the death of the process, not that of the machine:
-    nothing is synchronised to the disk, so that no step waits for one.
+    statistics go on. `final` is where the dump will be taken afterwards, None: it stays. Files are 0600, folders 0700.
+    It survives the death of the process, not that of the machine: nothing is synchronised to the disk, so that no step
+    waits for one.
 
     Raises:
         DumpError: unknown task, or the directory cannot be written.
@@ -54,13 +56,23 @@ class DumpWriter:
     level = "L0"
     main_file = DUMP_FILE
     with_structure = True
+    file_format = "pt"
     # How long lines may wait to be written, if not as long as usual: what a killed process may lose.
     max_wait_s: float | None = None
 
-    def __init__(self, directory: Path, info: DumpInfo, *, task: str = "statistics", max_bytes: int = 1 << 30) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        info: DumpInfo,
+        *,
+        task: str = "statistics",
+        max_bytes: int = 1 << 30,
+        final: Path | None = None,
+    ) -> None:
         if task not in TASKS:
             raise DumpError(f"task of a dump is {task!r}, expected one of {', '.join(TASKS)}")
         self.directory = Path(directory)
+        self._final = self.directory if final is None else final
         self.task = task
         self.info = dataclasses.replace(info, complete=False)
         self.with_tensors = task == "tensor"
@@ -219,7 +231,7 @@ class DumpWriter:
                 _write(self.directory / STACK_FILE, _object_text(stacks))
                 _write(self.directory / CONSTRUCT_FILE, _object_text(self._construct))
             _write(self.directory / INFO_FILE, "".join(self._info_text()))
-            _commit(self.directory / self.main_file, "".join(self._dump_text()))
+            replace_file(self.directory / self.main_file, "".join(self._dump_text()).encode())
             self._published = self.bytes_written
         except OSError as error:
             raise DumpError(f"cannot finish the dump in {self.directory}: {error}") from error
@@ -246,7 +258,7 @@ class DumpWriter:
             "task": self.task,
             "level": self.level,
             "framework": "pytorch",
-            "dump_data_dir": str(self._folder.absolute()) if self.saves_any else None,
+            "dump_data_dir": str((self._final / TENSOR_FOLDER).absolute()) if self.saves_any else None,
         }
         yield json.dumps(head, indent=1).removesuffix("\n}") + ',\n "data": {'
         separator = "\n"
@@ -293,7 +305,7 @@ class DumpWriter:
         tensor, reading = leaf.tensor, leaf.form.reading
         if reading is None or not tensor.numel() or tensor.is_meta:
             return
-        file_name = _file_name(name)
+        file_name = _file_name(name, suffix_for(tensor, self.file_format))
         known = reading.file_name
         if known is None and self.bytes_written + tensor.numel() * tensor.element_size() > self._max_bytes:
             self._over_quota += 1
@@ -335,8 +347,9 @@ def make_private_folder(folder: Path) -> None:
 def _empty(folder: Path) -> None:
     """Remove the tensors of an earlier dump: a file with two names would be written through both."""
     if folder.is_dir():
-        for path in folder.glob("*.pt"):
-            path.unlink()
+        for path in folder.iterdir():
+            if path.suffix in SUFFIXES:
+                path.unlink()
 
 
 def _name(key: str | None) -> str:
@@ -351,26 +364,15 @@ def _object_text(value: dict[str, Any]) -> str:
 def _write(path: Path, text: str) -> None:
     """Write a file that nobody reads before the dump is committed; one that is there already is replaced whole."""
     if path.exists():
-        _commit(path, text)
+        replace_file(path, text.encode())
     else:
-        with open(path, "w", encoding="utf-8", opener=_private) as file:
+        with open(path, "w", encoding="utf-8", opener=open_private) as file:
             file.write(text)
 
 
-def _commit(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    with open(temporary, "w", encoding="utf-8", opener=_private) as file:
-        file.write(text)
-    temporary.replace(path)
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
-
-
-def _file_name(name: str) -> str:
+def _file_name(name: str, suffix: str) -> str:
     """Return a file name for a slot; what a file system may refuse is replaced, and what is too long is shortened."""
     safe = re.sub(r"[^\w.\-]", "_", name)
     if len(safe) > MAX_NAME:
-        safe = f"{safe[: MAX_NAME - 9]}-{zlib.crc32(name.encode()):08x}"
-    return f"{safe}.pt"
+        safe = f"{safe[: MAX_NAME - 9]}-{zlib.crc32(name.encode(errors='surrogatepass')):08x}"
+    return safe + suffix

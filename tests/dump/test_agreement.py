@@ -26,7 +26,7 @@ def ask(num_ranks, asking, *, wait_s=5.0, store=None):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=30)
+        thread.join(timeout=900)
     return answers
 
 

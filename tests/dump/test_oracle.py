@@ -19,7 +19,7 @@ OTHER = Path(__file__).parents[2] / ".venv-bench/bin/python"
 def dumped(python, package, folder, level="mix"):
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [str(python), str(SCRIPT), package, str(folder), level]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900, check=False)
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout.splitlines()[-1])
 

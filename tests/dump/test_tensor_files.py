@@ -3,12 +3,13 @@
 import os
 import zipfile
 
+import numpy as np
 import pytest
 import torch
 
 from trainermon.dump import tensor_files
 from trainermon.dump.selecting_writer import checksum
-from trainermon.dump.tensor_files import save_tensor
+from trainermon.dump.tensor_files import load_tensor, save_tensor, suffix_for
 
 COMMON = [
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
@@ -93,3 +94,42 @@ def test_a_tensor_that_was_read_can_still_be_resized(tmp_path, reads):
     tensor.untyped_storage().resize_(0)
 
     assert tensor.untyped_storage().nbytes() == 0
+
+
+WIDER = [torch.float8_e5m2, torch.float8_e4m3fnuz, torch.uint64, torch.complex128]
+
+
+@pytest.mark.parametrize("dtype", COMMON + OTHER + WIDER, ids=str)
+@pytest.mark.parametrize("shape", [(), (3, 5), (2, 0)], ids=str)
+def test_numpy_loads_the_values_that_were_saved(tmp_path, dtype, shape):
+    tensor = torch.randint(0, 2, shape).to(dtype)
+
+    size = save_tensor(tensor, tmp_path / "a.npy")
+
+    loaded = np.load(tmp_path / "a.npy", allow_pickle=False)
+    assert loaded.shape == shape
+    assert np.array_equal(loaded.astype(np.complex128), tensor.to(torch.complex128).numpy())
+    assert size == (tmp_path / "a.npy").stat().st_size
+    assert (tmp_path / "a.npy").stat().st_mode & 0o777 == 0o600
+    back = load_tensor(tmp_path / "a.npy", str(dtype))
+    assert back.dtype == dtype
+    assert torch.equal(back.to(torch.complex128), tensor.to(torch.complex128))
+
+
+def test_every_bfloat16_survives_numpys_file(tmp_path):
+    every = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int16).view(torch.bfloat16)
+
+    save_tensor(every, tmp_path / "a.npy")
+
+    back = load_tensor(tmp_path / "a.npy", "torch.bfloat16")
+    assert torch.equal(back.isnan(), every.isnan())
+    assert torch.equal(back.nan_to_num().view(torch.int16), every.nan_to_num().view(torch.int16))
+
+
+def test_a_strided_view_is_one_array_and_what_is_none_stays_a_file_of_torch(tmp_path):
+    turned = torch.arange(24.0).reshape(2, 3, 4).permute(2, 0, 1)
+    save_tensor(turned, tmp_path / "a.npy")
+
+    assert np.array_equal(np.load(tmp_path / "a.npy"), turned.numpy())
+    assert suffix_for(turned, "npy") == suffix_for(torch.nn.Parameter(turned), "npy") == ".npy"
+    assert suffix_for(torch.eye(3).to_sparse(), "npy") == suffix_for(turned, "pt") == ".pt"
