@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from trainermon.alerts.comparisons import Comparison, make_comparison
+from trainermon.alerts.comparing import Comparison
+from trainermon.alerts.comparisons import make_comparison
 from trainermon.alerts.conditions import Indices, Slots, Verdict, as_indices
 from trainermon.alerts.contained import Faults
 from trainermon.alerts.peers import Part

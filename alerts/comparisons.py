@@ -8,48 +8,27 @@ from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from trainermon.alerts.conditions import Indices, Mask, Verdict
-from trainermon.alerts.criteria import Differs, Spread, Straggler
-from trainermon.alerts.peers import Part, PeerGroup, PeerTable, same_elements, same_part, same_stage
+from trainermon.alerts.comparing import Comparison, Found
+from trainermon.alerts.conditions import Indices, Verdict
+from trainermon.alerts.copies import DiffersComparison
+from trainermon.alerts.criteria import Dead, Differs, Spread, Straggler
+from trainermon.alerts.few_ranks import FewRanks
+from trainermon.alerts.peers import Part, PeerTable, same_part, same_stage
 from trainermon.alerts.rules import Rule
+from trainermon.alerts.shards import DeadComparison
 from trainermon.alerts.spikes import MAD_TO_SIGMA, median_and_deviation
-from trainermon.alerts.statistics import COUNT, DERIVED, INFS, MOMENTS, NANS, NEVER_NEGATIVE, SUM, Array
+from trainermon.alerts.statistics import DERIVED, INFS, NANS, NEVER_NEGATIVE, SUM, Array
 from trainermon.alerts.watchers import STRAGGLER_HISTORY
 from trainermon.monitor.values import Kind
 
-Found = tuple[Indices, Verdict, Array]
-"""Which of a part's series are judged, what is said of them, and what they were compared with."""
-
 _TINY = 1e-30
+_MANY = 4  # ranks, of which the middle is not moved by one of them
 _LEAST_WORK = 0.01  # of a step: waits that overlap may add up to more than the step
 _MIN_HISTORY = 64
 _REFRESH_STEPS = 8
 _MEDIAN_ERROR = 1.2533  # of the median against that of the mean, for a normal distribution
 _SIGNIFICANT = 4.0  # standard errors: jobs whose steps vary a lot have a slowest rank by chance all the time
-
-
-class Comparison:
-    """What one rule that compares ranks remembers.
-
-    Attributes:
-        slowness: By rank, its own work over the median of its peers', as of the last step; only of stragglers' rules.
-        num_compared: Steps on which copies were compared; only where ranks must not differ.
-        num_odd: By rank, series of all steps that were not what they had to be; only where ranks must not differ.
-    """
-
-    def __init__(self) -> None:
-        self.slowness: dict[int, float] = {}
-        self.num_compared = 0
-        self.num_odd: dict[int, int] = {}
-
-    def judge(self, parts: Sequence[Part]) -> list[Found | None]:
-        """Return what is said of each rank's part of one step; None where nothing can be said."""
-        raise NotImplementedError
-
-    def reset(self) -> None:
-        """Forget what belongs to the attempt that has ended."""
 
 
 def make_comparison(rule: Rule) -> Comparison | None:
@@ -61,11 +40,16 @@ def make_comparison(rule: Rule) -> Comparison | None:
             return DiffersComparison(when, rule.on.statistic)
         case Straggler() as when:
             return StragglerComparison(when)
+        case Dead() as when:
+            return DeadComparison(when)
     return None
 
 
 class SpreadComparison(Comparison):
-    """The statistic of one rank is far from the median of its peers, in robust standard deviations."""
+    """The statistic of one rank is far from the median of its peers, in robust standard deviations.
+
+    Of fewer than four ranks nobody is in the middle: there the usual distances and the rank's own past decide.
+    """
 
     def __init__(self, condition: Spread, statistic: str) -> None:
         super().__init__()
@@ -73,9 +57,11 @@ class SpreadComparison(Comparison):
         self._derive = DERIVED[statistic]
         self._logarithmic = statistic in NEVER_NEGATIVE
         self._table = PeerTable(same_part)
+        self._few = FewRanks(score=condition.clear, floor=condition.floor, logarithmic=self._logarithmic)
 
     def reset(self) -> None:  # noqa: D102 - as in Comparison, here and below
         self._table.reset()
+        self._few.reset()
 
     def judge(self, parts: Sequence[Part]) -> list[Found | None]:  # noqa: D102
         seen = self._table.arrange(parts, [self._seen(part.moments) for part in parts])[:, 0]
@@ -83,7 +69,8 @@ class SpreadComparison(Comparison):
         for group in self._table.groups():
             if len(group.members) >= self._condition.ranks:
                 place = np.ix_(group.members, group.columns)
-                score[place], level[place] = self._score(seen[place])
+                is_few = len(group.members) < _MANY
+                score[place], level[place] = self._few.score(seen, group) if is_few else self._score(seen[place])
         return [self._found(part, score[place], level[place]) for place, part in enumerate(parts)]
 
     def _seen(self, moments: Array) -> Array:
@@ -97,7 +84,7 @@ class SpreadComparison(Comparison):
         floor = self._condition.floor if self._logarithmic else self._condition.floor * np.abs(level)
         sigma = np.maximum(np.maximum(np.float32(MAD_TO_SIGMA) * deviation, floor), np.float32(_TINY))
         score = np.abs(seen - level) / sigma
-        return np.where(count >= self._condition.ranks, score, np.nan), np.broadcast_to(level, seen.shape)
+        return np.where(count >= max(_MANY, self._condition.ranks), score, np.nan), np.broadcast_to(level, seen.shape)
 
     def _found(self, part: Part, score: Array, level: Array) -> Found:
         columns = self._table.columns_of(part)
@@ -107,63 +94,6 @@ class SpreadComparison(Comparison):
             self._derive(part.moments), own, own > self._condition.score, own < self._condition.clear, blind
         )
         return np.arange(len(columns)), verdict, np.exp(usual) if self._logarithmic else usual
-
-
-class DiffersComparison(Comparison):
-    """Ranks that must show the same do not; those in the minority are named, on a tie all of them."""
-
-    def __init__(self, condition: Differs, statistic: str) -> None:
-        super().__init__()
-        self._tolerance = condition.tolerance
-        self._derive = None if statistic == MOMENTS else DERIVED[statistic]
-        self._table = PeerTable(same_elements)
-
-    def reset(self) -> None:  # noqa: D102
-        self._table.reset()
-
-    def judge(self, parts: Sequence[Part]) -> list[Found | None]:  # noqa: D102
-        compared = [part.moments if self._derive is None else self._derive(part.moments)[None] for part in parts]
-        values = self._table.arrange(parts, compared)
-        shown = self._table.arrange(parts, [part.moments[COUNT][None] for part in parts])[:, 0]
-        values = np.where(np.isnan(values), np.inf, values)  # what is undefined on all ranks is the same on all
-        status = np.full((len(parts), values.shape[2]), np.nan)
-        usual = np.full_like(status, np.nan)
-        for group in self._table.groups():
-            self._judge_group(values, ~np.isnan(shown), group, status, usual)
-        self.num_compared += bool((~np.isnan(status)).any())
-        return [self._found(part, status[place], usual[place]) for place, part in enumerate(parts)]
-
-    def _judge_group(self, values: Array, shown: Mask, group: PeerGroup, status: Array, usual: Array) -> None:
-        members, columns = group
-        place = np.ix_(members, columns)
-        present = shown[place]
-        several = present.sum(axis=0) > 1
-        status[place] = np.where(present & several, 0.0, np.nan)
-        inner = values[members][:, :, columns]
-        odd = np.flatnonzero(several & ~(self._equal(inner, inner[:1]) & present).all(axis=0))
-        if odd.size:
-            block, here = inner[:, :, odd], present[:, odd]
-            votes = sum(self._equal(block, block[[one]]) & here[one] for one in range(len(members))) * here
-            most, num_present = votes.max(axis=0), here.sum(axis=0)
-            wrong = here & (votes < num_present) & ((votes < most) | (2 * most <= num_present))
-            place = np.ix_(members, columns[odd])
-            status[place] = np.where(here, wrong, np.nan)
-            right = block[votes.argmax(axis=0), 0 if self._derive else SUM, np.arange(odd.size)]
-            usual[place] = np.broadcast_to(right, here.shape)
-
-    def _equal(self, one: Array, other: Array) -> NDArray[np.bool_]:
-        """Return whether all statistics, the last axis but one, are equal."""
-        if not self._tolerance:
-            return np.asarray((one == other).all(axis=-2))
-        close = np.abs(one - other) <= self._tolerance * np.maximum(np.abs(one), np.abs(other))
-        return np.asarray((close | (one == other)).all(axis=-2))
-
-    def _found(self, part: Part, status: Array, usual: Array) -> Found:
-        columns = self._table.columns_of(part)
-        own = status[columns]
-        self.num_odd[part.rank] = self.num_odd.get(part.rank, 0) + int((own > 0).sum())
-        value = part.moments[SUM] if self._derive is None else self._derive(part.moments)
-        return np.arange(len(columns)), Verdict(value, own, own > 0, own == 0, np.isnan(own)), usual[columns]
 
 
 class StragglerComparison(Comparison):

@@ -3,7 +3,7 @@
 A watcher holds what one rule remembers about the series of one rank: `judge` looks at the values of a step without
 taking them for usual, `learn` takes them into the usual range once the state machine has said which series are calm.
 What follows from a verdict (for how many steps, which alert) is decided in `state`. Here are the conditions on a single
-value and on the mean so far; further ones stand in `limits`, `spikes` and `trends`, and `across` compares ranks.
+value and on the mean so far; further ones stand in `limits`, `spikes`, `drifts` and `trends`; `across` compares ranks.
 
 Series are numbered by slots in the order in which the rank first showed them. A selection of slots is a slice where
 possible, as numpy then neither copies nor gathers.
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainermon.alerts.criteria import Dead, Direction, NonFinite, RelativeToMean
+from trainermon.alerts.criteria import Direction, NonFinite, RelativeToMean
 from trainermon.alerts.statistics import COUNT, DERIVED, INFS, NANS, Array
 from trainermon.monitor.values import Placement, SeriesKey
 
@@ -162,19 +162,6 @@ class RelativeToMeanWatcher(Watcher):
     def baseline(self, slots: Indices) -> Array:  # noqa: D102
         mean: Array = self._mean[slots]
         return np.where(mean > 0.0, mean, np.nan)
-
-
-class DeadWatcher(Watcher):
-    """The share of zeros has reached a limit; the score is the share."""
-
-    def __init__(self, condition: Dead) -> None:
-        self._limit = condition.zero_ratio
-
-    def judge(self, slots: Slots, moments: Array) -> Verdict:  # noqa: ARG002, D102
-        value = DERIVED["zero_ratio"](moments)
-        bad = value >= self._limit
-        blind = np.isnan(value)
-        return Verdict(value, value, bad, ~(bad | blind), mask_or_none(blind))
 
 
 def grown(array: NDArray[Any], size: int, fill: float) -> NDArray[Any]:

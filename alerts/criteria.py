@@ -1,17 +1,17 @@
-"""What the condition of an alert rule may say, and how it is read from YAML: one value and one reader per condition.
+"""What the condition of an alert rule may say: one value per condition.
 
-How a condition is computed is decided in `conditions`, `spikes`, `trends`, `ratios` and `across`.
+How it is read from YAML is decided in `reading`, how it is computed in `conditions`, `limits`, `spikes`, `drifts`,
+`trends`, `comparisons` and `shards`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 
-from trainermon.alerts.document import Node, nearest
-from trainermon.alerts.extensions import Custom, conditions_of_others
+from trainermon.alerts.extensions import Custom
 from trainermon.monitor.values import Kind
 
 
@@ -51,8 +51,8 @@ class Threshold:
 class Spike:
     """The statistic left its usual range.
 
-    The score is the distance from the median of the last values, in robust standard deviations (1.4826 times the median
-    absolute deviation); statistics that cannot be negative are compared by their logarithms.
+    The score is the distance from a level that follows the last values, and from what their trend lets one expect, in
+    robust standard deviations; statistics that cannot be negative are compared by their logarithms.
 
     Attributes:
         score: Above this score the condition holds.
@@ -61,8 +61,10 @@ class Spike:
         warmup: How many values a series must have shown before it is judged; at most `window`.
         direction: Which side counts.
         floor: The least standard deviation: a difference of logarithms (0.1 is about 10 %), or for statistics that may
-            be negative a share of the median.
+            be negative a share of their usual magnitude.
         adopt: After so many values outside the usual range in a row, the new level is learned as the usual one.
+        share_of_first: A value below this share of the level of the first ones does not matter, however unusual it is:
+            to a loss that has come close to zero a single hard sample is many times the usual.
     """
 
     score: float
@@ -72,6 +74,60 @@ class Spike:
     direction: Direction = Direction.BOTH
     floor: float = 0.1
     adopt: int = 128
+    share_of_first: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Drift:
+    """The statistic has moved away from where it was, too slowly for `Spike`.
+
+    Compared are levels, medians of `steps` values each: the newest one with the least of the `levels` before it (going
+    up) or the greatest (going down). Statistics that cannot be negative are compared by their logarithms.
+
+    Attributes:
+        factor: The level has become so many times as large, or as small, as it was.
+        direction: Which side counts.
+        steps: So many values make a level.
+        levels: So many levels are remembered.
+        warmup: So many levels are passed over first: at the start of a training everything moves.
+        score: The level has also moved so many times as far as levels usually do from one to the next.
+        share_of_first: A level matters as for `Spike`, by the distance that it has moved.
+    """
+
+    factor: float
+    direction: Direction = Direction.UP
+    steps: int = 16
+    levels: int = 5
+    warmup: int = 4
+    score: float = 4.0
+    share_of_first: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Exceeds:
+    """The statistic is `times` the largest value that it ever had before.
+
+    Attributes:
+        times: So many times.
+        warmup: So many values are only learned.
+        adopt: After so many values in a row that exceed it, the new level is learned.
+    """
+
+    times: float
+    warmup: int = 16
+    adopt: int = 128
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Frozen:
+    """The statistic shows the very same value again and again, although it was another one on every step before.
+
+    Attributes:
+        lived: After so many values in a row that were all different from the one before, a series counts as one that
+            changes: masks and positions never do.
+    """
+
+    lived: int = 20
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,9 +157,16 @@ class Flat:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Dead:
-    """The share of zeros is at least `zero_ratio`."""
+    """The share of zeros is at least `zero_ratio`, in all that the ranks of the node hold of the tensor together.
+
+    Attributes:
+        zero_ratio: That share.
+        lived: Only what has had less zeros for so many values in a row can die; 0: whatever has been dead from the
+            start counts too.
+    """
 
     zero_ratio: float = 1.0
+    lived: int = 20
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +219,8 @@ class Spread:
         score: Above this score the condition holds.
         clear: Below this score it is over; at most `score`.
         floor: The least standard deviation, as for `Spike`.
-        ranks: With fewer ranks to compare nothing is said: of two that differ nobody knows which one is right.
+        ranks: With fewer ranks to compare nothing is said. Of two or three, the one is named that has moved away from
+            where it was, once it is known how far apart they usually are.
     """
 
     score: float
@@ -169,13 +233,16 @@ class Spread:
 class Differs:
     """Ranks differ that must not: copies of the same elements, or members of a group that count its collectives.
 
-    The value that most ranks have is taken for the right one. With an equal number on both sides all of them are named.
+    The value that most ranks have is taken for the right one. Where no value has a majority, the rank is named that has
+    moved further away from what all had before, where that is known; else all of them.
 
     Attributes:
         tolerance: Values count as equal up to this share of the larger one.
+        fewest: The values are counts, and on a tie those that have the smallest one are named.
     """
 
     tolerance: float = 0.0
+    fewest: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,6 +270,9 @@ Criterion = (
     NonFinite
     | Threshold
     | Spike
+    | Drift
+    | Exceeds
+    | Frozen
     | RelativeToMean
     | Flat
     | Dead
@@ -220,193 +290,17 @@ Criterion = (
 MAX_WINDOW = 100_000
 """So many values a rule may keep of every series: 8 bytes each."""
 
-ACROSS_RANKS = (Spread, Differs, Straggler)
+ACROSS_RANKS = (Spread, Differs, Straggler, Dead)
 """Conditions that compare the ranks of a node; all others look at one rank alone."""
 
 IMPLIED: Mapping[type[Criterion], str] = MappingProxyType(
     {
         NonFinite: "nonfinite",
         Dead: "zero_ratio",
+        Frozen: "sum",
         Saturated: "absmax",
         Straggler: "sum",
         Reported: "value",
     }
 )
 """The statistic of conditions that are on one only."""
-
-
-def criterion_names() -> tuple[str, ...]:
-    """Return what may stand under `when`: the built-in conditions, then those of installed packages."""
-    return (*READERS, *(name for name in conditions_of_others() if name not in READERS))
-
-
-def read_criterion(node: Node) -> Criterion:
-    """Return the condition of a rule, whose mapping is `node`.
-
-    Raises:
-        RuleError: There is not exactly one, or it cannot be meant as written.
-    """
-    known = criterion_names()
-    when = node.child("when", known)
-    given = when.only(known)
-    keep = node.child("keep", ("steps", "score")) if "keep" in node else None
-    if keep and "score" in keep and given not in ("spike", "spread"):
-        raise keep.fail("score", f"stands beside when.{given}: only spike and spread have a score; use keep.steps")
-    if given in _SCORED:
-        return _SCORED[given](when, keep)
-    if given in READERS:
-        return READERS[given](when)
-    return Custom(name=given, settings=when.plain(given))
-
-
-def _nonfinite(when: Node) -> NonFinite:
-    if when.raw("nonfinite") is True:
-        return NonFinite()
-    node = when.child("nonfinite", ("allow_initial_inf",))
-    return NonFinite(allow_initial_inf=node.flag("allow_initial_inf", default=False))
-
-
-def _limits(node: Node) -> tuple[float | None, float | None]:
-    above = node.number("above") if "above" in node else None
-    below = node.number("below") if "below" in node else None
-    if above is None and below is None:
-        raise node.error(node.path, "found neither above nor below, expected at least one of them")
-    if above is not None and below is not None and below > above:
-        raise node.fail("below", f"found {below:g}, which is more than above ({above:g}): every value would count")
-    return above, below
-
-
-def _threshold(when: Node) -> Threshold:
-    node = when.child("threshold", ("above", "below", "over"))
-    above, below = _limits(node)
-    return Threshold(above=above, below=below, over=node.whole("over", 1, at_least=1, at_most=MAX_WINDOW))
-
-
-def _clear(node: Node, keep: Node | None, score: float) -> float:
-    clear = keep.number("score", score / 2, above=0.0) if keep else score / 2
-    if keep and clear > score:
-        raise keep.fail("score", f"found {clear:g}, expected at most {node.path}.score ({score:g})")
-    return clear
-
-
-def _spike(when: Node, keep: Node | None) -> Spike:
-    node = when.child("spike", ("score", "window", "warmup", "direction", "floor", "adopt"))
-    score = node.number("score", above=0.0)
-    clear = _clear(node, keep, score)
-    window = node.whole("window", 128, at_least=8, at_most=MAX_WINDOW)
-    warmup = node.whole("warmup", min(64, window), at_least=8)
-    if warmup > window:
-        raise node.fail("warmup", f"found {warmup}, expected at most window ({window}): it would never be reached")
-    return Spike(
-        score=score,
-        clear=clear,
-        window=window,
-        warmup=warmup,
-        direction=_direction(node),
-        floor=node.number("floor", 0.1, above=0.0),
-        adopt=node.whole("adopt", 128, at_least=1),
-    )
-
-
-def _direction(node: Node) -> Direction:
-    return Direction(node.choice("direction", tuple(Direction), Direction.BOTH))
-
-
-def _relative_to_mean(when: Node) -> RelativeToMean:
-    node = when.child("relative_to_mean", ("threshold", "beta", "direction", "floor"))
-    beta = node.number("beta", 0.99, above=0.0)
-    if beta >= 1.0:
-        raise node.fail("beta", f"found {beta:g}, expected less than 1: nothing would ever be learned")
-    threshold = node.number("threshold", above=0.0)
-    floor = node.number("floor", 0.1, above=-1e-300)
-    return RelativeToMean(threshold=threshold, beta=beta, direction=_direction(node), floor=floor)
-
-
-def _flat(when: Node) -> Flat:
-    return Flat(relative_change=when.child("flat", ("relative_change", "steps")).number("relative_change", above=0.0))
-
-
-def _share(node: Node, key: str, default: float) -> float:
-    share = node.number(key, default, above=0.0)
-    if share > 1.0:
-        raise node.fail(key, f"found {share:g}, expected a share, at most 1")
-    return share
-
-
-def _dead(when: Node) -> Dead:
-    return Dead(zero_ratio=_share(when.child("dead", ("zero_ratio", "steps")), "zero_ratio", 1.0))
-
-
-def _ratio(when: Node) -> Ratio:
-    node = when.child("ratio", ("over", "above", "below", "times_learning_rate"))
-    over = node.text("over")
-    kinds = tuple(kind.value for kind in Kind)
-    if over not in kinds:
-        raise node.fail("over", f"found {over!r}{nearest(over, kinds)}")
-    above, below = _limits(node)
-    times_rate = node.flag("times_learning_rate", default=False)
-    return Ratio(over=Kind(over), above=above, below=below, times_rate=times_rate)
-
-
-def _vanishing(when: Node) -> Vanishing:
-    node = when.child("vanishing", ("share", "warmup"))
-    return Vanishing(share=_share(node, "share", 1e-4), warmup=node.whole("warmup", 64, at_least=1))
-
-
-def _saturated(when: Node) -> Saturated:
-    return Saturated(share=_share(when.child("saturated", ("share",)), "share", 0.5))
-
-
-def _not_decreasing(when: Node) -> NotDecreasing:
-    node = when.child("not_decreasing", ("steps", "improvement"))
-    improvement = node.number("improvement", 0.0, above=-1e-300)
-    return NotDecreasing(steps=node.whole("steps", at_least=2), improvement=improvement)
-
-
-def _spread(when: Node, keep: Node | None) -> Spread:
-    node = when.child("spread", ("score", "floor", "ranks"))
-    score = node.number("score", above=0.0)
-    clear = _clear(node, keep, score)
-    ranks = node.whole("ranks", 4, at_least=3)
-    return Spread(score=score, clear=clear, floor=node.number("floor", 0.1, above=0.0), ranks=ranks)
-
-
-def _differs(when: Node) -> Differs:
-    if when.raw("differs") is True:
-        return Differs()
-    return Differs(tolerance=when.child("differs", ("tolerance",)).number("tolerance", 0.0, above=-1e-300))
-
-
-def _straggler(when: Node) -> Straggler:
-    node = when.child("straggler", ("ratio", "window"))
-    window = node.whole("window", 10, at_least=1, at_most=MAX_WINDOW)
-    return Straggler(ratio=node.number("ratio", 1.2, above=1.0), window=window)
-
-
-def _reported(when: Node) -> Reported:
-    if when.raw("reported") is not True:
-        raise when.fail("reported", "expected true: the agent itself says when it holds")
-    return Reported()
-
-
-_SCORED: Mapping[str, Callable[[Node, Node | None], Criterion]] = MappingProxyType({"spike": _spike, "spread": _spread})
-
-READERS: Mapping[str, Callable[[Node], Criterion]] = MappingProxyType(
-    {
-        "nonfinite": _nonfinite,
-        "threshold": _threshold,
-        "spike": lambda when: _spike(when, None),
-        "relative_to_mean": _relative_to_mean,
-        "flat": _flat,
-        "dead": _dead,
-        "ratio": _ratio,
-        "vanishing": _vanishing,
-        "saturated": _saturated,
-        "not_decreasing": _not_decreasing,
-        "spread": lambda when: _spread(when, None),
-        "differs": _differs,
-        "straggler": _straggler,
-        "reported": _reported,
-    }
-)
-"""The built-in conditions by name."""

@@ -16,7 +16,8 @@ from typing import Any, TypeVar
 
 import yaml
 
-from trainermon.monitor.errors import RuleError
+from trainermon.monitor import documents
+from trainermon.monitor.errors import ConfigError, RuleError
 
 T = TypeVar("T")
 
@@ -76,15 +77,9 @@ def read_document(path: Path) -> Any:
         RuleError: the file cannot be read, is not UTF-8, or is not YAML; the message names the file and the line.
     """
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise RuleError(f"{path}: cannot be read as a file of alert rules: {error}") from error
-    try:
-        return yaml.load(text, Loader=_Loader)  # noqa: S506 - a subclass of SafeLoader
-    except yaml.YAMLError as error:
-        raise RuleError(f"{path}: is not valid YAML: {' '.join(str(error).split())}") from error
-    except RecursionError as error:
-        raise RuleError(f"{path}: is nested too deeply to be a file of alert rules") from error
+        return documents.read_document(path, is_yaml=True, loader=_Loader)
+    except ConfigError as error:
+        raise RuleError(f"{path}: {error}") from error
 
 
 class Node:

@@ -14,13 +14,13 @@ _logger = logging.getLogger(__name__)
 def append_line(path: Path, entry: Any) -> None:
     """Append one object by a single `write` with O_APPEND; the file is created with mode 0600.
 
-    After a torn last line the object begins a line of its own.
+    After a torn last line the object begins a line of its own. Half a character becomes `?`. No link is followed.
 
     Raises:
         OSError: nothing, or only a part of the line, could be written; it may be tried again.
     """
-    line = json.dumps(entry, ensure_ascii=False, allow_nan=False).encode() + b"\n"
-    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    line = json.dumps(entry, ensure_ascii=False, allow_nan=False).encode(errors="replace") + b"\n"
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         size = os.fstat(descriptor).st_size
         if size and os.pread(descriptor, 1, size - 1) != b"\n":

@@ -23,14 +23,14 @@ from trainermon.alerts.criteria import (
     Dead,
     Differs,
     Flat,
+    Frozen,
     NonFinite,
     Reported,
     Spike,
-    criterion_names,
-    read_criterion,
 )
 from trainermon.alerts.document import Node, items, nearest, read_document
 from trainermon.alerts.extensions import Custom
+from trainermon.alerts.reading import criterion_names, read_criterion
 from trainermon.alerts.statistics import DERIVED, MOMENTS
 from trainermon.monitor.errors import RuleError
 from trainermon.monitor.values import Action, Kind, SeriesKey, Severity
@@ -317,12 +317,12 @@ def _read_share(node: Node, when: Criterion) -> float:
 
 
 def _read_for(node: Node, when: Criterion, share: float) -> int:
-    if isinstance(when, Flat | Dead):
-        given = "flat" if isinstance(when, Flat) else "dead"
+    if isinstance(when, Flat | Dead | Frozen):
+        given = type(when).__name__.lower()
         if "for" in node:
             raise node.fail("for", f"stands beside when.{given}.steps, which says the same: leave it out")
-        inner = node.child("when", criterion_names()).child(given, ("relative_change", "zero_ratio", "steps"))
-        return inner.whole("steps", at_least=1)
+        known = ("relative_change", "zero_ratio", "lived", "steps")
+        return node.child("when", criterion_names()).child(given, known).whole("steps", at_least=1)
     if isinstance(when, Reported) and ("for" in node or "keep" in node or "cooldown" in node):
         raise node.error("for, keep, cooldown", "stand beside when.reported, which begins and ends at once: leave out")
     if isinstance(when, Spike):

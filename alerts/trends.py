@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from trainermon.alerts.conditions import Indices, Slots, Verdict, Watcher, as_indices, grown, mask_or_none
-from trainermon.alerts.criteria import Flat, NotDecreasing, Vanishing
-from trainermon.alerts.statistics import DERIVED, INFS, NANS, Array
+from trainermon.alerts.criteria import Flat, Frozen, NotDecreasing, Vanishing
+from trainermon.alerts.statistics import DERIVED, INFS, NANS, SUM, SUM_SQ, Array
 
 
 class FlatWatcher(Watcher):
@@ -34,6 +34,39 @@ class FlatWatcher(Watcher):
 
     def baseline(self, slots: Indices) -> Array:  # noqa: D102
         return self._anchor[slots]
+
+
+class FrozenWatcher(Watcher):
+    """The elements are the same as on the step before, by sum and sum of squares, although they always changed before.
+
+    The score is 1 for a series that stands still. Values with a NaN or Inf among their elements, and zeros alone, are
+    not judged.
+    """
+
+    def __init__(self, condition: Frozen) -> None:
+        self._lived = condition.lived
+        self._last = np.zeros((0, 2))
+        self._changes = np.zeros(0, np.intp)  # in a row, up to the number that makes it live
+
+    def grow(self, size: int) -> None:  # noqa: D102
+        self._last = grown(self._last, size, np.nan)
+        self._changes = grown(self._changes, size, 0)
+
+    def reset(self) -> None:  # noqa: D102
+        self._last[:] = np.nan
+
+    def judge(self, slots: Slots, moments: Array) -> Verdict:  # noqa: D102
+        value, square = moments[SUM], moments[SUM_SQ]
+        last = self._last[slots]
+        same = (value == last[:, 0]) & (square == last[:, 1])
+        nothing = (moments[NANS] + moments[INFS] > 0) | (square == 0.0)  # a step that is lost, a module that is dead
+        blind = np.isnan(last[:, 0]) | ~np.isfinite(square) | nothing
+        self._last[slots] = np.stack((value, square), axis=1)
+        changes = self._changes[slots]
+        lives = changes >= self._lived
+        self._changes[slots] = np.where(blind | lives, changes, np.where(same, 0, changes + 1))
+        bad = same & lives & ~blind
+        return Verdict(value, same.astype(np.float64), bad, ~(bad | blind), mask_or_none(blind))
 
 
 class VanishingWatcher(Watcher):

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from trainermon.alerts.conditions import DeadWatcher, NonFiniteWatcher, RelativeToMeanWatcher, Watcher
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from trainermon.alerts.conditions import NonFiniteWatcher, RelativeToMeanWatcher, Watcher
 from trainermon.alerts.contained import ContainedWatcher, Faults, ForeignWatcher
 from trainermon.alerts.criteria import (
     Dead,
+    Drift,
+    Exceeds,
     Flat,
+    Frozen,
     NonFinite,
     NotDecreasing,
     Ratio,
@@ -17,11 +24,12 @@ from trainermon.alerts.criteria import (
     Threshold,
     Vanishing,
 )
+from trainermon.alerts.drifts import DriftWatcher, ExceedsWatcher
 from trainermon.alerts.extensions import Custom
 from trainermon.alerts.limits import RatioWatcher, SaturatedWatcher, ThresholdWatcher
 from trainermon.alerts.rules import Rule
 from trainermon.alerts.spikes import SpikeWatcher
-from trainermon.alerts.trends import FlatWatcher, NotDecreasingWatcher, VanishingWatcher
+from trainermon.alerts.trends import FlatWatcher, FrozenWatcher, NotDecreasingWatcher, VanishingWatcher
 
 STRAGGLER_HISTORY = 128
 """So many values of its own work are a rank's usual pace."""
@@ -33,53 +41,51 @@ def make_watcher(rule: Rule, faults: Faults) -> Watcher:
 
 
 def _make(rule: Rule) -> Watcher:
-    if isinstance(rule.when, Custom):
-        return ForeignWatcher(rule.when, rule.on.statistic)
-    return _single(rule) or _lasting(rule) or Watcher()
+    when = rule.when
+    if isinstance(when, Custom):
+        return ForeignWatcher(when, rule.on.statistic)
+    if type(when) in _OF_MOMENTS:
+        return _OF_MOMENTS[type(when)](when)
+    if type(when) in _OF_STATISTIC:
+        return _OF_STATISTIC[type(when)](when, rule.on.statistic)
+    return Watcher()
 
 
-def _single(rule: Rule) -> Watcher | None:
-    """Return the watcher of a condition on a value by itself."""
-    match rule.when:
-        case NonFinite() as when:
-            return NonFiniteWatcher(when)
-        case Threshold() as when:
-            return ThresholdWatcher(when, rule.on.statistic)
-        case Ratio() as when:
-            return RatioWatcher(when, rule.on.statistic)
-        case Saturated() as when:
-            return SaturatedWatcher(when)
-        case Dead() as when:
-            return DeadWatcher(when)
-    return None
-
-
-def _lasting(rule: Rule) -> Watcher | None:
-    """Return the watcher of a condition on a value against those before."""
-    match rule.when:
-        case Spike() as when:
-            return SpikeWatcher(when, rule.on.statistic)
-        case RelativeToMean() as when:
-            return RelativeToMeanWatcher(when, rule.on.statistic)
-        case Flat() as when:
-            return FlatWatcher(when, rule.on.statistic)
-        case Vanishing() as when:
-            return VanishingWatcher(when, rule.on.statistic)
-        case NotDecreasing() as when:
-            return NotDecreasingWatcher(when, rule.on.statistic)
-    return None
+_OF_MOMENTS: Mapping[type, Callable[[Any], Watcher]] = MappingProxyType(
+    {NonFinite: NonFiniteWatcher, Saturated: SaturatedWatcher, Frozen: FrozenWatcher}
+)
+_OF_STATISTIC: Mapping[type, Callable[[Any, str], Watcher]] = MappingProxyType(
+    {
+        Threshold: ThresholdWatcher,
+        Ratio: RatioWatcher,
+        Spike: SpikeWatcher,
+        Drift: DriftWatcher,
+        Exceeds: ExceedsWatcher,
+        RelativeToMean: RelativeToMeanWatcher,
+        Flat: FlatWatcher,
+        Vanishing: VanishingWatcher,
+        NotDecreasing: NotDecreasingWatcher,
+    }
+)
 
 
 def history_of(rule: Rule) -> int:
     """Return how many steps before a restart decide what the rule says after it."""
     kept = rule.for_steps + rule.keep_steps
+    steps = 1
     match rule.when:
         case Spike(window=window, adopt=adopt):
-            return kept + window + adopt
+            kept += window + adopt
         case Threshold(over=over):
-            return kept + over
+            kept += over
+        case Drift(steps=steps, levels=levels, warmup=warmup):
+            kept += levels + warmup
+        case Exceeds(warmup=warmup, adopt=adopt):
+            kept += warmup + adopt
+        case Dead(lived=lived) | Frozen(lived=lived):
+            kept += lived
         case NotDecreasing(steps=steps):
-            return (kept + 1) * steps
+            kept += 1
         case Straggler(window=window):
-            return kept + window + STRAGGLER_HISTORY
-    return kept
+            kept += window + STRAGGLER_HISTORY
+    return kept * steps

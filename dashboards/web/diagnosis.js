@@ -8,6 +8,7 @@ import { table } from "./tables.js";
 
 const PHASES = {
   parameter: "in a weight, before the step", forward: "in the forward pass", backward: "in the backward pass",
+  reduction: "in the reduction over ranks", before_step: "between the backward pass and the optimizer's step",
   optimizer: "in the optimizer", unknown: "unknown",
 };
 const ROLES = {

@@ -21,7 +21,7 @@ class Server:
 
     def get(self, path: str, **parameters: str) -> Any:
         query = "?" + urllib.parse.urlencode(parameters) if parameters else ""
-        with urllib.request.urlopen(f"http://{self.address}{path}{query}", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://{self.address}{path}{query}", timeout=900) as answer:
             return json.loads(answer.read())
 
     def post(self, path: str, body: Any) -> None:
@@ -29,11 +29,11 @@ class Server:
         request = urllib.request.Request(
             f"http://{self.address}{path}", data=content, headers={"Content-Type": "application/json"}
         )
-        urllib.request.urlopen(request, timeout=10).close()
+        urllib.request.urlopen(request, timeout=900).close()
 
     def ready(self) -> bool:
         try:
-            urllib.request.urlopen(f"http://{self.address}/-/ready", timeout=10).close()
+            urllib.request.urlopen(f"http://{self.address}/-/ready", timeout=900).close()
         except OSError:
             return False
         return True

@@ -246,6 +246,10 @@ def test_numbers_of_the_step_and_collectives_of_a_group_must_agree(tmp_path: Pat
     assert job.run(range(3), lambda n: usual) == []
     found = job.run(range(3, 5), lambda n: {**usual, 3: {0: 1.5, 1: 10.0, 2: 3.0}})
     assert [(alert.rank, alert.findings[0].series) for alert in found] == [(2, SEQUENCE), (3, SEQUENCE)]
+    assert [alert.message.partition("worst ")[2] for alert in found] == [
+        "dp.sequence (11, the others 10)",
+        "dp.sequence (10, the others 11)",
+    ]
 
 
 def test_tolerance_forgives_the_last_digits(tmp_path: Path) -> None:

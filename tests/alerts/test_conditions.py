@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.alerts.series import INF, NAN, PATIENT, row
-from trainermon.alerts.conditions import DeadWatcher, NonFiniteWatcher, Watcher
-from trainermon.alerts.criteria import Dead, Flat, NonFinite, Threshold
+from trainermon.alerts.conditions import NonFiniteWatcher, Watcher
+from trainermon.alerts.criteria import Flat, NonFinite, Threshold
 from trainermon.alerts.limits import ThresholdWatcher
 from trainermon.alerts.statistics import DERIVED
 from trainermon.alerts.trends import FlatWatcher
@@ -91,13 +91,6 @@ def test_threshold_on_max_ignores_what_is_not_finite() -> None:
     watcher.grow(3)
 
     assert judge(watcher, [1.0, INF], [3.0, NAN], [INF]) == [False, True, None]
-
-
-def test_dead_means_at_least_the_share() -> None:
-    watcher = DeadWatcher(Dead(zero_ratio=0.75))
-    watcher.grow(4)
-
-    assert judge(watcher, [0.0, 0.0, -0.0, 1.0], [0.0, 1.0], [0.0], []) == [True, False, True, None]
 
 
 def test_flat_compares_with_one_value_so_that_a_slow_drift_is_no_standstill() -> None:

@@ -222,10 +222,12 @@ def test_a_fault_is_scraped_judged_and_dumped_on_the_right_ranks_at_one_step(
 
     one, everybody = sorted((controller.escalation(0), controller.escalation(1)), key=lambda each: each["task"])
     assert (one["task"], one["ranks"], one["coverage"]) == ("statistics", [3], {"3": "written"})
+    wait_until(lambda: bool(dumped(tmp_path, one["id"])), what="the dump of one rank is delivered")
     assert dumped(tmp_path, one["id"]) == {3: {one["first_step"]}}
     first = everybody["first_step"]
     assert (everybody["task"], everybody["coverage"]) == ("tensor", dict.fromkeys("0123", "written"))
-    assert dumped(tmp_path, everybody["id"]) == {rank: {first, first + 1} for rank in range(WORLD_SIZE)}
+    both = {rank: {first, first + 1} for rank in range(WORLD_SIZE)}
+    wait_until(lambda: dumped(tmp_path, everybody["id"]) == both, what="the dumps of all ranks are delivered")
     assert [process.poll() for process in ranks] == [None] * WORLD_SIZE, "training goes on"
     legs = measure(server, tmp_path, one, done_s)
     with capsys.disabled():

@@ -45,7 +45,7 @@ rules:
 def call(*arguments: str | Path) -> str:
     program, *rest = arguments
     command = [find_program(str(program)), *map(str, rest)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60)
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=900)
     assert done.returncode == 0, done.stdout
     return done.stdout
 

@@ -11,7 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.alerts.series import PATIENT
-from trainermon.alerts.criteria import Dead, Direction, Flat, NonFinite, Reported, Spike, Threshold
+from trainermon.alerts.criteria import (
+    Dead,
+    Differs,
+    Direction,
+    Drift,
+    Exceeds,
+    Flat,
+    Frozen,
+    NonFinite,
+    Reported,
+    Spike,
+    Threshold,
+)
 from trainermon.alerts.rules import DEFAULT_RULES, RUNBOOK, Escalation, Selection, inhibitors, load_rules
 from trainermon.monitor.errors import RuleError
 from trainermon.monitor.values import Action, Kind, SeriesKey, Severity
@@ -72,7 +84,11 @@ def test_conditions_are_read(tmp_path: Path) -> None:
         ({"nonfinite": {"allow_initial_inf": True}}, None, NonFinite(allow_initial_inf=True), 1),
         ({"threshold": {"above": 5, "below": -1}}, "max", Threshold(above=5.0, below=-1.0), 1),
         ({"flat": {"relative_change": 1e-3, "steps": 9}}, "mean", Flat(relative_change=1e-3), 9),
-        ({"dead": {"steps": 4}}, None, Dead(zero_ratio=1.0), 4),
+        ({"dead": {"steps": 4}}, None, Dead(zero_ratio=1.0, lived=20), 4),
+        ({"frozen": {"steps": 4, "lived": 3}}, None, Frozen(lived=3), 4),
+        ({"drift": {"factor": 2, "direction": "down"}}, "rms", Drift(factor=2.0, direction=Direction.DOWN), 1),
+        ({"exceeds": {"times": 5}}, "mean", Exceeds(times=5.0, warmup=16, adopt=128), 1),
+        ({"differs": {"fewest": True}}, "max", Differs(fewest=True), 1),
     ]
     for when, statistic, expected, steps in conditions:
         on = {"kind": "loss"} | ({"statistic": statistic} if statistic else {})
@@ -120,6 +136,7 @@ def test_lost_gradients_inhibit_every_consequence() -> None:
     assert rules["gradient-nonfinite"].for_steps == 1
     news = {"gradient-nonfinite", "gradient-nonfinite-local", "loss-scale-collapse", "steps-skipped"}
     news |= {"steps-skipped-often", "straggler", "collective-slow", "collectives-mismatched"}
+    news |= {"learning-rate-zero", "batch-repeated", "eval-mode"}
     news |= {rule.name for rule in rules.values() if isinstance(rule.when, Reported)}
     assert set(rules) - set(rules["gradient-nonfinite"].inhibits) == news
 

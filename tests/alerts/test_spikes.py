@@ -15,7 +15,7 @@ from trainermon.alerts.criteria import Direction, Spike
 from trainermon.alerts.spikes import SpikeWatcher, median_and_deviation
 
 ALL = slice(None)
-REFRESH = 16  # after so many steps every baseline has been computed anew
+REFRESH = 16  # after so many values of its own a series has a new baseline
 
 
 def spike(**changes: Any) -> Spike:
@@ -87,18 +87,76 @@ def test_tenfold_change_is_seen_on_the_side_that_is_watched(factor: float, direc
     assert series.feed(factor).bad.tolist() == [bad]
 
 
-def test_score_is_the_distance_in_robust_deviations_of_the_logarithm() -> None:
-    series, values = Series(spike(floor=0.001)), steady(32)
+def test_score_is_the_distance_from_level_and_trend_in_robust_deviations_of_the_logarithm() -> None:
+    series, values = Series(spike(floor=0.001)), steady(3 * REFRESH)
     for value in values:
         series.feed(value)
-    for _ in range(REFRESH):
-        series.feed(NAN)
 
-    logs = np.log(np.asarray(values))
-    deviation = np.median(np.abs(logs - np.median(logs)))
-    expected = abs(math.log(7.0) - np.median(logs)) / (1.4826 * deviation)
-    assert series.feed(7.0).score[0] == pytest.approx(expected, rel=1e-4)
-    assert series.baseline()[0] == pytest.approx(np.exp(np.median(logs)), rel=1e-5)
+    level, misses = math.log(values[0]), []
+    for value in values[1:]:
+        misses.append(math.log(value) - level)
+        level += misses[-1] / 8.0
+    misses = misses[-32:]  # the window
+    apart = np.abs(np.array(misses) - np.median(misses))
+    deviation = max(1.4826 * np.median(apart), np.sort(apart)[29] / 1.96)  # 30 of 32 are within the latter
+    expected = (math.log(7.0) - level - max(0.0, np.median(misses))) / deviation
+    assert series.feed(7.0).score[0] == pytest.approx(expected, rel=1e-3)
+    assert series.baseline()[0] == pytest.approx(math.exp(level), rel=1e-5)
+
+
+def falling(num: int, *, rate: float = 0.02, seed: int = 0) -> np.ndarray:
+    """Return a loss that falls steadily, with 3 % of noise."""
+    noise = np.random.default_rng(seed).normal(0.0, 0.03, num)
+    return 4.0 * np.exp(-rate * np.arange(num) + noise)
+
+
+def test_rise_of_a_falling_loss_is_seen_although_it_stays_below_its_median() -> None:
+    series = Series(spike(direction=Direction.UP, floor=0.05, window=128), "mean")
+    values = falling(100)
+    found = [bool(series.feed(value).bad[0]) for value in values]
+
+    median = float(np.median(values))
+    assert not any(found)
+    assert 2.0 * values[-1] < median
+    assert series.feed(2.0 * values[-1]).bad.all()
+
+
+def test_trend_that_goes_on_or_ends_is_not_unusual() -> None:
+    series = Series(spike(direction=Direction.BOTH, floor=0.05))
+    values = falling(100)
+    values = np.concatenate((values, values[-1] * np.exp(np.random.default_rng(1).normal(0.0, 0.03, 100))))
+
+    assert not any(series.feed(value).bad.any() for value in values)
+
+
+def test_heavy_tails_are_a_part_of_the_usual_spread() -> None:
+    random = np.random.default_rng(0)
+    values = 1.0 + 0.01 * random.standard_t(2, 2000)
+    plain = np.abs(values - np.median(values)) / (1.4826 * np.median(np.abs(values - np.median(values))))
+    series = Series(spike(window=128, floor=1e-6, adopt=10**6), "mean")
+
+    found = sum(bool(series.feed(value).bad[0]) for value in values)
+
+    assert found < 0.6 * np.count_nonzero(plain > 8.0)
+    assert series.feed(2.0).bad.all()
+
+
+@pytest.mark.parametrize(("single", "bad"), [(0.8, False), (2.4, True)])
+def test_single_hard_sample_does_not_matter_to_a_loss_that_came_close_to_zero(single: float, bad: bool) -> None:
+    series = Series(spike(direction=Direction.UP, score=12.0, floor=0.05, share_of_first=0.5), "mean")
+    for value in [*(2.3 * np.exp(-0.05 * np.arange(100))), *(0.05 * np.array(steady(100)))]:
+        assert not series.feed(value).bad.any()
+
+    assert series.feed(single).bad.tolist() == [bad]
+    assert not series.feed(0.05).bad.any()
+
+
+def test_distance_counts_where_the_level_is_negative() -> None:
+    series = Series(spike(direction=Direction.UP, floor=0.05, share_of_first=0.5), "mean")
+    for value in [*np.linspace(10.0, -50.0, 60), *(-50.0 * np.array(steady(60, noise=0.01)))]:
+        assert not series.feed(value).bad.any()
+
+    assert series.feed(-20.0).bad.all()  # negative still, but 30 above its level
 
 
 def test_signed_statistic_is_compared_as_it_is() -> None:
@@ -122,8 +180,8 @@ def test_floor_is_the_least_spread_of_a_constant_series() -> None:
     for _ in range(60):
         series.feed(3.0)
 
-    assert not series.feed(3.0 * math.exp(0.79)).bad.any()
     assert series.feed(3.0 * math.exp(0.81)).bad.all()
+    assert not series.feed(3.0 * math.exp(0.79)).bad.any()
 
 
 @given(

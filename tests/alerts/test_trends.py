@@ -35,6 +35,16 @@ rules:
     summary: "{value}, {usual} before"
 """
 
+FROZEN = """
+rules:
+  - name: frozen
+    severity: warning
+    on: {kind: actv, names: ["*.input.0"]}
+    when: {frozen: {steps: 4, lived: 6}}
+    keep: {steps: 1}
+    summary: "{worst}"
+"""
+
 
 def run(tmp_path: Path, text: str, key: SeriesKey, values: list[float] | np.ndarray) -> list[Alert]:
     engine = RuleEngine(rules(tmp_path, text.replace("IMPROVEMENT", "0")))
@@ -54,6 +64,22 @@ def test_decline_so_slow_that_no_spike_sees_it_is_found_at_the_share(tmp_path: P
     assert 695 <= found[0].first_step <= 702
     assert found[0].step == found[0].first_step + 2
     assert found[0].baseline == pytest.approx(np.exp(-0.01 * 7.5), rel=1e-6)  # geometric mean of the first 16
+
+
+def test_input_that_changed_on_every_step_and_stands_still_is_the_same_batch(tmp_path: Path) -> None:
+    ids = SeriesKey(Kind.ACTV, "embed", "input.0")
+    values = [*range(10), *[7] * 6, 8]
+
+    assert states(run(tmp_path, FROZEN, ids, values)) == [(FIRING, 14), (RESOLVED, 16)]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [[3.0] * 40, [*[1, 2] * 3, *[5] * 3] * 8, [*range(10), *[0] * 9]],
+    ids=["positions", "now and then", "dead"],
+)
+def test_input_that_never_changed_on_every_step_may_stand_still(tmp_path: Path, values: list[float]) -> None:
+    assert run(tmp_path, FROZEN, SeriesKey(Kind.ACTV, "embed", "input.0"), values) == []
 
 
 def test_gradient_that_comes_back_is_resolved(tmp_path: Path) -> None:

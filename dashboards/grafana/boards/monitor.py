@@ -169,7 +169,8 @@ _LOSSES = Row(
     panels=(
         Panel(
             title="Records and files lost",
-            text="Records that ranks did not write, journal files that were removed unread. Must be 0.",
+            text="Records that ranks did not write, journal files that were removed unread, rows that could not be "
+            "stored, segments that are damaged. Must be 0.",
             view=View.LINES,
             prometheus=(
                 Query(
@@ -178,6 +179,10 @@ _LOSSES = Row(
                     colour=q.WARN,
                 ),
                 Query(text=f"sum(trainermon_lost_files_total{{{q.RUN}}})", legend="files lost", colour=q.BAD),
+                Query(text=f"sum(trainermon_refused_rows_total{{{q.RUN}}})", legend="rows set aside", colour="purple"),
+                Query(
+                    text=f"sum(trainermon_damaged_segments{{{q.RUN}}})", legend="segments set aside", colour="orange"
+                ),
             ),
             decimals=0,
             scale=Scale(low=0, high=1),
@@ -232,7 +237,7 @@ _EXPORTERS = Row(
         ),
         _by_exporter(
             "Steps dropped per second",
-            "Steps of ranks that an exporter was not given, because too much waited for it. Must be 0.",
+            "Steps of ranks that an exporter failed at and left out. Must be 0.",
             "trainermon_export_dropped_steps_total",
             unit="ops",
         ),

@@ -1,0 +1,242 @@
+"""How the condition of an alert rule is read from YAML: one reader per condition of `criteria`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from trainermon.alerts.criteria import (
+    MAX_WINDOW,
+    Criterion,
+    Dead,
+    Differs,
+    Direction,
+    Drift,
+    Exceeds,
+    Flat,
+    Frozen,
+    NonFinite,
+    NotDecreasing,
+    Ratio,
+    RelativeToMean,
+    Reported,
+    Saturated,
+    Spike,
+    Spread,
+    Straggler,
+    Threshold,
+    Vanishing,
+)
+from trainermon.alerts.document import Node, nearest
+from trainermon.alerts.extensions import Custom, conditions_of_others
+from trainermon.monitor.values import Kind
+
+
+def criterion_names() -> tuple[str, ...]:
+    """Return what may stand under `when`: the built-in conditions, then those of installed packages."""
+    return (*READERS, *(name for name in conditions_of_others() if name not in READERS))
+
+
+def read_criterion(node: Node) -> Criterion:
+    """Return the condition of a rule, whose mapping is `node`.
+
+    Raises:
+        RuleError: There is not exactly one, or it cannot be meant as written.
+    """
+    known = criterion_names()
+    when = node.child("when", known)
+    given = when.only(known)
+    keep = node.child("keep", ("steps", "score")) if "keep" in node else None
+    if keep and "score" in keep and given not in ("spike", "spread"):
+        raise keep.fail("score", f"stands beside when.{given}: only spike and spread have a score; use keep.steps")
+    if given in _SCORED:
+        return _SCORED[given](when, keep)
+    if given in READERS:
+        return READERS[given](when)
+    return Custom(name=given, settings=when.plain(given))
+
+
+def _nonfinite(when: Node) -> NonFinite:
+    if when.raw("nonfinite") is True:
+        return NonFinite()
+    node = when.child("nonfinite", ("allow_initial_inf",))
+    return NonFinite(allow_initial_inf=node.flag("allow_initial_inf", default=False))
+
+
+def _limits(node: Node) -> tuple[float | None, float | None]:
+    above = node.number("above") if "above" in node else None
+    below = node.number("below") if "below" in node else None
+    if above is None and below is None:
+        raise node.error(node.path, "found neither above nor below, expected at least one of them")
+    if above is not None and below is not None and below > above:
+        raise node.fail("below", f"found {below:g}, which is more than above ({above:g}): every value would count")
+    return above, below
+
+
+def _threshold(when: Node) -> Threshold:
+    node = when.child("threshold", ("above", "below", "over"))
+    above, below = _limits(node)
+    return Threshold(above=above, below=below, over=node.whole("over", 1, at_least=1, at_most=MAX_WINDOW))
+
+
+def _clear(node: Node, keep: Node | None, score: float) -> float:
+    clear = keep.number("score", score / 2, above=0.0) if keep else score / 2
+    if keep and clear > score:
+        raise keep.fail("score", f"found {clear:g}, expected at most {node.path}.score ({score:g})")
+    return clear
+
+
+def _spike(when: Node, keep: Node | None) -> Spike:
+    node = when.child("spike", ("score", "window", "warmup", "direction", "floor", "adopt", "share_of_first"))
+    score = node.number("score", above=0.0)
+    clear = _clear(node, keep, score)
+    window = node.whole("window", 128, at_least=8, at_most=MAX_WINDOW)
+    warmup = node.whole("warmup", min(64, window), at_least=8)
+    if warmup > window:
+        raise node.fail("warmup", f"found {warmup}, expected at most window ({window}): it would never be reached")
+    return Spike(
+        score=score,
+        clear=clear,
+        window=window,
+        warmup=warmup,
+        direction=_direction(node),
+        floor=node.number("floor", 0.1, above=0.0),
+        adopt=node.whole("adopt", 128, at_least=1),
+        share_of_first=node.number("share_of_first", 0.0, above=-1e-300),
+    )
+
+
+def _direction(node: Node) -> Direction:
+    return Direction(node.choice("direction", tuple(Direction), Direction.BOTH))
+
+
+def _relative_to_mean(when: Node) -> RelativeToMean:
+    node = when.child("relative_to_mean", ("threshold", "beta", "direction", "floor"))
+    beta = node.number("beta", 0.99, above=0.0)
+    if beta >= 1.0:
+        raise node.fail("beta", f"found {beta:g}, expected less than 1: nothing would ever be learned")
+    threshold = node.number("threshold", above=0.0)
+    floor = node.number("floor", 0.1, above=-1e-300)
+    return RelativeToMean(threshold=threshold, beta=beta, direction=_direction(node), floor=floor)
+
+
+def _flat(when: Node) -> Flat:
+    return Flat(relative_change=when.child("flat", ("relative_change", "steps")).number("relative_change", above=0.0))
+
+
+def _share(node: Node, key: str, default: float) -> float:
+    share = node.number(key, default, above=0.0)
+    if share > 1.0:
+        raise node.fail(key, f"found {share:g}, expected a share, at most 1")
+    return share
+
+
+def _dead(when: Node) -> Dead:
+    node = when.child("dead", ("zero_ratio", "steps", "lived"))
+    return Dead(zero_ratio=_share(node, "zero_ratio", 1.0), lived=node.whole("lived", 20))
+
+
+def _frozen(when: Node) -> Frozen:
+    return Frozen(lived=when.child("frozen", ("steps", "lived")).whole("lived", 20, at_least=1))
+
+
+def _exceeds(when: Node) -> Exceeds:
+    node = when.child("exceeds", ("times", "warmup", "adopt"))
+    return Exceeds(
+        times=node.number("times", above=1.0),
+        warmup=node.whole("warmup", 16, at_least=1),
+        adopt=node.whole("adopt", 128, at_least=1),
+    )
+
+
+def _drift(when: Node) -> Drift:
+    node = when.child("drift", ("factor", "direction", "steps", "levels", "warmup", "score", "share_of_first"))
+    direction = Direction(node.choice("direction", (Direction.UP, Direction.DOWN), Direction.UP))
+    return Drift(
+        factor=node.number("factor", above=1.0),
+        direction=direction,
+        steps=node.whole("steps", 16, at_least=1, at_most=MAX_WINDOW),
+        levels=node.whole("levels", 5, at_least=2, at_most=MAX_WINDOW),
+        warmup=node.whole("warmup", 4),
+        score=node.number("score", 4.0, above=-1e-300),
+        share_of_first=node.number("share_of_first", 0.0, above=-1e-300),
+    )
+
+
+def _ratio(when: Node) -> Ratio:
+    node = when.child("ratio", ("over", "above", "below", "times_learning_rate"))
+    over = node.text("over")
+    kinds = tuple(kind.value for kind in Kind)
+    if over not in kinds:
+        raise node.fail("over", f"found {over!r}{nearest(over, kinds)}")
+    above, below = _limits(node)
+    times_rate = node.flag("times_learning_rate", default=False)
+    return Ratio(over=Kind(over), above=above, below=below, times_rate=times_rate)
+
+
+def _vanishing(when: Node) -> Vanishing:
+    node = when.child("vanishing", ("share", "warmup"))
+    return Vanishing(share=_share(node, "share", 1e-4), warmup=node.whole("warmup", 64, at_least=1))
+
+
+def _saturated(when: Node) -> Saturated:
+    return Saturated(share=_share(when.child("saturated", ("share",)), "share", 0.5))
+
+
+def _not_decreasing(when: Node) -> NotDecreasing:
+    node = when.child("not_decreasing", ("steps", "improvement"))
+    improvement = node.number("improvement", 0.0, above=-1e-300)
+    return NotDecreasing(steps=node.whole("steps", at_least=2), improvement=improvement)
+
+
+def _spread(when: Node, keep: Node | None) -> Spread:
+    node = when.child("spread", ("score", "floor", "ranks"))
+    score = node.number("score", above=0.0)
+    clear = _clear(node, keep, score)
+    ranks = node.whole("ranks", 4, at_least=2)
+    return Spread(score=score, clear=clear, floor=node.number("floor", 0.1, above=0.0), ranks=ranks)
+
+
+def _differs(when: Node) -> Differs:
+    if when.raw("differs") is True:
+        return Differs()
+    node = when.child("differs", ("tolerance", "fewest"))
+    return Differs(tolerance=node.number("tolerance", 0.0, above=-1e-300), fewest=node.flag("fewest", default=False))
+
+
+def _straggler(when: Node) -> Straggler:
+    node = when.child("straggler", ("ratio", "window"))
+    window = node.whole("window", 10, at_least=1, at_most=MAX_WINDOW)
+    return Straggler(ratio=node.number("ratio", 1.2, above=1.0), window=window)
+
+
+def _reported(when: Node) -> Reported:
+    if when.raw("reported") is not True:
+        raise when.fail("reported", "expected true: the agent itself says when it holds")
+    return Reported()
+
+
+_SCORED: Mapping[str, Callable[[Node, Node | None], Criterion]] = MappingProxyType({"spike": _spike, "spread": _spread})
+
+READERS: Mapping[str, Callable[[Node], Criterion]] = MappingProxyType(
+    {
+        "nonfinite": _nonfinite,
+        "threshold": _threshold,
+        "spike": lambda when: _spike(when, None),
+        "relative_to_mean": _relative_to_mean,
+        "flat": _flat,
+        "dead": _dead,
+        "ratio": _ratio,
+        "vanishing": _vanishing,
+        "saturated": _saturated,
+        "not_decreasing": _not_decreasing,
+        "spread": lambda when: _spread(when, None),
+        "differs": _differs,
+        "straggler": _straggler,
+        "drift": _drift,
+        "exceeds": _exceeds,
+        "frozen": _frozen,
+        "reported": _reported,
+    }
+)
+"""The built-in conditions by name."""
