@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from trainermon.exporters.segments import SERIES_COLUMNS, Metadata, connect, cover, read_metadata, scan
+from trainermon.exporters.segments import (
+    COLUMNS,
+    SERIES_COLUMNS,
+    Metadata,
+    connect,
+    cover,
+    read_metadata,
+    scan,
+    unreadable,
+)
 from trainermon.monitor.errors import StoreError
 from trainermon.monitor.journal import Header
 from trainermon.monitor.values import STATISTICS, Coordinates, Kind, Placement, SeriesKey, StatBlock
@@ -19,14 +29,26 @@ from trainermon.monitor.values import STATISTICS, Coordinates, Kind, Placement, 
 if TYPE_CHECKING:
     import duckdb
 
+MAX_ROWS = 2_000_000
 
-def read_blocks(directory: Path, *, max_rows: int = 2_000_000) -> Iterator[tuple[Header, StatBlock]]:
+
+def read_blocks(directory: Path, *, max_rows: int = MAX_ROWS) -> Iterator[tuple[Header, StatBlock]]:
     """Yield the newest blocks of the segments, oldest first: by segment, then attempt, step and rank.
 
     Whole segments are read, the newest ones that hold `max_rows` together (at least one), one at a time in memory. The
-    headers carry run id, attempt, coordinates and the series table of the segment (`header.series`), with placements
-    that say no more than `in_global_norm` and `scale`. Rows that were merged over steps come back as the block of the
-    last of them.
+    headers carry attempt, coordinates, the time of the start and the series table of the segment (`header.series`),
+    with placements that say no more than `dtype`, `shape`, `in_global_norm` and `scale`. Rows that were merged over
+    steps come back as the block of the last of them.
+
+    Raises:
+        StoreError: A segment cannot be read.
+    """
+    for path, metadata in reversed(newest_segments(directory, max_rows)):
+        yield from read_segment_blocks(path, metadata)
+
+
+def newest_segments(directory: Path, max_rows: int = MAX_ROWS) -> list[tuple[Path, Metadata]]:
+    """Return the newest segments that hold `max_rows` together (at least one), newest first.
 
     Raises:
         StoreError: A segment cannot be read.
@@ -39,8 +61,23 @@ def read_blocks(directory: Path, *, max_rows: int = 2_000_000) -> Iterator[tuple
         if chosen and num_rows > max_rows:
             break
         chosen.append((segment.path, metadata))
-    for path, metadata in reversed(chosen):
-        yield from read_segment_blocks(path, metadata)
+    return chosen
+
+
+def read_rows(path: Path) -> None:
+    """Read a segment from its beginning to its end.
+
+    Raises:
+        StoreError: That is not possible.
+    """
+    import duckdb
+
+    try:
+        with connect() as connection:
+            # A smallest value would be taken from the file's statistics, without reading a row.
+            connection.execute(f"SELECT bit_xor(hash({', '.join(COLUMNS)})) FROM {scan([path])}").fetchall()
+    except (OSError, duckdb.Error) as error:
+        raise unreadable(path, error) from error
 
 
 def read_segment_blocks(path: Path, metadata: Metadata) -> Iterator[tuple[Header, StatBlock]]:
@@ -50,9 +87,9 @@ def read_segment_blocks(path: Path, metadata: Metadata) -> Iterator[tuple[Header
     places = np.stack([columns[name][order] for name in ("attempt", "step", "rank")])
     values = np.stack([columns[name][order] for name in STATISTICS])
     ids = columns["id"][order].astype(np.uint32)
-    starts = np.flatnonzero(np.r_[True, (places[:, 1:] != places[:, :-1]).any(axis=0)])
+    starts = np.flatnonzero(np.r_[len(ids) > 0, (places[:, 1:] != places[:, :-1]).any(axis=0)])
     headers: dict[tuple[int, int], Header] = {}
-    for start, end in zip(starts, np.r_[starts[1:], len(ids)], strict=True):
+    for start, end in zip(starts, np.r_[starts, len(ids)][1:], strict=True):
         attempt, step, rank = (int(place) for place in places[:, start])
         header = headers.setdefault((attempt, rank), _header(attempt, rank, metadata, series))
         yield (
@@ -79,7 +116,7 @@ def _read_segment(path: Path) -> tuple[list[tuple[SeriesKey, Placement]], dict[s
                 f"SELECT id, attempt, rank, step, time_s, {moments} FROM {scan([path])} AS rows JOIN series ON {same}"
             )
             return series, rows.fetchnumpy()
-    except duckdb.Error as error:
+    except (OSError, duckdb.Error) as error:
         raise StoreError(f"{path}: the segment cannot be read: {error}") from error
 
 
@@ -94,9 +131,11 @@ def _read_series(connection: duckdb.DuckDBPyConnection, path: Path) -> list[tupl
     return [
         (
             SeriesKey(Kind(kind), name, slot, call, micro_step, stage),
-            Placement(dtype="", shape=(), in_global_norm=in_global_norm, scale=scale),
+            Placement(
+                dtype=dtype or "", shape=tuple(json.loads(shape or "[]")), in_global_norm=in_global_norm, scale=scale
+            ),
         )
-        for kind, name, slot, call, micro_step, stage, in_global_norm, scale in rows
+        for kind, name, slot, call, micro_step, stage, in_global_norm, scale, dtype, shape in rows
     ]
 
 
@@ -107,7 +146,7 @@ def _header(attempt: int, rank: int, metadata: Metadata, series: list[tuple[Seri
         coordinates=Coordinates(**metadata.coordinates[rank]),
         host="",
         pid=0,
-        started_s=0.0,
+        started_s=metadata.started_s.get((rank, attempt), 0.0),
         series=tuple(key for key, _ in series),
         placements=tuple(placement for _, placement in series),
     )

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from trainermon.exporters.csv_files import TIME_FORMAT
 from trainermon.exporters.csv_tables import KINDS, TableRow, rank_folders, read_tables
 from trainermon.exporters.trend_database import FILE, write_database
 from trainermon.monitor.errors import ConfigError, StoreError
+from trainermon.monitor.naming import SCALARS
+from trainermon.monitor.strict import shown
 
 
 def csv2tensorboard_by_step(  # noqa: PLR0913, PLR0917  (the signature that users of msprobe know)
@@ -43,9 +46,9 @@ def csv2tensorboard_by_step(  # noqa: PLR0913, PLR0917  (the signature that user
     kinds = tuple(data_type_list or KINDS)
     for kind in kinds:
         if kind not in KINDS:
-            raise ConfigError(f"data_type_list: found {kind!r}, expected some of {', '.join(KINDS)}")
+            raise ConfigError(f"data_type_list: found {shown(kind)}, expected some of {', '.join(KINDS)}")
     if isinstance(process_num, bool) or process_num < 1:
-        raise ConfigError(f"process_num: found {process_num!r}, expected 1 or more")
+        raise ConfigError(f"process_num: found {shown(process_num)}, expected 1 or more")
     folders = rank_folders(Path(monitor_path), time_start, time_end)
     now = datetime.datetime.now().astimezone()
     output = Path(output_dirpath or Path(monitor_path) / f"{now:{TIME_FORMAT}}-csv2tensorboard_by_step")
@@ -60,7 +63,7 @@ def csv2tensorboard_by_step(  # noqa: PLR0913, PLR0917  (the signature that user
 
 
 def _convert_rank(folder: Path, output: Path, kinds: Sequence[str]) -> None:
-    from trainermon.exporters.tensorboard import EventFile, tag_of
+    from trainermon.exporters.tensorboard import EventFile
 
     steps: dict[str, dict[int, list[TableRow]]] = {}
     for kind, rows in read_tables(folder, kinds):
@@ -72,13 +75,21 @@ def _convert_rank(folder: Path, output: Path, kinds: Sequence[str]) -> None:
             old.unlink()
         file = EventFile(output / kind)
         for step, rows in sorted(of_kind.items()):
-            scalars = {
-                f"{tag_of(row.stage, row.name, row.micro_step)}/{op}": value
-                for row in rows
-                for op, value in row.values.items()
-            }
-            file.add(list(scalars.items()), step, 0.0)
+            file.add(list(_scalars(kind, rows).items()), step, 0.0)
         file.close()
+
+
+def _scalars(kind: str, rows: Iterable[TableRow]) -> dict[str, float]:
+    from trainermon.exporters.tensorboard import tag_of, tagged
+
+    if kind == SCALARS:
+        numbers: dict[str, dict[int | None, float]] = {}
+        for row in rows:
+            numbers.setdefault(row.name, {})[row.micro_step] = row.values.get("value", math.nan)
+        return dict(tagged(numbers))
+    return {
+        f"{tag_of(row.stage, row.name, row.micro_step)}/{op}": value for row in rows for op, value in row.values.items()
+    }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -25,6 +25,7 @@ from trainermon.monitor.journal import Header
 from trainermon.monitor.naming import (
     COLUMNS,
     FEATURE_FILES,
+    SCALARS,
     Names,
     Place,
     dtype_of,
@@ -42,7 +43,7 @@ FILE_NAME = re.compile(r"(?P<kind>\w+)_(?P<first>\d+)-(?P<last>\d+)\.csv")
 LEADING = ("vpp_stage", "name", "step")
 MICRO_STEP = "micro_step"
 NO_VALUE = "nan"
-ALWAYS_MICRO = frozenset({"actv", "actv_grad"})
+ALWAYS_MICRO = frozenset({"actv", "actv_grad", SCALARS})
 
 _log = logging.getLogger(__name__)
 
@@ -115,7 +116,7 @@ class CsvExporter(Exporter):
             with_micro = kind in ALWAYS_MICRO or any(row.place.micro_step is not None for row in rows)
             own = FEATURE_FILES[kind].columns if kind in FEATURE_FILES else self._columns
             columns = (*LEADING, *((MICRO_STEP,) if with_micro else ()), *own)
-        fitting = [row for row in rows if (row.place.micro_step is None) != (MICRO_STEP in columns)]
+        fitting = [row for row in rows if kind == SCALARS or (row.place.micro_step is None) != (MICRO_STEP in columns)]
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         if is_new:
@@ -123,7 +124,7 @@ class CsvExporter(Exporter):
         of_one = _by_name(fitting) if kind in FEATURE_FILES else [[row] for row in fitting]
         writer.writerows(self._line(columns, of_line, step) for of_line in of_one)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        with open(descriptor, "w", encoding="utf-8", newline="") as file:
+        with open(descriptor, "w", encoding="utf-8", errors="replace", newline="") as file:
             file.write(text.getvalue())
 
     def _line(self, columns: Sequence[str], rows: Sequence[Row], step: int) -> list[str]:
@@ -132,7 +133,7 @@ class CsvExporter(Exporter):
             "vpp_stage": str(row.place.stage),
             "name": row.place.name,
             "step": str(step),
-            "micro_step": str(row.place.micro_step),
+            "micro_step": NO_VALUE if row.place.micro_step is None else str(row.place.micro_step),
             "id": str(row.number),
             "shape": NO_VALUE if row.shape is None else str(row.shape),
             "dtype": row.dtype or NO_VALUE,

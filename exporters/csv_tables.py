@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from trainermon.exporters.csv_files import FILE_NAME, MICRO_STEP, matching_folders
+from trainermon.exporters.csv_files import FILE_NAME, MICRO_STEP, NO_VALUE, matching_folders
 from trainermon.monitor.errors import StoreError
 from trainermon.monitor.naming import FEATURE_FILES
 
@@ -96,7 +96,7 @@ def _row(header: list[str], values: list[str]) -> TableRow | None:
             stage=int(cells["vpp_stage"]),
             name=cells["name"],
             step=int(cells["step"]),
-            micro_step=int(cells[MICRO_STEP]) if MICRO_STEP in cells else None,
+            micro_step=int(cells[MICRO_STEP]) if cells.get(MICRO_STEP, NO_VALUE) != NO_VALUE else None,
             values={op: float(value or "nan") for op, value in cells.items() if op not in WITHOUT_NUMBERS},
         )
     except (ValueError, KeyError):

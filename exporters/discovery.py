@@ -13,6 +13,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from trainermon.monitor.private_files import replacing
+
 RESERVED = frozenset({"run", "rank"})
 """Labels of the metrics themselves; a target label of that name would make Prometheus rename ours to `exported_…`."""
 
@@ -47,10 +49,8 @@ def clear_targets(path: Path) -> None:
 
 def _replace(path: Path, groups: list[dict[str, object]], mode: int) -> None:
     # The temporary name does not end in .json: a Prometheus that follows *.json must not read it.
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
-    with open(descriptor, "w", encoding="utf-8") as file:
-        os.fchmod(descriptor, mode)  # what the umask took away
-        json.dump(groups, file)
-        file.write("\n")
-    unfinished.replace(path)
+    if path.parent.is_symlink():
+        raise PermissionError(f"{path.parent} is a link, expected a folder: it may lead anywhere")
+    with replacing(path) as file:
+        os.fchmod(file.fileno(), mode)
+        file.write(json.dumps(groups).encode() + b"\n")

@@ -3,9 +3,9 @@
     [project.entry-points."trainermon.exporters"]
     mine = "package.module:MyExporter"
 
-An entry point names a callable that takes `ExportSettings` and returns an `Exporter`, which is handed every step as it
-comes, or a `StoreExporter`, which reads what was committed and may therefore lag behind for as long as it has to. Who
-calls it, in which thread, and what becomes of its failures is decided in `trainermon.agent.exports`.
+An entry point names a callable that takes `ExportSettings` and returns an `Exporter`, which is handed every step that
+was committed, or a `StoreExporter`, which reads that itself. Both may lag behind for as long as they have to. Who calls
+it, in which process, and what becomes of its failures is decided in `trainermon.agent.export_process`.
 """
 
 from __future__ import annotations
@@ -23,9 +23,31 @@ from trainermon.exporters.budget import SeriesBudget
 from trainermon.monitor.config import ENTRY_POINTS, InfluxDBConfig
 from trainermon.monitor.errors import ConfigError
 from trainermon.monitor.journal import Header
+from trainermon.monitor.strict import shown
 from trainermon.monitor.values import StatBlock
 
 SEGMENTS_FOLDER = "segments"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class OutputSettings:
+    """In which forms a run is written beside its store, as its configuration says; see `ExportSettings`.
+
+    Attributes:
+        format: Names of the forms.
+        ops: Statistics to write.
+        ndigits: Significant digits in text.
+        step_count_per_record: Steps per file.
+        append_output: Nothing, or two timestamps between which the folder was begun that rows are appended to.
+        influxdb: Where `influxdb` sends points.
+    """
+
+    format: tuple[str, ...] = ()
+    ops: tuple[str, ...] = ("norm",)
+    ndigits: int = 6
+    step_count_per_record: int = 1
+    append_output: tuple[str, ...] = ()
+    influxdb: InfluxDBConfig = dataclasses.field(default_factory=InfluxDBConfig)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,15 +82,34 @@ class ExportSettings:
         return self.node_dir / SEGMENTS_FOLDER
 
 
+def settings_for(
+    outputs: OutputSettings, *, run_dir: Path, node_dir: Path, run_id: str, budget: SeriesBudget | None = None
+) -> ExportSettings:
+    """Return what the exporters of one node of a run are told."""
+    return ExportSettings(
+        run_dir=run_dir,
+        ops=outputs.ops,
+        ndigits=outputs.ndigits,
+        step_count_per_record=outputs.step_count_per_record,
+        append_output=outputs.append_output,
+        run_id=run_id,
+        node_dir=node_dir,
+        budget=budget or SeriesBudget(),
+        influxdb=outputs.influxdb,
+    )
+
+
 class Exporter(abc.ABC):
     """Writes the steps of all local ranks in one form. All calls come from one thread; any may raise."""
 
     @abc.abstractmethod
     def write(self, header: Header, block: StatBlock) -> None:
-        """Write one step of one rank, `header` with the rank's whole series table.
+        """Write one step of one rank, `header` with the rank's whole series table as the store has it.
 
-        The steps of a rank and attempt come in order. After a restart of the agent those since the last commit come
-        again: what was written of the first of them and of all that follow must then be replaced.
+        Of placements the store knows dtype, shape, scale, and whether the copy counts in a global norm. The steps of a
+        rank and attempt come in order. A new exporter may be given steps that an earlier one has written: what was
+        written of the first of them and of all that follow must then be replaced. A step is tried again after an
+        `OSError`, and left out after any other exception.
         """
 
     def flush(self) -> None:  # noqa: B027  (an exporter without a buffer has nothing to do)
@@ -160,4 +201,4 @@ def _factory(name: str) -> Factory:
             registered: Factory = point.load()
             return registered
     known = sorted({*BUILT_IN, *IN_PROCESS, *(point.name for point in points)})
-    raise ConfigError(f"format: found {name!r}, expected one of {', '.join(known)}")
+    raise ConfigError(f"format: found {shown(name)}, expected one of {', '.join(known)}")

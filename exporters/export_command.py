@@ -1,22 +1,33 @@
-"""`trainermon export`: send what a run has stored to an InfluxDB, for a run that ended before everything was sent."""
+"""`trainermon export`: write what a run has stored in a further form, or what its exporters left out, after it."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import sys
 import threading
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from trainermon.exporters.export import ExportSettings, StoreExporter, make_exporter
+from trainermon.exporters.export import IN_PROCESS, ExportSettings, OutputSettings, settings_for
 from trainermon.exporters.query import find_run
-from trainermon.monitor.config import InfluxDBConfig, load_config
+from trainermon.exporters.segment_follower import forget
+from trainermon.exporters.store_feed import store_exporter
+from trainermon.monitor.config import load_config
 from trainermon.monitor.errors import ConfigError, StoreError
 from trainermon.monitor.strict import build
 from trainermon.monitor.topology import OUTPUT_ROOT
 
 WAIT_S = 60.0
+_WAITING = "trainermon_export_waiting_bytes"
+_DONE = {
+    "trainermon_exported_points_total": "points sent",
+    "trainermon_exported_steps_total": "steps of ranks written",
+    "trainermon_export_dropped_steps_total": "left out, see above",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,31 +37,43 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         help=f"run directory, or run id under $TRAINERMON_OUTPUT or ./{OUTPUT_ROOT} (default: the newest)",
     )
-    parser.add_argument("--config", type=Path, help="configuration with `influxdb`, instead of the run's own")
+    parser.add_argument(
+        "--format",
+        action="append",
+        metavar="NAME",
+        help="csv, tensorboard, influxdb, or what another package registers; may be given several times "
+        "(default: what the run was configured with)",
+    )
+    parser.add_argument("--config", type=Path, help="configuration to go by, instead of the run's own")
+    parser.add_argument(
+        "--again", action="store_true", help="begin with the first step, instead of where the exporter stopped"
+    )
     parser.add_argument(
         "--wait", type=float, default=WAIT_S, metavar="SECONDS", help="give up after so long (default: %(default)g)"
     )
 
 
 def main(args: argparse.Namespace) -> int:
-    """Send what waits on every node of the run; returns 0 if the server has everything, else 1.
+    """Export what waits on every node of the run; returns 0 if everything is written, else 1.
 
     Raises:
-        ConfigError: It is not known where to send it.
+        ConfigError: It is not known in which form, or where to.
         QueryError: There is no such run.
         StoreError: A segment cannot be read, or an agent is at it.
     """
     run_dir = find_run(args.run)
-    config = load_config(args.config)[0].influxdb if args.config else _config_of(run_dir)
-    if not config.url:
+    outputs = _outputs_of(run_dir, args.config)
+    names = _names(outputs, args)
+    if "influxdb" in names and not outputs.influxdb.url:
         raise ConfigError(f"{args.config or run_dir / 'run.json'}: influxdb.url is not set; give a file with --config")
     stop = threading.Event()
     timer = threading.Timer(args.wait, stop.set)
     timer.start()
+    waiting_bytes = 0.0
     try:
-        waiting_bytes = sum(
-            _send(run_dir, node, config=config, stop=stop) for node in sorted((run_dir / "nodes").iterdir())
-        )
+        for node in sorted((run_dir / "nodes").iterdir()):
+            settings = settings_for(outputs, run_dir=run_dir, node_dir=node, run_id=run_dir.name)
+            waiting_bytes += sum(_export(name, settings, again=args.again, stop=stop) for name in names)
     finally:
         timer.cancel()
     if waiting_bytes:
@@ -58,22 +81,41 @@ def main(args: argparse.Namespace) -> int:
     return 1 if waiting_bytes else 0
 
 
-def _send(run_dir: Path, node_dir: Path, *, config: InfluxDBConfig, stop: threading.Event) -> float:
-    """Send what waits on one node; return how many bytes still wait."""
-    settings = ExportSettings(run_dir=run_dir, node_dir=node_dir, run_id=run_dir.name, influxdb=config)
-    exporter = make_exporter("influxdb", settings)
-    assert isinstance(exporter, StoreExporter)
-    with contextlib.closing(exporter):
-        exporter.send(stop)
+def _names(outputs: OutputSettings, args: argparse.Namespace) -> list[str]:
+    """Return which forms to write; a run that is not told any, but knows an InfluxDB, is sent there."""
+    names = [name for name in args.format or outputs.format if name not in IN_PROCESS]
+    return names or ["influxdb"]
+
+
+def _export(name: str, settings: ExportSettings, *, again: bool, stop: threading.Event) -> float:
+    """Export what waits on one node; return how many bytes still wait."""
+    if again:
+        forget(settings.node_dir, name)
+    with contextlib.closing(store_exporter(name, settings)) as exporter:
+        try:
+            exporter.send(stop)
+        except OSError as error:
+            raise StoreError(f"{name} cannot be written: {error}") from error
         counts = exporter.metrics()
-    sys.stdout.write(f"{node_dir.name}: {counts['trainermon_exported_points_total']:.0f} points sent\n")
-    return counts["trainermon_export_waiting_bytes"]
+    said = [f"{counts[metric]:.0f} {words}" for metric, words in _DONE.items() if _is_told(metric, counts)]
+    sys.stdout.write(f"{settings.node_dir.name}: {name}: {', '.join(said)}\n")
+    return counts[_WAITING]
 
 
-def _config_of(run_dir: Path) -> InfluxDBConfig:
+def _is_told(metric: str, counts: Mapping[str, float]) -> bool:
+    return metric in counts and (counts[metric] > 0 or "dropped" not in metric)
+
+
+def _outputs_of(run_dir: Path, config: Path | None) -> OutputSettings:
+    """Return what the configuration says of forms: that of `config`, or else the run's own."""
+    names = [field.name for field in dataclasses.fields(OutputSettings)]
+    if config is not None:
+        loaded = load_config(config)[0]
+        return OutputSettings(**{name: getattr(loaded, name) for name in names})
     path = run_dir / "run.json"
     try:
-        plain = json.loads(path.read_text(encoding="utf-8"))["config"].get("influxdb", {})
-    except (OSError, ValueError, LookupError, AttributeError) as error:
+        plain: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["config"]
+        chosen = {name: plain[name] for name in names if name in plain}
+    except (OSError, ValueError, LookupError, TypeError) as error:
         raise StoreError(f"{path} does not say how the run was configured ({error!r}); give --config") from error
-    return build(InfluxDBConfig, plain, "influxdb.")
+    return build(OutputSettings, chosen)

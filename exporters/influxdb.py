@@ -20,11 +20,10 @@ from typing import Protocol
 from trainermon.exporters.export import ExportSettings, StoreExporter
 from trainermon.exporters.influxdb_server import Answer, InfluxDBServer
 from trainermon.exporters.points import RankPoints
-from trainermon.exporters.segment_follower import SegmentFollower
+from trainermon.exporters.segment_follower import SegmentFollower, state_file
 from trainermon.exporters.segments import SegmentFile
 from trainermon.monitor.values import Coordinates
 
-STATE_FILE = "influxdb.state.json"
 REJECTED_FILE = "influxdb.rejected.lp"
 MAX_REJECTED_BYTES = 64 << 20
 FIRST_PAUSE_S = 0.5
@@ -78,7 +77,7 @@ class InfluxDBExporter(StoreExporter):
         self._settings = settings
         self._server = server or InfluxDBServer(settings.influxdb)
         self._wait = wait
-        self._follower = SegmentFollower(settings.segments, settings.node_dir / STATE_FILE)
+        self._follower = SegmentFollower(settings.segments, state_file(settings.node_dir, "influxdb"))
         self._points: dict[int, tuple[tuple[int, int], RankPoints]] = {}
         self._failures = 0
         self._counts = dict.fromkeys((_POINTS, _REJECTED, _NONFINITE, _RETRIES, _WAITING), 0.0)

@@ -88,7 +88,7 @@ class RankPoints:
         gradients = [i for i, key in enumerate(keys) if key.kind is Kind.GRAD_REDUCED]
         self._norms = {
             "gradient_norm": _ids(gradients),
-            "gradient_norm_part": _ids(i for i in gradients if table[i].in_global_norm),
+            "gradient_norm_part": _ids(i for i in gradients if table[i].placement.in_global_norm),
         }
         used = len({field.series for field in self._fields} | {self._step}) + len(self._kinds)
         self._modules = ModuleSeries.choose(keys, placements, room=max(0, budget - used))

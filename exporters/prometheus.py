@@ -23,6 +23,7 @@ from trainermon.exporters.openmetrics import (
     render_families,
 )
 from trainermon.exporters.rank_series import RankSeries, Table
+from trainermon.exporters.scalar_series import LOSS
 from trainermon.monitor.metrics import METRICS
 from trainermon.monitor.values import Alert, Placement, SeriesKey, Severity, StatBlock
 
@@ -124,7 +125,7 @@ class Exposition:
         self._node.refresh()
         groups: dict[str, list[Samples | Histogram]] = {name: [] for name in METRICS}
         for name, group in self._collect():
-            groups[name].append(_without_gaps(group))
+            groups[name].append(_without_gaps(name, group))
         body = render_families(((METRICS[name], group) for name, group in groups.items()), openmetrics=openmetrics)
         values["trainermon_exposed_series"] = sum(len(group) for found in groups.values() for group in found)
         values["trainermon_collection_duration_seconds"] = self._clock() - begin
@@ -153,11 +154,17 @@ class Exposition:
             yield from self._ranks[rank].samples()
 
 
-def _without_gaps(group: Samples | Histogram) -> Samples | Histogram:
-    """Return the samples whose value is known: no sample is better than a NaN that stands for "no value"."""
+def _without_gaps(name: str, group: Samples | Histogram) -> Samples | Histogram:
+    """Return the samples whose value is known: no sample is better than a NaN that stands for "no value".
+
+    A loss that is not finite is known: NaN says so, where a gap would look like a rank that tells nothing.
+    """
     if isinstance(group, Histogram) or all(map(math.isfinite, group.values)):
         return group
+    told = {math.inf: math.nan} if name == LOSS else {}
     known = [
-        (prefix, value) for prefix, value in zip(group.prefixes, group.values, strict=True) if math.isfinite(value)
+        (prefix, told.get(value, value))
+        for prefix, value in zip(group.prefixes, group.values, strict=True)
+        if math.isfinite(value) or value in told
     ]
     return Samples([prefix for prefix, _ in known], [value for _, value in known])

@@ -202,6 +202,7 @@ def _ask(run_dir: Path, sql: str, limit: int | None) -> Answer:
     import duckdb
 
     with open_run(run_dir) as connection:
+        connection.execute("SET lock_configuration = true")  # what `connect` has forbidden stays forbidden
         try:
             cursor = connection.execute(sql)
             columns = [column[0] for column in cursor.description or ()]

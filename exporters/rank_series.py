@@ -19,7 +19,7 @@ import numpy.typing as npt
 from trainermon.exporters.module_series import ModuleSeries
 from trainermon.exporters.node_series import STEP_DURATION, NodeHistograms
 from trainermon.exporters.openmetrics import Exemplar, Histogram, Samples, label_text, sample_prefix
-from trainermon.exporters.scalar_series import WAITED, Scalar, collectives, losses, step_values
+from trainermon.exporters.scalar_series import LOSS, WAITED, Scalar, collectives, losses, step_values
 from trainermon.monitor.catalogue import STEP_TIME_SERIES
 from trainermon.monitor.metrics import METRICS, MetricType
 from trainermon.monitor.values import STATISTICS, Kind, Placement, SeriesKey, StatBlock
@@ -197,7 +197,8 @@ class RankSeries:
 
     def _scalar(self, scalar: Scalar) -> _Single:
         total = partial(self._totals.__getitem__, scalar.identity)
-        return self._one(scalar.metric, total if scalar.adds_up else partial(self._mean, scalar.ids), **scalar.labels)
+        mean = partial(self._loss if scalar.metric == LOSS else self._mean, scalar.ids)
+        return self._one(scalar.metric, total if scalar.adds_up else mean, **scalar.labels)
 
     def _one(self, metric: str, value: Callable[[], float], **labels: str) -> _Single:
         return _Single(metric, sample_prefix(METRICS[metric], {**self._labels, **labels}), value)
@@ -205,6 +206,10 @@ class RankSeries:
     def _mean(self, ids: Array) -> float:
         finite = float(self._rows[0, ids].sum())
         return float(self._rows[1, ids].sum()) / finite if finite else math.nan
+
+    def _loss(self, ids: Array) -> float:
+        """Return the mean; infinity if any part of it was not finite, which is told as NaN."""
+        return math.inf if self._bad[ids].any() else self._mean(ids)
 
     def _norm(self, ids: Array) -> float:
         is_known = self._rows[0, ids].any() and not self._bad[ids].any()

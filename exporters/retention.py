@@ -25,6 +25,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from trainermon.exporters.blocks import read_rows
+from trainermon.exporters.damaged import set_aside_truncated, set_aside_unreadable
 from trainermon.exporters.segments import (
     COLUMNS,
     SERIES_COLUMNS,
@@ -109,8 +111,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _compact(directory: Path, retention: Retention, now_s: float) -> int:
+    import duckdb
+
     known: dict[Path, Metadata] = {}
     count = 0
+    set_aside_truncated(directory)
     while True:
         files = cover(directory)
         known = {file.path: known.get(file.path) or read_metadata(file.path) for file in files}
@@ -118,7 +123,12 @@ def _compact(directory: Path, retention: Retention, now_s: float) -> int:
         run, factor = _choose(live, retention, now_s)
         if not run:
             return count
-        path = _merge(directory, run, factor, superseded(live[-1].metadata.attempts))
+        try:
+            path = _merge(directory, run, factor, superseded(live[-1].metadata.attempts))
+        except duckdb.Error as error:
+            if not set_aside_unreadable((segment.path for segment in run), read_rows):
+                raise StoreError(f"{directory}: segments cannot be merged: {error}") from error
+            continue
         known.pop(path, None)  # it may have replaced a file of that name
         count += 1
 

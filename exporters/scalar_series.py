@@ -31,6 +31,7 @@ MOST = 8
 
 Array = npt.NDArray[Any]
 
+LOSS = "trainermon_loss"
 WAITED = "trainermon_collective_wait_seconds_total"
 _LEARNING_RATE = "trainermon_learning_rate"
 _STEP = MappingProxyType(
@@ -81,7 +82,7 @@ class Scalar(NamedTuple):
 def losses(keys: Sequence[SeriesKey]) -> list[Scalar]:
     """Return the training loss, if there is one."""
     ids = [number for number, key in enumerate(keys) if key.kind is Kind.LOSS and key.name == LOSS_SERIES]
-    return [_scalar("trainermon_loss", {}, ids)] if ids else []
+    return [_scalar(LOSS, {}, ids)] if ids else []
 
 
 def step_values(keys: Sequence[SeriesKey]) -> list[Scalar]:

@@ -28,7 +28,7 @@ from trainermon.exporters.blocks import read_segment_blocks
 from trainermon.exporters.segments import SegmentFile, cover, read_metadata
 from trainermon.monitor.errors import StoreError
 from trainermon.monitor.journal import Header
-from trainermon.monitor.values import STATISTICS, Kind, SeriesKey, StatBlock
+from trainermon.monitor.values import STATISTICS, Kind, Placement, SeriesKey, StatBlock
 
 FORMAT_VERSION = 1
 
@@ -40,11 +40,11 @@ _COUNT = STATISTICS.index("count")
 
 
 class TableRow(NamedTuple):
-    """One series of a rank: its key, how many elements it has, whether this copy counts in a norm over all ranks."""
+    """One series of a rank: its key, how many elements it has, and its placement as far as the store has it."""
 
     key: SeriesKey
     num_elements: int
-    in_global_norm: bool
+    placement: Placement
 
 
 class RankBlock(NamedTuple):
@@ -163,10 +163,8 @@ class SegmentFollower:
             places[rank] = np.full(len(header.series), -1)
             for number in sorted(numbers, key=lambda number: _order(header.series[number])):
                 placement = header.placements[number]
-                counted = placement is not None and placement.in_global_norm
-                places[rank][number] = table.add(
-                    TableRow(header.series[number], int(counts[rank][number]), in_global_norm=counted)
-                )
+                assert placement is not None  # of a segment
+                places[rank][number] = table.add(TableRow(header.series[number], int(counts[rank][number]), placement))
         return places
 
     def _load(self) -> None:
@@ -210,6 +208,23 @@ class SegmentFollower:
             raise StoreError(f"{self._state} cannot be written: {error}") from error
 
 
+def state_file(node_dir: Path, name: str) -> Path:
+    """Return the file in which an exporter notes how far it has come."""
+    return node_dir / f"{name}.state.json"
+
+
+def forget(node_dir: Path, name: str) -> None:
+    """Have an exporter begin again with the first segment.
+
+    Raises:
+        StoreError: Another process is at it.
+    """
+    state = state_file(node_dir, name)
+    lock = _locked(state.with_suffix(".lock"))
+    state.unlink(missing_ok=True)
+    os.close(lock)
+
+
 def _order(key: SeriesKey) -> tuple[Any, ...]:
     """Sort key: the order in a segment is nobody's choice, and the same table must come of reading it again."""
     micro_step = -1 if key.micro_step is None else key.micro_step
@@ -235,12 +250,15 @@ def _locked(path: Path) -> int:
 def _plain(row: TableRow) -> list[Any]:
     key = row.key
     identity = [key.kind.value, key.name, key.slot, key.call, key.micro_step, key.stage]
-    return [*identity, row.num_elements, row.in_global_norm]
+    at = row.placement
+    return [*identity, row.num_elements, at.in_global_norm, at.dtype, at.shape, at.scale]
 
 
 def _row(plain: list[Any]) -> TableRow:
-    kind, name, slot, call, micro_step, stage, num_elements, in_global_norm = plain
-    return TableRow(SeriesKey(Kind(kind), name, slot, call, micro_step, stage), num_elements, in_global_norm)
+    kind, name, slot, call, micro_step, stage, num_elements, in_global_norm, *rest = plain
+    dtype, shape, scale = rest or ("", (), 1.0)  # earlier versions did not say
+    placement = Placement(dtype=dtype, shape=tuple(shape), in_global_norm=in_global_norm, scale=scale)
+    return TableRow(SeriesKey(Kind(kind), name, slot, call, micro_step, stage), num_elements, placement)
 
 
 def _size(path: Path) -> int:

@@ -15,11 +15,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import fcntl
 import json
 import os
 import re
 import shutil
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -34,9 +36,12 @@ FORMAT_VERSION = 1
 METADATA_KEY = "trainermon"
 ROW_GROUP_ROWS = 40_960  # against 122 880: 25 MB less while writing, queries as fast, as many bytes
 SPILL_DIRECTORY = ".spill"
+DAMAGED = ".damaged"
 LOCK_FILE = ".compact.lock"
 
 _ATTEMPTS = 5
+_MAGIC = b"PAR1"
+_MIN_BYTES = 12
 
 # The identity of a series and of a row, then the moments, then how many steps a row stands for.
 COLUMNS: Mapping[str, str] = {
@@ -48,6 +53,8 @@ COLUMNS: Mapping[str, str] = {
     "stage": "INTEGER",
     "in_global_norm": "BOOLEAN",
     "scale": "DOUBLE",
+    "dtype": "VARCHAR",
+    "shape": "VARCHAR",
     "attempt": "INTEGER",
     "rank": "INTEGER",
     "step": "BIGINT",
@@ -62,9 +69,13 @@ COLUMNS: Mapping[str, str] = {
     "infs": "BIGINT",
     "num_steps": "INTEGER",
 }
-SERIES_COLUMNS = tuple(COLUMNS)[:8]
+SERIES_COLUMNS = tuple(COLUMNS)[:10]
 
 _NAME = re.compile(r"(\d{10})-(\d{10})\.parquet")
+
+
+class OtherFormatError(ValueError):
+    """A segment was written by another release; it is not damaged."""
 
 
 class SegmentFile(NamedTuple):
@@ -87,13 +98,15 @@ class Metadata:
     """What a segment knows beside its rows; everything except the last three is cumulative over the run's segments.
 
     `positions`: by rank, where to go on reading. `attempts`: by attempt, the first step that any rank of this node
-    stored. `coordinates`: by rank, the newest. `window_steps`: 1 in full detail, else the width of the steps that were
+    stored. `coordinates`: by rank, the newest. `started_s`: by rank and attempt, the Unix time at which it began; ranks
+    of segments that do not say so are left out. `window_steps`: 1 in full detail, else the width of the steps that were
     merged into one row. `num_rows` and `last_time_s` (Unix time of the newest row) describe this file alone.
     """
 
     positions: Mapping[int, Position] = dataclasses.field(default_factory=dict)
     attempts: Mapping[int, int] = dataclasses.field(default_factory=dict)
     coordinates: Mapping[int, Mapping[str, int]] = dataclasses.field(default_factory=dict)
+    started_s: Mapping[tuple[int, int], float] = dataclasses.field(default_factory=dict)
     window_steps: int = 1
     num_rows: int = 0
     last_time_s: float = 0.0
@@ -108,6 +121,7 @@ class Metadata:
                 },
                 "attempts": dict(self.attempts),
                 "coordinates": {rank: dict(places) for rank, places in self.coordinates.items()},
+                "started_s": [[*place, time_s] for place, time_s in self.started_s.items()],
                 "window_steps": self.window_steps,
                 "num_rows": self.num_rows,
                 "last_time_s": self.last_time_s,
@@ -123,7 +137,7 @@ class Metadata:
         """
         plain = json.loads(text)
         if plain["format"] != FORMAT_VERSION:
-            raise ValueError(f"found format {plain['format']}, expected {FORMAT_VERSION}")
+            raise OtherFormatError(f"found format {plain['format']}, expected {FORMAT_VERSION}")
         return cls(
             positions={
                 int(rank): Position(attempt, Cursor(file, offset))
@@ -131,6 +145,7 @@ class Metadata:
             },
             attempts={int(attempt): step for attempt, step in plain["attempts"].items()},
             coordinates={int(rank): places for rank, places in plain["coordinates"].items()},
+            started_s={(rank, attempt): time_s for rank, attempt, time_s in plain.get("started_s", ())},
             window_steps=plain["window_steps"],
             num_rows=plain["num_rows"],
             last_time_s=plain["last_time_s"],
@@ -209,28 +224,68 @@ def read_metadata(path: Path) -> Metadata:
     try:
         with connect() as connection:
             rows = connection.execute(
-                "SELECT decode(value) FROM parquet_kv_metadata($1) WHERE decode(key) = $2", [str(path), METADATA_KEY]
+                "SELECT decode(value) FROM parquet_kv_metadata($1) WHERE decode(key) = $2",
+                [sql_path(path), METADATA_KEY],
             ).fetchall()
         return Metadata.from_json(rows[0][0])
-    except (duckdb.Error, LookupError, ValueError, TypeError) as error:
-        raise StoreError(
-            f"{path}: not a segment of format {FORMAT_VERSION} ({error});"
-            " move it out of the directory to go on without it"
-        ) from error
+    except (OSError, duckdb.Error, LookupError, ValueError, TypeError) as error:
+        raise unreadable(path, error) from error
+
+
+def unreadable(path: Path, error: Exception) -> StoreError:
+    """Return the error that says that a segment cannot be read, why, and what to do."""
+    return StoreError(
+        f"{path}: not a segment of format {FORMAT_VERSION} ({str(error).splitlines()[0] if str(error) else error!r});"
+        f" rename it to {path.name}{DAMAGED} to go on without it, as the agent does when it starts"
+    )
+
+
+def is_whole(path: Path) -> bool:
+    """Whether the file begins and ends as a Parquet file does, or is gone.
+
+    Source: Apache Parquet format, "File format": magic, data, footer, its length (4 bytes), magic.
+
+    Raises:
+        OSError: It cannot be read, for another reason than a bad block.
+    """
+    try:
+        if not stat.S_ISREG(os.lstat(path).st_mode):
+            return False
+        with path.open("rb") as file:
+            begin = file.read(len(_MAGIC))
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - 8))
+            end = file.read()
+    except FileNotFoundError:
+        return True
+    except OSError as error:
+        if error.errno == errno.EIO:
+            return False
+        raise
+    footer = int.from_bytes(end[:4], "little")
+    return begin == _MAGIC and end[4:] == _MAGIC and _MIN_BYTES + footer <= size
+
+
+def last_number(directory: Path) -> int:
+    """Return the largest number that a segment of the directory has or had before it was set aside; 0 without any."""
+    with contextlib.suppress(FileNotFoundError):
+        matches = (_NAME.fullmatch(name.removesuffix(DAMAGED)) for name in os.listdir(directory))
+        return max((int(match[2]) for match in matches if match), default=0)
+    return 0
 
 
 def read_newest(directory: Path) -> tuple[int, Metadata]:
-    """Return the last number of a directory and the metadata that goes with it; 0 and nothing if it has no segment.
+    """Return the last number of a directory's whole segments and its metadata; 0 and nothing if it has none.
 
     Raises:
-        StoreError: The newest segment cannot be read.
+        StoreError: The newest one cannot be read.
     """
     for _ in range(_ATTEMPTS):
-        live = cover(directory)
+        newest = next((segment for segment in reversed(cover(directory)) if is_whole(segment.path)), None)
         try:
-            return (live[-1].last, read_metadata(live[-1].path)) if live else (0, Metadata())
+            return (newest.last, read_metadata(newest.path)) if newest else (0, Metadata())
         except StoreError:
-            if live[-1].path.exists():
+            if newest and newest.path.exists():
                 raise  # else it was merged away since it was listed
     raise StoreError(f"{directory}: the newest segment was merged away {_ATTEMPTS} times while it was read")
 
@@ -239,7 +294,7 @@ def connect(*, memory_bytes: int = 256 << 20, spill: Path | None = None) -> duck
     """Return an empty in-memory database with one thread that writes nothing but what it is told to.
 
     Intermediate results that do not fit into `memory_bytes` go to `spill`; without it the query fails. Neither the home
-    nor the working directory is touched, and no extension is ever fetched.
+    nor the working directory is touched, and no extension is ever fetched: there is no folder that one could go to.
     """
     import duckdb
 
@@ -247,26 +302,52 @@ def connect(*, memory_bytes: int = 256 << 20, spill: Path | None = None) -> duck
         config={
             "threads": 1,
             "memory_limit": f"{memory_bytes}B",
-            "temp_directory": str(spill or ""),
+            "temp_directory": sql_path(spill) if spill else "",
             "autoinstall_known_extensions": False,
+            "allow_community_extensions": False,
+            "extension_directory": "/dev/null/none",
         }
     )
     connection.execute("SET python_enable_replacements = false")
     return connection
 
 
-def quoted(text: str | Path) -> str:
+_folders: dict[Path, int] = {}
+
+
+def sql_path(path: Path) -> str:
+    """Return a name of the file for DuckDB, which takes UTF-8 only, valid as long as this process lives.
+
+    A folder whose name is something else is named by a descriptor, one for each folder that was ever asked for.
+
+    Raises:
+        OSError: Such a folder cannot be opened.
+    """
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        folder = path.parent
+        known = _folders.get(folder)
+        if known is None or not os.path.samestat(os.fstat(known), os.stat(folder)):
+            known = _folders[folder] = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        return f"/proc/self/fd/{known}/{path.name}"
+    return str(path)
+
+
+def quoted(text: str) -> str:
     """Return `text` as an SQL string literal."""
-    return "'" + str(text).replace("'", "''") + "'"
+    return "'" + text.replace("'", "''") + "'"
 
 
 def scan(paths: Iterable[Path]) -> str:
-    """Return the SQL of a table that holds the rows of these segments; without any it is empty but has all columns."""
-    listed = ", ".join(quoted(path) for path in paths)
-    if listed:
-        return f"read_parquet([{listed}])"
+    """Return the SQL of a table that holds the rows of these segments, and has all columns whoever wrote them.
+
+    A column that a segment does not have, being of an older version, is NULL.
+    """
+    listed = ", ".join(quoted(sql_path(path)) for path in paths)
     columns = ", ".join(f"NULL::{kind} AS {name}" for name, kind in COLUMNS.items())
-    return f"(SELECT {columns} WHERE false)"
+    rows = f" UNION ALL BY NAME FROM read_parquet([{listed}], union_by_name = true)" if listed else ""
+    return f"(SELECT {columns} WHERE false{rows})"
 
 
 def write_segment(connection: duckdb.DuckDBPyConnection, query: str, path: Path, metadata: Metadata) -> None:
@@ -276,6 +357,7 @@ def write_segment(connection: duckdb.DuckDBPyConnection, query: str, path: Path,
 
     Raises:
         StoreError: The file could not be written (disk full, not writable, out of memory).
+        duckdb.Error: The rows cannot be stored, whatever the disk.
     """
     import duckdb
 
@@ -287,14 +369,16 @@ def write_segment(connection: duckdb.DuckDBPyConnection, query: str, path: Path,
     )
     try:
         os.close(os.open(tmp, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC, 0o600))
-        connection.execute(f"COPY (SELECT {columns} FROM ({query})) TO {quoted(tmp)} ({options})")
+        connection.execute(f"COPY (SELECT {columns} FROM ({query})) TO {quoted(sql_path(tmp))} ({options})")
         _sync(tmp)
         os.rename(tmp, path)
         _sync(path.parent)
-    except (OSError, duckdb.Error) as error:
+    except BaseException as error:  # an interrupt too leaves no half file; it goes on
         with contextlib.suppress(OSError):
             tmp.unlink(missing_ok=True)
-        raise StoreError(f"{path}: the segment could not be written: {error}") from error
+        if isinstance(error, OSError | duckdb.IOException | duckdb.OutOfMemoryException | duckdb.InterruptException):
+            raise StoreError(f"{path}: the segment could not be written: {error}") from error
+        raise
 
 
 def _sync(path: Path) -> None:

@@ -11,25 +11,31 @@ the agent's decision (`trainermon.agent.pipeline`).
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from trainermon.exporters.damaged import damaged, set_aside_truncated
+from trainermon.exporters.refused import culprits, set_aside
 from trainermon.exporters.segments import (
     Metadata,
     Position,
     clean,
     connect,
+    last_number,
     read_newest,
     segment_path,
     write_segment,
 )
 from trainermon.exporters.tables import open_run
+from trainermon.monitor.errors import StoreError
 from trainermon.monitor.journal import Header
 from trainermon.monitor.values import STATISTICS, Placement, SeriesKey, StatBlock
 
@@ -41,6 +47,9 @@ Integers: TypeAlias = npt.NDArray[np.uint32]
 
 __all__ = ["Batch", "SegmentWriter", "open_run", "read_cursors"]
 
+MAX_COUNT = 1 << 53
+"""Above this not every integer is a float64."""
+
 _COUNTS = frozenset({"count", "zeros", "nans", "infs"})
 
 
@@ -50,6 +59,8 @@ class _Series(NamedTuple):
     key: SeriesKey
     in_global_norm: bool
     scale: float
+    dtype: str
+    shape: str
 
 
 class _Part(NamedTuple):
@@ -64,19 +75,36 @@ class _Part(NamedTuple):
 
 
 class _Database:
-    """The database that writes segments, with the series as a table; kept, as making it costs as much as 50 k rows."""
+    """The database that writes segments, with the series as a table; kept, as making it costs as much as 50 k rows.
 
-    def __init__(self) -> None:
+    Attributes:
+        left_out: Numbers of series that are no part of it.
+    """
+
+    def __init__(self, left_out: Iterable[int] = ()) -> None:
+        self.left_out = set(left_out)
         self._connection: duckdb.DuckDBPyConnection | None = None
         self._places = np.zeros(0, np.uint32)
+        self._num_left_out = 0
 
-    def write(self, batch: Batch) -> None:
-        """Write the batch; after an error the next one begins with a new database."""
+    def write(self, series: Sequence[_Series], parts: Sequence[_Part], path: Path, metadata: Metadata) -> None:
+        """Write rows of series that are not left out; after an error the next call begins with a new database."""
+        with self._rows(series, parts) as (connection, rows):
+            write_segment(connection, rows, path, metadata)
+
+    def try_out(self, series: Sequence[_Series], parts: Sequence[_Part]) -> None:
+        """Do the same as `write`, without a file."""
+        with self._rows(series, parts) as (connection, rows):
+            connection.execute(f"COPY ({rows}) TO '/dev/null' (FORMAT parquet, USE_TMP_FILE false)")
+
+    @contextlib.contextmanager
+    def _rows(
+        self, series: Sequence[_Series], parts: Sequence[_Part]
+    ) -> Iterator[tuple[duckdb.DuckDBPyConnection, str]]:
         try:
-            connection, places = self._prepare(batch.series)
-            connection.register("moments", _columns(batch.parts, places))
-            rows = "SELECT *, 1 AS num_steps FROM moments JOIN series USING (id)"
-            write_segment(connection, rows, batch.path, batch.metadata)
+            connection, places = self._prepare(series)
+            connection.register("moments", _columns(parts, places))
+            yield connection, "SELECT *, 1 AS num_steps FROM moments JOIN series USING (id)"
             connection.unregister("moments")
         except BaseException:  # an interrupt too leaves the database in an unknown state; it goes on
             self._connection = None
@@ -84,15 +112,26 @@ class _Database:
 
     def _prepare(self, series: Sequence[_Series]) -> tuple[duckdb.DuckDBPyConnection, Integers]:
         """Return the database, and by the writer's number of a series its place in sorted order."""
-        if self._connection is None or len(self._places) != len(series):
-            order = sorted(range(len(series)), key=lambda index: _sort_key(series[index].key))
-            self._places = np.empty(len(series), np.uint32)
-            self._places[order] = np.arange(len(series), dtype=np.uint32)
+        is_known = len(self._places) == len(series) and self._num_left_out == len(self.left_out)
+        if self._connection is None or not is_known:
+            stored = (number for number in range(len(series)) if number not in self.left_out)
+            order = sorted(stored, key=lambda number: _sort_key(series[number].key))
+            self._places, self._num_left_out = np.zeros(len(series), np.uint32), len(self.left_out)
+            self._places[order] = np.arange(len(order), dtype=np.uint32)
             self._connection = connect()
             # A join keeps the order of its left side, as long as the sides are not exchanged.
             self._connection.execute("SET disabled_optimizers = 'join_order,build_side_probe_side'")
-            _create_series(self._connection, [series[index] for index in order])
+            _create_series(self._connection, [series[number] for number in order])
         return self._connection, self._places
+
+
+@dataclasses.dataclass(slots=True)
+class SetAside:
+    """What is missing in the store of a node: how many rows were refused, why the newest; the damaged segments."""
+
+    num_rows: int = 0
+    reason: str = ""
+    damaged: Sequence[Path] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,35 +143,97 @@ class Batch:
     series: tuple[_Series, ...]
     metadata: Metadata
     database: _Database
+    set_aside: SetAside
 
     def write(self) -> Path:
         """Commit the segment and return its path; safe to repeat after an error.
 
-        Batches of one writer are written one after the other, in any thread. Costs about 0.3 µs a row of CPU time, most
-        of it without the interpreter lock.
+        Rows that cannot be stored whatever the disk are set aside (see `refused`) and counted. Batches of one writer
+        are written one after the other, in any thread. Costs about 0.3 µs a row of CPU time, most of it without the
+        interpreter lock.
 
         Raises:
             StoreError: It could not be written; nothing has changed.
         """
-        self.database.write(self)
+        known = self.database.left_out
+        kept, left = self._split(self.parts) if known else (self.parts, ())
+        try:
+            self._commit(kept, left, self.set_aside.reason)
+        except StoreError:
+            raise  # the disk's fault: all of it is tried again
+        except Exception as error:  # noqa: BLE001 - the border: whatever a rank has written must not stop the store
+            self._commit_storable(error)
         return self.path
+
+    def _commit(self, kept: Sequence[_Part], left: Sequence[_Part], reason: str) -> None:
+        num_left = sum(len(part.ids) for part in left)
+        if num_left:  # first: killed in between, the rows are there twice and not nowhere
+            set_aside(self.path, reason, (_told(part, self.series) for part in left))
+        metadata = dataclasses.replace(self.metadata, num_rows=sum(len(part.ids) for part in kept))
+        self.database.write(self.series, kept, self.path, metadata)
+        self.set_aside.num_rows += num_left
+        self.set_aside.reason = reason
+        self.set_aside.damaged = damaged(self.path.parent)  # merging may have found some
+
+    def _commit_storable(self, error: Exception) -> None:
+        """Commit what can be stored after all: first without the series, then without the parts that cannot be."""
+        reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:500]
+        if not self._works((), ()):
+            raise StoreError(f"{self.path}: nothing at all can be stored: {reason}") from error
+        numbers = np.unique(np.concatenate([part.ids for part in self.parts])).tolist()
+        self.database.left_out.update(culprits(numbers, lambda some: self._works(some, ())))
+        kept, left = self._split(self.parts)
+        stored = [number for number in numbers if number not in self.database.left_out]
+        places = culprits(range(len(kept)), lambda some: self._works(stored, [kept[place] for place in some]))
+        left += [kept[place] for place in places]
+        try:
+            self._commit([part for place, part in enumerate(kept) if place not in set(places)], left, reason)
+        except StoreError:
+            raise
+        except Exception as again:  # nothing was found that is to blame
+            raise StoreError(f"{self.path}: the segment could not be written: {again}") from again
+
+    def _works(self, numbers: Sequence[int], parts: Sequence[_Part]) -> bool:
+        """Whether these series, and rows of them, can be stored by a new database."""
+        import duckdb
+
+        try:
+            _Database(set(range(len(self.series))).difference(numbers)).try_out(self.series, parts)
+        except (MemoryError, duckdb.OutOfMemoryException) as error:
+            raise StoreError(f"{self.path}: there is not enough memory: {error}") from error
+        except Exception:  # noqa: BLE001 - whether it raises anything at all is what is asked
+            return False
+        return True
+
+    def _split(self, parts: Sequence[_Part]) -> tuple[list[_Part], list[_Part]]:
+        """Return the rows of parts that are stored, and those of series that are left out."""
+        is_left = np.zeros(len(self.series), np.bool_)
+        is_left[[number for number in self.database.left_out if number < len(is_left)]] = True
+        kept = [_of_rows(part, ~is_left[part.ids]) for part in parts]
+        left = [_of_rows(part, is_left[part.ids]) for part in parts]
+        return [part for part in kept if len(part.ids)], [part for part in left if len(part.ids)]
 
 
 class SegmentWriter:
     """Gathers blocks and commits them as the segments of one directory, whose only writer it is.
 
-    Whatever an interrupted predecessor left is removed at the start. Memory: what was added since the last `seal`,
-    see `size_bytes`.
+    Whatever an interrupted predecessor left is removed at the start, and what is damaged is set aside. Memory: what was
+    added since the last `seal`, see `size_bytes`.
+
+    Attributes:
+        set_aside: What is missing in the store, up to the batch that was written last.
     """
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        set_aside_truncated(directory)
         clean(directory)
-        last, self.metadata = read_newest(directory)
+        _, self.metadata = read_newest(directory)
         self.directory = directory
         self.num_rows = 0
         self.size_bytes = 0
-        self._next = last + 1
+        self._next = last_number(directory) + 1
+        self.set_aside = SetAside(damaged=damaged(directory))
         self._database = _Database()
         self._parts: list[_Part] = []
         self._series: list[_Series] = []
@@ -166,6 +267,7 @@ class SegmentWriter:
             series=tuple(self._series),
             metadata=self.metadata,
             database=self._database,
+            set_aside=self.set_aside,
         )
         self._next += 1
         self._parts, self.num_rows, self.size_bytes = [], 0, 0
@@ -202,10 +304,12 @@ class SegmentWriter:
         for part in self._parts:
             attempts[part.attempt] = min(part.step, attempts.get(part.attempt, part.step))
         coordinates = {rank: dataclasses.asdict(header.coordinates) for rank, (header, _) in self._ids.items()}
+        started_s = {(rank, header.attempt): header.started_s for rank, (header, _) in self._ids.items()}
         return Metadata(
             positions={**self.metadata.positions, **positions},
             attempts=attempts,
             coordinates={**self.metadata.coordinates, **coordinates},
+            started_s={**self.metadata.started_s, **started_s},
             num_rows=self.num_rows,
             last_time_s=max(part.time_s for part in self._parts),
         )
@@ -216,6 +320,22 @@ def read_cursors(directory: Path) -> dict[int, Position]:
     return dict(read_newest(directory)[1].positions)
 
 
+def _of_rows(part: _Part, chosen: npt.NDArray[np.bool_]) -> _Part:
+    return part._replace(ids=part.ids[chosen], values=part.values[:, chosen])
+
+
+def _told(part: _Part, series: Sequence[_Series]) -> dict[str, Any]:
+    """Return rows for the quarantine, with whatever is wrong with them."""
+    return {
+        **{name: getattr(part, name) for name in ("attempt", "rank", "step", "time_s")},
+        "statistics": STATISTICS,
+        "rows": [
+            {"series": series[number].key, "values": values}
+            for number, values in zip(part.ids.tolist(), part.values.T.tolist(), strict=True)
+        ],
+    }
+
+
 def _create_series(connection: duckdb.DuckDBPyConnection, series: Sequence[_Series]) -> None:
     """Create the table that joins the rows to their series; enumerations, which Parquet writes without hashing text."""
     keys = [entry.key for entry in series]
@@ -223,6 +343,8 @@ def _create_series(connection: duckdb.DuckDBPyConnection, series: Sequence[_Seri
         "kind": [key.kind.value for key in keys],
         "name": [key.name for key in keys],
         "slot": [key.slot for key in keys],
+        "dtype": [entry.dtype for entry in series],
+        "shape": [entry.shape for entry in series],
     }
     columns: dict[str, npt.NDArray[Any]] = {name: np.array(text, dtype=object) for name, text in texts.items()}
     columns["id"] = np.arange(len(series), dtype=np.uint32)
@@ -243,14 +365,14 @@ def _create_series(connection: duckdb.DuckDBPyConnection, series: Sequence[_Seri
 def _columns(parts: Sequence[_Part], places: Integers) -> dict[str, npt.NDArray[Any]]:
     """Return the rows sorted by series (`id`, its place in sorted order), then by attempt, rank and step."""
     parts = sorted(parts, key=lambda part: part[:3])
-    ids = places[np.concatenate([part.ids for part in parts])]
+    ids = places[np.concatenate([np.zeros(0, np.uint32), *(part.ids for part in parts)])]
     order = np.argsort(ids, kind="stable")
     sizes = [len(part.ids) for part in parts]
     columns: dict[str, npt.NDArray[Any]] = {"id": ids[order]}
     for name, dtype in (("attempt", np.int32), ("rank", np.int32), ("step", np.int64), ("time_s", np.float64)):
         columns[name] = np.repeat(np.array([getattr(part, name) for part in parts], dtype), sizes)[order]
     for row, name in enumerate(STATISTICS):
-        column = np.concatenate([part.values[row] for part in parts])[order]
+        column = np.concatenate([np.zeros(0), *(part.values[row] for part in parts)])[order]
         columns[name] = _as_count(column) if name in _COUNTS else column
     return columns
 
@@ -258,8 +380,14 @@ def _columns(parts: Sequence[_Part], places: Integers) -> dict[str, npt.NDArray[
 def _series_of(key: SeriesKey, placement: Placement | None, *, is_first_copy: bool) -> _Series:
     """Without a placement, a tensor is taken for one that all data-parallel ranks hold alike."""
     if placement is None:
-        return _Series(key, is_first_copy, 1.0)
-    return _Series(key, placement.in_global_norm, placement.scale)
+        return _Series(key, is_first_copy, 1.0, "", "")
+    return _Series(
+        key,
+        placement.in_global_norm,
+        placement.scale,
+        placement.dtype,
+        json.dumps(placement.shape) if placement.dtype else "",
+    )
 
 
 def _sort_key(key: SeriesKey) -> tuple[Any, ...]:
@@ -268,6 +396,5 @@ def _sort_key(key: SeriesKey) -> tuple[Any, ...]:
 
 
 def _as_count(column: Floats) -> npt.NDArray[np.int64]:
-    """Return counts as integers; what is none (no rank writes that) must not stop the store for ever."""
-    with np.errstate(invalid="ignore"):
-        return column.astype(np.int64)
+    """Return counts as integers; what is none (no rank writes that) is 0, and stops neither the store nor a sum."""
+    return np.where((column >= 0) & (column <= MAX_COUNT), column, 0).astype(np.int64)

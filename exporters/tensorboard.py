@@ -11,7 +11,7 @@ import itertools
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -19,7 +19,7 @@ from trainermon.exporters.csv_files import rows_of
 from trainermon.exporters.export import Exporter, ExportSettings
 from trainermon.monitor.errors import ConfigError
 from trainermon.monitor.journal import Header
-from trainermon.monitor.naming import COLUMNS, Names, feature_value
+from trainermon.monitor.naming import COLUMNS, SCALARS, Names, feature_value
 from trainermon.monitor.values import StatBlock
 
 try:
@@ -90,13 +90,19 @@ class TensorBoardExporter(Exporter):
             self._attempts[rank], self._names[rank] = header.attempt, Names()
             self._close([place for place in self._files if place[0] == rank])
         scalars: dict[str, list[tuple[str, float]]] = {}
+        numbers: dict[str, dict[int | None, float]] = {}
         for row in rows_of(self._names[rank], header, block):
             tag = tag_of(row.place.stage, row.place.name, row.place.micro_step)
             of_file = scalars.setdefault(row.place.file, [])
-            if row.place.column:
+            if row.place.file == SCALARS:
+                of_step = numbers.setdefault(row.place.name, {})
+                of_step[row.place.micro_step] = feature_value(row.place, row.moments)
+            elif row.place.column:
                 of_file.append((f"{tag}/{row.place.column}", feature_value(row.place, row.moments)))
             else:
                 of_file += [(f"{tag}/{op}", COLUMNS[op](row.moments)) for op in self._ops]
+        if numbers:
+            scalars[SCALARS] = list(tagged(numbers))
         for kind, values in scalars.items():
             if (rank, kind) not in self._files:
                 folder = self._root / f"rank{rank}" / kind
@@ -117,10 +123,24 @@ class TensorBoardExporter(Exporter):
             self._files.pop(place).close()
 
 
+def tagged(numbers: Mapping[str, Mapping[int | None, float]]) -> Iterator[tuple[str, float]]:
+    """Yield the tags of numbers of the step, by name and micro step: the name itself, of several micro steps the mean.
+
+    >>> list(tagged({"loss": {0: 1.0, 1: 3.0}, "lr": {None: 0.5}}))
+    [('loss', 2.0), ('loss:micro0', 1.0), ('loss:micro1', 3.0), ('lr', 0.5)]
+    """
+    for name, values in numbers.items():
+        yield name, sum(values.values()) / len(values)
+        for micro_step, value in values.items():
+            if micro_step is not None:
+                yield f"{name}:micro{micro_step}", value
+
+
 def tag_of(stage: int | str, name: str, micro_step: int | str | None) -> str:
-    """Return the tag of a series, without the statistic.
+    """Return the tag of a series, without the statistic; with `?` for half a character, which no event file takes.
 
     >>> tag_of(0, "fc1.input", 1), tag_of(0, "fc1.weight", None)
     ('vp0:fc1.input:micro1', 'vp0:fc1.weight')
     """
-    return f"vp{stage}:{name}" + ("" if micro_step is None else f":micro{micro_step}")
+    tag = f"vp{stage}:{name}" + ("" if micro_step is None else f":micro{micro_step}")
+    return tag.encode(errors="replace").decode()

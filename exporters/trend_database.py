@@ -143,12 +143,17 @@ def tags_of(name: str) -> set[tuple[str, str]]:
     return found | {(f"{one}.{other}", "layer") for one, other in pairs if other.isdigit() and not one.isdigit()}
 
 
+def _statistics(row: TableRow) -> Mapping[str, float]:
+    """Return the numbers of a row by names that the analyser knows, which has none for a number of the step."""
+    return {"mean": row.values["value"]} if "value" in row.values else row.values
+
+
 def _survey(folders: Mapping[int, Path], renames: Mapping[str, str], *, micro_steps: bool) -> _Contents:
     contents = _Contents(defaultdict(set), defaultdict(dict), defaultdict(int))
     for folder in folders.values():
         for kind, rows in read_tables(folder):
             for row in rows:
-                contents.statistics[kind].update(STATISTICS & row.values.keys())
+                contents.statistics[kind].update(STATISTICS & _statistics(row).keys())
                 contents.targets[kind][_target(row, renames, micro_steps=micro_steps)] = None
                 contents.micro_steps[row.step] = max(contents.micro_steps[row.step], 1 + (row.micro_step or 0))
     return contents
@@ -239,7 +244,7 @@ def _values(  # noqa: PLR0913  (the numbers that every row refers to)
             for row in rows if kind in metrics else ():
                 step = first_of[row.step] + ((row.micro_step or 0) if micro_steps else 0)
                 target = targets[_target(row, renames, micro_steps=micro_steps)]
-                yield (rank, step, target, metrics[kind]), row.values
+                yield (rank, step, target, metrics[kind]), _statistics(row)
 
 
 def _fill_values(

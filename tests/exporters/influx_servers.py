@@ -44,7 +44,7 @@ class InfluxDB:
 
     def ready(self) -> bool:
         try:
-            with urllib.request.urlopen(f"{self.url}/ping", timeout=5):
+            with urllib.request.urlopen(f"{self.url}/ping", timeout=900):
                 return True
         except OSError:
             return False
@@ -55,7 +55,7 @@ class InfluxDB:
         if self._credentials:
             parameters["u"], _, parameters["p"] = self._credentials.partition(":")
         url = f"{self.url}/query?{urllib.parse.urlencode(parameters)}"
-        with urllib.request.urlopen(url, data=urllib.parse.urlencode({"q": text}).encode(), timeout=10) as response:
+        with urllib.request.urlopen(url, data=urllib.parse.urlencode({"q": text}).encode(), timeout=900) as response:
             (result,) = json.load(response)["results"]
         assert "error" not in result, result
         return [
@@ -103,7 +103,7 @@ class VictoriaMetrics:
         return [(one["metric"], list(zip(one["timestamps"], one["values"], strict=True))) for one in series]
 
     def _get(self, path: str) -> bytes:
-        with urllib.request.urlopen(self.url + path, timeout=10) as response:
+        with urllib.request.urlopen(self.url + path, timeout=900) as response:
             return response.read()
 
 
@@ -170,7 +170,7 @@ class V2Surface:
         request = urllib.request.Request(f"{upstream}/write?{target}", data=body, method="POST")
         request.add_header("Content-Encoding", headers.get("Content-Encoding", "identity"))
         try:
-            with urllib.request.urlopen(request, timeout=10):
+            with urllib.request.urlopen(request, timeout=900):
                 return 204, "", {}
         except urllib.error.HTTPError as error:
             return error.code, json.load(error)["error"], {}

@@ -64,7 +64,7 @@ class Agent:
     def wait_for_a_whole_scrape(self) -> None:
         """Return when a scrape that began after this call was taken in: the one after it has begun."""
         begun = len(self.accepted)
-        wait_until(lambda: len(self.accepted) >= begun + 2, timeout_s=20, what="two scrapes")
+        wait_until(lambda: len(self.accepted) >= begun + 2, timeout_s=900, what="two scrapes")
 
 
 class Prometheus:
@@ -96,7 +96,7 @@ class Prometheus:
         ]
 
     def _get(self, path: str) -> bytes:
-        with urllib.request.urlopen(self.url + path, timeout=10) as response:
+        with urllib.request.urlopen(self.url + path, timeout=900) as response:
             return response.read()
 
 

@@ -6,6 +6,7 @@ must be the same to the last bit, but for TensorBoard's event files, which hold 
 
 import contextlib
 import csv
+import math
 import re
 import subprocess
 import threading
@@ -192,7 +193,8 @@ def read_history(server):
     ):
         for labels, samples in server.history(metric):
             for time, value in samples:
-                found[what, labels.get(label, ""), int(labels["rank"]), step_at[labels["rank"], time]] = value
+                if not math.isnan(value):  # NaN: a loss that is not finite, which other servers do not take
+                    found[what, labels.get(label, ""), int(labels["rank"]), step_at[labels["rank"], time]] = value
     for (what, kind, rank, step), total in sorted(found.items(), reverse=True):  # of a counter, what the step added
         if what == "nonfinite" and step:
             found[what, kind, rank, step] = total - found[what, kind, rank, step - 1]

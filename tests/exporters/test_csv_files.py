@@ -45,6 +45,7 @@ def test_every_kind_has_its_file_with_the_columns_of_msprobe(tmp_path):
         "grad_unreduced_0-0.csv": plain,
         "other_0-0.csv": plain,
         "param_updated_0-0.csv": plain,
+        "scalars_0-0.csv": ["vpp_stage", "name", "step", "micro_step", "value"],
     }
 
 

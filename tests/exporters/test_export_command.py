@@ -1,14 +1,17 @@
 """`trainermon export`: what a run could not send is sent after it."""
 
 import json
+import shutil
 import subprocess
 import sys
 import threading
 
 import pytest
+from tensorboard.backend.event_processing import event_accumulator
 
 from tests.exporters.influx_servers import influxdb
 from tests.exporters.recorded_run import commit
+from tests.exporters.test_store_feed import losses, truth
 from tests.server_programs import free_port
 from trainermon.cli import main
 from trainermon.exporters.segment_follower import SegmentFollower
@@ -35,6 +38,38 @@ def configure(run_dir, url):
     (run_dir / "run.json").write_text(json.dumps({"config": {"influxdb": {"url": url, "api": "v1"}}}))
 
 
+def test_csv_and_event_files_are_made_of_the_store_after_the_run(run_dir, capsys):
+    shutil.rmtree(run_dir / "nodes" / "two")
+    (run_dir / "run.json").write_text(json.dumps({"config": {"ndigits": 17, "step_count_per_record": 100}}))
+
+    assert main(["export", str(run_dir), "--format", "csv", "--format", "tensorboard"]) == 0
+
+    assert losses(run_dir) == pytest.approx(truth(range(3)), nan_ok=True)
+    events = event_accumulator.EventAccumulator(str(run_dir / "tensorboard" / "rank0" / "scalars")).Reload()
+    assert [event.value for event in events.Scalars("loss")] == pytest.approx([truth(range(3))[0, s] for s in range(3)])
+    assert capsys.readouterr().out.splitlines() == [
+        "one: csv: 6 steps of ranks written",
+        "one: tensorboard: 6 steps of ranks written",
+    ]
+
+
+def test_what_is_missing_is_added_and_with_again_everything_is_written_anew(run_dir, capsys):
+    shutil.rmtree(run_dir / "nodes" / "two")
+    (run_dir / "run.json").write_text(json.dumps({"config": {"format": ["csv"], "ndigits": 17}}))
+    assert main(["export", str(run_dir)]) == 0
+    commit(run_dir / "nodes" / "one" / "segments", range(3, 5))
+
+    assert main(["export", str(run_dir)]) == 0
+    assert losses(run_dir) == pytest.approx(truth(range(5)), nan_ok=True)
+    for path in run_dir.glob("csv/*/scalars_*.csv"):
+        path.unlink()
+    assert main(["export", str(run_dir), "--again"]) == 0
+
+    assert losses(run_dir) == pytest.approx(truth(range(5)), nan_ok=True)
+    counts = [line.split(": ")[2] for line in capsys.readouterr().out.splitlines()]
+    assert counts == [f"{n} steps of ranks written" for n in (6, 4, 10)]
+
+
 @pytest.mark.server
 def test_every_node_of_a_run_is_sent_once(run_dir, tmp_path, capsys):
     with influxdb(tmp_path / "server") as server:
@@ -48,7 +83,7 @@ def test_every_node_of_a_run_is_sent_once(run_dir, tmp_path, capsys):
         (row,) = server.query("SELECT count(step) AS n FROM trainermon_step")
     assert row["n"] == 6
     assert [line.split(":")[0] for line in first.splitlines()] == ["one", "two"]
-    assert second == "one: 0 points sent\ntwo: 0 points sent\n"
+    assert second == "one: influxdb: 0 points sent\ntwo: influxdb: 0 points sent\n"
 
 
 def test_a_server_that_is_away_is_waited_for_and_then_reported(run_dir, capsys):

@@ -39,7 +39,7 @@ pytestmark = [
 
 def run(*command):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MSPROBE_LOG_LEVEL": "3"}
-    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, env=environment, timeout=300)
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, env=environment, timeout=900)
     assert done.returncode == 0, done.stderr[-2000:]
 
 

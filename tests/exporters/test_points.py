@@ -12,13 +12,16 @@ from tests.exporters.runs import LOSS, STEP_TIME, LargeRun, block_of
 from tests.exporters.test_line_protocol import read
 from trainermon.exporters.points import RankPoints
 from trainermon.exporters.segment_follower import TableRow
-from trainermon.monitor.values import Kind, SeriesKey
+from trainermon.monitor.values import Kind, Placement, SeriesKey
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "exporters.md"
 
 
 def table_of(keys, *, not_counted=()):
-    return [TableRow(key, 10, key not in not_counted) for key in keys]
+    return [
+        TableRow(key, 10, Placement(dtype="float32", shape=(10,), in_global_norm=key not in not_counted))
+        for key in keys
+    ]
 
 
 def points_of(tensors, *, step=7, budget=300, not_counted=(), table=None):

@@ -23,6 +23,9 @@ from trainermon.monitor.values import Alert, AlertState, Kind, Placement, Series
 
 RULES = {"nonfinite_gradient": Severity.FATAL, "loss_spike": Severity.WARNING}
 
+OF_AGENT, OF_RANK = 25, 27
+"""Series of an agent, and of a rank without those of its modules."""
+
 
 def gradient(name: str) -> SeriesKey:
     return SeriesKey(Kind.GRAD_REDUCED, name)
@@ -83,7 +86,7 @@ def test_merged_modules_have_the_root_mean_square_of_all_their_elements(limit: i
     names = [f"h.{i}.{module}.{end}" for i in range(3) for module in ("attn", "mlp") for end in ("weight", "bias")]
     tensors = {gradient(name): random.normal(size=random.integers(1, 50)) for name in names}
     keys = list(tensors)
-    fixed = 27 + 12  # what a rank and its half of the agent have without modules
+    fixed = OF_RANK + -(-OF_AGENT // 2)  # what a rank and its half of the agent have without modules
     exposition = Exposition("run", budget=SeriesBudget(per_rank=fixed + limit))
 
     exposition.update(header_of(), keys, block_of(tensors, keys))
@@ -130,7 +133,7 @@ def test_a_checksum_is_nobodys_number():
     assert values["trainermon_nonfinite_elements_total", "rank=0", "kind=grad_reduced"] == 1
 
 
-def test_what_is_not_finite_is_counted_and_has_no_sample():
+def test_what_is_not_finite_is_counted_and_has_no_sample_but_the_loss():
     exposition = Exposition("run")
     weight, bias = gradient("w"), gradient("b")
     keys = [LOSS, weight, bias]
@@ -148,7 +151,8 @@ def test_what_is_not_finite_is_counted_and_has_no_sample():
     assert after["trainermon_nonfinite_elements_total", "rank=0", "kind=grad_reduced"] == 10
     gone = {key[0] for key in before.keys() - after.keys()}
     norms = {"trainermon_gradient_norm", "trainermon_gradient_norm_part"}
-    assert gone == {"trainermon_loss", "trainermon_gradient_rms"} | norms
+    assert gone == {"trainermon_gradient_rms"} | norms
+    assert math.isnan(after.pop(("trainermon_loss", "rank=0")))
     assert after["trainermon_gradient_rms", "rank=0", "module=b"] == 3
     assert all(math.isfinite(value) for value in after.values())
 
@@ -430,7 +434,7 @@ def test_ranks_and_nodes_of_every_size_stay_within_their_limits(world_size: int,
     [(0, 0, 32), (1, 1, 31), (16, 16, 16), (17, 17, 14), (18, 18, 14), (31, 31, 0), (32, 32, 0), (100, 32, 0)],
 )
 def test_a_budget_that_is_too_small_leaves_out_the_least_wanted_and_says_so(limit: int, own: int, left_out: int):
-    agent = 23  # series of the agent; of the rank 16 that stand alone, then a histogram with 14, then 2 modules
+    agent = OF_AGENT  # of the rank 16 that stand alone, then a histogram with 14, then 2 modules
     exposition = Exposition("run", budget=SeriesBudget(per_node=agent + limit))
     tensors = {STEP_TIME: np.ones(1), LOSS: np.ones(1), gradient("a"): np.ones(2), gradient("b"): np.ones(2)}
     keys = list(tensors)
@@ -446,7 +450,7 @@ def test_a_budget_that_is_too_small_leaves_out_the_least_wanted_and_says_so(limi
 
 
 def test_what_has_more_elements_is_shown_in_more_detail():
-    exposition = Exposition("run", budget=SeriesBudget(per_node=23 + 27 + 3))
+    exposition = Exposition("run", budget=SeriesBudget(per_node=OF_AGENT + OF_RANK + 3))
     keys = [gradient(f"{module}.{end}") for module in "ab" for end in "wx"]
     small, shard = Placement(dtype="float32", shape=(9, 9)), Placement(dtype="float32", shape=(40, 40), length=100)
     tensors = {key: np.ones(2) for key in keys}

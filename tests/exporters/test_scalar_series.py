@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from tests.exporters.expositions import GROUP, MEASURED, comm, read, step
 from tests.exporters.runs import LOSS, block_of, header_of
 from trainermon.exporters.prometheus import Exposition
-from trainermon.monitor.values import Kind, SeriesKey
+from trainermon.exporters.views import RunHistory
+from trainermon.monitor.values import Kind, SeriesKey, as_plain
 
 
 def test_what_a_rank_measures_has_metrics_of_its_own_and_takes_no_place_of_recorded_values():
@@ -55,7 +57,8 @@ def test_the_loss_is_that_of_the_newest_steps_micro_steps_only():
         exposition.update(header_of(), keys, block_of(told, keys))
         shown.append(read(exposition)["trainermon_loss", "rank=0"])
 
-    assert shown == [8, 3, 3, 5]
+    assert shown[:3] == [8, 3, 3]
+    assert np.isnan(shown[3])  # not the mean of the others: one part of it was not finite
 
 
 def test_collectives_are_told_by_purpose_and_only_operands_have_a_root_mean_square():
@@ -130,3 +133,16 @@ def test_of_groups_without_end_the_first_are_shown():
     names = [key[0] for key in read(exposition)]
     assert names.count("trainermon_learning_rate") == 8
     assert names.count("trainermon_collectives_total") == names.count("trainermon_collectives_in_flight") == 8
+
+
+@pytest.mark.parametrize("losses", [[np.nan], [np.inf], [2.0, -np.inf], [np.nan, np.inf]])
+def test_the_page_is_told_of_a_loss_that_is_not_finite_and_not_of_a_gap(losses):
+    history = RunHistory()
+    keys = [SeriesKey(Kind.LOSS, "loss", micro_step=place) for place in range(len(losses))]
+    told = {key: np.array([value]) for key, value in zip(keys, losses, strict=True)}
+    history.add(header_of(), keys, block_of(told, keys))
+    history.end(0)
+
+    # The page reads this text as infinity, and its tile says "not finite"; null would be a dash.
+    assert as_plain(history.latest.loss) == "Infinity"
+    assert history.lines(["loss"])["series"]["loss"] == ["Infinity"]

@@ -80,7 +80,7 @@ def test_what_was_read_but_not_done_comes_again_with_the_same_table(segments):
 
     assert len(blocks) == 6
     assert again.table(1) == interrupted.table(1)
-    assert [row.in_global_norm for row in again.table(1)] == [False] * len(KEYS)
+    assert [row.placement.in_global_norm for row in again.table(1)] == [False] * len(KEYS)
     assert {row.num_elements for row in again.table(0) if row.key in GRADIENTS} == {30}
 
 

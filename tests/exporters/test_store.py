@@ -300,7 +300,7 @@ def test_a_damaged_or_foreign_segment_is_named(tmp_path):
     path.write_bytes(b"PAR1 torn")
 
     with pytest.raises(StoreError, match=r"0000000001-0000000001\.parquet: not a segment of format 1"):
-        SegmentWriter(tmp_path)
+        read_metadata(path)
     path.unlink()
     with duckdb.connect() as connection:
         connection.execute(
@@ -308,6 +308,9 @@ def test_a_damaged_or_foreign_segment_is_named(tmp_path):
         )
     with pytest.raises(StoreError, match="found format 9, expected 1"):
         read_cursors(tmp_path)
+    with pytest.raises(StoreError, match="found format 9, expected 1"):  # a newer release wrote it: left as it is
+        SegmentWriter(tmp_path)
+    assert path.exists()
 
 
 def test_the_newest_segment_may_be_merged_away_while_it_is_looked_for(tmp_path, monkeypatch):
@@ -361,6 +364,32 @@ def test_stats_hold_the_last_attempt_and_all_stats_every_one(tmp_path):
         (2, 14),
         (3, 3),
     ]
+
+
+def test_dtype_shape_and_start_are_kept_and_missing_in_segments_of_earlier_versions(tmp_path):
+    placements = [Placement(dtype="bfloat16", shape=(2, 2)), Placement(dtype="float32", shape=())]
+    writer = SegmentWriter(node_of(tmp_path))
+    for step in range(2):
+        head = header(0, keys=KEYS[:2], placements=placements)
+        writer.add(head, KEYS[:2], block(step, [plain(1.0), plain(2.0)], series=[0, 1]))
+        path = writer.commit({})
+    with duckdb.connect() as connection:  # as it was written before there were these columns
+        plain_metadata = json.loads(read_metadata(path).to_json())
+        del plain_metadata["started_s"]
+        connection.execute(
+            f"COPY (SELECT * EXCLUDE (dtype, shape) FROM read_parquet('{path}')) TO '{path}'"
+            f" (FORMAT parquet, KV_METADATA {{trainermon: '{json.dumps(plain_metadata)}'}})"
+        )
+
+    found = rows_of(tmp_path, "SELECT step, name, dtype, shape FROM stats ORDER BY step, dtype")
+    (first, _), (second, _) = read_blocks(node_of(tmp_path))
+
+    names = [key.name for key in KEYS[:2]]
+    assert found[:2] == [(0, names[0], "bfloat16", "[2, 2]"), (0, names[1], "float32", "[]")]
+    assert sorted(found[2:]) == sorted((1, name, None, None) for name in names)
+    assert {(at.dtype, at.shape) for at in first.placements} == {("bfloat16", (2, 2)), ("float32", ())}
+    assert {(at.dtype, at.shape) for at in second.placements} == {("", ())}
+    assert (first.started_s, second.started_s) == (head.started_s, 0.0)
 
 
 def test_steps_tell_loss_norm_and_duration_over_all_ranks(tmp_path):

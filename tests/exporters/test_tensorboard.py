@@ -1,11 +1,14 @@
 """Event files, read back by TensorBoard's own reader."""
 
+import math
 import sys
 
+import numpy as np
 import pytest
 from tensorboard.backend.event_processing import event_accumulator
 
 from tests.exporters.msprobe_runs import KEYS, block, header, tensors
+from tests.exporters.runs import block_of
 from trainermon.exporters.export import ExportSettings, make_exporter
 from trainermon.monitor.errors import ConfigError
 from trainermon.monitor.values import Kind, SeriesKey
@@ -37,6 +40,7 @@ def test_tags_and_folders_are_those_of_msprobe(tmp_path):
         "grad_unreduced",
         "other",
         "param_updated",
+        "scalars",
     }
     assert set(scalars(root / "grad_reduced")) == {
         "vp0:fc1.weight/norm",
@@ -70,6 +74,23 @@ def test_a_new_attempt_in_one_agent_replaces_what_it_repeats(tmp_path):
 
     found = scalars(tmp_path / "tensorboard" / "rank0" / "grad_reduced")
     assert [step for step, _ in found["vp0:fc1.weight/norm"]] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("ops", [("norm", "max"), ()])
+def test_numbers_of_the_step_are_drawn_as_they_are(tmp_path, ops):
+    loss = [SeriesKey(Kind.LOSS, "loss", micro_step=number) for number in range(2)]
+    keys = (*loss, SeriesKey(Kind.STEP, "reward"))
+    blocks = [
+        block_of({loss[0]: np.array([-3.0]), loss[1]: np.array([-4.0]), keys[2]: np.array([0.25])}, list(keys), step=0),
+        block_of({loss[0]: np.array([math.nan]), loss[1]: np.array([1.0])}, list(keys), step=1),
+    ]
+
+    export(tmp_path, [(header(keys=keys, placements=(None,) * 3), one) for one in blocks], ops=ops)
+
+    found = scalars(tmp_path / "tensorboard" / "rank0" / "scalars")
+    assert found["loss"] == [(0, -3.5), (1, pytest.approx(math.nan, nan_ok=True))]
+    assert found["loss:micro0"][0] == (0, -3.0)
+    assert found["reward"] == [(0, 0.25)]
 
 
 def test_without_the_package_it_is_said_what_to_install(tmp_path, monkeypatch):
