@@ -11,9 +11,11 @@ import dataclasses
 import hashlib
 import hmac
 import os
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from trainermon.agent.signing import signed_digest
 from trainermon.monitor.errors import ConfigError
 from trainermon.monitor.strict import require
 
@@ -79,6 +81,7 @@ class Access:
     def __init__(
         self, *tokens: str, read_token: str | None = None, user: str | None = None, password: str | None = None
     ) -> None:
+        self._tokens = tokens
         self._orders = [_digest(b"bearer " + token.encode()) for token in tokens]
         self._readers = []
         self.challenge = "Bearer"
@@ -92,6 +95,10 @@ class Access:
     def reading_is_open(self) -> bool:
         """Whether reading needs no credentials."""
         return not self._readers
+
+    def signed_digest(self, authorization: bytes | None, method: str, target: str) -> str | None:
+        """Return the digest of the body for which a token of orders has signed the request, or None."""
+        return signed_digest(authorization or b"", self._tokens, method, target, now_s=time.time())
 
     def may_order(self, authorization: bytes | None) -> bool:
         """Return whether the header's value holds a token for orders."""

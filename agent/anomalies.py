@@ -8,10 +8,10 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from trainermon.agent.lock import write_atomically
 from trainermon.alerts.anomalies import AnomalyScanner, AnomalySettings
 from trainermon.exporters.export import Exporter
 from trainermon.monitor.journal import Header
+from trainermon.monitor.private_files import replace_file
 from trainermon.monitor.values import StatBlock
 
 FOLDER = "anomaly_detected"
@@ -57,7 +57,7 @@ class AnomalyFiles(Exporter):
         for rank in sorted(self._changed):
             path = self._path(rank)
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_atomically(path, json.dumps(self._records[rank], indent=1).encode())
+            replace_file(path, json.dumps(self._records[rank], indent=1).encode())
         self._changed.clear()
 
     def _read(self, rank: int) -> dict[str, dict[str, Any]]:

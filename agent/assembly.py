@@ -6,9 +6,11 @@ All of this touches the run directory, which may be slow, so it runs in the work
 from __future__ import annotations
 
 import dataclasses
+import errno
 import logging
 import os
 import secrets
+import stat
 import time
 from collections.abc import Sequence
 from concurrent.futures import Executor
@@ -19,12 +21,11 @@ import numpy as np
 from trainermon.agent.alerting import AlertBook
 from trainermon.agent.commands import CommandBook
 from trainermon.agent.dumps import Dumps
-from trainermon.agent.exports import Exports, make_exports, series_budget
+from trainermon.agent.exports import Exports
 from trainermon.agent.feed import Feed
 from trainermon.agent.follower import Follower
 from trainermon.agent.hang.records import LastRecords
 from trainermon.agent.integrity import IntegrityCheck
-from trainermon.agent.lock import write_atomically
 from trainermon.agent.pipeline import Consumer, Pipeline
 from trainermon.agent.reactions import DumpReports, HistoryConsumer, MetricsConsumer, Reactions, RuleConsumer
 from trainermon.agent.reconfigure import ConfigWatch
@@ -36,13 +37,17 @@ from trainermon.alerts.engine import RuleEngine
 from trainermon.alerts.escalation import Escalator
 from trainermon.alerts.log import AlertLog
 from trainermon.alerts.rules import Rule, load_rules, with_reported
-from trainermon.exporters.blocks import read_blocks
+from trainermon.exporters.blocks import newest_segments, read_blocks, read_rows
+from trainermon.exporters.damaged import set_aside_unreadable
 from trainermon.exporters.export import SEGMENTS_FOLDER
 from trainermon.exporters.prometheus import Exposition
+from trainermon.exporters.segments import cover
 from trainermon.exporters.store import read_cursors
 from trainermon.exporters.views import RunHistory
-from trainermon.monitor.errors import RuleError
+from trainermon.monitor.errors import RuleError, StoreError
 from trainermon.monitor.journal import Header
+from trainermon.monitor.private_files import make_private_directory, open_private, replace_file
+from trainermon.monitor.spool import list_ranks
 from trainermon.monitor.values import SeriesKey, StatBlock
 
 TOKEN_FILE = "token"  # noqa: S105 - the name of the file
@@ -87,7 +92,7 @@ def assemble(spool: Path, settings: AgentSettings, node_dir: Path, executor: Exe
         OSError, StoreError: The run directory cannot be read or written.
     """
     segments = node_dir / SEGMENTS_FOLDER
-    node_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private_directory(node_dir, settings.run_dir)
     rules = with_reported((*_load_rules(settings), *anomaly_rules(settings.anomalies)))
     log = AlertLog(node_dir / ALERTS_FILE)
     alerts = AlertBook(executor, log)
@@ -112,14 +117,14 @@ def assemble(spool: Path, settings: AgentSettings, node_dir: Path, executor: Exe
         watch=watch,
         host=node_dir.name,
     )
-    exports = make_exports(settings, node_dir)
+    exports = Exports(spool, settings, node_dir)
     judge = RuleConsumer(engine, reactions.on_alert)
     integrity = IntegrityCheck(judge.report, checks_norm=settings.watches_all_parameters)
     records = LastRecords()
     checksums = ReplicaChecksums()
     shown = (MetricsConsumer(metrics), HistoryConsumer(history))
     consumers = (judge, *shown, integrity, reactions, dump_reports, records, checksums)
-    pipeline = _pipeline(spool, segments, settings, executor, consumers=consumers, exports=exports)
+    pipeline = _pipeline(spool, segments, settings, executor, consumers=consumers)
     restore(spool, segments, engine=engine, history=history, log=log)
     return Parts(
         settings=settings,
@@ -147,21 +152,14 @@ def assemble(spool: Path, settings: AgentSettings, node_dir: Path, executor: Exe
     )
 
 
-def _pipeline(  # noqa: PLR0913 - the ports of one process
-    spool: Path,
-    segments: Path,
-    settings: AgentSettings,
-    executor: Executor,
-    *,
-    consumers: Sequence[Consumer],
-    exports: Exports,
+def _pipeline(
+    spool: Path, segments: Path, settings: AgentSettings, executor: Executor, *, consumers: Sequence[Consumer]
 ) -> Pipeline:
     return Pipeline(
         spool,
         segments,
         executor=executor,
-        consumers=[*consumers, exports],
-        before_commit=exports.drain,
+        consumers=consumers,
         flush_bytes=settings.flush_bytes,
         flush_s=settings.flush_s,
     )
@@ -172,9 +170,21 @@ def restore(spool: Path, segments: Path, *, engine: RuleEngine, history: RunHist
 
     The rules know a series by its number in the rank's own table, a segment has a table of its own; so the series are
     looked up in the tables that the journals have now.
+
+    Raises:
+        StoreError: A segment could not be read; if it is damaged, it was set aside.
     """
-    began_s = time.monotonic()
     engine.resume(log.open_alerts())
+    try:
+        _take_back(spool, segments, engine=engine, history=history)
+    except StoreError:  # whoever tries again finds what is damaged out of the way
+        set_aside_unreadable(segment.path for segment in cover(segments))
+        set_aside_unreadable((path for path, _ in newest_segments(segments)), read_rows)
+        raise
+
+
+def _take_back(spool: Path, segments: Path, *, engine: RuleEngine, history: RunHistory) -> None:
+    began_s = time.monotonic()
     history.refill(segments)
     tables = _live_tables(spool, segments)
     num_blocks = 0
@@ -195,15 +205,30 @@ def restore(spool: Path, segments: Path, *, engine: RuleEngine, history: RunHist
 
 
 def read_token(path: Path) -> str:
-    """Return the token that control calls on this node need; it is made (0600) if local rank 0 has not done so."""
+    """Return the token that control calls on this node need.
+
+    It is made (0600) if local rank 0 has not done so, or if another user may know it: a link, a file of another owner,
+    one that others may read.
+
+    Raises:
+        OSError: It cannot be read or written.
+    """
     try:
-        token = path.read_text(encoding="utf-8").strip()
-    except FileNotFoundError:
-        token = ""
-    if not token:
-        token = secrets.token_urlsafe(32)
-        write_atomically(path, token.encode())
-    os.chmod(path, 0o600)
+        descriptor = open_private(path, os.O_RDONLY)
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ELOOP):
+            raise
+        return _new_token(path)
+    with os.fdopen(descriptor, encoding="utf-8", errors="replace") as file:
+        status = os.fstat(descriptor)
+        is_ours = status.st_uid == os.geteuid() and not status.st_mode & 0o077 and stat.S_ISREG(status.st_mode)
+        token = file.read().strip() if is_ours else ""
+    return token or _new_token(path)
+
+
+def _new_token(path: Path) -> str:
+    token = secrets.token_urlsafe(32)
+    replace_file(path, token.encode())
     return token
 
 
@@ -234,14 +259,14 @@ def _load_rules(settings: AgentSettings) -> tuple[Rule, ...]:
 
 def _exposition(settings: AgentSettings, rules: Sequence[Rule]) -> Exposition:
     severities = {rule.name: rule.severity for rule in rules}
-    return Exposition(settings.run_id, rules=severities, budget=series_budget(settings))
+    return Exposition(settings.run_id, rules=severities, budget=settings.budget)
 
 
 def _live_tables(spool: Path, segments: Path) -> dict[int, Header]:
     """Return, by rank, the header of its journal at the position up to which it is stored."""
     follower = Follower(spool, read_cursors(segments))
     try:
-        follower.poll(turn_bytes=1)
+        follower.poll(len(list_ranks(spool)))  # of each rank, what it begins with
         return follower.headers
     finally:
         follower.close()

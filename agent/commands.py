@@ -15,15 +15,21 @@ from pathlib import Path
 from typing import Any
 
 from trainermon.monitor.config import parse_config
+from trainermon.monitor.control import MAX_COMMAND_BYTES
 from trainermon.monitor.errors import ConfigError
 from trainermon.monitor.values import Action, Command, as_plain
 
 BOOK_FILE = "agent.commands.jsonl"
 MAX_REMEMBERED = 1000
+FRAME_BYTES = 100  # of a rank's command file, around the commands
 MAX_STEPS = 1000
 MAX_SCOPE = 1000
 MAX_TEXT = 1000
 MAX_CONFIG = 100_000
+MAX_AHEAD = 10**6
+MAX_OUTSTANDING = MAX_REMEMBERED // 2
+"""So many orders may wait for their step; the book remembers more, so that none of them is forgotten."""
+
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")  # it becomes the name of a folder
 
 Sender = Callable[[int, Sequence[Command]], None]
@@ -90,12 +96,17 @@ def parse_command(body: Any, *, next_step: int) -> Command:
 
 
 def require_possible(command: Command, ranks: Collection[int], steps: Mapping[int, int]) -> None:
-    """Refuse what one of `ranks`, each on its step of `steps`, could only report as late.
+    """Refuse what one of `ranks`, each on its step of `steps`, could only report as late, or never come to.
 
     Raises:
-        ConflictError: A rank is past the first step.
+        ConflictError: A rank is past the first step, or more than `MAX_AHEAD` before it.
     """
     for rank in ranks:
+        if command.first_step > steps[rank] + MAX_AHEAD:
+            raise ConflictError(
+                f"step {command.first_step} is too far: rank {rank} is at step {steps[rank]}, and an order may be at "
+                f"most {MAX_AHEAD} steps ahead"
+            )
         if steps[rank] > command.first_step:
             raise ConflictError(
                 f"step {command.first_step} is past: rank {rank} is at step {steps[rank]}; "
@@ -121,10 +132,12 @@ class CommandBook:
     def submit(self, command: Command, ranks: Collection[int], *, attempt: int, steps: Mapping[int, int]) -> bool:
         """Hand `command` to `ranks`; return False if it was given before.
 
-        `steps` holds the step each rank is on: what lies wholly before it has expired and is not sent again.
+        `steps` holds the step each rank is on: what lies wholly before it has expired and is not sent again. What is
+        accepted will be read by every rank: together with what it has yet to do it fits what a rank reads.
 
         Raises:
             DuplicateError: The id was used for another command.
+            ConflictError: The ranks have too much to do already.
             OSError: The book cannot be written; then nothing was sent.
         """
         known = self._orders.get(command.id)
@@ -132,7 +145,10 @@ class CommandBook:
             if known.command != command:
                 raise DuplicateError(f"command id {command.id!r} was used before for another command; choose a new id")
             return False
-        order = Order(command=command, ranks=tuple(sorted(ranks)), attempt=attempt)
+        order = Order(command=command, ranks=tuple(sorted(set(ranks))), attempt=attempt)
+        for rank in order.ranks:
+            waiting = self.outstanding(rank, attempt=attempt, step=steps.get(rank, 0))
+            _require_room(rank, waiting, command)
         with self._path.open("a", encoding="utf-8") as stream:
             # A line of its own even after the torn last line of an agent that was killed.
             stream.write("\n" + json.dumps(as_plain(order), allow_nan=False) + "\n")
@@ -168,6 +184,21 @@ class CommandBook:
         self._orders[order.command.id] = order
         while len(self._orders) > MAX_REMEMBERED:
             del self._orders[next(iter(self._orders))]
+
+
+def _require_room(rank: int, waiting: Sequence[Command], command: Command) -> None:
+    if len(waiting) >= MAX_OUTSTANDING:
+        raise ConflictError(
+            f"rank {rank} has {len(waiting)} orders to carry out, and takes at most {MAX_OUTSTANDING}; try again when "
+            f"it has passed step {min(other.first_step + other.num_steps for other in waiting)}"
+        )
+    size_bytes = FRAME_BYTES + sum(len(json.dumps(as_plain(one))) + 2 for one in (*waiting, command))
+    if size_bytes > MAX_COMMAND_BYTES:
+        raise ConflictError(
+            f"with this order rank {rank} would have {size_bytes} bytes of orders to read, and reads at most "
+            f"{MAX_COMMAND_BYTES}; try again when it has carried out some of its {len(waiting)}, or name fewer modules "
+            "in scope"
+        )
 
 
 def _read_orders(path: Path) -> list[Order]:

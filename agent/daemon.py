@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import dataclasses
 import logging
 import os
 import signal
@@ -22,7 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainermon.agent.files import LoopFaults, raise_file_limit
-from trainermon.agent.lock import SETTINGS_FILE, Status, claim, write_status
+from trainermon.agent.lock import SETTINGS_FILE, RunLock, Status, claim, write_status
+from trainermon.agent.overrides import add_overrides, overridden
 from trainermon.agent.process import open_log, settle
 from trainermon.monitor.errors import ConfigError, StoreError, TrainermonError
 
@@ -44,22 +44,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_overrides(parser)
 
 
-def add_overrides(parser: argparse.ArgumentParser) -> None:
-    """Declare what a site may decide instead of the run: none is set unless it is given."""
-    parser.add_argument("--host", help="address that page and /metrics listen on, instead of the run's")
-    parser.add_argument("--port", type=int, help="port of page and /metrics; 0 lets the system choose one")
-    parser.add_argument(
-        "--allow-host",
-        action="append",
-        dest="allowed_hosts",
-        metavar="NAME",
-        help="a further name or address under which the page may be asked for; may be given several times",
-    )
-    parser.add_argument("--rules", help="file of alert rules, instead of the run's")
-    parser.add_argument("--node-name", help="name of this node in the run directory (default: the host's name)")
-    parser.add_argument("--log-to-stderr", action="store_true", help="write the log to standard error too")
-
-
 def main(args: argparse.Namespace) -> int:
     """Be the agent of a spool in this process until its run is over; return the exit status.
 
@@ -79,10 +63,10 @@ def main(args: argparse.Namespace) -> int:
 
     status = None
     while status is None:
-        settings = _overridden(load_settings(spool), args)
+        settings = overridden(load_settings(spool), args)
         write_status(spool, Status(pid=os.getpid(), run_id=settings.run_id, output=settings.output))
         host = args.node_name or socket.gethostname()
-        status = follow(spool, settings, host=host, log_to_stderr=args.log_to_stderr)
+        status = follow(spool, settings, lock, host=host, log_to_stderr=args.log_to_stderr)
     lock.release()
     return status
 
@@ -98,8 +82,10 @@ def run_command_line() -> int:
         return 2
 
 
-def follow(spool: Path, settings: AgentSettings, *, host: str, log_to_stderr: bool = False) -> int | None:
-    """Follow `spool`, whose lock is held, until its run is over, then take it away if everything in it is stored.
+def follow(
+    spool: Path, settings: AgentSettings, lock: RunLock, *, host: str, log_to_stderr: bool = False
+) -> int | None:
+    """Follow `spool`, whose `lock` is held, until its run is over, then take it away if everything in it is stored.
 
     `host` names this node in the run directory: what one agent began there, the next of the same name goes on with.
 
@@ -108,11 +94,11 @@ def follow(spool: Path, settings: AgentSettings, *, host: str, log_to_stderr: bo
     """
     from trainermon.agent.release import is_needed, remove_run_spool
 
-    listener = open_log(settings.run_dir / "nodes" / host, spool, to_stderr=log_to_stderr)
+    listener = open_log(settings.run_dir, host, spool, to_stderr=log_to_stderr)
     executor = ThreadPoolExecutor(1, thread_name_prefix="store")
     status: int | None = 1
     try:
-        stored = asyncio.run(_follow(spool, settings, executor, host=host))
+        stored = asyncio.run(_follow(spool, settings, executor, lock=lock, host=host))
         if stored is not None:
             status = 0
             if remove_run_spool(spool, stored):
@@ -130,7 +116,7 @@ def follow(spool: Path, settings: AgentSettings, *, host: str, log_to_stderr: bo
 
 
 async def _follow(
-    spool: Path, settings: AgentSettings, executor: Executor, *, host: str
+    spool: Path, settings: AgentSettings, executor: Executor, *, lock: RunLock, host: str
 ) -> Mapping[int, Position] | None:
     """Return, by rank, up to where its journal is stored, or None if not everything in the spool is."""
     from trainermon.agent.loop import Agent
@@ -144,7 +130,7 @@ async def _follow(
     parts = await _assembled(spool, settings, executor, stopping, host=host)
     if parts is None:
         return None
-    agent = Agent(parts, spool, executor, host=host)
+    agent = Agent(parts, spool, executor, host=host, lock=lock)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, agent.stop)
     if stopping.is_set():
@@ -177,19 +163,6 @@ async def _assembled(
             write_status(spool, status)
         await asyncio.wait((stop,), timeout=START_RETRY_S)
     return None
-
-
-def _overridden(settings: AgentSettings, args: argparse.Namespace) -> AgentSettings:
-    """Return the run's settings with those of the site in their place.
-
-    Raises:
-        ConfigError: A value is impossible.
-    """
-    wanted = {name: getattr(args, name) for name in ("host", "port", "allowed_hosts", "rules")}
-    given = {name: value for name, value in wanted.items() if value is not None}
-    if "allowed_hosts" in given:
-        given["allowed_hosts"] = (*settings.allowed_hosts, *given["allowed_hosts"])
-    return dataclasses.replace(settings, **given)
 
 
 def _ends_within(action: Callable[[], object], limit_s: float) -> bool:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from trainermon.agent.child import output_of
-from trainermon.agent.lock import write_atomically
+from trainermon.monitor.private_files import replace_file
 
 SETTLE_S = 2.0
 TIME_LIMIT_S = 180.0
@@ -207,4 +207,4 @@ def _key(match: re.Match[str]) -> DumpKey:
 
 def _write_report(path: Path, report: bytes) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    write_atomically(path, report)
+    replace_file(path, report)

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainermon.agent.assembly import Parts
-from trainermon.agent.commands import ConflictError, parse_command
+from trainermon.agent.commands import ConflictError, parse_command, require_possible
 from trainermon.agent.webhook import Request, make_requests, parse_notification
 from trainermon.alerts.escalation import Decision
 from trainermon.monitor.errors import ConfigError
@@ -120,9 +120,11 @@ class Escalations:
         if decision is None:
             if order.attempt != self._attempt:
                 raise ConflictError(f"attempt: found {order.attempt}, the run is in attempt {self._attempt}")
-            in_time, late = self._in_time(self._living(order.ranks), order.first_step)
+            ranks = self._living(order.ranks)
+            in_time, late = self._in_time(ranks, order.first_step)
             if not in_time:
                 return {"status": "late", "ranks": [], "late": late}
+            require_possible(command, in_time, self._watch.steps)
             decision = self._admit([order.id], order.id, in_time, first_step=order.first_step)
         return self._submit(command, decision, asked=order.ranks)
 
@@ -186,7 +188,8 @@ class Escalations:
 
     def _living(self, ranks: Sequence[int] | None) -> list[int]:
         living = self._watch.steps
-        chosen = [rank for rank in living if ranks is None or rank in ranks]
+        wanted = None if ranks is None else set(ranks)
+        chosen = [rank for rank in living if wanted is None or rank in wanted]
         if not chosen:
             asked = "no rank" if ranks is None else f"none of the ranks {sorted(ranks)[:20]}"
             raise ConflictError(f"{asked} lives on this node; living are {sorted(living)[:20]}")

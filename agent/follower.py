@@ -1,7 +1,7 @@
 """Follows the journals of all local ranks: who is there, what is new, and who has come to an end.
 
-One turn asks every rank once and takes a bounded number of bytes from each, so that a rank with much to tell does not
-keep the others waiting, and ranks stay close to each other in steps. What is done with the records is not decided here
+Ranks take turns record by record, so that one with much to tell does not keep the others waiting, and ranks stay close
+to each other in steps. What is done with the records, and how many are taken at a time, is not decided here
 (`trainermon.agent.pipeline`).
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,8 +28,6 @@ from trainermon.monitor.journal import (
 from trainermon.monitor.spool import list_ranks, rank_alive
 
 logger = logging.getLogger(__name__)
-
-TURN_BYTES = 1 << 20
 
 
 class Followed(NamedTuple):
@@ -53,6 +51,7 @@ class Follower:
         self._readers: dict[int, JournalReader] = {}
         self._headers: dict[int, Header] = {}
         self._ended: set[int] = set()
+        self._last = -1  # the rank whose turn it was
 
     @property
     def positions(self) -> dict[int, Position]:
@@ -74,18 +73,30 @@ class Follower:
         """By rank, records that it skipped or that were gone, as far as later ones show it."""
         return {rank: reader.lost_records for rank, reader in self._readers.items()}
 
-    def poll(self, turn_bytes: int = TURN_BYTES) -> list[Followed]:
-        """Return what is new, at most about `turn_bytes` of each rank; empty if nothing is.
+    def news(self) -> Iterator[Followed]:
+        """Yield what is new, one record of each rank after the other, beginning with the rank whose turn it is.
 
-        The records of a rank are in order; those of different ranks take turns, so that a step of all ranks comes
-        together as far as possible.
+        The records of a rank are in order. Whoever stops early goes on with the next call: nothing is read in advance,
+        `positions` are those of what was yielded.
         """
         for rank in list_ranks(self._spool):
             if rank not in self._readers:
                 position = self._resume.get(rank)
                 self._readers[rank] = JournalReader(self._spool, rank, position.cursor if position else START)
-        turns = itertools.zip_longest(*(self._poll_rank(rank, turn_bytes) for rank in sorted(self._readers)))
-        return [followed for turn in turns for followed in turn if followed]
+        ranks = sorted(self._readers)
+        waiting = [rank for rank in ranks if rank > self._last] + [rank for rank in ranks if rank <= self._last]
+        while waiting:
+            for rank in list(waiting):
+                followed = self._next(rank)
+                if followed is None:
+                    waiting.remove(rank)
+                    continue
+                self._last = rank
+                yield followed
+
+    def poll(self, max_records: int = 4096) -> list[Followed]:
+        """Return what is new, at most `max_records`; empty if nothing is."""
+        return list(itertools.islice(self.news(), max_records))
 
     def is_over(self, rank: int) -> bool:
         """Whether the rank has ended: it said so, or it is gone. There may still be records of it to be read."""
@@ -96,26 +107,26 @@ class Follower:
         for reader in self._readers.values():
             reader.close()
 
-    def _poll_rank(self, rank: int, turn_bytes: int) -> list[Followed]:
+    def _next(self, rank: int) -> Followed | None:
         if rank in self.refused:
-            return []
+            return None
         try:
-            records = self._readers[rank].poll(turn_bytes)
+            records = self._readers[rank].poll(max_bytes=0)  # one record
         except JournalError as error:
             self.refused[rank] = str(error)
             logger.error("rank %d is not followed: %s", rank, error)  # noqa: TRY400  (the message says it all)
-            return []
-        followed = []
-        for record in records:
-            if isinstance(record, HeaderRecord):
-                self._headers[rank] = record.header
-                self._ended.discard(rank)
-            elif isinstance(record, SeriesRecord):
-                self._headers[rank] = _extended(self._headers[rank], record)
-            elif isinstance(record, EndRecord):
-                self._ended.add(rank)
-            followed.append(Followed(self._headers[rank], record))
-        return followed
+            return None
+        if not records:
+            return None
+        (record,) = records
+        if isinstance(record, HeaderRecord):
+            self._headers[rank] = record.header
+            self._ended.discard(rank)
+        elif isinstance(record, SeriesRecord):
+            self._headers[rank] = _extended(self._headers[rank], record)
+        elif isinstance(record, EndRecord):
+            self._ended.add(rank)
+        return Followed(self._headers[rank], record)
 
 
 def _extended(header: Header, record: SeriesRecord) -> Header:

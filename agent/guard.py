@@ -16,10 +16,12 @@ import contextlib
 import ipaddress
 import json
 import logging
-from collections.abc import Awaitable, Callable, Collection, MutableMapping
-from typing import Any
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Iterator, MutableMapping
+from typing import Any, NamedTuple
 
 from trainermon.agent.access import Access
+from trainermon.agent.signing import body_digest
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -31,6 +33,13 @@ MAX_BODY_BYTES = 1 << 20
 BODY_TIMEOUT_S = 10.0
 MAX_UNREAD_BYTES = 4 << 20
 UNREAD_TIMEOUT_S = 1.0
+MAX_REQUESTS = 192
+MAX_REQUESTS_OF_PEER = 96
+KEPT_REQUESTS = 32
+"""So many requests are under way at once: altogether, from one address; beyond that, with the token or as a probe."""
+
+ANSWER_LIMIT_S = 60.0
+STREAMS = frozenset({"/events"})
 READING_METHODS = frozenset({"GET", "HEAD"})
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})  # a kubelet has no credentials
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
@@ -66,6 +75,14 @@ class Refusal(Exception):  # noqa: N818 - not an error of ours: the answer to a 
         self.challenge = challenge
 
 
+class _Credentials(NamedTuple):
+    """What a request brings: its header, the digest of the body if it is signed, whether it may order."""
+
+    authorization: bytes | None
+    digest: str | None
+    may_order: bool
+
+
 class _Reception:
     """What arrives of a request; knows whether its body has come to its end."""
 
@@ -89,13 +106,50 @@ class _Reception:
             size_bytes += len((await self()).get("body", b""))
 
 
+class _Crowd:
+    """Counts the requests that are under way, by address of the client; some places are kept for those who matter."""
+
+    def __init__(self) -> None:
+        self._num_of: Counter[str] = Counter()
+
+    @property
+    def num(self) -> int:
+        """How many there are."""
+        return self._num_of.total()
+
+    @contextlib.contextmanager
+    def entered(self, peer: str, *, is_kept: bool) -> Iterator[None]:
+        """Count a request while it is answered.
+
+        Raises:
+            Refusal: There are too many, altogether or from this address; a probe, or a request that may order, has
+                places of its own.
+        """
+        is_full = self.num >= MAX_REQUESTS or self._num_of[peer] >= MAX_REQUESTS_OF_PEER
+        if is_full and (not is_kept or self.num >= MAX_REQUESTS + KEPT_REQUESTS):
+            raise Refusal(503, "too many requests are under way; try again")
+        self._num_of[peer] += 1
+        try:
+            yield
+        finally:
+            self._num_of[peer] -= 1
+            if not self._num_of[peer]:
+                del self._num_of[peer]
+
+
 class Guard:
     """ASGI application that lets through to `inner` what is allowed and answers the rest itself."""
 
     def __init__(self, inner: Application, *, access: Access, hosts: Collection[str] = ()) -> None:
         self._inner = inner
+        self._crowd = _Crowd()
         self._access = access
         self._hosts = frozenset(host.lower() for host in (*LOOPBACK_NAMES, *hosts))
+
+    @property
+    def num_under_way(self) -> int:
+        """How many requests are being answered."""
+        return self._crowd.num
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -103,27 +157,40 @@ class Guard:
             return  # no lifespan is needed and web sockets are not spoken
         send = _with_headers(scope["path"], send)
         reception = _Reception(receive)
+        credentials = self._credentials(scope)
+        peer = scope["client"][0] if scope.get("client") else ""
         try:
-            receive = await self._admit(scope, reception)
+            with self._crowd.entered(peer, is_kept=credentials.may_order or scope["path"] in OPEN_PATHS):
+                await self._serve(scope, await self._admit(scope, credentials, reception), send)
         except Refusal as refusal:
             await reception.read_off()
             await _answer(send, refusal)
-            return
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        limit_s = None if scope["path"] in STREAMS else ANSWER_LIMIT_S
         try:
-            await self._inner(scope, receive, send)
+            await asyncio.wait_for(self._inner(scope, receive, send), limit_s)
+        except asyncio.TimeoutError:
+            _log.info("%s %r was not taken within %g s", scope["method"], scope["path"], ANSWER_LIMIT_S)
         except Exception:  # whatever it was, the log shall say it; it goes on to the server, which answers 500
             _log.exception("%s %r could not be answered", scope["method"], scope["path"])
             raise
 
-    async def _admit(self, scope: Scope, receive: Receive) -> Receive:
-        headers = [(name.decode("latin-1"), value) for name, value in scope["headers"]]
-        given = [value for name, value in headers if name == "authorization"]
+    def _credentials(self, scope: Scope) -> _Credentials:
+        given = [value for name, value in scope["headers"] if name == b"authorization"]
         authorization = given[0] if len(given) == 1 else None
+        digest = self._access.signed_digest(authorization, scope["method"], _target(scope))
+        return _Credentials(authorization, digest, digest is not None or self._access.may_order(authorization))
+
+    async def _admit(self, scope: Scope, credentials: _Credentials, receive: Receive) -> Receive:
+        headers = [(name.decode("latin-1"), value) for name, value in scope["headers"]]
+        authorization, digest, may_order = credentials
         if scope["method"] in READING_METHODS:
-            self._check_reader(headers, authorization, path=scope["path"])
+            if not may_order:
+                self._check_reader(headers, authorization, path=scope["path"])
             return receive
         self._check_origin(headers)
-        if not self._access.may_order(authorization):
+        if not may_order:
             self._check_host(headers)
             wanted = (
                 "this needs a token: Authorization: Bearer <token>; an agent's is in nodes/<host>/token of the run, a "
@@ -134,6 +201,8 @@ class Guard:
             body = await asyncio.wait_for(_read_body(headers, receive), BODY_TIMEOUT_S)
         except asyncio.TimeoutError:
             raise Refusal(408, f"the body did not arrive within {BODY_TIMEOUT_S:g} s") from None
+        if digest is not None and digest != body_digest(body):
+            raise Refusal(401, "the signature is for another body")
         return _replay(body, receive)
 
     def _check_reader(self, headers: list[tuple[str, bytes]], authorization: bytes | None, *, path: str) -> None:
@@ -141,7 +210,7 @@ class Guard:
             return
         if not self._access.may_read(authorization):
             raise Refusal(401, "reading this needs credentials", challenge=self._access.challenge)
-        if self._access.reading_is_open and not self._access.may_order(authorization):
+        if self._access.reading_is_open:
             self._check_host(headers)
 
     def _check_host(self, headers: list[tuple[str, bytes]]) -> None:
@@ -159,6 +228,13 @@ class Guard:
         for name, value in headers:
             if name == "origin" and value.partition(b"://")[2].lower() != host.lower():
                 raise Refusal(403, "requests from other origins are refused")
+
+
+def _target(scope: Scope) -> str:
+    """Return path and query as they were sent."""
+    path = scope.get("raw_path") or str(scope["path"]).encode()
+    query = scope.get("query_string", b"")
+    return (path + b"?" + query if query else path).decode("latin-1")
 
 
 def _host_name(value: bytes) -> str:

@@ -3,6 +3,7 @@
     monitor-records-lost       ranks left out records, or files were gone before they were read, in the last minutes
     monitor-lagging            the rules see steps long after their end
     monitor-store-failing      nothing could be stored for a while
+    monitor-store-incomplete   rows could not be stored, or a segment was damaged, and were set aside
     monitor-export-failing     exporters have failed, or were too slow, in the last minutes
     monitor-condition-failing  the condition of a rule has raised an error
 
@@ -18,6 +19,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from trainermon.alerts.reported import Statement
+from trainermon.exporters.store import SetAside
 
 if TYPE_CHECKING:
     from trainermon.agent.assembly import Parts
@@ -42,6 +44,7 @@ class Readings:
         lost_records: By rank, records that were not taken or not there to be read, since the agent started.
         lost_files: Journal files of all ranks that were gone before they were read, since the agent started.
         store_error: Why nothing can be stored; empty if it can.
+        set_aside: What is missing in the store.
         num_export_failures: Calls of exporters that failed and steps that they left out, since the agent started.
         faults: By rule, what its condition failed at.
     """
@@ -53,6 +56,7 @@ class Readings:
     lost_records: Mapping[int, int] = dataclasses.field(default_factory=dict)
     lost_files: int = 0
     store_error: str = ""
+    set_aside: SetAside = dataclasses.field(default_factory=SetAside)
     num_export_failures: int = 0
     faults: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
@@ -86,6 +90,7 @@ class MonitorHealth:
             self._records(readings, now_s),
             self._lag(readings),
             self._store(readings, now_s),
+            self._missing(readings),
             self._exports(readings, now_s),
             self._conditions(readings),
         ):
@@ -99,7 +104,10 @@ class MonitorHealth:
     def _records(self, readings: Readings, now_s: float) -> Statement:
         lost = sum(readings.lost_records.values())
         ranks = ", ".join(str(rank) for rank, number in sorted(readings.lost_records.items()) if number)
-        detail = f"ranks {ranks or 'unknown'}, {readings.lost_files} journal files removed unread"
+        reasons = [f"left out by rank {ranks}, whose log says why: a spool that is slow or full"] if ranks else []
+        if readings.lost_files:
+            reasons.append(f"{readings.lost_files} journal files were removed before they were read")
+        detail = "; ".join(reasons)
         holds = self._has_grown("records", lost + readings.lost_files, now_s)
         return _statement(readings, "monitor-records-lost", holds=holds, value=float(lost), detail=detail)
 
@@ -124,6 +132,22 @@ class MonitorHealth:
             holds=failing_s >= STORE_LIMIT_S,
             value=failing_s,
             detail=readings.store_error,
+        )
+
+    def _missing(self, readings: Readings) -> Statement:
+        found = readings.set_aside
+        details = []
+        if found.num_rows:
+            details.append(f"{found.num_rows} rows are in quarantine ({found.reason})")
+        if found.damaged:
+            details.append(f"damaged: {', '.join(path.name for path in found.damaged)}"[:1000])
+        number = found.num_rows + len(found.damaged)
+        return _statement(
+            readings,
+            "monitor-store-incomplete",
+            holds=number > 0,
+            value=float(number),
+            detail="; ".join(details),
         )
 
     def _exports(self, readings: Readings, now_s: float) -> Statement:
@@ -180,6 +204,7 @@ def readings_of(parts: Parts) -> Readings | None:
         lost_records=follower.lost_records,
         lost_files=follower.lost_files,
         store_error=parts.pipeline.store_error,
+        set_aside=parts.pipeline.set_aside,
         num_export_failures=parts.exports.num_errors + parts.exports.num_dropped,
         faults=parts.engine.faults,
     )

@@ -22,10 +22,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
-from trainermon.agent.lock import FINISHED, is_followed, read_status, write_atomically
+from trainermon.agent.lock import FINISHED, is_followed, read_status
 from trainermon.agent.summary import summarise
 from trainermon.monitor.errors import ConfigError
 from trainermon.monitor.launcher import LAUNCHER_VARIABLE, LINGER_FILE
+from trainermon.monitor.private_files import replace_file
 
 SUMMARY = "run a training command, wait for the last flush, keep its exit status"
 FLUSH_TIMEOUT_S = 60.0
@@ -169,7 +170,7 @@ class Agent:
         """Allow the agent to end as soon as everything is stored."""
         self._free = True
         with contextlib.suppress(OSError):
-            write_atomically(self.spool / LINGER_FILE, json.dumps({"hold_pid": None}).encode())
+            replace_file(self.spool / LINGER_FILE, json.dumps({"hold_pid": None}).encode())
 
     def is_done(self) -> bool:
         """Whether there is nothing to wait for: all is stored, and the agent has ended if it may."""

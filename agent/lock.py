@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from trainermon.monitor.private_files import replace_file
 from trainermon.monitor.spool import try_enter
 
 SETTINGS_FILE = "agent.json"
@@ -71,6 +72,13 @@ class RunLock:
             return None
         return cls(descriptor)
 
+    def is_lost(self, spool: Path) -> bool:
+        """Whether `spool` is another one than was locked: somebody has removed it, and it was made again. A stat."""
+        try:
+            return not os.path.samestat(os.fstat(self._descriptor), os.lstat(spool / LOCK_FILE))
+        except FileNotFoundError:
+            return spool.exists()
+
     def release(self) -> None:
         """Let another agent follow the spool."""
         os.close(self._descriptor)
@@ -120,7 +128,7 @@ def is_followed(spool: Path) -> bool:
 
 def write_status(spool: Path, status: Status) -> None:
     """Replace the status file of `spool` in one step."""
-    write_atomically(spool / STATUS_FILE, json.dumps(dataclasses.asdict(status)).encode())
+    replace_file(spool / STATUS_FILE, json.dumps(dataclasses.asdict(status)).encode())
 
 
 def read_status(spool: Path) -> dict[str, Any] | None:
@@ -130,12 +138,3 @@ def read_status(spool: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return status if isinstance(status, dict) else None
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Replace `path` (0600) by `content` in one step; readers see the old file or the new one."""
-    temporary = path.with_name(f"{path.name}.tmp")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "wb") as stream:
-        stream.write(content)
-    temporary.replace(path)

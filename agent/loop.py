@@ -23,12 +23,13 @@ from pathlib import Path
 from trainermon.agent.access import open_access
 from trainermon.agent.assembly import Parts
 from trainermon.agent.child import output_of
+from trainermon.agent.deliveries import Deliveries
 from trainermon.agent.dumps import Diagnoser, DumpEntry
 from trainermon.agent.escalations import Escalations
 from trainermon.agent.hang.watch import HangWatch
 from trainermon.agent.health import MonitorHealth, readings_of
 from trainermon.agent.http import build_application
-from trainermon.agent.lock import DRAINING, FINISHED, RUNNING, Status, write_status
+from trainermon.agent.lock import DRAINING, FINISHED, RUNNING, RunLock, Status, is_followed, write_status
 from trainermon.agent.node import RankFile, RunNode, read_rank_file
 from trainermon.agent.process import LOG_FILE
 from trainermon.agent.release import linger_s
@@ -63,9 +64,14 @@ class Agent:
         spool: The spool; its lock is held.
         executor: Does what touches the run directory; one job at a time.
         host: Name of this node.
+        lock: That of the spool; without it nobody looks whether it is lost.
     """
 
-    def __init__(self, parts: Parts, spool: Path, executor: Executor, *, host: str) -> None:
+    def __init__(
+        self, parts: Parts, spool: Path, executor: Executor, *, host: str, lock: RunLock | None = None
+    ) -> None:
+        self._lock = lock
+        self._is_lost = False
         self._parts = parts
         self._spool = spool
         self._host = host
@@ -87,8 +93,9 @@ class Agent:
         )
         self._node = RunNode(parts, executor=executor, host=host, flush=self._flush, stop=self.stop, hang=self._hang)
         self._diagnoser = Diagnoser(
-            parts.settings.run_dir, executor=executor, commit=self._flush, finished=self._show_diagnosis
+            parts.settings.run_dir, executor=executor, commit=self._settle, finished=self._show_diagnosis
         )
+        self._deliveries = Deliveries(spool, parts.settings.run_dir)
         self._health = MonitorHealth(lambda: readings_of(parts), parts.judge.report)
         self._server: Server | None = None
         self._stopping = False
@@ -109,6 +116,7 @@ class Agent:
     async def run(self) -> bool:
         """Work until the run is over or `stop`; return whether everything that was written is stored."""
         self._serve()
+        self._report()  # before a backlog is followed: whoever started this agent waits for its address
         self._look(time.monotonic())
         self._resume_diagnoses()
         pause_s = BUSY_PAUSE_S
@@ -116,7 +124,7 @@ class Agent:
             while not self._stopping and self._num_faults < MAX_FAULTS:
                 try:
                     num_records = self._turn(time.monotonic())
-                    if self._is_over():
+                    if self._is_over() or self._has_lost_spool():
                         break
                     pause_s = BUSY_PAUSE_S if num_records else min(2 * pause_s, MAX_PAUSE_S)
                     self._num_faults = 0
@@ -124,11 +132,20 @@ class Agent:
                     pause_s = FAULT_PAUSE_S
                     self._note_fault()
                 await asyncio.sleep(pause_s)
-            if self._stopping:
+            if self._stopping or (self._is_lost and not is_followed(self._spool)):
                 await self._leave_early()
         finally:
             await self._close()
-        return self._state == FINISHED and not self._parts.pipeline.follower.refused
+        return self._state == FINISHED and not self._is_lost and not self._parts.pipeline.follower.refused
+
+    def _has_lost_spool(self) -> bool:
+        """Whether the spool is not the one that this agent follows; whoever follows the new one writes to the store."""
+        if self._lock is not None and self._lock.is_lost(self._spool):
+            _log.error(
+                "somebody has removed %s and made it again: this agent ends, another one follows it", self._spool
+            )
+            self._is_lost = True
+        return self._is_lost
 
     def _turn(self, now_s: float) -> int:
         self._note_gap(now_s)
@@ -156,6 +173,7 @@ class Agent:
                 self._rank_files.add((rank, header.attempt))
                 self._read_rank_file(rank)
         self._health.poll(now_s)
+        self._deliveries.poll()
         self._diagnoser.poll()
         if now_s - self._compacted_s >= COMPACT_S:
             self._compacted_s = now_s
@@ -213,6 +231,11 @@ class Agent:
             return True
         if self._state != FINISHED or waited_s < wanted_s or not (self._diagnoser.idle and self._hang.idle):
             return False
+        if not self._deliveries.idle:
+            is_late = waited_s > max(DRAIN_LIMIT_S, wanted_s)
+            if is_late:
+                _log.error("dumps could not be delivered within %g s; they stay in %s", DRAIN_LIMIT_S, self._spool)
+            return is_late
         if not self._parts.alerts.written:
             return False
         self._look(time.monotonic())
@@ -276,7 +299,7 @@ class Agent:
             flushed={
                 str(rank): (position.cursor.file, position.cursor.offset) for rank, position in pipeline.flushed.items()
             },
-            problem=pipeline.store_error,
+            problem=pipeline.store_error or self._deliveries.problem,
         )
         if status == self._status:
             return
@@ -326,6 +349,11 @@ class Agent:
         await asyncio.wait([done], timeout=FLUSH_LIMIT_S)
         return done.done()
 
+    async def _settle(self) -> bool:
+        """Deliver and commit everything, which is what a diagnosis reads."""
+        await self._deliveries.done()
+        return await self._flush()
+
     async def _leave_early(self) -> None:
         """Store what is there, within a limit; whoever comes next goes on from that."""
         done = self._parts.pipeline.flush()
@@ -340,7 +368,9 @@ class Agent:
     async def _close(self) -> None:
         await self._hang.close()
         await self._diagnoser.close()
-        self._report()
+        await self._deliveries.close()
+        if not self._is_lost:
+            self._report()
         self._parts.feed.close()
         if self._server is not None:
             await self._server.close()

@@ -192,7 +192,7 @@ class RunNode:
             require_possible(command, chosen, steps)
         if not book.submit(command, chosen, attempt=self._parts.reactions.attempt, steps=steps):
             return {"status": "duplicate"}
-        return {"status": "accepted", "command": as_plain(command), "ranks": sorted(chosen)}
+        return {"status": "accepted", "command": as_plain(command), "ranks": chosen}
 
     async def flush(self) -> bool:
         """Commit everything followed so far."""
@@ -260,10 +260,10 @@ def _has_values(heatmap: bytes) -> bool:
 
 def _checked_ranks(ranks: Any, steps: dict[int, int]) -> list[int]:
     if ranks is None:
-        return list(steps)
+        return sorted(steps)
     if not isinstance(ranks, list) or not all(type(rank) is int and rank in steps for rank in ranks):
         raise ConfigError(f"ranks: found {str(ranks)[:100]}, expected some of the living ranks {sorted(steps)}")
-    return ranks
+    return sorted(set(ranks))
 
 
 def _read_report(path: Path) -> bytes:

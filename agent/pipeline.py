@@ -18,17 +18,18 @@ waiting, the store falls behind the hot path with a reader of its own, and the j
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any
 
 from trainermon.agent.follower import Followed, Follower
 from trainermon.exporters.segments import Position
-from trainermon.exporters.store import Batch, SegmentWriter
+from trainermon.exporters.store import Batch, SegmentWriter, SetAside
 from trainermon.monitor.errors import StoreError
 from trainermon.monitor.journal import BlockRecord, EndRecord, EventRecord, Header, HeaderRecord, remove_before
 from trainermon.monitor.values import SeriesKey, StatBlock
@@ -36,6 +37,8 @@ from trainermon.monitor.values import SeriesKey, StatBlock
 logger = logging.getLogger(__name__)
 
 RETRY_S = 5.0
+TURN_S = 0.05
+"""Page, signals and the watch over ranks wait for the end of a turn."""
 
 
 class Consumer:
@@ -60,8 +63,7 @@ class Consumer:
 class Pipeline:
     """Moves records from the journals in `spool` to the consumers, and to the segments in `directory`.
 
-    `executor` must run one job at a time; `before_commit` is called in its thread before each commit. All methods
-    belong to one thread.
+    `executor` must run one job at a time. All methods belong to one thread.
 
     Attributes:
         follower: The hot path's follower: headers, ends, refusals.
@@ -81,7 +83,6 @@ class Pipeline:
         *,
         executor: Executor,
         consumers: Sequence[Consumer] = (),
-        before_commit: Callable[[], object] | None = None,
         flush_bytes: int = 8 << 20,
         flush_s: float = 30.0,
         clock: Callable[[], float] = time.monotonic,
@@ -91,7 +92,6 @@ class Pipeline:
         self.store_error = ""
         self._spool = spool
         self._consumers = tuple(consumers)
-        self._before_commit = before_commit
         self._executor = executor
         self._flush_bytes = flush_bytes
         self._flush_s = flush_s
@@ -113,26 +113,32 @@ class Pipeline:
         return {**self._committed, **(self._stored_from.positions if nothing_pending else {})}
 
     @property
+    def set_aside(self) -> SetAside:
+        """What is missing in the store, as the rows could not be stored or a segment not be read again."""
+        return self._writer.set_aside
+
+    @property
     def num_pending_rows(self) -> int:
         """Rows that were gathered for the next commit."""
         return self._writer.num_rows
 
     def step(self) -> int:
-        """Take one turn and return how many records were new; reads the journals, never waits for the store."""
+        """Take one turn and return how many records were new; reads the journals, never waits for the store.
+
+        A turn ends after about `TURN_S`, however much there is to follow: what is left comes with the next one.
+        """
         self._settle()
         if self._behind is None and self._writer.size_bytes >= 2 * self._flush_bytes:
             logger.warning("the store does not keep up; what is new waits in the journals")
             self._behind = Follower(self._spool, self.follower.positions)
-        news = self.follower.poll()
-        for followed in news:
-            self._feed(followed)
-        self._gather(news)
+        num_records = self._follow(self._clock() + (TURN_S if self._behind is None else TURN_S / 2))
+        self._catch_up(self._clock() + TURN_S / 2)
         if self._batch is None and self._is_due():
             self._batch = self._writer.seal(self._stored_from.positions)
             self._next_seal_s = self._clock() + self._flush_s
             self._submit()
         self._complete_flushes()
-        return len(news)
+        return num_records
 
     def flush(self) -> Future[None]:
         """Return a future that a later `step` completes, when everything read so far is stored.
@@ -153,20 +159,35 @@ class Pipeline:
     def _stored_from(self) -> Follower:
         return self._behind or self.follower
 
-    def _gather(self, news: Sequence[Followed]) -> None:
-        """Take the news into the store, or what the store is behind."""
-        if self._behind is None:
-            gathered = news
-        elif self._writer.size_bytes < self._flush_bytes:
-            gathered = self._behind.poll()
-        else:
+    def _follow(self, deadline_s: float) -> int:
+        """Give what is new to the consumers, and to the store unless it is behind, until the deadline."""
+        num_records = 0
+        for followed in self.follower.news():
+            num_records += 1
+            self._feed(followed)
+            if self._behind is None:
+                self._gather(followed)
+            if self._clock() >= deadline_s:
+                break
+        return num_records
+
+    def _catch_up(self, deadline_s: float) -> None:
+        """Take into the store what it is behind, as far as there is room and time."""
+        if self._behind is None or self._writer.size_bytes >= self._flush_bytes:
             return
-        for header, record in gathered:
-            if isinstance(record, BlockRecord):
-                self._writer.add(header, header.series, record.block)
-        if self._behind and self._behind.positions == self.follower.positions:
+        for followed in self._behind.news():
+            self._gather(followed)
+            if self._writer.size_bytes >= self._flush_bytes or self._clock() >= deadline_s:
+                break
+        if self._behind.positions == self.follower.positions:
             self._behind.close()
             self._behind = None
+
+    def _gather(self, followed: Followed) -> None:
+        header, record = followed
+        if isinstance(record, BlockRecord):
+            with self._surviving("the store"):
+                self._writer.add(header, header.series, record.block)
 
     def _feed(self, followed: Followed) -> None:
         self.num_blocks += isinstance(followed.record, BlockRecord)
@@ -175,7 +196,7 @@ class Pipeline:
 
     def _feed_one(self, consumer: Consumer, followed: Followed) -> None:
         header, record = followed
-        try:
+        with self._surviving(type(consumer).__name__):
             if isinstance(record, BlockRecord):
                 consumer.on_block(header, header.series, record.block)
             elif isinstance(record, EventRecord):
@@ -184,9 +205,14 @@ class Pipeline:
                 consumer.on_end(header)
             elif isinstance(record, HeaderRecord):
                 consumer.on_header(header)
-        except Exception:  # the border: a fault in one consumer must not cost the others or the store a record
+
+    @contextlib.contextmanager
+    def _surviving(self, name: str) -> Iterator[None]:
+        """Count and log a fault of one consumer, which must not cost the others a record."""
+        try:
+            yield
+        except Exception:  # the border: whatever a record made of it
             self.num_consumer_errors += 1
-            name = type(consumer).__name__
             self._num_errors[name] += 1  # each for itself: one that always fails must not hide the first of another
             if self._num_errors[name].bit_count() == 1:
                 logger.exception("%s failed (failure %d)", name, self._num_errors[name])
@@ -199,8 +225,6 @@ class Pipeline:
 
     def _submit(self) -> None:
         if self._batch:
-            if self._before_commit is not None:
-                self._executor.submit(self._before_commit)
             self._commit = self._executor.submit(commit, self._batch, self._spool)
 
     def _settle(self) -> None:

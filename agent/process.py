@@ -15,6 +15,10 @@ import signal
 from pathlib import Path
 from typing import Any
 
+from trainermon.monitor.log import chosen_level
+from trainermon.monitor.private_files import make_private_directory, open_private
+
+NODES = "nodes"
 LOG_FILE = "agent.log"
 LOG_FORMAT = "%(asctime)s %(levelname)s %(message)s"
 LOG_BYTES = 4 << 20
@@ -36,8 +40,8 @@ def settle(nice: int = NICE) -> None:
     os.nice(nice)
 
 
-def open_log(folder: Path, fallback: Path, *, to_stderr: bool = False) -> logging.handlers.QueueListener:
-    """Send this package's log to `folder/agent.log`, or to `fallback/agent.log` where that cannot be written.
+def open_log(run_dir: Path, host: str, fallback: Path, *, to_stderr: bool = False) -> logging.handlers.QueueListener:
+    """Send this package's log to `nodes/<host>/agent.log` of a run, or to `fallback/agent.log` if that cannot be.
 
     It takes the place of a log that was opened before; with `to_stderr` it goes there too. Returns a started listener;
     stopping it writes out what is pending and may block as long as the file system does.
@@ -46,9 +50,9 @@ def open_log(folder: Path, fallback: Path, *, to_stderr: bool = False) -> loggin
     logger = logging.getLogger("trainermon")
     logger.handlers = [handler for handler in logger.handlers if not isinstance(handler, _DroppingHandler)]
     logger.addHandler(_DroppingHandler(pending))
-    logger.setLevel(logging.INFO)
+    logger.setLevel(chosen_level() or logging.INFO)
     logger.propagate = False
-    targets: list[logging.Handler] = [_NodeLog(folder, fallback)]
+    targets: list[logging.Handler] = [_NodeLog(run_dir, run_dir / NODES / host, fallback)]
     if to_stderr:
         targets.append(logging.StreamHandler())
     for target in targets:
@@ -68,17 +72,24 @@ class _DroppingHandler(logging.handlers.QueueHandler):
 class _NodeLog(logging.handlers.RotatingFileHandler):
     """Opens its file with the first record, in the listener's thread; a full disk costs records, not the agent."""
 
-    def __init__(self, folder: Path, fallback: Path) -> None:
+    def __init__(self, run_dir: Path, folder: Path, fallback: Path) -> None:
         self._fallback = fallback / LOG_FILE
+        self._folder = folder
+        self._run_dir = run_dir
         super().__init__(folder / LOG_FILE, maxBytes=LOG_BYTES, backupCount=1, encoding="utf-8", delay=True)
 
     def _open(self) -> io.TextIOWrapper:
         try:
-            Path(self.baseFilename).parent.mkdir(parents=True, exist_ok=True)
-            return super()._open()
+            make_private_directory(self._folder, self._run_dir)
+            return self._open_here()
         except OSError:
             self.baseFilename = str(self._fallback)
-            return super()._open()
+            return self._open_here()
+
+    def _open_here(self) -> io.TextIOWrapper:
+        # What is logged may hold names and paths that are no text.
+        descriptor = open_private(Path(self.baseFilename), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        return io.TextIOWrapper(open(descriptor, "ab"), encoding="utf-8", errors="backslashreplace")
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
         del record

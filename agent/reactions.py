@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from trainermon.agent.alerting import AlertBook
-from trainermon.agent.commands import CommandBook, DuplicateError
+from trainermon.agent.commands import CommandBook, ConflictError
 from trainermon.agent.dumps import DumpEntry, Dumps
 from trainermon.agent.feed import Feed
 from trainermon.agent.hang.report import report_url
@@ -218,7 +218,7 @@ class Reactions(Consumer):
     def _order(self, command: Command, ranks: Sequence[int], *, attempt: int) -> None:
         try:
             self._commands.submit(command, ranks, attempt=attempt, steps=self._watch.steps)
-        except (DuplicateError, OSError) as error:
+        except (ConflictError, OSError) as error:
             _log.warning("command %s was not ordered: %s", command.id, error)
 
     def _count(self, event: Mapping[str, Any]) -> None:

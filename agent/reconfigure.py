@@ -17,11 +17,11 @@ from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any
 
-from trainermon.agent.lock import write_atomically
 from trainermon.agent.watch import RankWatch
 from trainermon.monitor.config import load_config
 from trainermon.monitor.config.reading import read_mapping
 from trainermon.monitor.errors import TrainermonError
+from trainermon.monitor.private_files import replace_file
 from trainermon.monitor.values import Action, Command, as_plain
 
 ORDERS_FOLDER = "configurations"
@@ -178,6 +178,6 @@ def _read_orders(folder: Path, prefix: str) -> tuple[Command, ...]:
 def _share(path: Path, command: Command) -> None:
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_atomically(path, json.dumps(as_plain(command)).encode())
+        replace_file(path, json.dumps(as_plain(command)).encode())
     except OSError as error:
         _log.error("agents of other nodes cannot learn of the edited configuration: %s", error)

@@ -18,6 +18,8 @@ def show_agent(parts: Parts, *, num_faults: int) -> None:
     metrics, pipeline, exports = parts.metrics, parts.pipeline, parts.exports
     metrics.set_alerts(parts.alerts.latest.values(), now_s=time.time())
     metrics.set("trainermon_commits_total", pipeline.num_commits)
+    metrics.set("trainermon_refused_rows_total", pipeline.set_aside.num_rows)
+    metrics.set("trainermon_damaged_segments", len(pipeline.set_aside.damaged))
     metrics.set("trainermon_errors_total", pipeline.num_consumer_errors + num_faults + exports.num_errors)
     decisions = parts.escalator.decisions
     num_ordered = sum(bool(decision.ranks) for decision in decisions)

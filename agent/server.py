@@ -5,19 +5,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import itertools
 import logging
 import socket
+from collections import Counter
 from collections.abc import Iterator
 
 import h11
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from trainermon.agent.access import AccessSettings
 from trainermon.agent.guard import Application
 
 BACKLOG = 64
 MAX_CONNECTIONS = 256
+"""Beyond this, connections on which nothing is being answered make room for new ones."""
+
 HEADER_LIMIT_S = 10.0
 """A connection is closed on which the header of a request does not arrive within this time."""
 
@@ -70,7 +74,6 @@ class Server:
             access_log=False,
             http=_Protocol,
             lifespan="off",
-            limit_concurrency=MAX_CONNECTIONS,
             log_config=None,
             server_header=False,
             timeout_graceful_shutdown=1,
@@ -107,10 +110,33 @@ class _Protocol(H11Protocol):
     """HTTP that does not wait for ever for a header: connections that never ask would keep out those that do."""
 
     _header_timer: asyncio.TimerHandle | None = None
+    _numbers = itertools.count()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as its base
         super().connection_made(transport)
+        self.number = next(self._numbers)
+        if len(self.connections) > MAX_CONNECTIONS:
+            self._make_room()
         self._time_header()
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether nothing is being answered: no request has come (yet), or only what nobody reads is left of it."""
+        cycle: RequestResponseCycle | None = self.cycle
+        return cycle is None or cycle.response_complete or self.transport.is_closing()
+
+    def _make_room(self) -> None:
+        """Close the oldest silent connection of whoever has most of them; this one if all others are busy."""
+        silent = [other for other in self.connections if isinstance(other, _Protocol) and other.is_silent]
+        by_peer = Counter(other.peer for other in silent)
+        victim = min(silent, key=lambda other: (-by_peer[other.peer], other.number), default=self)
+        self.connections.discard(victim)
+        victim.transport.abort()
+
+    @property
+    def peer(self) -> str:
+        """Address of the other side."""
+        return self.client[0] if self.client else ""
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)

@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import dataclasses
 import fcntl
+import json
 import logging
 import math
 import os
@@ -25,8 +26,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from trainermon.agent.daemon import add_overrides
 from trainermon.agent.lock import FINISHED, SETTINGS_FILE, is_followed, read_status
+from trainermon.agent.overrides import add_overrides, override_words
 from trainermon.agent.process import LOG_FORMAT
 from trainermon.monitor.errors import ConfigError
 from trainermon.monitor.launcher import SERVICE_FILE, agent_environment, check_rules
@@ -38,6 +39,10 @@ STALE_S = 30.0
 DRAIN_TIMEOUT_S = 25.0
 MAX_PAUSE_S = 60.0
 STEADY_S = 120.0
+CRASH_LOOP = 3
+"""An agent that ended so often, each time within `STEADY_S`, will not stay."""
+AGENTS, SERVICE = "agents", "service"
+NOT_LIVING, FAILING = 1, 3
 
 _log = logging.getLogger("trainermon.node")
 
@@ -45,7 +50,14 @@ _log = logging.getLogger("trainermon.node")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `trainermon node`."""
     parser.add_argument("--spool", type=Path, help="folder of the spools (default: as for the ranks)")
-    parser.add_argument("--check", action="store_true", help="only tell whether the service of that folder lives")
+    parser.add_argument(
+        "--check",
+        nargs="?",
+        choices=(AGENTS, SERVICE),
+        const=AGENTS,
+        help="only tell whether the service of that folder lives (status 0, or 1) and its agents stay (else 3); "
+        f"`--check={SERVICE}` asks for the service alone",
+    )
     parser.add_argument(
         "--drain-timeout",
         type=float,
@@ -63,16 +75,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Follow runs until SIGTERM or SIGINT, or none is left; return 0, with `--check` 1 if no service lives.
+    """Follow runs until SIGTERM or SIGINT, or none is left; return 0, with `--check` what that found.
 
     Raises:
-        ConfigError: Another service has the folder, or it cannot be used.
+        ConfigError: No agent could be started with the options; another service has the folder, or it cannot be used.
     """
     root = (args.spool or spool_root()).absolute()
     if args.check:
-        return 0 if is_living(root / SERVICE_FILE) else 1
+        return _check(root, args.check)
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
     args.rules = _usable_rules(args.rules)
+    _require_usable(override_words(args))
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
@@ -86,6 +99,23 @@ def main(args: argparse.Namespace) -> int:
         if service.is_idle():  # asked without the lock: a rank that still found this service has its spool by now
             break
     return 0
+
+
+def _check(root: Path, what: str) -> int:
+    if not is_living(root / SERVICE_FILE):
+        sys.stdout.write(f"no service follows the runs in {root}\n")
+        return NOT_LIVING
+    failing = read_failures(root / SERVICE_FILE) if what == AGENTS else ()
+    sys.stdout.writelines(f"{failure}\n" for failure in failing)
+    return FAILING if failing else 0
+
+
+def _require_usable(options: Sequence[str]) -> None:
+    """Refuse options with which every agent would end at once; ranks that find this service start none themselves."""
+    command = [sys.executable, "-m", "trainermon.agent.overrides", *options]
+    checked = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  (our own module)
+    if checked.returncode:
+        raise ConfigError(checked.stderr.strip().rpartition("\n")[2] or "the options cannot be checked")
 
 
 def _usable_rules(rules: str | None) -> str | None:
@@ -104,21 +134,14 @@ def _work(service: NodeService, path: Path, stopping: threading.Event, *, patien
     """Return once `stopping` is set, or there was nothing to do for `patience_s`."""
     busy_s = time.monotonic()
     while not stopping.wait(POLL_S):
-        os.utime(path)
         now_s = time.monotonic()
         service.turn(now_s)
+        path.write_text(json.dumps(service.failures()), encoding="utf-8")
+        os.utime(path)
         if not service.is_idle():
             busy_s = now_s
         elif now_s - busy_s > patience_s:
             return
-
-
-def override_words(args: argparse.Namespace) -> list[str]:
-    """Return the options of `add_overrides` as they were given."""
-    single = {"host": args.host, "port": args.port, "rules": args.rules, "node-name": args.node_name}
-    words = [f"--{name}={value}" for name, value in single.items() if value is not None]
-    words += [f"--allow-host={name}" for name in args.allowed_hosts or ()]
-    return words + ["--log-to-stderr"] * args.log_to_stderr
 
 
 @contextlib.contextmanager
@@ -158,6 +181,14 @@ def _locks(descriptor: int) -> bool:
     return True
 
 
+def read_failures(path: Path) -> Sequence[str]:
+    """Return what a living service has written of agents that do not stay; nothing if it is just being written."""
+    try:
+        return tuple(map(str, json.loads(path.read_text(encoding="utf-8"))))
+    except (OSError, ValueError, TypeError):
+        return ()
+
+
 def is_living(path: Path) -> bool:
     """Whether a service has touched its file within the last half minute."""
     try:
@@ -172,6 +203,8 @@ class _Start:
 
     started_s: float
     pause_s: float = 1.0
+    num_ends: int = 0
+    status: int = 0
 
 
 class NodeService:
@@ -211,6 +244,15 @@ class NodeService:
         """Whether there is no agent, and no spool that would need one."""
         return not self._agents and not any(list_ranks(spool) for spool in self._spools())
 
+    def failures(self) -> list[str]:
+        """Return a line for each run whose agents keep ending soon after their start."""
+        return [
+            f"{spool.name}: its agent has ended {start.num_ends} times, the last time with status {start.status}; "
+            f"agent.log in the run directory or in {spool} says why"
+            for spool, start in self._starts.items()
+            if start.num_ends >= CRASH_LOOP
+        ]
+
     def stop(self, timeout_s: float) -> None:
         """Every agent has ended: at once where a rank lives, else when all is stored, or after `timeout_s`."""
         deadline_s = time.monotonic() + timeout_s
@@ -240,7 +282,10 @@ class NodeService:
     def _start_agent(self, spool: Path, now_s: float) -> None:
         last = self._starts.get(spool)
         again = last is not None and now_s - last.started_s < STEADY_S
-        self._starts[spool] = _Start(now_s, min(2 * last.pause_s, MAX_PAUSE_S) if last and again else 1.0)
+        self._starts[spool] = _Start(now_s)
+        if last is not None and again:
+            pause_s = min(2 * last.pause_s, MAX_PAUSE_S)
+            self._starts[spool] = _Start(now_s, pause_s, last.num_ends, last.status)
         command = [sys.executable, "-m", "trainermon.agent", str(spool), *self._options]
         environment = agent_environment(os.environ)
         self._agents[spool] = self._start(
@@ -255,6 +300,8 @@ class NodeService:
                 continue
             del self._agents[spool]
             if spool.exists():
+                start = self._starts[spool]
+                start.num_ends, start.status = start.num_ends + 1, status
                 _log.info("the agent of %s has ended with status %d; its spool is still there", spool.name, status)
             else:
                 self._starts.pop(spool, None)

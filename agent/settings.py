@@ -15,7 +15,9 @@ from trainermon.agent.access import AccessSettings
 from trainermon.agent.lock import SETTINGS_FILE
 from trainermon.alerts.anomalies import AnomalySettings
 from trainermon.alerts.escalation import EscalationSettings
-from trainermon.monitor.config import HangConfig, InfluxDBConfig
+from trainermon.exporters.budget import SeriesBudget
+from trainermon.exporters.export import OutputSettings
+from trainermon.monitor.config import HangConfig
 from trainermon.monitor.errors import ConfigError
 from trainermon.monitor.strict import build, require
 
@@ -37,27 +39,6 @@ class RetentionSettings:
     def __post_init__(self) -> None:
         require(self.max_bytes >= 0, "retention.max_bytes", self.max_bytes, "0 or more")
         require(self.full_detail_hours >= 0, "retention.full_detail_hours", self.full_detail_hours, "0 or more")
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class OutputSettings:
-    """Forms that the run is written in beside its store; see `trainermon.exporters.export.ExportSettings`.
-
-    Attributes:
-        format: Names of the forms.
-        ops: Statistics to write.
-        ndigits: Significant digits in text.
-        step_count_per_record: Steps per file.
-        append_output: Nothing, or two timestamps between which the folder was begun that rows are appended to.
-        influxdb: Where `influxdb` sends points.
-    """
-
-    format: tuple[str, ...] = ()
-    ops: tuple[str, ...] = ("norm",)
-    ndigits: int = 6
-    step_count_per_record: int = 1
-    append_output: tuple[str, ...] = ()
-    influxdb: InfluxDBConfig = dataclasses.field(default_factory=InfluxDBConfig)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +101,11 @@ class AgentSettings:
     def run_dir(self) -> Path:
         """The run directory as a path."""
         return Path(self.output)
+
+    @property
+    def budget(self) -> SeriesBudget:
+        """How many series a rank may have in `/metrics` and in whatever else has a limited number."""
+        return SeriesBudget() if self.series_budget is None else SeriesBudget(per_node=self.series_budget)
 
 
 def load_settings(spool: Path) -> AgentSettings:

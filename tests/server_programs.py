@@ -32,7 +32,7 @@ PROGRAMS = {
     "systemd-analyze": ("systemd", "usr/bin/systemd-analyze"),
 }
 CACHE = Path(__file__).parents[1] / "build" / "test-programs"
-START_S = 60.0
+START_S = 600.0
 
 
 @functools.cache
@@ -86,7 +86,7 @@ def running(command: Sequence[str], *, log: Path, ready: Callable[[], bool]) -> 
     finally:
         process.terminate()
         try:
-            process.wait(timeout=20)
+            process.wait(timeout=900)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import ipaddress
 import json
 import os
 import ssl
+import time
 from typing import Any
 
 import aiohttp
+from yarl import URL
 
 from trainermon.agent.controller.settings import AgentSettings
+from trainermon.agent.signing import sign
 from trainermon.monitor.errors import ConfigError
 
 MAX_ANSWER_BYTES = 8 << 20
@@ -26,7 +30,10 @@ FAULTS = (aiohttp.ClientError, asyncio.TimeoutError, OSError, ValueError)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Target:
-    """Where an agent is: its address with a slash at the end, and the token it takes orders with, if it has its own."""
+    """Where an agent is: its address with a slash at the end, and the token that requests are signed with.
+
+    None stands for the token of all agents, an empty one for no signature: nobody has vouched for this address.
+    """
 
     url: str
     token: str | None = dataclasses.field(default=None, repr=False)
@@ -47,7 +54,7 @@ class AgentClient:
 
     Args:
         settings: How to speak to them.
-        token: For those that have none of their own.
+        token: Requests to agents without one of their own are signed with it. It is never sent.
 
     Attributes:
         keeps_connections: For the next question; false where there are too many agents for the limit of open files.
@@ -60,6 +67,7 @@ class AgentClient:
         self.keeps_connections = True
         self._token = token
         self._server_name = settings.server_name
+        self._speaks_plain_http = settings.plain_http
         self._timeout = aiohttp.ClientTimeout(total=settings.timeout_s)
         self._ssl = _ssl_context(settings) if settings.https else None
         # Waiting for one's turn is no part of the time limit: agents that hang shall not make others seem to.
@@ -83,14 +91,19 @@ class AgentClient:
         await self._session.close()
 
     async def _request(self, method: str, target: Target, path: str, body: bytes | None) -> tuple[int, Any]:
-        headers = {"Authorization": f"Bearer {target.token or self._token}"}
+        url = URL(target.url + path)
+        self._require_safe(url)
+        token = self._token if target.token is None else target.token
+        headers = {}
+        if token:
+            headers["Authorization"] = sign(token, method, url.raw_path_qs, body or b"", now_s=time.time())
         if not self.keeps_connections:
             headers["Connection"] = "close"
         async with (
             self._turns[method],
             self._session.request(
                 method,
-                target.url + path,
+                url,
                 data=body,
                 headers=headers,
                 allow_redirects=False,
@@ -101,6 +114,20 @@ class AgentClient:
         ):
             content = await _read(reply)
         return reply.status, json.loads(content)
+
+    def _require_safe(self, url: URL) -> None:
+        if url.scheme == "http" and not self._speaks_plain_http and not _is_loopback(url.host or ""):
+            raise ValueError(
+                f"plain HTTP to {url.host} is not spoken: set agents.https, or agents.plain_http (--plain-http) if the "
+                "network between is trusted"
+            )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 async def _read(reply: aiohttp.ClientResponse) -> bytes:

@@ -34,6 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--state", dest="state_dir", metavar="DIR", help="folder of the journal of escalations")
     parser.add_argument("--host", help="address to listen on (default 127.0.0.1)")
     parser.add_argument("--port", type=int, help="port to listen on (default 9462)")
+    parser.add_argument(
+        "--plain-http", action="store_true", default=None, help="speak plain HTTP to agents on other machines too"
+    )
     parser.add_argument("--token-file", metavar="FILE", help="file with the token of orders, shared with the agents")
 
 
@@ -107,6 +110,7 @@ def _words(args: argparse.Namespace) -> dict[str, Any]:
     }
     words: dict[str, Any] = {
         "discovery": {name: value for name, value in discovery.items() if value is not None},
+        "agents": {"plain_http": True} if args.plain_http else None,
         "access": {"token_file": args.token_file} if args.token_file else None,
         "state_dir": args.state_dir,
         "host": args.host,

@@ -6,12 +6,14 @@ import asyncio
 import dataclasses
 import json
 import logging
+import os
 import socket
 from pathlib import Path
 from typing import Protocol
 
 from trainermon.agent.controller.client import Target
 from trainermon.agent.controller.settings import ControllerSettings
+from trainermon.monitor.private_files import open_private
 
 TARGETS_FILE = "prometheus_sd.json"
 TOKEN_FILE = "token"  # noqa: S105 - the name of a file
@@ -79,7 +81,10 @@ class DnsFinder:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RunDirectoryFinder:
-    """Agents that have written their address, and the token that they take orders with, into the run directory."""
+    """Agents that have written their address, and the token that they take orders with, into the run directory.
+
+    For an address without a token nobody vouches: the token of all agents is not used for it.
+    """
 
     run_directory: Path
     scheme: str
@@ -111,10 +116,19 @@ class RunDirectoryFinder:
 
     def _targets(self, path: Path) -> list[Target]:
         groups = json.loads(path.read_text(encoding="utf-8"))
-        token = path.with_name(TOKEN_FILE)
-        secret = token.read_text(encoding="utf-8").strip() if token.exists() else None
+        secret = _read_token(path.with_name(TOKEN_FILE))
         addresses = [address for group in groups for address in group["targets"]]
         wrong = [address for address in addresses if not isinstance(address, str)]
         if wrong:
             raise TypeError(f"found {wrong[0]!r} as an address")
         return [Target(f"{self.scheme}://{address}/", secret) for address in addresses]
+
+
+def _read_token(path: Path) -> str:
+    """Return the token of a node, empty without one. Raises OSError if it is a link."""
+    try:
+        descriptor = open_private(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return ""
+    with os.fdopen(descriptor, encoding="utf-8") as file:
+        return file.read().strip()

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from trainermon.agent.access import AccessSettings
+from trainermon.monitor.documents import read_document
 from trainermon.monitor.errors import ConfigError
 from trainermon.monitor.strict import build, require
 
@@ -64,9 +63,11 @@ class AgentSettings:
     """How agents are spoken to.
 
     Attributes:
-        token_file: Token that the agents take orders with; the controller's own if it is not given, and with
+        token_file: Token that requests to agents are signed with; the controller's own if it is not given, and with
             `run_directory` each node's.
         https: They speak HTTPS.
+        plain_http: Those on other machines may be spoken to over plain HTTP. No secret is ever sent, but whoever is on
+            the way can read answers and change them.
         ca_file: Certificates that theirs are checked against, instead of the system's.
         server_name: Name in their certificate, where they are reached by address.
         poll_s: Seconds between two looks at each agent.
@@ -76,6 +77,7 @@ class AgentSettings:
 
     token_file: str | None = None
     https: bool = False
+    plain_http: bool = False
     ca_file: str | None = None
     server_name: str | None = None
     poll_s: float = 1.0
@@ -150,9 +152,9 @@ def load_settings(path: Path | None, words: Mapping[str, Any]) -> ControllerSett
     plain: Any = {}
     if path is not None:
         try:
-            plain = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            raise ConfigError(f"the controller's settings {path} cannot be read: {error}") from error
+            plain = read_document(path, is_yaml=True) or {}
+        except ConfigError as error:
+            raise ConfigError(f"the controller's settings: {path} {error}") from error
         require(isinstance(plain, Mapping), str(path), plain, "a mapping")
     try:
         return build(ControllerSettings, _merged(plain, words))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Sequence
 
-from trainermon.agent.hang.evidence import DEAD, Exit, RankEvidence, spans
+from trainermon.agent.hang.evidence import DEAD, ENDED, Exit, RankEvidence, spans
 from trainermon.agent.hang.verdict import Culprit, Hang, Kind
 
 # What a communication library says when the rank at its other end has gone.
@@ -16,6 +16,8 @@ _PEER_IS_GONE = (
     "connection was closed",
     "remote process exited",
     "NCCL communicator was aborted",
+    "Application timeout caused pair closure",
+    "failed to recv, got 0 bytes",
     "Socket Timeout",
     "Timed out waiting",
     "Connection refused",
@@ -27,8 +29,9 @@ def crash_verdict(evidence: Sequence[RankEvidence], order: Sequence[int]) -> Han
     """Return whose end was the cause: the first of those that ended for a reason of their own.
 
     `order` lists the dead ranks as they were seen to die. Killed by a signal other than the launcher's SIGTERM, or an
-    exception that does not speak of a lost peer, is a reason of its own. Where a SIGTERM came before any of those, the
-    ranks were stopped from outside, and none is to blame.
+    exception that does not speak of a lost peer, is a reason of its own. An exit status alone, and an abort, may be
+    either. Where a SIGTERM came before any of those, the ranks were stopped from outside, and none is to blame. Where
+    all have only lost a peer, it is one that has ended its training before them.
     """
     dead = [one for rank in order for one in evidence if one.rank == rank]
     worst = min(map(_class, dead), default=0)
@@ -37,6 +40,9 @@ def crash_verdict(evidence: Sequence[RankEvidence], order: Sequence[int]) -> Han
         text = f"{spans(order)} ended by SIGTERM from outside (an operator, a scheduler, the launcher)"
         text += f" at step {dead[0].step} (phase {dead[0].phase})"
         return Hang(kind=Kind.DEAD, waiting=waiting, text=text)
+    left = _left_before(evidence, dead) if worst == _FOLLOWED else ()
+    if left:
+        return _left_verdict(left, dead)
     causes = [one for one in dead if _class(one) == worst]
     first = [one for one in causes if _same_end(one, causes[0])] if worst < _FOLLOWED else causes[:1]
     first.sort(key=lambda one: one.rank)
@@ -55,17 +61,35 @@ def crash_verdict(evidence: Sequence[RankEvidence], order: Sequence[int]) -> Han
     return Hang(kind=Kind.DEAD, culprits=culprits, waiting=waiting, text=text)
 
 
-_FOLLOWED, _STOPPED = 2, 3
+_OWN, _UNEXPLAINED, _FOLLOWED, _STOPPED = range(4)
 
 
 def _class(one: RankEvidence) -> int:
-    """Return 0 for an end with a reason of its own, 1 for one that is not known, 2 for a lost peer, 3 for SIGTERM."""
-    if one.exit is not None and one.exit.signal == signal.SIGTERM:
+    """Return for what kind of reason a rank has ended, the best cause first."""
+    number = one.exit.signal if one.exit else None
+    if number == signal.SIGTERM:
         return _STOPPED
     if any(text in one.error for text in _PEER_IS_GONE):
         return _FOLLOWED
-    known = one.error or (one.exit and (one.exit.signal is not None or one.exit.status is not None))
-    return 0 if known else 1
+    # A library aborts the process whose connection is lost where no Python could tell.
+    return _OWN if one.error or number not in (None, signal.SIGABRT) else _UNEXPLAINED
+
+
+def _left_before(evidence: Sequence[RankEvidence], dead: Sequence[RankEvidence]) -> tuple[RankEvidence, ...]:
+    """Return the ranks that had ended their training when the others lost them; those with an error status first."""
+    step = min(one.step for one in dead)
+    ended = tuple(one for one in evidence if one.life == ENDED and one.step <= step)
+    return tuple(one for one in ended if one.exit and one.exit.status) or ended
+
+
+def _left_verdict(left: Sequence[RankEvidence], dead: Sequence[RankEvidence]) -> Hang:
+    text = f"{spans(one.rank for one in left)} ended before the others, at step {left[0].step}"
+    if left[0].exit and left[0].exit.status is not None:
+        text += f", with exit status {left[0].exit.status}"
+    culprits = tuple(Culprit(rank=one.rank, cause="ended", text="ended before the others") for one in left)
+    return Hang(
+        kind=Kind.DEAD, culprits=culprits, text=f"{text}; {spans(one.rank for one in dead)} lost the connection"
+    )
 
 
 def _same_end(one: RankEvidence, first: RankEvidence) -> bool:

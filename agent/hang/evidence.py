@@ -7,6 +7,7 @@ ask `verdict` for one answer.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 import signal
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,6 +20,8 @@ ENDED = "ended"
 DEAD = "dead"
 STOPPED_STATES = frozenset("Tt")
 
+# Around a call of somebody else's, whose C++ code has no frame of its own.
+_HANDS_ON = "/trainermon/monitor/taps/patch.py"
 _PEER = re.compile(r"(?:send|recv) \d+(?:->|<-)(\d+)")
 
 
@@ -136,6 +139,7 @@ class RankEvidence:
         process_state: The kernel's letter: R, S, D (uninterruptible), T (stopped), Z; "" if not known.
         wchan: Where in the kernel its main thread waits, "" if it does not or is not told.
         groups: Its process groups; None if the flight recorder did not answer.
+        noted: The same as the rank itself has noted it, from Python's calls alone; None if it keeps no notes.
         stacks: Python stacks, the main thread's first; empty if none could be had.
         children: Processes that it has started.
         exit: How it ended, if it has.
@@ -156,6 +160,7 @@ class RankEvidence:
     process_state: str = ""
     wchan: str = ""
     groups: tuple[GroupState, ...] | None = None
+    noted: tuple[GroupState, ...] | None = None
     stacks: tuple[Stack, ...] = ()
     children: tuple[Child, ...] = ()
     exit: Exit | None = None
@@ -164,8 +169,9 @@ class RankEvidence:
 
     @property
     def main_frames(self) -> tuple[Frame, ...]:
-        """The main thread's stack, innermost frame first; empty if not known."""
-        return next((stack.frames for stack in self.stacks if stack.is_main), ())
+        """The main thread's stack, innermost frame first, without what only hands a call on; empty if not known."""
+        frames = next((stack.frames for stack in self.stacks if stack.is_main), ())
+        return tuple(itertools.dropwhile(lambda frame: frame.file.endswith(_HANDS_ON), frames))
 
     @property
     def is_stopped(self) -> bool:

@@ -2,6 +2,7 @@
 
 A pidfd becomes readable when the process ends. Linux 6.15 then tells the exit status through it (PIDFD_GET_INFO);
 before that, /proc tells it as long as the parent has not collected it, which launchers do every 100 ms or so.
+epoll hands out what became readable in the order in which it did, so that of several ends the first is known.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import fcntl
 import os
 import select
 import struct
+from collections.abc import Iterable
 from pathlib import Path
 
 from trainermon.agent.hang.evidence import Exit
@@ -27,8 +29,8 @@ class ExitWatch:
     def __init__(self) -> None:
         self._pids: dict[int, int] = {}
         self._open: dict[int, tuple[int, int]] = {}  # by descriptor: rank and pid
-        self._exits: dict[int, Exit] = {}
-        self._poller = select.poll()
+        self._exits: dict[int, Exit] = {}  # in the order in which they ended
+        self._poller = select.epoll()
 
     def follow(self, rank: int, pid: int) -> None:
         """Follow this process as `rank` from now on; a pid of 0 is nobody."""
@@ -39,7 +41,7 @@ class ExitWatch:
         with contextlib.suppress(OSError):
             descriptor = os.pidfd_open(pid)
             self._open[descriptor] = rank, pid
-            self._poller.register(descriptor, select.POLLIN)
+            self._poller.register(descriptor, select.EPOLLIN)
 
     def pid(self, rank: int) -> int:
         """Return the process that was followed last as `rank`, 0 if none was."""
@@ -60,11 +62,17 @@ class ExitWatch:
         """Return how the process ended; None if it has not, or was never followed."""
         return self._exits.get(rank)
 
+    def in_order(self, ranks: Iterable[int]) -> list[int]:
+        """Return ranks in the order in which their processes have ended; last those of which that is not known."""
+        places = {rank: place for place, rank in enumerate(self._exits)}
+        return sorted(ranks, key=lambda rank: (places.get(rank, len(places)), rank))
+
     def close(self) -> None:
         """Follow nobody any more."""
         for descriptor in self._open:
             os.close(descriptor)
         self._open.clear()
+        self._poller.close()
 
 
 def read_exit(descriptor: int, pid: int) -> Exit:

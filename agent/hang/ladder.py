@@ -1,6 +1,6 @@
 """Climbs the evidence ladder for one rank, from what costs it nothing to what it could notice; every rung is bounded.
 
-control page (known already) → flight recorder → /proc → py-spy → a signal, only if py-spy gave no stacks
+control page → own notes of calls → flight recorder → /proc → py-spy → a signal, only if py-spy gave no stacks
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
 
-from trainermon.agent.hang.evidence import Child, RankEvidence, Rung, Stack
+from trainermon.agent.hang.evidence import Child, GroupState, RankEvidence, Rung, Stack
 from trainermon.agent.hang.process import child_pids, read_process
 from trainermon.agent.hang.recorder import About, read_about, read_recorder
+from trainermon.agent.hang.sources import noted_groups, read_notes
 from trainermon.agent.hang.stacks import find_py_spy, parse_faulthandler, stacks_by_py_spy, stacks_by_signal
 from trainermon.monitor.config import HangConfig
 from trainermon.monitor.spool import rank_path
@@ -50,6 +51,8 @@ class Ladder:
         state = process.state if process else ""
         evidence = dataclasses.replace(known, process_state=state, wchan=process.wchan if process else "")
         rungs.append(_process_rung(evidence))
+        noted = noted_groups(read_notes(known.pid, about), about, known.rank)
+        rungs.append(_notes_rung(known, noted))
         groups = None
         if evidence.is_stopped:  # no thread of it can answer; a signal would only wait for it to go on
             rungs.append(Rung(name="flight recorder", said="not asked: the process is stopped"))
@@ -58,7 +61,9 @@ class Ladder:
             groups = await _try(rungs, "flight recorder", asked, lambda found: f"{len(found)} groups")
         stacks = await self._stacks(evidence, about, rungs)
         children = await self._children(known.pid)
-        return dataclasses.replace(evidence, groups=groups, stacks=stacks, children=children, rungs=tuple(rungs))
+        return dataclasses.replace(
+            evidence, groups=groups, noted=noted, stacks=stacks, children=children, rungs=tuple(rungs)
+        )
 
     def last_words(self, known: RankEvidence) -> RankEvidence:
         """Return `known` with the stacks that a rank wrote when it was killed by a fatal error."""
@@ -134,3 +139,9 @@ def _process_rung(known: RankEvidence) -> Rung:
         return Rung(name="/proc", said=f"pid {known.pid} cannot be seen")
     where = f" in {known.wchan}" if known.wchan else ""
     return Rung(name="/proc", said=f"pid {known.pid}, state {known.process_state}{where}", answered=True)
+
+
+def _notes_rung(known: RankEvidence, noted: tuple[GroupState, ...] | None) -> Rung:
+    if noted is not None:
+        return Rung(name="own notes", said=f"{len(noted)} groups", answered=True)
+    return Rung(name="own notes", said="none to be read" if known.pid else "the rank lives in another pid namespace")

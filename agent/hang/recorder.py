@@ -10,14 +10,15 @@ import contextlib
 import dataclasses
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from trainermon.agent.hang.evidence import Call, GroupState
 from trainermon.monitor.spool import rank_path
 from trainermon.monitor.taps.flight_recorder import Entry, Recording, parse
 
-# NCCL's recorder is asked first: where there is one, it knows more.
+# That of an accelerator's backend, and that of every other one. Torch's CUDA build answers both in every process, and
+# neither knows of the other's collectives.
 HANDLERS = ("dump_nccl_trace_json", "fr_trace_json")
 MAX_ANSWER = 32 << 20
 MAX_CALLS = 64
@@ -27,11 +28,18 @@ _REQUEST = "POST /handler/{} HTTP/1.1\r\nHost: rank\r\nContent-Length: 0\r\nConn
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class About:
-    """What a rank wrote of itself in `rank00000.about`; groups are name and ranks by the name that torch has."""
+    """What a rank wrote of itself in `rank00000.about`; groups are name and ranks by the name that torch has.
+
+    `calls` is the descriptor of its notes of calls, -1 without them.
+
+    `mixed` are those of the groups that go over one backend for tensors on the CPU and another one for the device's.
+    """
 
     main_thread: int = 0
     signal: int = 0
+    calls: int = -1
     groups: Mapping[str, tuple[str, tuple[int, ...]]] = dataclasses.field(default_factory=dict)
+    mixed: frozenset[str] = frozenset()
 
 
 def read_about(spool: Path, rank: int) -> About:
@@ -41,7 +49,14 @@ def read_about(spool: Path, rank: int) -> About:
         groups = {
             str(group["torch_name"]): (str(group["name"]), tuple(map(int, group["ranks"]))) for group in plain["groups"]
         }
-        return About(main_thread=int(plain["main_thread"]), signal=int(plain["signal"]), groups=groups)
+        mixed = frozenset(str(group["torch_name"]) for group in plain["groups"] if group.get("is_mixed"))
+        return About(
+            main_thread=int(plain["main_thread"]),
+            signal=int(plain["signal"]),
+            calls=int(plain.get("calls", -1)),
+            groups=groups,
+            mixed=mixed,
+        )
     except (OSError, ValueError, TypeError, KeyError):
         return About()
 
@@ -57,14 +72,36 @@ async def read_recorder(spool: Path, rank: int, about: About, *, limit_s: float)
 
 
 async def _read(spool: Path, rank: int, about: About) -> tuple[GroupState, ...]:
-    problem = ""
+    problems, readings = [], []
     for handler in HANDLERS:
         status, body = await _ask(spool, rank, handler)
         if status == 200:
             recording = await asyncio.to_thread(_parsed, body)
-            return group_states(recording, about)
-        problem = f"{handler}: HTTP status {status}"
-    raise OSError(problem)
+            readings.append(group_states(recording, about if handler == HANDLERS[0] else _on_cpu(about)))
+        else:
+            problems.append(f"{handler}: HTTP status {status}")
+    if not readings:
+        raise OSError("; ".join(problems))
+    return joined(readings)
+
+
+def _on_cpu(about: About) -> About:
+    """Name the groups that both recorders know apart: each backend numbers its own collectives."""
+    groups = {
+        torch_name: (f"{name} on CPU", ranks) if torch_name in about.mixed else (name, ranks)
+        for torch_name, (name, ranks) in about.groups.items()
+    }
+    return dataclasses.replace(about, groups=groups)
+
+
+def joined(readings: Sequence[Sequence[GroupState]]) -> tuple[GroupState, ...]:
+    """Return what several recorders of one rank say; of each group, what one says that knows anything of it."""
+    found: dict[tuple[str, tuple[int, ...]], GroupState] = {}
+    for state in (state for reading in readings for state in reading):
+        before = found.get((state.name, state.ranks))
+        if before is None or not (before.entered or before.in_flight):
+            found[state.name, state.ranks] = state
+    return tuple(found.values())
 
 
 def _parsed(body: bytes) -> Recording:

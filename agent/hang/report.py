@@ -12,7 +12,7 @@ from pathlib import Path
 from trainermon.agent.hang.evidence import RankEvidence, Stack, spans
 from trainermon.agent.hang.records import StepRecord
 from trainermon.agent.hang.verdict import Hang
-from trainermon.agent.lock import write_atomically
+from trainermon.monitor.private_files import replace_file
 from trainermon.monitor.values import Alert, as_plain
 
 FOLDER = "reports"
@@ -74,8 +74,8 @@ def write_report(folder: Path, name: str, report: PostMortem) -> None:
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     plain = as_plain(report) | {"records": _plain_records(report.records)}
-    write_atomically(folder / f"{name}.json", json.dumps(plain, indent=1).encode())
-    write_atomically(folder / f"{name}.md", render_report(report).encode())
+    replace_file(folder / f"{name}.json", json.dumps(plain, indent=1).encode())
+    replace_file(folder / f"{name}.md", render_report(report).encode(errors="replace"))
 
 
 def read_tail(path: Path) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from trainermon.agent.hang.evidence import DEAD, RUNNING, Call, GroupState, RankEvidence, spans
+from trainermon.agent.hang.sources import joined_sources
 from trainermon.agent.hang.wording import (
     MAX_NAMED,
     call_text,
@@ -26,9 +27,10 @@ from trainermon.agent.hang.wording import (
     they,
     where,
 )
+from trainermon.monitor.call_notes import SAME_SIZE
 
 # Operands of these have the same number of elements on every rank.
-_SAME_SIZE = frozenset({"all_reduce", "broadcast", "reduce", "allreduce_coalesced"})
+_SAME_SIZE = SAME_SIZE | {"allreduce_coalesced"}
 # Beside others that are silent, a rank that was silent for a smaller share of their time still moves.
 _SILENT_SHARE = 0.5
 
@@ -148,7 +150,7 @@ def verdict(evidence: Sequence[RankEvidence]) -> Hang:
 
     The cost grows with the sum of the sizes of the ranks' groups: 0.25 s for 4096 ranks in one group.
     """
-    known = {one.rank: one for one in evidence}
+    known = {one.rank: one for one in joined_sources(evidence)}
     waits = list(_waits(known))
     edges: dict[int, frozenset[int]] = {}
     for wait in waits:
@@ -175,7 +177,7 @@ def _waits(known: Known) -> Iterator[_Wait]:
             peer = call.peer
             if peer is not None and peer < len(group.ranks):
                 target = group.ranks[peer]
-                met = _meets(known.get(target), group, rank)
+                met = _meets(known.get(target), group, rank, call)
                 yield _Wait(rank, group, call, frozenset() if met else frozenset({target}))
 
 
@@ -200,15 +202,15 @@ def _progress(one: RankEvidence | None, state: GroupState | None) -> float:
     return -math.inf if state is None else state.entered
 
 
-def _meets(peer: RankEvidence | None, group: _Group, rank: int) -> bool:
-    """Whether the rank at the other end is in a send or receive with `rank`."""
+def _meets(peer: RankEvidence | None, group: _Group, rank: int, call: Call) -> bool:
+    """Whether the rank at the other end receives what `rank` sends in `call`, or the other way round."""
     if peer is None:
         return False
     if peer.groups is None and _can_move(peer):
         return communicates(peer)
     same = group.states.get(peer.rank)
-    peers = (call.peer for call in (same.in_flight if same else ()))
-    return any(other is not None and group.ranks[other] == rank for other in peers)
+    others = (other for other in (same.in_flight if same else ()) if other.is_p2p and other.op[:4] != call.op[:4])
+    return any(other.peer is not None and group.ranks[other.peer] == rank for other in others)
 
 
 def _can_move(one: RankEvidence) -> bool:

@@ -25,7 +25,7 @@ from trainermon.agent.hang.evidence import DEAD, ENDED, RUNNING, RankEvidence
 from trainermon.agent.hang.exits import ExitWatch
 from trainermon.agent.hang.ladder import Ladder
 from trainermon.agent.hang.limits import Limits
-from trainermon.agent.hang.process import oom_kills
+from trainermon.agent.hang.process import oom_kills, read_process
 from trainermon.agent.hang.records import LastRecords
 from trainermon.agent.hang.report import FOLDER, PostMortem, read_tail, report_name, write_report
 from trainermon.agent.hang.verdict import Hang, verdict
@@ -121,7 +121,7 @@ class HangWatch:
         self._limits = Limits(settings)
         self._ladder = Ladder(spool, settings)
         self._exits = ExitWatch()
-        self._dead: dict[int, float] = {}
+        self._dead: dict[int, float] = {}  # in the order in which they died
         self._told_dead: set[int] = set()
         self._inherited = [alert for alert in open_alerts if alert.rule in (HANG, RANK_DEAD)]
         self._open: list[_Open] = []
@@ -151,7 +151,7 @@ class HangWatch:
             if state.phase is Phase.DETACHED:
                 self._detached.add((state.rank, state.pid))
         self._take_over()
-        self._note_deaths(now_s, gone)
+        self._note_deaths(now_s, [*gone, *self._never_seen()])
         self._resolve()
         if self._task is not None and not self._task.done():
             return
@@ -254,7 +254,7 @@ class HangWatch:
         return bool(self._dead.keys() - self._told_dead)
 
     def _note_deaths(self, now_s: float, gone: Sequence[int]) -> None:
-        for rank in gone:
+        for rank in self._exits.in_order(gone):
             if self._ranks.ranks[rank].phase not in _SAID_GOOD_BYE:
                 self._dead[rank] = now_s
                 self.num_dead += 1
@@ -262,8 +262,25 @@ class HangWatch:
             del self._dead[rank]
             self._told_dead.discard(rank)
 
+    def _never_seen(self) -> list[int]:
+        """Return the ranks of this attempt that were gone before anybody looked, where nobody has told of them."""
+        headers = self._headers()
+        attempt = max((header.attempt for header in headers.values()), default=0)
+        told = {entry.alert.rank for entry in self._open if entry.alert.rule == RANK_DEAD}
+        found = []
+        for rank, header in headers.items():
+            state = self._ranks.ranks.get(rank)
+            if state is not None and not state.alive and state.generation >= 0 and rank not in self._followed:
+                self._followed[rank] = state.pid
+                process = read_process(state.pid)
+                if process is not None and process.state == "Z":  # nobody has collected it: it tells how it ended
+                    self._exits.follow(rank, state.pid)
+                    self._exits.poll()
+                found += [rank] if header.attempt == attempt and rank not in told else []
+        return found
+
     async def _look_into_deaths(self, now_s: float) -> None:
-        order = sorted(self._dead, key=lambda rank: (self._dead[rank], rank))
+        order = list(self._dead)
         known = [self._ladder.last_words(one) if one.life == DEAD else one for one in self._evidence(now_s)]
         living = await asyncio.gather(*(self._ladder.climb(one) for one in known if one.life == RUNNING))
         evidence = sorted([*living, *(one for one in known if one.life != RUNNING)], key=lambda one: one.rank)

@@ -6,7 +6,13 @@ from collections.abc import Collection, Iterable, Sequence
 
 from trainermon.agent.hang.evidence import DEAD, ENDED, Call, Exit, Frame, RankEvidence, innermost_own, spans
 
-COMMUNICATION = ("/torch/distributed/", "/deepspeed/comm/")
+COMMUNICATION = (
+    "/torch/distributed/",
+    "/torch/nn/parallel/distributed.py",
+    "/deepspeed/comm/",
+    "/megatron/core/pipeline_parallel/p2p_communication.py",
+)
+_BACKWARD = ("_engine_run_backward", "/torch/autograd/graph.py")
 MAX_NAMED = 8
 
 # What a rank does, by what its main thread's stack leads through.
@@ -38,8 +44,21 @@ def cause_of(one: RankEvidence) -> tuple[str, str]:
 
 
 def communicates(one: RankEvidence) -> bool:
-    """Whether the innermost frames of the main thread are those of a communication library."""
-    return any(part in frame.file for frame in one.main_frames[:2] for part in COMMUNICATION)
+    """Whether the main thread is in a communication library, or sleeps in a backward, where DDP's reducer waits."""
+    return _sleeps_in_backward(one) or any(
+        part in frame.file for frame in one.main_frames[:2] for part in COMMUNICATION
+    )
+
+
+def _sleeps_in_backward(one: RankEvidence) -> bool:
+    """Whether the main thread computes nothing in autograd's engine; Python code of a node's would have frames."""
+    innermost = next(iter(one.main_frames), None)
+    return (
+        one.world_size > 1
+        and one.process_state == "S"
+        and innermost is not None
+        and (innermost.function, innermost.file[-len(_BACKWARD[1]) :]) == _BACKWARD
+    )
 
 
 def where(one: RankEvidence) -> str:
@@ -55,7 +74,7 @@ def in_place(place: str) -> str:
 
 def called(frames: Sequence[Frame]) -> str:
     """Return the communication function that was called: the outermost of the innermost run of such frames."""
-    name = ""
+    name = "backward" if frames and frames[0].function == _BACKWARD[0] else ""
     for frame in frames:
         if not any(part in frame.file for part in COMMUNICATION):
             break

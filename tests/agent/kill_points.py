@@ -9,6 +9,7 @@ Every step of every series holds a number of its own base, so that one sum tells
 
 import dataclasses
 import functools
+import itertools
 import json
 import os
 import random
@@ -66,8 +67,8 @@ def fill_spool(spool):
 class SlowFollower(Follower):
     """Takes about two blocks of each rank per turn, so that there are several commits."""
 
-    def poll(self, turn_bytes=2 * BLOCK_BYTES):
-        return super().poll(turn_bytes)
+    def news(self):
+        return itertools.islice(super().news(), 2 * len(RANKS))
 
 
 class InlineExecutor(Executor):
@@ -93,7 +94,7 @@ def work(root):
 
 
 def count(root):
-    """Return how many (rank, series, step) are lost, and how many are stored more than once."""
+    """Return how many (rank, series, step) are lost, how many stored more than once, and how many files are broken."""
     with open_run(root / "run") as connection:
         rows = connection.execute("SELECT sum(sum) FROM all_stats GROUP BY rank, name").fetchall()
     lost = (len(RANKS) * len(KEYS) - len(rows)) * NUM_STEPS
@@ -102,7 +103,7 @@ def count(root):
         digits = [int(total) // BASE**step % BASE for step in range(NUM_STEPS)]
         lost += digits.count(0)
         twice += sum(digit > 1 for digit in digits)
-    return {"lost": lost, "twice": twice}
+    return {"lost": lost, "twice": twice, "damaged": len(list((root / "run").rglob("*.damaged")))}
 
 
 # --- where to kill -----------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from trainermon.exporters.store import open_run
 from trainermon.monitor.launcher import start_agent
 
 RANK_SCRIPT = Path(__file__).with_name("rank_process.py")
-DEADLINE_S = 20.0
+DEADLINE_S = 900.0
 
 
 def wait_for(condition, what, *, deadline_s=DEADLINE_S):

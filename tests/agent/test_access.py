@@ -155,7 +155,7 @@ def test_over_tls_the_page_is_served_to_whoever_trusts_the_certificate(tmp_path,
     trusting = ssl.create_default_context(cafile=certificate.chain)
 
     def get(url, context):
-        with urllib.request.urlopen(url, context=context, timeout=10) as answer:
+        with urllib.request.urlopen(url, context=context, timeout=900) as answer:
             return answer.status
 
     async def scenario():

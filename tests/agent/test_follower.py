@@ -159,18 +159,23 @@ def test_all_ranks_are_followed_in_turns_and_new_ones_are_found(spool):
     assert follower.poll() == []
 
 
-def test_a_turn_takes_a_bounded_number_of_bytes_from_each_rank(spool):
-    for rank in (0, 1):
+def test_ranks_take_turns_record_by_record_wherever_it_was_stopped(spool):
+    for rank in range(3):
         journal = open_journal(spool, rank)
-        for step in range(10):
+        for step in range(4):
             journal.append_block(block(step))
     follower = Follower(spool)
-    follower.poll(1)
+    taken = []
+    for size in (3, 1, 2, 5, 4):
+        taken += follower.poll(size)
+    after = follower.positions
 
-    turn = follower.poll(3 * ROW_BYTES * len(KEYS))
+    taken += poll_all(follower)
 
-    assert 1 <= len(steps_of(turn, 0)) <= 4
-    assert len(steps_of(turn, 1)) == len(steps_of(turn, 0))
+    assert [header.coordinates.rank for header, _ in taken] == [0, 1, 2] * 5
+    assert [steps_of(taken, rank) for rank in range(3)] == [[0, 1, 2, 3]] * 3
+    again = poll_all(Follower(spool, after))
+    assert [steps_of(again, rank) for rank in range(3)] == [[], [], []]
 
 
 def test_the_header_grows_with_the_series_table(spool):

@@ -76,10 +76,17 @@ def test_message_names_the_ranks_that_lost_records(agent):
 
     (alert,) = agent.firing()
     assert alert.message == (
-        "monitor-records-lost: 8 records of this node were not taken by step 40 (ranks 3, 11, 0 journal files removed "
-        "unread): rules and store have gaps"
+        "monitor-records-lost: 8 records of this node were not taken by step 40 (left out by rank 3, 11, whose log "
+        "says why: a spool that is slow or full): rules and store have gaps"
     )
     assert (alert.rank, alert.attempt, alert.value) == (2, 1, 8.0)
+
+
+def test_message_counts_the_files_that_were_removed(agent):
+    agent.pass_time(10, lost_files=2)
+
+    (alert,) = agent.firing()
+    assert "(2 journal files were removed before they were read)" in alert.message
 
 
 def test_lag_that_lasts_is_told_and_a_short_one_is_not(agent):

@@ -11,12 +11,12 @@ import pytest
 
 import trainermon.agent.server
 from trainermon.agent.access import Access
-from trainermon.agent.commands import CommandBook, DuplicateError, parse_command
+from trainermon.agent.commands import DuplicateError, parse_command
 from trainermon.agent.feed import MAX_CLIENTS, MAX_PENDING, Feed
-from trainermon.agent.guard import MAX_BODY_BYTES, MAX_UNREAD_BYTES
+from trainermon.agent.guard import MAX_BODY_BYTES, MAX_REQUESTS_OF_PEER, MAX_UNREAD_BYTES, Guard
 from trainermon.agent.http import build_application
-from trainermon.agent.server import Server
-from trainermon.monitor.errors import ConfigError, QueryError
+from trainermon.agent.server import MAX_CONNECTIONS, Server
+from trainermon.monitor.errors import QueryError
 from trainermon.monitor.values import Action, Command
 
 TOKEN = "correct-horse"
@@ -347,6 +347,66 @@ def test_connections_that_never_finish_their_header_are_closed(node, monkeypatch
     assert status == 200
 
 
+def test_silent_connections_keep_nobody_out_and_are_bounded(node):
+    async def scenario():
+        server = Server(build_application(node, access=Access(TOKEN)), host="127.0.0.1", port=0)
+        port = int(server.target.rpartition(":")[2])
+        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2 * MAX_CONNECTIONS)]
+        statuses = []
+        async with httpx.AsyncClient() as client:
+            for path in ("healthz", "metrics", "api/run"):
+                statuses.append((await client.get(f"{server.url}{path}", timeout=60)).status_code)
+            answer = await client.post(f"{server.url}api/flush", headers=AUTHORISED, timeout=60)
+        ended = [reader for reader, _ in silent if reader.at_eof()]
+        for _, writer in silent:
+            writer.close()
+        await server.close()
+        return [*statuses, answer.status_code], len(ended)
+
+    statuses, num_closed = asyncio.run(scenario())
+
+    assert statuses == [200] * 4
+    assert num_closed >= MAX_CONNECTIONS  # the oldest have made room
+
+
+def test_requests_under_way_are_bounded_but_for_probes_and_whoever_may_order():
+    async def scenario():
+        leave = asyncio.Event()
+
+        async def hang(scope, receive, send):
+            await leave.wait()
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b""})
+
+        guard = Guard(hang, access=Access(TOKEN))
+
+        async def ask(path, peer="10.0.0.1", **options):
+            transport = httpx.ASGITransport(app=guard, client=(peer, 1))
+            async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+                return (await client.get(path, **options)).status_code
+
+        held = [asyncio.ensure_future(ask("/metrics")) for _ in range(MAX_REQUESTS_OF_PEER)]
+        await asyncio.sleep(0)
+        while guard.num_under_way < MAX_REQUESTS_OF_PEER:
+            await asyncio.sleep(0)
+        refused = await ask("/metrics")
+        others = [
+            asyncio.ensure_future(ask("/metrics", peer="10.0.0.2")),
+            asyncio.ensure_future(ask("/healthz")),
+            asyncio.ensure_future(ask("/metrics", headers=AUTHORISED)),
+        ]
+        while guard.num_under_way < MAX_REQUESTS_OF_PEER + len(others):
+            await asyncio.sleep(0)
+        leave.set()
+        return refused, await asyncio.gather(*held, *others), guard.num_under_way
+
+    refused, answered, left = asyncio.run(scenario())
+
+    assert refused == 503
+    assert set(answered) == {200}
+    assert left == 0
+
+
 def test_a_slow_page_loses_the_oldest_events_and_they_are_counted():
     async def scenario():
         feed = Feed()
@@ -378,88 +438,3 @@ def test_the_number_of_open_pages_is_bounded():
             await stream.aclose()
 
     asyncio.run(scenario())
-
-
-class Ranks:
-    """Keeps the last set that each rank was handed."""
-
-    def __init__(self) -> None:
-        self.sets: dict[int, list[str]] = {}
-
-    def __call__(self, rank, commands):
-        self.sets[rank] = [command.id for command in commands]
-
-
-def dump(identity, first_step, **options):
-    return Command(id=identity, action=Action.DUMP, first_step=first_step, **options)
-
-
-def test_a_second_command_keeps_the_first_one_outstanding(tmp_path):
-    ranks = Ranks()
-    book = CommandBook(tmp_path, ranks)
-
-    book.submit(dump("a", 10), [0, 1], attempt=1, steps={0: 8, 1: 8})
-    book.submit(dump("b", 11), [1], attempt=1, steps={0: 8, 1: 8})
-
-    assert ranks.sets == {0: ["a"], 1: ["a", "b"]}
-
-
-def test_expired_commands_are_left_out(tmp_path):
-    ranks = Ranks()
-    book = CommandBook(tmp_path, ranks)
-
-    book.submit(dump("a", 10, num_steps=2), [0], attempt=1, steps={0: 8})
-    book.submit(dump("b", 20), [0], attempt=1, steps={0: 12})
-
-    assert ranks.sets == {0: ["b"]}
-
-
-def test_a_command_is_given_once_over_restarts_of_the_agent(tmp_path):
-    assert CommandBook(tmp_path, Ranks()).submit(dump("a", 10), [0], attempt=1, steps={})
-    again = Ranks()
-
-    assert not CommandBook(tmp_path, again).submit(dump("a", 10), [0], attempt=1, steps={})
-
-    assert again.sets == {}
-    with pytest.raises(DuplicateError, match="'a' was used before"):
-        CommandBook(tmp_path, again).submit(dump("a", 11), [0], attempt=1, steps={})
-
-
-def test_a_torn_book_loses_only_the_torn_order(tmp_path):
-    CommandBook(tmp_path, Ranks()).submit(dump("a", 10), [0], attempt=1, steps={})
-    file = tmp_path / "agent.commands.jsonl"
-    file.write_text(file.read_text() + '{"command": {"id": "b"')
-
-    book = CommandBook(tmp_path, Ranks())
-    book.submit(dump("c", 10), [0], attempt=1, steps={})
-
-    assert [item.id for item in CommandBook(tmp_path, Ranks()).outstanding(0, attempt=1, step=0)] == ["a", "c"]
-
-
-def test_lines_that_are_no_orders_are_passed_over_and_counted(tmp_path, caplog):
-    book = CommandBook(tmp_path, Ranks())
-    file = tmp_path / "agent.commands.jsonl"
-    for name, rubbish in (("a", b"\xff\n"), ("b", b"[" * 500_000), ("c", b'{"command": "\xff"}\n[]\n')):
-        book.submit(dump(name, 10), [0], attempt=1, steps={})
-        with file.open("ab") as stream:
-            stream.write(rubbish)
-
-    again = CommandBook(tmp_path, Ranks())
-
-    assert [item.id for item in again.outstanding(0, attempt=1, step=0)] == ["a", "b", "c"]
-    assert f"4 lines of {file} cannot be read" in caplog.text
-
-
-def test_a_new_attempt_takes_back_the_commands_of_the_old_one(tmp_path):
-    ranks = Ranks()
-    book = CommandBook(tmp_path, ranks)
-    book.submit(dump("a", 10), [0], attempt=1, steps={})
-
-    book.resend(0, attempt=2, step=0)
-
-    assert ranks.sets == {0: []}
-
-
-def test_parse_command_reports_what_was_found_and_expected():
-    with pytest.raises(ConfigError, match="num_steps: found 'x', expected a whole number from 1 to 1000"):
-        parse_command({"id": "a", "action": "dump", "num_steps": "x"}, next_step=0)

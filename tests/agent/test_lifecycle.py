@@ -250,6 +250,28 @@ def test_an_agent_whose_spool_was_removed_by_somebody_ends(run):
     wait_for(lambda: not is_agent(pid), "the end of the agent")
 
 
+def test_an_agent_leaves_a_spool_that_was_removed_and_made_again_to_the_next_one(make_run):
+    run = make_run(linger_s=60)
+    first = run.rank(start_agent=True)
+    first.steps(0, 3)
+    old = run.running()["pid"]
+    wait_for(lambda: len(run.stored()) == 3, "three stored steps")
+    first.kill()
+
+    run.spool.rename(run.spool.with_name("removed"))
+    run.write_settings(linger_s=60)
+    second = run.rank(attempt=2)
+    run.launch_agent()
+
+    new = run.running(other_than=old)["pid"]
+    wait_for(lambda: not is_agent(old), "the end of the first agent")
+    second.steps(3, 2)
+    wait_for(lambda: len(run.stored()) == 5, "the steps of the second attempt")
+    assert run.stored() == sorted(expected(0, range(3)) + expected(0, range(3, 5), attempt=2))
+    assert is_agent(new)
+    assert run.status()["pid"] == new
+
+
 def test_lost_race_against_a_leaving_agent_is_run_again(tmp_path):
     lock = RunLock.try_acquire(tmp_path)
     write_status(tmp_path, Status(pid=1, run_id="run", output="/out", state=FINISHED))
@@ -314,7 +336,7 @@ def test_a_folder_that_is_no_spool_is_refused_and_left_alone(tmp_path, name, nam
         [sys.executable, "-m", "trainermon", "agent", tmp_path / name],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=900,
         check=False,
     )
 
@@ -380,7 +402,7 @@ def test_what_an_attempt_wrote_after_the_last_look_is_stored_by_the_same_agent(r
     rank.steps(0, 3)
     rank.end()
 
-    done = subprocess.run([sys.executable, "-c", LEAVING, run.spool], timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", LEAVING, run.spool], timeout=900, check=False)
 
     assert done.returncode == 0
     assert not run.spool.exists()

@@ -18,8 +18,8 @@ import pytest
 from tests.agent.nodes import expected, wait_for
 from tests.server_programs import free_port
 from trainermon.agent import service
-from trainermon.agent.lock import FINISHED
-from trainermon.agent.service import NodeService
+from trainermon.agent.lock import FINISHED, SETTINGS_FILE
+from trainermon.agent.service import FAILING, NodeService
 from trainermon.exporters.store import open_run
 from trainermon.monitor.launcher import SERVICE_FILE, is_served
 
@@ -47,9 +47,12 @@ def is_up(tmp_path):
     return check(tmp_path) == 0
 
 
-def check(tmp_path):
-    command = [sys.executable, "-m", "trainermon", "node", "--check", "--spool", str(tmp_path / "spool")]
-    return subprocess.run(command, check=False).returncode
+def command_of(tmp_path, option):
+    return [sys.executable, "-m", "trainermon", "node", option, "--spool", str(tmp_path / "spool")]
+
+
+def check(tmp_path, option="--check"):
+    return subprocess.run(command_of(tmp_path, option), check=False).returncode
 
 
 def test_a_run_is_followed_where_the_site_says_and_stored(make_run, start_node):
@@ -224,6 +227,37 @@ def test_a_service_that_stands_still_is_not_taken_for_alive(start_node, tmp_path
     os.utime(tmp_path / "spool" / SERVICE_FILE, (time.time() - 60,) * 2)
 
     assert check(tmp_path) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--port", "99999"], "port: found 99999, expected 0 to 65535"),
+        (["--host", "203.0.113.7"], "nobody can listen at 203.0.113.7 port 0 here: Cannot assign requested address"),
+        (["--node-name", "a/b"], "--node-name: found 'a/b', expected the name of a folder"),
+    ],
+)
+def test_options_with_which_no_agent_starts_are_refused_before_ranks_rely_on_them(start_node, tmp_path, options, said):
+    node = start_node(*options)
+
+    assert node.wait() == 1
+    assert said in (tmp_path / "stderr").read_text()
+    assert not (tmp_path / "spool" / SERVICE_FILE).exists()
+
+
+def test_agents_that_do_not_stay_are_told_by_the_check(make_run, start_node, tmp_path):
+    run = make_run()
+    run.rank()
+    settings = run.spool / SETTINGS_FILE
+    good = settings.read_bytes()
+    settings.write_text('{"run_id": 7}')
+    start_node()
+
+    wait_for(lambda: check(tmp_path) == FAILING, "three ends of the agent")
+    said = subprocess.run(command_of(tmp_path, "--check"), capture_output=True, text=True, check=False).stdout
+    assert said.startswith(f"{run.spool.name}: its agent has ended 3 times, the last time with status 2")
+    assert check(tmp_path, "--check=service") == 0
+    settings.write_bytes(good)
 
 
 def test_rules_that_cannot_be_read_do_not_keep_runs_from_being_followed(make_run, start_node, tmp_path):

@@ -47,7 +47,7 @@ def test_an_agent_that_cannot_start_does_not_keep_the_training_from_starting():
 def test_the_training_may_wait_for_its_agent():
     probe = sidecar({"sidecar": {"holdsTraining": True}})["startupProbe"]
 
-    assert probe["exec"]["command"][:3] == ["trainermon", "node", "--check"]
+    assert probe["exec"]["command"][:3] == ["trainermon", "node", "--check=service"]
 
 
 @pytest.mark.parametrize("values", [{}, {"agent": {"rules": "rules: []", "port": 1234}}])

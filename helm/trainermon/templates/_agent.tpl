@@ -39,14 +39,14 @@ ports:
 {{- if .hasStartupProbe }}
 startupProbe:
   exec:
-    command: [trainermon, node, --check, --spool={{ .spool }}]
+    command: [trainermon, node, --check=service, --spool={{ .spool }}]
   periodSeconds: 1
   timeoutSeconds: 5
   failureThreshold: 60
 {{- end }}
 livenessProbe:
   exec:
-    command: [trainermon, node, --check, --spool={{ .spool }}]
+    command: [trainermon, node, --check=service, --spool={{ .spool }}]
   initialDelaySeconds: 30
   periodSeconds: 60
   timeoutSeconds: 10

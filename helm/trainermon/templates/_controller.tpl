@@ -25,6 +25,7 @@ allowed_hosts:
   {{- toYaml (concat $own $controller.allowedHosts) | nindent 2 }}
 agents:
   https: {{ not (empty .Values.access.tls.existingSecret) }}
+  plain_http: {{ $controller.plainHttp }}
   {{- if .Values.access.tls.existingSecret }}
   ca_file: /etc/trainermon/tls/ca.crt
   {{- with .Values.access.tls.serverName }}

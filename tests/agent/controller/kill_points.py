@@ -37,7 +37,7 @@ from trainermon.agent.controller.settings import load_settings
 
 NUM_AGENTS = 3
 TOKEN = "t"
-DEADLINE_S = 20.0
+DEADLINE_S = 240.0
 
 
 class Agents:
@@ -144,7 +144,7 @@ def request(root, method, path, body=None):
     """Return the status and JSON of the controller's answer, or None if there is none."""
     try:
         host = (root / "url").read_text().removeprefix("http://").rstrip("/")
-        connection = http.client.HTTPConnection(host, timeout=5)
+        connection = http.client.HTTPConnection(host, timeout=900)
         with contextlib.closing(connection):
             headers = {"Authorization": f"Bearer {TOKEN}"}
             connection.request(method, path, json.dumps(body) if body else None, headers)

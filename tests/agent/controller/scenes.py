@@ -44,7 +44,7 @@ class Scene:
         self.journal.close()
         await self.runner.cleanup()
 
-    async def escalate(self, ranks=None, *, within_s=20.0):
+    async def escalate(self, ranks=None, *, within_s=900.0):
         """Accept a request and wait until it is over; return it."""
         asked = request(ranks, alerts=())
         await self.controller._accept([asked])

@@ -81,7 +81,7 @@ def test_a_broken_file_of_one_node_leaves_out_that_node_only_and_is_told_once(tm
 
     found = [find(finder), find(finder)]
 
-    assert found == [[Target("http://good:1/")]] * 2
+    assert found == [[Target("http://good:1/", "")]] * 2  # and nobody has vouched for it
     assert [record.getMessage().count("nodes/bad/") for record in caplog.records] == [1]
 
 

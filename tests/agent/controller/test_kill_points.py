@@ -15,7 +15,7 @@ ROOT = PROGRAM.parents[3]
 def run(workdir, *arguments):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     command = [sys.executable, PROGRAM, workdir, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, env=environment, cwd=ROOT, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=environment, cwd=ROOT, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

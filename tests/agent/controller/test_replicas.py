@@ -47,7 +47,7 @@ async def look(scene):
     return scene.controller.replicas.findings.get("run", {}).get(GROUP)
 
 
-async def until(condition, *, within_s=20.0):
+async def until(condition, *, within_s=900.0):
     deadline = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < deadline

@@ -13,14 +13,17 @@ from trainermon.agent.lock import read_status
 
 WORKER = Path(__file__).with_name("rank_worker.py")
 ROOT = Path(__file__).parents[3]
-DEADLINE_S = 60.0
+DEADLINE_S = 900.0
 LIMITS = {"step_s": 1.5, "checkpoint_s": 30.0, "evaluation_s": 30.0, "setup_s": 60.0, "factor": 2.0, "max_s": 1.0}
 
 
 class Job:
-    """The ranks of one job, started; `close` ends what is left of it."""
+    """The ranks of one job, started; `close` ends what is left of it.
 
-    def __init__(self, folder, *faults, world_size=2, hang=None):
+    With `forks` its only process is the parent of the ranks.
+    """
+
+    def __init__(self, folder, *faults, world_size=2, hang=None, split="plain", forks=False):
         self.folder = folder
         self.output, self.spool = folder / "output" / "run", folder / "spool" / "run"
         self._agents = set()
@@ -36,9 +39,9 @@ class Job:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         common = {"WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size, "MASTER_PORT": port, "OMP_NUM_THREADS": 1}
-        common |= {"MASTER_ADDR": "127.0.0.1", "PYTHONPATH": ROOT}
+        common |= {"MASTER_ADDR": "127.0.0.1", "PYTHONPATH": ROOT, "SPLIT": split, "FORKS": "1" if forks else ""}
         self.ranks = []
-        for rank in range(world_size):
+        for rank in range(1 if forks else world_size):
             own = {name: str(value) for name, value in (common | {"RANK": rank, "LOCAL_RANK": rank}).items()}
             with (folder / f"rank{rank}.txt").open("w") as said:
                 command = [sys.executable, str(WORKER), str(folder), json.dumps(settings), *faults]

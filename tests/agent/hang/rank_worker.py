@@ -2,6 +2,9 @@
 
     python rank_worker.py FOLDER SETTINGS FAULT...
 
+`SPLIT` says how the model is divided over the ranks, which decides in which call the others wait; with `FORKS` this
+process is the parent of all ranks, and waits for them one after the other.
+
 A fault is `<step>:<kind>:<rank>`: on that step that rank does something else before the step's one collective in the
 group world, whose number is therefore step + 1. It says so by the file `FOLDER/reached<step>`, and where the fault is a
 standstill it goes on when there is `FOLDER/go<step>`.
@@ -9,7 +12,9 @@ standstill it goes on when there is `FOLDER/go<step>`.
 
 import datetime
 import json
+import multiprocessing
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -24,6 +29,7 @@ from trainermon import TrainerMon
 FOLDER, SETTINGS = Path(sys.argv[1]), json.loads(sys.argv[2])
 FAULTS = {int(step): (kind, int(rank)) for step, kind, rank in (fault.split(":") for fault in sys.argv[3:])}
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+SPLIT = os.environ.get("SPLIT", "plain")
 STEPS = max(FAULTS) + 3
 PAUSE_S = 3.0
 """Of a checkpoint or an evaluation: twenty times a step of this job, and more than the tests allow a step."""
@@ -88,6 +94,11 @@ def leave(step):
     os._exit(7)
 
 
+def kill(step):
+    reached(step)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def send_nothing(step):
     """Stand still while the ranks before and after this one wait for it in a chain of receives."""
     stand_still(step)
@@ -105,6 +116,8 @@ def pass_on(step):
 KINDS = {
     "spin": spin,
     "still": stand_still,
+    "stop": stand_still,  # and whoever waits for it to be reached stops the process
+    "kill": kill,
     "lock": hold_the_lock,
     "mismatch": gather_instead,
     "segfault": segfault,
@@ -114,9 +127,90 @@ KINDS = {
 }
 
 
-class Rank:
+class Plain:
+    """A model on each rank, whose gradient the script reduces itself."""
+
     def __init__(self):
         self.model = nn.Linear(4, 1, bias=False)
+
+    def compute(self, x, go_wrong):
+        self.model(x).sum().backward()
+        go_wrong()
+        dist.all_reduce(self.model.weight.grad)
+
+
+class Ddp(Plain):
+    """The others wait in the backward, in C++."""
+
+    def __init__(self):
+        self.model = nn.parallel.DistributedDataParallel(nn.Linear(4, 1, bias=False))
+
+    def compute(self, x, go_wrong):
+        loss = self.model(x).sum()
+        go_wrong()
+        loss.backward()
+
+
+class Fsdp(Ddp):
+    """The others wait in the forward, which gathers the parameters."""
+
+    def __init__(self):
+        from torch.distributed.fsdp import fully_shard
+
+        self.model = nn.Sequential(fully_shard(nn.Linear(4, 4)), fully_shard(nn.Linear(4, 1)))
+        fully_shard(self.model)
+
+    def compute(self, x, go_wrong):
+        go_wrong()
+        self.model(x).sum().backward()
+
+
+class Tensors(Fsdp):
+    """The others wait for the sum of the halves of a product, in the forward."""
+
+    def __init__(self):
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+        mesh = init_device_mesh("cpu", (SIZE,), mesh_dim_names=("tp",))
+        plan = {"0": ColwiseParallel(), "1": RowwiseParallel()}
+        self.model = parallelize_module(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1)), mesh, plan)
+
+
+class Pipeline(Plain):
+    """Each rank waits for its neighbour in receives that it begins as Megatron does."""
+
+    def __init__(self):
+        self.model = nn.Linear(4, 4, bias=False)
+
+    def compute(self, x, go_wrong):
+        go_wrong()
+        if RANK:
+            self._receive(x, RANK - 1)
+        y = self.model(x)
+        gradient = torch.ones_like(y)
+        if RANK < SIZE - 1:
+            self._pass(dist.isend, y.detach(), RANK + 1)
+            self._receive(gradient, RANK + 1)
+        y.backward(gradient)
+        if RANK:
+            self._pass(dist.isend, x, RANK - 1)
+
+    def _receive(self, x, rank):
+        self._pass(dist.irecv, x, rank)
+
+    def _pass(self, call, x, rank):
+        for handle in dist.batch_isend_irecv([dist.P2POp(call, x, rank)]):
+            handle.wait()
+
+
+SPLITS = {"plain": Plain, "ddp": Ddp, "fsdp": Fsdp, "tp": Tensors, "pp": Pipeline}
+
+
+class Rank:
+    def __init__(self):
+        self.split = SPLITS[SPLIT]()
+        self.model = self.split.model
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
         self.pair = dist.new_group(list(range(SIZE)), group_desc="pair")
         self.monitor = TrainerMon(SETTINGS)
@@ -150,16 +244,13 @@ class Rank:
 
     def step(self, step):
         x = torch.ones(1, 4) if self.data is None else next(self.data)
-        self.model(x).sum().backward()
-        if step in FAULTS:
-            self.go_wrong(step, *FAULTS[step])
-        dist.all_reduce(self.model.weight.grad)
+        self.split.compute(x, lambda: self.go_wrong(step, *FAULTS[step]) if step in FAULTS else None)
         self.optimizer.step()
         self.optimizer.zero_grad()
 
 
 def main():
-    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=120))
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=3600))
     rank = Rank()
     for step in range(STEPS):
         rank.step(step)
@@ -167,5 +258,24 @@ def main():
     dist.destroy_process_group()
 
 
-if __name__ == "__main__":
+def as_rank(rank):
+    global RANK
+    RANK = rank
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
     main()
+
+
+def fork_ranks():
+    """Be a launcher that hears of a rank's end only when all ranks before it have ended."""
+    ranks = [multiprocessing.get_context("fork").Process(target=as_rank, args=(rank,)) for rank in range(SIZE)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join()
+
+
+if __name__ == "__main__":
+    if os.environ.get("FORKS"):
+        fork_ranks()
+    else:
+        main()

@@ -1,5 +1,7 @@
 """Which of several dead ranks is the cause."""
 
+import dataclasses
+
 import pytest
 
 from trainermon.agent.hang.crash import crash_verdict, last_line, memory_hint
@@ -43,6 +45,27 @@ def test_same_exception_on_all_ranks_is_everybodys():
 def test_of_ends_without_a_reason_the_first_one_counts():
     assert blamed([dead(0), dead(1)], [1, 0]) == [1]
     assert blamed([dead(0, error=PEER), dead(1, error=PEER)], [1, 0]) == [1]
+
+
+@pytest.mark.parametrize("order", [[0, 1], [1, 0]])
+@pytest.mark.parametrize("follower", [dead(0, status=1), dead(0, signal=6), dead(0)])
+@pytest.mark.parametrize("cause", [dead(1, signal=9), dead(1, signal=11), dead(1, error=BUG, status=1)])
+def test_end_that_explains_itself_counts_more_than_one_that_does_not(order, follower, cause):
+    """The follower is one whose exception nobody could read, or whose library has aborted it."""
+    assert blamed([follower, cause], order) == [1]
+
+
+def test_rank_that_left_is_to_blame_for_those_that_lost_it():
+    def left(status):
+        return RankEvidence(rank=1, life="ended", step=11, exit=Exit(status=status))
+
+    followers = [dead(0, error=PEER, status=1), dead(2, error=PEER, status=1)]
+    hang = crash_verdict([*followers, left(3)], [0, 2])
+
+    assert hang.text == "rank 1 ended before the others, at step 11, with exit status 3; ranks 0, 2 lost the connection"
+    assert blamed([*followers, left(0)], [0, 2]) == [1]
+    assert blamed([dead(0, error=BUG, status=1), left(0)], [0]) == [0]
+    assert blamed([*followers, dataclasses.replace(left(0), step=13)], [0, 2]) == [0]
 
 
 def test_nobody_is_to_blame_for_a_stop_from_outside():

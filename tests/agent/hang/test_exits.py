@@ -104,12 +104,26 @@ def test_process_that_is_gone_already_and_nobody_are_no_error(watch, start):
     assert (watch.exit_of(0), watch.exit_of(1), watch.pid(1)) == (None, None, 0)
 
 
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 2, 0)])
+def test_of_ends_that_are_seen_at_once_the_first_is_known(watch, start, order):
+    children = {rank: start("input()") for rank in range(3)}
+    for rank, child in children.items():
+        watch.follow(rank, child.pid)
+    for rank in order:
+        children[rank].kill()
+        os.waitid(os.P_PID, children[rank].pid, os.WEXITED | os.WNOWAIT)
+
+    watch.poll()
+
+    assert watch.in_order([4, *range(3)]) == [*order, 4]
+
+
 def test_nothing_stays_open(start):
     before = len(os.listdir("/proc/self/fd"))
     watch, child = ExitWatch(), start("input()")
-    piped = len(os.listdir("/proc/self/fd"))
     watch.follow(0, child.pid)
 
     watch.close()
+    child.stdin.close()
 
-    assert len(os.listdir("/proc/self/fd")) == piped >= before
+    assert len(os.listdir("/proc/self/fd")) == before

@@ -46,8 +46,8 @@ def test_whoever_has_not_entered_the_collective_is_named_and_a_job_that_goes_on_
     job.go(9)
 
     chain = job.report("hang", 12)["verdict"]
-    assert (chain["kind"], blamed(chain), chain["waiting"]) == ("busy", [(0, "running")], [1])
-    assert "recv" in chain["text"]
+    assert (place(chain), blamed(chain)) == (("not-entered", "recv 1<-0", 1, "world"), [(0, "running")])
+    assert chain["waiting"] == [1]
     job.go(12)
 
     assert job.end() == [0, 0], job.said()
@@ -66,9 +66,10 @@ def test_killed_rank_is_named_and_not_the_one_that_failed_for_it(start_job):
     report = job.report("rank-dead", 3)
 
     assert blamed(report["verdict"]) == [(1, "dead")]
-    assert report["verdict"]["text"].startswith("rank 1 was killed by SIGKILL at step 3 (phase step); rank 0 ended")
+    assert report["verdict"]["text"].startswith("rank 1 was killed by SIGKILL at step 3 (phase step)")
     assert report["ranks"][1]["exit"] == {"signal": 9, "status": None}
-    assert "Connection" in report["ranks"][0]["error"]
+    follower = report["ranks"][0]  # which may still be on its way to its end when this is told
+    assert follower["life"] == "running" or "Connection" in follower["error"]
     assert [record["step"] for record in report["records"]["1"]] == [0, 1, 2]
     assert job.end() == [1, -9]
     assert [(alert["rank"], alert["state"]) for alert in job.alerts("rank-dead")] == [(1, "firing")]
@@ -82,7 +83,7 @@ def test_exception_of_one_of_four_ranks_is_told_apart_from_those_that_follow(sta
     assert blamed(report["verdict"]) == [(2, "dead")]
     assert report["verdict"]["culprits"][0]["text"] == "failed: RuntimeError: the batch is empty"
     assert "in fail\n" in report["ranks"][2]["error"]
-    assert [one["life"] for one in report["ranks"]] == ["dead"] * 4
+    assert report["ranks"][2]["life"] == "dead"
 
 
 def test_one_of_four_ranks_that_calls_another_collective_is_named(start_job):
@@ -137,7 +138,10 @@ def test_crash_without_an_exception_is_named_by_how_the_process_ended(start_job,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("without", [{"py_spy": False}, {"recorder": False}, {"recorder": False, "py_spy": False}])
+@pytest.mark.parametrize(
+    "without",
+    [{"py_spy": False}, {"recorder": False}, {"calls": False}, {"recorder": False, "calls": False, "py_spy": False}],
+)
 def test_each_rung_alone_names_the_rank(start_job, without):
     """Without py-spy the stacks come from a signal; without a recorder they tell who is in a collective."""
     job = start_job("3:spin:1", "6:still:0", "9:lock:1", hang=without)

@@ -118,24 +118,48 @@ def rank_socket(tmp_path):
     thread.join()
 
 
-def read(folder, *, limit_s=10.0):
-    return asyncio.run(read_recorder(folder, 4, ABOUT, limit_s=limit_s))
+def read(folder, *, limit_s=10.0, about=ABOUT):
+    return asyncio.run(read_recorder(folder, 4, about, limit_s=limit_s))
 
 
-def test_nccls_recorder_is_asked_first_and_the_common_one_where_there_is_none(rank_socket):
+def test_every_recorder_is_asked_as_torchs_cuda_build_answers_for_nccl_also_where_only_gloo_is_used(rank_socket):
     folder, answers, asked = rank_socket
-    answers += [(404, b"no such handler"), (200, recording(entry("0", "gloo:barrier", 2)).encode())]
+    answers += [(200, recording().encode()), (200, recording(entry("0", "gloo:barrier", 2)).encode())]
 
     found = read(folder)
 
     assert asked == ["/handler/dump_nccl_trace_json", "/handler/fr_trace_json"]
-    assert [state.entered for state in found] == [2, 0]
+    assert [(state.name, state.entered) for state in found] == [("world", 2), ("dp", 0)]
+
+
+def test_recorder_that_this_torch_does_not_have_is_left_out(rank_socket):
+    folder, answers, _ = rank_socket
+    answers += [(404, b"no such handler"), (200, recording(entry("0", "gloo:barrier", 2)).encode())]
+
+    assert [state.entered for state in read(folder)] == [2, 0]
+
+    answers += [(404, b"no such handler"), (404, b"no such handler")]
+    with pytest.raises(OSError, match="dump_nccl_trace_json: HTTP status 404; fr_trace_json: HTTP status 404"):
+        read(folder)
+
+
+def test_groups_of_two_backends_are_known_by_both_recorders(rank_socket):
+    """As `cpu:gloo,cuda:nccl`, torch's default on a machine with devices: each backend counts for itself."""
+    folder, answers, _ = rank_socket
+    answers += [
+        (200, recording(entry("0", "nccl:all_gather", 9), entry("7", "nccl:all_reduce", 3)).encode()),
+        (200, recording(entry("0", "gloo:barrier", 2)).encode()),
+    ]
+
+    found = read(folder, about=About(groups=ABOUT.groups, mixed=frozenset({"0"})))
+
+    assert [(state.name, state.entered) for state in found] == [("world", 9), ("dp", 3), ("world on CPU", 2)]
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b'{"entries": [3]}', b"\xff\xfe", b"[" * 100_000])
 def test_answer_that_is_no_recorders_is_told(rank_socket, body):
     folder, answers, _ = rank_socket
-    answers.append((200, body))
+    answers += [(200, body)] * 2
 
     with pytest.raises(OSError, match="not understood"):
         read(folder)
@@ -159,6 +183,8 @@ def test_about_that_is_damaged_is_nothing(tmp_path):
         path.write_text(text)
         assert read_about(tmp_path, 4) == NOTHING
     path.write_text(
-        '{"pid": 1, "main_thread": 5, "signal": 39, "groups": [{"torch_name": "0", "name": "world", "ranks": [0, 1]}]}'
+        '{"pid": 1, "main_thread": 5, "signal": 39, "groups": ['
+        '{"torch_name": "0", "name": "world", "ranks": [0, 1], "is_mixed": true},'
+        '{"torch_name": "7", "name": "dp", "ranks": [0, 1]}]}'
     )
-    assert read_about(tmp_path, 4) == About(main_thread=5, signal=39, groups={"0": ("world", (0, 1))})
+    assert read_about(tmp_path, 4) == About(main_thread=5, signal=39, groups=ABOUT.groups, mixed=frozenset({"0"}))

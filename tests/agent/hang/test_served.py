@@ -33,7 +33,7 @@ def test_hang_is_told_handed_out_and_over(make_run):
     assert evidence["looked_into"] is True
     (one,) = map(parse_evidence, evidence["ranks"])
     assert (one.rank, one.pid, one.step, one.process_state) == (0, rank.process.pid, 4, "S")
-    assert [rung.name for rung in one.rungs] == ["control page", "/proc", "flight recorder"]
+    assert [rung.name for rung in one.rungs] == ["control page", "/proc", "own notes", "flight recorder"]
     shown = b'trainermon_rank_hung{run="run",rank="0"} 1.0\n'
     wait_for(lambda: shown in run.get("metrics"), "the rank in /metrics")
 

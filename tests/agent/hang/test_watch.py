@@ -1,8 +1,12 @@
 """When a rank is taken for hung or dead, and when that is over; ranks are pages and locks here, and time is made up."""
 
 import asyncio
+import dataclasses
 import json
 import math
+import os
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -390,3 +394,52 @@ def test_switched_off_it_says_nothing(play):
         assert node.watch.idle
 
     play(scenario, settings=HangConfig(enabled=False))
+
+
+def test_rank_that_died_before_anybody_looked_is_told(play):
+    """A slow machine starts an agent in seconds, and a rank may be gone by then."""
+
+    async def scenario(node):
+        node.end(1)
+        assert told(await node.look(0.0)) == []
+        (alert,) = await node.look(SETTLE_S + 0.1)
+        assert told([alert]) == [("rank-dead", "firing", 1, 7)]
+        assert "its exit status is not known here" in alert.message
+        assert told(await node.look(SETTLE_S + 6.0)) == []
+
+    play(scenario)
+
+
+def test_rank_that_died_before_anybody_looked_and_was_not_collected_yet_tells_how(play):
+    child = subprocess.Popen([sys.executable, "-S", "-c", "import os; os.kill(os.getpid(), 9)"])
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+
+    async def scenario(node):
+        node.pages[1]._pid = child.pid
+        node.beat(1)
+        node.end(1)
+        await node.look(0.0)
+        (alert,) = await node.look(SETTLE_S + 0.1)
+        assert "rank 1 was killed by SIGKILL" in alert.message
+
+    play(scenario)
+    child.wait()
+
+
+@pytest.mark.parametrize("how", ["closed", "of an earlier attempt", "told of already"])
+def test_rank_that_is_gone_for_good_reason_is_not_told(play, how):
+    async def scenario(node):
+        if how == "closed":
+            node.beat(1, phase=Phase.CLOSED)
+        elif how == "of an earlier attempt":
+            node.headers[0] = dataclasses.replace(node.headers[0], attempt=2)
+        else:
+            node.end(1)
+            await node.look(0.0)
+            (alert,) = await node.look(SETTLE_S + 0.1)
+            node.watch = node.make_watch([alert])
+        node.end(1)
+        for now_s in (SETTLE_S + 0.5, 2 * SETTLE_S + 1):
+            assert told(await node.look(now_s)) == []
+
+    play(scenario)

@@ -1,0 +1,49 @@
+"""Dumps wait in the outbox until they can be taken to the run directory, and the agent goes on meanwhile."""
+
+import asyncio
+
+from trainermon.agent import deliveries
+from trainermon.agent.deliveries import Deliveries
+from trainermon.monitor.outbox import Outbox
+from trainermon.monitor.spool import open_spool
+
+PLACE = "dumps/a1/attempt1/step7/rank0"
+DEADLINE_S = 60
+
+
+async def until(condition):
+    for _ in range(int(DEADLINE_S / 0.02)):
+        if condition():
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError("not in time")
+
+
+def test_a_dump_that_cannot_be_delivered_is_told_once_and_tried_again(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(deliveries, "RETRY_S", 0.0)
+    spool, run_dir = open_spool("run", tmp_path / "spool"), tmp_path / "output/run"
+    run_dir.mkdir(parents=True)
+    run_dir.chmod(0o777)
+    parcel = Outbox(spool, run_dir, 0).parcel(PLACE)
+    parcel.content.mkdir(parents=True)
+    (parcel.content / "dump.json").write_text("{}")
+    parcel.send()
+
+    async def main():
+        delivered = Deliveries(spool, run_dir)
+        assert not delivered.idle
+        delivered.poll()
+        await until(lambda: delivered.problem)
+        problem = delivered.problem
+        run_dir.chmod(0o700)
+        await asyncio.wait_for(delivered.done(), DEADLINE_S)
+        assert delivered.idle
+        assert delivered.problem == ""
+        await delivered.close()
+        return problem
+
+    problem = asyncio.run(main())
+
+    assert "expected no write permission" in problem
+    assert (run_dir / PLACE / "dump.json").read_text() == "{}"
+    assert len([record for record in caplog.records if "tried again" in record.getMessage()]) == 1
