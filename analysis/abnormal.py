@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -19,20 +20,24 @@ from trainermon.analysis.findings import (
     Verdict,
 )
 from trainermon.analysis.next_collection import dump_of_step
+from trainermon.analysis.origin import OPTIMIZER
 from trainermon.analysis.row_location import Location, locate
 from trainermon.analysis.row_order import StepOrder
 from trainermon.analysis.symptoms import (
     Episode,
     Moved,
+    RateJump,
     find_episodes,
+    find_rate_jump,
     first_episode,
     moved_series,
     read_series,
 )
-from trainermon.analysis.wording import counted, rank_list
+from trainermon.analysis.wording import counted, rank_list, series_name
 from trainermon.monitor.values import Kind
 
 MAX_CONTRASTS = 6
+MAX_BEFORE = 2
 _WHAT: Mapping[Symptom, str] = {
     Symptom.EXPLODED: "Values exploded",
     Symptom.DIED: "Values died",
@@ -42,6 +47,8 @@ _PHRASES: Mapping[FaultPhase, str] = {
     FaultPhase.PARAMETER: "a parameter, before the forward",
     FaultPhase.FORWARD: "in the forward",
     FaultPhase.BACKWARD: "in the backward",
+    FaultPhase.REDUCTION: "in the reduction of gradients",
+    FaultPhase.BEFORE_STEP: "between backward and optimizer step",
     FaultPhase.OPTIMIZER: "in the optimizer step",
     FaultPhase.UNKNOWN: "after the reduction of gradients, which does not tell where it arose",
 }
@@ -53,21 +60,52 @@ def explain_abnormal(run_dir: Path, evidence: Evidence, *, bad_step: int | None,
     `bad_step` is the step that was not finite: before it, only what lasted until then counts. With `step`, only what
     began on it.
     """
-    if evidence.attempt is None or not evidence.kinds:
-        return None
     places = read_places(run_dir)
-    episodes = find_episodes(run_dir, evidence.attempt, places)
-    if step is not None:
-        episodes = [one for one in episodes if one.first_step == step]
-    episode = first_episode(episodes, bad_step)
-    if episode is None:
+    episode = first_episode(_episodes(run_dir, evidence, step), bad_step)
+    if episode is None or evidence.attempt is None:
         return None
+    rows, jump = [], None
     with open_store(run_dir) as connection:
-        rows = list(read_series(connection, evidence.attempt, episode)) if connection is not None else []
+        if connection is not None:
+            rows = list(read_series(connection, evidence.attempt, episode))
+            jump = find_rate_jump(connection, evidence.attempt, episode.first_step)
     moved = moved_series(rows, episode)
-    order = StepOrder(evidence.modules, places, is_single=len({row.rank for row in rows}) == 1)
+    order = StepOrder(
+        evidence.modules,
+        places,
+        is_single=len({row.rank for row in rows}) == 1,
+        has_unreduced=Kind.GRAD_UNREDUCED in evidence.kinds,
+    )
     location = locate(moved, order, {row.name for row in rows if row.kind == Kind.ACTV})
-    return _explained(evidence, episode, moved, location, places)
+    found = _explained(evidence, episode, moved, location, places)
+    return found if jump is None or episode.symptom is not Symptom.EXPLODED else _after_jump(found, jump)
+
+
+def told_before(run_dir: Path, evidence: Evidence) -> tuple[str, ...]:
+    """Return what was abnormal before the step, and need not have anything to do with it, as sentences."""
+    found = [one for one in _episodes(run_dir, evidence, None) if one.first_step < (evidence.step or 0)]
+    return tuple(f"{one.source}: from step {one.first_step} on, {one.messages[0]}" for one in found[:MAX_BEFORE])
+
+
+def _episodes(run_dir: Path, evidence: Evidence, step: int | None) -> list[Episode]:
+    if evidence.attempt is None or not evidence.kinds:
+        return []
+    found = find_episodes(run_dir, evidence.attempt, evidence.places)
+    return found if step is None else [one for one in found if one.first_step == step]
+
+
+def _after_jump(found: Diagnosis, jump: RateJump) -> Diagnosis:
+    """Return the diagnosis of what a learning rate did that jumped right before it."""
+    rate = f"The learning rate jumped from {jump.before:.3g} to {jump.after:.3g} in step {jump.step}"
+    return dataclasses.replace(
+        found,
+        headline=f"{rate}: {found.headline[:1].lower()}{found.headline[1:]}",
+        step=jump.step,
+        rank=None,
+        module=OPTIMIZER,
+        phase=FaultPhase.OPTIMIZER,
+        candidates=(),
+    )
 
 
 def _explained(
@@ -116,11 +154,8 @@ def _reason(episode: Episode, first: Moved | None, phase: FaultPhase) -> str:
     if episode.symptom is Symptom.DIVERGED:
         return f"{message}; {_PHRASES[phase]}"
     size = f"{first.value:.3g}, usually {first.usual:.3g}"
-    return f"{_name(first)} was the first, {_PHRASES[phase]}: its root mean square is {size}. {message}"
-
-
-def _name(row: Moved) -> str:
-    return f"{row.kind} {row.name}{f' {row.slot}' if row.slot else ''}"
+    what = "it" if first.kind == Kind.LOSS else "its root mean square"
+    return f"{series_name(first)} was the first, {_PHRASES[phase]}: {what} is {size}. {message}"
 
 
 def _ranks(episode: Episode, moved: list[Moved], ranks: tuple[int, ...]) -> tuple[RankFinding, ...]:
@@ -165,6 +200,6 @@ def _contrasts(moved: list[Moved], first: Moved | None) -> tuple[Contrast, ...]:
     others = [row for row in moved if row is not first and row.rank == first.rank]
     others.sort(key=lambda row: row.value / row.usual if row.usual else 0.0, reverse=True)
     return tuple(
-        Contrast(rank=row.rank, place=_name(row), value={"rms": row.value}, usual={"rms": row.usual})
+        Contrast(rank=row.rank, place=series_name(row), value={"rms": row.value}, usual={"rms": row.usual})
         for row in [first, *others][:MAX_CONTRASTS]
     )

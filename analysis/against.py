@@ -14,14 +14,17 @@ from trainermon.analysis.against_dumps import below, from_dumps
 from trainermon.analysis.against_rows import from_rows
 from trainermon.analysis.dump_differences import DumpDifference, compare_dumps
 from trainermon.analysis.evidence import open_store
-from trainermon.analysis.findings import Diagnosis, FaultPhase, NextCollection, Verdict
+from trainermon.analysis.findings import Diagnosis, FaultPhase, NextCollection, Symptom, Verdict
+from trainermon.analysis.gradient_chain import gradient_chain
 from trainermon.analysis.next_collection import dump_of_step, more_statistics, together
 from trainermon.analysis.row_differences import REFERENCE, RowDifference, find_row_difference
+from trainermon.analysis.run_verdicts import GRAD_NORM, LOSS, RunVerdict, judge_run
 from trainermon.analysis.sides import Side, open_side, pair_dumps
 from trainermon.analysis.wording import counted
 from trainermon.exporters.tables import add_run
 
 MAX_CALLS = 5
+_NAMES = {LOSS: "loss", GRAD_NORM: "gradient norm"}
 
 
 def diagnose_against(run_dir: Path, reference: Path, *, step: int | None = None) -> Diagnosis:
@@ -42,11 +45,32 @@ def diagnose_against(run_dir: Path, reference: Path, *, step: int | None = None)
         diagnosis = from_rows(ours, rows)
     else:
         diagnosis = _equal(ours, rows, dumps)
+    if ours.is_run and theirs.is_run:
+        diagnosis = dataclasses.replace(
+            with_run_verdicts(diagnosis, judge_run(ours.path, theirs.path)),
+            gradient_chain=gradient_chain(ours.path, theirs.path),
+        )
     return dataclasses.replace(
         diagnosis,
         reference=str(theirs.path),
         collect=_collect(diagnosis, rows, dumps),
         evidence=_sources(ours, theirs, rows, dumps),
+    )
+
+
+def with_run_verdicts(diagnosis: Diagnosis, verdicts: Sequence[RunVerdict]) -> Diagnosis:
+    """Return `diagnosis` with the verdicts; runs that part without any step standing out have a verdict by these."""
+    diagnosis = dataclasses.replace(diagnosis, run_verdicts=tuple(verdicts))
+    parted = [verdict for verdict in verdicts if verdict.differs]
+    if diagnosis.verdict is not Verdict.EQUAL or not parted:
+        return diagnosis
+    names = " and ".join(_NAMES[verdict.quantity] for verdict in parted)
+    return dataclasses.replace(
+        diagnosis,
+        verdict=Verdict.LOCATED,
+        symptom=Symptom.DIFFERS,
+        headline=f"No step stands out, but over the run the {names} differ{'s' if len(parted) == 1 else ''}",
+        step=parted[0].step,
     )
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from trainermon.analysis.compare.items import Item
 from trainermon.analysis.domains import describe_domain
+from trainermon.analysis.execution_order import in_execution_order
 from trainermon.analysis.findings import (
     BadTensor,
     Contrast,
@@ -19,6 +21,7 @@ from trainermon.analysis.findings import (
     Symptom,
     Verdict,
 )
+from trainermon.analysis.origin import MODEL
 from trainermon.analysis.row_differences import RowDifference, RowPair
 from trainermon.analysis.row_location import Location, locate
 from trainermon.analysis.row_order import StepOrder
@@ -28,10 +31,14 @@ from trainermon.monitor.values import Kind
 
 ROWS = "stored rows"
 MAX_CONTRASTS = 6
+_REFERENCE = "the reference"
+_MOMENTS = (Kind.EXP_AVG, Kind.EXP_AVG_SQ, Kind.STATE)
 PHRASES: Mapping[FaultPhase, str] = {
     FaultPhase.PARAMETER: "a parameter differed before the forward",
     FaultPhase.FORWARD: "it arose in the forward",
     FaultPhase.BACKWARD: "it arose in the backward",
+    FaultPhase.REDUCTION: "it arose in the reduction, before which the gradients agree",
+    FaultPhase.BEFORE_STEP: "the gradient was written to between backward and optimizer step",
     FaultPhase.OPTIMIZER: "it arose in the optimizer step",
     FaultPhase.UNKNOWN: "it was there after the reduction of gradients, which does not tell where it arose",
 }
@@ -39,8 +46,13 @@ PHRASES: Mapping[FaultPhase, str] = {
 
 def from_rows(ours: Side, rows: RowDifference) -> Diagnosis:
     """Return the diagnosis of the first step on which stored rows are apart; expects that there is one."""
-    order = StepOrder(ours.modules, ours.places, is_single=len(ours.places) == 1)
-    location = locate(rows.pairs, order, rows.called)
+    order = StepOrder(
+        in_execution_order(ours.modules, rows.flows),
+        ours.places,
+        is_single=len(ours.places) == 1,
+        has_unreduced=Kind.GRAD_UNREDUCED in rows.kinds,
+    )
+    location = _without_forward(rows) or locate(rows.pairs, order, rows.called, [_size(pair) for pair in rows.pairs])
     assert location is not None
     pair = rows.pairs[location.place]
     module = location.module
@@ -51,7 +63,7 @@ def from_rows(ours: Side, rows: RowDifference) -> Diagnosis:
         symptom=Symptom.DIFFERS,
         run_id=ours.run_id,
         headline=f"The run first differs from the reference{where} on {rank_list(location.ranks)} in step {rows.step}",
-        reason=_reason(location, pair),
+        reason=". ".join(filter(None, [_reason(rows, location, pair), _lost(rows)])),
         step=rows.step,
         rank=rank,
         module=module,
@@ -69,14 +81,13 @@ def _sharing(pairs: Sequence[RowPair], first: RowPair) -> tuple[str, ...]:
     """Return the modules that took the same tensor as `first`: its gradient is the sum of what they all gave back."""
     if first.kind != Kind.ACTV_GRAD or not first.slot.startswith("input"):
         return ()
-    values = _values(first)
     found = [
         pair.name
         for pair in pairs
         if (pair.kind, pair.micro_step, pair.stage, pair.rank)
         == (first.kind, first.micro_step, first.stage, first.rank)
         and pair.slot.startswith("input")
-        and _values(pair) == values
+        and pair.fingerprint == first.fingerprint
     ]
     names = dict.fromkeys(found)
     return tuple(
@@ -84,15 +95,54 @@ def _sharing(pairs: Sequence[RowPair], first: RowPair) -> tuple[str, ...]:
     )
 
 
-def _values(pair: RowPair) -> tuple[object, ...]:
-    return tuple((item.shape, item.max, item.min, item.mean, item.norm) for item in (pair.ours, pair.theirs))
+def _size(pair: RowPair) -> float:
+    """Return how far two rows are apart, of one that a side lacks as far as can be."""
+    if pair.only_in or (pair.relative is not None and math.isnan(pair.relative)):
+        return math.inf
+    return pair.relative or 0.0
 
 
-def _reason(location: Location, pair: RowPair) -> str:
+def _without_forward(rows: RowDifference) -> Location | None:
+    """Return the model as a whole if it has no activations on some ranks, on which the reference has them."""
+    missing = _missing_activations(rows)
+    present = {pair.rank for pair in rows.pairs if pair.kind == Kind.ACTV and pair.only_in != _REFERENCE}
+    ranks = sorted({pair.rank for pair in missing} - present)
+    if not ranks or rows.called - {pair.name for pair in missing}:
+        return None
+    place = rows.pairs.index(next(pair for pair in missing if pair.rank == ranks[0]))
+    return Location(place=place, phase=FaultPhase.FORWARD, module=MODEL, ranks=tuple(ranks))
+
+
+def _missing_activations(rows: RowDifference) -> list[RowPair]:
+    return [pair for pair in rows.pairs if pair.kind == Kind.ACTV and pair.only_in == _REFERENCE]
+
+
+def _lost(rows: RowDifference) -> str:
+    if not rows.lost:
+        return ""
+    steps = f"{rows.lost[0]} to {rows.lost[-1]}" if len(rows.lost) > 1 else str(rows.lost[0])
+    which = f"steps {steps} are" if len(rows.lost) > 1 else f"step {steps} is"
+    return f"Right before it {which} stored on one side only: it may have begun there"
+
+
+def _reason(rows: RowDifference, location: Location, pair: RowPair) -> str:
+    if location.module == MODEL and pair.only_in == _REFERENCE and pair.kind == Kind.ACTV:
+        return (
+            f"None of the {len(_missing_activations(rows))} series of activations that the reference has on this step"
+            " is there: a model that was left in eval() has none"
+        )
+    if pair.only_in:
+        return f"{pair.place} is only in {pair.only_in}: {PHRASES[location.phase]}{_why_missing(pair)}"
     what = f"{pair.place} is the first series that differs: {PHRASES[location.phase]}"
     if location.is_given:
         return f"{what}; it was given so, and no stored module has made it"
     return what
+
+
+def _why_missing(pair: RowPair) -> str:
+    if pair.only_in == _REFERENCE and pair.kind in _MOMENTS:
+        return "; an optimizer that does not have the parameter keeps nothing of it"
+    return ""
 
 
 def step_level(rows: RowDifference) -> LevelFinding:
@@ -100,6 +150,8 @@ def step_level(rows: RowDifference) -> LevelFinding:
     before = f"{counted(rows.num_before, 'step')} before it that both runs have agree"
     how = "to the bit" if rows.is_exact else f"but for noise of up to {rows.noise:.2g}"
     different = f"{len(rows.pairs):,} of {rows.num_rows:,} series differ"
+    if rows.lost:
+        different += f", and {counted(len(rows.lost), 'step')} right before it are on one side only"
     reason = f"{before} {how}; {different}" if rows.num_before else f"the first step that was compared; {different}"
     return LevelFinding(level=Level.STEP, answer=str(rows.step), reason=reason, source=ROWS)
 

@@ -26,7 +26,8 @@ _REPLAY = "a replay of the step (replay.enabled, replay.classify)"
 def classified(diagnosis: Diagnosis, dumps: Sequence[RankDump]) -> Diagnosis:
     """Return `diagnosis` with the cause of the first bad operation, and the replay's verdict on the step."""
     where = next((entry for entry in dumps if entry.rank == diagnosis.rank), None)
-    if where is None or diagnosis.verdict not in (Verdict.LOCATED, Verdict.NOT_REPRODUCED):
+    is_replayed = diagnosis.phase not in (FaultPhase.REDUCTION, FaultPhase.BEFORE_STEP)
+    if where is None or not is_replayed or diagnosis.verdict not in (Verdict.LOCATED, Verdict.NOT_REPRODUCED):
         return diagnosis
     return dataclasses.replace(
         diagnosis,
@@ -41,7 +42,9 @@ def _classification(diagnosis: Diagnosis, dump: Dump) -> OperationVerdict:
         return _not_again(dump)
     if diagnosis.phase in (FaultPhase.PARAMETER, FaultPhase.OPTIMIZER) or diagnosis.module == INPUT:
         what = "the batch" if diagnosis.module == INPUT else "the parameter"
-        reason = f"{what} was not finite before anything was computed with it"
+        is_huge = diagnosis.tensor is not None and diagnosis.tensor.nans == diagnosis.tensor.infs == 0
+        how = "far too large" if is_huge and diagnosis.phase is FaultPhase.PARAMETER else "not finite"
+        reason = f"{what} was {how} before anything was computed with it"
         return OperationVerdict(operation="", cause=Cause.INHERITED, reason=reason, evidence="the dump")
     return (
         _from_replay(diagnosis, dump)

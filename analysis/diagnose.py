@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from trainermon.analysis.abnormal import explain_abnormal
+from trainermon.analysis.abnormal import explain_abnormal, told_before
 from trainermon.analysis.across import first_of, in_pipeline, independent_of, lost_upstream, reached_from, with_hidden
 from trainermon.analysis.classify import classified
 from trainermon.analysis.evidence import SURE_KINDS, Evidence, RankDump, Row, gather
@@ -26,15 +26,19 @@ from trainermon.analysis.findings import (
     Symptom,
     Verdict,
 )
+from trainermon.analysis.huge_weight import find_huge_weight
 from trainermon.analysis.levels import with_levels
-from trainermon.analysis.origin import LOSS, Origin, bad_parameters, bad_tensor, find_origin
-from trainermon.analysis.stored import locate_in_rows
+from trainermon.analysis.origin import INPUT, LOSS, Origin, bad_parameters, bad_tensor, find_origin
+from trainermon.analysis.stored import StoredPlace, locate_in_rows
 from trainermon.analysis.wording import counted, rank_list
 from trainermon.dump.reader import split_key
 from trainermon.dump.records import Dump
+from trainermon.dump.verdicts import Cause
 from trainermon.monitor.values import Kind
 
 MAX_PARAMETERS = 20
+# What no replay shows, since it runs forwards and backwards only.
+_NOT_IN_MODEL = (FaultPhase.REDUCTION, FaultPhase.BEFORE_STEP)
 # If so many modules' parameters are bad, they were spoiled by an optimizer step, not one by one.
 WIDESPREAD = 0.5
 
@@ -42,7 +46,7 @@ WIDESPREAD = 0.5
 def diagnose(run_dir: Path, *, step: int | None = None) -> Diagnosis:
     """Return what went wrong on `step`; without a step, what went wrong first in the run.
 
-    What is not finite comes first, unless something exploded, died or diverged before and was so until then.
+    What is not finite comes first, unless something exploded before, did so until then, and can have caused it.
 
     Raises:
         DumpError: there is no such run directory, or nothing is known of `step`.
@@ -52,11 +56,21 @@ def diagnose(run_dir: Path, *, step: int | None = None) -> Diagnosis:
     is_bad = diagnosis.symptom is Symptom.NONFINITE
     if is_bad and step is not None:
         return diagnosis
-    abnormal = explain_abnormal(Path(run_dir), evidence, bad_step=evidence.step if is_bad else None, step=step)
+    abnormal = None
+    if not is_bad or _may_follow(diagnosis):
+        abnormal = explain_abnormal(Path(run_dir), evidence, bad_step=evidence.step if is_bad else None, step=step)
     if abnormal is None:
-        return diagnosis
+        before = told_before(Path(run_dir), evidence) if is_bad else ()
+        return dataclasses.replace(diagnosis, evidence=(*diagnosis.evidence, *before))
     later = f"step {evidence.step} was the first that was not finite; see --step {evidence.step}"
     return dataclasses.replace(abnormal, consequences=(later,)) if is_bad else abnormal
+
+
+def _may_follow(diagnosis: Diagnosis) -> bool:
+    """Return whether a non-finite value can come of finite ones that grew: not of a batch, a weight or a device."""
+    is_given = diagnosis.module == INPUT or diagnosis.phase in (FaultPhase.PARAMETER, *_NOT_IN_MODEL)
+    verdict = diagnosis.classification
+    return not is_given and not (verdict is not None and verdict.cause is Cause.KERNEL)
 
 
 def _diagnose_nonfinite(evidence: Evidence) -> Diagnosis:
@@ -118,7 +132,7 @@ def _located(evidence: Evidence, origins: Sequence[tuple[RankDump, Origin]]) -> 
     module, class_name, api = _module(where.dump, origin)
     headline = f"{_WHAT[phase]} {module or api} on rank {where.rank} in step {evidence.step}"
     reason = _sentence(f"{api or module}: {origin.reason}")
-    return Diagnosis(
+    located = Diagnosis(
         verdict=Verdict.LOCATED,
         symptom=Symptom.NONFINITE,
         run_id=evidence.run_id,
@@ -140,6 +154,35 @@ def _located(evidence: Evidence, origins: Sequence[tuple[RankDump, Origin]]) -> 
         consequences=_consequences(evidence, bad),
         dump=where.path,
     )
+    return _of_huge_weight(located, where, evidence)
+
+
+def _of_huge_weight(located: Diagnosis, where: RankDump, evidence: Evidence) -> Diagnosis:
+    """Return `located` if no weight is out of all proportion; else the diagnosis that names it."""
+    is_computed = located.phase in (FaultPhase.FORWARD, FaultPhase.BACKWARD) and located.module != INPUT
+    weight = find_huge_weight(where, evidence) if is_computed else None
+    if weight is None:
+        return located
+    module = weight.name.rpartition(".")[0]
+    said = (
+        f"The largest element of {weight.name} was {weight.size:.2g} when the forward began, that of others about"
+        f" {weight.usual:.2g}: finite, and far too large. What is computed with it overflowed first in {located.module}"
+    )
+    reached = {finding.rank for finding in located.ranks if finding.role is Role.ORIGIN} - {weight.rank}
+    return dataclasses.replace(
+        located,
+        headline=f"A parameter was far too large in {module} on rank {weight.rank} in step {evidence.step}",
+        reason=said,
+        rank=weight.rank,
+        module=module,
+        class_name=next((entry.class_name for entry in where.dump.entries if entry.module == module), ""),
+        phase=FaultPhase.PARAMETER,
+        tensor=bad_tensor(weight.record),
+        api="",
+        source="",
+        candidates=(),
+        ranks=_ranks(evidence, {weight.rank}, reached),
+    )
 
 
 def _module(dump: Dump, origin: Origin) -> tuple[str, str, str]:
@@ -158,6 +201,8 @@ _WHAT = {
     FaultPhase.PARAMETER: "A parameter was not finite in",
     FaultPhase.FORWARD: "A non-finite value arose in the forward of",
     FaultPhase.BACKWARD: "A non-finite gradient arose in the backward of",
+    FaultPhase.REDUCTION: "The reduction made a non-finite gradient of",
+    FaultPhase.BEFORE_STEP: "Between backward and optimizer step something spoilt the gradient of",
     FaultPhase.OPTIMIZER: "The optimizer made a non-finite parameter of",
     FaultPhase.UNKNOWN: "A non-finite value arose in",
 }
@@ -249,10 +294,10 @@ def _parameters(where: RankDump) -> tuple[BadParameter, ...]:
     )
 
 
-def _consequences(evidence: Evidence, bad: set[int]) -> tuple[str, ...]:
+def _consequences(evidence: Evidence, bad: set[int], phase: FaultPhase = FaultPhase.UNKNOWN) -> tuple[str, ...]:
     found = []
     reduced = _count_bad(evidence, Kind.GRAD_REDUCED)
-    if len(reduced) > len(bad):
+    if len(reduced) > len(bad) and phase is not FaultPhase.REDUCTION:
         number = counted(max(reduced.values()), "gradient")
         found.append(f"the reduction carried it to {rank_list(sorted(reduced))}: {number} each")
     elif reduced:
@@ -276,6 +321,8 @@ def _not_in_replay(evidence: Evidence) -> Diagnosis:
     handed_on = {entry.rank for entry in started} - {entry.rank for entry in replayed} - {*cut}
     lost = [entry.rank for entry in replayed if entry.dump.info.lost_nonfinite]
     place = locate_in_rows(evidence, lost[0] if lost else None)
+    if place.phase in _NOT_IN_MODEL and not lost:
+        return _not_in_model(evidence, place, replayed, started)
     # a fault may hide where the replay did not get to
     is_transient = bool(lost) or (bool(replayed) and place.rank not in cut and (not cut or place.rank is not None))
     found = []
@@ -304,9 +351,39 @@ def _not_in_replay(evidence: Evidence) -> Diagnosis:
         phase=place.phase,
         tensor=None if place.row is None else _row_tensor(place.row),
         ranks=_ranks(evidence, set() if place.rank is None else {place.rank, *lost}, handed_on),
-        consequences=_consequences(evidence, set() if place.rank is None else {place.rank}),
+        consequences=_consequences(evidence, set() if place.rank is None else {place.rank}, place.phase),
         dump=next((entry.path for entry in started if entry.rank == place.rank), None),
     )
+
+
+def _not_in_model(
+    evidence: Evidence, place: StoredPlace, replayed: Sequence[RankDump], started: Sequence[RankDump]
+) -> Diagnosis:
+    """Explain what arose after the backward: a clean replay is what is to be expected."""
+    bad = set() if place.rank is None else {place.rank}
+    what = f"{_WHAT[place.phase]} {place.module}" if place.module else _AFTER_BACKWARD[place.phase]
+    where = f" on rank {place.rank}" if place.rank is not None else ""
+    clean = f"The replay of {rank_list([entry.rank for entry in replayed])} is clean" if replayed else ""
+    return Diagnosis(
+        verdict=Verdict.LOCATED,
+        symptom=Symptom.NONFINITE,
+        run_id=evidence.run_id,
+        headline=f"{what}{where} in step {evidence.step}",
+        reason=". ".join(filter(None, [_sentence(place.reason), clean])),
+        rank=place.rank,
+        module=place.module,
+        phase=place.phase,
+        tensor=None if place.row is None else _row_tensor(place.row),
+        ranks=_ranks(evidence, bad),
+        consequences=_consequences(evidence, bad, place.phase),
+        dump=next((entry.path for entry in started if entry.rank == place.rank), None),
+    )
+
+
+_AFTER_BACKWARD = {
+    FaultPhase.REDUCTION: "The reduction made a non-finite gradient",
+    FaultPhase.BEFORE_STEP: "Between backward and optimizer step something spoilt a gradient",
+}
 
 
 def _row_tensor(row: Row) -> BadTensor:
@@ -331,11 +408,13 @@ def _nothing(evidence: Evidence) -> Diagnosis:
         )
     inner = _inner(evidence)
     what = "No parameter, gradient or result of the model" if inner else "Nothing"
+    is_all = evidence.num_steps > 1 and not evidence.is_asked_for
+    where = f"any of {evidence.num_steps} stored steps, of which {evidence.step} is the last" if is_all else ""
     return Diagnosis(
         verdict=Verdict.FINITE,
         run_id=evidence.run_id,
-        headline=f"{what} was non-finite in step {evidence.step}",
-        reason=_sentence(inner or evidence.largest or "all dumped values are finite"),
+        headline=f"{what} was non-finite in {where or f'step {evidence.step}'}",
+        reason=_sentence(inner or evidence.largest or "all values that were collected are finite"),
         ranks=_ranks(evidence, set()),
     )
 

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trainermon.analysis.compare.places import find_places
 from trainermon.analysis.domains import read_places
+from trainermon.analysis.execution_order import Flow, in_execution_order, read_flows
 from trainermon.dump.reader import read_dump
 from trainermon.dump.records import DUMP_FILE, PARTIAL_FILE, Dump, TensorRecord
 from trainermon.exporters.store import open_run
+from trainermon.monitor.catalogue import GRADIENT_AT_STEP
 from trainermon.monitor.errors import DumpError, StoreError
 from trainermon.monitor.values import Kind
 
@@ -45,6 +47,10 @@ class Row:
     min: float | None
     max: float | None
 
+    @property
+    def fingerprint(self) -> None:
+        """Not known: what is not finite is in no moment."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RankDump:
@@ -55,6 +61,14 @@ class RankDump:
     dump: Dump
 
 
+class LargeWeight(NamedTuple):
+    """A parameter's largest finite element on a rank."""
+
+    name: str
+    rank: int
+    size: float
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
     """What is known about one step of a run.
@@ -62,8 +76,9 @@ class Evidence:
     `rows` are the stored rows of the step with non-finite elements (masks left out), `rows_before` those of the stored
     step before it, `kinds` tells which kinds were stored at all, `ranks` which ranks have rows. `bad_since` is the
     first of the stored steps right before it of which none was finite, None if the last one was. `modules` are the
-    names in definition order, the model's input first; empty if the run does not tell. `places` are the ranks' places
-    in parallelism.
+    names as they are called, as far as that is known, else as they are defined; empty if the run does not tell.
+    `places` are the ranks' places in parallelism, `large_weights` the largest parameters before the step, `num_steps`
+    how many steps of the attempt are stored, `is_asked_for` whether the step was named, not found.
     """
 
     run_id: str
@@ -78,6 +93,9 @@ class Evidence:
     ranks: tuple[int, ...] = ()
     modules: tuple[str, ...] = ()
     largest: str = ""
+    large_weights: tuple[LargeWeight, ...] = ()
+    num_steps: int = 0
+    is_asked_for: bool = False
     alerts: tuple[str, ...] = ()
     places: Mapping[int, Mapping[str, int]] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -100,7 +118,12 @@ def gather(run_dir: Path, step: int | None = None) -> Evidence:
     if not run_dir.is_dir():
         raise DumpError(f"{run_dir} is not a directory: expected the directory of a run (<output>/<run id>)")
     places = list(_places(run_dir))
-    evidence = Evidence(run_id=run_id_of(run_dir), modules=modules_of(run_dir), places=read_places(run_dir))
+    evidence = Evidence(
+        run_id=run_id_of(run_dir),
+        modules=modules_of(run_dir),
+        places=read_places(run_dir),
+        is_asked_for=step is not None,
+    )
     with open_store(run_dir) as connection:
         if not places:
             loose = list(_loose_places(run_dir))
@@ -150,13 +173,23 @@ def _records(dump: Dump) -> Iterator[TensorRecord]:
 
 @contextlib.contextmanager
 def open_store(run_dir: Path) -> Iterator[duckdb.DuckDBPyConnection | None]:
-    """Yield the run's tables, None if nothing has been stored."""
+    """Yield the run's tables, None if nothing has been stored.
+
+    Raises:
+        StoreError: A segment cannot be read; that may come out only when its rows are.
+    """
+    import duckdb
+
     try:
         connection = open_run(run_dir)
     except StoreError:
+        if any(run_dir.glob("nodes/*/segments/*.parquet")):
+            raise
         connection = None
     try:
         yield connection
+    except duckdb.Error as error:
+        raise StoreError(f"{run_dir}: what is stored cannot be read: {str(error).splitlines()[0]}") from error
     finally:
         if connection is not None:
             connection.close()
@@ -172,7 +205,10 @@ def _choose_step(
             found += connection.execute("SELECT DISTINCT attempt, step FROM stats WHERE step = ?", [step]).fetchall()
     elif connection is not None:
         kinds = ", ".join(f"'{kind}'" for kind in SURE_KINDS)
-        query = f"SELECT attempt, min(step) FROM stats WHERE nans + infs > 0 AND kind IN ({kinds}) GROUP BY attempt"  # noqa: S608
+        query = f"""
+            SELECT attempt, min(step) FROM stats
+            WHERE nans + infs > 0 AND (kind IN ({kinds}) OR slot = '{GRADIENT_AT_STEP}') GROUP BY attempt
+        """  # noqa: S608  # our own names
         found += connection.execute(query).fetchall()
         if not found:
             found = connection.execute("SELECT attempt, max(step) FROM stats GROUP BY attempt").fetchall()
@@ -229,13 +265,32 @@ def _with_store(evidence: Evidence, connection: duckdb.DuckDBPyConnection, attem
         evidence,
         rows=_rows(connection, attempt, step),
         rows_before=_rows(connection, attempt, before),
+        modules=in_execution_order(
+            evidence.modules, [flow for one in (before, step) for flow in _flows(connection, one)]
+        ),
+        largest=_largest(connection, attempt, step),
+        large_weights=_large_weights(connection, attempt, step),
+        num_steps=column("SELECT count(DISTINCT step) FROM all_stats WHERE attempt = ?", attempt)[0],
         kinds=frozenset(map(str, column(kinds, attempt, step))),
         step_before=before,
         bad_since=_bad_since(connection, attempt, step),
         ranks=tuple(ranks),
-        largest=_largest(connection, attempt, step),
         alerts=tuple(map(str, column(alerts, attempt, step))),
     )
+
+
+def _flows(connection: duckdb.DuckDBPyConnection, step: int | None) -> list[Flow]:
+    return [] if step is None else read_flows(connection, step)
+
+
+def _large_weights(connection: duckdb.DuckDBPyConnection, attempt: int, step: int) -> tuple[LargeWeight, ...]:
+    """Return the parameters before the step, or what is stored of them, largest element first."""
+    query = f"""
+        SELECT name, rank, greatest(abs(min), abs(max)) AS size FROM all_stats
+        WHERE attempt = ? AND step = ? AND kind = '{Kind.PARAM_ORIGIN}' AND finite > 0
+        ORDER BY size DESC, rank LIMIT 8
+    """  # noqa: S608  # our own name
+    return tuple(LargeWeight._make(row) for row in connection.execute(query, [attempt, step]).fetchall())
 
 
 def _rows(connection: duckdb.DuckDBPyConnection, attempt: int, step: object) -> tuple[Row, ...]:
@@ -268,10 +323,11 @@ def _mask_like(row: Row) -> bool:
 
 
 def _largest(connection: duckdb.DuckDBPyConnection, attempt: int, step: int) -> str:
-    """Return a few words on the largest finite element of the step; inputs of whole numbers are names, not values."""
+    """Return a few words on the largest finite element of the step; whole numbers given are names, masks no values."""
     query = """
         SELECT kind, name, slot, rank, greatest(abs(min), abs(max)) AS size FROM all_stats
         WHERE attempt = ? AND step = ? AND finite > 0 AND kind NOT IN ('step', 'loss', 'checksum')
+            AND NOT (kind = 'actv' AND max <= 0 AND zeros > 0)
             AND NOT (kind = 'comm' AND NOT starts_with(slot, 'pre.') AND NOT starts_with(slot, 'post.'))
             AND NOT (kind = 'actv' AND NOT starts_with(slot, 'output') AND size < 16777216
                 AND trunc(min) = min AND trunc(max) = max AND trunc(sum) = sum AND trunc(sum_sq) = sum_sq)

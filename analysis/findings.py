@@ -7,6 +7,8 @@ import enum
 from collections.abc import Mapping
 from typing import Any
 
+from trainermon.analysis.gradient_chain import GradientLink
+from trainermon.analysis.run_verdicts import RunVerdict
 from trainermon.dump.verdicts import OperationVerdict, Reproducibility
 
 SCHEMA_VERSION = 2
@@ -55,11 +57,13 @@ class Level(str, enum.Enum):
 
 
 class FaultPhase(str, enum.Enum):
-    """In which part of the step the first non-finite value stood."""
+    """In which part of the step the first bad value stood. `before_step`: between the backward and the optimizer."""
 
     PARAMETER = "parameter"
     FORWARD = "forward"
     BACKWARD = "backward"
+    REDUCTION = "reduction"
+    BEFORE_STEP = "before_step"
     OPTIMIZER = "optimizer"
     UNKNOWN = "unknown"
 
@@ -191,7 +195,8 @@ class Diagnosis:
     `symptom` is what was wrong with the value, `api` the key of the first bad call of a function, "" if no dump has
     functions. `levels` is the way down from the step to the API, `contrasts` the first bad values beside what they
     should be, `reference` the directory that the run was held against, "" if none. `collect` is None if there is
-    nothing to add.
+    nothing to add. `run_verdicts` say of two runs whether losses and gradient norms are apart over all their steps,
+    `gradient_chain` where along the gradients' way they part; () unless both sides are runs.
     """
 
     verdict: Verdict
@@ -224,4 +229,6 @@ class Diagnosis:
     levels: tuple[LevelFinding, ...] = ()
     contrasts: tuple[Contrast, ...] = ()
     collect: NextCollection | None = None
+    run_verdicts: tuple[RunVerdict, ...] = ()
+    gradient_chain: tuple[GradientLink, ...] = ()
     version: int = SCHEMA_VERSION

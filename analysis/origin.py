@@ -17,6 +17,7 @@ from trainermon.dump.records import BACKWARD, FORWARD, PARAMETERS_GRAD, Dump, En
 MODEL = "(model)"
 INPUT = "(input)"
 LOSS = "(loss)"
+OPTIMIZER = "(optimizer)"
 MAX_LINKS = 12
 # A script that hooks more of its gradients than this watches them all, and the hooks point at nothing.
 MAX_HOOKED_SHARE = 0.25
@@ -213,7 +214,8 @@ def _origin_outside(calls: _Calls, entry: Entry, record: TensorRecord) -> Origin
         reason = f"its {weights[0].slot.removeprefix('parameters.')} was not finite when the forward began"
         return calls.origin(FaultPhase.PARAMETER, outer, weights[0], reason, follow=entry)
     reason = f"an operation of its own forward, {place}, made a non-finite value from finite ones"
-    return calls.origin(FaultPhase.FORWARD, outer, record, reason, follow=entry)
+    given = dataclasses.replace(record, slot=f"{record.slot} of {entry.module}")
+    return calls.origin(FaultPhase.FORWARD, outer, given, reason, follow=entry)
 
 
 def _last_before(calls: _Calls, entry: Entry) -> Entry | None:

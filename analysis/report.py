@@ -19,6 +19,8 @@ from trainermon.analysis.findings import (
     Role,
     Symptom,
 )
+from trainermon.analysis.gradient_chain import chain_texts
+from trainermon.analysis.run_verdicts import describe
 from trainermon.analysis.wording import counted
 from trainermon.dump.verdicts import OperationVerdict, Reproducibility
 
@@ -51,6 +53,7 @@ def render_text(diagnosis: Diagnosis, *, colour: bool = False) -> str:
         lines += _wrapped(label, text)
     if diagnosis.symptom is not Symptom.NONFINITE:  # there the facts above say the same
         lines += _block("levels", [line for level in diagnosis.levels for line in _level_lines(level)])
+    lines += _block("gradients", chain_texts(diagnosis.gradient_chain))
     other = "reference" if diagnosis.reference else "usual"
     contrasts = diagnosis.contrasts[:_MAX_CONTRASTS]
     lines += _block("values", [line for contrast in contrasts for line in _values(contrast, other)])
@@ -123,6 +126,8 @@ def _facts(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
     yield "run", ", ".join([diagnosis.run_id, *_place(diagnosis)])
     if diagnosis.reference:
         yield "against", diagnosis.reference
+    for verdict in diagnosis.run_verdicts:
+        yield verdict.quantity.replace("_", " "), describe(verdict)
     yield "why", diagnosis.reason
     if diagnosis.module:
         kind = f" ({diagnosis.class_name})" if diagnosis.class_name else ""

@@ -10,11 +10,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trainermon.analysis.compare.items import Item
 from trainermon.analysis.compare.metrics import relative_size
+from trainermon.analysis.execution_order import Flow, read_flows
+from trainermon.analysis.wording import series_name
 from trainermon.monitor.values import Kind
 
 if TYPE_CHECKING:
@@ -35,8 +37,11 @@ _COMPARED = (
 )
 
 
+_ABSENT = Item(place="", state="", dtype="", shape=(0,), requires_grad=False)
+
+
 class RowPair(NamedTuple):
-    """One series of a step in both runs."""
+    """One series of a step in both runs; `only_in` is `this run` or `the reference` if the other one lacks it."""
 
     kind: str
     name: str
@@ -48,12 +53,17 @@ class RowPair(NamedTuple):
     ours: Item
     theirs: Item
     relative: float | None
+    only_in: str = ""
 
     @property
     def place(self) -> str:
         """What the series is called in a report."""
-        micro = "" if self.micro_step is None else f" micro step {self.micro_step}"
-        return f"{self.kind} {self.name}{f' {self.slot}' if self.slot else ''}{micro}"
+        return series_name(self)
+
+    @property
+    def fingerprint(self) -> object:
+        """What is equal if the elements are, on both sides."""
+        return tuple((item.shape, item.max, item.min, item.mean, item.norm) for item in (self.ours, self.theirs))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +72,8 @@ class RowDifference:
 
     `step` is the first on which they are apart, None if they never are; `pairs` are its rows that are. `num_before`
     steps before it agree, to the bit if `is_exact`, else but for noise, of which `noise` is the largest relative size.
-    `called` are the modules of which activations are stored on the step, `kinds` what else is.
+    `called` are the modules of which activations are stored on the step, `kinds` what else is, and `flows` what flowed
+    between modules in the reference. `lost` are steps before it that one side alone has.
     """
 
     num_steps: int
@@ -74,6 +85,8 @@ class RowDifference:
     pairs: tuple[RowPair, ...] = ()
     called: frozenset[str] = frozenset()
     kinds: frozenset[str] = frozenset()
+    flows: tuple[Flow, ...] = ()
+    lost: tuple[int, ...] = ()
 
 
 def find_row_difference(connection: duckdb.DuckDBPyConnection, step: int | None = None) -> RowDifference:
@@ -81,14 +94,20 @@ def find_row_difference(connection: duckdb.DuckDBPyConnection, step: int | None 
     found = _find(connection, step)
     stored = connection.execute("SELECT DISTINCT kind, name FROM pairs WHERE step = ?", [found.step]).fetchall()
     called = frozenset(name for kind, name in stored if kind == Kind.ACTV)
-    return dataclasses.replace(found, called=called, kinds=frozenset(kind for kind, _ in stored))
+    kinds = frozenset(kind for kind, _ in stored)
+    if found.step is None:
+        return dataclasses.replace(found, called=called, kinds=kinds)
+    flows = tuple(read_flows(connection, found.step, REFERENCE))
+    return dataclasses.replace(found, called=called, kinds=kinds, flows=flows, lost=_lost(connection, found.step))
 
 
 def _find(connection: duckdb.DuckDBPyConnection, step: int | None) -> RowDifference:
     _create_pairs(connection)
-    counted = connection.execute(
-        "SELECT step, count(*), count(*) FILTER (differs) FROM pairs GROUP BY step ORDER BY step"
-    ).fetchall()
+    counted = connection.execute("""
+        SELECT step, count(*), count(*) FILTER (differs OR only_in <> '') FROM
+        (SELECT step, differs, '' AS only_in FROM pairs UNION ALL SELECT step, true, only_in FROM one_sided)
+        GROUP BY step ORDER BY step
+    """).fetchall()
     different = [found for found, _, number in counted if number and step in (None, found)]
     rows = {found: number for found, number, _ in counted}
     if not different:
@@ -117,6 +136,52 @@ def _create_pairs(connection: duckdb.DuckDBPyConnection) -> None:
         WHERE ours.kind IN ({kinds})
             AND (ours.kind <> '{Kind.COMM}' OR starts_with(ours.slot, 'pre.') OR starts_with(ours.slot, 'post.'))
     """)  # noqa: S608  # our own names
+    _create_one_sided(connection)
+
+
+def _create_one_sided(connection: duckdb.DuckDBPyConnection) -> None:
+    """Create the view of series that one side alone has on a step and rank on which both have others.
+
+    What a configuration leaves out is no difference: a series counts if its name has another one on both sides, on that
+    step or an earlier one. Collectives are left out, since they need not be called alike.
+    """
+    kinds = ", ".join(f"'{kind}'" for kind in _COMPARED if kind not in (Kind.COMM, Kind.CHECKSUM))
+    same = " AND ".join(f"one.{name} IS NOT DISTINCT FROM other.{name}" for name in (*_KEYS, "step"))
+    sides = (("stats", REFERENCE, "this run"), (REFERENCE, "stats", "the reference"))
+    parts = (
+        f"SELECT one.*, '{side}' AS only_in FROM {one} one ANTI JOIN {other} other ON {same}"  # noqa: S608
+        for one, other, side in sides
+    )
+    connection.execute("""
+        CREATE OR REPLACE TEMP TABLE paired AS
+        SELECT name, rank, min(step) AS step FROM pairs GROUP BY name, rank
+    """)
+    connection.execute("""
+        CREATE OR REPLACE TEMP TABLE watched AS SELECT DISTINCT step, rank FROM pairs WHERE kind <> 'loss'
+    """)
+    connection.execute(f"""
+        CREATE OR REPLACE TEMP TABLE one_sided AS SELECT found.* FROM ({" UNION ALL ".join(parts)}) found
+        JOIN paired ON paired.name = found.name AND paired.rank = found.rank AND paired.step <= found.step
+        JOIN watched ON watched.step = found.step AND watched.rank = found.rank
+        WHERE found.kind IN ({kinds})
+    """)  # noqa: S608  # our own names
+
+
+def _lost(connection: duckdb.DuckDBPyConnection, step: int) -> tuple[int, ...]:
+    """Return the steps right before `step` that one side alone has."""
+    query = f"""
+        WITH ours AS (SELECT DISTINCT step FROM stats), theirs AS (SELECT DISTINCT step FROM {REFERENCE}),
+        alone AS (
+            SELECT coalesce(ours.step, theirs.step) AS step FROM ours FULL JOIN theirs ON ours.step = theirs.step
+            WHERE ours.step IS NULL OR theirs.step IS NULL
+        )
+        SELECT step FROM alone WHERE step < $step
+            AND step > (SELECT coalesce(max(ours.step), $step) FROM ours SEMI JOIN theirs ON ours.step = theirs.step
+                        WHERE ours.step < $step)
+        ORDER BY step
+    """  # noqa: S608  # our own name
+    rows = connection.execute(query, {"step": step}).fetchall()
+    return tuple(found for (found,) in rows)
 
 
 def _pairs(connection: duckdb.DuckDBPyConnection, step: int) -> tuple[RowPair, ...]:
@@ -128,8 +193,17 @@ def _pairs(connection: duckdb.DuckDBPyConnection, step: int) -> tuple[RowPair, .
         ours, theirs = _item(numbers[: len(_MOMENTS)]), _item(numbers[len(_MOMENTS) :])
         # a checksum is no size, and neither is where two differ only within the last bits of a sum
         relative = None if key[0] == Kind.CHECKSUM else relative_size(ours, theirs)
-        found.append(RowPair._make((*key, ours, theirs, relative)))
-    return tuple(found)
+        found.append(RowPair._make((*key, ours, theirs, relative, "")))
+    return (*found, *_one_sided(connection, step))
+
+
+def _one_sided(connection: duckdb.DuckDBPyConnection, step: int) -> Iterator[RowPair]:
+    names = ", ".join((*_KEYS, *_MOMENTS, "only_in"))
+    query = f"SELECT {names} FROM one_sided WHERE step = ? LIMIT {_MAX_ROWS}"  # noqa: S608  # our own names
+    for row in connection.execute(query, [step]).fetchall():
+        key, item, only_in = row[: len(_KEYS)], _item(row[len(_KEYS) : -1]), row[-1]
+        sides = (item, _ABSENT) if only_in == "this run" else (_ABSENT, item)
+        yield RowPair._make((*key, *sides, None, only_in))
 
 
 def _item(moments: Sequence[Any]) -> Item:
@@ -158,7 +232,11 @@ def _beyond_noise(
     for place, step in enumerate(steps[:_MAX_NOISY_STEPS]):
         pairs = _pairs(connection, step)
         limit = {pair.kind: max(_NOISE_FLOOR, NOISE_GROWTH * noise[pair.kind]) for pair in pairs}
-        far = [pair for pair in pairs if _exceeds(pair.relative, NOISE_LIMIT if place == 0 else limit[pair.kind])]
+        far = [
+            pair
+            for pair in pairs
+            if pair.only_in or _exceeds(pair.relative, NOISE_LIMIT if place == 0 else limit[pair.kind])
+        ]
         if far:
             return RowDifference(
                 num_steps=len(rows),

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from trainermon.analysis.findings import FaultPhase
 from trainermon.analysis.origin import INPUT, LOSS, MODEL
-from trainermon.analysis.row_order import Series, StepOrder, module_of
+from trainermon.analysis.row_order import AFTER_BACKWARD, Series, StepOrder, is_weight, module_of
 from trainermon.monitor.values import Kind
 
 
@@ -29,7 +29,9 @@ class Location:
     candidates: tuple[str, ...] = ()
 
 
-def locate(bad: Sequence[Series], order: StepOrder, called: Collection[str]) -> Location | None:
+def locate(
+    bad: Sequence[Series], order: StepOrder, called: Collection[str], sizes: Sequence[float] = ()
+) -> Location | None:
     """Return which of the bad series of one step was first; None without any.
 
     A module's output is passed over if its input is bad as well, on whichever rank, since ranks that share a call pass
@@ -37,12 +39,14 @@ def locate(bad: Sequence[Series], order: StepOrder, called: Collection[str]) -> 
     Modules need not be called in the order in which they are defined: what a module was given is first only if none
     beside it has made anything bad. Of ranks on which the first series is bad those count on which another of the same
     module is, if they are fewer, and of those the ones that sent it to the others. `called` are the modules of which
-    inputs and outputs are stored: others only hold modules.
+    inputs and outputs are stored: others only hold modules. `sizes` tell how bad each is: of what arose after the
+    backward all is bad at once, a little, if the gradients were clipped, and what is worst was first.
     """
     if not bad:
         return None
     spoiled = {_call(row) for row in bad if _arrives(row)}
-    keys = [order.key(row) for row in bad]
+    shares = _first_sharing(bad, order)
+    keys = [order.key(row, shares.get(_series(row), "")) for row in bad]
     shared = {call[:-1] for call in spoiled}
     is_forward_bad = any(row.kind == Kind.ACTV for row in bad)
     made = [
@@ -55,9 +59,11 @@ def locate(bad: Sequence[Series], order: StepOrder, called: Collection[str]) -> 
     is_earlier = _arrives(bad[given]) and keys[given][:5] < keys[first][:5]
     if is_earlier and not any(_is_beside(bad[place], bad[given]) for place in made):
         first = given
+    if order.phase(bad[first]) in AFTER_BACKWARD and sizes:
+        first = _worst(first, bad, order, sizes)
     row = bad[first]
-    phase = order.phase(row.kind)
-    module = LOSS if row.kind == Kind.LOSS else module_of(row.kind, row.name) if phase is not FaultPhase.UNKNOWN else ""
+    phase = order.phase(row)
+    module = LOSS if row.kind == Kind.LOSS else module_of(row) if phase is not FaultPhase.UNKNOWN else ""
     candidates: tuple[str, ...] = ()
     if _arrives(row) and row.kind == Kind.ACTV:
         module, candidates = _maker(row, spoiled, called, is_first=keys[first][4] == 0)
@@ -71,6 +77,32 @@ def locate(bad: Sequence[Series], order: StepOrder, called: Collection[str]) -> 
     )
 
 
+def _worst(first: int, bad: Sequence[Series], order: StepOrder, sizes: Sequence[float]) -> int:
+    """Return the first of those of the phase of `first` that are bad by half as much as the worst one."""
+    phase = order.phase(bad[first])
+    places = [place for place, row in enumerate(bad) if order.phase(row) is phase and row.kind == bad[first].kind]
+    largest = max(sizes[place] for place in places)
+    return min((place for place in places if sizes[place] >= largest / 2), key=lambda place: order.key(bad[place]))
+
+
+def _first_sharing(bad: Sequence[Series], order: StepOrder) -> dict[tuple[object, ...], str]:
+    """Return by series, for gradients of tensors that several modules were given, which of them is called first."""
+    found: dict[tuple[object, ...], list[Series]] = defaultdict(list)
+    for row in bad:
+        if row.kind == Kind.ACTV_GRAD and not _arrives(row) and row.fingerprint is not None:
+            found[row.micro_step, row.stage, row.rank, row.fingerprint].append(row)
+    return {
+        _series(row): order.earliest({other.name for other in rows})
+        for rows in found.values()
+        if len(rows) > 1
+        for row in rows
+    }
+
+
+def _series(row: Series) -> tuple[object, ...]:
+    return row.kind, row.name, row.slot, row.call, row.micro_step, row.stage, row.rank
+
+
 def _is_beside(row: Series, given: Series) -> bool:
     """Return whether a series belongs to the same call of the module around the one that was `given` something bad."""
     parent = given.name.rpartition(".")[0]
@@ -81,9 +113,9 @@ def _is_beside(row: Series, given: Series) -> bool:
 def _ranks(row: Series, bad: Sequence[Series], order: StepOrder) -> tuple[int, ...]:
     """Return the ranks on which the series is bad, or the fewest that have another of its module and phase."""
     found: dict[tuple[object, ...], set[int]] = defaultdict(set)
-    place = module_of(row.kind, row.name), order.phase(row.kind)
+    place = module_of(row), order.phase(row)
     for other in bad:
-        if (module_of(other.kind, other.name), order.phase(other.kind)) == place:
+        if (module_of(other), order.phase(other)) == place:
             found[_without_rank(other)].add(other.rank)
     of_row = found[_without_rank(row)]
     fewest = min((len(ranks), sorted(ranks)) for ranks in found.values() if ranks <= of_row)
@@ -131,5 +163,5 @@ def _call(row: Series) -> tuple[object, ...]:
 def _arrives(row: Series) -> bool:
     """Return whether the row is what a module was given: its input, or the gradient of its output."""
     if row.kind == Kind.ACTV:
-        return row.slot.startswith(("input", "kwargs"))
+        return row.slot.startswith(("input", "kwargs")) and not is_weight(row)
     return row.kind == Kind.ACTV_GRAD and row.slot.startswith("output")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from trainermon.analysis.domains import Places
 from trainermon.analysis.findings import FaultPhase
+from trainermon.analysis.wording import Named
+from trainermon.monitor.catalogue import GRADIENT_AT_STEP
 from trainermon.monitor.values import Kind
 
 PHASES: Mapping[str, FaultPhase] = {
@@ -31,50 +33,60 @@ _OF_PARAMETERS = frozenset(PHASES) - {Kind.ACTV, Kind.ACTV_GRAD, Kind.LOSS, Kind
 _LAST = math.inf
 
 
-class Series(Protocol):
+class Series(Named, Protocol):
     """What is asked of a row: which series it is."""
 
     @property
-    def kind(self) -> str: ...  # noqa: D102
-    @property
-    def name(self) -> str: ...  # noqa: D102
-    @property
-    def slot(self) -> str: ...  # noqa: D102
-    @property
     def call(self) -> int: ...  # noqa: D102
-    @property
-    def micro_step(self) -> int | None: ...  # noqa: D102
     @property
     def stage(self) -> int: ...  # noqa: D102
     @property
     def rank(self) -> int: ...  # noqa: D102
+    @property
+    def fingerprint(self) -> object:
+        """What is equal if the elements are; None if that is not known."""
 
 
 class StepOrder:
     """Orders series of several ranks as one step comes to them.
 
     Within a phase it is micro step by micro step, along the pipeline (in the backward against it), and along the
-    modules in their definition order (in the backward against it). A module ends its forward after those inside of it.
-    `is_single` tells that the run has one rank.
+    modules as they are called (in the backward against it). A module ends its forward after those inside of it.
+    `is_single` tells that the run has one rank, `has_unreduced` that gradients before the reduction are stored.
     """
 
-    def __init__(self, modules: Sequence[str], places: Places, *, is_single: bool = False) -> None:
+    def __init__(
+        self, modules: Sequence[str], places: Places, *, is_single: bool = False, has_unreduced: bool = False
+    ) -> None:
         self._begins = {name: number for number, name in enumerate(modules)}
         self._ends = _ends(modules)
         self._places = places
         # with one rank nothing is reduced: its gradients are its own
-        self._phases = {**PHASES, Kind.GRAD_REDUCED: FaultPhase.BACKWARD} if is_single else PHASES
+        reduced = FaultPhase.BACKWARD if is_single else FaultPhase.REDUCTION if has_unreduced else FaultPhase.UNKNOWN
+        self._phases = {**PHASES, Kind.GRAD_REDUCED: reduced}
         self._num_stages = 1 + max((place.get("pp", 0) for place in places.values()), default=0)
 
-    def phase(self, kind: str) -> FaultPhase:
-        """Return in which part of the step a series comes about; after the reduction it is unknown."""
-        return self._phases.get(kind, FaultPhase.UNKNOWN)
+    def phase(self, row: Series) -> FaultPhase:
+        """Return in which part of the step a series comes about; after the reduction it may be unknown."""
+        if row.slot == GRADIENT_AT_STEP:
+            return FaultPhase.BEFORE_STEP
+        if is_weight(row):
+            return FaultPhase.PARAMETER
+        return self._phases.get(row.kind, FaultPhase.UNKNOWN)
 
-    def key(self, row: Series) -> tuple[float, ...]:
-        """Return what a series is sorted by: the phase, micro step, direction, pipeline, module, and the rest."""
-        phase = self.phase(row.kind)
+    def earliest(self, modules: Iterable[str]) -> str:
+        """Return which of `modules` is called first."""
+        return min(modules, key=lambda name: self._begins.get(name, _LAST))
+
+    def key(self, row: Series, sharing: str = "") -> tuple[float, ...]:
+        """Return what a series is sorted by: the phase, micro step, direction, pipeline, module, and the rest.
+
+        The gradient of a tensor that several modules were given is there when the first of them, `sharing`, has given
+        its own one back.
+        """
+        phase = self.phase(row)
         pipeline = row.stage * self._num_stages + self._places.get(row.rank, {}).get("pp", 0)
-        module = module_of(row.kind, row.name)
+        module = sharing or module_of(row)
         depth = -module.count(".")
         group = _GROUPS[phase]
         if phase is FaultPhase.FORWARD:
@@ -103,12 +115,20 @@ _GROUPS = {
     FaultPhase.FORWARD: 1,
     FaultPhase.BACKWARD: 1,
     FaultPhase.UNKNOWN: 2,
-    FaultPhase.OPTIMIZER: 3,
+    FaultPhase.REDUCTION: 2,
+    FaultPhase.BEFORE_STEP: 3,
+    FaultPhase.OPTIMIZER: 4,
 }
+AFTER_BACKWARD = (FaultPhase.UNKNOWN, FaultPhase.REDUCTION, FaultPhase.BEFORE_STEP, FaultPhase.OPTIMIZER)
 
 
-def module_of(kind: str, name: str) -> str:
+def is_weight(row: Series) -> bool:
+    """Return whether the row is a weight that the module is handed with each call, as a tied one may be."""
+    return row.kind == Kind.ACTV and row.slot in ("input.weight", "input.bias")
+
+
+def module_of(row: Series) -> str:
     """Return the module that a series belongs to, "" if it belongs to none."""
-    if kind in _OF_PARAMETERS:
-        return name.rpartition(".")[0]
-    return "" if kind in (Kind.LOSS, Kind.COMM) else name
+    if row.kind in _OF_PARAMETERS:
+        return row.name.rpartition(".")[0]
+    return "" if row.kind in (Kind.LOSS, Kind.COMM) else row.name

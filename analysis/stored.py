@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from trainermon.analysis.evidence import Evidence, Row
@@ -11,6 +11,7 @@ from trainermon.analysis.findings import FaultPhase
 from trainermon.analysis.origin import LOSS
 from trainermon.analysis.row_location import senders
 from trainermon.analysis.wording import counted, rank_list
+from trainermon.monitor.catalogue import GRADIENT_AT_STEP
 from trainermon.monitor.values import Kind
 
 
@@ -28,7 +29,8 @@ def locate_in_rows(evidence: Evidence, suspect: int | None = None) -> StoredPlac
     """Return where the first non-finite value of the step arose, by the stored rows.
 
     The rank is one whose own values are not finite: activations, loss, gradients before the reduction; of several it is
-    one that sent its bad value to others. Reduced gradients tell of no rank. Within the rank the first module, in
+    one that sent its bad value to others. What is bad after the reduction alone was made by it, and what is bad after
+    the step alone by what came before it, or by the optimizer. Within the rank the first module, in
     definition order, whose output is not finite while its inputs are, else the last parameter whose own gradient is not
     finite: a backward spoils all that lies before it.
     `suspect` is a rank whose forward is known to have been bad.
@@ -67,9 +69,10 @@ _LOCAL_KINDS = (Kind.PARAM_ORIGIN, Kind.ACTV, Kind.LOSS, Kind.ACTV_GRAD, Kind.GR
 
 def _only_reduced(evidence: Evidence) -> StoredPlace:
     rows = [row for row in evidence.rows if row.kind not in _LOCAL_KINDS]
-    made = _by_optimizer(rows, evidence)
-    if made is not None:
-        return made
+    for locate in (_by_reduction, _before_step, _by_optimizer):
+        place = locate(rows, evidence)
+        if place is not None:
+            return place
     if not rows:
         return StoredPlace(None, "", FaultPhase.UNKNOWN, None, "no stored statistic tells more")
     kinds = ", ".join(sorted({row.kind for row in rows}))
@@ -81,14 +84,79 @@ def _only_reduced(evidence: Evidence) -> StoredPlace:
     return StoredPlace(single, "", FaultPhase.UNKNOWN, rows[0], reason)
 
 
+def _by_reduction(rows: Sequence[Row], evidence: Evidence) -> StoredPlace | None:
+    """Return what the reduction made of gradients that were finite on every rank before it."""
+    bad = [row for row in rows if row.kind == Kind.GRAD_REDUCED]
+    if not bad or len(evidence.ranks) < 2 or Kind.GRAD_UNREDUCED not in evidence.kinds:
+        return None
+    ranks = sorted({row.rank for row in bad})
+    is_everywhere = len(ranks) == len(evidence.ranks)
+    row = min(bad, key=_in_order(evidence))
+    names = {other.name for other in bad}
+    others = f" and of {counted(len(names) - 1, 'other parameter')}" if len(names) > 1 else ""
+    where = "every rank" if is_everywhere else rank_list(ranks)
+    reason = (
+        f"before the reduction the gradients of every rank were finite; after it those of {row.name}{others} are not"
+        f" on {where}"
+    )
+    rank = None if is_everywhere else ranks[0]
+    return StoredPlace(rank, _owner(row.name), FaultPhase.REDUCTION, row, reason)
+
+
+def _before_step(rows: Sequence[Row], evidence: Evidence) -> StoredPlace | None:
+    """Return the gradient that was spoilt after the last backward, by what it was at the step or what became of it.
+
+    A finite gradient cannot make both moments bad, nor can a bad moment make the other one so. Clipping spreads it to
+    all gradients of the rank, or of all ranks.
+    """
+    seen = [row for row in rows if row.slot == GRADIENT_AT_STEP]
+    if seen:
+        row = min(seen, key=_in_order(evidence))
+        reason = (
+            f"the gradient of {row.name} was finite after the backward, was written to before the optimizer's step,"
+            " and was not finite then"
+        )
+        ranks = sorted({other.rank for other in seen} - {row.rank})
+        return StoredPlace(row.rank, _owner(row.name), FaultPhase.BEFORE_STEP, row, reason + _others(ranks))
+    moments = {(row.rank, row.name, row.kind): row for row in rows if row.kind in (Kind.EXP_AVG, Kind.EXP_AVG_SQ)}
+    both = [
+        row
+        for (rank, name, kind), row in moments.items()
+        if kind == Kind.EXP_AVG and (rank, name, Kind.EXP_AVG_SQ) in moments
+    ]
+    if not both or not _gradients_were_finite(rows, evidence):
+        return None
+    return _of_moments(both, evidence)
+
+
+def _of_moments(bad: Sequence[Row], evidence: Evidence) -> StoredPlace:
+    row, ranks = min(bad, key=_in_order(evidence)), sorted({row.rank for row in bad})
+    names = {other.name for other in bad}
+    reason = f"the gradients were finite after the backward, but both moments of {row.name} are not after the step"
+    rank = row.rank if len(ranks) == 1 or len(ranks) < len(evidence.ranks) else None
+    if len(names) == 1:
+        return StoredPlace(rank, _owner(row.name), FaultPhase.BEFORE_STEP, row, reason)
+    reason += f", nor are those of {counted(len(names) - 1, 'other')}: clipping may have carried it there"
+    return StoredPlace(rank, "", FaultPhase.BEFORE_STEP, row, reason)
+
+
+def _gradients_were_finite(rows: Sequence[Row], evidence: Evidence) -> bool:
+    gradients = {Kind.GRAD_REDUCED, Kind.GRAD_UNREDUCED}
+    return bool(gradients & evidence.kinds) and not any(row.kind in gradients for row in rows)
+
+
+def _in_order(evidence: Evidence) -> Callable[[Row], tuple[int, int]]:
+    order = {name: place for place, name in enumerate(evidence.modules)}
+    return lambda row: (row.rank, _place(_owner(row.name), order))
+
+
 _MADE_BY_OPTIMIZER = (Kind.PARAM_UPDATED, Kind.UPDATE, Kind.EXP_AVG, Kind.EXP_AVG_SQ)
 
 
 def _by_optimizer(rows: Sequence[Row], evidence: Evidence) -> StoredPlace | None:
     """Return what the optimizer made of gradients that are known to be finite."""
     made = [row for row in rows if row.kind in _MADE_BY_OPTIMIZER]
-    gradients = {Kind.GRAD_REDUCED, Kind.GRAD_UNREDUCED}
-    if not made or not gradients & evidence.kinds or any(row.kind in gradients for row in rows):
+    if not made or not _gradients_were_finite(rows, evidence):
         return None
     order = {name: place for place, name in enumerate(evidence.modules)}
     row = min(

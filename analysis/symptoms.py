@@ -21,6 +21,7 @@ from trainermon.analysis.evidence import open_store
 from trainermon.analysis.findings import Symptom
 from trainermon.analysis.rule_replay import rehearse
 from trainermon.analysis.wording import counted, rank_list
+from trainermon.monitor.catalogue import LEARNING_RATE_SERIES
 from trainermon.monitor.errors import StoreError
 from trainermon.monitor.values import Alert, AlertState, Kind
 
@@ -41,8 +42,10 @@ _BY_RULE = (
     ("*-overflow", Symptom.EXPLODED),
     ("*-ratio-high", Symptom.EXPLODED),
 )
+_OF_RATIOS = "*-ratio-*"
 _KINDS = frozenset(Kind) - {Kind.COMM, Kind.STEP}
 _USUAL_STEPS = 50
+_RATE_STEPS, _RATE_FACTOR = 4, 5.0
 _LEAST_USUAL = 3
 _SHARE = 0.5  # of the logarithm of the largest ratio: what has moved by less is a bystander
 _ROWS = ("kind", "name", "slot", "call", "micro_step", "stage", "rank")
@@ -50,7 +53,7 @@ _ROWS = ("kind", "name", "slot", "call", "micro_step", "stage", "rank")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Episode:
-    """What began to be wrong on one step.
+    """What began to be wrong on one step, `first_step`, and was noticed on `seen_step`.
 
     `ranks` are those that were found wrong, `series` the worst ones as (kind, name, slot, stage), `rule` what found
     them, `messages` what it said. `last_step` is None if it was so until the run's end. `source` names the files.
@@ -58,6 +61,7 @@ class Episode:
 
     symptom: Symptom
     first_step: int
+    seen_step: int
     last_step: int | None
     ranks: tuple[int, ...]
     series: frozenset[tuple[str, str, str, int]]
@@ -80,9 +84,38 @@ class Moved(NamedTuple):
     usual: float
 
     @property
+    def fingerprint(self) -> object:
+        """What is equal if the elements are."""
+        return self.value
+
+    @property
     def ratio(self) -> float:
         """Value over usual; 1e-12 of a series that has become zero."""
         return max(self.value / self.usual, 1e-12)
+
+
+class RateJump(NamedTuple):
+    """The step on which a learning rate became many times what it was on the one before."""
+
+    step: int
+    before: float
+    after: float
+
+
+def find_rate_jump(connection: duckdb.DuckDBPyConnection, attempt: int, step: int) -> RateJump | None:
+    """Return the last such jump within a few steps up to `step`; None without one. A warm-up from zero is none."""
+    query = f"""
+        WITH rates AS (
+            SELECT slot, step, max(max) AS rate FROM all_stats
+            WHERE attempt = $attempt AND kind = '{Kind.STEP}' AND name = '{LEARNING_RATE_SERIES}'
+                AND step BETWEEN $step - {_RATE_STEPS} AND $step
+            GROUP BY slot, step
+        ), changes AS (SELECT step, rate, lag(rate) OVER (PARTITION BY slot ORDER BY step) AS before FROM rates)
+        SELECT step, before, rate FROM changes WHERE before > 0 AND rate >= {_RATE_FACTOR} * before
+        ORDER BY step DESC LIMIT 1
+    """  # noqa: S608  # our own names
+    row = connection.execute(query, {"attempt": attempt, "step": step}).fetchone()
+    return None if row is None else RateJump._make(row)
 
 
 def find_episodes(run_dir: Path, attempt: int, places: Places) -> list[Episode]:
@@ -124,6 +157,7 @@ def _episodes(alerts: Iterable[Alert], ends: Mapping[str, int], source: str) -> 
         yield Episode(
             symptom=symptom,
             first_step=step,
+            seen_step=min(one.step for one in members),
             last_step=max(over) if len(over) == len(members) else None,
             ranks=tuple(sorted({one.rank for one in members})),
             series=frozenset((str(key.kind), key.name, key.slot, key.stage) for key in keys),
@@ -154,6 +188,7 @@ def _copies_that_differ(run_dir: Path, attempt: int, places: Places) -> Iterator
                 yield Episode(
                     symptom=Symptom.DIVERGED,
                     first_step=step,
+                    seen_step=step,
                     last_step=None,
                     ranks=wrong,
                     series=frozenset((str(Kind.CHECKSUM), *series) for _, *series, _ in found),
@@ -235,8 +270,18 @@ def read_series(connection: duckdb.DuckDBPyConnection, attempt: int, episode: Ep
 
 
 def first_episode(episodes: Sequence[Episode], bad_step: int | None) -> Episode | None:
-    """Return the episode that began first; before a step that was not finite, only one that lasted until then."""
+    """Return the episode that began first; before a step that was not finite, only one that can have caused it.
+
+    There values exploded, were seen to before that step, and did so until then. What is dead, collapsed or unlike its
+    peers makes nothing non-finite.
+    """
     if bad_step is None:
         return episodes[0] if episodes else None
-    lasting = [one for one in episodes if one.first_step < bad_step and (one.last_step or bad_step) >= bad_step]
-    return lasting[0] if lasting else None
+    return next((one for one in episodes if _lasts(one, bad_step)), None)
+
+
+def _lasts(episode: Episode, bad_step: int) -> bool:
+    """Return whether values had exploded before `bad_step`, and still did on it."""
+    is_before = episode.first_step < bad_step and episode.seen_step <= bad_step
+    is_of_values = episode.symptom is Symptom.EXPLODED and not fnmatch(episode.rule, _OF_RATIOS)
+    return is_of_values and is_before and (episode.last_step or bad_step) >= bad_step

@@ -3,8 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
+
+from trainermon.monitor.values import Kind
 
 _MAX_RANKS = 8
+
+
+class Named(Protocol):
+    """What has the name of a series."""
+
+    @property
+    def kind(self) -> str: ...  # noqa: D102
+    @property
+    def name(self) -> str: ...  # noqa: D102
+    @property
+    def slot(self) -> str: ...  # noqa: D102
+    @property
+    def micro_step(self) -> int | None: ...  # noqa: D102
+
+
+def series_name(row: Named) -> str:
+    """Return what a series is called in a sentence."""
+    micro = "" if row.micro_step is None else f" micro step {row.micro_step}"
+    if row.kind == Kind.LOSS:
+        return f"the {row.name}{' of' if micro else ''}{micro}"
+    return f"{row.kind} {row.name}{f' {row.slot}' if row.slot else ''}{micro}"
 
 
 def counted(number: int, noun: str) -> str:

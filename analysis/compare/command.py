@@ -21,6 +21,8 @@ from trainermon.analysis.compare.verdicts import ERROR, PASS, WARNING
 from trainermon.monitor.errors import ConfigError
 
 DEFAULT = ("csv", "json")
+DEFAULT_FOLDER = Path("output")
+"""Where msprobe's compare writes if it is not told."""
 DIFFERENT = 3
 UNKNOWN = 4
 """With --exit-code; 1 and 2 stand for what could not be done, as in every command."""
@@ -34,9 +36,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "target", type=Path, nargs="?", help="the dump in question: a dump, or a folder of steps, ranks or a run"
     )
     parser.add_argument("golden", type=Path, nargs="?", help="the dump to hold it against")
-    parser.add_argument("-i", "--input", type=Path, help="take both from msprobe's compare.json instead")
     parser.add_argument(
-        "-o", "--output", type=Path, help="write files into this folder (default: print a summary only)"
+        "-i", "--input", "--input_path", type=Path, help="take both from msprobe's compare.json instead"
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        "--output_path",
+        type=Path,
+        nargs="?",
+        const=DEFAULT_FOLDER,
+        help=f"write files into this folder (default: with -i {DEFAULT_FOLDER}, else print a summary only)",
     )
     parser.add_argument(
         "-f",
@@ -57,7 +67,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             metavar="SIZES",
             help=f"how the {side}'s ranks share the model, as in tp=2,pp=4, where its dumps do not tell",
         )
-    parser.add_argument("--fuzzy", action="store_true", help="pair also calls whose numbers or prefixes differ")
+    parser.add_argument(
+        "--fuzzy",
+        "-fm",
+        "--fuzzy_match",
+        action="store_true",
+        help="pair also calls whose numbers or prefixes differ",
+    )
+    _add_switches_of_msprobe(parser)
     parser.add_argument(
         "--baseline", nargs=2, type=Path, metavar="DUMP", help="two dumps of one side: what these differ by is noise"
     )
@@ -70,9 +87,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--exit-code",
         action="store_true",
-        help=f"end with status {DIFFERENT} if more than rounding differs, {UNKNOWN} if nothing could be compared",
+        help=f"end with status {DIFFERENT} if more than rounding differs, {UNKNOWN} if a dump could not be compared",
     )
     parser.add_argument("--json", action="store_true", help="print the results as JSON, see analysis/compare/README.md")
+
+
+def _add_switches_of_msprobe(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-hl", "--highlight", "--xlsx", action="store_true", help="write a coloured spreadsheet too")
+    parser.add_argument("-c", "--compare_only", action="store_true", help="write no advisor_*.txt")
+    for words, why in (
+        (("-s", "--stack_mode"), "call stacks are in the files without it"),
+        (("-da", "--diff_analyze"), "what is to blame is in every result"),
+    ):
+        parser.add_argument(*words, action="store_true", help=f"msprobe's, without effect: {why}")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -99,7 +126,7 @@ def main(args: argparse.Namespace) -> int:
         as_json = list(documents(target, golden, options=options))
         sys.stdout.write(json.dumps(as_json, indent=1) + "\n")
         return _status([document["rows"] for document in as_json]) if args.exit_code else 0
-    destination = Destination(folder=args.output, formats=tuple(args.format or DEFAULT)) if args.output else None
+    destination = _destination(args)
     progress = ProgressBar(sys.stderr)
     try:
         found = list(outcomes(target, golden, destination, options=options, report=progress))
@@ -110,13 +137,23 @@ def main(args: argparse.Namespace) -> int:
     return _status([outcome.rows for outcome in found]) if args.exit_code else 0
 
 
+def _destination(args: argparse.Namespace) -> Destination | None:
+    folder = args.output or (DEFAULT_FOLDER if args.input else None)
+    if folder is None:
+        return None
+    formats = dict.fromkeys((*(args.format or DEFAULT), *(("xlsx",) if args.highlight else ())))
+    return Destination(folder=folder, formats=tuple(formats), advisor=not args.compare_only)
+
+
 def _status(rows: Iterable[Mapping[str, int]]) -> int:
     counts = Counter[str]()
+    is_whole = True
     for of_dump in rows:
         counts.update(of_dump)
+        is_whole = is_whole and any(of_dump.values())
     if counts[ERROR] or counts[WARNING]:
         return DIFFERENT
-    return 0 if counts[PASS] else UNKNOWN
+    return 0 if counts[PASS] and is_whole else UNKNOWN
 
 
 def _add_mappings(parser: argparse.ArgumentParser) -> None:

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from trainermon.analysis.compare.items import Rows, read_rows
+from trainermon.analysis.compare.judge import Judge, Nesting
 from trainermon.analysis.compare.mappings import Mappings
 from trainermon.analysis.compare.matching import match_calls
 from trainermon.analysis.compare.merge import read_sides
@@ -27,7 +28,7 @@ from trainermon.analysis.compare.noise import ELEMENTWISE_SAFETY, SAFETY
 from trainermon.analysis.compare.places import PlacePair, find_places, pair_places
 from trainermon.analysis.compare.progress import Report, no_report
 from trainermon.analysis.compare.splits import find_pairs
-from trainermon.analysis.compare.verdicts import CallResult, Judge, Measure, Row
+from trainermon.analysis.compare.verdicts import CallResult, Measure, Row
 from trainermon.monitor.errors import DumpError
 
 _REPORT_ROWS = 256
@@ -73,7 +74,8 @@ class Comparison:
     """One dump compared with another.
 
     `calls` are all calls of the target in its order, and after them those that only the golden dump has. `stacks` are
-    the target's. `notes` say what a reader should know of how the two were brought together.
+    the target's. `notes` say what a reader should know of how the two were brought together. `empty` names the dump
+    without a single call, if there is one.
     """
 
     target: Path
@@ -83,6 +85,7 @@ class Comparison:
     calls: tuple[CallResult, ...]
     stacks: Mapping[str, tuple[str, ...]]
     notes: tuple[str, ...] = ()
+    empty: str = ""
 
     def rows(self) -> Iterator[Row]:
         """Yield every row."""
@@ -101,17 +104,6 @@ class Comparison:
     def call_counts(self) -> Counter[str]:
         """Return the number of calls by result."""
         return Counter(call.result for call in self.calls)
-
-
-def compare(target: Path | str, golden: Path | str, *, options: CompareOptions | None = None) -> list[Comparison]:
-    """Return how the dumps at or below `target` differ from those at or below `golden`, by step and rank.
-
-    Raises:
-        DumpError: a side has no dump, none of them belong together, or they hold nothing that can be compared.
-    """
-    options = options or CompareOptions()
-    pairs = pairs_of(Path(target), Path(golden), options)
-    return [compare_pair(pair, options, threads=num_cores()) for pair in pairs]
 
 
 def pairs_of(target: Path, golden: Path, options: CompareOptions) -> list[PlacePair]:
@@ -158,7 +150,7 @@ def _compare_pair(pair: PlacePair, options: CompareOptions, threads: int, report
     measure = _measure(target, golden, mode, threads)
     calls = Judge(
         match_calls(target, golden, fuzzy=options.fuzzy, mappings=options.mappings),
-        parents=target.parents,
+        nesting=Nesting(target.parents, is_same=not (target.scoped or golden.scoped)),
         measure=partial(_reported, measure, report),
         baseline=_baseline(pair, options, mode, threads),
         safety=_SAFETY[mode],
@@ -171,6 +163,7 @@ def _compare_pair(pair: PlacePair, options: CompareOptions, threads: int, report
         calls=tuple(calls),
         stacks=target.stacks if options.stack else {},
         notes=(*notes, *unused_names(options.mappings, target)),
+        empty=next((str(side.directory) for side in (target, golden) if not side.calls), ""),
     )
 
 

@@ -15,32 +15,12 @@ from trainermon.analysis.compare.files import Destination, as_document, write_fi
 from trainermon.analysis.compare.places import PlacePair
 from trainermon.analysis.compare.progress import Report, no_report
 from trainermon.analysis.compare.ray_pool import ray_map
-from trainermon.analysis.compare.summary import Outcome, summarise
+from trainermon.analysis.compare.summary import RESULTS, Outcome, failed, summarise
+from trainermon.monitor.errors import DumpError
 
 _T = TypeVar("_T")
 _Function = Callable[..., _T]
 """Compares a pair of places; takes `threads` and `report` where it is called in this process."""
-
-
-def compare_distributed(
-    target: Path | str,
-    golden: Path | str,
-    output: Path | str | None = None,
-    *,
-    options: CompareOptions | None = None,
-    formats: tuple[str, ...] = ("csv", "json"),
-) -> list[Outcome]:
-    """Compare every rank and step of two runs, write a set of files for each, and return the outcomes in their order.
-
-    One process per core, at most as many as there are pairs; a single pair is compared in this process. With
-    `options.ray` the processes of that cluster do it.
-
-    Raises:
-        DumpError: a side has no dump, none of them belong together, or one is damaged.
-        ConfigError: there is no such cluster.
-    """
-    destination = Destination(folder=Path(output), formats=formats) if output is not None else None
-    return list(outcomes(Path(target), Path(golden), destination, options=options or CompareOptions()))
 
 
 def outcomes(
@@ -53,34 +33,42 @@ def outcomes(
 ) -> Iterator[Outcome]:
     """Yield the outcome of every pair as soon as it and those before it are done.
 
-    `report` is told of every pair that is done; of a single pair, which rows.
+    `report` is told of every pair that is done; of a single pair, which rows. Of a damaged dump among several the
+    outcome says so.
 
     Raises:
-        DumpError: a side has no dump, none of them belong together, or one is damaged.
+        DumpError: a side has no dump, none of them belong together, or the only one is damaged.
         ConfigError: no Ray cluster answers at `options.ray`.
     """
     if destination is not None:
         destination = replace(destination, folder=destination.folder.absolute())
-    return _apply(partial(_outcome, options=options, destination=destination), target, golden, options, report)
+    return _apply(_outcome, target, golden, options, report, destination=destination)
 
 
 def documents(target: Path, golden: Path, *, options: CompareOptions) -> Iterator[Any]:
     """Yield what a JSON file would hold of every pair; see `outcomes`."""
-    return _apply(partial(_document, options=options), target, golden, options)
+    return _apply(_document, target, golden, options)
 
 
 def _apply(
-    function: _Function[_T], target: Path, golden: Path, options: CompareOptions, report: Report = no_report
+    function: _Function[_T],
+    target: Path,
+    golden: Path,
+    options: CompareOptions,
+    report: Report = no_report,
+    **more: Any,
 ) -> Iterator[_T]:
-    if options.ray is None:
-        pairs = pairs_of(target, golden, options)
-        workers = min(len(pairs), num_cores())
-        results = _pool_map(workers, function, pairs) if workers > 1 else _map_here(function, pairs, report)
-        yield from _counted(results, len(pairs), report)
+    if options.ray is not None:
+        target, golden = target.absolute(), golden.absolute()
+    pairs = pairs_of(target, golden, options)
+    bound = partial(function, options=options, is_alone=len(pairs) == 1, **more)
+    if options.ray is not None:
+        with ray_map(options.ray) as apply:
+            yield from _counted(apply(bound, pairs), len(pairs), report)
         return
-    pairs = pairs_of(target.absolute(), golden.absolute(), options)
-    with ray_map(options.ray) as apply:
-        yield from _counted(apply(function, pairs), len(pairs), report)
+    workers = min(len(pairs), num_cores())
+    results = _pool_map(workers, bound, pairs) if workers > 1 else _map_here(bound, pairs, report)
+    yield from _counted(results, len(pairs), report)
 
 
 def _counted(results: Iterable[_T], total: int, report: Report) -> Iterator[_T]:
@@ -104,13 +92,24 @@ def _outcome(
     pair: PlacePair,
     *,
     options: CompareOptions,
+    is_alone: bool,
     destination: Destination | None,
-    threads: int = 1,
-    report: Report = no_report,
+    **how: Any,
 ) -> Outcome:
-    comparison = compare_pair(pair, options, threads=threads, report=report)
+    try:
+        comparison = compare_pair(pair, options, **how)
+    except DumpError as error:
+        if is_alone:
+            raise
+        return failed(pair.target.directory, pair.golden.directory, pair.label, str(error))
     return summarise(comparison, write_files(comparison, destination) if destination else ())
 
 
-def _document(pair: PlacePair, *, options: CompareOptions, threads: int = 1, report: Report = no_report) -> Any:
-    return as_document(compare_pair(pair, options, threads=threads, report=report))
+def _document(pair: PlacePair, *, options: CompareOptions, is_alone: bool, **how: Any) -> Any:
+    try:
+        return as_document(compare_pair(pair, options, **how))
+    except DumpError as error:
+        if is_alone:
+            raise
+        places = {"target": str(pair.target.directory), "golden": str(pair.golden.directory), "label": pair.label}
+        return {**places, "failure": str(error), "rows": dict.fromkeys(RESULTS, 0)}

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from trainermon.analysis.compare.advisor import advisor_text
 from trainermon.analysis.compare.comparison import Comparison, collector_off
 from trainermon.analysis.compare.lines import Syntax, lines
 from trainermon.analysis.compare.summary import RESULTS, headline
@@ -24,17 +25,18 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Destination:
-    """Where the files of comparisons go, in which formats, and under which time stamp."""
+    """Where the files of comparisons go, in which formats, under which time stamp, and whether with advice."""
 
     folder: Path
     formats: tuple[str, ...] = ("csv", "json")
     stamp: str = field(default_factory=lambda: time.strftime("%Y%m%d%H%M%S"))
+    advisor: bool = True
 
 
 def write_files(comparison: Comparison, destination: Destination) -> tuple[Path, ...]:
     """Write a comparison in every format, and return the files.
 
-    They are named as msprobe names them: `compare_result[_step…][_rank…]_YYYYmmddHHMMSS.csv`.
+    They are named as msprobe names them: `compare_result[_step…][_rank…]_YYYYmmddHHMMSS.csv`, `advisor_….txt`.
 
     Raises:
         DumpError: The folder cannot be written.
@@ -52,6 +54,10 @@ def _write_files(comparison: Comparison, destination: Destination) -> Iterator[P
         path = destination.folder / f"compare_result{label}_{destination.stamp}.{name}"
         with collector_off():
             _writer(name)(comparison, path)
+        yield path
+    if destination.advisor:
+        path = destination.folder / f"advisor{label}_{destination.stamp}.txt"
+        path.write_text(advisor_text(comparison), encoding="utf-8")
         yield path
 
 
@@ -101,6 +107,7 @@ def as_document(comparison: Comparison) -> dict[str, Any]:
             "rows": {result: counts[result] for result in RESULTS},
             "calls": {result: calls[result] for result in RESULTS},
             "blamed": [call.key for call in comparison.blamed],
+            "origins": [call.origin for call in comparison.blamed],
             "results": [_call(call) for call in comparison.calls],
         }
     )

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from trainermon.analysis.compare.assembly import Assembly
 from trainermon.analysis.compare.frameworks import MINDSPORE, PYTORCH
 from trainermon.dump.reader import RawDump, load_raw, split_key, well_formed
-from trainermon.dump.records import BACKWARD, DUMP_FILE, PARAMETERS_GRAD, TENSOR_FOLDER
+from trainermon.dump.records import BACKWARD, CONSTRUCT_FILE, DUMP_FILE, PARAMETERS_GRAD, TENSOR_FOLDER
 
 INPUT = "input"
 PARAMETERS = "parameters"
@@ -68,11 +68,16 @@ class Item(NamedTuple):
 
     @property
     def nonfinite(self) -> bool:
-        """Whether an element is NaN or infinite: by the counts where there are any, else by the statistics."""
+        """Whether an element is NaN or infinite: by the counts where there are any, else by the statistics.
+
+        The mean of finite elements may be infinite; it is asked where there are no extrema.
+        """
         counted = self.num_nonfinite
         if counted is not None:
             return counted > 0
-        return _unbounded(self.max) or _unbounded(self.min) or _unbounded(self.mean)
+        if self.max is None or self.min is None:
+            return _unbounded(self.mean)
+        return _unbounded(self.max) or _unbounded(self.min)
 
 
 def _unbounded(value: Any) -> bool:
@@ -146,6 +151,7 @@ def read_rows(path: Path) -> Rows:
 
 def _rows(directory: Path, raw: RawDump) -> Rows:
     parents = {key: parent for key, value in raw.construct.items() if (parent := _parent(value)) is not None}
+    _refuse_cycles(parents)
     return Rows(
         directory=directory,
         task=raw.task,
@@ -164,6 +170,20 @@ def _stacks(raw: RawDump) -> Iterator[tuple[str, tuple[str, ...]]]:
 def _parent(value: Any) -> str | None:
     first = value[0] if isinstance(value, list) and value else value
     return first if isinstance(first, str) else None
+
+
+def _refuse_cycles(parents: Mapping[str, str]) -> None:
+    """Raise a ValueError if a call encloses itself."""
+    sound: set[str] = set()
+    for key in parents:
+        path: dict[str, None] = {}
+        above: str | None = key
+        while above is not None and above not in sound:
+            if above in path:
+                raise ValueError(f"{CONSTRUCT_FILE}: {above} is said to enclose itself")
+            path[above] = None
+            above = parents.get(above)
+        sound.update(path)
 
 
 def _calls(raw: RawDump, parents: Mapping[str, str]) -> Iterator[Call]:

@@ -12,6 +12,7 @@ Decides what a file may hold, and says what is wrong with one. YAML, or JSON, of
 from __future__ import annotations
 
 import json
+import reprlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +21,11 @@ from typing import Any
 from trainermon.monitor.errors import ConfigError
 
 TOP_LAYER = "TopLayer"
+MAX_BYTES = 1 << 20
+"""Size of a mapping file: those of the largest models have some thousand lines."""
+
 _OLD_TOP_LAYER = "Cell"
+_MAX_PLACES = 1 << 16
 _SIDES = (("args", "input"), ("output", "output"), ("parameters", "parameters"), ("parameters_grad", ""))
 _SPELLINGS = {"ms_outputs": "ms_output", "pt_outputs": "pt_output"}
 _RULE_KEYS = {"ms_api", "pt_api", *(f"{side}_{word}" for side in ("ms", "pt") for word, _ in _SIDES)}
@@ -93,13 +98,27 @@ def _read(path: Path | str | None, kind: str, parse: Any) -> Any:
 def _load(path: Path) -> Any:
     import yaml
 
+    from trainermon.analysis.compare.plain_yaml import load_plain
+
     try:
-        text = path.read_text(encoding="utf-8")
-        return json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+        if len(data) > MAX_BYTES:
+            raise ConfigError(f"is larger than {MAX_BYTES >> 20} MiB, expected a list of names")
+        text = data.decode("utf-8")
+        return json.loads(text) if path.suffix == ".json" else load_plain(text)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot be read ({error})") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"is neither YAML nor JSON ({' '.join(str(error).split())})") from error
+
+
+def _shown(value: object) -> str:
+    """Return the beginning of what a file holds, however much it is."""
+    try:
+        return reprlib.repr(value)
+    except ValueError:  # Python refuses to write a number of thousands of digits
+        return "a number of more digits than can be shown"
 
 
 def _names(value: Any) -> dict[str, str]:
@@ -108,7 +127,9 @@ def _names(value: Any) -> dict[str, str]:
         raise ConfigError(f"found a {type(value).__name__} at the top, expected `name of the target: golden name`")
     for name, other in (value or {}).items():
         if not isinstance(name, str) or not isinstance(other, str) or not name:
-            raise ConfigError(f"found {name!r}: {other!r}, expected a name of the target and one of the golden dump")
+            raise ConfigError(
+                f"found {_shown(name)}: {_shown(other)}, expected a name of the target and one of the golden dump"
+            )
     return dict(value or {})
 
 
@@ -120,11 +141,13 @@ def _layers(value: Any) -> dict[str, tuple[tuple[str, str], ...]]:
         try:
             table = _names(paths)
         except ConfigError as error:
-            raise ConfigError(f"below {name!r}: {error}") from error
+            raise ConfigError(f"below {_shown(name)}: {error}") from error
         # a golden path may be followed by its class in parentheses
         pairs = [(path, other.partition("(")[0].strip()) for path, other in table.items()]
         pairs.sort(key=lambda pair: -pair[0].count("."))
-        found[TOP_LAYER if name == _OLD_TOP_LAYER else str(name)] = tuple(pairs)
+        if not isinstance(name, str):
+            raise ConfigError(f"found the class {_shown(name)}, expected its name")
+        found[TOP_LAYER if name == _OLD_TOP_LAYER else name] = tuple(pairs)
     return found
 
 
@@ -143,14 +166,16 @@ def _api(value: Any) -> dict[str, ApiRule]:
 
 def _rule(rule: Any) -> ApiRule:
     if not isinstance(rule, Mapping):
-        raise ConfigError(f"found {rule!r}, expected keys such as ms_api and pt_api")
-    known = {_SPELLINGS.get(str(key), str(key)): value for key, value in rule.items()}
+        raise ConfigError(f"found {_shown(rule)}, expected keys such as ms_api and pt_api")
+    known: dict[Any, Any] = {_SPELLINGS.get(key, key): value for key, value in rule.items()}
     for key in known:
         if key not in _RULE_KEYS:
-            raise ConfigError(f"found the key {key!r}, expected one of {', '.join(sorted(_RULE_KEYS))}")
+            raise ConfigError(f"found the key {_shown(key)}, expected one of {', '.join(sorted(_RULE_KEYS))}")
     for key in ("ms_api", "pt_api"):
         if not isinstance(known.get(key), str) or "." not in known[key]:
-            raise ConfigError(f"{key} is {known.get(key)!r}, expected a family and a function, as in Functional.conv2d")
+            raise ConfigError(
+                f"{key} is {_shown(known.get(key))}, expected a family and a function, as in Functional.conv2d"
+            )
     listed = tuple(state for word, state in _SIDES if f"ms_{word}" in known or f"pt_{word}" in known)
     return ApiRule(ms_api=known["ms_api"], pt_api=known["pt_api"], places=dict(_places(known)), listed=listed)
 
@@ -170,5 +195,8 @@ def _places(rule: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def _list(key: str, rule: Mapping[str, Any]) -> list[Any]:
     value = rule.get(key)
     if not isinstance(value, list | None):
-        raise ConfigError(f"{rule['ms_api']}: {key} is {value!r}, expected a list of numbers or names")
+        raise ConfigError(f"{rule['ms_api']}: {key} is {_shown(value)}, expected a list of numbers or names")
+    for place in value or []:
+        if not isinstance(place, str) and not (type(place) is int and 0 <= place < _MAX_PLACES):
+            raise ConfigError(f"{rule['ms_api']}: {key} has {_shown(place)}, expected a number or a name")
     return value or []

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from trainermon.analysis.compare.items import MODULE, Call, Item, Rows
+from trainermon.analysis.compare.alignment import align
+from trainermon.analysis.compare.items import INPUT, MODULE, Call, Item, Rows
 from trainermon.analysis.compare.mappings import Mappings
 from trainermon.analysis.compare.naming import Naming
 from trainermon.dump.records import BACKWARD
@@ -47,21 +48,23 @@ def _places(call: Call) -> list[str]:
 def match_calls(target: Rows, golden: Rows, *, fuzzy: bool = False, mappings: Mappings | None = None) -> list[CallPair]:
     """Return every call of both dumps once: the target's in its order, then those that only the golden dump has.
 
-    Calls match by name and number, modules also without what wrappers such as DDP add to their names; backward calls
-    are numbered anew in the order in which they ran, as msprobe does, so that a gap does not matter; and so are all
-    calls where names are mapped. `fuzzy` pairs what is left by what is called, within which module, in which direction,
-    in order, whatever its number and prefix. A data mapping may give the rows of one call to several golden calls: then
-    there is a pair for each of these.
+    Modules match by name and number, also without what wrappers such as DDP add to their names; functions in their
+    order within the module that calls them, where the shapes of their inputs help to tell which of them one side alone
+    has; a backward by its forward, and where that was not dumped, by its number among those of its name, as in msprobe.
+    Across frameworks, parallel splits and under a layer mapping all calls match by their names, in order. `fuzzy` pairs
+    what is left by what is called, within which module, in which direction, in order, whatever its number and prefix. A
+    data mapping may give the rows of one call to several golden calls: then there is a pair for each of these.
     """
     mappings = mappings or Mappings()
     naming = Naming(mappings, target, golden)
-    if naming.is_needed:
+    if naming.is_in_order:
         left = dict(_counted(golden.calls, naming.theirs))
         ours = _counted(target.calls, naming.ours)
         partners = {call.key: left.pop(key) for key, call in ours if key in left}
     else:
-        left = dict(_numbered(golden.calls))
-        partners = _same_modules(dict(_numbered(target.calls)), left)
+        partners = _partners(target, golden, naming)
+        taken = {call.key for call in partners.values()}
+        left = {call.key: call for call in golden.calls if call.key not in taken}
     if fuzzy:
         partners |= _fuzzy(target.calls, left, partners)
         taken = {call.key for call in partners.values()}
@@ -77,30 +80,121 @@ def _pair(call: Call, partner: Call | None, naming: Naming) -> CallPair:
     return CallPair(call, partner, naming.places(call, partner))
 
 
-def _same_modules(ours: Mapping[Hashable, Call], left: dict[Hashable, Call]) -> dict[str, Call]:
-    """Return partners by name and number, of what is left by the names without wrappers, and take them from `left`."""
-    partners = {call.key: left.pop(key) for key, call in ours.items() if key in left}
-    bare = {_bare(key, call): key for key, call in left.items() if call.family == MODULE}
-    for key, call in ours.items():
-        if call.key not in partners and _bare(key, call) in bare:
-            partners[call.key] = left.pop(bare.pop(_bare(key, call)))
+def _partners(target: Rows, golden: Rows, naming: Naming) -> dict[str, Call]:
+    """Return the golden call of every call of the target that has one, by its key."""
+    ours, theirs = _split_by_kind(target.calls), _split_by_kind(golden.calls)
+    partners = _same_modules(ours.modules, theirs.modules, naming)
+    partners |= _same_functions(ours.functions, theirs.functions, (target, golden), partners, naming)
+    partners |= _backwards(ours, theirs, partners)
+    taken = {call.key for call in partners.values()}
+    left = dict(_numbered((call for call in theirs.backwards if call.key not in taken), naming.theirs))
+    lone = _numbered((call for call in ours.backwards if call.key not in partners), naming.ours)
+    return partners | {call.key: left[key] for key, call in lone if key in left}
+
+
+class _Kinds(NamedTuple):
+    """Calls by what they are matched by; `backwards` are those of functions and modules."""
+
+    modules: list[Call]
+    functions: list[Call]
+    backwards: list[Call]
+
+
+def _split_by_kind(calls: Iterable[Call]) -> _Kinds:
+    kinds = _Kinds([], [], [])
+    for call in calls:
+        if call.direction == BACKWARD:
+            kinds.backwards.append(call)
+        elif call.family in (MODULE, ""):
+            kinds.modules.append(call)
+        else:
+            kinds.functions.append(call)
+    return kinds
+
+
+def _same_modules(ours: Iterable[Call], theirs: Iterable[Call], naming: Naming) -> dict[str, Call]:
+    """Return partners by name and number, and of what is left by the names without wrappers."""
+    left = {(naming.theirs(call), call.direction, call.number): call for call in theirs}
+    partners, lone = {}, []
+    for call in ours:
+        partner = left.pop((naming.ours(call), call.direction, call.number), None)
+        if partner is None:
+            lone.append(call)
+        else:
+            partners[call.key] = partner
+    bare = {(_unwrapped(call.name), call.direction, call.number): call for call in left.values()}
+    for call in lone:
+        partner = bare.pop((_unwrapped(call.name), call.direction, call.number), None)
+        if partner is not None:
+            partners[call.key] = partner
     return partners
 
 
-def _bare(key: Any, call: Call) -> Hashable:
-    _, direction, number = key
-    return call.family, _unwrapped(call.name), direction, number
+def _same_functions(
+    ours: Iterable[Call], theirs: Iterable[Call], rows: tuple[Rows, Rows], partners: Mapping[str, Call], naming: Naming
+) -> dict[str, Call]:
+    """Return partners of functions, in order within the innermost call around both that has a partner."""
+    target, golden = rows
+    back = {partner.key: key for key, partner in partners.items()}
+    groups: dict[str | None, tuple[list[Call], list[Call]]] = defaultdict(lambda: ([], []))
+    for call in ours:
+        groups[_nearest(call, target.parents, partners)][0].append(call)
+    for call in theirs:
+        above = _nearest(call, golden.parents, back)
+        groups[back[above] if above is not None else None][1].append(call)
+    found: dict[str, Call] = {}
+    for one, other in groups.values():
+        found |= _in_order(one, other, naming)
+    return found
 
 
-def _numbered(calls: Iterable[Call]) -> Iterator[tuple[Hashable, Call]]:
-    counts: Counter[tuple[str, str]] = Counter()
+def _nearest(call: Call, parents: Mapping[str, str], known: Container[str]) -> str | None:
+    above = parents.get(call.key)
+    while above is not None and above not in known:
+        above = parents.get(above)
+    return above
+
+
+def _in_order(ours: list[Call], theirs: list[Call], naming: Naming) -> dict[str, Call]:
+    """Return partners of equal names and shapes, and of what is left by names alone."""
+    found: dict[str, Call] = {}
+    for with_shapes in (True, False):
+        one = [(naming.ours(call), _shapes(call) if with_shapes else None, call.direction) for call in ours]
+        other = [(naming.theirs(call), _shapes(call) if with_shapes else None, call.direction) for call in theirs]
+        pairs = align(one, other)
+        found |= {ours[index].key: theirs[partner] for index, partner in pairs}
+        taken = [{index for index, _ in pairs}, {partner for _, partner in pairs}]
+        ours = [call for index, call in enumerate(ours) if index not in taken[0]]
+        theirs = [call for index, call in enumerate(theirs) if index not in taken[1]]
+        if not ours or not theirs:
+            break
+    return found
+
+
+def _shapes(call: Call) -> tuple[tuple[int, ...] | None, ...]:
+    return tuple([item.shape for item in call.items if item.state == INPUT and item.is_tensor])
+
+
+def _backwards(ours: _Kinds, theirs: _Kinds, partners: Mapping[str, Call]) -> dict[str, Call]:
+    """Return partners of the backwards of calls whose forwards are partners."""
+    golden = {(call.family, call.name, call.number): call for call in theirs.backwards}
+    forwards = {(call.family, call.name, call.number): call.key for call in (*ours.modules, *ours.functions)}
+    found = {}
+    for call in ours.backwards:
+        forward = partners.get(forwards.get((call.family, call.name, call.number), ""))
+        partner = golden.get((forward.family, forward.name, forward.number)) if forward else None
+        if partner is not None:
+            found[call.key] = partner
+    return found
+
+
+def _numbered(calls: Iterable[Call], name_of: Callable[[Call], str]) -> Iterator[tuple[Hashable, Call]]:
+    """Yield backwards with their names and their numbers among those of that name."""
+    counts: Counter[str] = Counter()
     for call in calls:
-        number = call.number
-        name = f"{call.family}.{call.name}" if call.family else call.key
-        if call.direction == BACKWARD:
-            number = counts[call.family, call.name]
-            counts[call.family, call.name] += 1
-        yield (name, call.direction, number), call
+        name = name_of(call)
+        yield (name, counts[name]), call
+        counts[name] += 1
 
 
 def _counted(calls: Iterable[Call], name_of: Callable[[Call], str]) -> Iterator[tuple[Hashable, Call]]:
@@ -154,7 +248,7 @@ def _split(
         yield CallPair(None, partner._replace(items=free))
 
 
-def _fuzzy(calls: Iterable[Call], left: dict[Hashable, Call], partners: dict[str, Call]) -> dict[str, Call]:
+def _fuzzy(calls: Iterable[Call], left: Mapping[Any, Call], partners: Mapping[str, Call]) -> dict[str, Call]:
     queues: dict[Hashable, list[Call]] = defaultdict(list)
     for call in left.values():
         queues[_likeness(call)].append(call)

@@ -10,12 +10,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from trainermon.analysis.compare.frameworks import dtype_name
 from trainermon.analysis.compare.items import Item
-from trainermon.analysis.compare.noise import ROUNDOFF
+from trainermon.analysis.compare.noise import ROUNDOFF, is_limit
 
 TINY = 1e-38  # below the least normal float32, a difference means nothing
 _FLOATING = frozenset(f"torch.{name}" for name in ROUNDOFF)
 _numbers = attrgetter("max", "min", "mean", "norm")
+_LARGE = 1e38  # beyond, statistics may be those of a mask
 _BLOCK = 8192  # rows that are looked at together: bounds the memory, and fits a cache
 
 ItemPair = tuple[Item, Item]
@@ -48,7 +50,8 @@ def finite_statistics(pairs: Sequence[ItemPair]) -> tuple[list[int], Array]:
     """Return the positions of the pairs whose eight statistics are finite floating point numbers, and these.
 
     Columns: max, min, mean and norm of the target, then those of the golden row. Left out are rows that are no floating
-    point tensors, that lack a number, or of which NaN and Inf are not the same: they are looked at one by one.
+    point tensors, that lack a number, of which NaN and Inf are not the same, or that may be masks: they are looked at
+    one by one.
     """
     likely = [
         index
@@ -60,7 +63,8 @@ def finite_statistics(pairs: Sequence[ItemPair]) -> tuple[list[int], Array]:
     ]
     values = np.array([_numbers(pairs[index][0]) + _numbers(pairs[index][1]) for index in likely], dtype=np.float64)
     values = values.reshape(-1, 8)  # numpy makes NaN of None
-    finite = np.flatnonzero(np.isfinite(values).all(axis=1))
+    plain = np.isfinite(values).all(axis=1) & (np.abs(values[:, [0, 1, 4, 5]]) < _LARGE).all(axis=1)
+    finite = np.flatnonzero(plain)
     return [likely[index] for index in finite.tolist()], values[finite]
 
 
@@ -118,13 +122,21 @@ def relative_size(target: Item, golden: Item) -> float | None:
     """Return how far the statistics of two rows are apart, relative to the size of the tensor.
 
     The largest of these: the extrema's difference relative to the largest magnitude, the norm's to the norm, and the
-    mean's to the root mean square (a mean that is zero but for rounding differs by nothing then). Where both have the
-    same NaN and Inf, what is finite counts. Statistics cannot see a permutation.
+    mean's to the root mean square (a mean that is zero but for rounding differs by nothing then). Whole numbers and
+    truth values are equal or infinitely far apart: they are indices, of which none is near another. Where both have the
+    same NaN and Inf, what is finite counts. Where both have the limits of their types, as a mask does, only the other
+    extremum counts: mean and norm tell of nothing else. Statistics cannot see a permutation.
     """
     if _values(target) == _values(golden):
         return 0.0
+    return math.inf if is_discrete(target) and is_discrete(golden) else _size(target, golden)
+
+
+def _size(target: Item, golden: Item) -> float | None:
     if not _same_nonfinite(target, golden):
         return math.nan
+    if _has_limit(target) and _has_limit(golden):
+        return _size_beside_limits(target, golden)
     extremes = _finite_pairs((target.max, golden.max), (target.min, golden.min))
     if not extremes:
         return _size_without_extremes(target, golden)
@@ -147,6 +159,30 @@ def _size_without_extremes(target: Item, golden: Item) -> float | None:
     if target.max is None and isinstance(target.mean, float):  # a sum over ranks, of which no more is known
         return _mean_gap(target.mean, golden)
     return None if target.dtype == golden.dtype and not isinstance(target.max, str) else math.inf
+
+
+def is_discrete(item: Item) -> bool:
+    """Return whether a tensor holds whole numbers or truth values, of which another one is no small difference."""
+    return item.is_tensor and dtype_name(item.dtype).startswith(("int", "uint", "bool"))
+
+
+def _has_limit(item: Item) -> bool:
+    name = dtype_name(item.dtype)
+    return any(is_limit(value, name) for value in map(_number, (item.max, item.min)) if value is not None)
+
+
+def _size_beside_limits(target: Item, golden: Item) -> float:
+    ours, theirs = dtype_name(target.dtype), dtype_name(golden.dtype)
+    size = 0.0
+    for one, other in _finite_pairs((target.max, golden.max), (target.min, golden.min)):
+        are_limits = is_limit(one, ours), is_limit(other, theirs)
+        if all(are_limits):
+            size = max(size, 0.0 if (one > 0) == (other > 0) else 1.0)
+        elif any(are_limits):
+            size = max(size, 1.0)
+        elif one != other:
+            size = max(size, abs(one - other) / max(abs(one), abs(other)))
+    return size
 
 
 def _mean_gap(mean: float, golden: Item) -> float | None:

@@ -34,6 +34,11 @@ class Naming:
         """Whether names differ at all; else calls are matched by their names as they stand."""
         return bool(self._mappings) or self._crosses or self._is_scoped
 
+    @property
+    def is_in_order(self) -> bool:
+        """Whether calls of one name belong together in the order in which they ran, wherever that was."""
+        return self._crosses or self._is_scoped
+
     def ours(self, call: Call) -> str:
         """Return the name of a call of the target."""
         if call.family == MODULE:

@@ -11,8 +11,8 @@ import math
 from collections.abc import Iterable
 from functools import lru_cache
 
-from trainermon.analysis.compare.items import INPUT, OUTPUT, Call, Item
-from trainermon.dump.records import FORWARD
+from trainermon.analysis.compare.items import INPUT, MODULE, OUTPUT, Call, Item
+from trainermon.dump.records import FORWARD, PARAMETERS_GRAD
 
 ROUNDOFF = {
     "float64": 2.0**-53,
@@ -28,6 +28,26 @@ ROUNDOFF = {
     "complex128": 2.0**-53,
 }
 """Unit roundoff by dtype: half the distance from 1 to the next number."""
+
+LARGEST = {
+    "float64": 2.0**1023 * (2 - 2.0**-52),
+    "float32": 2.0**127 * (2 - 2.0**-23),
+    "float16": 65504.0,
+    "bfloat16": 2.0**127 * (2 - 2.0**-7),
+    "complex64": 2.0**127 * (2 - 2.0**-23),
+    "complex128": 2.0**1023 * (2 - 2.0**-52),
+}
+"""Largest finite number by dtype, where masks are made of it."""
+
+
+def is_limit(value: float, dtype: str) -> bool:
+    """Return whether a number is next to the limits of its type, as it stands in masks for minus infinity.
+
+    >>> is_limit(-65504.0, "float16"), is_limit(-65504.0, "float32")
+    (True, False)
+    """
+    return abs(value) >= LARGEST.get(dtype, math.inf) / 2
+
 
 _MINDSPORE = {"Float64": "float64", "Float32": "float32", "Float16": "float16", "BFloat16": "bfloat16"}
 _BY_DTYPE = (
@@ -54,9 +74,29 @@ _STEEPEST = 1.13
 _LIPSCHITZ = frozenset(
     ["relu", "gelu", "silu", "tanh", "sigmoid", "softmax", "abs", "clamp", "hardtanh", "elu", "softplus"]
 )
-_LIPSCHITZ_MODULES = ("ReLU", "GELU", "SiLU", "Tanh", "Sigmoid", "Softmax")
+_LIPSCHITZ_MODULES = ("ReLU", "GELU", "SiLU", "Tanh", "Sigmoid", "Softmax", "Activation")
 _NORMALISATIONS = frozenset(["layer_norm", "rms_norm", "group_norm", "batch_norm", "instance_norm", "normalize"])
 _NORMALISATION_MODULES = ("Norm", "BatchNorm1d", "BatchNorm2d", "BatchNorm3d")
+# Functions of which the slope jumps somewhere.
+_KINKED = frozenset(
+    ["relu", "relu_", "relu6", "leaky_relu", "threshold", "clamp", "hardtanh", "abs", "max", "min", "amax"]
+)
+_KINKED |= frozenset(["amin", "maximum", "minimum", "max_pool1d", "max_pool2d", "max_pool3d", "topk", "sort", "where"])
+_SMOOTH = frozenset(["silu", "gelu", "tanh", "sigmoid", "softmax", "softplus", "layer_norm", "rms_norm", "embedding"])
+_SMOOTH_MODULES = ("Linear", "Conv1d", "Conv2d", "Norm", "BatchNorm2d", "Embedding", "SiLU", "GELU", "Tanh", "Sigmoid")
+_WEIGHTED = frozenset(["linear", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "embedding"])
+_WEIGHTED |= frozenset(["batch_norm", "layer_norm", "group_norm", "instance_norm", "rms_norm", "bilinear"])
+_WEIGHTS = frozenset(["input.1", "input.2", "input.weight", "input.bias"])
+_RECURRENT = frozenset(["lstm", "gru", "rnn_tanh", "rnn_relu"])
+_RECURRENT_MODULES = ("LSTM", "GRU", "RNN")
+# Kernels that transform before they sum (Winograd's convolutions) lose a digit.
+_SUMS_SAFETY = 16.0
+# Below so many elements that can be expected beyond a kink, there is none.
+_RARE = 1e-2
+# Relative errors of factors add up, and large elements may have the larger ones.
+_PRODUCTS = frozenset(["mul", "mul_", "__mul__", "__rmul__", "__imul__", "div", "div_", "__truediv__", "__itruediv__"])
+_PRODUCT_GROWTH = 2.5
+_REDUCTIONS = frozenset(["sum", "mean"])
 _SUMS = frozenset(
     ("add", "add_", "sub", "sub_", "__add__", "__radd__", "__iadd__", "__sub__", "__rsub__", "__isub__", "sum", "mean")
 )
@@ -92,11 +132,71 @@ def roundoff(items: Iterable[Item]) -> float:
 
 
 def rounding(call: Call, inner: int, unit: float) -> float:
-    """Return the relative error that rounding may cause within one call, of which `inner` calls were dumped as well."""
+    """Return by how much the results of two sound computations of one call may differ, each being given the same.
+
+    A function rounds once on either side, and sums with the error of its accumulator (float32, or what is finer);
+    a module has operations of its own that were not dumped, of which four are allowed for: their errors add up as
+    squares. What the calls within a module round is not its own, and is seen on them.
+    """
     if not inner and call.name in _MOVES:
-        return unit
-    accumulation = min(unit, ROUNDOFF["float32"])
-    return 2 * unit * math.sqrt(1 + inner) + math.sqrt(_terms(call)) * accumulation
+        return 3 * unit
+    own = (2.0 if call.family != MODULE else 4.0) * unit * _passes(call)
+    accumulation = _SUMS_SAFETY * math.sqrt(_terms(call)) * min(unit, ROUNDOFF["float32"])
+    return (own + accumulation) * (1.0 if call.direction == FORWARD else 2.0)
+
+
+def least_rounding(unit: float) -> float:
+    """Return what any function that computes may differ by, at least: see `rounding`."""
+    return 2 * unit + _SUMS_SAFETY * min(unit, ROUNDOFF["float32"])
+
+
+def flips(call: Call, inner: int, error: float) -> float:
+    """Return what a backward may differ by as elements pass a kink, such as zero in relu, on one side alone.
+
+    `error` is that of its forward. The share of elements that lie within `error` of the kink is about `error`, and
+    each of them has a gradient on one side and none on the other: the norm grows with the square root of the share.
+    """
+    if not error or not math.isfinite(error):
+        return 0.0
+    if not inner and (call.name in _SMOOTH or call.name in _LINEAR or call.name.endswith(_SMOOTH_MODULES)):
+        return 0.0
+    if call.family != MODULE and call.name not in _KINKED:
+        return 0.0
+    count = max((item.num_elements for item in call.items if item.is_tensor), default=1)
+    return 2 * math.sqrt(error + (1 / count if error * count > _RARE else 0.0))
+
+
+def cancelled(call: Call, unit: float, spread: float) -> float:
+    """Return by how much a gradient of parameters may differ once what it sums up was rounded in other places.
+
+    Of `spread` terms for each element, which cancel one another, each is off by a rounding.
+    """
+    if call.direction == PARAMETERS_GRAD:
+        return 2 * unit * math.sqrt(max(1.0, spread))
+    return 2 * unit * math.sqrt(_terms(call)) if call.name in _NORMALISATIONS or call.name in _WEIGHTED else 0.0
+
+
+def gap_growth(direction: str) -> float:
+    """Return by how much code that was not dumped may make an error larger."""
+    return _FORWARD_GROWTH if direction == FORWARD else _BACKWARD_GROWTH
+
+
+def is_trivial(call: Call) -> bool:
+    """Return whether a call only hands on or adds up what it is given."""
+    return call.name in _MOVES or call.name in _SUMS
+
+
+def takes_weight(call: Call, place: str) -> bool:
+    """Return whether a function takes a weight or a bias in a place."""
+    return call.name in _WEIGHTED and place in _WEIGHTS
+
+
+def _passes(call: Call) -> float:
+    """Return by how much rounding adds up in a call that goes through a sequence step by step."""
+    if call.name not in _RECURRENT and not call.name.endswith(_RECURRENT_MODULES):
+        return 1.0
+    shape = next((item.shape for item in call.items if item.is_tensor and len(item.shape or ()) > 1), None) or (1, 1)
+    return math.sqrt(max(shape[:2]))
 
 
 def growth(call: Call, inner: int) -> float:
@@ -117,7 +217,9 @@ def _forward_growth(call: Call, inner: int, inputs: list[float], output: float) 
     if call.name in _NORMALISATIONS or call.name.endswith(_NORMALISATION_MODULES):
         return 2.0 * _cancellation(call)
     if not inner and call.name in _SUMS:
-        return sum(inputs) * math.sqrt(_terms(call)) / output
+        return sum(inputs) * (math.sqrt(_terms(call)) if call.name in _REDUCTIONS else 1.0) / output
+    if not inner and call.name in _PRODUCTS:
+        return _PRODUCT_GROWTH
     return 1.0 if not inner and call.name in _MOVES else _FORWARD_GROWTH
 
 

@@ -17,6 +17,7 @@ RESULTS = (ERROR, WARNING, PASS, UNMATCHED)
 MAX_BLAMED = 8
 MAX_NOTES = 6
 _MAX_LINES = 40
+_NO_PARTNERS = "no call of the target is in the golden dump"
 _MAX_DUMPS = 12
 
 
@@ -26,7 +27,7 @@ class Outcome:
 
     `rows` and `calls` are numbers by result. `blamed` are the blamed calls in the order in which they ran, with a few
     words on each; `within` is what is odd within the first of them (see `odd_within`), `called_in` is the line of
-    the user's code that called it. `notes` are those of the comparison.
+    the user's code that called it. `notes` are those of the comparison. `failure` says why there is none.
     """
 
     target: str
@@ -43,6 +44,7 @@ class Outcome:
     called_in: str
     files: tuple[Path, ...] = ()
     notes: tuple[str, ...] = ()
+    failure: str = ""
 
     @property
     def differs(self) -> bool:
@@ -73,6 +75,26 @@ def summarise(comparison: Comparison, files: tuple[Path, ...] = ()) -> Outcome:
     )
 
 
+def failed(target: Path, golden: Path, label: str, failure: str) -> Outcome:
+    """Return the outcome of two dumps that could not be compared."""
+    counts = dict.fromkeys(RESULTS, 0)
+    return Outcome(
+        target=str(target),
+        golden=str(golden),
+        label=label,
+        mode="none",
+        headline=f"Not compared: {failure}",
+        rows=counts,
+        calls=counts,
+        only_target=0,
+        only_golden=0,
+        blamed=(),
+        within=(),
+        called_in="",
+        failure=failure,
+    )
+
+
 def render_text(outcomes: Sequence[Outcome], *, colour: bool = False) -> str:
     """Return the summary of all comparisons for a terminal, at most 40 lines."""
     lines: list[str] = []
@@ -83,33 +105,49 @@ def render_text(outcomes: Sequence[Outcome], *, colour: bool = False) -> str:
 
 
 def first_different(outcomes: Sequence[Outcome]) -> Outcome:
-    """Return the outcome to look at first: the earliest with a blamed call, a difference, or rows on one side."""
-    return min(outcomes, key=lambda one: (not one.blamed, not one.differs, not one.rows[UNMATCHED]))
+    """Return the outcome to look at first: the earliest with a blamed call, a difference, a failure, or lone rows."""
+    return min(outcomes, key=lambda one: (not one.blamed, not one.differs, not one.failure, not one.rows[UNMATCHED]))
 
 
 def headline(comparison: Comparison) -> str:
     """Return in one line what is the matter."""
     if comparison.blamed:
         first = comparison.blamed[0]
+        if first.origin:
+            return f"The first difference came in with {first.key}.{first.origin}: {describe(first)}."
         return f"The first difference arose in {first.key}: {describe(first)}."
     counts = comparison.row_counts()
     differing = next((call for call in comparison.calls if call.result in (ERROR, WARNING)), None)
     if differing is not None:
         return f"No call is to blame: the dumps differ from {differing.key} on, {_origin(differing)}."
     if not counts[PASS]:
-        return "Nothing could be compared: no call of the target is in the golden dump."
+        why = f"no call was dumped in {comparison.empty}" if comparison.empty else _NO_PARTNERS
+        return f"Nothing could be compared: {why}."
     missing = f", but {counts[UNMATCHED]:,} rows are on one side only" if counts[UNMATCHED] else ""
     return f"The dumps agree: {counts[PASS]:,} rows differ by no more than rounding{missing}."
 
 
 def describe(call: CallResult) -> str:
     """Return what a call made of what it was given, in a few words."""
+    if call.origin:
+        return _came_in(call)
+    if call.given_to:
+        given = f"its own inputs by {call.input_error:.2g}" if call.input_error else "its own inputs not at all"
+        return f"what it gave to {call.given_to} differs by {call.output_error:.2g}, {given}"
     if math.isnan(call.output_error):
         return "a value is NaN or Inf on one side only"
     if not math.isfinite(call.output_error):
         return "its results differ in their bits, its inputs do not"
     given = f"its inputs by {call.input_error:.2g}" if call.input_error else "its inputs not at all"
     return f"its results differ by {call.output_error:.2g}, {given}"
+
+
+def _came_in(call: CallResult) -> str:
+    row = next(row for row in call.rows if row.target and row.target.place == call.origin)
+    what = "the parameter" if row.target and row.target.state == PARAMETERS else "the input"
+    size = row.difference.relative
+    by = "" if size is None or math.isinf(size) else f" by {size:.2g}"
+    return f"{what} differs{by} before that call, and no call before it made that"
 
 
 def unmatched_sides(comparison: Comparison) -> tuple[int, int]:
@@ -167,7 +205,7 @@ def _overview(outcomes: Sequence[Outcome]) -> Iterator[str]:
     yield f"{'dump':<18}{'error':>9}{'warning':>9}{'pass':>10}{'unmatched':>11}  first to blame"
     for one in sorted(outcomes, key=lambda one: not one.blamed)[:_MAX_DUMPS]:
         rows = one.rows
-        first = one.blamed[0][0] if one.blamed else "–"
+        first = one.blamed[0][0] if one.blamed else "not compared" if one.failure else "–"
         numbers = f"{rows[ERROR]:>9,}{rows[WARNING]:>9,}{rows[PASS]:>10,}{rows[UNMATCHED]:>11,}"
         yield f"{one.label:<18}{numbers}  {first}"
     if len(outcomes) > _MAX_DUMPS:

@@ -10,9 +10,12 @@ from typing import Any, NamedTuple
 from trainermon.analysis.compare.comparison import Comparison, Mode
 from trainermon.analysis.compare.items import Item
 from trainermon.analysis.compare.metrics import norm_ratio, statistics_columns
-from trainermon.analysis.compare.verdicts import Row
+from trainermon.analysis.compare.verdicts import PASS, UNMATCHED, Row
 
 NOT_AVAILABLE = "N/A"
+REACHED = "Accuracy Reached or Not"
+"""What `Result` was called, of tensors, until msprobe 8: Yes, No or Unmatched."""
+_REACHED = {PASS: "Yes", UNMATCHED: "Unmatched"}
 _BASIC = (
     *("NPU Name", "Bench Name", "NPU Dtype", "Bench Dtype", "NPU Tensor Shape", "Bench Tensor Shape"),
     *("NPU Requires_grad", "Bench Requires_grad"),
@@ -46,7 +49,8 @@ def header(mode: Mode) -> tuple[str, ...]:
     """Return the names of the columns: msprobe's, and after them those that only this tool has."""
     statistics = () if mode is Mode.CHECKSUM else _STATISTICS
     data_name = ("Data_name",) if mode is Mode.TENSOR else ()
-    return (*_BASIC, *_METRICS[mode], *statistics, *_LAST, *data_name, *_OURS[mode], "Relative difference")
+    reached = (REACHED,) if mode is Mode.TENSOR else ()
+    return (*_BASIC, *_METRICS[mode], *statistics, *_LAST, *data_name, *_OURS[mode], "Relative difference", *reached)
 
 
 class NamedRow(NamedTuple):
@@ -95,7 +99,8 @@ def cells_of(mode: Mode, named: NamedRow) -> tuple[Any, ...]:
     cells += [str(same), row.result, str(list(row.messages)) if row.messages else "[]", stack_text(stack)]
     if mode is Mode.TENSOR:
         cells.append(str([_data_name(ours), _data_name(theirs)]))
-    return (*cells, *map(plain, own), plain(row.difference.relative))
+    reached = (_REACHED.get(row.result, "No"),) if mode is Mode.TENSOR else ()
+    return (*cells, *map(plain, own), plain(row.difference.relative), *reached)
 
 
 def nonfinite_counts(ours: Item, theirs: Item) -> tuple[int | None, int | None]:

@@ -6,7 +6,6 @@ Files of torch are mapped and read with `weights_only`, those of numpy without p
 from __future__ import annotations
 
 import math
-import pickle
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,9 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from trainermon.analysis.compare.assembly import Assembly
+from trainermon.analysis.compare.frameworks import dtype_name
 from trainermon.analysis.compare.items import Item, Rows
-from trainermon.analysis.compare.metrics import Difference, ItemPair, relative_size
-from trainermon.analysis.compare.noise import ROUNDOFF
+from trainermon.analysis.compare.metrics import Difference, ItemPair, is_discrete, relative_size
+from trainermon.analysis.compare.noise import LARGEST, ROUNDOFF
 from trainermon.monitor.errors import DumpError
 
 CHUNK = 1 << 13
@@ -42,6 +42,7 @@ _LEAST_EXPONENT = {
 """Exponent of the smallest normal number, with a mantissa from 0.5 to 1 as `frexp` has it. Below, none lie closer."""
 
 _EPS = float(np.finfo(np.float32).eps)
+_LEAST_LIMIT = min(LARGEST.values()) / 2
 _NUM_COLUMNS = 11
 _WAITING_PER_THREAD = 8
 _Array = npt.NDArray[np.float64]
@@ -66,8 +67,14 @@ class ElementSums:
     golden_nonfinite: int = 0
     differing: int = 0
 
-    def add(self, ours: _Array, theirs: _Array, dtype: str) -> None:
-        """Take in one chunk; units in the last place are those of `dtype`, if it has such."""
+    def add(self, ours: _Array, theirs: _Array, dtype: str, our_dtype: str = "") -> None:
+        """Take in one chunk; units in the last place are those of `dtype`, if it has such.
+
+        Where both have the limits of their types, as a mask does, they are equal.
+        """
+        if ours.size and max(_reach(ours), _reach(theirs)) >= _LEAST_LIMIT:
+            limits = _limits(ours, our_dtype or dtype) & _limits(theirs, dtype) & ((ours > 0) == (theirs > 0))
+            ours, theirs = ours[~limits], theirs[~limits]
         finite, their_finite = np.isfinite(ours), np.isfinite(theirs)
         self.nonfinite += int(ours.size - np.count_nonzero(finite))
         self.golden_nonfinite += int(theirs.size - np.count_nonzero(their_finite))
@@ -146,16 +153,29 @@ def tensor_difference(ours: Item, theirs: Item, *, target: Rows, golden: Rows) -
     if path is None or their_path is None or ours.shape != theirs.shape:
         return Difference(relative_size(ours, theirs), (None,) * _NUM_COLUMNS)
     sums = ElementSums()
-    name = (theirs.dtype or "").removeprefix("torch.")
+    name, our_name = dtype_name(theirs.dtype), dtype_name(ours.dtype)
     with np.errstate(over="ignore", invalid="ignore"):
         for chunk, their_chunk in zip(_chunks(path), _chunks(their_path), strict=True):
-            sums.add(chunk, their_chunk, name)
-    return sums.difference()
+            sums.add(chunk, their_chunk, name, our_name)
+    found = sums.difference()
+    if found.relative and is_discrete(ours) and is_discrete(theirs):
+        return found._replace(relative=math.inf)
+    return found
 
 
 def _dot(one: _Array, other: _Array) -> float:
     """Return the scalar product, without the threads of a BLAS: there is one of ours for every core already."""
     return float(np.einsum("i,i->", one, other))
+
+
+def _reach(values: _Array) -> float:
+    return max(-float(values.min()), float(values.max()))
+
+
+def _limits(values: _Array, dtype: str) -> npt.NDArray[np.bool_]:
+    size = np.abs(values)
+    limits: npt.NDArray[np.bool_] = (size >= LARGEST.get(dtype, math.inf) / 2) & np.isfinite(size)
+    return limits
 
 
 def _chunks(source: Path | Assembly) -> Iterator[_Array]:
@@ -197,5 +217,5 @@ def _load(path: Path) -> Any:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=True).detach()
     except ImportError as error:
         raise DumpError(f"{path} needs torch: install it, or compare with --mode statistics") from error
-    except (OSError, ValueError, RuntimeError, AttributeError, LookupError, EOFError, pickle.UnpicklingError) as error:
+    except Exception as error:  # readers of files raise anything on a damaged one: there is no common type
         raise DumpError(f"{path} is no tensor file ({error}): copy the dump again, or use --mode statistics") from error

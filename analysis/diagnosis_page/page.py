@@ -12,6 +12,7 @@ from trainermon.analysis.diagnosis_page.code import excerpt, render_excerpt
 from trainermon.analysis.diagnosis_page.curves import draw
 from trainermon.analysis.diagnosis_page.history import curves
 from trainermon.analysis.diagnosis_page.markup import STYLE, section, table, text
+from trainermon.analysis.diagnosis_page.over_run import chain_table, verdict_table
 from trainermon.analysis.diagnosis_page.values import DumpView, look, render_view
 from trainermon.analysis.findings import (
     BadTensor,
@@ -54,6 +55,8 @@ def render_page(run_dir: Path, diagnosis: Diagnosis) -> str:
             *_head(diagnosis),
             section("The code", *_code(diagnosis, dump)),
             section("Around the step", _plots(run_dir, diagnosis)),
+            section("Over the run", verdict_table(diagnosis)),
+            section("Along the gradients' way", chain_table(diagnosis)),
             section("From there to the loss" if _is_forward(diagnosis) else "The way it took", _chain(diagnosis)),
             section("The tensor" if diagnosis.reference else "The first bad tensor", *_tensor(diagnosis, dump)),
             section("Beside what it should be", _contrasts(diagnosis)),

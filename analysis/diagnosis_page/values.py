@@ -57,6 +57,9 @@ def _tensor(dump: Dump, entries: list[Entry], diagnosis: Diagnosis) -> TensorVie
     if diagnosis.tensor is None:
         return None
     slot, is_gradient = _slot(diagnosis.tensor.slot)
+    slot, _, owner = slot.partition(" of ")  # what a module's own operation made is seen in the next one's input
+    if owner:
+        entries = [entry for entry in dump.entries if entry.module == owner]
     paths = [
         record.data_path
         for entry in entries or dump.root

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.analysis.stored_run import FINITE, grad, store
+from tests.analysis.stored_run import ALL_NAN, FINITE, grad, store
 from tests.journal_rows import RankJournal, only_spool
 from trainermon import TrainerMon
 from trainermon.alerts.log import AlertLog
@@ -182,3 +182,67 @@ def test_an_alert_counts_before_a_step_that_was_not_finite_if_it_lasted_until_th
     # of those that grew with it, the last in the model is the first in the backward
     assert diagnosis.module == ("h.1" if diagnosis.symptom is Symptom.EXPLODED else "h.2")
     assert "began" not in diagnosis.headline
+
+
+LARGE = (4, -900.0, 900.0, 0.0, 4 * 900.0**2, 0, 0, 0)
+
+
+def with_bad_step(run_dir, alerts):
+    """Store 30 steps of which the twentieth has a gradient that is not finite, and these alerts."""
+    keys = [grad("h.0.weight", Kind.GRAD_UNREDUCED), grad("h.1.weight", Kind.GRAD_UNREDUCED)]
+    sound, large, bad = ([FINITE, moments] for moments in (FINITE, LARGE, ALL_NAN))
+    of_step = {step: bad if step >= 20 else large if step >= 12 else sound for step in range(30)}
+    store(run_dir, {step: {0: dict(zip(keys, rows, strict=True))} for step, rows in of_step.items()})
+    log = AlertLog(run_dir / "nodes/node/alerts.jsonl")
+    for one in alerts:
+        log.append(one)
+
+
+@pytest.mark.parametrize(
+    ("rule", "kind"),
+    [
+        ("gradient-dead", Kind.GRAD_REDUCED),
+        ("gradient-vanishing", Kind.GRAD_REDUCED),
+        ("update-ratio-high", Kind.RATIO),
+        ("expert-collapse", Kind.FEATURE),
+        ("replica-parameters", Kind.CHECKSUM),
+        ("loss-outlier-rank", Kind.LOSS),
+    ],
+)
+def test_what_makes_nothing_non_finite_does_not_hide_a_step_that_is(tmp_path, rule, kind):
+    with_bad_step(tmp_path, [dataclasses.replace(alert(rule, 0, step=10), kind=kind)])
+
+    diagnosis = diagnose(tmp_path)
+
+    assert (diagnosis.symptom, diagnosis.step) == (Symptom.NONFINITE, 20), render_text(diagnosis)
+    assert any("from step 0 on" in line for line in diagnosis.evidence)
+
+
+@pytest.mark.parametrize(("seen_step", "symptom"), [(15, Symptom.EXPLODED), (25, Symptom.NONFINITE)])
+def test_an_explosion_is_the_cause_only_if_it_was_seen_before_the_bad_step(tmp_path, seen_step, symptom):
+    with_bad_step(tmp_path, [alert("gradient-spike", 12, step=seen_step)])
+
+    assert diagnose(tmp_path).symptom is symptom
+
+
+@pytest.mark.parametrize(
+    ("rates", "expected"),
+    [
+        ([1e-3] * 12 + [0.1] * 18, (12, "(optimizer)")),
+        ([0.0, 1e-3] + [2e-3] * 28, (13, "h.1")),  # a warm-up
+    ],
+)
+def test_a_learning_rate_that_jumped_right_before_is_the_cause(tmp_path, rates, expected):
+    keys = [grad("h.0.weight", Kind.GRAD_UNREDUCED), grad("h.1.weight", Kind.GRAD_UNREDUCED)]
+    rate_of = SeriesKey(Kind.STEP, "learning_rate", "0")
+    of_step = {
+        step: dict.fromkeys(keys, LARGE if step >= 13 else FINITE) | {rate_of: (1, rate, rate, rate, rate**2, 0, 0, 0)}
+        for step, rate in enumerate(rates)
+    }
+    store(tmp_path, {step: {0: rows} for step, rows in of_step.items()}, modules=["h.0", "h.1"])
+    AlertLog(tmp_path / "nodes/node/alerts.jsonl").append(alert("gradient-spike", 13))
+
+    diagnosis = diagnose(tmp_path)
+
+    assert (diagnosis.symptom, diagnosis.step, diagnosis.module) == (Symptom.EXPLODED, *expected)
+    assert ("learning rate jumped from 0.001 to 0.1 in step 12" in diagnosis.headline) == (expected[0] == 12)

@@ -90,8 +90,27 @@ def test_dumps_alone_tell_rank_module_and_phase(runs, fault):
 
 
 @pytest.mark.distributed
+@pytest.mark.parametrize(
+    ("number", "steps"), [(3, (3, 3, 3, 3, 3, 3)), (5, (4, 4, 4, 4, 3, 3))], ids=["gradient", "optimizer"]
+)
+def test_the_way_of_the_gradients_parts_where_the_fault_was_put(rows_only, number, steps):
+    fault = FAULTS[number]
+    links = diagnose_against(rows_only / fault.name, rows_only / SOUND).gradient_chain
+
+    assert tuple(link.step for link in links) == steps
+    if fault.kind == "optimizer":
+        assert links[4].series == f"exp_avg {fault.module}.weight"
+    else:
+        assert links[0].rank == fault.rank
+
+
+@pytest.mark.distributed
 def test_a_run_does_not_differ_from_itself(runs):
     diagnosis = diagnose_against(runs / SOUND, runs / SOUND)
+
+    (norm,) = diagnosis.run_verdicts  # the job records no loss
+    assert (norm.quantity, norm.differs, norm.value, norm.num_steps) == ("grad_norm", False, 0.0, NUM_STEPS)
+    assert {link.state for link in diagnosis.gradient_chain} == {"agrees"}
 
     assert (diagnosis.verdict, diagnosis.symptom, diagnosis.collect) == (Verdict.EQUAL, Symptom.NONE, None)
     assert "The stored rows of 5 steps agree" in diagnosis.reason

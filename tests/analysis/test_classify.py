@@ -204,11 +204,47 @@ def test_statistics_prove_what_they_can_and_nothing_more(entry, cause):
         ("aten", "from_file"),
         ("debugprims", "load_tensor"),
         ("load_library", "__call__"),
+        ("Tensor", "set_"),
+        ("Tensor", "resize_"),
+        ("Tensor", "__setstate__"),
+        ("Tensor", "share_memory_"),
+        ("Tensor", "pin_memory"),
+        ("Tensor", "new_zeros"),
+        ("Tensor", "record_stream"),
+        ("Tensor", "backward"),
+        ("aten", "set_"),
+        ("aten", "resize_"),
     ],
 )
 def test_only_operations_on_tensors_are_run_for_a_dump(prefix, name):
     with pytest.raises(DumpError, match=f"no function {prefix}.{name} that could be run again"):
         function_of(prefix, name)
+
+
+@pytest.mark.parametrize(
+    ("key", "arguments"),
+    [
+        ("Torch.zeros", [10**12]),
+        ("Tensor.repeat", ["x", 10**6, 10**6]),
+        ("Functional.pad", ["x", [0, 10**12]]),
+        ("Torch.bincount", ["x"]),
+    ],
+)
+def test_a_dump_cannot_have_memory_taken(tmp_path, key, arguments):
+    folder = tmp_path / "dump_tensor_data"
+    folder.mkdir()
+    torch.save(torch.full((4,), 10**12), folder / "x.pt")
+    x = {"type": "torch.Tensor", "dtype": "torch.int64", "shape": [4], "data_name": "x.pt"}
+    forms = [x if value == "x" else number_form(value) for value in arguments]
+    call = {"input_args": forms, "input_kwargs": {}, "output": [x]}
+    (tmp_path / "dump.json").write_text(json.dumps({"task": "tensor", "data": {f"{key}.0.forward": call}}))
+
+    with pytest.raises(DumpError, match=r"would make up to [\d,]+ elements"):
+        judge_dumped(tmp_path, read_dump(tmp_path).entries[0])
+
+
+def number_form(value):
+    return [number_form(each) for each in value] if isinstance(value, list) else {"type": "int", "value": value}
 
 
 def test_a_dump_cannot_have_a_pickle_loaded(tmp_path):
@@ -240,6 +276,12 @@ def test_a_dump_cannot_have_a_pickle_loaded(tmp_path):
         ("Tensor", "masked_fill"),
         ("Torch", "einsum"),
         ("aten", "add"),
+        ("Tensor", "add_"),
+        ("Tensor", "__imul__"),
+        ("Tensor", "__getitem__"),
+        ("Torch", "unique"),
+        ("Torch", "nonzero"),
+        ("Functional", "cross_entropy"),
     ],
 )
 def test_operations_are_found_by_their_names(prefix, name):

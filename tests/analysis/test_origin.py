@@ -101,7 +101,7 @@ def test_operation_between_modules_is_blamed_on_what_encloses_them():
         root=root("", "nan"),
     )  # fmt: skip
 
-    assert found(made) == ("h", FaultPhase.FORWARD, "input.0")
+    assert found(made) == ("h", FaultPhase.FORWARD, "input.0 of h.b")
     assert "between h.a and h.b" in find_origin(made).reason
 
 

@@ -21,6 +21,7 @@ class Row:
     micro_step: int | None = None
     stage: int = 0
     rank: int = 0
+    fingerprint: object = None
 
 
 def actv(name, slot, *, rank=0):
@@ -70,3 +71,34 @@ def test_the_rank_whose_own_part_is_bad_is_told_from_those_that_were_sent_it():
 
     assert located(*shared, own) == ("decoder.qkv", FaultPhase.BACKWARD, (1,))
     assert located(*shared) == ("decoder.qkv", FaultPhase.BACKWARD, (0, 1))
+
+
+def test_the_gradient_of_a_shared_tensor_is_there_when_the_first_of_its_takers_gave_its_own_back():
+    """A short cut takes what the block takes: the sum of both is bad after what the block's last layer gave back."""
+    order = StepOrder(["block", "block.conv1", "block.conv2", "block.shortcut"], {})
+    shared = [
+        dataclasses.replace(gradient(name, "input.0"), fingerprint=7) for name in ("block.shortcut", "block.conv1")
+    ]
+    bad = [*shared, dataclasses.replace(gradient("block.conv2", "input.0"), fingerprint=8)]
+
+    assert locate(bad, order, {"block"}).module == "block.conv2"
+
+
+def test_after_the_backward_what_is_worst_was_first():
+    """Clipping changes every gradient a little when one of them is half as large again."""
+    order = StepOrder(["stem", "head"], {}, has_unreduced=True)
+    bad = [Row(Kind.GRAD_REDUCED, "stem.weight"), Row(Kind.GRAD_REDUCED, "head.weight")]
+
+    location = locate(bad, order, set(), [0.01, 0.5])
+
+    assert (location.module, location.phase) == ("head", FaultPhase.REDUCTION)
+    assert locate(bad, order, set(), [0.4, 0.5]).module == "stem"
+
+
+def test_a_weight_that_a_module_is_handed_is_a_parameter_of_it():
+    order = StepOrder(["embedding", "output_layer"], {})
+    bad = [actv("output_layer", "input.weight"), actv("output_layer", "output.0")]
+
+    location = locate(bad, order, {"output_layer"})
+
+    assert (location.module, location.phase) == ("output_layer", FaultPhase.PARAMETER)

@@ -22,7 +22,7 @@ FACTORS = {"sound": "1", "faulty": "1.5", "nan": "nan"}
 
 def run(*command):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MSPROBE_LOG_LEVEL": "3"}
-    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, env=environment, timeout=280)
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, env=environment, timeout=900)
     assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-2000:]
 
 

@@ -133,7 +133,7 @@ def test_without_orjson_the_table_is_the_same(tmp_path):
     (comparison,) = compare(RECORDED / "nan", RECORDED / "sound")
     code = "import sys; sys.modules['orjson'] = None; from trainermon.cli import main; sys.exit(main(sys.argv[1:]))"
     words = ["compare", comparison.target, comparison.golden, "-o", tmp_path, "-f", "csv"]
-    subprocess.run([sys.executable, "-c", code, *map(str, words)], check=True, capture_output=True, timeout=120)
+    subprocess.run([sys.executable, "-c", code, *map(str, words)], check=True, capture_output=True, timeout=900)
 
     (path,) = tmp_path.glob("*.csv")
     with path.open(newline="", encoding="utf-8") as file:

@@ -231,6 +231,37 @@ def test_a_wrong_file_is_named_with_what_is_wrong(kind, text, message, tmp_path)
     assert message in str(caught.value)
 
 
+ATTACKS = {
+    "bomb": "\n".join(
+        ["- &a0 [x, x, x, x, x, x, x, x, x]"] + [f"- &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12)]
+    ),
+    "bomb below a name": "a: {b: &a [x, x]}\nc: [*a, *a]",
+    "no date": "a: 2024-13-45",
+    "deep": "[" * 1_500,
+    "digits": f"a: {'9' * 5_000}",
+    "hexadecimal digits": f"a: 0x{'f' * 5_000}",
+    "hexadecimal digits as a place": f"- {{ms_api: A.x, pt_api: B.y, ms_args: [0x{'f' * 5_000}], pt_args: [0]}}",
+    "digits as a name": f"0x{'f' * 5_000}: a",
+    "a place that is a list": "- {ms_api: A.x, pt_api: B.y, ms_args: [[0, 1]], pt_args: [0]}",
+    "long": "a: [" + ", ".join(["xxxx"] * 5_000) + "]",
+    "large": f"# {'x' * (1 << 20)}\na: b",
+}
+
+
+@pytest.mark.parametrize(("kind", "ending"), [("api", "yaml"), ("cell", "yaml"), ("layer", "yaml"), ("cell", "json")])
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_a_file_that_was_made_to_do_harm_is_refused_in_one_short_line(kind, ending, attack, tmp_path):
+    file = tmp_path / f"mapping.{ending}"
+    file.write_text(ATTACKS[attack])
+
+    with pytest.raises(ConfigError) as caught:
+        read_mappings(**{kind: file})
+
+    message = str(caught.value).replace(str(file), "")
+    assert len(message) < 500
+    assert "\n" not in message
+
+
 def test_a_file_that_is_missing_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"gone\.yaml, given as cell mapping: cannot be read"):
         read_mappings(cell=tmp_path / "gone.yaml")

@@ -40,7 +40,7 @@ def cluster(monkeypatch):
 def compare(*words):
     """Run the command, as Ray itself warns of many things."""
     command = [sys.executable, "-m", "trainermon", "compare", *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=os.environ | QUIET, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=os.environ | QUIET, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
 
@@ -52,8 +52,8 @@ def test_a_ray_cluster_finds_what_the_local_processes_find(cluster, tmp_path):
             shutil.copytree(RECORDED / name / "step0" / "rank0", tmp_path / name / "step0" / f"rank{rank}")
     sides = tmp_path / "faulty", tmp_path / "sound"
 
-    remote = compare(*sides, "-o", tmp_path / "remote", "-f", "json", "--ray", cluster)
-    local = compare(*sides, "-o", tmp_path / "local", "-f", "json")
+    remote = compare(*sides, "-o", tmp_path / "remote", "-f", "json", "-c", "--ray", cluster)
+    local = compare(*sides, "-o", tmp_path / "local", "-f", "json", "-c")
 
     assert remote.splitlines()[:-3] == local.splitlines()[:-3]
     results = [

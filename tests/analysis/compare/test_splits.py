@@ -30,7 +30,7 @@ PAIRS = [
 def dumps(tmp_path_factory):
     """Dump all variants; every rank has a whole model in those named so, of which the first rank's counts."""
     folder = tmp_path_factory.mktemp("megatron")
-    run_ranks(Path(__file__).with_name("megatron_worker.py"), str(folder), timeout_s=280)
+    run_ranks(Path(__file__).with_name("megatron_worker.py"), str(folder), timeout_s=900)
     return folder
 
 

@@ -1,0 +1,206 @@
+"""What is known of all calls before any is judged: how they nest, which values they share, and how far each is apart.
+
+A value is one tensor wherever it stands: as the result of a call, of the module around it, as the input of the next.
+It is known by its statistics, which views share, and which dumps of every kind have.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from trainermon.analysis.compare.items import OUTPUT, Call, Item
+from trainermon.analysis.compare.matching import CallPair
+from trainermon.analysis.compare.noise import roundoff
+from trainermon.analysis.compare.verdicts import Compared, worst
+from trainermon.dump.reader import split_key
+from trainermon.dump.records import BACKWARD, FORWARD, PARAMETERS_GRAD
+
+Value = tuple[object, ...]
+
+
+def value_of(item: Item) -> Value | None:
+    """Return what tells a tensor from others; None if all its elements are one number or NaN, or nothing is known."""
+    if not item.is_tensor or (item.max is not None and (item.max == item.min or item.max != item.max)):
+        return None
+    if item.max is not None:
+        return item.max, item.min, item.norm
+    return item.checksum
+
+
+def is_comparable(ours: Item, theirs: Item) -> bool:
+    """Return whether two tensors can differ by a size: they have one shape, and both are floating or both not."""
+    if ours.shape != theirs.shape:
+        return False
+    return ours.dtype == theirs.dtype or (not roundoff((ours,))) == (not roundoff((theirs,)))
+
+
+class Error(NamedTuple):
+    """By how much the tensors of a row are apart."""
+
+    item: Item
+    golden: Item
+    size: float
+
+
+@dataclass(slots=True)
+class Facts:
+    """What is known of one call that both sides made.
+
+    `given` and `made` are what differs of its inputs and parameters, and of its results; `before` and `after` the
+    largest of each. `is_mispaired`: a tensor has another shape on the other side.
+    """
+
+    given: list[Error] = field(default_factory=list)
+    made: list[Error] = field(default_factory=list)
+    before: float = 0.0
+    after: float = 0.0
+    unit: float = 0.0
+    is_mispaired: bool = False
+
+
+class Flow:
+    """All calls of both sides with what is known of them, by the target's keys.
+
+    Attributes:
+        facts: Of every call that both sides made.
+        inner: How many calls of its direction were compared within each call, at any depth.
+        unit: The coarsest unit roundoff within each call.
+        around: The innermost compared call around each call.
+    """
+
+    def __init__(
+        self, pairs: Sequence[CallPair], compared: Sequence[list[Compared]], parents: Mapping[str, str]
+    ) -> None:
+        self.facts: dict[str, Facts] = {}
+        self.inner: Counter[str] = Counter()
+        self.unit: dict[str, float] = {}
+        self.around: dict[str, str | None] = {}
+        self._parents = parents
+        self._forward: dict[tuple[str, int], float] = {}
+        self._gradients: dict[str, float] = {}
+        self._made: dict[str, int] = {}
+        self._worst_forward = 0.0
+        self._consumers: dict[Value | None, list[str]] = defaultdict(list)
+        self._theirs: Counter[Value | None] = Counter()
+        both = [(pair, rows) for pair, rows in zip(pairs, compared, strict=True) if pair.target and pair.golden]
+        for pair, rows in both:
+            assert pair.target
+            self.facts[pair.target.key] = self._facts(pair.target, rows)
+        for pair, _ in both:
+            assert pair.target
+            self._nest(pair.target)
+
+    def forward_error(self, call: Call) -> float:
+        """Return the error of the forward that a backward belongs to, and of all within it."""
+        return self._forward.get((call.name, call.number), 0.0)
+
+    def forward_of(self, key: str | None) -> float:
+        """Return the error of the forward that the backward `key` belongs to; of None, the worst of all forwards."""
+        if key is None:
+            return self._worst_forward
+        name, family, _, number = split_key(key)
+        return self._forward.get((f"{name}.{family}", number), 0.0)
+
+    def gradient_error(self, call: Call) -> float:
+        """Return the error of the gradients that a parameter's module was given; if it has none, of all forwards."""
+        return self._gradients.get(call.name, self._worst_forward)
+
+    def spread(self, call: Call) -> float:
+        """Return how many elements of what a module made there are for each of a gradient of its parameters."""
+        smallest = min((item.num_elements for item in call.items if item.is_tensor), default=1)
+        return self._made.get(call.name, 1) / max(1, smallest)
+
+    def given_error(self, key: str) -> float:
+        """Return the error of what a backward was given, of the gradient of a parameter what its module was given."""
+        name, family, direction, _ = split_key(key)
+        before = self.facts[key].before
+        if direction != PARAMETERS_GRAD:
+            return before
+        return worst(before, self._gradients.get(f"{name}.{family}", self._worst_forward))
+
+    def num_consumers(self, error: Error) -> tuple[int, int]:
+        """Return in how many results of backwards a gradient stands, on each side."""
+        ours, theirs = value_of(error.item), value_of(error.golden)
+        return (len(self._consumers.get(ours, ())) if ours else 1), (self._theirs[theirs] if theirs else 1)
+
+    def consumers(self, item: Item) -> Sequence[str]:
+        """Return the backwards of which a gradient is a result: it is the sum of what all of these make."""
+        value = value_of(item)
+        return self._consumers.get(value, ()) if value else ()
+
+    def in_order(self, keys: Sequence[str | None]) -> list[int]:
+        """Return the positions of calls such that each comes after those within it: backwards may be written before."""
+        last = {key: position for position, key in enumerate(keys) if key is not None}
+        for position, key in enumerate(keys):
+            for above in self.above(key) if key is not None else ():
+                if last.get(above, position) < position:
+                    last[above] = position
+        inner = [self.inner[key] if key is not None else 0 for key in keys]
+        ends = [last[key] if key is not None else at for at, key in enumerate(keys)]
+        return sorted(range(len(keys)), key=lambda at: (ends[at], inner[at]))
+
+    def above(self, key: str) -> Iterator[str]:
+        """Yield the calls around the call `key`, from within to without."""
+        above = self._parents.get(key)
+        while above is not None:
+            yield above
+            above = self._parents.get(above)
+
+    def _facts(self, call: Call, rows: list[Compared]) -> Facts:
+        facts = Facts()
+        is_gradient = call.direction != FORWARD
+        passed = {value_of(item) for item in call.items if item.state != OUTPUT} if is_gradient else set()
+        their_given = [theirs for _, theirs, _ in rows if theirs and theirs.state != OUTPUT] if is_gradient else []
+        their_passed = {value_of(item) for item in their_given}
+        for ours, theirs, difference in rows:
+            if ours is None or theirs is None:
+                continue
+            if ours.shape != theirs.shape and ours.is_tensor and theirs.is_tensor:
+                facts.is_mispaired = True
+            if ours.state == OUTPUT and is_gradient and value_of(ours) not in passed:
+                self._consumers[value_of(ours)].append(call.key)
+            if ours.state == OUTPUT and is_gradient and value_of(theirs) not in their_passed:
+                self._theirs[value_of(theirs)] += 1
+            size = difference.relative
+            if not size or not is_comparable(ours, theirs):
+                continue
+            if ours.state == OUTPUT and not (is_gradient and value_of(ours) in passed):
+                facts.made.append(Error(ours, theirs, size))
+                facts.after = worst(facts.after, size)
+            elif ours.state != OUTPUT:
+                facts.given.append(Error(ours, theirs, size))
+                facts.before = worst(facts.before, size)
+        return facts
+
+    def _nest(self, call: Call) -> None:
+        facts = self.facts[call.key]
+        unit = roundoff(call.items)
+        error = 0.0 if facts.is_mispaired else worst(facts.before, facts.after)
+        is_forward = call.direction == FORWARD
+        if is_forward:
+            self._note_forward(call.name, call.number, error)
+            self._worst_forward = worst(self._worst_forward, error)
+            sizes = [item.num_elements for item in call.items if item.state == OUTPUT and item.is_tensor]
+            self._made[call.name] = max([self._made.get(call.name, 0), *sizes])
+        elif call.direction == BACKWARD:
+            self._gradients[call.name] = worst(self._gradients.get(call.name, 0.0), facts.before)
+        self.unit[call.key] = max(self.unit.get(call.key, 0.0), unit)
+        around = None
+        for key in self.above(call.key):
+            around = around or (key if key in self.facts else None)
+            self.inner[key] += call.direction != PARAMETERS_GRAD
+            self.unit[key] = max(self.unit.get(key, 0.0), unit)
+            if is_forward and error:
+                self._note_within(key, error)
+        self.around[call.key] = around
+
+    def _note_within(self, key: str, error: float) -> None:
+        name, family, _, number = split_key(key)
+        self._note_forward(f"{name}.{family}", number, error)
+
+    def _note_forward(self, name: str, number: int, error: float) -> None:
+        place = name, number
+        self._forward[place] = worst(self._forward.get(place, 0.0), error)

@@ -1,0 +1,380 @@
+"""Who is to blame for a difference: the call in which it arose, or what came in from outside.
+
+Every value of the target is followed from where it was made. A call is to blame if its results differ by more than
+rounding and the differences of what it was given, and of what the calls within it made, explain; or if it gave a call
+within it something that these do not explain. A parameter that differs, and an input that no call made, are themselves
+where a difference began.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from trainermon.analysis.compare.flow import Error, Facts, Flow, Value, value_of
+from trainermon.analysis.compare.items import INPUT, MODULE, OUTPUT, PARAMETERS, Call, Item
+from trainermon.analysis.compare.matching import CallPair
+from trainermon.analysis.compare.metrics import Difference
+from trainermon.analysis.compare.noise import (
+    SAFETY,
+    cancelled,
+    flips,
+    gap_growth,
+    growth,
+    is_trivial,
+    least_rounding,
+    rounding,
+    roundoff,
+    takes_weight,
+)
+from trainermon.analysis.compare.verdicts import (
+    ERROR,
+    UNMATCHED,
+    CallResult,
+    Compared,
+    Judged,
+    Measure,
+    Row,
+    most_severe,
+    row_of,
+    worst,
+)
+from trainermon.dump.reader import split_key
+from trainermon.dump.records import BACKWARD, FORWARD, PARAMETERS_GRAD
+
+_NOTHING = Difference(None)
+# What these return is not yet written, or only a view: msprobe leaves them out as well.
+_UNDEFINED = frozenset(
+    [
+        "empty",
+        "empty_like",
+        "numpy",
+        "to",
+        "__setitem__",
+        "empty_with_format",
+        "new_empty",
+        "new_empty_strided",
+        "empty_strided",
+    ]
+)
+_HIDDEN = 2.0
+"""How many times the error that statistics showed of a value earlier on is expected where they show less of it."""
+
+
+class Nesting(NamedTuple):
+    """The enclosing call of each; `is_same`: what a call gives those within it is the same thing on both sides."""
+
+    parents: Mapping[str, str]
+    is_same: bool = True
+
+
+class Judge:
+    """Judges the calls of one pair of dumps, in the order in which they ran.
+
+    `baseline` gives for a row's name how far two runs of the same side were apart: noise that no model knows. `safety`
+    is how many times what the inputs explain still passes; 0 allows for no rounding either: equal inputs must give
+    equal bits, and of unequal ones nothing can be expected.
+    """
+
+    def __init__(
+        self,
+        pairs: Iterable[CallPair],
+        *,
+        nesting: Nesting,
+        measure: Measure,
+        baseline: Mapping[str, float] | None = None,
+        safety: float = SAFETY,
+    ) -> None:
+        self._pairs = list(pairs)
+        self._baseline = baseline or {}
+        self._safety = safety
+        self._sees_gaps = nesting.is_same
+        self._compared = _measured(self._pairs, measure)
+        self._flow = Flow(self._pairs, self._compared, nesting.parents)
+        self._known: dict[Value, float] = {}
+        self._available: dict[str | None, float] = {}
+        self._hiding: dict[tuple[str | None, int], float] = {}
+        self._is_elsewhere = self._has_other_input()  # statistics tell little of what becomes of that
+        self._gaps: dict[str, tuple[str, float]] = {}
+        self._blamed_within: set[str] = set()
+
+    def judge(self) -> list[CallResult]:
+        """Return the result of every call."""
+        keys = [pair.target.key if pair.target and pair.golden else None for pair in self._pairs]
+        found = {at: self._call(self._pairs[at], self._compared[at]) for at in self._flow.in_order(keys)}
+        return [found[at] for at in range(len(self._pairs))]
+
+    def _call(self, pair: CallPair, compared: list[Compared]) -> CallResult:
+        call, golden = pair.target, pair.golden
+        if call is None or golden is None:
+            rows = tuple(Row(ours, theirs, difference, UNMATCHED) for ours, theirs, difference in compared)
+            return CallResult(target=call, golden=golden, rows=rows, result=UNMATCHED)
+        facts = self._flow.facts[call.key]
+        if not (facts.given or facts.made or facts.is_mispaired):
+            judged = self._equal(call)
+        elif self._is_rounded(call, facts):
+            judged = self._rounded(call, facts)
+        else:
+            judged = self._judged(call, golden, facts)
+        rows = tuple(row_of(judged, self._noise(call, golden, row[0], row[1]), *row) for row in compared)
+        return CallResult(
+            target=call,
+            golden=golden,
+            rows=rows,
+            result=ERROR if judged.blamed else most_severe(rows),
+            input_error=judged.input_error,
+            output_error=judged.output_error,
+            expected=judged.expected,
+            blamed=judged.blamed,
+            origin=judged.origins[0] if judged.origins else "",
+            given_to=judged.given_to,
+        )
+
+    def _has_other_input(self) -> bool:
+        """Return whether a call was given other indices before any call made something else: the model's input."""
+        for pair in self._pairs:
+            facts = self._flow.facts.get(pair.target.key) if pair.target and pair.golden else None
+            if facts is None or not (facts.given or facts.made):
+                continue
+            assert pair.target
+            assert pair.golden
+            floor = self._floor(pair.target, pair.golden)
+            if any(math.isinf(error.size) for error in facts.given):
+                return bool(self._safety)
+            if facts.after > floor or facts.before > floor:
+                return False
+        return False
+
+    def _equal(self, call: Call) -> Judged:
+        """Return what is known of a call of which nothing differs, though it may have given something else within."""
+        given_to, size = self._gaps.get(call.key, ("", 0.0))
+        if not given_to:
+            return Judged()
+        return self._blame(
+            call, Judged(output_error=size, given_to=given_to, blamed=call.key not in self._blamed_within)
+        )
+
+    def _is_rounded(self, call: Call, facts: Facts) -> bool:
+        """Return whether there is nothing to judge: most calls of two sound runs differ by less than any may."""
+        least = least_rounding(self._flow.unit[call.key])
+        is_small = facts.before <= least and facts.after <= least and not facts.is_mispaired
+        return is_small and bool(self._safety) and call.key not in self._gaps and call.key not in self._blamed_within
+
+    def _rounded(self, call: Call, facts: Facts) -> Judged:
+        around = self._flow.around[call.key]
+        self._available[around] = worst(self._available.get(around, 0.0), facts.after)
+        least = least_rounding(self._flow.unit[call.key])
+        return Judged(input_error=facts.before, output_error=facts.after, expected=least, floor=least, tolerance=least)
+
+    def _judged(self, call: Call, golden: Call, facts: Facts) -> Judged:
+        floor = self._floor(call, golden)
+        tolerance = self._tolerance(call, golden)
+        origins = self._origins(call, golden, facts, floor)
+        if facts.is_mispaired:
+            self._scatter(call, facts)
+            return self._blame(
+                call, Judged(input_error=facts.before, tolerance=tolerance, origins=origins, blamed=bool(origins))
+            )
+        apart = self._apart(call, facts)
+        made = [error for error in facts.made if error.item.place not in apart]
+        before = worst(worst(facts.before, self._earlier(call, made)), self._available.get(call.key, 0.0))
+        expected = self._expected(call, golden, before, floor)
+        unexplained = call.name not in _UNDEFINED and any(
+            self._is_unexplained(call, error, before, expected) for error in made
+        )
+        given_to, gap = self._gaps.get(call.key, ("", 0.0))
+        is_whole = call.key not in self._blamed_within
+        judged = Judged(
+            input_error=facts.before if given_to and not unexplained else before,
+            output_error=gap if given_to and not unexplained else facts.after,
+            expected=expected,
+            floor=floor,
+            tolerance=tolerance,
+            is_unexplained=unexplained,
+            blamed=bool(origins) or (is_whole and (unexplained or bool(given_to))),
+            encloses_blame=not is_whole,
+            given_to=given_to if is_whole and not unexplained else "",
+            origins=origins,
+            apart=apart,
+        )
+        self._remember(call, made)
+        return self._blame(call, judged)
+
+    def _floor(self, call: Call, golden: Call) -> float:
+        """Return by how much a row may differ whatever was given."""
+        if not self._safety:
+            return 0.0
+        unit = max(self._flow.unit[call.key], roundoff(golden.items))
+        return rounding(call, self._flow.inner[call.key], unit)
+
+    def _tolerance(self, call: Call, golden: Call) -> float:
+        """Return by how much a row may differ that nobody is blamed for, and still is rounding: several operations'."""
+        if not self._safety:
+            return 0.0
+        return SAFETY * rounding(call, self._flow.inner[call.key], max(roundoff(call.items), roundoff(golden.items)))
+
+    def _earlier(self, call: Call, made: list[Error]) -> float:
+        """Return the error of what a backward also depends on: its forward, and what else makes the same gradient."""
+        if call.direction == FORWARD:
+            return 0.0
+        error = self._flow.forward_error(call)
+        if call.direction == PARAMETERS_GRAD:
+            error = worst(error, self._flow.gradient_error(call))
+        for each in made:
+            for key in self._flow.consumers(each.item):
+                if key != call.key:
+                    error = worst(error, self._flow.given_error(key))
+        return error
+
+    def _expected(self, call: Call, golden: Call, before: float, floor: float) -> float:
+        if not self._safety:
+            return math.inf if before else 0.0
+        if not before:
+            return floor + 2 * self._own_noise(call, golden)
+        if not math.isfinite(before) or (self._is_elsewhere and self._safety >= SAFETY):
+            return math.inf  # a NaN or Inf on one side can become any number, as in tanh; and so can another index
+        inner = self._flow.inner[call.key]
+        slope = growth(call, inner)
+        if call.direction == PARAMETERS_GRAD or (call.direction == BACKWARD and "norm" in call.name):
+            slope = max(slope, math.sqrt(self._flow.spread(call)))
+        seen = self._safety * slope * before
+        if self._safety >= SAFETY:  # statistics hide a part
+            seen = max(seen, _HIDDEN * slope * self._hidden(call))
+        kinks = flips(call, inner, self._flow.forward_error(call)) if call.direction == BACKWARD else 0.0
+        if call.direction != FORWARD:
+            kinks += cancelled(call, max(self._flow.unit[call.key], roundoff(golden.items)), self._flow.spread(call))
+        return seen + kinks + floor + 2 * self._own_noise(call, golden)
+
+    def _hidden(self, call: Call) -> float:
+        """Return the largest error that was seen of what the call was given, wherever it stood before.
+
+        Where code that was not dumped made it, of all that this code had.
+        """
+        had = max(self._hiding.get((key, 0), 0.0) for key in (self._flow.around[call.key], *self._flow.above(call.key)))
+        had = max(had, self._hiding.get(self._outermost(call), 0.0))
+        given = (value_of(item) for item in call.items if item.state == INPUT)
+        return max((self._known.get(value, had) for value in given if value is not None), default=0.0)
+
+    def _is_unexplained(self, call: Call, error: Error, before: float, expected: float) -> bool:
+        if math.isnan(error.size):
+            return not math.isnan(before)
+        if math.isinf(error.size):  # an index, or bits of which no more is known
+            return not before
+        if error.size <= expected:
+            return False
+        value = value_of(error.item)
+        if call.direction == FORWARD and value is not None and value in self._known:
+            return False
+        others = self._flow.consumers(error.item) if call.direction == BACKWARD else ()
+        if any(call.key in self._flow.above(key) for key in others):
+            return False  # a call within this one is judged for it: a backward may be complete before those within it
+        return not (is_trivial(call) and any(key != call.key for key in others))
+
+    def _apart(self, call: Call, facts: Facts) -> dict[str, str]:
+        """Return which gradients are sums over other calls on either side, so that they are not the same thing."""
+        found = {}
+        for error in facts.made if call.direction == BACKWARD else ():
+            ours, theirs = self._flow.num_consumers(error)
+            if ours and theirs and ours != theirs:
+                found[error.item.place] = (
+                    f"a gradient that {ours} results share here, and {theirs} in the golden dump: sums of other terms."
+                )
+        return found
+
+    def _origins(self, call: Call, golden: Call, facts: Facts, floor: float) -> tuple[str, ...]:
+        """Return the places of what differs before the call without a call that made it, and note gaps around it."""
+        found = []
+        around = self._flow.around[call.key]
+        for error in facts.given:
+            value = value_of(error.item)
+            if (value is not None and value in self._known) or error.size <= self._limit(call, golden, error, floor):
+                continue
+            is_weight = error.item.state == PARAMETERS or (around is None and takes_weight(call, error.item.place))
+            if not is_weight and self._is_made(call, error, floor):
+                continue
+            if value is not None:
+                self._known[value] = error.size
+            if is_weight or (around is None and error.item.requires_grad):
+                found.append(error.item.place)
+            elif around is not None and around not in self._gaps and self._sees_gaps:
+                self._gaps[around] = call.key, error.size
+            self._available[around] = worst(self._available.get(around, 0.0), error.size)
+        return tuple(found)
+
+    def _limit(self, call: Call, golden: Call, error: Error, floor: float) -> float:
+        return max(floor, 2 * self._noise(call, golden, error.item, error.golden))
+
+    def _is_made(self, call: Call, error: Error, floor: float) -> bool:
+        """Return whether an input may come of what the call around this one had at that time."""
+        if call.direction == BACKWARD and self._flow.consumers(error.item):
+            return True
+        around = self._flow.around[call.key]
+        had = self._available.get(around, 0.0)
+        if around is not None:
+            had = worst(had, self._flow.facts[around].before)
+        if call.direction != FORWARD:
+            had = worst(had, self._flow.forward_of(around))
+        if not math.isfinite(error.size):
+            return bool(had) and (math.isnan(had) or not math.isnan(error.size))
+        if not math.isfinite(had) or (had and not self._safety):
+            return True
+        kinks = math.sqrt(had) if call.direction == BACKWARD else 0.0
+        return error.size <= self._safety * gap_growth(call.direction) * had + kinks + 2 * floor
+
+    def _scatter(self, call: Call, facts: Facts) -> None:
+        """Expect anything of what encloses a call that was given other elements on either side, if anything differs."""
+        for key in (*self._flow.above(call.key), None):
+            had = self._flow.facts[key].before if key in self._flow.facts else self._available.get(key, 0.0)
+            if had or facts.before:
+                self._available[key] = math.inf
+            if key in self._flow.facts:
+                break
+
+    def _remember(self, call: Call, made: list[Error]) -> None:
+        around = self._flow.around[call.key]
+        for error in made:
+            value = value_of(error.item)
+            if value is not None:
+                carried = self._hidden(call) if self._safety >= SAFETY else 0.0
+                self._known[value] = worst(self._known.get(value, 0.0), worst(error.size, carried))
+            self._available[around] = worst(self._available.get(around, 0.0), error.size)
+            if call.direction == FORWARD:
+                place = self._outermost(call) if around is None else (around, 0)
+                self._hiding[place] = worst(self._hiding.get(place, 0.0), error.size)
+
+    def _outermost(self, call: Call) -> tuple[None, int]:
+        """Return the place of what is not within any call; micro steps are told apart by the numbers of modules."""
+        top = call.key
+        for top in self._flow.above(call.key):  # noqa: B007
+            pass
+        return None, split_key(top)[3] if top.startswith(MODULE) else 0
+
+    def _blame(self, call: Call, judged: Judged) -> Judged:
+        if judged.blamed:
+            self._blamed_within.update(self._flow.above(call.key))
+        return judged
+
+    def _noise(self, call: Call, golden: Call, ours: Item | None, theirs: Item | None) -> float:
+        """Return by how much a row differs between two runs of one side, whichever that is."""
+        if not self._baseline or ours is None or theirs is None:
+            return 0.0
+        names = f"{call.key}.{ours.place}", f"{golden.key}.{theirs.place}"
+        return max(self._baseline.get(name, 0.0) for name in names)
+
+    def _own_noise(self, *calls: Call) -> float:
+        """Return by how much the results of a call differ between two runs of one side."""
+        if not self._baseline:
+            return 0.0
+        outputs = (f"{call.key}.{item.place}" for call in calls for item in call.items if item.state == OUTPUT)
+        return max((self._baseline.get(name, 0.0) for name in outputs), default=0.0)
+
+
+def _measured(pairs: list[CallPair], measure: Measure) -> list[list[Compared]]:
+    rows = [list(pair.rows()) for pair in pairs]
+    both = [(ours, theirs) for of_call in rows for ours, theirs in of_call if ours and theirs]
+    differences = iter(measure(both))
+    return [
+        [(ours, theirs, next(differences) if ours and theirs else _NOTHING) for ours, theirs in of_call]
+        for of_call in rows
+    ]

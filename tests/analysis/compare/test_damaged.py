@@ -1,0 +1,120 @@
+"""Dumps that are damaged, or made to do harm: one clear line, and the other ranks are compared all the same."""
+
+import json
+
+import numpy as np
+import pytest
+
+from tests.analysis.compare.dumps import forward, tensor, write_dump
+from trainermon.cli import main
+
+CALL = "Functional.gelu.0.forward"
+
+
+def good(folder, **more):
+    return write_dump(folder, {CALL: forward(tensor(), output=tensor(**more))})
+
+
+@pytest.mark.parametrize("links", [{"a": "a"}, {"a": "b", "b": "c", "c": "a"}, {CALL: "b", "b": "c", "c": "b"}])
+def test_a_call_that_is_said_to_enclose_itself_is_refused(links, tmp_path, capsys):
+    data = {CALL: forward(tensor(), output=tensor())}
+    target, golden = write_dump(tmp_path / "a", data, construct=links), good(tmp_path / "b")
+
+    assert main(["compare", str(target), str(golden)]) == 1
+
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "construct.json" in line
+    assert "enclose itself" in line
+
+
+def test_calls_within_one_another_at_any_depth_are_no_cycle(tmp_path):
+    deep = {f"Module.m.{n}.M.forward.0": f"Module.m.{n + 1}.M.forward.0" for n in range(3000)}
+    data = {CALL: forward(tensor(), output=tensor())}
+    target = write_dump(tmp_path / "a", data, construct=deep | {CALL: "Module.m.0.M.forward.0"})
+
+    assert main(["compare", str(target), str(good(tmp_path / "b")), "--exit-code"]) == 0
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\x00" * 64, b"\xff\xff\xff\xff\xff\xff\xff\x7f{}", b"\x02\x00\x00\x00\x00\x00\x00\x00{}"]
+)
+@pytest.mark.parametrize("ending", ["safetensors", "pt", "npy"])
+def test_a_damaged_file_of_a_tensor_is_named_in_one_line(content, ending, tmp_path, capsys):
+    for side in "ab":
+        stored = tensor(shape=(3,), data_name=f"x.{ending}")
+        folder = write_dump(tmp_path / side, {CALL: forward(tensor(), output=stored)}) / "dump_tensor_data"
+        folder.mkdir()
+        (folder / f"x.{ending}").write_bytes(content)
+
+    assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b")]) == 1
+
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"x.{ending} is no tensor file" in line
+
+
+@pytest.mark.parametrize("text", ["{}", '{"data": 3}', "[", ""])
+def test_a_damaged_rank_does_not_keep_the_others_from_being_compared(text, tmp_path, capsys):
+    for side, value in (("a", 1.5), ("b", 1.0)):
+        for rank in range(3):
+            good(tmp_path / side / "step0" / f"rank{rank}", value=value if rank == 2 else 1.0)
+    (tmp_path / "a" / "step0" / "rank1" / "dump.json").write_text(text)
+
+    assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b"), "--exit-code"]) == 3
+
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("step0 rank1") and line.endswith("not compared") for line in lines)
+    assert any(line.startswith(f"The first difference arose in {CALL}") for line in lines)
+
+
+def test_what_cannot_be_compared_is_unknown_and_said(tmp_path, capsys):
+    for side in "ab":
+        for rank in range(2):
+            good(tmp_path / side / "step0" / f"rank{rank}")
+    (tmp_path / "b" / "step0" / "rank1" / "dump.json").write_text("{}")
+
+    assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b"), "--exit-code"]) == 4
+    assert 'has no "data" object' in capsys.readouterr().out
+    assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b"), "--exit-code", "--json"]) == 4
+    failures = [document.get("failure", "") for document in json.loads(capsys.readouterr().out)]
+    assert ['has no "data" object' in failure for failure in failures] == [False, True]
+
+
+@pytest.mark.parametrize("empty", ["a", "b"])
+def test_a_dump_without_calls_is_named(empty, tmp_path, capsys):
+    for side in "ab":
+        write_dump(tmp_path / side, {} if side == empty else {CALL: forward(tensor(), output=tensor())})
+
+    assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b"), "--exit-code"]) == 4
+    assert f"Nothing could be compared: no call was dumped in {tmp_path / empty}." in capsys.readouterr().out
+
+
+def mask(dtype):
+    return np.finfo(dtype).min
+
+
+@pytest.mark.parametrize("counted", [True, False])
+@pytest.mark.parametrize("mode", ["statistics", "tensor"])
+@pytest.mark.parametrize("dtypes", [(np.float64, np.float32), (np.float32, np.float16), (np.float16, np.float64)])
+def test_the_least_number_of_each_type_is_the_same_mask(dtypes, mode, counted, tmp_path, capsys):
+    for side, dtype in zip("ab", dtypes, strict=True):
+        values = np.array([0.0, 1.0, mask(dtype), mask(dtype)], dtype)
+        with np.errstate(over="ignore"):
+            wide = values.astype(np.float64)
+            numbers = {
+                "Max": 1.0,
+                "Min": float(mask(dtype)),
+                "Mean": float(wide.mean()),
+                "Norm": float(np.linalg.norm(wide)),
+            }
+        numbers |= {"nans": 0, "infs": 0} if counted else {}
+        form = tensor(f"torch.{np.dtype(dtype)}", (4,), data_name="x.npy") | numbers
+        folder = write_dump(tmp_path / side, {"Functional.relu.0.forward": forward(tensor(), output=form)})
+        (folder / "dump_tensor_data").mkdir()
+        np.save(folder / "dump_tensor_data" / "x.npy", values)
+
+    main(["compare", str(tmp_path / "a"), str(tmp_path / "b"), "--mode", mode, "--json"])
+
+    (document,) = json.loads(capsys.readouterr().out)
+    assert document["blamed"] == []
+    messages = [message for call in document["results"] for row in call.get("rows", []) for message in row["messages"]]
+    assert not any("NaN" in message or "differs" in message for message in messages)

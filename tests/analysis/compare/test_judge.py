@@ -1,0 +1,158 @@
+"""Who is blamed, on dumps made by hand: parameters, extra calls, sums of gradients, indices, and inner types."""
+
+import pytest
+
+from tests.analysis.compare.dumps import forward, tensor, write_dump
+from trainermon.analysis.compare import compare
+
+BLOCK, LINEAR = "Module.b.Block.forward.0", "Module.b.fc.Linear.forward.0"
+
+
+def form(value, shape=(64, 64), **more):
+    return tensor(shape=shape, value=value, requires_grad=True, **more)
+
+
+def found(tmp_path, target, golden, construct=None):
+    sides = construct if isinstance(construct, tuple) else (construct, construct)
+    ours, theirs = (
+        write_dump(tmp_path / name, data, construct=nesting)
+        for name, data, nesting in zip("ab", (target, golden), sides, strict=True)
+    )
+    (comparison,) = compare(ours, theirs)
+    return comparison
+
+
+def blamed(comparison):
+    return [(call.key, call.origin) for call in comparison.blamed]
+
+
+def block(weight, output, own=1.0):
+    inner = forward(form(1.0), output=form(output), parameters={"weight": form(weight)})
+    return {LINEAR: inner, BLOCK: forward(form(1.0), output=form(2 * output * own))}
+
+
+def test_a_parameter_that_differs_is_the_origin_and_nothing_around_it(tmp_path):
+    comparison = found(tmp_path, block(0.5005, 0.7007), block(0.5, 0.7), {LINEAR: BLOCK, BLOCK: None})
+
+    assert blamed(comparison) == [(LINEAR, "parameters.weight")]
+    (row,) = [row for row in comparison.rows() if row.messages and row.target.place == "parameters.weight"]
+    assert row.result == "error"
+
+
+def test_a_module_is_blamed_for_its_own_code_after_what_its_calls_made(tmp_path):
+    comparison = found(tmp_path, block(0.5, 0.7, own=1.001), block(0.5, 0.7), {LINEAR: BLOCK, BLOCK: None})
+
+    assert blamed(comparison) == [(BLOCK, "")]
+
+
+def test_a_module_is_blamed_for_what_it_gave_to_a_call_within_it(tmp_path):
+    def data(given):
+        inner = forward(form(given), output=form(given), parameters={"weight": form(0.5)})
+        return {LINEAR: inner, BLOCK: forward(form(1.0), output=form(given))}
+
+    comparison = found(tmp_path, data(0.8008), data(0.8), {LINEAR: BLOCK, BLOCK: None})
+
+    (call,) = comparison.blamed
+    assert (call.key, call.given_to) == (BLOCK, LINEAR)
+
+
+@pytest.mark.parametrize("dtype", ["torch.bfloat16", "torch.float32"])
+def test_equal_inputs_and_a_result_that_is_four_hundredths_off_are_a_finding(dtype, tmp_path):
+    def data(output):
+        one = form(1.0, dtype=dtype)
+        return {LINEAR: forward(one, output=one), BLOCK: forward(one, output=form(output, dtype=dtype))}
+
+    assert blamed(found(tmp_path, data(0.52), data(0.5), {LINEAR: BLOCK, BLOCK: None})) == [(BLOCK, "")]
+
+
+def adds(values, extra=False):
+    """Two modules that add each; `extra`: the first adds nothing to what it has, once more."""
+    data, nesting, number = {}, {}, 0
+    for path, (before, after) in zip("ab", values, strict=True):
+        module = f"Module.{path}.Adds.forward.0"
+        for given, made in [(before, after), *([(after, after)] if extra and path == "a" else [])]:
+            key = f"Tensor.__add__.{number}"
+            data[f"{key}.forward"] = forward(form(given), output=form(made))
+            nesting[f"{key}.forward"] = module
+            number += 1
+        data[module] = forward(form(before), output=form(after))
+    for key in reversed([key for key in data if key.startswith("Tensor")]):
+        backward = key.replace("forward", "backward")
+        scale = data[key]["output"][0]["Max"]
+        data[backward] = {"input": [form(scale / 7)], "output": [form(scale / 9)]}
+        nesting[backward] = nesting[key].replace("forward", "backward")
+    return data, nesting
+
+
+def test_an_extra_call_shifts_neither_forwards_nor_backwards_behind_it(tmp_path):
+    values = [(1.0, 0.6), (0.6, 0.3)]
+    (ours, inner), (theirs, outer) = adds(values, extra=True), adds(values)
+
+    comparison = found(tmp_path, ours, theirs, (inner, outer))
+
+    assert comparison.blamed == ()
+    partners = {call.target.key: call.golden and call.golden.key for call in comparison.calls if call.target}
+    assert partners["Tensor.__add__.2.forward"] == "Tensor.__add__.1.forward"
+    assert partners["Tensor.__add__.2.backward"] == "Tensor.__add__.1.backward"
+    assert sum(partner is None for partner in partners.values()) == 2
+
+
+def test_a_call_whose_partner_has_other_shapes_is_not_blamed(tmp_path):
+    ours = {"Torch.exp.0.forward": forward(form(1.0, (4, 32)), output=form(3.0, (4, 32)))}
+    theirs = {"Torch.exp.0.forward": forward(form(1.0, (4, 1)), output=form(2.0, (4, 1)))}
+
+    assert found(tmp_path, ours, theirs).blamed == ()
+
+
+def gradients(shares):
+    """Two calls that take one tensor, and what each says its gradient is."""
+    data = {}
+    for number, share in enumerate(shares):
+        data[f"Torch.exp.{number}.forward"] = forward(form(1.0), output=form(2.0 + number))
+        data[f"Torch.exp.{number}.backward"] = {"input": [form(0.3 + number)], "output": [form(share)]}
+    return data
+
+
+def test_a_sum_over_calls_and_a_share_of_one_call_are_not_compared(tmp_path):
+    comparison = found(tmp_path, gradients([0.9, 0.9]), gradients([0.4, 0.5]))
+
+    assert comparison.blamed == ()
+    assert comparison.row_counts() == {"pass": 6, "unmatched": 2}
+
+
+def test_shares_are_compared_with_shares(tmp_path):
+    comparison = found(tmp_path, gradients([0.4, 0.55]), gradients([0.4, 0.5]))
+
+    assert blamed(comparison) == [("Torch.exp.1.backward", "")]
+
+
+@pytest.mark.parametrize("dtype", ["torch.int64", "torch.bool"])
+def test_other_indices_explain_any_result_and_are_no_small_difference(dtype, tmp_path):
+    def data(index, made):
+        ids = tensor(dtype, (64,), index, requires_grad=False)
+        return {"Functional.embedding.0.forward": forward(ids, output=form(made))}
+
+    comparison = found(tmp_path, data(8, 0.9), data(9, 0.5))
+
+    assert comparison.blamed == ()
+    (given, _) = comparison.rows()
+    assert "bits only" in given.messages[0]
+
+
+def test_indices_that_equal_inputs_do_not_give_are_a_finding(tmp_path):
+    def data(index):
+        return {"Torch.argmax.0.forward": forward(form(0.7), output=tensor("torch.int64", (64,), index))}
+
+    assert blamed(found(tmp_path, data(3), data(4))) == [("Torch.argmax.0.forward", "")]
+
+
+def test_the_type_within_a_module_counts_for_its_rounding(tmp_path):
+    """Under autocast a block takes and gives float32, and what is within it computes in bfloat16."""
+
+    def data(dtype, made):
+        inner = forward(form(1.0), output=form(0.7, dtype=dtype))
+        return {LINEAR: inner, BLOCK: forward(form(1.0), output=form(made))}
+
+    nesting = {LINEAR: BLOCK, BLOCK: None}
+    assert found(tmp_path / "1", data("torch.bfloat16", 0.503), data("torch.float32", 0.5), nesting).blamed == ()
+    assert found(tmp_path / "2", data("torch.float32", 0.503), data("torch.float32", 0.5), nesting).blamed
