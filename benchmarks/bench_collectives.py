@@ -4,7 +4,8 @@
     python benchmarks/bench_collectives.py --monitor mindstudio     # in an environment with mindstudio-probe
 
 Of trainermon, what it costs beside the statistics kernel is told too: that of a call which is followed by the kernel is
-taken off. And what it costs per step to count the collectives of six groups when no call is watched.
+taken off. And what it costs per step to count the collectives of six groups when no call is watched, and per call to
+note it, as is done for all.
 """
 
 from __future__ import annotations
@@ -132,6 +133,20 @@ def per_step_us(steps: int) -> float:
     return statistics.median(own_us(step) for _ in range(steps))
 
 
+def note_us(action: Callable[[], object], pairs: int) -> float:
+    """Return what it costs to note a call that is waited for at once."""
+    from trainermon.monitor.taps.noted_calls import NotedCalls
+
+    extra_us = []
+    for _ in range(pairs):
+        bare_us = calls_of(action)
+        noted = NotedCalls()
+        noted.attach()
+        extra_us.append(calls_of(action) - bare_us)
+        noted.detach()
+    return statistics.median(extra_us)
+
+
 def arguments_of(line: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--monitor", choices=["trainermon", "mindstudio"], default="trainermon")
@@ -164,6 +179,7 @@ def main() -> None:
         if arguments.monitor == "trainermon":
             beside = [watched - bare - sides * (kernel - bare) for bare, watched, kernel in rows]
             result |= {"beside_kernel_us": statistics.median(beside), "count_step_us": per_step_us(arguments.pairs)}
+            result["note_us"] = note_us(action, arguments.pairs)
     if arguments.json:
         print("RESULT " + json.dumps(result))
     else:

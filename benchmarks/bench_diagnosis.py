@@ -1,11 +1,11 @@
-"""How often `trainermon diagnose` names the first cause, of more than 100 faults in every parallel split.
+"""How often `trainermon diagnose` names the first cause, on families of models and in every parallel split.
 
     python -m benchmarks.bench_diagnosis                          # record what is missing, judge, print
     python -m benchmarks.bench_diagnosis --write                  # and write docs/diagnosis.md
-    python -m benchmarks.bench_diagnosis --split zero3 --half both --verbose
+    python -m benchmarks.bench_diagnosis --models families --split zero3 --half both --verbose
 
-Runs are recorded once into `--recordings` and judged as often as one likes. Mechanisms were tuned on the runs with even
-seeds; what is reported is said of those with odd ones.
+Runs are recorded once into `--recordings` and judged as often as one likes. Mechanisms were tuned on half of the
+families, and on the runs of the small GPT and of Megatron with even seeds; what is reported is said of the others.
 """
 
 from __future__ import annotations
@@ -14,47 +14,63 @@ import argparse
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from benchmarks.diagnosis.cases import SEEDS, SPLITS, all_cases
+from benchmarks.diagnosis.cases import SEEDS, SPLITS, Case, all_cases
+from benchmarks.diagnosis.family_cases import FAMILY_SPLITS, HELD_OUT, TUNED, family_cases
 from benchmarks.diagnosis.judge import Judged, judge
 from benchmarks.diagnosis.record import record
 
 ROOT = Path(__file__).parents[1]
 RECORDINGS = ROOT / "build" / "diagnosis"
 PAGE = ROOT / "docs" / "diagnosis.md"
-MARK = "<!-- The rest is written by `make bench-diagnosis`. -->\n"
+MARK = "<!-- The {models}: written by `make bench-diagnosis`. -->\n"
 HALVES = {"even": {0}, "odd": {1}, "both": {0, 1}}
+FAMILIES_OF = {"even": TUNED, "odd": HELD_OUT, "both": (*TUNED, *HELD_OUT)}
+MODELS = ("families", "small")
+"""The families, and the small GPT and Megatron's, on which most mechanisms were made."""
 
 
 def main() -> None:
     arguments = _parse()
-    seeds = [seed for seed in SEEDS if seed % 2 in HALVES[arguments.half]]
-    cases = record(all_cases(arguments.split or tuple(SPLITS), seeds), arguments.recordings)
-    judged = [judge(case, arguments.recordings) for case in cases]
-    lines = list(report(judged))
-    print("\n".join(lines))
-    if arguments.verbose:
-        print("\n".join(_details(judged)))
-    if arguments.write:
-        before = PAGE.read_text(encoding="utf-8").partition(MARK)[0]
-        PAGE.write_text(before + MARK + "\n" + "\n".join(lines) + "\n", encoding="utf-8")
+    for models in MODELS if arguments.models == "all" else (arguments.models,):
+        cases = record(_cases(models, arguments), arguments.recordings)
+        judged = [judge(case, arguments.recordings) for case in cases]
+        lines = list(report(judged))
+        print("\n".join(lines))
+        if arguments.verbose:
+            print("\n".join(_details(judged)))
+        if arguments.write:
+            _write(models, lines)
+
+
+def _cases(models: str, arguments: argparse.Namespace) -> list[Case]:
+    if models == "small":
+        seeds = [seed for seed in SEEDS if seed % 2 in HALVES[arguments.half]]
+        return all_cases(arguments.split or tuple(SPLITS), seeds)
+    splits = [split for split in FAMILY_SPLITS if split in (arguments.split or FAMILY_SPLITS)]
+    return family_cases(FAMILIES_OF[arguments.half], splits)
+
+
+def _write(models: str, lines: Sequence[str]) -> None:
+    """Put `lines` behind the mark of `models`, up to the next heading."""
+    mark = MARK.format(models=models)
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(mark)
+    after = rest.partition("\n## ")
+    PAGE.write_text(f"{before}{mark}\n" + "\n".join(lines) + "\n" + "".join(after[1:]), encoding="utf-8")
 
 
 def report(judged: Sequence[Judged]) -> Iterator[str]:
-    """Yield the result as Markdown: a summary, tables by split, by what broke and by module, and what was wrong."""
+    """Yield the result as Markdown: a summary, tables by split, by what broke and by module, and what was wrong.
+
+    A run in which everything stayed finite though it should not tells nothing, and is only counted.
+    """
+    harmless = [each for each in judged if each.is_harmless]
+    judged = [each for each in judged if not each.is_harmless]
     faulty = [each for each in judged if each.case.direction]
     clean = [each for each in judged if not each.case.direction]
-    yield f"{len(judged)} runs, {len(faulty)} of them with a fault."
+    without = f"; {len(harmless)} more did no harm" if harmless else ""
+    yield f"{len(judged)} runs, {len(faulty)} of them with a fault{without}."
     yield ""
-    yield "| | measured | goal |"
-    yield "|---|---|---|"
-    yield f"| first cause right | {_share(faulty)} | ≥ 90 % |"
-    alone = [each for each in faulty if not each.case.against]
-    yield f"| of faults that are not finite, by `diagnose RUN` | {_share(alone)} | ≥ 90 % |"
-    compared = [each for each in faulty if each.case.against]
-    yield f"| of faults that stay finite, by `diagnose RUN --against HEALTHY` | {_share(compared)} | ≥ 90 % |"
-    lean = [each for each in faulty if each.case.is_lean]
-    yield f"| of faults under an unconfigured monitor, activations recomputed | {_share(lean)} | ≥ 90 % |"
-    yield f"| clean runs of which no origin is claimed | {_share(clean)} | all |"
+    yield from _summary(faulty, clean)
     yield ""
     directions = list(dict.fromkeys(each.case.direction for each in faulty))
     yield from _table("split", directions, faulty, lambda each: (each.case.split, each.case.direction))
@@ -62,8 +78,10 @@ def report(judged: Sequence[Judged]) -> Iterator[str]:
     effects = list(dict.fromkeys(each.case.effect for each in faulty))
     yield from _table("what broke", effects, faulty, lambda each: (each.case.site, each.case.effect))
     yield ""
-    roles = list(dict.fromkeys(each.case.role for each in faulty))
-    yield from _table("direction", roles, faulty, lambda each: (each.case.direction, each.case.role))
+    kinds = list(dict.fromkeys(each.case.family or each.case.role for each in faulty))
+    yield from _table(
+        "direction", kinds, faulty, lambda each: (each.case.direction, each.case.family or each.case.role)
+    )
     wrong = [each for each in judged if each.wrong]
     if wrong:
         yield ""
@@ -71,6 +89,22 @@ def report(judged: Sequence[Judged]) -> Iterator[str]:
         yield "|---|---|---|"
         for each in wrong:
             yield f"| `{each.case.run_id}` | {', '.join(each.wrong)} | {each.diagnosis.headline} |"
+
+
+def _summary(faulty: Sequence[Judged], clean: Sequence[Judged]) -> Iterator[str]:
+    yield "| | measured | goal |"
+    yield "|---|---|---|"
+    is_family = any(each.case.family for each in faulty)
+    goal = 95 if is_family else 90
+    yield f"| first cause right | {_share(faulty)} | ≥ 90 % |"
+    alone = [each for each in faulty if not each.case.against]
+    yield f"| of faults that are not finite, by `diagnose RUN` | {_share(alone)} | ≥ {goal} % |"
+    compared = [each for each in faulty if each.case.against]
+    yield f"| of faults that stay finite, by `diagnose RUN --against HEALTHY` | {_share(compared)} | ≥ 90 % |"
+    lean = [each for each in faulty if each.case.is_lean]
+    if lean:
+        yield f"| of faults under an unconfigured monitor, activations recomputed | {_share(lean)} | ≥ 90 % |"
+    yield f"| clean runs of which no origin is claimed | {_share(clean)} | all |"
 
 
 def _table(
@@ -108,7 +142,9 @@ def _details(judged: Sequence[Judged]) -> Iterator[str]:
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recordings", type=Path, default=RECORDINGS, help="where runs are recorded to, and kept")
-    parser.add_argument("--half", choices=HALVES, default="odd", help="runs with these seeds (default: odd)")
+    half = "runs with these seeds, and families with such numbers: tuned on (even), or not (default: odd)"
+    parser.add_argument("--half", choices=HALVES, default="odd", help=half)
+    parser.add_argument("--models", choices=("all", *MODELS), default="all", help="default: all")
     parser.add_argument("--split", action="append", choices=SPLITS, help="only this split; may be given several times")
     parser.add_argument("--write", action="store_true", help=f"write the result to {PAGE.relative_to(ROOT)}")
     parser.add_argument("--verbose", action="store_true", help="say in full what was said of each wrong one")

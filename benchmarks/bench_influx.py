@@ -34,7 +34,7 @@ from trainermon.exporters.segment_follower import TableRow
 from trainermon.exporters.store import SegmentWriter
 from trainermon.monitor.config import InfluxDBConfig
 from trainermon.monitor.journal import Header
-from trainermon.monitor.values import Coordinates, Kind, SeriesKey, StatBlock
+from trainermon.monitor.values import Coordinates, Kind, Placement, SeriesKey, StatBlock
 
 NUM_RANKS = 8
 NUM_STEPS = 20
@@ -75,7 +75,7 @@ def blocks() -> list[tuple[Header, StatBlock]]:
 
 def ours(server: InfluxDBServer, steps: list[tuple[Header, StatBlock]]) -> int:
     """Send everything by our own lines; return the number of points."""
-    table = [TableRow(key, 1_000_000, in_global_norm=True) for key in KEYS]
+    table = [TableRow(key, 1_000_000, Placement(dtype="float32", shape=(1_000_000,))) for key in KEYS]
     ranks = [RankPoints("run", rank, table, budget=300) for rank in range(NUM_RANKS)]
     lines: list[str] = []
     num_points = 0

@@ -81,7 +81,17 @@ CLEAN: Mapping[str, int] = MappingProxyType(
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One labelled run; `first_bad` is the step on which the fault begins, -1 in a clean one."""
+    """One labelled run.
+
+    Attributes:
+        name: Of the fault, or of the healthy way to train.
+        size: Of the GPT; or the name of a family.
+        seed: Of everything random in it.
+        ranks: How many there are.
+        steps: How many are trained.
+        first_bad: The step on which the fault begins, -1 in a clean one.
+        split: How a family's model is split over the ranks.
+    """
 
     name: str
     size: str
@@ -89,11 +99,13 @@ class Case:
     ranks: int
     steps: int
     first_bad: int = -1
+    split: str = "plain"
 
     @property
     def run_id(self) -> str:
         """Name of the run."""
-        return f"{self.name}-{self.size}-{self.seed}"
+        split = "" if self.split == "plain" else f"-{self.split}"
+        return f"{self.name}-{self.size}-{self.seed}{split}"
 
     @property
     def number(self) -> int:
@@ -102,7 +114,7 @@ class Case:
 
 
 SEEDS: Mapping[str, int] = MappingProxyType({"small": 4, "large": 2})
-"""Seeds of each kind of run by size of the model; rules are tuned on the even ones."""
+"""Seeds of each kind of run by size of the model; rules were tuned on the even ones."""
 
 
 def all_cases() -> list[Case]:

@@ -1,5 +1,6 @@
 """One rank: trains all runs that are named on the command line, one after the other."""
 
+import importlib
 import json
 import os
 import sys
@@ -12,7 +13,10 @@ from benchmarks.detection.record import train
 
 if __name__ == "__main__":
     folder, cases = Path(sys.argv[1]), [Case(**fields) for fields in json.loads(Path(sys.argv[2]).read_text())]
-    dist.init_process_group("gloo")
+    if cases[0].split.startswith("zero"):
+        importlib.import_module("tests.frameworks.deepspeed.engines").start()
+    else:
+        dist.init_process_group("gloo")
     for case in cases:
         train(case, folder)
         dist.barrier()

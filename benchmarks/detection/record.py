@@ -17,7 +17,10 @@ from pathlib import Path
 import torch
 
 from benchmarks.detection.cases import Case
+from benchmarks.detection.family_cases import Segment
+from benchmarks.detection.family_training import FamilyJob
 from benchmarks.detection.training import Job
+from benchmarks.families.catalogue import FAMILIES
 
 ROOT = Path(__file__).parents[2]
 MANIFEST = "runs.jsonl"
@@ -35,8 +38,8 @@ def record(cases: Iterable[Case], folder: Path) -> list[Case]:
     for case in missing:
         if case.ranks == 1:
             train(case, folder)
-    for num_ranks in sorted({case.ranks for case in missing} - {1}):
-        _train_on_ranks([case for case in missing if case.ranks == num_ranks], folder, num_ranks)
+    for num_ranks, is_zero in sorted({_job_of(case) for case in missing if case.ranks > 1}):
+        _train_on_ranks([case for case in missing if _job_of(case) == (num_ranks, is_zero)], folder, num_ranks)
     known = recorded(folder)
     return [known[run_id] for run_id in wanted]
 
@@ -51,12 +54,27 @@ def recorded(folder: Path) -> dict[str, Case]:
 def train(case: Case, folder: Path) -> None:
     """Train one run (or one rank of it), and note down what it was."""
     logging.getLogger("trainermon").setLevel(logging.ERROR)
-    job = Job(case, folder)
-    began = job.run()
-    if job.rank == 0:
-        line = json.dumps(dataclasses.asdict(dataclasses.replace(case, first_bad=began)))
-        with (folder / MANIFEST).open("a", encoding="utf-8") as manifest:
-            manifest.write(line + "\n")
+    job = FamilyJob(case, folder) if case.size in FAMILIES else Job(case, folder)
+    found = job.run()
+    if job.rank != 0:
+        return
+    if isinstance(found, int):
+        case = dataclasses.replace(case, first_bad=found)
+    else:
+        parts = [dataclasses.asdict(segment) for segment in found]
+        (folder / f"{case.run_id}.json").write_text(json.dumps(parts), encoding="utf-8")
+    with (folder / MANIFEST).open("a", encoding="utf-8") as manifest:
+        manifest.write(json.dumps(dataclasses.asdict(case)) + "\n")
+
+
+def segments(case: Case, folder: Path) -> list[Segment]:
+    """Return the parts of a recorded training of a family, in the order in which they were recorded."""
+    return [Segment(**part) for part in json.loads((folder / f"{case.run_id}.json").read_text(encoding="utf-8"))]
+
+
+def _job_of(case: Case) -> tuple[int, bool]:
+    """Return what runs have in common that one set of processes can train one after the other."""
+    return case.ranks, case.split.startswith("zero")
 
 
 def _train_on_ranks(cases: Sequence[Case], folder: Path, num_ranks: int) -> None:

@@ -7,18 +7,31 @@ are grouped per rule and step.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import fnmatch
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.detection.cases import FAULTS, Case
-from benchmarks.detection.faults import BAD_RANK
+from benchmarks.detection import cases, family_cases, faults
+from benchmarks.detection.cases import Case, Fault
+from benchmarks.detection.record import segments
+from benchmarks.families.catalogue import FAMILIES
 from trainermon.agent.follower import Follower
 from trainermon.alerts.engine import RuleEngine
 from trainermon.alerts.rules import Rule
 from trainermon.monitor.journal import BlockRecord, Header
 from trainermon.monitor.values import AlertState, StatBlock
+
+
+def fault_of(case: Case) -> Fault | None:
+    """Return what must be said of a run; None if it is healthy."""
+    return (family_cases if case.size in FAMILIES else cases).FAULTS.get(case.name)
+
+
+def bad_rank(case: Case) -> int:
+    """Return which rank has a fault that only one has."""
+    return family_cases.BAD_RANK if case.size in FAMILIES else faults.BAD_RANK
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -38,16 +51,13 @@ class Judged:
         case: The run; its `first_bad` is the monitor's number of the step on which the fault began.
         fired: Grouped alerts, by step.
         num_steps: Steps that were judged.
+        num_clean_steps: Those before the fault that no other run has shown.
     """
 
     case: Case
     fired: tuple[Fired, ...]
     num_steps: int
-
-    @property
-    def num_clean_steps(self) -> int:
-        """Steps before the fault."""
-        return self.case.first_bad if self.case.first_bad >= 0 else self.num_steps
+    num_clean_steps: int
 
     @property
     def false(self) -> list[Fired]:
@@ -57,7 +67,7 @@ class Judged:
     @property
     def answers(self) -> list[Fired]:
         """Alerts that find the fault, earliest first; empty in a clean run."""
-        fault = FAULTS.get(self.case.name)
+        fault = fault_of(self.case)
         if fault is None:
             return []
         return [
@@ -65,31 +75,70 @@ class Judged:
             for fired in self.fired
             if fired.step >= self.case.first_bad
             and any(fnmatch.fnmatchcase(fired.rule, pattern) for pattern in fault.rules)
-            and (not fault.blames or fired.ranks == (BAD_RANK,))
+            and (not fault.blames or fired.ranks == (bad_rank(self.case),))
         ]
 
     @property
     def delay(self) -> int | None:
         """Steps from the first bad one to the first alert that finds the fault; None if none does in time."""
-        answers = self.answers
+        fault, answers = fault_of(self.case), self.answers
         delay = answers[0].step - self.case.first_bad if answers else None
-        return delay if delay is not None and delay <= FAULTS[self.case.name].within else None
+        return delay if fault and delay is not None and delay <= fault.within else None
 
 
 def judge(case: Case, folder: Path, rules: Sequence[Rule]) -> Judged:
     """Return what `rules` say about the run of `case` that was recorded in `folder`."""
-    engine = RuleEngine(rules)
-    groups: dict[tuple[str, int], set[int]] = {}
-    known: set[str] = set()
-    steps: set[int] = set()
+    listener = _Listener(rules)
     for header, block in blocks_of(folder / "spool" / case.run_id):
-        steps.add(block.step)
-        for alert in engine.evaluate(header, header.series, block):
-            if alert.state is AlertState.FIRING and alert.id not in known:
-                known.add(alert.id)
-                groups.setdefault((alert.rule, alert.step), set()).add(alert.rank)
-    fired = [Fired(rule, step, tuple(sorted(ranks))) for (rule, step), ranks in groups.items()]
-    return Judged(case, tuple(sorted(fired, key=lambda each: each.step)), len(steps))
+        listener.hear(header, block)
+    num_steps = len(listener.steps)
+    return Judged(case, listener.fired(), num_steps, case.first_bad if case.first_bad >= 0 else num_steps)
+
+
+def judge_family(case: Case, folder: Path, rules: Sequence[Rule]) -> list[Judged]:
+    """Return what `rules` say about a training of a family: its healthy steps, then each of its faults.
+
+    A fault is judged by rules that have seen what was healthy before it, and none of the other faults.
+    """
+    listener, found = _Listener(rules), []
+    blocks: dict[int, list[tuple[Header, StatBlock]]] = {}
+    for header, block in blocks_of(folder / "spool" / case.run_id):
+        blocks.setdefault(block.step, []).append((header, block))
+    for segment in segments(case, folder):
+        hearing = copy.deepcopy(listener) if segment.name else listener
+        for age in range(segment.steps):
+            for header, block in blocks.get(segment.first + age, ()):
+                hearing.hear(header, dataclasses.replace(block, step=segment.at + age))
+        if segment.name:
+            name, num_steps = segment.name, segment.at + segment.steps
+            broken = dataclasses.replace(case, name=name, first_bad=segment.at, steps=num_steps)
+            after = tuple(fired for fired in hearing.fired() if fired.step >= segment.at)
+            found.append(Judged(broken, after, segment.steps, 0))
+    num_steps = len(listener.steps)
+    return [Judged(case, listener.fired(), num_steps, num_steps), *found]
+
+
+class _Listener:
+    """A rule engine, and the grouped alerts that it has raised."""
+
+    def __init__(self, rules: Sequence[Rule]) -> None:
+        self.steps: set[int] = set()
+        self._engine = RuleEngine(rules)
+        self._groups: dict[tuple[str, int], set[int]] = {}
+        self._known: set[str] = set()
+
+    def hear(self, header: Header, block: StatBlock) -> None:
+        """Show it a step of a rank."""
+        self.steps.add(block.step)
+        for alert in self._engine.evaluate(header, header.series, block):
+            if alert.state is AlertState.FIRING and alert.id not in self._known:
+                self._known.add(alert.id)
+                self._groups.setdefault((alert.rule, alert.step), set()).add(alert.rank)
+
+    def fired(self) -> tuple[Fired, ...]:
+        """Return the alerts by step."""
+        fired = [Fired(rule, step, tuple(sorted(ranks))) for (rule, step), ranks in self._groups.items()]
+        return tuple(sorted(fired, key=lambda each: each.step))
 
 
 def blocks_of(spool: Path) -> Iterable[tuple[Header, StatBlock]]:
@@ -156,7 +205,7 @@ def _rule_score(rule: str, judged: Sequence[Judged]) -> RuleScore:
     delays = []
     for each in judged:
         false += sum(fired.rule == rule for fired in each.false)
-        fault = FAULTS.get(each.case.name)
+        fault = fault_of(each.case)
         if fault is None:
             continue
         is_asked = any(fnmatch.fnmatchcase(rule, pattern) for pattern in fault.rules)

@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import math
-import types
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -21,10 +18,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.detection import faults
 from benchmarks.detection.cases import Case
+from benchmarks.detection.clock import STEP_S, Clock
 from benchmarks.detection.model import LENGTH, SIZES, Gpt, Text
 from trainermon import TrainerMon
-from trainermon.monitor.session import step_loop
-from trainermon.monitor.taps import collective_calls
 
 CONFIG = {
     "param_distribution": True,
@@ -36,53 +32,11 @@ CONFIG = {
 }
 WARMUP, DECAY, RATE, MAX_NORM = 20, 400, 3e-3, 1.0
 RESTART_EVERY, EVALUATE_EVERY, CHECKPOINT_EVERY, RESUME_AT, OUTLIER_EVERY = 120, 25, 100, 150, 37
-STEP_S = 0.5
 BALANCE = 0.05
 EXPERTS = ("experts", "expert-collapse")
 SCALED = ("float16-scaler", "loss-scale-collapse")
 EXPLICIT = ("ranks-explicit", "straggler")
 """Runs whose ranks reduce their gradients by collectives of the script's own, for which it waits."""
-
-
-class Clock:
-    """Simulated time, and what the monitor reads in the place of `time.perf_counter`.
-
-    Attributes:
-        wait_s: How long the next wait takes.
-    """
-
-    def __init__(self, case: Case) -> None:
-        self.wait_s = 0.0
-        self._now_s = 1.0
-        self._random = np.random.default_rng(case.number)  # the same on all ranks: each knows how long the others need
-
-    def read(self) -> float:
-        """Return the time; the next reading comes `wait_s` later."""
-        now_s = self._now_s
-        self._now_s, self.wait_s = now_s + self.wait_s, 0.0
-        return now_s
-
-    def work(self, num_ranks: int, slow: dict[int, float], rank: int, hiccup: float) -> float:
-        """Let this rank work for a step, and return how long it will wait for the slowest one."""
-        noise = self._random.standard_t(4, num_ranks) * 0.03
-        needed_s = [STEP_S * hiccup * math.exp(noise[r]) * slow.get(r, 1.0) for r in range(num_ranks)]
-        self._now_s += needed_s[rank]
-        return max(needed_s) - needed_s[rank]
-
-    def pass_by(self, duration_s: float) -> None:
-        """Let time pass in which nobody trains."""
-        self._now_s += duration_s
-
-    @contextlib.contextmanager
-    def shown_to_monitor(self) -> Iterator[None]:
-        """Have the monitor read this clock."""
-        real = step_loop.time, collective_calls.perf_counter
-        step_loop.time = types.SimpleNamespace(time=real[0].time, perf_counter=self.read)  # type: ignore[assignment]
-        collective_calls.perf_counter = self.read
-        try:
-            yield
-        finally:
-            step_loop.time, collective_calls.perf_counter = real
 
 
 class Job:

@@ -71,6 +71,16 @@ SITES: Mapping[str, Site] = MappingProxyType(
 in an operation of a module's own code between its parts; in the batch; in the loss; in the gradients on their way back
 through each of these; in the gradient of a weight alone; in the moments of the optimizer."""
 
+MORE_SITES: Mapping[str, Site] = MappingProxyType(
+    {
+        "huge": Site(direction="parameter", num=1, effects=("huge",)),
+        "reduction": Site(direction="reduction", num=1),
+        "between": Site(direction="before_step", num=1),
+    }
+)
+"""Places in the families alone: a weight that is finite and far too large; what a reduction gives one rank; a gradient
+between the backward and the optimizer's step."""
+
 FINITE: Mapping[str, Site] = MappingProxyType(
     {
         "weight": Site(direction="parameter", num=1, effects=("wrong-scale", "zeroed", "one-bit")),
@@ -95,7 +105,8 @@ class Case:
     """One run: `effect` happens at `site` in `module` of `rank` on `step`. In a clean run `site` is one of `CLEAN`.
 
     A fault that stays finite is held `against` the run with that id. Of a fault in the optimizer `module` is decided by
-    the worker: a shard of its moments must be on `rank`.
+    the worker: a shard of its moments must be on `rank`. `family` is "" of the GPT and of Megatron; `twins` are modules
+    that share the module's weight. `harmless` is what the worker found: everything stayed finite, though it should not.
     """
 
     split: str
@@ -108,20 +119,23 @@ class Case:
     rank: int = 0
     step: int = 2
     against: str = ""
+    family: str = ""
+    twins: Sequence[str] = ()
+    harmless: bool = False
 
     @property
     def run_id(self) -> str:
         """Name of the run."""
-        return "-".join(
-            filter(None, [self.split, str(self.seed), f"{self.number:02d}", self.site, self.role, self.effect])
-        )
+        place = [self.split, self.family, str(self.seed), f"{self.number:02d}", self.site, self.role, self.effect]
+        return "-".join(filter(None, place))
 
     @property
     def direction(self) -> str:
         """The phase that a diagnosis must name, "" in a clean run."""
         if self.site == "moment" and self.is_lean:
             return "parameter"
-        return SITES[self.site].direction if self.site in SITES else ""
+        site = SITES.get(self.site) or MORE_SITES.get(self.site)
+        return site.direction if site is not None else ""
 
     @property
     def is_lean(self) -> bool:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from benchmarks.diagnosis.cases import Case
-from benchmarks.diagnosis.jobs import Job
+from benchmarks.diagnosis.jobs import Job, local, weight_of
 from benchmarks.diagnosis.model import Change, unchanged
 
 
@@ -29,7 +29,7 @@ def effect_of(case: Case) -> Change:
 def injected(job: Job, case: Case) -> Iterator[None]:
     """Have the fault of `case` in the training as long as this lasts; what is broken for good stays so."""
     change = effect_of(case)
-    module = job.modules.get(case.module)
+    module = job.modules.get("" if case.module == "(model)" else case.module)
     with contextlib.ExitStack() as stack:
         if case.site in ("loss", "batch"):
             stack.enter_context(_attribute(job.script, case.site, change))
@@ -39,15 +39,35 @@ def injected(job: Job, case: Case) -> Iterator[None]:
             assert module is not None
             own = change if case.site == "own-operation" else functools.partial(in_backward, change=change)
             stack.enter_context(job.own(module, own))
-        elif case.site == "weight":
+        elif case.site in ("weight", "huge"):
             assert module is not None
-            _spoil(job.weight_of(module), case)
+            _spoil(job.weight_of(module), case, columns=_width(module))
+        elif case.site in ("reduction", "between"):
+            assert module is not None
+            name = "reduced" if case.site == "reduction" else "between"
+            spoil = functools.partial(_spoil_gradient, weight_of(module), change)
+            stack.enter_context(_attribute(job.script, name, spoil))
         elif case.site == "moment":
             assert module is not None
             _spoil(job.moments_of(module)["exp_avg_sq" if case.effect == "sign-flip" else "exp_avg"], case)
         elif module is not None:
             stack.enter_context(_attribute(module, "forward", _forward(module, case, change)))
         yield
+
+
+def _width(module: nn.Module) -> int:
+    """Return how long the rows of an embedding are: a word that does not occur does no harm; else 0."""
+    return module.embedding_dim if isinstance(module, nn.Embedding) else 0
+
+
+@torch.no_grad()
+def _spoil_gradient(weight: nn.Parameter, change: Change, reduced: Any = None, gradient: Tensor | None = None) -> None:
+    """Change the gradient of `weight`: the one that was `reduced` if it is it, else the one that is there."""
+    if gradient is None:
+        gradient = local(weight.grad)
+    elif reduced is not weight:
+        return
+    gradient.copy_(change(gradient))
 
 
 def _forward(module: nn.Module, case: Case, change: Change) -> Callable[..., Any]:
@@ -77,15 +97,14 @@ def _once(change: Change, calls: list[int], x: Tensor) -> Tensor:
 def _with_bad_weight_gradient(module: nn.Module, inner: Callable[..., Any], change: Change, *args: Any) -> Any:
     """Compute with a copy of the weight through whose gradient `change` passes."""
     held = module._parameters
-    weight = held["weight"]
-    assert weight is not None
+    name, weight = next((name, weight) for name, weight in held.items() if weight is not None)
     if isinstance(module, nn.Linear):
         return functional.linear(*args, in_backward(weight, change=change), module.bias)
-    held["weight"] = in_backward(weight, change=change)  # type: ignore[assignment]
+    held[name] = in_backward(weight, change=change)  # type: ignore[assignment]
     try:
         return inner(*args)
     finally:
-        held["weight"] = weight
+        held[name] = weight
 
 
 class _InBackward(torch.autograd.Function):
@@ -119,9 +138,12 @@ def _attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 @torch.no_grad()
-def _spoil(tensor: Tensor, case: Case) -> None:
-    """Change an element of a stored tensor for good."""
+def _spoil(tensor: Tensor, case: Case, *, columns: int = 0) -> None:
+    """Change an element of a stored tensor for good; with `columns`, one in each row of so many."""
     flat = tensor.view(-1)
+    if columns and case.family and not case.against:
+        flat[case.number % columns :: columns] = _SPOILT[case.effect]
+        return
     index = (7 * case.number + 3) % flat.numel()
     if case.against:
         flat.copy_(_EFFECTS[case.effect](case.number, flat))
@@ -132,7 +154,10 @@ def _spoil(tensor: Tensor, case: Case) -> None:
     elif case.effect == "sign-flip":
         flat[index] = -flat[index].abs().clamp(min=1e-3)
     else:
-        flat[index] = float(case.effect)
+        flat[index] = _SPOILT[case.effect]
+
+
+_SPOILT = {"nan": torch.nan, "inf": torch.inf, "huge": 1e37}
 
 
 def _one(value: float, _number: int, x: Tensor) -> Tensor:

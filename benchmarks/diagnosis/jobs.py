@@ -1,4 +1,4 @@
-"""Trainings of the small GPT: plain, DistributedDataParallel, FSDP2 and DeepSpeed's ZeRO, all on the CPU."""
+"""Trainings of the small GPT and of the families: plain, DDP, FSDP2 and DeepSpeed's ZeRO, all on the CPU."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
@@ -24,10 +25,34 @@ RATE, EPSILON, CLIP = 0.01, 1e-6, 100.0
 
 @dataclasses.dataclass
 class Script:
-    """What the training script does beside the model: places for faults."""
+    """What the training script does beside the model: places for faults.
+
+    Attributes:
+        batch: Applied to what the model is given.
+        loss: Applied to the loss.
+        reduced: Called with each parameter and its gradient right after DDP has reduced it.
+        between: Called after the step's last backward, before gradients are clipped.
+    """
 
     batch: Change = unchanged
     loss: Change = unchanged
+    reduced: Callable[[nn.Parameter, Tensor], None] | None = None
+    between: Callable[[], None] = lambda: None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """How a model is trained.
+
+    Attributes:
+        loss_of: Returns the loss of a fresh batch.
+        after: Called with the model after each step, but for DeepSpeed's.
+    """
+
+    loss_of: Callable[[Callable[..., Any], Script], Tensor]
+    rate: float = RATE
+    micro_steps: int = MICRO_STEPS
+    after: Callable[[Any], None] = lambda _: None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,45 +83,66 @@ class Job:
 def build(split: str, seed: int, *, recompute: bool = False) -> Job:
     """Return a fresh training of one of the splits that are not Megatron's."""
     torch.manual_seed(seed)
-    net = Gpt(recompute=recompute)
-    rank = dist.get_rank() if dist.is_initialized() else 0
-    if split.startswith("zero"):
-        job = _deepspeed(net, int(split[-1]))
-    else:
-        wrapped = {"plain": _plain, "ddp": DistributedDataParallel, "fsdp2": _fsdp2}[split](net)
-        job = _torch(wrapped, net)
-    torch.manual_seed(1000 * seed + rank)
+    job = trained(split, Gpt(recompute=recompute), Recipe(loss_of=loss_of))
+    torch.manual_seed(1000 * seed + rank_of_job())
     return job
 
 
-def _plain(net: Gpt) -> nn.Module:
+def rank_of_job() -> int:
+    """Return this process's rank, 0 without a job."""
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def trained(split: str, net: nn.Module, recipe: Recipe) -> Job:
+    """Return the training of `net` in one of the splits that are not Megatron's."""
+    if split.startswith("zero"):
+        return _deepspeed(net, int(split[-1]), recipe)
+    model = {"plain": _plain, "ddp": _ddp, "fsdp2": _fsdp2}[split](net)
+    return _torch(model, net, recipe)
+
+
+def weight_of(module: nn.Module) -> nn.Parameter:
+    """Return the first parameter that is a module's own."""
+    return next(module.parameters(recurse=False))
+
+
+def _plain(net: nn.Module) -> nn.Module:
     return net
 
 
-def _fsdp2(net: Gpt) -> nn.Module:
+def _ddp(net: nn.Module) -> nn.Module:
+    return DistributedDataParallel(net)
+
+
+def _fsdp2(net: nn.Module) -> nn.Module:
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    for block in net.h:
-        fully_shard(block, mesh=mesh)
+    lists = {name: found for name, found in net.named_modules() if isinstance(found, nn.ModuleList)}
+    for name, found in lists.items():
+        if not any(name.startswith(f"{other}.") for other in lists):
+            for block in found:
+                fully_shard(block, mesh=mesh)
     return fully_shard(net, mesh=mesh)
 
 
-def _torch(model: nn.Module, net: nn.Module) -> Job:
-    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, eps=EPSILON)
-    script = Script()
+def _torch(model: nn.Module, net: nn.Module, recipe: Recipe) -> Job:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.rate, eps=EPSILON)
+    script, micro_steps = Script(), recipe.micro_steps
 
     def step(record: Callable[[float], None]) -> None:
         losses = []
-        for _ in range(MICRO_STEPS):
-            loss = loss_of(model, script)
-            (loss / MICRO_STEPS).backward()  # type: ignore[no-untyped-call]
+        for _ in range(micro_steps):
+            loss = recipe.loss_of(model, script)
+            (loss / micro_steps).backward()  # type: ignore[no-untyped-call]
             losses.append(loss.item())
-        record(sum(losses) / MICRO_STEPS)
+        record(sum(losses) / micro_steps)
+        script.between()
         nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         optimizer.step()
         optimizer.zero_grad()
+        recipe.after(model)
 
     def moments_of(module: nn.Module) -> Mapping[str, Tensor]:
-        state = optimizer.state[module.weight]
+        state = optimizer.state[weight_of(module)]
         return {name: local(state[name]) for name in ("exp_avg", "exp_avg_sq")}
 
     return Job(
@@ -104,11 +150,31 @@ def _torch(model: nn.Module, net: nn.Module) -> Job:
         optimizer=optimizer,
         modules=dict(net.named_modules()),
         step=step,
-        weight_of=lambda module: local(module.weight),
+        weight_of=lambda module: local(weight_of(module)),
         moments_of=moments_of,
         own=changed_own,
         script=script,
+        micro_steps=micro_steps,
     )
+
+
+def watch_reduction(job: Job) -> None:
+    """Have `job.script.reduced` called, which takes a communication hook."""
+    job.model.register_comm_hook(job.script, lambda script, bucket: _reduce(script, bucket))  # its types are looked at
+
+
+def _reduce(script: Script, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    """Reduce as DistributedDataParallel does by itself; `script.reduced` sees what came of it."""
+    future = allreduce_hook(dist.group.WORLD, bucket)
+
+    def seen(done: torch.futures.Future[Tensor]) -> Tensor:
+        whole: Tensor = done.value()
+        if script.reduced is not None:
+            for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
+                script.reduced(parameter, gradient)  # type: ignore[arg-type]
+        return whole
+
+    return future.then(seen)
 
 
 def loss_of(model: Callable[..., Tensor], script: Script) -> Tensor:
@@ -135,38 +201,38 @@ def changed_own(module: Any, change: Change) -> Any:
         module.own = unchanged
 
 
-def _deepspeed(net: Gpt, stage: int) -> Job:
+def _deepspeed(net: nn.Module, stage: int, recipe: Recipe) -> Job:
     import deepspeed
     from deepspeed.utils import safe_get_local_optimizer_state
 
     config = {
         "train_micro_batch_size_per_gpu": BATCH,
-        "gradient_accumulation_steps": MICRO_STEPS,
+        "gradient_accumulation_steps": recipe.micro_steps,
         "gradient_clipping": CLIP,
         "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0},
         "zero_force_ds_cpu_optimizer": False,
         "steps_per_print": 1_000_000,
     }
-    inner = torch.optim.AdamW(net.parameters(), lr=RATE, eps=EPSILON)
+    inner = torch.optim.AdamW(net.parameters(), lr=recipe.rate, eps=EPSILON)
     engine = deepspeed.initialize(model=net, optimizer=inner, config=config)[0]
-    script = Script()
+    script, micro_steps = Script(), recipe.micro_steps
 
     def step(record: Callable[[float], None]) -> None:
         losses = []
-        for micro_step in range(MICRO_STEPS):
-            loss = loss_of(engine, script)
+        for micro_step in range(micro_steps):
+            loss = recipe.loss_of(engine, script)
             engine.backward(loss)
             losses.append(loss.item())
-            if micro_step == MICRO_STEPS - 1:
-                record(sum(losses) / MICRO_STEPS)
+            if micro_step == micro_steps - 1:
+                record(sum(losses) / micro_steps)
             engine.step()
 
     def moments_of(module: Any) -> Mapping[str, Tensor]:
         names = ("exp_avg", "exp_avg_sq")
         if stage == 3:
-            found = {name: safe_get_local_optimizer_state(module.weight, name) for name in names}
-            return found if module.weight.ds_tensor.numel() else {}
-        mapping = module.weight._hp_mapping
+            found = {name: safe_get_local_optimizer_state(weight_of(module), name) for name in names}
+            return found if weight_of(module).ds_tensor.numel() else {}
+        mapping = weight_of(module)._hp_mapping
         return {} if mapping is None else {name: mapping.get_optim_state_fragment(name) for name in names}
 
     return Job(
@@ -174,8 +240,9 @@ def _deepspeed(net: Gpt, stage: int) -> Job:
         optimizer=engine.optimizer,
         modules={plain_name(name): module for name, module in engine.module.named_modules()},
         step=step,
-        weight_of=lambda module: getattr(module.weight, "ds_tensor", module.weight),  # type: ignore[return-value]
+        weight_of=lambda module: getattr(weight_of(module), "ds_tensor", weight_of(module)),
         moments_of=moments_of,
         own=changed_own,
         script=script,
+        micro_steps=micro_steps,
     )

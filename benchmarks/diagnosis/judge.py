@@ -22,6 +22,11 @@ class Judged:
     diagnosis: Diagnosis
 
     @property
+    def is_harmless(self) -> bool:
+        """Whether nothing became non-finite of a fault that should make something so."""
+        return self.case.harmless and bool(self.case.direction) and not self.case.against
+
+    @property
     def wrong(self) -> tuple[str, ...]:
         """What is wrong, of `verdict`, `step`, `rank`, `module`, `direction`."""
         case, found = self.case, self.diagnosis
@@ -33,7 +38,7 @@ class Judged:
             "verdict": found.verdict is verdict,
             "step": found.step == case.shown_on,
             "rank": found.rank == case.rank,
-            "module": case.module in named,
+            "module": not {case.module, *case.twins}.isdisjoint(named),
             "direction": found.phase.value == case.direction,
         }
         return tuple(name for name, is_right in checks.items() if not is_right)

@@ -9,6 +9,7 @@ import dataclasses
 import importlib
 import json
 import logging
+import math
 import os
 import sys
 from pathlib import Path
@@ -54,21 +55,42 @@ def train(case: Case, folder: Path, rank: int) -> Case:
     job = _build(case)
     config: dict[str, Any] = ({} if case.is_lean else CONFIG) | {"run_id": case.run_id, "agent": {"start": False}}
     config |= {"output_dir": str(folder / "output"), "spool_dir": str(folder / "spool")}
+    losses: list[float] = []
+
+    def record(loss: float) -> None:
+        losses.append(loss)
+        monitor.record(loss=loss)
+
     with TrainerMon(config) as monitor:
         monitor.set_monitor(job.model, job.optimizer, grad_acc_steps=job.micro_steps)
         for step in range(case.step + 1 + STEPS_AFTER):
             if (step, rank) == (case.step, case.rank):
                 case = _settled(job, case)
                 with injected(job, case):
-                    job.step(lambda loss: monitor.record(loss=loss))
+                    job.step(record)
             else:
-                job.step(lambda loss: monitor.record(loss=loss))
+                job.step(record)
+    if case.family:
+        case = dataclasses.replace(case, harmless=_is_finite(job, losses))
     if dist.is_initialized():
         dist.barrier()
     return case
 
 
+def _is_finite(job: Job, losses: list[float]) -> bool:
+    weights = [
+        job.weight_of(module)
+        for module in job.modules.values()
+        if next(module.parameters(recurse=False), None) is not None
+    ]
+    return all(map(math.isfinite, losses)) and all(bool(weight.isfinite().all()) for weight in weights)
+
+
 def _build(case: Case) -> Job:
+    if case.family:
+        family_jobs = importlib.import_module("benchmarks.diagnosis.family_jobs")
+        built: Job = family_jobs.build(case.split, case.family, case.seed, hooks_reduction=case.site == "reduction")
+        return built
     if case.split in MEGATRON:
         megatron_jobs = importlib.import_module("benchmarks.diagnosis.megatron_jobs")
         job: Job = megatron_jobs.build(case.split, case.seed, experts=case.role == "router", recompute=case.is_lean)
@@ -81,7 +103,13 @@ def _settled(job: Job, case: Case) -> Case:
     """Return the case with a module of whose moments this rank has a part."""
     if case.site != "moment":
         return case
-    names = [case.module, *(name for role in (case.role, *ROLES) for name in modules_of(case.split, role))]
+    if case.family:
+        names = [
+            case.module,
+            *importlib.import_module("benchmarks.diagnosis.family_jobs").places_of(case.family).holders,
+        ]
+    else:
+        names = [case.module, *(name for role in (case.role, *ROLES) for name in modules_of(case.split, role))]
     held = (name for name in names if name in job.modules and job.moments_of(job.modules[name]))
     return dataclasses.replace(case, module=next(held))
 

@@ -6,10 +6,14 @@ import pytest
 
 from benchmarks.bench_detection import report
 from benchmarks.detection.cases import CLEAN, FAULTS, Case, all_cases, make_case
+from benchmarks.detection.family_cases import FAULTS as FAULTS_OF_FAMILIES
+from benchmarks.detection.family_cases import HELD_OUT, TUNING, family_cases, faults_of
+from benchmarks.detection.family_faults import ACTIONS as ACTIONS_OF_FAMILIES
 from benchmarks.detection.faults import BAD_RANK
 from benchmarks.detection.faults import FAULTS as ACTIONS
 from benchmarks.detection.record import record
-from benchmarks.detection.replay import Fired, Judged, by_fault, by_rule, judge
+from benchmarks.detection.replay import Fired, Judged, by_fault, by_rule, judge, judge_family
+from benchmarks.families.catalogue import FAMILIES
 from trainermon.alerts.rules import load_rules
 
 RULES = load_rules()
@@ -53,9 +57,35 @@ def test_a_healthy_run_is_quiet(judged):
 def test_the_report_counts_what_was_judged(judged):
     lines = list(report(list(judged.values()), RULES))
 
-    assert lines[0].startswith("4 runs, 3 of them with a fault")
+    assert lines[0].startswith("3 faults of 3 kinds, ")
     assert "| faults found in time (recall) | 3 of 3, 100.0% | ≥ 95 % |" in lines
     assert "| false grouped alerts per 10 000 clean steps | 0.00 (0 alerts) | ≤ 1 |" in lines
+
+
+def test_every_family_is_tuned_on_or_held_out_and_every_fault_is_made():
+    trainings = list(family_cases())
+
+    assert not set(TUNING) & set(HELD_OUT)
+    assert {*TUNING, *HELD_OUT} == {case.size for case in trainings} == set(FAMILIES)
+    assert FAULTS_OF_FAMILIES.keys() == ACTIONS_OF_FAMILIES.keys()
+    made = {name for case in trainings if case.name == "faults" for names in faults_of(case).values() for name in names}
+    assert made == set(FAULTS_OF_FAMILIES)
+
+
+def test_faults_of_a_family_are_judged_apart_from_one_another(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        "benchmarks.detection.family_training.faults_of", lambda _: {70: ["activation-nan", "bad-batches"]}
+    )
+    case = Case(name="faults", size="tabular", seed=0, ranks=1, steps=90)
+    record([case], tmp_path)
+
+    clean, first, second = judge_family(case, tmp_path, RULES)
+
+    assert (clean.case.name, clean.num_clean_steps, clean.fired) == ("faults", 90, ())
+    assert (first.case.name, first.case.first_bad, first.delay) == ("activation-nan", 70, 0)
+    assert (second.case.name, second.case.first_bad) == ("bad-batches", 70)
+    assert {fired.rule for fired in second.fired} <= {"loss-jump", "loss-spike", "gradient-jump", "gradient-spike"}
+    assert second.delay is not None
 
 
 def case_of(name, first_bad=100):
@@ -75,7 +105,7 @@ def case_of(name, first_bad=100):
     ],
 )
 def test_only_the_right_rule_and_rank_in_time_finds_a_fault(fired, delay):
-    judged = Judged(case_of("bit-flip"), tuple(fired), 200)
+    judged = Judged(case_of("bit-flip"), tuple(fired), 200, 100)
 
     assert judged.delay == delay
     assert by_fault([judged])["bit-flip"].found == (delay is not None)
@@ -83,13 +113,12 @@ def test_only_the_right_rule_and_rank_in_time_finds_a_fault(fired, delay):
 
 def test_alerts_are_told_apart_as_right_wrong_and_consequences():
     runs = [
-        Judged(case_of("bad-batches"), (Fired("loss-spike", 50, (0,)), Fired("loss-spike", 102, (0,))), 200),
-        Judged(case_of("weight-nan"), (Fired("loss-spike", 101, (0,)),), 200),
-        Judged(case_of("plain", -1), (Fired("loss-spike", 150, (0,)),), 200),
+        Judged(case_of("bad-batches"), (Fired("loss-spike", 50, (0,)), Fired("loss-spike", 102, (0,))), 200, 100),
+        Judged(case_of("weight-nan"), (Fired("loss-spike", 101, (0,)),), 200, 100),
+        Judged(case_of("plain", -1), (Fired("loss-spike", 150, (0,)),), 200, 200),
     ]
 
     score = by_rule(runs, RULES)["loss-spike"]
 
     assert (score.found, score.asked, score.other, score.false, score.delays) == (1, 1, 1, 2, (2,))
     assert score.precision == 0.5
-    assert [run.num_clean_steps for run in runs] == [100, 100, 200]

@@ -1,0 +1,1 @@
+"""Labelled pairs of dumps, on which `trainermon compare` is judged."""

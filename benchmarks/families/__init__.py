@@ -1,0 +1,1 @@
+"""Small models of many kinds, on which rules, diagnoses and comparisons are judged."""
