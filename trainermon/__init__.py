@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from trainermon.monitor.log import set_level
+
 if TYPE_CHECKING:
     from trainermon.analysis.compare import compare, compare_distributed
     from trainermon.dump.debugger import PrecisionDebugger
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["PrecisionDebugger", "TrainerMon", "__version__", "compare", "compare_distributed", "compile_friendly"]
 __version__ = "0.1.0"
+
+set_level()
 
 
 def __getattr__(name: str) -> Any:

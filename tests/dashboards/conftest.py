@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from tests.dashboards.fake_agent import FakeAgent, serving
 from tests.server_programs import find_program
@@ -20,7 +20,7 @@ CHROMIUM_FLAGS = (
     "--disable-component-update",
     "--disable-sync",
 )
-READY_MS = 60_000
+READY_MS = 600_000
 
 OpenPage = Callable[..., Page]
 Serve = Callable[..., FakeAgent]
@@ -28,6 +28,7 @@ Serve = Callable[..., FakeAgent]
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
+    expect.set_options(timeout=READY_MS)
     with sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=find_program("chromium"), args=list(CHROMIUM_FLAGS))
         yield chromium
@@ -53,11 +54,12 @@ def open_page(browser: Browser, serve: Serve) -> Iterator[OpenPage]:
     def open_(agent: FakeAgent, fragment: str = "", *, may_lose: bool = False, **context: object) -> Page:
         page = browser.new_page(**{"viewport": {"width": 1320, "height": 1060}, **context})
         pages.append(page)
+        page.set_default_timeout(READY_MS)
         page.on("pageerror", lambda error: complaints.append(f"uncaught: {error}"))
         page.on("console", lambda message: may_lose or message.type != "error" or complaints.append(message.text))
         page.on("request", lambda request: request.url.startswith(agent.url) or complaints.append(request.url))
         page.goto(agent.url + fragment)
-        page.locator("html[data-ready]").wait_for(timeout=READY_MS)
+        page.locator("html[data-ready]").wait_for()
         return page
 
     yield open_

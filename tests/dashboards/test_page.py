@@ -405,7 +405,7 @@ def test_agent_that_went_away_is_told_and_its_return_is_noticed(serve: Serve, op
     expect(page.locator("#figure-step .number")).to_have_text("200")
     run.append()
     serve(run, port=agent.port)
-    expect(page.locator("#banner")).to_be_hidden(timeout=20_000)
+    expect(page.locator("#banner")).to_be_hidden()
     expect(page.locator("#state")).to_have_text("live")
     hover(page, 1, {"x": cell_centre(page, 1, row=0, step=201, rows=1, steps=201)["x"], "y": 40})
     expect(page.locator(".readout").nth(1)).to_contain_text("at step 201")

@@ -54,7 +54,7 @@ def test_an_alert_orders_a_dump_that_the_rank_writes(tmp_path):
         cwd=tmp_path,
         env=os.environ | places | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
-        timeout=120,
+        timeout=900,
         check=True,
     )
 

@@ -29,7 +29,7 @@ def run(folder, *arguments):
         env=os.environ | places | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=900,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -47,7 +47,7 @@ def trainermon(environment, *arguments):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=900,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

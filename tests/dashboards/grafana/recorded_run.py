@@ -16,6 +16,7 @@ from functools import cached_property
 import numpy as np
 
 from trainermon.alerts.rules import load_rules
+from trainermon.exporters.budget import SeriesBudget
 from trainermon.exporters.points import RankPoints, TableRow
 from trainermon.exporters.prometheus import Exposition
 from trainermon.monitor.journal import Header
@@ -236,7 +237,10 @@ class GrafanaRun:
     def line_protocol(self) -> Iterator[str]:
         """Return the points that InfluxDB's exporter would send, times in microseconds."""
         for rank in self.ranks:
-            table = [TableRow(key, _ELEMENTS, rank.coordinates.dp == 0) for key in rank.keys]
+            table = [
+                TableRow(key, _ELEMENTS, placement)
+                for key, placement in zip(rank.keys, rank.header.placements, strict=True)
+            ]
             points = RankPoints(RUN_ID, rank.number, table, budget=300)
             for step in range(1, self.num_steps + 1):
                 yield from points.lines(rank.block(step), attempt=1).text
@@ -262,7 +266,11 @@ class GrafanaRun:
         return "\n".join("\n".join([*heads[name], *samples[name]]) for name in heads if name in samples) + "\n# EOF\n"
 
     def _scrapes(self, node: int) -> Iterator[tuple[float, str]]:
-        exposition = Exposition(RUN_ID, rules={rule.name: rule.severity for rule in load_rules()})
+        exposition = Exposition(
+            RUN_ID,
+            rules={rule.name: rule.severity for rule in load_rules()},
+            budget=SeriesBudget(per_rank=330),  # no module of the recorded run is merged, however many rules there are
+        )
         ranks = self.ranks[node * RANKS_PER_NODE : (node + 1) * RANKS_PER_NODE]
         per_scrape = int(SCRAPE_S / STEP_S)
         for step in range(1, self.num_steps + 1):
@@ -297,6 +305,8 @@ class GrafanaRun:
             "trainermon_journal_lag_seconds": 0.04 + 0.03 * abs(math.sin(step)),
             "trainermon_last_commit_timestamp_seconds": now_s - (7 * step) % 30,
             "trainermon_commits_total": step // 6,
+            "trainermon_refused_rows_total": 0,
+            "trainermon_damaged_segments": 0,
             "trainermon_integrity_checks_total": 4 * step,
             "trainermon_checksum_comparisons_total": step // 10,
         }

@@ -32,7 +32,7 @@ from trainermon.dashboards.grafana.files import FOLDER, DashboardFile, dashboard
 BUILD = Path(__file__).parents[3] / "build"
 SOURCES = Path(__file__).parent / "panels"
 NUM_STEPS = int(3600 / STEP_S)
-READY_MS = 60_000
+READY_MS = 600_000
 
 
 def build_panels() -> Path:
@@ -59,7 +59,7 @@ def serving(page: Path, servers: dict[str, str]) -> Iterator[str]:
                 self.answer(200, (FOLDER / rest).read_bytes())
             elif name in servers:
                 try:
-                    with urllib.request.urlopen(f"{servers[name]}/{rest}", timeout=30) as response:
+                    with urllib.request.urlopen(f"{servers[name]}/{rest}", timeout=900) as response:
                         self.answer(200, response.read())
                 except urllib.error.HTTPError as error:
                     self.answer(error.code, error.read())

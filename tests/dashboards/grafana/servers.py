@@ -30,7 +30,7 @@ class History:
 
     def ready(self) -> bool:
         try:
-            with urllib.request.urlopen(f"{self.url}/-/ready", timeout=5):
+            with urllib.request.urlopen(f"{self.url}/-/ready", timeout=900):
                 return True
         except OSError:
             return False
@@ -39,7 +39,7 @@ class History:
         """Return the data of an answer of the API; an error of the query fails the test with Prometheus's message."""
         query = urllib.parse.urlencode(parameters, doseq=True).encode()
         try:
-            with urllib.request.urlopen(f"{self.url}/api/v1/{path}", data=query, timeout=30) as response:
+            with urllib.request.urlopen(f"{self.url}/api/v1/{path}", data=query, timeout=900) as response:
                 return json.load(response)["data"]
         except urllib.error.HTTPError as error:
             raise AssertionError(f"{parameters}: {error.read().decode()}") from error
@@ -110,6 +110,6 @@ def influxdb_with(run: GrafanaRun, folder: Path) -> Iterator[Points]:
         for start in range(0, len(lines), 20_000):
             body = "\n".join(lines[start : start + 20_000]).encode()
             url = f"{server.url}/write?db=trainermon&precision=u"
-            with urllib.request.urlopen(urllib.request.Request(url, data=body, method="POST"), timeout=60):
+            with urllib.request.urlopen(urllib.request.Request(url, data=body, method="POST"), timeout=900):
                 pass
         yield Points(server, run)

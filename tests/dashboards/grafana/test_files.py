@@ -163,6 +163,7 @@ MUST_STAY_ZERO = {
     "trainermon_detached_ranks_total",
     "trainermon_skipped_records_total",
     "trainermon_lost_files_total",
+    "trainermon_refused_rows_total",
     "trainermon_errors_total",
     "trainermon_refused_configurations_total",
     "trainermon_integrity_mismatches_total",
