@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 _PLACE = re.compile(r"dumps/([^/]+)/attempt(\d+)/step(\d+)/rank(\d+)$")
 # What is never non-finite on purpose; activations may be (masks).
-SURE_KINDS = (Kind.LOSS, Kind.GRAD_UNREDUCED, Kind.GRAD_REDUCED, Kind.PARAM_ORIGIN, Kind.PARAM_UPDATED)
+WEIGHT_KINDS = (Kind.PARAM_ORIGIN, Kind.PARAM_USED)
+"""Weights of the step: what the optimizer holds, and what the forward used where that is something else."""
+SURE_KINDS = (Kind.LOSS, Kind.GRAD_UNREDUCED, Kind.GRAD_REDUCED, *WEIGHT_KINDS, Kind.PARAM_UPDATED)
 _MAX_ROWS = 100_000
 
 
@@ -285,9 +287,10 @@ def _flows(connection: duckdb.DuckDBPyConnection, step: int | None) -> list[Flow
 
 def _large_weights(connection: duckdb.DuckDBPyConnection, attempt: int, step: int) -> tuple[LargeWeight, ...]:
     """Return the parameters before the step, or what is stored of them, largest element first."""
+    kinds = ", ".join(f"'{kind}'" for kind in WEIGHT_KINDS)
     query = f"""
         SELECT name, rank, greatest(abs(min), abs(max)) AS size FROM all_stats
-        WHERE attempt = ? AND step = ? AND kind = '{Kind.PARAM_ORIGIN}' AND finite > 0
+        WHERE attempt = ? AND step = ? AND kind IN ({kinds}) AND finite > 0
         ORDER BY size DESC, rank LIMIT 8
     """  # noqa: S608  # our own name
     return tuple(LargeWeight._make(row) for row in connection.execute(query, [attempt, step]).fetchall())

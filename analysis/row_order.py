@@ -15,6 +15,7 @@ from trainermon.monitor.values import Kind
 PHASES: Mapping[str, FaultPhase] = {
     Kind.CHECKSUM: FaultPhase.PARAMETER,
     Kind.PARAM_ORIGIN: FaultPhase.PARAMETER,
+    Kind.PARAM_USED: FaultPhase.PARAMETER,
     Kind.ACTV: FaultPhase.FORWARD,
     Kind.LOSS: FaultPhase.FORWARD,
     Kind.ACTV_GRAD: FaultPhase.BACKWARD,

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from trainermon.analysis.evidence import Evidence, Row
+from trainermon.analysis.evidence import WEIGHT_KINDS, Evidence, Row
 from trainermon.analysis.findings import FaultPhase
 from trainermon.analysis.origin import LOSS
 from trainermon.analysis.row_location import senders
@@ -64,7 +64,7 @@ def _others(ranks: Sequence[int]) -> str:
     return f"; {rank_list(ranks)} {'is' if len(ranks) == 1 else 'are'} concerned, too"
 
 
-_LOCAL_KINDS = (Kind.PARAM_ORIGIN, Kind.ACTV, Kind.LOSS, Kind.ACTV_GRAD, Kind.GRAD_UNREDUCED)
+_LOCAL_KINDS = (*WEIGHT_KINDS, Kind.ACTV, Kind.LOSS, Kind.ACTV_GRAD, Kind.GRAD_UNREDUCED)
 
 
 def _only_reduced(evidence: Evidence) -> StoredPlace:
@@ -188,7 +188,7 @@ def _by_loss(rows: Sequence[Row], evidence: Evidence) -> StoredPlace | None:
 
 
 def _by_parameter(rows: Sequence[Row], order: dict[str, int]) -> StoredPlace | None:
-    found = [row for row in rows if row.kind == Kind.PARAM_ORIGIN]
+    found = [row for row in rows if row.kind in WEIGHT_KINDS]
     if not found:
         return None
     row = min(found, key=lambda row: _place(_owner(row.name), order))

@@ -51,6 +51,8 @@ KINDS: Mapping[Kind, str] = MappingProxyType(
         Kind.GRAD_UNREDUCED: "Gradients of parameters before they are reduced over ranks.",
         Kind.GRAD_REDUCED: "Gradients of parameters at entry of the optimizer step: reduced, scaled, not yet clipped.",
         Kind.PARAM_ORIGIN: "Parameters before the optimizer step.",
+        Kind.PARAM_USED: "The model's own parameters as the forward used them, where the rank's optimizer steps a "
+        "copy or a part of them, or nothing.",
         Kind.PARAM_UPDATED: "Parameters after the optimizer step.",
         Kind.EXP_AVG: "Adam's first moment after the optimizer step.",
         Kind.EXP_AVG_SQ: "Adam's second moment after the optimizer step.",

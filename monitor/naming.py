@@ -20,6 +20,7 @@ FILES: Mapping[Kind, str] = {
     Kind.GRAD_UNREDUCED: "grad_unreduced",
     Kind.GRAD_REDUCED: "grad_reduced",
     Kind.PARAM_ORIGIN: "param_origin",
+    Kind.PARAM_USED: "param_used",
     Kind.PARAM_UPDATED: "param_updated",
     Kind.EXP_AVG: "exp_avg",
     Kind.EXP_AVG_SQ: "exp_avg_sq",
@@ -30,7 +31,7 @@ FILES: Mapping[Kind, str] = {
 }
 """File of each kind; loss and numbers of the step are in `SCALARS`, what else is not named in `OTHER`.
 
-msprobe has no files `scalars`, `state`, `update`, `ratio`, `feature`.
+msprobe has no files `scalars`, `param_used`, `state`, `update`, `ratio`, `feature`.
 """
 
 METRICS: Mapping[Kind, str] = {

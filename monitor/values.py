@@ -21,6 +21,7 @@ class Kind(str, enum.Enum):
     GRAD_UNREDUCED = "grad_unreduced"
     GRAD_REDUCED = "grad_reduced"
     PARAM_ORIGIN = "param_origin"
+    PARAM_USED = "param_used"
     PARAM_UPDATED = "param_updated"
     EXP_AVG = "exp_avg"
     EXP_AVG_SQ = "exp_avg_sq"

@@ -40,8 +40,12 @@ class Places:
 
 @functools.cache
 def places_of(name: str) -> Places:
-    """Return the places of a family, found by running it once."""
-    family = FAMILIES[name]
+    """Return the places of a family, found by running it once; random numbers of the caller stay what they are."""
+    with torch.random.fork_rng(devices=()):
+        return _found_places(FAMILIES[name])
+
+
+def _found_places(family: Family) -> Places:
     torch.manual_seed(0)
     model, batch = family.build(), family.draw(Generator().manual_seed(0))
     family.loss(model, batch).backward()  # type: ignore[no-untyped-call]

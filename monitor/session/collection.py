@@ -136,7 +136,7 @@ class Collection:
         self._values.at_entry(is_scaled=is_scaled)
         self._checksums.at_entry(step)
         if self._config.param_distribution:
-            self._parameters.at_entry(step)
+            self._parameters.at_entry()
         if self._config.ur_distribution:
             self._states.at_entry()
         if self._config.mg_direction:
@@ -144,10 +144,10 @@ class Collection:
         if self._config.wg_distribution:
             self.gradients.complete()
 
-    def after_optimizer(self, step: int, outcome: Outcome) -> None:
+    def after_optimizer(self, outcome: Outcome) -> None:
         """Take what the optimizer has made, and what there is to say of the step as a whole."""
         if self._config.param_distribution:
-            self._parameters.at_exit(step)
+            self._parameters.at_exit()
         if self._config.mv_distribution:
             self._states.take_states()
         if self._config.ur_distribution:

@@ -352,7 +352,7 @@ class StepLoop:
     def _exit(self, outcome: Outcome) -> None:
         self._steps.muted = False
         if self._due:
-            self._collection.after_optimizer(self.step, outcome)
+            self._collection.after_optimizer(outcome)
         self._take_duration()
         self._dumps.finish_step()
         self._start_counting()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -11,8 +10,8 @@ from torch import Tensor
 
 from trainermon.monitor.statistics.checksums import checksums, rows_of
 from trainermon.monitor.taps.collector import Collector
-from trainermon.monitor.taps.optimizer import placement_of
-from trainermon.monitor.taps.training import Parameter, Training
+from trainermon.monitor.taps.optimizer import placement_of, placement_of_own
+from trainermon.monitor.taps.training import Training
 from trainermon.monitor.values import Kind, Placement
 
 MAIN_COPY = "main"
@@ -77,7 +76,7 @@ class ChecksumTaps:
             parameter, value = self._training.parameters[index], values[index]
             tensor = parameter.tensor
             if parameter.placement.replicated_over and _is_whole(tensor):
-                yield index, _Copy("", tensor, _of_tensor(parameter, tensor))
+                yield index, _Copy("", tensor, placement_of_own(parameter))
             is_other = value is not None and value.data_ptr() != tensor.data_ptr()
             if is_other and parameter.owned.replicated_over and not _is_cut(parameter.owned):
                 assert value is not None
@@ -89,12 +88,6 @@ class ChecksumTaps:
             key = self._training.parameters[index].key(Kind.CHECKSUM, slot=copy.slot)
             number = self._series[index, copy.slot] = self._collector.table.id_of(key, copy.placement)
         return number
-
-
-def _of_tensor(parameter: Parameter, tensor: Tensor) -> Placement:
-    """Return the placement of the model's own parameter: that of its gradient, but for dtype and scale."""
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    return dataclasses.replace(parameter.placement, dtype=dtype, scale=1.0)
 
 
 def _is_whole(tensor: Tensor) -> bool:

@@ -25,8 +25,8 @@ DIRECTIONS = ("exp_avg", "momentum_buffer")
 class ParameterTaps:
     """Takes the parameters as the optimizer holds them (main copies, shards), before and after its step.
 
-    What a step left is what the next one finds, so right after a watched step a parameter is read again only if one was
-    written to in between (a version counter or a place in memory changed; a write through `.data` is not counted).
+    Before it, those of the model too that the optimizer does not step themselves: both are the weights of the step.
+    Nothing is taken over from the step before, since a write through `.data` in between is in no version counter.
     """
 
     def __init__(self, training: Training, indices: Sequence[int], collector: Collector) -> None:
@@ -34,38 +34,27 @@ class ParameterTaps:
         self._indices = indices
         self._collector = collector
         self._series: dict[tuple[Kind, int], int] = {}
-        self._last_step = -1
-        self._after_last: list[tuple[int, int]] = []
-        self._rows_after_last: Tensor | None = None
 
-    def at_entry(self, step: int) -> None:
-        """Take the parameters as the optimizer finds them."""
-        series, tensors = self._held(Kind.PARAM_ORIGIN)
-        kept = self._rows_after_last
-        # the counter does not see what fused optimizers write: only a step that was watched may be leant on
-        if kept is not None and self._last_step == step - 1 and self._after_last == _versions(tensors):
-            self._collector.repeat(series, kept)
-        else:
-            self._collector.take(series, tensors)
+    def at_entry(self) -> None:
+        """Take the parameters as the optimizer finds them, and the model's own where those are others."""
+        self._take(Kind.PARAM_ORIGIN, self._training.values())
+        self._take(Kind.PARAM_USED, self._training.used_weights())
 
-    def at_exit(self, step: int) -> None:
+    def at_exit(self) -> None:
         """Take the parameters as the optimizer leaves them."""
-        series, tensors = self._held(Kind.PARAM_UPDATED)
-        self._last_step = step
-        first = self._collector.take(series, tensors)
-        self._after_last = _versions(tensors)
-        self._rows_after_last = self._collector.copy_rows(first, len(tensors))
+        self._take(Kind.PARAM_UPDATED, self._training.values())
 
-    def _held(self, kind: Kind) -> tuple[list[int], list[Tensor]]:
-        values = self._training.values()
+    def _take(self, kind: Kind, values: Sequence[Tensor | None]) -> None:
         held = [(index, value) for index in self._indices if (value := values[index]) is not None]
-        return [self._number(kind, index, value) for index, value in held], [value for _, value in held]
+        self._collector.take([self._number(kind, index, value) for index, value in held], [value for _, value in held])
 
     def _number(self, kind: Kind, index: int, value: Tensor) -> int:
         number = self._series.get((kind, index))
         if number is None:
             parameter = self._training.parameters[index]
-            number = self._collector.table.id_of(parameter.key(kind), placement_of(parameter, value))
+            is_own = kind is Kind.PARAM_USED and value is parameter.tensor
+            placement = placement_of_own(parameter) if is_own else placement_of(parameter, value)
+            number = self._collector.table.id_of(parameter.key(kind), placement)
             self._series[kind, index] = number
         return number
 
@@ -226,6 +215,12 @@ def placement_of(parameter: Parameter, tensor: Tensor) -> Placement:
     return dataclasses.replace(parameter.owned, dtype=str(tensor.dtype).removeprefix("torch."), scale=1.0)
 
 
+def placement_of_own(parameter: Parameter) -> Placement:
+    """Return the placement of the model's own parameter: that of its gradient, but for dtype and scale."""
+    dtype = str(parameter.tensor.dtype).removeprefix("torch.")
+    return dataclasses.replace(parameter.placement, dtype=dtype, scale=1.0)
+
+
 def _placement_of_state(parameter: Parameter, tensor: Tensor, value: Tensor) -> Placement | None:
     whole = placement_of(parameter, tensor)
     if tensor.shape == value.shape:
@@ -248,7 +243,3 @@ def _as_reals(tensor: Tensor) -> Tensor:
 
 def _has_momentum(optimizer: torch.optim.Optimizer) -> bool:
     return any(group["momentum"] for group in optimizer.param_groups)
-
-
-def _versions(tensors: Sequence[Tensor]) -> list[tuple[int, int]]:
-    return [(tensor._version, tensor.data_ptr()) for tensor in tensors]

@@ -240,6 +240,17 @@ class Training(abc.ABC):
     def values(self) -> list[Tensor | None]:
         """Return the parameters as this rank's optimizer holds them: main copies or shards where there are any."""
 
+    def used_weights(self) -> list[Tensor | None]:
+        """Return the model's own parameters, None where this rank's optimizer steps that very tensor.
+
+        Meant for the entry of the step: the forward has used them. They are another tensor where the optimizer keeps a
+        main copy, or steps a part of them or nothing. None too of what is sharded, unless the framework knows better.
+        """
+        if not self.holds_replicas:
+            return [None] * len(self.parameters)
+        pairs = zip((parameter.tensor for parameter in self.parameters), self.values(), strict=True)
+        return [own if own.numel() and not _is_same(own, stepped) else None for own, stepped in pairs]
+
     @abc.abstractmethod
     def states(self) -> list[OptimizerState | None]:
         """Return what the optimizer keeps of each parameter; None before its first step."""
@@ -254,3 +265,7 @@ class Training(abc.ABC):
     def learning_rates(self) -> list[float | Tensor]:
         """Return the learning rate of each parameter group; a tensor where the optimizer keeps it on the device."""
         return [group["lr"] for group in self.optimizer.param_groups if "lr" in group]
+
+
+def _is_same(own: Tensor, stepped: Tensor | None) -> bool:
+    return stepped is not None and own.data_ptr() == stepped.data_ptr() and own.numel() == stepped.numel()

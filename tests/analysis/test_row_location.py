@@ -95,6 +95,12 @@ def test_after_the_backward_what_is_worst_was_first():
     assert locate(bad, order, set(), [0.4, 0.5]).module == "stem"
 
 
+def test_a_weight_that_the_forward_used_is_a_parameter_though_the_optimizers_copy_is_sound():
+    used = Row(Kind.PARAM_USED, "decoder.proj.weight", rank=1)
+
+    assert located(actv("decoder.proj", "output.0", rank=1), used) == ("decoder.proj", FaultPhase.PARAMETER, (1,))
+
+
 def test_a_weight_that_a_module_is_handed_is_a_parameter_of_it():
     order = StepOrder(["embedding", "output_layer"], {})
     bad = [actv("output_layer", "input.weight"), actv("output_layer", "output.0")]

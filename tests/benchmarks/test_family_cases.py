@@ -27,6 +27,17 @@ def test_every_place_is_drawn_in_every_split_that_has_it():
             assert case.module in places.holders or case.module in places.operations
 
 
+def test_looking_for_places_in_the_middle_of_a_training_changes_no_random_number_of_it():
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    places_of.cache_clear()
+
+    places_of("tabular")
+
+    assert torch.equal(torch.rand(3), expected)
+
+
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_an_operation_of_a_modules_own_code_is_changed_and_none_of_its_parts(place):
     family = FAMILIES["resnet"]

@@ -13,7 +13,7 @@ from trainermon.monitor.frameworks.deepspeed.replay import DeepSpeedReplayable, 
 from trainermon.monitor.frameworks.deepspeed.step import StepWatch
 from trainermon.monitor.taps.guard import Guard
 from trainermon.monitor.taps.replayable import Replayable
-from trainermon.monitor.taps.training import Handle, OptimizerState, Outcome, Training
+from trainermon.monitor.taps.training import Handle, OptimizerState, Outcome, Parameter, Training
 
 
 class DeepSpeedTraining(Training):
@@ -86,6 +86,18 @@ class DeepSpeedTraining(Training):
         """Return this rank's part of the main copies."""
         return [self._holder.value(parameter.tensor) for parameter in self.parameters]
 
+    def used_weights(self) -> list[Tensor | None]:
+        """Return what the forward used: at stage 3 this rank's part of each parameter, before it is gathered."""
+        if self.holds_replicas:
+            return super().used_weights()
+        return [_shard_of(parameter) for parameter in self.parameters]
+
     def states(self) -> list[OptimizerState | None]:
         """Return this rank's part of the inner optimizer's state."""
         return [self._holder.state(parameter.tensor) for parameter in self.parameters]
+
+
+def _shard_of(parameter: Parameter) -> Tensor | None:
+    """Return the rank's part of a parameter that is gathered for each forward, without padding; None without any."""
+    shard, length = getattr(parameter.tensor, "ds_tensor", None), parameter.owned.length or 0
+    return None if shard is None or not length else shard.detach().view(-1)[:length]

@@ -49,6 +49,16 @@ def test_every_weight_is_there_with_all_its_elements(trained, variant, kind):
         assert counts == {name: copies * numel for name, numel in numels.items()}
 
 
+@pytest.mark.parametrize(("variant", "copies"), [("stage0", 0), ("stage0_bf16", 2), ("stage1", 2), ("stage3", 1)])
+def test_weights_that_the_forward_used_are_there_where_the_engine_steps_copies(trained, variant, copies):
+    numels = torch.load(trained / f"{variant}.pt")["numels"]
+
+    held = [journal.of(1, Kind.PARAM_USED) for journal in journals(trained, variant)]
+
+    counts = {name: sum(rows[name].count for rows in held if name in rows) for name in numels}
+    assert counts == {name: copies * numel for name, numel in numels.items()}
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_accumulated_gradients_are_whole_or_absent_and_micro_steps_always_there(trained, variant):
     numels = torch.load(trained / f"{variant}.pt")["numels"]

@@ -47,10 +47,10 @@ class Run:
         self.gradients.append([p.grad.clone() for p in self.model.parameters()])
         self.before.append([p.detach().clone() for p in self.model.parameters()])
         self.rows.collector.begin(step)
-        self.parameters.at_entry(step)
+        self.parameters.at_entry()
         self.states.take_direction()
         self.optimizer.step()
-        self.parameters.at_exit(step)
+        self.parameters.at_exit()
         self.states.take_states()
         self.states.take_updates()
         self.rows.collector.seal()
@@ -109,6 +109,35 @@ def test_a_parameter_that_is_written_to_between_steps_is_read_again():
     run.step(2)
 
     assert run.rows.of(2, Kind.PARAM_ORIGIN)["0.weight"].max == 3.0
+
+
+def test_a_write_through_data_between_steps_is_seen():
+    """No version counter tells of it."""
+    run = Run(lambda p: torch.optim.SGD(p, lr=LR), steps=2)
+    run.model[0].weight.data.fill_(3.0)
+
+    run.step(2)
+
+    assert run.rows.of(2, Kind.PARAM_ORIGIN)["0.weight"].max == 3.0
+
+
+def test_weights_that_the_optimizer_steps_are_not_taken_twice():
+    assert not Run(lambda p: torch.optim.SGD(p, lr=LR), steps=1).rows.of(0, Kind.PARAM_USED)
+
+
+def test_where_the_optimizer_steps_a_copy_or_a_part_the_models_own_weights_are_taken_too(monkeypatch):
+    def values(training):
+        """The first parameter has a copy, the second is stepped itself, of the third half is stepped, the last not."""
+        own = [parameter.tensor.detach() for parameter in training.parameters]
+        return [own[0].clone(), own[1], own[2].view(-1)[:7], None]
+
+    monkeypatch.setattr(plain.PlainTraining, "values", values)
+    run = Run(lambda p: torch.optim.SGD(p, lr=LR), steps=1)
+
+    taken = run.rows.of(0, Kind.PARAM_USED)
+    assert tuple(taken) == ("0.weight", "1.weight", "1.bias")
+    for name, row in taken.items():
+        assert_equal(row, run.before[0][NAMES.index(name)])
 
 
 ELEMENT_WISE = {
