@@ -9,7 +9,9 @@ from trainermon.alerts.conditions import Indices, Mask, Slots, Verdict, Watcher,
 from trainermon.alerts.criteria import Direction, Spike
 from trainermon.alerts.statistics import DERIVED, INFS, NANS, NEVER_NEGATIVE, Array
 
-_REFRESH_EVERY = 16  # values of a series, of its own ones: what else is watched must not change how it is judged
+_REFRESH_EVERY = 16  # values of a series at most, of its own ones: what else is watched must not change how it is judged
+_REFRESHES = 8  # while a window is filled once
+_START = 4  # the first values give the level: one in so many of the warm-up's
 MAD_TO_SIGMA = 1.4826  # of a normal distribution
 _FOLLOWED = np.float32(1 / 8)  # share of a miss by which the level follows
 _FIRST_VALUES = 8
@@ -19,9 +21,10 @@ _TINY = 1e-30  # a standard deviation of zero would make 0 / 0 of a constant ser
 class SpikeWatcher(Watcher):
     """The statistic left its usual range: that around a level which follows it, as wide as it usually misses it.
 
-    The level is an exponential mean of the last calm values. What a value misses it by is compared with the median and
-    the spread of what the last values have missed it by: a steady trend shows as a median beside zero, and neither its
-    going on nor its end is unusual. The spread is the median absolute deviation, or what all but 5 % of the misses stay
+    The level is an exponential mean of the last calm values that begins at the median of the first ones, so that a wild
+    start is soon forgotten. What a value misses it by is compared with the median and the spread of what the last
+    values have missed it by: a steady trend shows as a median beside zero, and neither its going on nor its end is
+    unusual. The spread is the median absolute deviation, or what all but 5 % of the misses stay
     within where their tails are heavier than normal.
 
     Misses are differences of logarithms, or for statistics that may be negative shares of the usual magnitude, so that
@@ -38,7 +41,9 @@ class SpikeWatcher(Watcher):
         self._condition = condition
         self._derive = DERIVED[statistic]
         self._logarithmic = statistic in NEVER_NEGATIVE
-        self._window = np.full((0, condition.window), np.nan, np.float32)  # of misses
+        self._start = max(1, condition.warmup // _START)
+        self._refresh_every = min(_REFRESH_EVERY, max(1, condition.window // _REFRESHES))
+        self._window = np.full((0, condition.window), np.nan, np.float32)  # of misses; at the start, of values
         self._next = np.zeros(0, np.intp)  # the place in the window that is written next
         self._level = np.zeros(0, np.float32)
         self._magnitude = np.zeros(0, np.float32)  # 1 for logarithms
@@ -116,28 +121,38 @@ class SpikeWatcher(Watcher):
         return score
 
     def _insert(self, slots: Slots, seen: NDArray[np.float32], missed: NDArray[np.float32]) -> None:
-        place = self._next[slots]
-        self._window[as_indices(slots, len(self._level)), place] = missed
+        num_learned = self._num_learned[slots] + np.int32(1)
+        self._num_learned[slots] = num_learned
+        is_start = num_learned <= self._start
+        place, kept = self._next[slots], np.where(is_start, seen, missed) if is_start.any() else missed
+        self._window[as_indices(slots, len(self._level)), place] = kept
         place = place + 1
         place[place == self._condition.window] = 0
         self._next[slots] = place
         self._follow(slots, seen)
         if self._condition.share_of_first:
             self._first.learn(slots, seen)
-        num_learned = self._num_learned[slots] + np.int32(1)
-        self._num_learned[slots] = num_learned
-        due = (num_learned % _REFRESH_EVERY == 0) | (num_learned == self._condition.warmup + 1)
+        begins = num_learned == self._start
+        if begins.any():
+            self._begin(as_indices(slots, len(self._level))[begins])
+        due = (num_learned % self._refresh_every == 0) | (num_learned == self._condition.warmup + 1)
         if due.any():
             self._refresh(as_indices(slots, len(self._level))[due])
 
+    def _begin(self, rows: Indices) -> None:
+        """Begin the level at the median of the first values; what they would have missed it by is not kept."""
+        first = self._window[rows, : self._start]
+        self._level[rows] = np.median(first, axis=1)
+        if not self._logarithmic:
+            self._magnitude[rows] = np.maximum(np.median(np.abs(first), axis=1), np.float32(_TINY))
+        self._window[rows, : self._start] = np.nan
+
     def _follow(self, slots: Slots, seen: NDArray[np.float32]) -> None:
-        level = self._level[slots]
-        is_first = np.isnan(level)
-        level = np.where(is_first, seen, level + _FOLLOWED * (seen - level))
-        self._level[slots] = level
+        level = self._level[slots]  # NaN until it begins
+        self._level[slots] = level + _FOLLOWED * (seen - level)
         if not self._logarithmic:
             magnitude, size = self._magnitude[slots], np.maximum(np.abs(seen), np.float32(_TINY))
-            self._magnitude[slots] = np.where(is_first, size, magnitude + _FOLLOWED * (size - magnitude))
+            self._magnitude[slots] = magnitude + _FOLLOWED * (size - magnitude)
 
     def _count_outside(self, indices: Indices, restless: Mask) -> None:
         counted = restless if self._unusable is None else restless & ~self._unusable
@@ -153,7 +168,7 @@ class SpikeWatcher(Watcher):
 
     def _refresh(self, rows: Indices) -> None:
         trend, sigma, count = trend_and_spread(self._window[rows])
-        trend[count < self._condition.warmup] = np.nan
+        trend[count <= self._condition.warmup - self._start] = np.nan
         self._trend[rows] = trend
         self._weight[rows] = 1.0 / np.maximum(sigma, np.float32(self._condition.floor))
 

@@ -92,8 +92,8 @@ def test_score_is_the_distance_from_level_and_trend_in_robust_deviations_of_the_
     for value in values:
         series.feed(value)
 
-    level, misses = math.log(values[0]), []
-    for value in values[1:]:
+    level, misses = float(np.median(np.log(values[:4]))), []  # of a quarter of the warm-up
+    for value in values[4:]:
         misses.append(math.log(value) - level)
         level += misses[-1] / 8.0
     misses = misses[-32:]  # the window
@@ -102,6 +102,17 @@ def test_score_is_the_distance_from_level_and_trend_in_robust_deviations_of_the_
     expected = (math.log(7.0) - level - max(0.0, np.median(misses))) / deviation
     assert series.feed(7.0).score[0] == pytest.approx(expected, rel=1e-3)
     assert series.baseline()[0] == pytest.approx(math.exp(level), rel=1e-5)
+
+
+@pytest.mark.parametrize("start", [[1e3], [1e3 * 10.0**number for number in range(6)], [1e-6] * 3])
+@pytest.mark.parametrize("statistic", ["rms", "mean"])
+def test_wild_start_is_forgotten_by_the_end_of_the_warm_up(start: list[float], statistic: str) -> None:
+    series = Series(spike(window=128, warmup=64), statistic)
+    for value in [*start, *steady(65 - len(start))]:
+        series.feed(value)
+
+    assert series.feed(1.0).bad.tolist() == [False]
+    assert series.feed(100.0).bad.tolist() == [True]
 
 
 def falling(num: int, *, rate: float = 0.02, seed: int = 0) -> np.ndarray:
