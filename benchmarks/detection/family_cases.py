@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
@@ -48,6 +49,9 @@ BAD_RANK = 1
 CLEAN_STEPS: Mapping[str, int] = MappingProxyType({"decayed": 4000, "constant": 800, "restarts": 900})
 """Healthy ways to train on one process: from the warm-up to the end of a cosine, at one rate, with warm restarts."""
 
+CLEAN_SEEDS = 2
+"""So many of each; with those of the first seed alone there would be half as many clean steps."""
+
 SLOW, SLOW_STEPS = ("t5", "bert", "mamba", "mixtral"), 2000
 """The longest runs of these are that short."""
 
@@ -80,10 +84,9 @@ def family_cases() -> Iterator[Case]:
             # an engine of DeepSpeed cannot be put back to where it was: there is no fault
             name, steps = ("constant", ENGINE_STEPS) if split.startswith("zero") else (FAULTY, BEGINS_ON_RANKS[-1])
             yield Case(name=name, size=family, seed=0, ranks=2, steps=steps, split=split)
-    for name, steps in CLEAN_STEPS.items():
-        for family in FAMILIES:
-            num_steps = min(steps, SLOW_STEPS) if family in SLOW else steps
-            yield Case(name=name, size=family, seed=0, ranks=1, steps=num_steps)
+    for seed, (name, steps), family in itertools.product(range(CLEAN_SEEDS), CLEAN_STEPS.items(), FAMILIES):
+        num_steps = min(steps, SLOW_STEPS) if family in SLOW else steps
+        yield Case(name=name, size=family, seed=seed, ranks=1, steps=num_steps)
 
 
 def faults_of(case: Case) -> dict[int, list[str]]:
