@@ -9,7 +9,7 @@ from trainermon.alerts.conditions import Indices, Mask, Slots, Verdict, Watcher,
 from trainermon.alerts.criteria import Direction, Spike
 from trainermon.alerts.statistics import DERIVED, INFS, NANS, NEVER_NEGATIVE, Array
 
-_REFRESH_EVERY = 16  # values of a series at most, of its own ones: what else is watched must not change how it is judged
+_REFRESH_EVERY = 16  # of its own values at most: what else is watched must not change how a series is judged
 _REFRESHES = 8  # while a window is filled once
 _START = 4  # the first values give the level: one in so many of the warm-up's
 MAD_TO_SIGMA = 1.4826  # of a normal distribution
