@@ -102,6 +102,7 @@ class Agent:
         self._state = RUNNING
         self._num_ended = self._num_commits = 0
         self._num_faults = 0
+        self._has_read_all = False
         self._forgotten: set[int] = set()
         self._last_turn_s = self._looked_s = self._gone_s = self._compacted_s = time.monotonic()
         self._compaction: asyncio.Task[None] | None = None
@@ -155,7 +156,8 @@ class Agent:
             self._look(now_s)
             self._parts.config_watch.poll(now_s, self._parts.reactions.attempt)
         num_records = self._parts.pipeline.step()
-        if not num_records:
+        self._has_read_all = not num_records
+        if self._has_read_all:
             self._forget_gone()
         self._react()
         self._advance(now_s, num_records)
@@ -166,7 +168,7 @@ class Agent:
         gone = self._parts.watch.look(now_s)
         for rank in gone:
             _log.info("rank %d is gone", rank)
-        self._hang.look(now_s, gone)
+        self._hang.look(now_s, gone, has_read_all=self._has_read_all)
         self._hang.show(self._parts.metrics)
         for rank, header in self._parts.pipeline.follower.headers.items():
             if (rank, header.attempt) not in self._rank_files:

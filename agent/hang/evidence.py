@@ -99,7 +99,7 @@ class Exit:
             return f"was killed by {signal_name(self.signal)}"
         if self.status is not None:
             return f"ended with exit status {self.status}"
-        return "ended without closing the monitor; its exit status is not known here"
+        return "ended without closing the monitor (exit status not known here)"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,7 +47,10 @@ SETTLE_S = 3.0
 """For how long others may follow a rank that has died, before it is asked who was first."""
 
 SETTLE_ALONE_S = 0.5
-"""The same where no rank is left; what they wrote last has to be read."""
+"""The same where no rank is left."""
+
+READ_LIMIT_S = 20.0
+"""For how long a judgement on dead ranks waits until what they wrote last, their exceptions among it, was read."""
 
 WRITE_LIMIT_S = 20.0
 
@@ -140,8 +143,12 @@ class HangWatch:
         """Notice processes that end; for every turn of the loop, as their status is only told for a moment."""
         self._exits.poll()
 
-    def look(self, now_s: float, gone: Sequence[int]) -> None:
-        """Judge the ranks, after their heartbeats were looked at; `gone` have left since the last look."""
+    def look(self, now_s: float, gone: Sequence[int], *, has_read_all: bool) -> None:
+        """Judge the ranks, after their heartbeats were looked at; `gone` have left since the last look.
+
+        `has_read_all` tells whether nothing was left in the journals when they were read last. Of a rank that has died
+        the last record may be the exception that says why.
+        """
         self._exits.poll()
         if not self._settings.enabled:
             return
@@ -157,7 +164,8 @@ class HangWatch:
             return
         if self._pending_deaths():
             settled_s = SETTLE_S if self._ranks.num_alive else SETTLE_ALONE_S
-            if now_s - max(self._dead.values()) >= settled_s:
+            waited_s = now_s - max(self._dead.values())
+            if waited_s >= settled_s and (has_read_all or waited_s >= READ_LIMIT_S):
                 self._begin(self._look_into_deaths(now_s))
         elif not any(entry.alert.rule == HANG for entry in self._open):
             overdue = self._overdue(now_s)

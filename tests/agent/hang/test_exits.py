@@ -78,7 +78,7 @@ def test_exit_that_cannot_be_known_is_told_as_such(watch, start, monkeypatch):
     child.wait()
 
     assert ended(watch, 0) == Exit()
-    assert Exit().text.endswith("its exit status is not known here")
+    assert Exit().text.endswith("(exit status not known here)")
 
 
 def test_next_process_of_a_rank_takes_the_place_of_the_last_one(watch, start):

@@ -15,7 +15,7 @@ from trainermon.agent.hang.evidence import parse_evidence
 from trainermon.agent.hang.ladder import Ladder
 from trainermon.agent.hang.records import LastRecords
 from trainermon.agent.hang.report import report_name
-from trainermon.agent.hang.watch import NOBODY, SETTLE_ALONE_S, SETTLE_S, HangWatch
+from trainermon.agent.hang.watch import NOBODY, READ_LIMIT_S, SETTLE_ALONE_S, SETTLE_S, HangWatch
 from trainermon.agent.watch import RankWatch
 from trainermon.monitor.config import HangConfig
 from trainermon.monitor.control import ControlPage, Phase
@@ -39,6 +39,7 @@ class Node:
         self.records = LastRecords()
         self.headers = {}
         self.alerts = []
+        self.has_read_all = True
         self.ranks = RankWatch(self.spool)
         self._executor, self._settings = executor, settings
         for rank in range(world_size):
@@ -87,7 +88,7 @@ class Node:
 
     async def look(self, now_s):
         """Look at the ranks at this time, and wait for what follows; return the alerts since the last look."""
-        self.watch.look(now_s, self.ranks.look(now_s))
+        self.watch.look(now_s, self.ranks.look(now_s), has_read_all=self.has_read_all)
         while self.watch._task is not None and not self.watch._task.done():
             await asyncio.sleep(0.001)
         alerts, self.alerts[:] = list(self.alerts), []
@@ -404,8 +405,38 @@ def test_rank_that_died_before_anybody_looked_is_told(play):
         assert told(await node.look(0.0)) == []
         (alert,) = await node.look(SETTLE_S + 0.1)
         assert told([alert]) == [("rank-dead", "firing", 1, 7)]
-        assert "its exit status is not known here" in alert.message
+        assert "exit status not known here" in alert.message
         assert told(await node.look(SETTLE_S + 6.0)) == []
+
+    play(scenario)
+
+
+def test_nobody_is_blamed_before_what_the_dead_wrote_last_was_read(play):
+    """An agent that starts late finds all ranks dead, and their journals before it."""
+
+    async def scenario(node):
+        node.has_read_all = False
+        node.end(0)
+        node.end(1)
+        await node.look(0.0)
+        assert await node.look(SETTLE_ALONE_S + 5.0) == []
+        assert not node.watch.idle
+        error = "RuntimeError: Connection reset by peer"
+        node.records.on_event(node.headers[0], {"type": "failed", "step": 7, "message": error})
+        node.has_read_all = True
+        assert told(await node.look(SETTLE_ALONE_S + 6.0)) == [("rank-dead", "firing", 1, 7)]
+
+    play(scenario)
+
+
+def test_journal_that_never_ends_does_not_hold_up_the_verdict_for_good(play):
+    async def scenario(node):
+        node.has_read_all = False
+        await node.look(0.0)
+        node.end(1)
+        await node.look(1.0)
+        assert await node.look(0.9 + READ_LIMIT_S) == []
+        assert told(await node.look(1.1 + READ_LIMIT_S)) == [("rank-dead", "firing", 1, 7)]
 
     play(scenario)
 
