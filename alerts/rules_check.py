@@ -25,5 +25,6 @@ def main(arguments: argparse.Namespace) -> int:
     if mistakes:
         sys.stdout.write(f"{len(mistakes)} of {len(rules) + len(mistakes)} rules cannot be used\n")
         return 1
-    sys.stdout.write(f"{arguments.rules or 'built-in rules'}: {len(rules)} rules, no mistake found\n")
+    number = "1 rule" if len(rules) == 1 else f"{len(rules)} rules"
+    sys.stdout.write(f"{arguments.rules or 'built-in rules'}: {number}, no mistake found\n")
     return 0

@@ -130,13 +130,13 @@ def _located(evidence: Evidence, origins: Sequence[tuple[RankDump, Origin]]) -> 
     bad = {entry.rank for entry, _ in origins} - reached
     phase, history = _history(evidence, where, origin)
     module, class_name, api = _module(where.dump, origin)
-    headline = f"{_WHAT[phase]} {module or api} on rank {where.rank} in step {evidence.step}"
+    what = "The batch was not finite" if module == INPUT else f"{_WHAT[phase]} {module or api}"
     reason = _sentence(f"{api or module}: {origin.reason}")
     located = Diagnosis(
         verdict=Verdict.LOCATED,
         symptom=Symptom.NONFINITE,
         run_id=evidence.run_id,
-        headline=headline,
+        headline=f"{what} on rank {where.rank} in step {evidence.step}",
         reason=". ".join(filter(None, [reason, history, _others(bad, where), _reached(reached)])),
         rank=where.rank,
         module=module,

@@ -8,6 +8,7 @@ from trainermon.analysis.domains import describe_domain
 from trainermon.analysis.evidence import Evidence
 from trainermon.analysis.findings import Diagnosis, FaultPhase, Level, LevelFinding, NextCollection, Role, Verdict
 from trainermon.analysis.next_collection import dump_of_step, more_statistics, together
+from trainermon.analysis.wording import phase_name
 from trainermon.dump.verdicts import Cause
 
 _REPLAY = NextCollection(
@@ -30,7 +31,8 @@ def _levels(diagnosis: Diagnosis, evidence: Evidence) -> tuple[LevelFinding, ...
     known = "stored rows, dumps" if evidence.kinds and evidence.dumps else "dumps" if evidence.dumps else "stored rows"
     micro_step = "" if diagnosis.micro_step is None else str(diagnosis.micro_step)
     rank = "" if diagnosis.rank is None else str(diagnosis.rank)
-    of_rank = f"{len(origins)} of {len(diagnosis.ranks)} ranks made it themselves" if origins else "no rank is known"
+    of_rank = f"it arose on {len(origins)} of {len(diagnosis.ranks)} ranks" if origins else "no rank is known"
+    of_rank = "the only one" if len(diagnosis.ranks) == 1 else of_rank
     has_functions = any(entry.dump.level in ("L1", "mix") for entry in evidence.dumps)
     functions = "the first call whose inputs are finite" if diagnosis.api else "no function call shows it"
     answers = (
@@ -38,7 +40,7 @@ def _levels(diagnosis: Diagnosis, evidence: Evidence) -> tuple[LevelFinding, ...
         (Level.MICRO_STEP, micro_step, "that of the first bad call" if micro_step else "not told apart", source),
         (Level.DOMAIN, domain, why or "the run has one rank, or does not tell its groups", "ranks"),
         (Level.RANK, rank, of_rank, source),
-        (Level.MODULE, diagnosis.module, f"phase: {diagnosis.phase}", source),
+        (Level.MODULE, diagnosis.module, f"phase: {phase_name(diagnosis.phase)}", source),
         (Level.API, diagnosis.api, functions if has_functions else "no dump has functions", source),
     )
     return tuple(

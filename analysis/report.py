@@ -21,7 +21,7 @@ from trainermon.analysis.findings import (
 )
 from trainermon.analysis.gradient_chain import chain_texts
 from trainermon.analysis.run_verdicts import describe
-from trainermon.analysis.wording import counted
+from trainermon.analysis.wording import counted, phase_name
 from trainermon.dump.verdicts import OperationVerdict, Reproducibility
 
 WIDTH = 100
@@ -65,7 +65,7 @@ def render_text(diagnosis: Diagnosis, *, colour: bool = False) -> str:
     evidence = diagnosis.evidence[:_MAX_EVIDENCE]
     last = list(_next(diagnosis.collect)) if diagnosis.collect is not None else []
     room = max(1, MAX_LINES - len(lines) - len(last) - 1)
-    lines += _block("evidence", [textwrap.shorten(text, WIDTH + 40) for text in evidence][:room])
+    lines += _block("evidence", [textwrap.shorten(text, WIDTH + 40, placeholder=" …") for text in evidence][:room])
     return "\n".join([*lines[: MAX_LINES - len(last)], *last]) + "\n"
 
 
@@ -111,7 +111,8 @@ def describe_tensor(tensor: BadTensor) -> str:
     share = f"{' + '.join(bad) or 'non-finite'}{f' of {tensor.count:,}' if tensor.count > 0 else ''}"
     words = [tensor.slot, f"{tensor.dtype}{shape}", "" if is_finite else share]
     if tensor.min is not None and tensor.max is not None and math.isfinite(tensor.min):
-        words.append(f"{'' if is_finite else 'the rest '}{tensor.min:.3g} … {tensor.max:.3g}")
+        low, high = tensor.min + 0.0, tensor.max + 0.0  # -0.0 is 0
+        words.append(f"{'' if is_finite else 'the rest '}{low:.3g} … {high:.3g}")
     return ", ".join(filter(None, words))
 
 
@@ -132,7 +133,7 @@ def _facts(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
     if diagnosis.module:
         kind = f" ({diagnosis.class_name})" if diagnosis.class_name else ""
         call = f", call {diagnosis.call}" if diagnosis.call and not diagnosis.api else ""
-        yield "module", f"{diagnosis.module}{kind}{call}, phase: {diagnosis.phase}"
+        yield "module", f"{diagnosis.module}{kind}{call}, phase: {phase_name(diagnosis.phase)}"
     domain = next((level for level in diagnosis.levels if level.level is Level.DOMAIN and level.answer), None)
     if domain is not None and diagnosis.symptom is Symptom.NONFINITE:
         yield "domain", f"{domain.answer}: {domain.reason}"

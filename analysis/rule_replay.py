@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from trainermon.alerts.criteria import Differs, Reported, Saturated
 from trainermon.alerts.engine import RuleEngine
 from trainermon.alerts.rules import Rule, load_rules
+from trainermon.analysis.wording import counted
 from trainermon.exporters.blocks import read_blocks
 from trainermon.exporters.query import find_run, flush_agents
 from trainermon.monitor.errors import StoreError
@@ -152,7 +153,7 @@ def _report(rules: Sequence[Rule], rehearsal: Rehearsal, run_dir: Path) -> Itera
     fired: dict[str, list[Alert]] = {}
     for alert in rehearsal.alerts:
         fired.setdefault(alert.rule, []).append(alert)
-    yield f"{run_dir}: {rehearsal.num_steps} steps of single ranks, {len(rules)} rules"
+    yield f"{run_dir}: {rehearsal.num_steps} steps of single ranks, {counted(len(rules), 'rule')}"
     for rule in rules:
         if rule.name in fired:
             yield ""

@@ -120,12 +120,13 @@ def describe(verdict: RunVerdict) -> str:
     else:
         number = f"{verdict.value:.3g}" if not share else f"{100 * verdict.value:.3g} %"
         beyond = "beyond" if verdict.value > verdict.limit else "within"
-        size = f"{verdict.measure} {number} over {counted(verdict.num_steps, 'step')}, {beyond} {limit}"
+        steps = "where both are finite" if verdict.num_one_sided else f"over {counted(verdict.num_steps, 'step')}"
+        size = f"{verdict.measure} {number} {steps}, {beyond} {limit}"
     said = ["differs" if verdict.differs else "agrees", f": {size}"]
     if verdict.num_one_sided:
-        said.append(f"; finite on one side only on {counted(verdict.num_one_sided, 'step')}")
+        said.append(f"; finite on one side only on {verdict.num_one_sided} of {counted(verdict.num_steps, 'step')}")
     if verdict.step is not None:
-        said.append(f"; first {'so' if verdict.num_one_sided else 'beyond it'} on step {verdict.step}")
+        said.append(f"; first {'apart' if verdict.num_one_sided else 'beyond it'} on step {verdict.step}")
     if verdict.worst_step not in (None, verdict.step):
         said.append(f", most on step {verdict.worst_step}")
     return "".join(said)

@@ -31,6 +31,11 @@ def series_name(row: Named) -> str:
     return f"{row.kind} {row.name}{f' {row.slot}' if row.slot else ''}{micro}"
 
 
+def phase_name(phase: str) -> str:
+    """Return what a phase of the step is called in a sentence: `before step` for `before_step`."""
+    return str(phase).replace("_", " ")
+
+
 def counted(number: int, noun: str) -> str:
     """Return `number` and `noun`, which is given in the singular: `1 gradient`, `2 gradients`."""
     return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -64,8 +64,11 @@ def main(args: argparse.Namespace) -> int:
     run_dir = find_run(args.run)
     outputs = _outputs_of(run_dir, args.config)
     names = _names(outputs, args)
+    source = args.config or run_dir / "run.json"
+    if not names:
+        raise ConfigError(f"{source} names no form to write; say which, as in --format csv or --format tensorboard")
     if "influxdb" in names and not outputs.influxdb.url:
-        raise ConfigError(f"{args.config or run_dir / 'run.json'}: influxdb.url is not set; give a file with --config")
+        raise ConfigError(f"{source}: influxdb.url is not set; give a configuration that sets it with --config")
     stop = threading.Event()
     timer = threading.Timer(args.wait, stop.set)
     timer.start()
@@ -84,7 +87,7 @@ def main(args: argparse.Namespace) -> int:
 def _names(outputs: OutputSettings, args: argparse.Namespace) -> list[str]:
     """Return which forms to write; a run that is not told any, but knows an InfluxDB, is sent there."""
     names = [name for name in args.format or outputs.format if name not in IN_PROCESS]
-    return names or ["influxdb"]
+    return names or (["influxdb"] if outputs.influxdb.url else [])
 
 
 def _export(name: str, settings: ExportSettings, *, again: bool, stop: threading.Event) -> float:
@@ -98,7 +101,9 @@ def _export(name: str, settings: ExportSettings, *, again: bool, stop: threading
             raise StoreError(f"{name} cannot be written: {error}") from error
         counts = exporter.metrics()
     said = [f"{counts[metric]:.0f} {words}" for metric, words in _DONE.items() if _is_told(metric, counts)]
-    sys.stdout.write(f"{settings.node_dir.name}: {name}: {', '.join(said)}\n")
+    folder = settings.run_dir / name
+    place = f" in {folder}" if folder.is_dir() else ""
+    sys.stdout.write(f"{settings.node_dir.name}: {name}: {', '.join(said)}{place}\n")
     return counts[_WAITING]
 
 

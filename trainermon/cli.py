@@ -22,7 +22,7 @@ COMMANDS = {
     "anomalies": ("trainermon.alerts.anomaly_order", "put the single anomalies of all ranks in the order of training"),
     "rules": ("trainermon.alerts.rules_command", "list, check or try out alert rules"),
     "dashboards": ("trainermon.dashboards.command", "bring the Grafana dashboards into a Grafana, or write them"),
-    "export": ("trainermon.exporters.export_command", "send to InfluxDB what a run could not send while it was on"),
+    "export": ("trainermon.exporters.export_command", "write a run as csv, for TensorBoard or InfluxDB, or what is missing there"),
     "convert": ("trainermon.exporters.convert", "turn csv files into event files for TensorBoard, or into a database"),
     "node": ("trainermon.agent.service", "be the agent of every run on this node, for containers, systemd and Slurm"),
     "agent": ("trainermon.agent.daemon", "follow the journals of this node's ranks (usually started for you)"),

@@ -77,7 +77,7 @@ def _markdown(comparison: Comparison) -> Iterator[str]:
         yield "|---|---:|---:|---:|---|"
         for call in calls[:MAX_BLAMED]:
             is_lonely = call.result == UNMATCHED
-            numbers = (None,) * 3 if is_lonely else (call.input_error, call.output_error, call.expected)
+            numbers = (None,) * 3 if is_lonely else _errors(call)
             yield f"| `{call.key}` | {' | '.join(_size(value) for value in numbers)} | {call.result} |"
         if len(calls) > MAX_BLAMED:
             yield f"| and {len(calls) - MAX_BLAMED:,} more | | | | |"
@@ -124,9 +124,7 @@ def _html(comparison: Comparison) -> Iterator[str]:
 def _blamed_table(comparison: Comparison) -> Iterator[str]:
     yield "<table><tr><th>call<th>what<th>inputs differ by<th>results differ by<th>explained<th>called in</tr>"
     for call in comparison.blamed[:MAX_BLAMED]:
-        cells = "".join(
-            f'<td class="n">{_size(value)}' for value in (call.input_error, call.output_error, call.expected)
-        )
+        cells = "".join(f'<td class="n">{_size(value)}' for value in _errors(call))
         yield f'<tr><td><code>{_text(call.key)}</code><td class="error">{_text(describe(call))}{cells}'
         yield f"<td><code>{_text(called_in(comparison, call))}</code></tr>"
     if len(comparison.blamed) > MAX_BLAMED:
@@ -202,6 +200,11 @@ def _statistics(item: Item) -> str:
 
 def _short(value: object) -> str:
     return f"{value:.5g}" if isinstance(value, float) else str(value)
+
+
+def _errors(call: CallResult) -> tuple[float | None, ...]:
+    """Return the errors of inputs and results, and what is explained of it: that is not known of what a call gave."""
+    return call.input_error, call.output_error, None if call.given_to else call.expected
 
 
 def _size(value: float | None) -> str:

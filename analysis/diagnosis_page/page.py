@@ -25,7 +25,7 @@ from trainermon.analysis.findings import (
     Verdict,
 )
 from trainermon.analysis.report import describe_classification, describe_tensor
-from trainermon.analysis.wording import counted
+from trainermon.analysis.wording import counted, phase_name
 from trainermon.monitor.values import as_plain
 
 MAX_RANKS = 1024
@@ -110,7 +110,7 @@ def _facts(diagnosis: Diagnosis) -> Iterator[tuple[str, object, str]]:
     if diagnosis.api:
         yield "Function", diagnosis.api, ""
     if diagnosis.module:
-        yield "Phase", diagnosis.phase, ""
+        yield "Phase", phase_name(diagnosis.phase), ""
     if diagnosis.classification is not None:
         yield "Cause", diagnosis.classification.cause, diagnosis.classification.operation
     if diagnosis.reproducibility is not None:
@@ -126,7 +126,7 @@ def _code(diagnosis: Diagnosis, dump: DumpView) -> Iterator[str]:
             yield render_excerpt(found, title)
         elif frame:
             yield f"<p>{title} <code>{text(frame)}</code></p>"
-    if dump.stack:
+    if dump.stack and (made or called):  # without a line of the model it shows only where the replay ran
         frames = "".join(f"<li><code>{text(' '.join(frame.split()))}</code></li>" for frame in dump.stack)
         yield f"<details><summary>Call stack, innermost first</summary><ul>{frames}</ul></details>"
 

@@ -15,6 +15,7 @@ const ROLES = {
   origin: ["began here", "firing"], reached: ["came here", "pending"], innocent: ["innocent", "resolved"],
   unknown: ["unknown", "pending"],
 };
+const AGAIN = { not_reproducible: "not reproducible", unknown: "not known" };
 const REPLAYS = { nonfinite: "not finite again", clean: "clean", none: "no replay" };
 
 /** Fills `main` with the report of the dump; says so when there is none. */
@@ -45,16 +46,31 @@ function eyebrow({ run_id: run, step, attempt }) {
   return step === null ? `Diagnosis of ${run}` : `Diagnosis of ${run}, step ${formatStep(step)}, attempt ${attempt}`;
 }
 
-function facts({ rank, module, class_name: type, call, phase, micro_step: microStep, tensor, source, dump }) {
-  const entry = (label, ...value) => el("div", { cls: "figure" }, el("dt", {}, label), el("dd", {}, ...value));
+const entry = (label, ...value) => el("div", { cls: "figure" }, el("dt", {}, label), el("dd", {}, ...value));
+
+function facts(report) {
+  const { rank, module, class_name: type, call, phase, micro_step: microStep, tensor, source, dump } = report;
+  const made = report.classification?.source;
   return el("dl", { cls: "figures facts-of-report" },
     entry("Rank", rank === null ? "unknown" : String(rank)),
     entry("Module", el("code", {}, module || "unknown"), type ? el("small", {}, ` ${type}`) : null, call ? el("small", {}, ` call ${call}`) : null),
     entry("Where", PHASES[phase] ?? phase),
     tensor && entry("Tensor", el("code", {}, tensor.slot), el("small", {}, ` ${shapeText(tensor)}`)),
     microStep === null || microStep === undefined ? null : entry("Micro step", String(microStep)),
-    source && entry("Called from", el("code", {}, source)),
+    ...causes(report),
+    made && entry("Made in", el("code", {}, made)),
+    source && source !== made ? entry("Called in", el("code", {}, source)) : null,
     dump && entry("Dump", el("code", {}, dump)));
+}
+
+/** Why the first bad operation gave what it gave, and whether the step gives it again; as far as a replay has told. */
+function causes({ classification: verdict, reproducibility: again, reproducibility_reason: why }) {
+  const because = verdict && [verdict.operation, verdict.reason].filter(Boolean).join(": ");
+  const collect = verdict?.collect ? `. To know: ${verdict.collect}` : "";
+  return [
+    verdict && entry("Cause", verdict.cause, el("small", {}, ` ${because}${collect}`)),
+    again && entry("Run again", AGAIN[again] ?? again, el("small", {}, ` ${why}`)),
+  ];
 }
 
 const shapeText = ({ shape, dtype }) => [dtype?.replace(/^torch\./, ""), shape?.length ? `[${shape.join(" × ")}]` : ""].filter(Boolean).join(" ");

@@ -75,14 +75,16 @@ export class LineChart extends Track {
     context.textAlign = "right";
     context.strokeStyle = theme.grid;
     context.fillStyle = theme.muted;
-    for (const tick of this.axis.ticks(Math.max(2, Math.floor(this.height / 22)))) {
+    const ticks = this.axis.ticks(Math.max(2, Math.floor(this.height / 22)));
+    const largest = Math.max(...ticks.map(Math.abs));
+    for (const tick of ticks) {
       const y = Math.round(this.y(tick)) + 0.5;
       if (y < 5 || y > this.height - 3) continue;
       context.beginPath();
       context.moveTo(box.left, y);
       context.lineTo(box.right, y);
       context.stroke();
-      context.fillText(formatTick(tick), box.left - 8, y);
+      context.fillText(this.log ? formatTick(tick) : formatTick(tick, largest), box.left - 8, y);
     }
   }
 

@@ -81,10 +81,10 @@ export function formatValue(value, digits = 4) {
   return minus(size >= 1000 ? value.toFixed(1) : value.toPrecision(digits));
 }
 
-/** Shortest text that is still exact for a round tick. */
-export function formatTick(value) {
-  const size = Math.abs(value);
-  if (size !== 0 && (size >= 1e5 || size < 1e-3)) return minus(Number(value.toPrecision(3)).toExponential());
+/** Shortest text that is still exact for a round tick. Ticks of one linear axis are written alike: give its `largest`. */
+export function formatTick(value, largest = value) {
+  const size = Math.abs(largest);
+  if (value !== 0 && (size >= 1e5 || size < 1e-3)) return minus(Number(value.toPrecision(3)).toExponential());
   return minus(String(Number(value.toPrecision(6))));
 }
 

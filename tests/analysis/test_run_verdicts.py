@@ -74,8 +74,8 @@ def test_a_loss_that_is_finite_on_one_side_only_differs_whatever_the_mean_is(tmp
 
     assert (verdict.differs, verdict.step, verdict.num_one_sided, verdict.value) == (True, 1, 1, 0.0)
     assert describe(verdict) == (
-        "differs: mean relative error 0 % over 4 steps, within 1 %; finite on one side only on 1 step; "
-        "first so on step 1"
+        "differs: mean relative error 0 % where both are finite, within 1 %; finite on one side only on 1 of 4 steps; "
+        "first apart on step 1"
     )
 
 

@@ -23,6 +23,7 @@ from trainermon.analysis.findings import (
     Role,
     Verdict,
 )
+from trainermon.dump.verdicts import Cause, OperationVerdict, Reproducibility
 from trainermon.exporters.heat_rows import statistics_of
 from trainermon.monitor.values import Alert, AlertState, Finding, Kind, SeriesKey, Severity, as_plain
 
@@ -293,6 +294,11 @@ def fault_diagnosis() -> dict[str, Any]:
         phase=FaultPhase.PARAMETER,
         tensor=BadTensor(slot="parameters.weight", max=0.184, min=-0.179, **weight),
         source="examples/ddp_gpt.py:88 x = x + self.mlp(self.ln_2(x))",
+        classification=OperationVerdict(
+            operation="", cause=Cause.INHERITED, reason="the parameter was not finite before"
+        ),
+        reproducibility=Reproducibility.REPRODUCIBLE,
+        reproducibility_reason="the replay gave the same bits as the step",
         chain=_chain(),
         ranks=tuple(_rank(rank, origin=rank == 3) for rank in range(8)),
         parameters=(BadParameter(name="h.23.mlp.fc.weight", count=2_359_296, nans=0, infs=1),),

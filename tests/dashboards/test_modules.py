@@ -148,6 +148,13 @@ def test_ticks_are_round_and_inside(page: Page, lo: float, hi: float, count: int
     assert min(abs(mantissa - nice) for nice in (1, 2, 5, 10)) < 1e-6
 
 
+def test_ticks_of_one_axis_are_written_alike(page: Page) -> None:
+    expression = "a.map((tick) => m.formatTick(tick, Math.max(...a)))"
+
+    assert call(page, "scales", expression, [0, 0.0005, 0.001]) == ["0", "0.0005", "0.001"]
+    assert call(page, "scales", expression, [0, 9e-5, 1e-4]) == ["0", "9e-5", "1e-4"]
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
     [

@@ -48,8 +48,8 @@ def test_csv_and_event_files_are_made_of_the_store_after_the_run(run_dir, capsys
     events = event_accumulator.EventAccumulator(str(run_dir / "tensorboard" / "rank0" / "scalars")).Reload()
     assert [event.value for event in events.Scalars("loss")] == pytest.approx([truth(range(3))[0, s] for s in range(3)])
     assert capsys.readouterr().out.splitlines() == [
-        "one: csv: 6 steps of ranks written",
-        "one: tensorboard: 6 steps of ranks written",
+        f"one: csv: 6 steps of ranks written in {run_dir / 'csv'}",
+        f"one: tensorboard: 6 steps of ranks written in {run_dir / 'tensorboard'}",
     ]
 
 
@@ -67,7 +67,8 @@ def test_what_is_missing_is_added_and_with_again_everything_is_written_anew(run_
 
     assert losses(run_dir) == pytest.approx(truth(range(5)), nan_ok=True)
     counts = [line.split(": ")[2] for line in capsys.readouterr().out.splitlines()]
-    assert counts == [f"{n} steps of ranks written" for n in (6, 4, 10)]
+    folder = run_dir / "csv"
+    assert counts == [f"{n} steps of ranks written in {folder}" for n in (6, 4, 10)]
 
 
 @pytest.mark.server
@@ -101,7 +102,9 @@ def test_a_run_that_says_nothing_of_a_server_needs_a_configuration(run_dir, tmp_
 
     (run_dir / "run.json").write_text('{"config": {}}')
     assert main(["export", str(run_dir)]) == 1
-    assert "influxdb.url is not set; give a file with --config" in capsys.readouterr().err
+    assert "run.json names no form to write; say which, as in --format csv" in capsys.readouterr().err
+    assert main(["export", str(run_dir), "--format", "influxdb"]) == 1
+    assert "influxdb.url is not set; give a configuration that sets it with --config" in capsys.readouterr().err
 
     config = tmp_path / "monitor.json"
     config.write_text(json.dumps({"influxdb": {"url": f"http://127.0.0.1:{free_port()}"}}))
