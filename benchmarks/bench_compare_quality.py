@@ -1,7 +1,7 @@
 """How often `trainermon compare` names the first difference, and whether it ever blames a healthy call.
 
-    python -m benchmarks.bench_compare_quality             # record what is missing, judge the held-out families, print
-    python -m benchmarks.bench_compare_quality --write     # judge all, and write docs/compare_quality.md
+    python -m benchmarks.bench_compare_quality          # record and judge the families it is mended on, print
+    python -m benchmarks.bench_compare_quality --write  # the held-out ones too, and write docs/compare_quality.md
     python -m benchmarks.bench_compare_quality --family llama --level mix --case autocast --verbose
 
 Dumps are recorded once into `--recordings` and judged as often as one likes.
@@ -15,7 +15,7 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 
-from benchmarks.dump_pairs.cases import HELD_OUT, LEVELS, TUNED
+from benchmarks.dump_pairs.cases import HELD_OUT, LEVELS, MENDED_ON
 from benchmarks.dump_pairs.judge import Judged, judge
 from benchmarks.dump_pairs.record import record
 
@@ -28,7 +28,7 @@ _MAX_WRONG = 60
 
 def main() -> None:
     arguments = _parse()
-    families = arguments.family or (HELD_OUT if not arguments.write else (*TUNED, *HELD_OUT))
+    families = arguments.family or (MENDED_ON if not arguments.write else (*MENDED_ON, *HELD_OUT))
     work = partial(_of_family, folder=arguments.recordings, levels=arguments.level or LEVELS, what=arguments.case)
     with ProcessPoolExecutor(arguments.jobs) as pool:
         judged = [each for found in pool.map(work, families) for each in found]
@@ -44,7 +44,7 @@ def main() -> None:
 def report(judged: Sequence[Judged]) -> Iterator[str]:
     """Yield the result as Markdown: a summary, tables by case, family and level, and what was wrong."""
     held = [each for each in judged if each.family in HELD_OUT]
-    tuned = [each for each in judged if each.family in TUNED]
+    tuned = [each for each in judged if each.family in MENDED_ON]
     yield f"{len(judged)} comparisons of {len({(each.family, each.case) for each in judged})} pairs of steps."
     yield ""
     yield "| | held-out families | families it was mended on | goal |"
@@ -61,7 +61,7 @@ def report(judged: Sequence[Judged]) -> Iterator[str]:
         yield "| wrong | there it is | said instead | healthy calls blamed |"
         yield "|---|---|---|---|"
         for each in wrong[:_MAX_WRONG]:
-            place = " ".join(each.truth) or "nowhere"
+            place = " ".join(each.truth[:3]) or "nowhere"
             said = each.headline if not each.is_right else "(right)"
             name = f"{each.family}, {each.case}, {each.level}, {each.mode}"
             yield f"| {name} | `{place}` | {said} | {len(each.healthy)} |"
@@ -121,7 +121,8 @@ def _of_family(family: str, *, folder: Path, levels: Sequence[str], what: str) -
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recordings", type=Path, default=RECORDINGS, help="where dumps are recorded to, and kept")
-    parser.add_argument("--family", action="append", choices=(*TUNED, *HELD_OUT), help="only this one; may be repeated")
+    families = (*MENDED_ON, *HELD_OUT)
+    parser.add_argument("--family", action="append", choices=families, help="only this one; may be repeated")
     parser.add_argument("--level", action="append", choices=LEVELS, help="only this level; may be repeated")
     parser.add_argument("--case", default="", help="only cases with this in their name")
     parser.add_argument("--jobs", type=int, default=2, help="processes (default: 2)")

@@ -6,14 +6,15 @@ It is known by its statistics, which views share, and which dumps of every kind 
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from trainermon.analysis.compare.items import OUTPUT, Call, Item
+from trainermon.analysis.compare.items import INPUT, MODULE, OUTPUT, Call, Item
 from trainermon.analysis.compare.matching import CallPair
-from trainermon.analysis.compare.noise import roundoff
+from trainermon.analysis.compare.noise import Size, condition, overwrites, roundoff, size_of, sums_up
 from trainermon.analysis.compare.verdicts import Compared, worst
 from trainermon.dump.reader import split_key
 from trainermon.dump.records import BACKWARD, FORWARD, PARAMETERS_GRAD
@@ -82,8 +83,10 @@ class Flow:
         self._forward: dict[tuple[str, int], float] = {}
         self._gradients: dict[str, float] = {}
         self._made: dict[str, int] = {}
+        self._given: defaultdict[tuple[str, str], Size] = defaultdict(Size)
         self._worst_forward = 0.0
         self._consumers: dict[Value | None, list[str]] = defaultdict(list)
+        self._handed: dict[Value | None, list[str]] = defaultdict(list)
         self._theirs: Counter[Value | None] = Counter()
         both = [(pair, rows) for pair, rows in zip(pairs, compared, strict=True) if pair.target and pair.golden]
         for pair, rows in both:
@@ -113,6 +116,15 @@ class Flow:
         smallest = min((item.num_elements for item in call.items if item.is_tensor), default=1)
         return self._made.get(call.name, 1) / max(1, smallest)
 
+    def condition(self, call: Call, error: Error) -> float:
+        """Return by how much what cancels in a gradient makes its relative error larger, at least 1."""
+        place = _operation(call)
+        given = self._given[BACKWARD, place]
+        if not given.norm or not sums_up(call, error.item, given):
+            return 1.0
+        norm = max(size_of(error.item).norm, size_of(error.golden).norm)
+        return condition(error.item, norm, given, self._given[FORWARD, place])
+
     def given_error(self, key: str) -> float:
         """Return the error of what a backward was given, of the gradient of a parameter what its module was given."""
         name, family, direction, _ = split_key(key)
@@ -120,6 +132,18 @@ class Flow:
         if direction != PARAMETERS_GRAD:
             return before
         return worst(before, self._gradients.get(f"{name}.{family}", self._worst_forward))
+
+    def own_error(self, key: str) -> float:
+        """Return the error of what a backward makes alone: its results that no other has, gradients of parameters."""
+        name, family, _, _ = split_key(key)
+        made = [error for error in self.facts[key].made if self.consumers(error.item) == [key]]
+        gradients = self.facts.get(f"{name}.{family}.{PARAMETERS_GRAD}.0")
+        return max((error.size for error in [*made, *(gradients.made if gradients else ())]), default=0.0)
+
+    def hands_on(self, item: Item, key: str) -> bool:
+        """Return whether another backward than `key` was given a gradient and returned it as it was."""
+        value = value_of(item)
+        return value is not None and any(each != key for each in self._handed.get(value, ()))
 
     def num_consumers(self, error: Error) -> tuple[int, int]:
         """Return in how many results of backwards a gradient stands, on each side."""
@@ -132,7 +156,10 @@ class Flow:
         return self._consumers.get(value, ()) if value else ()
 
     def in_order(self, keys: Sequence[str | None]) -> list[int]:
-        """Return the positions of calls such that each comes after those within it: backwards may be written before."""
+        """Return the positions of calls such that each comes after those within it: backwards may be written before.
+
+        Gradients of parameters come last, as they depend on all backwards of their module.
+        """
         last = {key: position for position, key in enumerate(keys) if key is not None}
         for position, key in enumerate(keys):
             for above in self.above(key) if key is not None else ():
@@ -140,7 +167,8 @@ class Flow:
                     last[above] = position
         inner = [self.inner[key] if key is not None else 0 for key in keys]
         ends = [last[key] if key is not None else at for at, key in enumerate(keys)]
-        return sorted(range(len(keys)), key=lambda at: (ends[at], inner[at]))
+        late = [key is not None and f".{PARAMETERS_GRAD}." in key for key in keys]
+        return sorted(range(len(keys)), key=lambda at: (late[at], ends[at], inner[at]))
 
     def above(self, key: str) -> Iterator[str]:
         """Yield the calls around the call `key`, from within to without."""
@@ -160,12 +188,13 @@ class Flow:
                 continue
             if ours.shape != theirs.shape and ours.is_tensor and theirs.is_tensor:
                 facts.is_mispaired = True
-            if ours.state == OUTPUT and is_gradient and value_of(ours) not in passed:
-                self._consumers[value_of(ours)].append(call.key)
+            if ours.state == OUTPUT and is_gradient:
+                where = self._handed if value_of(ours) in passed else self._consumers
+                where[value_of(ours)].append(call.key)
             if ours.state == OUTPUT and is_gradient and value_of(theirs) not in their_passed:
                 self._theirs[value_of(theirs)] += 1
             size = difference.relative
-            if not size or not is_comparable(ours, theirs):
+            if not size or not is_comparable(ours, theirs) or overwrites(call, ours.place):
                 continue
             if ours.state == OUTPUT and not (is_gradient and value_of(ours) in passed):
                 facts.made.append(Error(ours, theirs, size))
@@ -178,6 +207,11 @@ class Flow:
     def _nest(self, call: Call) -> None:
         facts = self.facts[call.key]
         unit = roundoff(call.items)
+        if call.direction != PARAMETERS_GRAD:
+            sizes = [size_of(item) for item in call.items if item.state == INPUT]
+            so_far, more = self._given[call.direction, _operation(call)], max(sizes, default=Size())
+            together = Size(math.hypot(so_far.norm, more.norm), so_far.count + more.count)
+            self._given[call.direction, _operation(call)] = together
         error = 0.0 if facts.is_mispaired else worst(facts.before, facts.after)
         is_forward = call.direction == FORWARD
         if is_forward:
@@ -204,3 +238,8 @@ class Flow:
     def _note_forward(self, name: str, number: int, error: float) -> None:
         place = name, number
         self._forward[place] = worst(self._forward.get(place, 0.0), error)
+
+
+def _operation(call: Call) -> str:
+    """Return what a forward, its backward and the gradients of its parameters share: the module, or the call."""
+    return call.name if call.family == MODULE else f"{call.name}.{call.number}"

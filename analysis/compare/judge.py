@@ -221,10 +221,11 @@ class Judge:
         error = self._flow.forward_error(call)
         if call.direction == PARAMETERS_GRAD:
             error = worst(error, self._flow.gradient_error(call))
+        around = {call.key, *self._flow.above(call.key)}
         for each in made:
             for key in self._flow.consumers(each.item):
-                if key != call.key:
-                    error = worst(error, self._flow.given_error(key))
+                if key not in around:
+                    error = worst(worst(error, self._flow.given_error(key)), self._flow.own_error(key))
         return error
 
     def _expected(self, call: Call, golden: Call, before: float, floor: float) -> float:
@@ -261,7 +262,7 @@ class Judge:
             return not math.isnan(before)
         if math.isinf(error.size):  # an index, or bits of which no more is known
             return not before
-        if error.size <= expected:
+        if error.size <= expected or error.size <= expected * self._flow.condition(call, error):
             return False
         value = value_of(error.item)
         if call.direction == FORWARD and value is not None and value in self._known:
@@ -307,7 +308,9 @@ class Judge:
 
     def _is_made(self, call: Call, error: Error, floor: float) -> bool:
         """Return whether an input may come of what the call around this one had at that time."""
-        if call.direction == BACKWARD and self._flow.consumers(error.item):
+        if call.direction == BACKWARD and (
+            self._flow.consumers(error.item) or self._flow.hands_on(error.item, call.key)
+        ):
             return True
         around = self._flow.around[call.key]
         had = self._available.get(around, 0.0)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from functools import lru_cache
+from typing import NamedTuple
 
 from trainermon.analysis.compare.items import INPUT, MODULE, OUTPUT, Call, Item
 from trainermon.dump.records import FORWARD, PARAMETERS_GRAD
@@ -39,13 +40,20 @@ LARGEST = {
 }
 """Largest finite number by dtype, where masks are made of it."""
 
+PLAIN = "<class 'float'>"
+"""Dtype of a row that is a plain number."""
+
 
 def is_limit(value: float, dtype: str) -> bool:
     """Return whether a number is next to the limits of its type, as it stands in masks for minus infinity.
 
-    >>> is_limit(-65504.0, "float16"), is_limit(-65504.0, "float32")
-    (True, False)
+    A plain number, which has no such type, is one if it is the largest of any.
+
+    >>> is_limit(-65504.0, "float16"), is_limit(-65504.0, "float32"), is_limit(-65504.0, "<class 'float'>")
+    (True, False, True)
     """
+    if dtype == PLAIN:
+        return abs(value) in LARGEST.values()
     return abs(value) >= LARGEST.get(dtype, math.inf) / 2
 
 
@@ -87,6 +95,7 @@ _SMOOTH_MODULES = ("Linear", "Conv1d", "Conv2d", "Norm", "BatchNorm2d", "Embeddi
 _WEIGHTED = frozenset(["linear", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "embedding"])
 _WEIGHTED |= frozenset(["batch_norm", "layer_norm", "group_norm", "instance_norm", "rms_norm", "bilinear"])
 _WEIGHTS = frozenset(["input.1", "input.2", "input.weight", "input.bias"])
+_WRITES = frozenset(["__setitem__", "copy_", "fill_", "zero_", "normal_", "uniform_"])
 _RECURRENT = frozenset(["lstm", "gru", "rnn_tanh", "rnn_relu"])
 _RECURRENT_MODULES = ("LSTM", "GRU", "RNN")
 # Kernels that transform before they sum (Winograd's convolutions) lose a digit.
@@ -176,6 +185,45 @@ def cancelled(call: Call, unit: float, spread: float) -> float:
     return 2 * unit * math.sqrt(_terms(call)) if call.name in _NORMALISATIONS or call.name in _WEIGHTED else 0.0
 
 
+class Size(NamedTuple):
+    """Norm and number of elements of a tensor, or of all that a module was given."""
+
+    norm: float = 0.0
+    count: int = 0
+
+
+def size_of(item: Item) -> Size:
+    """Return the size of a tensor, nothing if it is not known."""
+    if not roundoff((item,)) or not isinstance(item.norm, int | float) or not math.isfinite(item.norm):
+        return Size()
+    return Size(float(item.norm), item.num_elements)
+
+
+def sums_up(call: Call, item: Item, given: Size) -> bool:
+    """Return whether a row of a backward sums over positions: the gradient of a parameter, or of what was spread."""
+    if call.direction == PARAMETERS_GRAD:
+        return True
+    if call.direction == FORWARD or call.family == MODULE or item.state != OUTPUT:
+        return False
+    if call.name in _WEIGHTED or call.name == "addmm":
+        return item.place != "output.0" or call.name == "addmm"
+    return (call.name in _SUMS or call.name in _PRODUCTS) and item.num_elements < given.count
+
+
+def condition(item: Item, norm: float, given: Size, taken: Size) -> float:
+    """Return the norm of the terms that a gradient sums up over `norm`, its own; at least 1, and infinite if that is 0.
+
+    Rounding of a sum, and errors of its terms, are as large as the terms make them, however much of these cancels: the
+    gradient of a bias before softmax is nothing but rounding. `given` is the gradient that the operation was given,
+    of which a bias is the sum; a weight sums the products with `taken`, what the forward was given, taken as
+    independent of one another. A row of N numbers is then made of (given × taken ÷ N) ** 0.5 positions.
+    """
+    terms = given.norm
+    if len(item.shape or ()) > 1 and taken.count:
+        terms *= taken.norm / math.sqrt(math.sqrt(max(1.0, given.count * taken.count / max(1, item.num_elements))))
+    return max(1.0, terms / norm) if norm else math.inf
+
+
 def gap_growth(direction: str) -> float:
     """Return by how much code that was not dumped may make an error larger."""
     return _FORWARD_GROWTH if direction == FORWARD else _BACKWARD_GROWTH
@@ -184,6 +232,11 @@ def gap_growth(direction: str) -> float:
 def is_trivial(call: Call) -> bool:
     """Return whether a call only hands on or adds up what it is given."""
     return call.name in _MOVES or call.name in _SUMS
+
+
+def overwrites(call: Call, place: str) -> bool:
+    """Return whether a call writes into what it is given in a place, so that chance may be what stood there before."""
+    return call.name in _WRITES and place == "input.0"
 
 
 def takes_weight(call: Call, place: str) -> bool:

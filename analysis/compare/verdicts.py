@@ -15,6 +15,7 @@ from typing import NamedTuple
 from trainermon.analysis.compare.frameworks import dtype_name
 from trainermon.analysis.compare.items import OUTPUT, PARAMETERS, Call, Item
 from trainermon.analysis.compare.metrics import Difference, ItemPair
+from trainermon.analysis.compare.noise import PLAIN, is_limit
 
 PASS = "pass"  # noqa: S105
 WARNING = "warning"
@@ -155,9 +156,15 @@ def _flaw(ours: Item, theirs: Item) -> str:
     crosses = ours.dtype != theirs.dtype  # MindSpore does not dump requires_grad
     if ours.requires_grad != theirs.requires_grad and not crosses:
         return f"requires_grad is {ours.requires_grad}, but {theirs.requires_grad} in the golden dump."
-    if not ours.is_tensor and repr(ours.max) != repr(theirs.max):
+    if not ours.is_tensor and repr(ours.max) != repr(theirs.max) and not _are_limits(ours.max, theirs.max):
         return f"argument {ours.max}, but {theirs.max} in the golden dump."
     return ""
+
+
+def _are_limits(ours: object, theirs: object) -> bool:
+    """Return whether two plain numbers are the largest of their types, as what masks are made of."""
+    numbers = [value for value in (ours, theirs) if isinstance(value, float)]
+    return len(numbers) == 2 and all(is_limit(value, PLAIN) for value in numbers)  # two sides
 
 
 def _shape(item: Item) -> str:

@@ -57,11 +57,12 @@ class Place(NamedTuple):
 
 
 class Truth(NamedTuple):
-    """Where a fault is: the module, and the function or the parameter in it."""
+    """Where a fault is: the module, and the function or the parameter in it; `sharing` are modules that have it too."""
 
     kind: str
     module: str = ""
     name: str = ""
+    sharing: tuple[str, ...] = ()
 
 
 class _Watched(TorchFunctionMode):
@@ -186,7 +187,8 @@ def _other_weight(model: nn.Module, fault: Fault) -> Truth:
     name, module = found[min(int(fault.place * len(found)), len(found) - 1)]
     with torch.no_grad():
         module.weight.mul_(_factor(module.weight, fault))
-    return Truth("weight", name, "weight")
+    sharing = [other for other, each in found if each.weight is module.weight and other != name]
+    return Truth("weight", name, "weight", tuple(sharing))
 
 
 def _other_input(prepared: Prepared) -> None:

@@ -88,8 +88,9 @@ def _is_at(key: str, parent: str | None, truth: Truth, directions: set[str]) -> 
     name, _, direction, _ = split_key(key)
     if direction not in directions:
         return False
+    places = truth.module, *truth.sharing
     if key.startswith("Module."):
-        return name == truth.module
+        return name in places
     word = truth.name.strip("_")
     is_same = truth.kind == "weight" or name in (word, f"{word}_", f"__{word}__", f"__r{word}__", f"__i{word}__")
-    return is_same and parent is not None and split_key(parent)[0] == truth.module
+    return is_same and parent is not None and split_key(parent)[0] in places

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.dump_pairs.cases import Variant
-from benchmarks.families.catalogue import FAMILIES
+from benchmarks.dump_pairs.cases import AUTOCAST_WITHOUT_KERNELS, Variant
+from benchmarks.families.catalogue import COMPARED
 from benchmarks.families.family import Batch
 
 RENAMED = "renamed_part"
@@ -41,7 +41,7 @@ class Prepared:
 
 def prepare(family: str, variant: Variant) -> Prepared:
     """Return the model with weights that are no longer those it began with, and a batch; no dropout is left in it."""
-    kind = FAMILIES[family]
+    kind = COMPARED[family]
     torch.manual_seed(1)
     model = kind.build().train()
     _without_dropout(model)
@@ -66,11 +66,12 @@ def step(family: str, variant: Variant, prepared: Prepared) -> None:
     """Run the forward and the backward."""
     torch.manual_seed(3)
     with contextlib.ExitStack() as stack:
-        if not variant.kernels:
+        is_autocast = variant.precision == "autocast"
+        if not variant.kernels or (is_autocast and family in AUTOCAST_WITHOUT_KERNELS):
             stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
-        if variant.precision == "autocast":
+        if is_autocast:
             stack.enter_context(torch.autocast("cpu", torch.bfloat16))
-        loss = FAMILIES[family].loss(prepared.model, prepared.batch)
+        loss = COMPARED[family].loss(prepared.model, prepared.batch)
     loss.backward()  # type: ignore[no-untyped-call]
 
 

@@ -43,7 +43,8 @@ def folder_of(folder: Path, family: str, variant: Variant, level: str) -> Path:
 def label_of(folder: Path) -> Label:
     """Return what was done to the dump in a folder."""
     label = json.loads((folder / _LABEL).read_text())
-    return Label(truth=Truth(*label["truth"]), mapping=label["mapping"])
+    kind, module, name, sharing = label["truth"]
+    return Label(truth=Truth(kind, module, name, tuple(sharing)), mapping=label["mapping"])
 
 
 def _record(folder: Path, family: str, variant: Variant, level: str) -> None:

@@ -156,3 +156,50 @@ def test_the_type_within_a_module_counts_for_its_rounding(tmp_path):
     nesting = {LINEAR: BLOCK, BLOCK: None}
     assert found(tmp_path / "1", data("torch.bfloat16", 0.503), data("torch.float32", 0.5), nesting).blamed == ()
     assert found(tmp_path / "2", data("torch.float32", 0.503), data("torch.float32", 0.5), nesting).blamed
+
+
+def test_memory_that_is_written_into_is_nobodys_difference(tmp_path):
+    """`torch.empty` is not in a dump, and what it returns holds anything."""
+
+    def data(before):
+        write = {"input_args": [tensor("torch.int64", (64,), before), form(0.2)], "input_kwargs": {}, "output": []}
+        return {"Tensor.__setitem__.0.forward": write, BLOCK: forward(form(1.0), output=form(0.7))}
+
+    comparison = found(tmp_path, data(139973835563872), data(7), {"Tensor.__setitem__.0.forward": BLOCK, BLOCK: None})
+
+    assert comparison.blamed == ()
+
+
+def test_of_backwards_that_share_a_gradient_the_one_whose_own_results_differ_is_to_blame(tmp_path):
+    """Queries and values are made of one tensor, whose gradient is one sum; each has a gradient of its weight."""
+
+    def data(shared, own):
+        calls = {}
+        for number, of_weight in enumerate([0.4, own]):
+            key = f"Functional.linear.{number}"
+            calls[f"{key}.forward"] = forward(form(1.0), form(0.5 + number), output=form(2.0 + number))
+            calls[f"{key}.backward"] = {"input": [form(0.3 + number)], "output": [form(shared), form(of_weight)]}
+        return calls
+
+    comparison = found(tmp_path, data(0.95, 0.66), data(0.9, 0.6))
+
+    assert blamed(comparison) == [("Functional.linear.1.backward", "")]
+
+
+def test_a_gradient_that_a_later_backward_hands_on_is_no_gap(tmp_path):
+    """A bias of positions goes into every layer: its gradient stands in both, and the first layer is listed first."""
+    outer, first, last = "Module.m.Model.backward.0", "Module.m.0.Layer.backward.0", "Module.m.1.Layer.backward.0"
+    inner = "Module.m.1.fc.Linear.backward.0"
+
+    def data(shared, made):
+        return {
+            outer: {"input": [form(0.9)], "output": [form(made / 7)]},
+            first: {"input": [form(made), form(shared)], "output": [form(made / 7)]},
+            inner: {"input": [form(0.9)], "output": [form(made)]},
+            last: {"input": [form(0.9), form(shared)], "output": [form(made), form(shared)]},
+        }
+
+    nesting = {outer: None, first: outer, inner: last, last: outer}
+    comparison = found(tmp_path, data(0.33, 0.7), data(0.3, 0.6), nesting)
+
+    assert blamed(comparison) == [(inner, "")]

@@ -237,3 +237,52 @@ def test_a_baseline_of_the_golden_side_counts_as_one_of_the_target(operands, tmp
     assert blamed(runs[1], runs[0]) == ["Torch.relu.0.forward"]
     assert blamed(runs[1], runs[0], baseline=(runs[2], runs[1])) == []
     assert blamed(runs[1], runs[0], baseline=(runs[0], runs[0]), mode=Mode.STATISTICS) == ["Torch.relu.0.forward"]
+
+
+def biased(folder, gradient, x, bias_gradient):
+    """Write a dump of a linear function whose bias takes the sum of `gradient`, and of its backward."""
+    weight, bias = np.ones((SIZE, SIZE)), np.ones(SIZE)
+    calls = [("Functional.linear.0.forward", [form(x), form(weight), form(bias)], [form(x)])]
+    folder = dump(folder, calls)
+    whole = json.loads((folder / "dump.json").read_text())
+    made = [form(gradient), form(gradient.T.astype(np.float64) @ x), form(bias_gradient)]
+    whole["data"]["Functional.linear.0.backward"] = {"input": [form(gradient)], "output": made}
+    (folder / "dump.json").write_text(json.dumps(whole))
+    return folder
+
+
+def test_a_gradient_that_is_zero_but_for_rounding_is_not_compared_with_that_of_another_order(operands, tmp_path):
+    """As that of the keys' bias, which softmax does not see: half of the terms are the negative of the others."""
+    x, _ = operands
+    random = np.random.default_rng(4)
+    half = random.normal(size=(8, SIZE)).astype(np.float32)
+    gradient = np.concatenate([half, -half])
+    orders = [random.permutation(16) for _ in range(2)]
+    sums = [np.add.accumulate(gradient[order], axis=0, dtype=np.float32)[-1] for order in orders]
+    assert np.linalg.norm(sums[0] - sums[1]) > 0.5 * np.linalg.norm(sums[0])
+    ours, theirs = (biased(tmp_path / name, gradient, x, made) for name, made in zip("ab", sums, strict=True))
+    faulty = biased(tmp_path / "c", gradient, x, sums[0] + np.float32(0.01))
+
+    assert blamed(ours, theirs) == []
+    assert blamed(faulty, theirs) == ["Functional.linear.0.backward"]
+
+
+def test_limits_of_two_types_are_one_mask_as_plain_arguments_too(operands, tmp_path):
+    x, w = operands
+    limits = (-float(np.finfo(np.float64).max), -float(np.finfo(np.float32).max))
+    nesting = {"Torch.where.0.forward": "Module.a.A.forward.0", "Module.a.A.forward.0": None}
+    ours, theirs = (
+        dump(
+            tmp_path / name,
+            [
+                ("Torch.where.0.forward", [form(x), form(w), {"type": "float", "value": limit}], [form(x)]),
+                ("Module.a.A.forward.0", [form(x), form(w)], [form(x)]),
+            ],
+            nesting,
+        )
+        for name, limit in zip("ab", limits, strict=True)
+    )
+
+    (comparison,) = compare(ours, theirs)
+    assert comparison.blamed == ()
+    assert not comparison.row_counts().get("error")
