@@ -208,9 +208,9 @@ class Flow:
         facts = self.facts[call.key]
         unit = roundoff(call.items)
         if call.direction != PARAMETERS_GRAD:
-            sizes = [size_of(item) for item in call.items if item.state == INPUT]
-            so_far, more = self._given[call.direction, _operation(call)], max(sizes, default=Size())
-            together = Size(math.hypot(so_far.norm, more.norm), so_far.count + more.count)
+            given = [size_of(item) for item in call.items if item.state == INPUT]
+            so_far, more = self._given[call.direction, _operation(call)], max(given, default=Size())
+            together = Size(math.hypot(so_far.norm, more.norm), so_far.number + more.number)
             self._given[call.direction, _operation(call)] = together
         error = 0.0 if facts.is_mispaired else worst(facts.before, facts.after)
         is_forward = call.direction == FORWARD

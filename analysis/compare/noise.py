@@ -189,7 +189,7 @@ class Size(NamedTuple):
     """Norm and number of elements of a tensor, or of all that a module was given."""
 
     norm: float = 0.0
-    count: int = 0
+    number: int = 0
 
 
 def size_of(item: Item) -> Size:
@@ -207,7 +207,7 @@ def sums_up(call: Call, item: Item, given: Size) -> bool:
         return False
     if call.name in _WEIGHTED or call.name == "addmm":
         return item.place != "output.0" or call.name == "addmm"
-    return (call.name in _SUMS or call.name in _PRODUCTS) and item.num_elements < given.count
+    return (call.name in _SUMS or call.name in _PRODUCTS) and item.num_elements < given.number
 
 
 def condition(item: Item, norm: float, given: Size, taken: Size) -> float:
@@ -219,8 +219,8 @@ def condition(item: Item, norm: float, given: Size, taken: Size) -> float:
     independent of one another. A row of N numbers is then made of (given × taken ÷ N) ** 0.5 positions.
     """
     terms = given.norm
-    if len(item.shape or ()) > 1 and taken.count:
-        terms *= taken.norm / math.sqrt(math.sqrt(max(1.0, given.count * taken.count / max(1, item.num_elements))))
+    if len(item.shape or ()) > 1 and taken.number:
+        terms *= taken.norm / math.sqrt(math.sqrt(max(1.0, given.number * taken.number / max(1, item.num_elements))))
     return max(1.0, terms / norm) if norm else math.inf
 
 

@@ -32,7 +32,8 @@ def spoken(generator: Generator) -> Batch:
     """Return `sounds` `[BATCH, BANDS, FRAMES]` and what was said, `targets` `[BATCH, LENGTH]`."""
     targets = text.continued(generator)["targets"][:BATCH]
     sounds = torch.nn.functional.one_hot(targets.repeat_interleave(FRAMES // text.LENGTH, 1) % BANDS, BANDS).float()
-    return {"sounds": sounds.mT + 0.3 * torch.randn(BATCH, BANDS, FRAMES, generator=generator), "targets": targets}
+    noise = torch.randn(BATCH, BANDS, FRAMES, generator=generator)
+    return {"sounds": (sounds.mT + 0.3 * noise).contiguous(), "targets": targets}
 
 
 def photographs(generator: Generator) -> Batch:
