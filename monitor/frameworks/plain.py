@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import logging
+import sys
 from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
 from typing import Any, ClassVar
 
 import torch
@@ -20,6 +22,10 @@ from trainermon.monitor.values import Coordinates, Placement
 logger = logging.getLogger("trainermon")
 
 _LOOKS = 32
+_SCRIPTED = torch.jit.RecursiveScriptModule  # type: ignore[attr-defined]
+_READABLE = (torch.strided, torch.sparse_coo)
+# The code of what torch puts around the step of every class of optimizers; it calls the hooks.
+_STEP = torch.optim.Optimizer.profile_hook_step(lambda: None).__code__
 
 
 class PlainTraining(Training):
@@ -39,9 +45,20 @@ class PlainTraining(Training):
         exit: Callable[[Outcome], None],
     ) -> list[Handle]:
         """Use the optimizer's own hooks; with a closure, `entry` comes after its first call, when gradients exist."""
-        before = guard.wrap(lambda _optimizer, args, kwargs: _enter(guard.wrap(entry), args, kwargs))
-        after = guard.wrap(lambda *_: exit(Outcome()))
+
+        def begins(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            return None if _num_steps(optimizer) > 1 else _enter(guard.wrap(entry), args, kwargs)
+
+        def ends(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+            if _num_steps(optimizer) <= 1:
+                exit(Outcome())
+
+        before, after = guard.wrap(begins), guard.wrap(ends)
         return [self.optimizer.register_step_pre_hook(before), self.optimizer.register_step_post_hook(after)]
+
+    def is_stepping(self) -> bool:
+        """Return whether a step of the optimizer is on the stack."""
+        return _num_steps(self.optimizer) > 0
 
     def gradients_are_gone(self) -> bool:
         """Return whether no parameter has a gradient; usually looks at one parameter only."""
@@ -55,6 +72,10 @@ class PlainTraining(Training):
             self._held = itertools.cycle(_places_of(self.parameters, self.roots))
         looked_at = itertools.islice(self._held, _LOOKS)
         return next((name for name, holder, key, tensor in looked_at if holder.get(key) is not tensor), "")
+
+    def num_writes(self) -> int | None:
+        """Return how often 32 of the parameters were written to; a fused optimizer's writes are not counted."""
+        return sum(p.tensor._version for p in self.parameters[:_LOOKS]) if self.keeps_parameters else None
 
     def reduced_gradients(self) -> list[Tensor | None]:
         """Return `.grad` of each parameter."""
@@ -115,23 +136,38 @@ def modules_of(chunks: Sequence[nn.Module]) -> tuple[Module, ...]:
     """Return every module below the roots, each once, by the name that the user's model gives it.
 
     Where a wrapper inside of the model (activation checkpointing, FSDP1) has the plain name of what it wraps, that one
-    is meant.
+    is meant. What torch.jit.script made takes no hooks and is left out, which the log says.
+
+    Raises:
+        AttachError: A root itself is scripted.
     """
+    if any(isinstance(chunk, _SCRIPTED) for chunk in chunks):
+        raise AttachError(
+            "model: found a torch.jit.script module, which takes no hooks; put it into a torch.nn.Module that calls it"
+        )
     found = {
         (stage, plain_name(name)): Module(plain_name(name), module, stage)
         for stage, chunk in enumerate(chunks)
         for name, module in chunk.named_modules()
         if plain_name(name)
     }
-    return tuple(found.values())
+    scripted = [module.name for module in found.values() if isinstance(module.module, _SCRIPTED)]
+    if scripted:
+        logger.warning("torch.jit.script modules take no hooks: %d are not watched (%s …)", len(scripted), scripted[0])
+    return tuple(module for module in found.values() if not isinstance(module.module, _SCRIPTED))
 
 
 def states_of(optimizer: torch.optim.Optimizer, parameters: Sequence[Parameter]) -> list[OptimizerState | None]:
-    """Return what `optimizer` keeps of each parameter; None where it has nothing yet or steps others only."""
+    """Return what `optimizer` keeps of each parameter; None where it has nothing yet or steps others only.
+
+    A parameter that the script took out of its group may have left its state behind: it is stepped no more.
+    """
     group_of = {id(p): group for group in optimizer.param_groups for p in group["params"]}
     found = optimizer.state
     return [
-        OptimizerState(p.tensor, found[p.tensor], group_of[id(p.tensor)]) if found.get(p.tensor) else None
+        OptimizerState(p.tensor, found[p.tensor], group_of[id(p.tensor)])
+        if found.get(p.tensor) and id(p.tensor) in group_of
+        else None
         for p in parameters
     ]
 
@@ -142,10 +178,15 @@ def parameters_of(
     """Return every parameter that requires a gradient; a shared one once, under its first name.
 
     Raises:
-        AttachError: A parameter has no shape yet (a lazy module).
+        AttachError: A parameter has no shape yet (a lazy module), or a layout that cannot be read.
     """
     for chunk in chunks:
         for name, parameter in chunk.named_parameters():
+            if parameter.requires_grad and parameter.layout not in _READABLE:
+                raise AttachError(
+                    f"model: parameter {name} is {parameter.layout}, expected torch.strided or torch.sparse_coo; set "
+                    "requires_grad to False, or train its dense form"
+                )
             if nn.parameter.is_lazy(parameter):
                 raise AttachError(f"model: parameter {name} has no shape yet; run one forward before set_monitor")
     return tuple(
@@ -175,6 +216,7 @@ def _places_of(
         (names[id(tensor)], module._parameters, key, tensor)
         for root in roots
         for module in root.modules()
+        if not isinstance(module, torch.jit.ScriptModule)  # whose dictionary is a view of C++, made anew each time
         for key, tensor in module._parameters.items()
         if tensor is not None and id(tensor) in names
     ]
@@ -192,6 +234,19 @@ def require_stepped(training: Training) -> None:
             f"optimizer: {type(training.optimizer).__name__} steps none of the model's {len(training.parameters)} "
             "parameters; pass the model and the optimizer that was made of its parameters"
         )
+
+
+def _num_steps(optimizer: torch.optim.Optimizer) -> int:
+    """Return how many steps of `optimizer` are on the stack: two where a subclass's calls that of its base.
+
+    torch calls hooks around both. The stack tells, and no counter, which a step that raises would leave behind. 5 µs.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    found = 0
+    while frame is not None:
+        found += frame.f_code is _STEP and frame.f_locals.get("self") is optimizer
+        frame = frame.f_back
+    return found
 
 
 def _enter(

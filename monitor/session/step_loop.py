@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from trainermon.monitor.catalogue import STEP_TIME_SERIES
@@ -85,7 +86,8 @@ class StepLoop:
         self._structure = structure
         self._handles: list[Handle] = []
         self._decision: list[Handle] | None = None
-        self._due = self._unchecked = self._knows_replaced = False
+        self._due = self._unchecked = self._knows_replaced = self._knows_unseen = False
+        self._num_writes = training.num_writes()
         self._place = RecordPlace.UNKNOWN
         self._exited_s = self._duration_s = 0.0
         self._phase = Phase.SETUP
@@ -144,7 +146,11 @@ class StepLoop:
         """Follow the state of one module of each stage being read, with which every kind of checkpoint begins."""
         hook = self._guard.wrap(self._saves)
         owners = map(_first_owner, self._training.roots)
-        return [owner.register_state_dict_pre_hook(hook) for owner in owners]  # type: ignore[no-untyped-call]
+        return [
+            owner.register_state_dict_pre_hook(hook)  # type: ignore[no-untyped-call]
+            for owner in owners
+            if not isinstance(owner, torch.jit.ScriptModule)  # which refuses hooks of this kind
+        ]
 
     def let_go(self) -> None:
         """Take every hook away but those around the optimizer's step, through which torch may be walking right now."""
@@ -169,6 +175,8 @@ class StepLoop:
         it is what the training `failed` in, or its gradients are not finite.
         """
         self._leave_step()
+        if self.step == self._first_step:
+            self._look_for_unseen_step()
         if not self._guard.tripped and not self._dumps.joint:
             self._check_gradients()
         is_thrown_away = self._steps.has_backward and self._training.gradients_are_gone()
@@ -282,7 +290,10 @@ class StepLoop:
 
     def _forward_begins(self) -> None:
         self.collector.seal_ended()
-        if self._steps.has_backward and self._training.gradients_are_gone():
+        if not self._steps.has_backward:
+            return
+        self._look_for_unseen_step()
+        if self._training.gradients_are_gone():
             self._skipped()
 
     def _skipped(self) -> None:
@@ -324,7 +335,7 @@ class StepLoop:
         if self._config.wg_distribution:
             self._unchecked = True
             self._check_gradients()
-        self._steps.muted = True  # what an optimizer with a closure evaluates again is no step of the script's
+        self._steps.stepping = True  # what an optimizer with a closure evaluates again is no step of the script's
 
     def _check_gradients(self) -> None:
         """Replay the step if its gradients are the first that are not finite; once per backward at most.
@@ -343,16 +354,17 @@ class StepLoop:
             return
         if nonfinite:
             self._beat(Phase.REPLAY)
-        self.collector.muted = self._steps.muted = True
+        self.collector.muted = self._steps.replaying = True
         try:
             self._dumps.checked(self.step, nonfinite=nonfinite)
         finally:
-            self.collector.muted = self._steps.muted = False
+            self.collector.muted = self._steps.replaying = False
 
     def _exit(self, outcome: Outcome) -> None:
-        self._steps.muted = False
+        self._steps.stepping = False
         if self._due:
             self._collection.after_optimizer(outcome)
+        self._num_writes = self._training.num_writes()
         self._take_duration()
         self._dumps.finish_step()
         self._start_counting()
@@ -367,6 +379,16 @@ class StepLoop:
         self._prepare()
         if self._due and not self._knows_replaced:
             self._look_for_replaced()
+
+    def _look_for_unseen_step(self) -> None:
+        if self._knows_unseen or self._guard.tripped or self._num_writes == self._training.num_writes():
+            return
+        self._knows_unseen = True
+        self.collector.tell(
+            "parameters were written to since the last step of the watched optimizer that was seen: steps inside of "
+            "torch.compile are not seen, and nothing is collected of them; leave optimizer.step() out of what is "
+            "compiled (it is no fault if the script itself writes to parameters between steps)"
+        )
 
     def _look_for_replaced(self) -> None:
         name = self._training.replaced_parameter()

@@ -120,7 +120,8 @@ def _describe(value: Any) -> dict[str, str]:
 
 
 def _size(tensor: Tensor) -> str:
-    return f"size={tuple(tensor.shape)}, dtype={tensor.dtype}"
+    shape = "nested" if tensor.is_nested else tuple(tensor.shape)  # a nested one may have no shape to ask for
+    return f"size={shape}, dtype={tensor.dtype}"
 
 
 def _open(path: Path) -> Any:

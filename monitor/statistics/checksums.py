@@ -113,8 +113,10 @@ class _Kernel:
 
     def __call__(self, flats: Sequence[Tensor]) -> Tensor:
         """Return the checksums of flat CPU tensors of integers, int64 `[n]`."""
-        lies = torch.tensor([(f.data_ptr(), f.numel(), f.element_size()) for f in flats], dtype=torch.int64)
-        sums = torch.empty((len(flats), 2), dtype=torch.int64)
+        lies = torch.tensor(
+            [(f.data_ptr(), f.numel(), f.element_size()) for f in flats], dtype=torch.int64, device="cpu"
+        )
+        sums = torch.empty((len(flats), 2), dtype=torch.int64, device="cpu")
         self._scan(lies.data_ptr(), len(flats), sums.data_ptr(), torch.get_num_threads())
         return sums[:, 1] + sums[:, 0] * MULTIPLIER
 

@@ -115,7 +115,7 @@ def _float32_row(flat: Tensor) -> Tensor:
             floats = torch.mul(floats, scale, out=values)
         total, total_sq = floats.sum().item() / scale, torch.mul(floats, floats, out=squares).sum().item() / scale**2
         row = row.merge(Moments(count, low, high, total, total_sq, zeros, nans, infs))
-    return torch.tensor(dataclasses.astuple(row), dtype=torch.float64)
+    return torch.tensor(dataclasses.astuple(row), dtype=torch.float64, device="cpu")
 
 
 def _scale(magnitude: float) -> float:

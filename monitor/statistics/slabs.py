@@ -124,7 +124,7 @@ class _AsyncCopy:
         self._stream = self._module.Stream(device)
         self._event = self._module.Event()
         self._writers: list[Any] = []
-        self._host = torch.empty((0, NUM_STATISTICS), dtype=torch.float64)
+        self._host = torch.empty((0, NUM_STATISTICS), dtype=torch.float64, device="cpu")
 
     def was_written(self, table: Tensor) -> None:
         """Remember that the current stream writes to `table`: backward hooks may run in streams of their own."""
@@ -163,10 +163,10 @@ class _AsyncCopy:
 def _pinned(num_rows: int) -> Tensor:
     """Return host memory for rows, pinned where the device has such memory; else the copy to it waits."""
     try:
-        return torch.empty((num_rows, NUM_STATISTICS), dtype=torch.float64, pin_memory=True)
+        return torch.empty((num_rows, NUM_STATISTICS), dtype=torch.float64, device="cpu", pin_memory=True)
     except (RuntimeError, NotImplementedError) as error:
         logger.warning("no pinned host memory, so the copy of statistics waits for the device: %s", error)
-        return torch.empty((num_rows, NUM_STATISTICS), dtype=torch.float64)
+        return torch.empty((num_rows, NUM_STATISTICS), dtype=torch.float64, device="cpu")
 
 
 def capture_check(device: torch.device) -> Callable[[], bool]:

@@ -82,7 +82,8 @@ class Formulas:
             return None
         second = state["max_exp_avg_sq"] if group.get("amsgrad") else state["exp_avg_sq"]
         # in float32, 1 - 0.999 is 6e-5 off
-        return formula, state["exp_avg"], second, torch.as_tensor(step, dtype=torch.float64)
+        count = step if isinstance(step, Tensor) else torch.tensor(step, device="cpu")
+        return formula, state["exp_avg"], second, count.to(torch.float64)
 
 
 def check_formula(optimizer: Any) -> None:

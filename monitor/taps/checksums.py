@@ -77,9 +77,9 @@ class ChecksumTaps:
             tensor = parameter.tensor
             if parameter.placement.replicated_over and _is_whole(tensor):
                 yield index, _Copy("", tensor, placement_of_own(parameter))
-            is_other = value is not None and value.data_ptr() != tensor.data_ptr()
-            if is_other and parameter.owned.replicated_over and not _is_cut(parameter.owned):
-                assert value is not None
+            if value is None or value is tensor or not parameter.owned.replicated_over or _is_cut(parameter.owned):
+                continue
+            if value.layout is torch.strided and value.data_ptr() != tensor.data_ptr():
                 yield index, _Copy(MAIN_COPY, value, placement_of(parameter, value))
 
     def _number(self, index: int, copy: _Copy) -> int:

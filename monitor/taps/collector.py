@@ -238,13 +238,14 @@ def _move(taken: dict[int, T], series: int, to: int | None) -> None:
 
 
 def _block(slab: Slab, rows: dict[int, int], scalars: dict[int, float]) -> StatBlock:
-    values = slab.rows()[list(rows.values())] if rows else torch.empty((0, 8), dtype=torch.float64)
+    values = slab.rows()[list(rows.values())] if rows else torch.empty((0, 8), dtype=torch.float64, device="cpu")
     if scalars:
-        values = torch.cat([values, torch.tensor([_scalar_row(x) for x in scalars.values()], dtype=torch.float64)])
+        rows_of_scalars = [_scalar_row(x) for x in scalars.values()]
+        values = torch.cat([values, torch.tensor(rows_of_scalars, dtype=torch.float64, device="cpu")])
     return StatBlock(
         step=slab.step,
         time_s=time.time(),
-        series=torch.tensor([*rows, *scalars], dtype=torch.int32).numpy(),
+        series=torch.tensor([*rows, *scalars], dtype=torch.int32, device="cpu").numpy(),
         values=values.t().contiguous().numpy(),
     )
 

@@ -150,7 +150,7 @@ def compile_friendly(model: nn.Module) -> nn.Module:
         raise AttachError(f"model: {compiled} is compiled already; call compile_friendly before torch.compile")
     for name, module in model.named_modules():
         if name and site_of(module) is None:
-            site = torch.tensor(next(_numbers))
+            site = torch.tensor(next(_numbers), device="cpu")
             module.register_forward_pre_hook(_Before(site), with_kwargs=True)
             module.register_forward_hook(_Behind(site))
     return model

@@ -64,7 +64,8 @@ class MicroSteps:
     Attributes:
         counting: Whether a training forward is running: train mode, grad mode on, not a replay.
         attached: Whether the hooks are in place.
-        muted: Whether a replay or the optimizer's own step runs, in which nothing counts.
+        replaying: Whether a replay runs, in which nothing counts.
+        stepping: Whether the optimizer's own step runs, in which nothing counts either.
         expected: How many backwards the open step has: every step's number, unless `expect` said otherwise.
         in_float16: Whether the last forward ran under float16 autocast, where a loss scaler skips steps by design.
     """
@@ -82,7 +83,7 @@ class MicroSteps:
     ) -> None:
         self.counting = False
         self.attached = False
-        self.muted = self.in_float16 = False
+        self.replaying = self.stepping = self.in_float16 = False
         self.expected = self._num_expected = num_expected
         self._training = training
         self._device_type = training.device.type
@@ -98,6 +99,11 @@ class MicroSteps:
         self._arm_hook = guard.wrap(self._arm)
         self._behind_reducer = guard.wrap(self._queue_behind_reducer)
         self._end = guard.wrap(self._end_of_backward)
+
+    @property
+    def muted(self) -> bool:
+        """Whether nothing counts now."""
+        return self.replaying or self.stepping
 
     @property
     def backward(self) -> int:
@@ -174,6 +180,8 @@ class MicroSteps:
         self._reached.clear()
 
     def _before_forward(self, stage: int, module: nn.Module, _args: tuple[Any, ...]) -> None:
+        if self.stepping and not self._training.is_stepping():
+            self.stepping = False  # an exception ended the step, and the script goes on
         if self.muted or in_backward() or is_traced():
             self.counting = False
             return

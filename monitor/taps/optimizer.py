@@ -20,6 +20,7 @@ logger = logging.getLogger("trainermon")
 
 # First moments by the names that optimizers give them, the likelier first.
 DIRECTIONS = ("exp_avg", "momentum_buffer")
+_READABLE = (torch.strided, torch.sparse_coo)
 
 
 class ParameterTaps:
@@ -180,7 +181,11 @@ class StateTaps:
 
     def _why_unreadable(self, found: OptimizerState) -> str:
         for name, tensor in found.state.items():
-            if isinstance(tensor, Tensor) and tensor.dim() and not _is_readable(tensor, found.value):
+            if not isinstance(tensor, Tensor) or (tensor.layout is torch.strided and not tensor.dim()):
+                continue
+            if tensor.layout not in _READABLE or tensor.is_meta:
+                return f"its {name} is {tensor.layout} on {tensor.device}, which cannot be read"
+            if not _is_readable(tensor, found.value):
                 return f"its {name} is a {type(tensor).__name__} of {tensor.dtype}, with scales that are kept elsewhere"
         return ""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Real
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
@@ -165,6 +166,10 @@ class Training(abc.ABC):
     ) -> list[Handle]:
         """Call `entry` before the outer optimizer step and `exit` after it."""
 
+    def is_stepping(self) -> bool:
+        """Return whether the outer step that has begun still runs; it may have been left by an exception."""
+        return True
+
     def gradient_versions(self) -> list[tuple[int, int]]:
         """Return by parameter which gradient it has, and how often that was written to; empty if that is not known."""
         return []
@@ -230,6 +235,10 @@ class Training(abc.ABC):
         """
         return ""
 
+    def num_writes(self) -> int | None:
+        """Return how often some of the parameters were written to; None where the framework writes to them itself."""
+        return None
+
     @abc.abstractmethod
     def reduced_gradients(self) -> list[Tensor | None]:
         """Return what this rank's optimizer is about to use of each gradient."""
@@ -263,9 +272,15 @@ class Training(abc.ABC):
         return found if isinstance(found, Tensor) and found.numel() == 1 and found.is_floating_point() else None
 
     def learning_rates(self) -> list[float | Tensor]:
-        """Return the learning rate of each parameter group; a tensor where the optimizer keeps it on the device."""
-        return [group["lr"] for group in self.optimizer.param_groups if "lr" in group]
+        """Return the learning rate of each parameter group; a tensor where the optimizer keeps it on the device.
+
+        A group whose `lr` is neither, as optimizers with a rate of their own making have, is left out.
+        """
+        rates = (group.get("lr") for group in self.optimizer.param_groups)
+        return [rate if isinstance(rate, Tensor) else float(rate) for rate in rates if isinstance(rate, Tensor | Real)]
 
 
 def _is_same(own: Tensor, stepped: Tensor | None) -> bool:
-    return stepped is not None and own.data_ptr() == stepped.data_ptr() and own.numel() == stepped.numel()
+    if own is stepped or stepped is None:
+        return own is stepped
+    return own.data_ptr() == stepped.data_ptr() and own.numel() == stepped.numel()

@@ -203,9 +203,13 @@ def test_a_wrong_configuration_is_refused(source, message):
         TrainerMon(source)
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit")
+class TakesNoHooks(nn.Linear):
+    def register_forward_pre_hook(self, *_args, **_options):
+        raise RuntimeError("no hooks")
+
+
 def test_a_set_monitor_that_fails_late_leaves_nothing_behind(places):
-    model = nn.Sequential(nn.Linear(3, 3), torch.jit.script(nn.Linear(3, 2)))
+    model = nn.Sequential(nn.Linear(3, 3), TakesNoHooks(3, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     with pytest.raises(RuntimeError):
