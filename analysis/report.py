@@ -81,7 +81,8 @@ def _values(contrast: Contrast, other: str) -> Iterator[str]:
         yield f"{contrast.place} is equal"
         return
     size = "" if contrast.relative is None else f", apart by {contrast.relative:.2g}"
-    expected = "" if contrast.expected is None else f", where {contrast.expected:.2g} is explained"
+    is_known = contrast.expected is not None and math.isfinite(contrast.expected)
+    expected = f", where {contrast.expected:.2g} is explained" if is_known else ""
     is_bad = contrast.relative is not None and math.isnan(contrast.relative)
     yield f"{contrast.place}{', finite on one side only' if is_bad else size + expected}"
     sides = (("here", contrast.value), (other, contrast.usual))
@@ -109,7 +110,8 @@ def describe_tensor(tensor: BadTensor) -> str:
     bad = [f"{number:,} {name}" for number, name in ((tensor.nans, "NaN"), (tensor.infs, "Inf")) if number > 0]
     is_finite = tensor.nans == tensor.infs == 0
     share = f"{' + '.join(bad) or 'non-finite'}{f' of {tensor.count:,}' if tensor.count > 0 else ''}"
-    words = [tensor.slot, f"{tensor.dtype}{shape}", "" if is_finite else share]
+    dtype = tensor.dtype.removeprefix("<class '").removesuffix("'>")  # an argument that is no tensor
+    words = [tensor.slot, f"{dtype}{shape}", "" if is_finite else share]
     if tensor.min is not None and tensor.max is not None and math.isfinite(tensor.min):
         low, high = tensor.min + 0.0, tensor.max + 0.0  # -0.0 is 0
         words.append(f"{'' if is_finite else 'the rest '}{low:.3g} … {high:.3g}")

@@ -45,8 +45,8 @@ _UNKNOWN_COLUMN = re.compile(
 _NOTES = """\
 stats has one row per series, rank and step, without what a later attempt has repeated; all_stats has every attempt's.
 steps has one row per step, step_values one per step and rank. Their values are NaN where an element was NaN, else inf
-where one was infinite, of either sign; and NULL where nothing was recorded. (The page shows infinity for both, and a
-gap where nothing was recorded.) In comparisons NaN is larger than all numbers; isfinite(loss) leaves both out.
+where one was infinite, of either sign; and NULL where nothing was recorded. The page calls both "not
+finite". In comparisons NaN is larger than all numbers; isfinite(loss) leaves both out.
 """
 _EXAMPLES = """\
 Examples:

@@ -91,6 +91,10 @@ _CLASSES = (
     ),
 )
 
+_GAVE = (
+    "The code around this call gave it something else, though it had been given the same itself. Compare that code on "
+    "both sides, and the settings that it passes on (an epsilon, a mode, a scale)."
+)
 _NONFINITE = (
     "A value is NaN or Inf on one side only. `trainermon diagnose` on that side's dump names the call that made it, "
     "and with dumped tensors says whether range, precision or a kernel is the cause."
@@ -104,7 +108,7 @@ _NOTHING = (
 def suspects(comparison: Comparison) -> tuple[Suspect, ...]:
     """Return what to look at, in the order in which it ran: what is blamed, else the first row that does not pass."""
     chosen = comparison.blamed[:MAX_SUSPECTS] or tuple(_first_different(comparison))
-    return tuple(suspect for call in chosen for suspect in _suspect(comparison, call))
+    return tuple(suspect for call in chosen for suspect in (_suspect(comparison, call) or _given(comparison, call)))
 
 
 def advisor_text(comparison: Comparison) -> str:
@@ -126,7 +130,8 @@ def _first_different(comparison: Comparison) -> Iterator[CallResult]:
         yield found
 
 
-def _suspect(comparison: Comparison, call: CallResult) -> Iterator[Suspect]:
+def _suspect(comparison: Comparison, call: CallResult) -> list[Suspect]:
+    """Return the worst row of a call, [] if all pass."""
     before = 0
     for one in comparison.calls:
         if one is call:
@@ -135,11 +140,19 @@ def _suspect(comparison: Comparison, call: CallResult) -> Iterator[Suspect]:
     failing = [index for index, row in enumerate(call.rows) if row.result != PASS and row.target]
     worst = next((index for index in failing if call.rows[index].result == ERROR), None)
     index = worst if worst is not None else next(iter(failing), None)
-    if index is not None:
-        row = call.rows[index]
-        assert row.target is not None
-        line = before + index + 1 + _HEADER_LINES
-        yield Suspect(line, f"{call.key}.{row.target.place}", tuple(_advice(call, row)))
+    if index is None:
+        return []
+    row = call.rows[index]
+    assert row.target is not None
+    line = before + index + 1 + _HEADER_LINES
+    return [Suspect(line, f"{call.key}.{row.target.place}", tuple(_advice(call, row)))]
+
+
+def _given(comparison: Comparison, call: CallResult) -> list[Suspect]:
+    """Return the worst row of the call to which this one gave something else, [] if there is none."""
+    inner = next((one for one in comparison.calls if one.key == call.given_to), None)
+    found = _suspect(comparison, inner) if inner is not None else []
+    return [suspect._replace(advice=(_GAVE,)) for suspect in found]
 
 
 def _advice(call: CallResult, row: Row) -> Iterator[str]:

@@ -132,14 +132,23 @@ def describe(call: CallResult) -> str:
     if call.origin:
         return _came_in(call)
     if call.given_to:
-        given = f"its own inputs by {call.input_error:.2g}" if call.input_error else "its own inputs not at all"
-        return f"what it gave to {call.given_to} differs by {call.output_error:.2g}, {given}"
+        return _gave(call)
     if math.isnan(call.output_error):
         return "a value is NaN or Inf on one side only"
     if not math.isfinite(call.output_error):
         return "its results differ in their bits, its inputs do not"
     given = f"its inputs by {call.input_error:.2g}" if call.input_error else "its inputs not at all"
     return f"its results differ by {call.output_error:.2g}, {given}"
+
+
+def _gave(call: CallResult) -> str:
+    given = f"its own inputs by {call.input_error:.2g}" if call.input_error else "its own inputs not at all"
+    if math.isfinite(call.output_error):
+        return f"what it gave to {call.given_to} differs by {call.output_error:.2g}, {given}"
+    if math.isnan(call.output_error):
+        return f"what it gave to {call.given_to} is NaN or Inf on one side only"
+    own = f"its own inputs differ by {call.input_error:.2g}" if call.input_error else "its own inputs do not differ"
+    return f"what it gave to {call.given_to} is not the same (an argument, a type, a shape or bits), {own}"
 
 
 def _came_in(call: CallResult) -> str:

@@ -138,7 +138,8 @@ def _meaning(call: Judged, ours: Item, theirs: Item, relative: float) -> tuple[s
 
 def _of_result(call: Judged, size: str) -> tuple[str, str]:
     if call.given_to and call.blamed:
-        return ERROR, f"differs by {size}: so does what it gave to {call.given_to}, by {call.output_error:.2g}."
+        by = f", by {call.output_error:.2g}" if math.isfinite(call.output_error) else ""
+        return ERROR, f"differs by {size}: so does what it gave to {call.given_to}{by}."
     if call.blamed and call.is_unexplained:
         inputs = f"inputs by {call.input_error:.2g}" if call.input_error else "inputs do not"
         return ERROR, f"differs by {size}, {inputs}: rounding and they explain {call.expected:.2g}."

@@ -266,7 +266,10 @@ class Attached:
         if status:
             logger.info("page %s  metrics %s/metrics", *[status["url"].rstrip("/")] * 2)
         else:
-            logger.warning("the agent has not said within %.0f s where its page is; see %s", PAGE_WAIT_S, self._spool)
+            log = self.run.directory / "nodes" / "*" / "agent.log"
+            logger.warning(
+                "the agent has not started within %.0f s; `grep page %s` tells where its page is", PAGE_WAIT_S, log
+            )
 
     def _not_estimated(self) -> str:
         config = self._config

@@ -96,3 +96,20 @@ def test_the_command_writes_it_beside_its_files_unless_it_shall_not(tmp_path, ca
     assert read(tmp_path / "with").startswith("Line: ")
     assert not list((tmp_path / "without").glob("advisor*"))
     assert "advisor_step0_rank0_" in capsys.readouterr().out
+
+
+def test_a_call_that_was_given_another_argument_by_the_code_around_it_is_what_to_look_at(tmp_path, capsys):
+    module, function = "Module.act.GELU.forward.0", "Functional.gelu.0.forward"
+    for side, mode in (("a", "tanh"), ("b", "none")):
+        call = forward(tensor(), output=tensor(), approximate={"type": "str", "value": mode})
+        data = {function: call, module: forward(tensor(), output=tensor())}
+        write_dump(tmp_path / side, data, construct={function: module, module: None})
+
+    assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b"), "-o", str(tmp_path / "out")]) == 0
+
+    said = capsys.readouterr().out
+    assert f"what it gave to {function} is not the same (an argument, a type, a shape or bits)" in said
+    assert "inf" not in said.split("wrote")[0].replace(str(tmp_path), "")
+    assert f"Suspect Nodes: {function}.input.approximate\nExpert Advice: The code around this call" in read(
+        tmp_path / "out"
+    )
