@@ -34,7 +34,7 @@ def read_document(path: Path, *, is_yaml: bool | None = None, loader: Any = None
         if len(content) > most:
             raise ConfigError(f"has more than {most} bytes, which no file of its kind needs: is it the right one?")
         return _parse(content.decode(), is_yaml=is_yaml, loader=loader)
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeError) as error:
         raise ConfigError(f"cannot be read ({error}); give the path of a JSON or YAML file") from error
 
 

@@ -136,6 +136,10 @@ class JournalWriter:
         if self._descriptor < 0 or is_full:
             self._open_next()
         _write(self._descriptor, frame, length)
+        if not os.fstat(self._descriptor).st_nlink:
+            raise FileNotFoundError(
+                errno.ENOENT, "somebody removed the file from the spool, with all that was not read"
+            )
         self._cursor = Cursor(self._cursor.file, self._cursor.offset + length)
         self._has_records = True
         self.bytes_written += length

@@ -298,6 +298,20 @@ def test_a_spool_that_vanished_skips_records(tmp_path):
     writer.close()
 
 
+def test_a_file_that_somebody_removed_is_told_and_the_next_record_goes_to_a_new_one(tmp_path, caplog):
+    writer = open_writer(tmp_path)
+    assert writer.append_block(make_block(0))
+    file_of(tmp_path).unlink()
+
+    assert not writer.append_block(make_block(1))
+    assert writer.append_block(make_block(2))
+    writer.close()
+
+    assert read_all(tmp_path) == [2]
+    assert writer.skipped == 1
+    assert "somebody removed the file from the spool" in caplog.text
+
+
 def test_a_first_file_that_cannot_be_written_is_refused(tmp_path):
     with pytest.raises(
         SpoolError, match=r"cannot write to the spool at .*rank00000\.\*\.jnl: No such file.*TRAINERMON_SPOOL"
