@@ -131,7 +131,7 @@ def main(arguments: argparse.Namespace) -> int:
         folders = rank_folders(arguments.folder, arguments.start, arguments.end)
         mapping = _read_mapping(arguments.mapping)
         number = write_database(folders, written, mapping=mapping, micro_steps=arguments.micro_step == "true")
-        sys.stdout.write(f"{number} rows of {len(folders)} ranks\n")
+        sys.stdout.write(f"{number} rows of {len(folders)} rank{'' if len(folders) == 1 else 's'}\n")
     sys.stdout.write(f"{written}\n")
     return 0
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from trainermon.agent.hang.evidence import DEAD, ENDED, Exit, RankEvidence, spans
 from trainermon.agent.hang.verdict import Culprit, Hang, Kind
@@ -25,13 +25,14 @@ _PEER_IS_GONE = (
 _MEMORY = ("out of memory", "OutOfMemoryError", "MemoryError", "bad_alloc")
 
 
-def crash_verdict(evidence: Sequence[RankEvidence], order: Sequence[int]) -> Hang:
+def crash_verdict(evidence: Sequence[RankEvidence], order: Sequence[int], *, unordered: Collection[int] = ()) -> Hang:
     """Return whose end was the cause: the first of those that ended for a reason of their own.
 
     `order` lists the dead ranks as they were seen to die. Killed by a signal other than the launcher's SIGTERM, or an
     exception that does not speak of a lost peer, is a reason of its own. An exit status alone, and an abort, may be
     either. Where a SIGTERM came before any of those, the ranks were stopped from outside, and none is to blame. Where
-    all have only lost a peer, it is one that has ended its training before them.
+    all have only lost a peer, it is one that has ended its training before them. Of the ranks in `unordered` nobody
+    has seen who was first: if nothing else tells them apart, none is to blame.
     """
     dead = [one for rank in order for one in evidence if one.rank == rank]
     worst = min(map(_class, dead), default=0)
@@ -44,6 +45,9 @@ def crash_verdict(evidence: Sequence[RankEvidence], order: Sequence[int]) -> Han
     if left:
         return _left_verdict(left, dead)
     causes = [one for one in dead if _class(one) == worst]
+    tied = [one for one in causes if one.rank in unordered]
+    if worst == _UNEXPLAINED and len(tied) > 1 and causes[0] in tied:
+        return Hang(kind=Kind.DEAD, waiting=waiting, text=_unseen_text(tied))
     first = [one for one in causes if _same_end(one, causes[0])] if worst < _FOLLOWED else causes[:1]
     first.sort(key=lambda one: one.rank)
     culprits = tuple(Culprit(rank=one.rank, cause="dead", text=end_text(one)) for one in first)
@@ -59,6 +63,11 @@ def crash_verdict(evidence: Sequence[RankEvidence], order: Sequence[int]) -> Han
     if followed:
         text += f"; {spans(followed)} ended after that"
     return Hang(kind=Kind.DEAD, culprits=culprits, waiting=waiting, text=text)
+
+
+def _unseen_text(dead: Sequence[RankEvidence]) -> str:
+    text = f"{spans(one.rank for one in dead)} ended before anybody looked, without closing the monitor"
+    return f"{text}, at step {dead[0].step}; which was first is not known here: see the launcher's log"
 
 
 _OWN, _UNEXPLAINED, _FOLLOWED, _STOPPED = range(4)

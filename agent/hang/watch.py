@@ -292,7 +292,9 @@ class HangWatch:
         known = [self._ladder.last_words(one) if one.life == DEAD else one for one in self._evidence(now_s)]
         living = await asyncio.gather(*(self._ladder.climb(one) for one in known if one.life == RUNNING))
         evidence = sorted([*living, *(one for one in known if one.life != RUNNING)], key=lambda one: one.rank)
-        found = crash_verdict(evidence, order)
+        first_s = min(self._dead.values())
+        unordered = [rank for rank in order if self._dead[rank] == first_s and self._exits.exit_of(rank) is None]
+        found = crash_verdict(evidence, order, unordered=unordered)
         self._told_dead |= set(order)
         rank = found.culprits[0].rank if found.culprits else order[0]
         alert = self._alert(RANK_DEAD, rank, self._ranks.ranks[rank].step, found.text, value=len(order), baseline=0)

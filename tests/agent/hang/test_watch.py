@@ -429,6 +429,30 @@ def test_nobody_is_blamed_before_what_the_dead_wrote_last_was_read(play):
     play(scenario)
 
 
+def test_nobody_is_blamed_where_nobody_saw_who_died_first(play):
+    async def scenario(node):
+        node.end(0)
+        node.end(1)
+        await node.look(0.0)
+        (alert,) = await node.look(SETTLE_ALONE_S + 0.1)
+        assert "ended before anybody looked" in alert.message
+        assert node.watch.plain()["verdict"]["culprits"] == []
+
+    play(scenario)
+
+
+def test_the_one_that_was_seen_to_die_first_is_named_though_no_status_is_known(play):
+    async def scenario(node):
+        await node.look(0.0)
+        node.end(1)
+        await node.look(1.0)
+        node.end(0)
+        await node.look(2.0)
+        assert told(await node.look(6.0)) == [("rank-dead", "firing", 1, 7)]
+
+    play(scenario)
+
+
 def test_journal_that_never_ends_does_not_hold_up_the_verdict_for_good(play):
     async def scenario(node):
         node.has_read_all = False
