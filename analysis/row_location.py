@@ -45,14 +45,18 @@ def locate(
     if not bad:
         return None
     spoiled = {_call(row) for row in bad if _arrives(row)}
-    shares = _first_sharing(bad, order)
-    keys = [order.key(row, shares.get(_series(row), "")) for row in bad]
+    shares, passed_on = _sharing(bad, order, spoiled)
+    weighty = _with_weights(bad)
+    keys = [order.key(row, shares.get(_series(row), ""), is_likely=row.name in weighty) for row in bad]
     shared = {call[:-1] for call in spoiled}
     is_forward_bad = any(row.kind == Kind.ACTV for row in bad)
     made = [
         place
         for place, row in enumerate(bad)
-        if not _arrives(row) and _call(row)[:-1] not in shared and not (row.kind == Kind.LOSS and is_forward_bad)
+        if not _arrives(row)
+        and _call(row)[:-1] not in shared
+        and _series(row) not in passed_on
+        and not (row.kind == Kind.LOSS and is_forward_bad)
     ]
     first = min(made or range(len(bad)), key=keys.__getitem__)
     given = min(range(len(bad)), key=keys.__getitem__)
@@ -67,6 +71,8 @@ def locate(
     candidates: tuple[str, ...] = ()
     if _arrives(row) and row.kind == Kind.ACTV:
         module, candidates = _maker(row, spoiled, called, is_first=keys[first][4] == 0)
+    elif _arrives(row):
+        module = _around(row, spoiled, called) or module
     return Location(
         place=first,
         phase=phase,
@@ -85,18 +91,27 @@ def _worst(first: int, bad: Sequence[Series], order: StepOrder, sizes: Sequence[
     return min((place for place in places if sizes[place] >= largest / 2), key=lambda place: order.key(bad[place]))
 
 
-def _first_sharing(bad: Sequence[Series], order: StepOrder) -> dict[tuple[object, ...], str]:
-    """Return by series, for gradients of tensors that several modules were given, which of them is called first."""
-    found: dict[tuple[object, ...], list[Series]] = defaultdict(list)
+def _sharing(
+    bad: Sequence[Series], order: StepOrder, spoiled: Collection[tuple[object, ...]]
+) -> tuple[dict[tuple[object, ...], str], set[tuple[object, ...]]]:
+    """Return by series, for gradients of tensors that several modules were given, which of them is called first.
+
+    And which of these series are bad only because one of the modules was given a bad gradient, and passed it on: the
+    gradient is the sum of what they all gave back.
+    """
+    groups: dict[tuple[object, ...], list[Series]] = defaultdict(list)
     for row in bad:
         if row.kind == Kind.ACTV_GRAD and not _arrives(row) and row.fingerprint is not None:
-            found[row.micro_step, row.stage, row.rank, row.fingerprint].append(row)
-    return {
-        _series(row): order.earliest({other.name for other in rows})
-        for rows in found.values()
-        if len(rows) > 1
-        for row in rows
-    }
+            groups[row.micro_step, row.stage, row.rank, row.fingerprint].append(row)
+    several = [rows for rows in groups.values() if len(rows) > 1]
+    first = {_series(row): order.earliest({other.name for other in rows}) for rows in several for row in rows}
+    passed_on = [rows for rows in several if any(_call(row) in spoiled for row in rows)]
+    return first, {_series(row) for rows in passed_on for row in rows}
+
+
+def _with_weights(bad: Iterable[Series]) -> set[str]:
+    """Return the modules of which a weight's gradient is bad: their own backward is, if they were given a sound one."""
+    return {module_of(row) for row in bad if row.kind in (Kind.GRAD_UNREDUCED, Kind.GRAD_REDUCED)}
 
 
 def _series(row: Series) -> tuple[object, ...]:
@@ -142,14 +157,19 @@ def _maker(
     row: Series, spoiled: Collection[tuple[object, ...]], called: Collection[str], *, is_first: bool
 ) -> tuple[str, tuple[str, ...]]:
     """Return in whose forward a bad input was made: the innermost module around it that was itself given a good one."""
+    if parent := _around(row, spoiled, called):
+        return parent, ()
+    # what a model is given is not stored: an operation before its first module, or the batch
+    return (INPUT, ()) if is_first else (MODEL, (INPUT,))
+
+
+def _around(row: Series, spoiled: Collection[tuple[object, ...]], called: Collection[str]) -> str:
+    """Return the innermost module around a row's that was itself given something good; "" if there is none."""
     names = {key[1] for key in spoiled if key[0] == row.kind and key[-1] == row.rank and key[3] == row.micro_step}
     parent = row.name.rpartition(".")[0]
     while parent and (parent in names or parent not in called):
         parent = parent.rpartition(".")[0]
-    if parent:
-        return parent, ()
-    # what a model is given is not stored: an operation before its first module, or the batch
-    return (INPUT, ()) if is_first else (MODEL, (INPUT,))
+    return parent
 
 
 def _without_rank(row: Series) -> tuple[object, ...]:

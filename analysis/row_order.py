@@ -79,16 +79,16 @@ class StepOrder:
         """Return which of `modules` is called first."""
         return min(modules, key=lambda name: self._begins.get(name, _LAST))
 
-    def key(self, row: Series, sharing: str = "") -> tuple[float, ...]:
+    def key(self, row: Series, sharing: str = "", *, is_likely: bool = False) -> tuple[float, ...]:
         """Return what a series is sorted by: the phase, micro step, direction, pipeline, module, and the rest.
 
         The gradient of a tensor that several modules were given is there when the first of them, `sharing`, has given
-        its own one back.
+        its own one back. Of these the one that `is_likely` comes first, then the innermost.
         """
         phase = self.phase(row)
         pipeline = row.stage * self._num_stages + self._places.get(row.rank, {}).get("pp", 0)
         module = sharing or module_of(row)
-        depth = -module.count(".")
+        depth = -module_of(row).count(".")
         group = _GROUPS[phase]
         if phase is FaultPhase.FORWARD:
             end = _LAST if row.kind == Kind.LOSS else self._ends.get(module, _LAST)
@@ -97,7 +97,7 @@ class StepOrder:
             # what has no micro step was added up over all of them
             whole = row.micro_step is None and row.kind in (Kind.GRAD_UNREDUCED, Kind.GRAD_REDUCED)
             begin = -self._begins.get(module, -1)
-            return (group, _LAST if whole else row.micro_step or 0, 1, -pipeline, begin, depth, 0, row.rank)
+            return (group, _LAST if whole else row.micro_step or 0, 1, -pipeline, begin, not is_likely, depth, row.rank)
         return (group, 0, 0, 0, self._begins.get(module, _LAST), depth, 0, row.rank)
 
 

@@ -84,6 +84,38 @@ def test_the_gradient_of_a_shared_tensor_is_there_when_the_first_of_its_takers_g
     assert locate(bad, order, {"block"}).module == "block.conv2"
 
 
+ATTENTION = ["attention", "attention.q", "attention.k", "attention.v"]
+
+
+def shared_by(*names):
+    return [dataclasses.replace(gradient(name, "input.0"), fingerprint=7) for name in names]
+
+
+def test_of_modules_that_took_one_tensor_the_innermost_is_named_not_what_only_holds_it():
+    order = StepOrder(["heads", "heads.first", "heads.first.dense"], {})
+    bad = [*shared_by("heads", "heads.first", "heads.first.dense"), gradient("heads.first.dense", "output.0")]
+
+    assert locate(bad, order, {"heads", "heads.first"}).module == "heads.first"
+
+
+def test_of_modules_that_took_one_tensor_that_one_is_named_whose_own_weight_has_a_bad_gradient():
+    """It was given a sound gradient, and the gradient of its weight is bad: no other has a part in that."""
+    weight = Row(Kind.GRAD_UNREDUCED, "attention.v.weight")
+    order = StepOrder(ATTENTION, {})
+
+    assert locate([*shared_by(*ATTENTION), weight], order, {"attention"}).module == "attention.v"
+    assert locate(shared_by(*ATTENTION), order, {"attention"}).module == "attention.q"
+
+
+def test_what_a_module_passed_on_to_a_shared_tensor_was_made_by_the_code_around_it():
+    """The sum is bad because of the value's part in it: the queries' and keys' are as sound as what they were given."""
+    given = gradient("attention.v", "output.0"), Row(Kind.GRAD_UNREDUCED, "attention.v.weight")
+
+    location = locate([*shared_by(*ATTENTION), *given], StepOrder(ATTENTION, {}), {*ATTENTION})
+
+    assert (location.module, location.phase) == ("attention", FaultPhase.BACKWARD)
+
+
 def test_after_the_backward_what_is_worst_was_first():
     """Clipping changes every gradient a little when one of them is half as large again."""
     order = StepOrder(["stem", "head"], {}, has_unreduced=True)
