@@ -134,9 +134,18 @@ def _reason(rows: RowDifference, location: Location, pair: RowPair) -> str:
     if pair.only_in:
         return f"{pair.place} is only in {pair.only_in}: {PHRASES[location.phase]}{_why_missing(pair)}"
     what = f"{pair.place} is the first series that differs: {PHRASES[location.phase]}"
+    if location.phase is FaultPhase.PARAMETER and rows.kept and rows.is_exact and rows.step is not None:
+        copy = "; the optimizer holds something else, which agrees" if _is_of_model_alone(rows, pair) else ""
+        return f"{what}; right after step {rows.step - 1} it agreed: it was written to between the steps{copy}"
     if location.is_given:
         return f"{what}; it was given so, and no stored module has made it"
     return what
+
+
+def _is_of_model_alone(rows: RowDifference, pair: RowPair) -> bool:
+    """Return whether the weight is one that the forward used, and what the optimizer holds of it agrees."""
+    held = {(one.name, one.stage) for one in rows.pairs if one.kind == Kind.PARAM_ORIGIN}
+    return pair.kind == Kind.PARAM_USED and (pair.name, pair.stage) not in held
 
 
 def _why_missing(pair: RowPair) -> str:

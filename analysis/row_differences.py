@@ -73,7 +73,8 @@ class RowDifference:
     `step` is the first on which they are apart, None if they never are; `pairs` are its rows that are. `num_before`
     steps before it agree, to the bit if `is_exact`, else but for noise, of which `noise` is the largest relative size.
     `called` are the modules of which activations are stored on the step, `kinds` what else is, and `flows` what flowed
-    between modules in the reference. `lost` are steps before it that one side alone has.
+    between modules in the reference. `lost` are steps before it that one side alone has. `kept` tells that the weights
+    that the optimizer left on the step before are stored on both sides, and agree if `is_exact`.
     """
 
     num_steps: int
@@ -87,6 +88,7 @@ class RowDifference:
     kinds: frozenset[str] = frozenset()
     flows: tuple[Flow, ...] = ()
     lost: tuple[int, ...] = ()
+    kept: bool = False
 
 
 def find_row_difference(connection: duckdb.DuckDBPyConnection, step: int | None = None) -> RowDifference:
@@ -98,7 +100,10 @@ def find_row_difference(connection: duckdb.DuckDBPyConnection, step: int | None 
     if found.step is None:
         return dataclasses.replace(found, called=called, kinds=kinds)
     flows = tuple(read_flows(connection, found.step, REFERENCE))
-    return dataclasses.replace(found, called=called, kinds=kinds, flows=flows, lost=_lost(connection, found.step))
+    query = f"SELECT count(*) FROM pairs WHERE step = ? AND kind = '{Kind.PARAM_UPDATED}'"  # noqa: S608  # our own name
+    (updated,) = connection.execute(query, [found.step - 1]).fetchall()[0]
+    lost = _lost(connection, found.step)
+    return dataclasses.replace(found, called=called, kinds=kinds, flows=flows, lost=lost, kept=bool(updated))
 
 
 def _find(connection: duckdb.DuckDBPyConnection, step: int | None) -> RowDifference:

@@ -45,7 +45,7 @@ def locate(
     if not bad:
         return None
     spoiled = {_call(row) for row in bad if _arrives(row)}
-    shares, passed_on = _sharing(bad, order, spoiled)
+    shares, passed_on = _sharing(bad, order)
     weighty = _with_weights(bad)
     keys = [order.key(row, shares.get(_series(row), ""), is_likely=row.name in weighty) for row in bad]
     shared = {call[:-1] for call in spoiled}
@@ -91,21 +91,23 @@ def _worst(first: int, bad: Sequence[Series], order: StepOrder, sizes: Sequence[
     return min((place for place in places if sizes[place] >= largest / 2), key=lambda place: order.key(bad[place]))
 
 
-def _sharing(
-    bad: Sequence[Series], order: StepOrder, spoiled: Collection[tuple[object, ...]]
-) -> tuple[dict[tuple[object, ...], str], set[tuple[object, ...]]]:
+def _sharing(bad: Sequence[Series], order: StepOrder) -> tuple[dict[tuple[object, ...], str], set[tuple[object, ...]]]:
     """Return by series, for gradients of tensors that several modules were given, which of them is called first.
 
     And which of these series are bad only because one of the modules was given a bad gradient, and passed it on: the
-    gradient is the sum of what they all gave back.
+    gradient is the sum of what they all gave back. What an identity was given is that sum itself, and tells nothing.
     """
+    given = defaultdict(set)
+    for row in bad:
+        if _arrives(row):
+            given[_call(row)].add(row.fingerprint)
     groups: dict[tuple[object, ...], list[Series]] = defaultdict(list)
     for row in bad:
         if row.kind == Kind.ACTV_GRAD and not _arrives(row) and row.fingerprint is not None:
             groups[row.micro_step, row.stage, row.rank, row.fingerprint].append(row)
     several = [rows for rows in groups.values() if len(rows) > 1]
     first = {_series(row): order.earliest({other.name for other in rows}) for rows in several for row in rows}
-    passed_on = [rows for rows in several if any(_call(row) in spoiled for row in rows)]
+    passed_on = [rows for rows in several if any(given[_call(row)] - {row.fingerprint} for row in rows)]
     return first, {_series(row) for rows in passed_on for row in rows}
 
 

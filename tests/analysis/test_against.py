@@ -259,3 +259,61 @@ def test_a_call_on_one_side_only_is_told_though_no_value_differs(tmp_path):
     assert diagnosis.verdict is Verdict.EQUAL
     assert diagnosis.headline == "No value differs from the reference, but step 1 has calls on one side only"
     assert "only one side calls Tensor.flip.0.forward" in diagnosis.reason
+
+
+UPDATED = SeriesKey(Kind.EXP_AVG, "head.weight")
+WATCHED = {grad("head.weight"): FINITE, actv("head", "output.0"): FINITE}
+
+
+def one_sided(folder, ours, theirs, *, first=2, num_steps=4):
+    """Return what is said of two runs that are equal, but for what each has besides from step `first` on."""
+    for name, more in (("run", ours), ("reference", theirs)):
+        rows = {step: {0: WATCHED | (more if step >= first else {})} for step in range(num_steps)}
+        (folder / name).mkdir()
+        store(folder / name, rows, modules=["head", "tail"])
+    return diagnose_against(folder / "run", folder / "reference")
+
+
+def test_a_moment_that_the_reference_alone_has_is_told_with_what_it_means(tmp_path):
+    diagnosis = one_sided(tmp_path, {}, {UPDATED: FINITE})
+
+    assert (diagnosis.step, diagnosis.module, diagnosis.phase) == (2, "head", FaultPhase.OPTIMIZER)
+    assert diagnosis.reason.startswith("exp_avg head.weight is only in the reference: it arose in the optimizer step")
+    assert "an optimizer that does not have the parameter keeps nothing of it" in diagnosis.reason
+
+
+def test_a_series_that_this_run_alone_has_is_told(tmp_path):
+    diagnosis = one_sided(tmp_path, {actv("head", "input.0"): FINITE}, {})
+
+    assert (diagnosis.step, diagnosis.phase) == (2, FaultPhase.FORWARD)
+    assert diagnosis.reason.startswith("actv head input.0 is only in this run")
+
+
+def test_a_series_of_a_name_that_one_side_never_stores_is_no_difference(tmp_path):
+    """A configuration may leave it out."""
+    assert one_sided(tmp_path, {actv("tail", "output.0"): FINITE}, {}).verdict is Verdict.EQUAL
+
+
+def test_a_model_without_activations_from_some_step_on_is_told_as_a_whole(tmp_path):
+    for name, missing in (("run", {2, 3}), ("reference", ())):
+        rows = {s: {0: {k: v for k, v in WATCHED.items() if s not in missing or k.kind != Kind.ACTV}} for s in range(4)}
+        (tmp_path / name).mkdir()
+        store(tmp_path / name, rows)
+
+    diagnosis = diagnose_against(tmp_path / "run", tmp_path / "reference")
+
+    assert (diagnosis.step, diagnosis.module, diagnosis.phase) == (2, "(model)", FaultPhase.FORWARD)
+    assert "a model that was left in eval() has none" in diagnosis.reason
+
+
+def test_steps_that_one_side_lost_right_before_the_difference_are_told(tmp_path):
+    other = {0: {grad("head.weight"): (4, -1.0, 3.0, 1.0, 5.0, 0, 0, 0)}}
+    same = {0: {grad("head.weight"): FINITE}}
+    for name, steps in (("run", {0: same, 3: other}), ("reference", dict.fromkeys(range(4), same))):
+        (tmp_path / name).mkdir()
+        store(tmp_path / name, steps)
+
+    diagnosis = diagnose_against(tmp_path / "run", tmp_path / "reference")
+
+    assert diagnosis.step == 3
+    assert "Right before it steps 1 to 2 are stored on one side only: it may have begun there" in diagnosis.reason

@@ -116,6 +116,15 @@ def test_what_a_module_passed_on_to_a_shared_tensor_was_made_by_the_code_around_
     assert (location.module, location.phase) == ("attention", FaultPhase.BACKWARD)
 
 
+def test_an_identity_is_given_the_shared_tensor_itself_which_explains_nothing():
+    """As the places for cross attention in a layer of Megatron-Core without one."""
+    modules = ["layer", "layer.cross_attention", "layer.norm", "layer.mlp"]
+    same = dataclasses.replace(gradient("layer.cross_attention", "output.0"), fingerprint=7)
+    bad = [same, *shared_by("layer.cross_attention", "layer.norm")]
+
+    assert locate(bad, StepOrder(modules, {}), {*modules}).module == "layer.norm"
+
+
 def test_after_the_backward_what_is_worst_was_first():
     """Clipping changes every gradient a little when one of them is half as large again."""
     order = StepOrder(["stem", "head"], {}, has_unreduced=True)

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from benchmarks.bench_diagnosis import report
-from benchmarks.diagnosis.cases import CLEAN, MEGATRON, SITES, SPLITS, Case, all_cases
+from benchmarks.diagnosis.cases import CLEAN, MEGATRON, SITES, SPLITS, UNSEEN_SEED, Case, all_cases
 from benchmarks.diagnosis.judge import Judged, judge
 from benchmarks.diagnosis.record import record
 from trainermon.analysis.findings import Diagnosis, FaultPhase, Verdict
@@ -65,6 +65,14 @@ def test_there_are_more_than_200_faults_in_all_splits_places_and_ranks():
         of_split = [case for case in faults if case.split == split]
         assert {case.rank for case in of_split} == set(range(num_ranks))
         assert {case.site for case in of_split} == {*SITES} - ({"batch"} if split in MEGATRON else set())
+
+
+def test_the_seed_of_megatron_that_nobody_looked_at_is_none_of_the_others():
+    unseen = all_cases(MEGATRON, [UNSEEN_SEED])
+
+    assert not {case.run_id for case in unseen} & {case.run_id for case in all_cases()}
+    assert {case.split for case in unseen} == {*MEGATRON}
+    assert any(case.against for case in unseen)
 
 
 CASE = Case(split="ddp", seed=1, number=0, site="output", role="mlp", effect="nan", module="h.0.mlp.up", rank=1, step=2)

@@ -7,6 +7,7 @@ import deepspeed
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DeepSpeedOptimizerWrapper
+from deepspeed.utils import set_z3_leaf_modules
 
 from tests.frameworks.deepspeed.engines import Case, Model, loss_of, make_engine, start, step_engine, tokens_of
 from tests.frameworks.deepspeed.watch import Watch
@@ -43,6 +44,16 @@ def show_muon():
     print(f"muon: {' '.join(there)}, norm {watch.outcomes[0].grad_norm}")
 
 
+def show_leaves():
+    """Print whether a step can be replayed at stage 3, without and with a module that DeepSpeed treats as one leaf."""
+    for leaves in ([], [torch.nn.Embedding]):
+        engine = make_engine(Case(3))
+        if leaves:
+            set_z3_leaf_modules(engine.module, leaves)
+        replayable = detect([engine], engine.optimizer, Coordinates()).replayable()
+        print(f"replay with {len(leaves)} leaves: {replayable.refusal or 'possible'}")
+
+
 def main():
     start()
     show_muon()
@@ -58,6 +69,7 @@ def main():
     ask("foreign optimizer", engine, torch.optim.SGD(Model().parameters(), lr=1.0))
     whole = make_engine(Case(0))
     ask("inner module at stage 0", whole.module, whole.optimizer)
+    show_leaves()
     empty = deepspeed.initialize(model=Model(), config={"train_micro_batch_size_per_gpu": 1})[0]
     ask("no optimizer", empty, None)
     sys.stdout.flush()

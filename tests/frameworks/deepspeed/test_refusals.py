@@ -42,3 +42,10 @@ def test_an_engine_without_optimizer_is_refused(told):
 
 def test_an_update_in_the_place_of_a_gradient_is_not_called_one(told):
     assert told["muon"] == "gain embedding.weight inner.up.bias, norm None"
+
+
+def test_a_step_with_leaf_modules_at_stage_3_is_not_replayed(told):
+    assert told["replay with 0 leaves"] == "possible"
+    assert told["replay with 1 leaves"] == (
+        "ZeRO stage 3 treats embedding as one leaf (set_z3_leaf_modules), whose hooks want every gradient"
+    )
