@@ -135,15 +135,19 @@ class Flow:
 
     def own_error(self, key: str) -> float:
         """Return the error of what a backward makes alone: its results that no other has, gradients of parameters."""
-        name, family, _, _ = split_key(key)
         made = [error for error in self.facts[key].made if self.consumers(error.item) == [key]]
-        gradients = self.facts.get(f"{name}.{family}.{PARAMETERS_GRAD}.0")
+        gradients = self.facts.get(f"{key.rpartition(f'.{BACKWARD}.')[0]}.{PARAMETERS_GRAD}.0")
         return max((error.size for error in [*made, *(gradients.made if gradients else ())]), default=0.0)
 
     def hands_on(self, item: Item, key: str) -> bool:
-        """Return whether another backward than `key` was given a gradient and returned it as it was."""
+        """Return whether a backward beside `key` was given a gradient and returned it as it was."""
         value = value_of(item)
-        return value is not None and any(each != key for each in self._handed.get(value, ()))
+        handed = self._handed.get(value, ()) if value is not None else ()
+        return any(each != key and not self.is_within(each, key) and not self.is_within(key, each) for each in handed)
+
+    def is_within(self, key: str, other: str) -> bool:
+        """Return whether the call `other` is around the call `key`."""
+        return other in self.above(key)
 
     def num_consumers(self, error: Error) -> tuple[int, int]:
         """Return in how many results of backwards a gradient stands, on each side."""

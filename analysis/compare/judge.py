@@ -22,6 +22,7 @@ from trainermon.analysis.compare.noise import (
     flips,
     gap_growth,
     growth,
+    is_sparse,
     is_trivial,
     least_rounding,
     rounding,
@@ -94,7 +95,8 @@ class Judge:
         self._flow = Flow(self._pairs, self._compared, nesting.parents)
         self._known: dict[Value, float] = {}
         self._available: dict[str | None, float] = {}
-        self._hiding: dict[tuple[str | None, int], float] = {}
+        self._hiding: dict[tuple[str, int], float] = {}
+        self._hidden_given: dict[str, float] = {}
         self._is_elsewhere = self._has_other_input()  # statistics tell little of what becomes of that
         self._gaps: dict[str, tuple[str, float]] = {}
         self._blamed_within: set[str] = set()
@@ -132,7 +134,12 @@ class Judge:
         )
 
     def _has_other_input(self) -> bool:
-        """Return whether a call was given other indices before any call made something else: the model's input."""
+        """Return whether the model was given another input: a call was, before any call made something else.
+
+        That is other indices; or the very first difference is one of few elements of an input. It is little in the
+        statistics of many, and becomes a lot where others cancel.
+        """
+        is_first = True
         for pair in self._pairs:
             facts = self._flow.facts.get(pair.target.key) if pair.target and pair.golden else None
             if facts is None or not (facts.given or facts.made):
@@ -142,9 +149,21 @@ class Judge:
             floor = self._floor(pair.target, pair.golden)
             if any(math.isinf(error.size) for error in facts.given):
                 return bool(self._safety)
+            if is_first and any(is_sparse(*error[:2]) and self._is_input(pair.target, error) for error in facts.given):
+                return bool(self._safety)
+            is_first = False
             if facts.after > floor or facts.before > floor:
                 return False
         return False
+
+    def _is_input(self, call: Call, error: Error) -> bool:
+        """Return whether a tensor is what the outermost calls are given: no call made it, and it takes no gradient."""
+        if error.item.requires_grad is not False or takes_weight(call, error.item.place):
+            return False
+        value = value_of(error.item)
+        made = any(value_of(each.item) == value for facts in self._flow.facts.values() for each in facts.made)
+        outermost = (facts for key, facts in self._flow.facts.items() if self._flow.around[key] is None)
+        return not made and any(value_of(each.item) == value for facts in outermost for each in facts.given)
 
     def _equal(self, call: Call) -> Judged:
         """Return what is known of a call of which nothing differs, though it may have given something else within."""
@@ -224,8 +243,11 @@ class Judge:
         around = {call.key, *self._flow.above(call.key)}
         for each in made:
             for key in self._flow.consumers(each.item):
-                if key not in around:
-                    error = worst(worst(error, self._flow.given_error(key)), self._flow.own_error(key))
+                if key in around:
+                    continue
+                error = worst(error, self._flow.given_error(key))
+                if not self._flow.is_within(key, call.key):
+                    error = worst(error, self._flow.own_error(key))
         return error
 
     def _expected(self, call: Call, golden: Call, before: float, floor: float) -> float:
@@ -242,17 +264,22 @@ class Judge:
         seen = self._safety * slope * before
         if self._safety >= SAFETY:  # statistics hide a part
             seen = max(seen, _HIDDEN * slope * self._hidden(call))
-        kinks = flips(call, inner, self._flow.forward_error(call)) if call.direction == BACKWARD else 0.0
+        kinks = self._flips(call) if call.direction == BACKWARD else 0.0
         if call.direction != FORWARD:
             kinks += cancelled(call, max(self._flow.unit[call.key], roundoff(golden.items)), self._flow.spread(call))
         return seen + kinks + floor + 2 * self._own_noise(call, golden)
+
+    def _flips(self, call: Call) -> float:
+        return flips(call, self._flow.inner[call.key], self._flow.forward_error(call))
 
     def _hidden(self, call: Call) -> float:
         """Return the largest error that was seen of what the call was given, wherever it stood before.
 
         Where code that was not dumped made it, of all that this code had.
         """
-        had = max(self._hiding.get((key, 0), 0.0) for key in (self._flow.around[call.key], *self._flow.above(call.key)))
+        if call.direction == PARAMETERS_GRAD:  # of what the module's backward was given
+            return self._hidden_given.get(call.name, 0.0)
+        had = max((self._hiding.get((key, 0), 0.0) for key in self._flow.above(call.key)), default=0.0)
         had = max(had, self._hiding.get(self._outermost(call), 0.0))
         given = (value_of(item) for item in call.items if item.state == INPUT)
         return max((self._known.get(value, had) for value in given if value is not None), default=0.0)
@@ -340,18 +367,21 @@ class Judge:
             value = value_of(error.item)
             if value is not None:
                 carried = self._hidden(call) if self._safety >= SAFETY else 0.0
+                if self._safety >= SAFETY and call.direction == BACKWARD:  # each is there or not: few show it
+                    carried = worst(carried, self._flips(call) / 2)
                 self._known[value] = worst(self._known.get(value, 0.0), worst(error.size, carried))
             self._available[around] = worst(self._available.get(around, 0.0), error.size)
-            if call.direction == FORWARD:
-                place = self._outermost(call) if around is None else (around, 0)
-                self._hiding[place] = worst(self._hiding.get(place, 0.0), error.size)
+            place = self._outermost(call) if around is None else (around, 0)
+            self._hiding[place] = worst(self._hiding.get(place, 0.0), error.size)
+        if call.direction == BACKWARD:
+            self._hidden_given[call.name] = worst(self._hidden_given.get(call.name, 0.0), self._hidden(call))
 
-    def _outermost(self, call: Call) -> tuple[None, int]:
+    def _outermost(self, call: Call) -> tuple[str, int]:
         """Return the place of what is not within any call; micro steps are told apart by the numbers of modules."""
         top = call.key
         for top in self._flow.above(call.key):  # noqa: B007
             pass
-        return None, split_key(top)[3] if top.startswith(MODULE) else 0
+        return call.direction, split_key(top)[3] if top.startswith(MODULE) else 0
 
     def _blame(self, call: Call, judged: Judged) -> Judged:
         if judged.blamed:

@@ -185,6 +185,11 @@ def cancelled(call: Call, unit: float, spread: float) -> float:
     return 2 * unit * math.sqrt(_terms(call)) if call.name in _NORMALISATIONS or call.name in _WEIGHTED else 0.0
 
 
+def is_sparse(ours: Item, theirs: Item) -> bool:
+    """Return whether a difference is one of few elements: the extrema are the same bit for bit."""
+    return bool(roundoff((ours,))) and ours.max is not None and (ours.max, ours.min) == (theirs.max, theirs.min)
+
+
 class Size(NamedTuple):
     """Norm and number of elements of a tensor, or of all that a module was given."""
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.dump_pairs.cases import AUTOCAST_WITHOUT_KERNELS, Variant
+from benchmarks.dump_pairs.cases import Variant
 from benchmarks.families.catalogue import COMPARED
 from benchmarks.families.family import Batch
 
@@ -66,10 +66,9 @@ def step(family: str, variant: Variant, prepared: Prepared) -> None:
     """Run the forward and the backward."""
     torch.manual_seed(3)
     with contextlib.ExitStack() as stack:
-        is_autocast = variant.precision == "autocast"
-        if not variant.kernels or (is_autocast and family in AUTOCAST_WITHOUT_KERNELS):
+        if not variant.kernels:
             stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
-        if is_autocast:
+        if variant.precision == "autocast":
             stack.enter_context(torch.autocast("cpu", torch.bfloat16))
         loss = COMPARED[family].loss(prepared.model, prepared.batch)
     loss.backward()  # type: ignore[no-untyped-call]

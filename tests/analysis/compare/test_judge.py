@@ -203,3 +203,49 @@ def test_a_gradient_that_a_later_backward_hands_on_is_no_gap(tmp_path):
     comparison = found(tmp_path, data(0.33, 0.7), data(0.3, 0.6), nesting)
 
     assert blamed(comparison) == [(inner, "")]
+
+
+def test_of_modules_that_share_a_gradient_the_one_whose_parameters_differ_is_to_blame(tmp_path):
+    def data(shared, own):
+        calls = {}
+        for number, (name, of_weight) in enumerate([("q", 0.4), ("v", own)]):
+            key = f"Module.m.{name}.Linear"
+            calls[f"{key}.forward.0"] = forward(form(1.0), output=form(2.0 + number))
+            calls[f"{key}.parameters_grad.0"] = {"weight": [form(of_weight)]}
+            calls[f"{key}.backward.0"] = {"input": [form(0.3 + number)], "output": [form(shared)]}
+        return calls
+
+    comparison = found(tmp_path, data(0.95, 0.66), data(0.9, 0.6))
+
+    assert {key.rpartition(".Linear.")[0] for key, _ in blamed(comparison)} == {"Module.m.v"}
+
+
+@pytest.mark.parametrize(("greatest", "takes_gradient"), [(4.0, False), (4.0, True), (4.004, False)])
+def test_few_other_elements_of_an_input_explain_all_that_follows(greatest, takes_gradient, tmp_path):
+    """Of 4096 elements one is off by 1, which no extremum shows; where extrema differ too, more may."""
+
+    def data(off, made):
+        values = {"Max": greatest if off else 4.0, "Min": -4.0, "Mean": off / 4096, "Norm": 64.0 * (1 + off / 4000)}
+        image = tensor(shape=(64, 64), requires_grad=takes_gradient) | values
+        return {LINEAR: forward(image, output=form(made)), BLOCK: forward(image, output=form(made))}
+
+    comparison = found(tmp_path, data(1.0, 640.0), data(0.0, 64.0), {LINEAR: BLOCK, BLOCK: None})
+
+    assert bool(comparison.blamed) == (takes_gradient or greatest > 4.0)
+
+
+def test_what_a_kink_turned_is_hidden_in_statistics_and_seen_where_the_gradient_goes(tmp_path):
+    """A gradient passes relu on one side alone in a few elements: no extremum, and little of a norm."""
+
+    def data(off):
+        return {
+            "Functional.linear.0.forward": forward(form(1.0), form(0.4), output=form(0.5 * (1 + off))),
+            "Functional.relu.0.forward": forward(form(0.5 * (1 + off)), output=form(0.45 * (1 + off))),
+            "Functional.relu.0.backward": {"input": [form(0.7)], "output": [form(0.6 * (1 + off))]},
+            "Functional.linear.0.backward": {"input": [form(0.6 + 0.6 * off)], "output": [form(0.2 + 100 * off)]},
+        }
+
+    target, golden = data(1e-4), data(0.0)
+    target["Functional.linear.0.forward"]["input_args"][1] = form(0.4 * (1 + 1e-4))
+
+    assert blamed(found(tmp_path, target, golden)) == [("Functional.linear.0.forward", "input.1")]
