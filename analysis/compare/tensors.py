@@ -147,15 +147,22 @@ def tensor_difference(ours: Item, theirs: Item, *, target: Rows, golden: Rows) -
     and the columns are those of the remaining elements.
 
     Raises:
-        DumpError: a file is missing or damaged, or it is one of torch and torch is not installed.
+        DumpError: a file is missing or damaged, or does not hold what its dump says, or it is one of torch and torch is
+            not installed.
     """
     path, their_path = target.tensor_path(ours), golden.tensor_path(theirs)
     if path is None or their_path is None or ours.shape != theirs.shape:
         return Difference(relative_size(ours, theirs), (None,) * _NUM_COLUMNS)
+    flat, their_flat = _flat(path), _flat(their_path)
+    if len(flat) != len(their_flat):
+        raise DumpError(
+            f"{path}: found {len(flat):,} elements, expected as many as in {their_path}, {len(their_flat):,}: one file "
+            "does not hold what its dump.json says; dump that step again"
+        )
     sums = ElementSums()
     name, our_name = dtype_name(theirs.dtype), dtype_name(ours.dtype)
     with np.errstate(over="ignore", invalid="ignore"):
-        for chunk, their_chunk in zip(_chunks(path), _chunks(their_path), strict=True):
+        for chunk, their_chunk in zip(_chunks(flat), _chunks(their_flat), strict=True):
             sums.add(chunk, their_chunk, name, our_name)
     found = sums.difference()
     if found.relative and is_discrete(ours) and is_discrete(theirs):
@@ -178,8 +185,7 @@ def _limits(values: _Array, dtype: str) -> npt.NDArray[np.bool_]:
     return limits
 
 
-def _chunks(source: Path | Assembly) -> Iterator[_Array]:
-    flat = _flat(source)
+def _chunks(flat: Any) -> Iterator[_Array]:
     for start in range(0, len(flat), CHUNK):
         part = flat[start : start + CHUNK]
         yield np.asarray(part if isinstance(part, np.ndarray) else part.double().numpy(), dtype=np.float64)

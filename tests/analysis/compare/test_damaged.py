@@ -52,6 +52,19 @@ def test_a_damaged_file_of_a_tensor_is_named_in_one_line(content, ending, tmp_pa
     assert f"x.{ending} is no tensor file" in line
 
 
+def test_a_file_that_does_not_hold_what_its_dump_says_is_named_in_one_line(tmp_path, capsys):
+    for side, length in (("a", 3), ("b", 2)):
+        stored = tensor(shape=(3,), data_name="x.npy")
+        folder = write_dump(tmp_path / side, {CALL: forward(tensor(), output=stored)}) / "dump_tensor_data"
+        folder.mkdir()
+        np.save(folder / "x.npy", np.ones(length, np.float32))
+
+    assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b")]) == 1
+
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "x.npy: found 3 elements, expected as many as in" in line
+
+
 @pytest.mark.parametrize("text", ["{}", '{"data": 3}', "[", ""])
 def test_a_damaged_rank_does_not_keep_the_others_from_being_compared(text, tmp_path, capsys):
     for side, value in (("a", 1.5), ("b", 1.0)):
