@@ -22,6 +22,7 @@ KINDS = (
     "param_origin",
     "param_updated",
     "other",
+    "param_used",
     "state",
     "update",
     "ratio",

@@ -241,6 +241,9 @@ _MODULES = (
     _rms("trainermon_unreduced_gradient_rms", Kind.GRAD_UNREDUCED, "gradients of a module before they are reduced"),
     _rms("trainermon_gradient_rms", Kind.GRAD_REDUCED, "reduced, unclipped gradients of a module"),
     _rms("trainermon_parameter_rms", Kind.PARAM_ORIGIN, "parameters of a module before the optimizer step"),
+    _rms(
+        "trainermon_used_parameter_rms", Kind.PARAM_USED, "own parameters of a module, where the optimizer steps others"
+    ),
     _rms("trainermon_updated_parameter_rms", Kind.PARAM_UPDATED, "parameters of a module after the optimizer step"),
     _rms("trainermon_first_moment_rms", Kind.EXP_AVG, "Adam's first moment of a module"),
     _rms("trainermon_second_moment_rms", Kind.EXP_AVG_SQ, "Adam's second moment of a module"),

@@ -13,6 +13,7 @@ const SPARE = 10;
 
 const KINDS = {
   grad_reduced: "gradients", grad_unreduced: "gradients before reduction", param_origin: "parameters before the step",
+  param_used: "parameters that the forward used",
   param_updated: "parameters after the step", exp_avg: "Adam: mean", exp_avg_sq: "Adam: variance", update: "Adam: update",
   ratio: "Adam: update ratio", mg_direction: "gradient and momentum agree", state: "optimizer state", actv: "activations",
   actv_grad: "activation gradients", comm: "collectives", feature: "feature", wait_seconds: "waiting time in seconds",
