@@ -38,7 +38,7 @@ class DriftWatcher(Watcher):
         self._moves = np.full((0, _REMEMBERED), np.nan, np.float32)  # how far earlier levels had moved, newest last
         self._steps = np.full((0, _REMEMBERED), np.nan, np.float32)  # from one level to the next, newest last
         self._compared = np.zeros(0, np.float32)
-        self._first = FirstLevel(condition.share_of_first, logarithmic=False)
+        self._first = FirstLevel(condition.share_of_first, logarithmic=self._logarithmic)
 
     def grow(self, size: int) -> None:  # noqa: D102 - as in Watcher, here and below
         self._values = grown(self._values, size, np.nan)
@@ -87,6 +87,9 @@ class DriftWatcher(Watcher):
         furthest = np.fmax.reduce(moves[:, : -condition.levels], axis=1, initial=0.0)
         bad = moved > self._limit(origin, indices)
         bad &= (moved > _FURTHER * furthest) & (moved > condition.score * MAD_TO_SIGMA * usual)
+        if self._logarithmic and condition.share_of_first:
+            larger = np.fmax(level, origin)
+            bad &= self._first.matters(indices, larger, larger)
         counts = self._passed[indices] >= condition.warmup
         self._passed[indices] += 1
         self._levels[indices] = np.where(counts[:, None], _appended(before, level), before)

@@ -103,7 +103,7 @@ class FamilyJob:
     def _restore(self, state: dict[str, Any]) -> None:
         rival = getattr(self._net, "rival", ())
         for number, part in enumerate((self.model, self.optimizer, *rival)):
-            part.load_state_dict(state[str(number)])
+            part.load_state_dict(copy.deepcopy(state[str(number)]))  # an optimizer trains on in what it loads
         self._generator.set_state(state["drawn"])
         torch.set_rng_state(state["torch"])
         self.model.train()

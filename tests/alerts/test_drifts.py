@@ -123,6 +123,31 @@ def test_near_zero_a_share_of_the_first_level_is_needed(tmp_path: Path) -> None:
     assert drift(tmp_path, values, share_of_first=0.1) == []
 
 
+@pytest.mark.parametrize(("converged", "found"), [(1e-3, False), (1.0, True)])
+def test_magnitude_that_stays_below_what_it_was_at_first_does_not_matter(
+    tmp_path: Path, converged: float, *, found: bool
+) -> None:
+    decline = np.exp(np.log(converged) * np.minimum(1.0, np.arange(200) / 150.0))
+    values = noisy([*decline, *np.linspace(converged, 20.0 * converged, 60)])
+
+    assert drift(tmp_path, values, statistic="rms", factor=10, score=1)
+    assert bool(drift(tmp_path, values, statistic="rms", factor=10, score=1, share_of_first=1.0)) is found
+
+
+def test_fall_matters_by_where_it_comes_from(tmp_path: Path) -> None:
+    values = noisy([*[1.0] * 160, *0.95 ** np.arange(100)])
+
+    assert drift(tmp_path, values, statistic="rms", factor=8, score=1, direction="down", share_of_first=0.5)
+
+
+def test_gradients_of_a_model_that_has_learned_its_task_may_grow_from_next_to_nothing() -> None:
+    engine = RuleEngine([rule for rule in load_rules() if rule.name == "gradient-drift"])
+    sunk = [*np.exp(-np.arange(200) / 30.0), *[2e-3] * 60, *[4e-2] * 60]
+
+    assert feed(engine, [grad("a")], (block(step, {0: value}) for step, value in enumerate(noisy(sunk)))) == []
+    assert feed(engine, [grad("a")], (block(step, {0: 3.0}) for step in range(320, 420)))
+
+
 def test_rate_of_many_times_the_largest_is_told_at_once_and_learned_at_last(tmp_path: Path) -> None:
     warm = [*np.linspace(0.0, 1e-3, 40), *[1e-3] * 20]
 

@@ -9,10 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.alerts.series import INF, NAN, PATIENT, row
+from tests.alerts.series import INF, NAN, PATIENT, block, feed, row
 from trainermon.alerts.conditions import Verdict
 from trainermon.alerts.criteria import Direction, Spike
+from trainermon.alerts.engine import RuleEngine
+from trainermon.alerts.rules import load_rules
 from trainermon.alerts.spikes import SpikeWatcher, median_and_deviation
+from trainermon.monitor.values import Kind, SeriesKey
 
 ALL = slice(None)
 REFRESH = 16  # after so many values of its own a series has a new baseline
@@ -304,3 +307,14 @@ def test_new_attempt_keeps_the_range() -> None:
     series.watcher.reset()
 
     assert series.feed(10.0).bad.all()
+
+
+@pytest.mark.parametrize(("peak", "found"), [(0.3, False), (30.0, True)])
+def test_updates_of_a_model_that_has_learned_its_task_may_grow_from_next_to_nothing(peak: float, *, found: bool) -> None:
+    engine = RuleEngine([rule for rule in load_rules() if rule.name == "update-spike"])
+    sunk = [*np.exp(-np.arange(200) / 50.0), *[0.018] * 60] * np.array(steady(260))
+    values = [*sunk, *(peak * 0.9 ** np.arange(12))]  # one hard sample, which Adam's first moment remembers
+
+    alerts = feed(engine, [SeriesKey(Kind.UPDATE, "a")], (block(step, {0: value}) for step, value in enumerate(values)))
+
+    assert bool(alerts) is found

@@ -11,10 +11,12 @@ from benchmarks.detection.family_cases import HELD_OUT, TUNING, family_cases, fa
 from benchmarks.detection.family_faults import ACTIONS as ACTIONS_OF_FAMILIES
 from benchmarks.detection.faults import BAD_RANK
 from benchmarks.detection.faults import FAULTS as ACTIONS
-from benchmarks.detection.record import record
-from benchmarks.detection.replay import Fired, Judged, by_fault, by_rule, judge, judge_family
+from benchmarks.detection.record import record, segments
+from benchmarks.detection.replay import Fired, Judged, blocks_of, by_fault, by_rule, judge, judge_family
 from benchmarks.families.catalogue import FAMILIES
 from trainermon.alerts.rules import load_rules
+from trainermon.alerts.statistics import SUM
+from trainermon.monitor.values import Kind
 
 RULES = load_rules()
 AFTER = 12  # steps that are trained beyond the beginning of the fault
@@ -86,6 +88,26 @@ def test_faults_of_a_family_are_judged_apart_from_one_another(tmp_path, monkeypa
     assert (second.case.name, second.case.first_bad) == ("bad-batches", 70)
     assert {fired.rule for fired in second.fired} <= {"loss-jump", "loss-spike", "gradient-jump", "gradient-spike"}
     assert second.delay is not None
+
+
+def test_after_its_faults_a_training_goes_on_as_if_there_had_been_none(tmp_path, monkeypatch):
+    losses = []
+    for number, faults in enumerate(({}, {60: ["weight-decay-x3000", "learning-rate-x100"]})):
+        monkeypatch.setattr("benchmarks.detection.family_training.faults_of", lambda _, faults=faults: faults)
+        case = Case(name="faults", size="gan", seed=0, ranks=1, steps=70)
+        folder = tmp_path / str(number)
+        record([case], folder)
+        healthy = [part for part in segments(case, folder) if not part.name]
+        recorded = {
+            block.step: block.values[SUM, row]
+            for header, block in blocks_of(folder / "spool" / case.run_id)
+            for row, number in enumerate(block.series)
+            if header.series[number].kind is Kind.LOSS
+        }
+        losses.append([recorded[part.first + age] for part in healthy for age in range(part.steps)])
+
+    assert len(losses[0]) == 70
+    assert losses[0] == losses[1]
 
 
 def case_of(name, first_bad=100):
