@@ -91,8 +91,8 @@ class Drift:
         levels: So many levels are remembered.
         warmup: So many levels are passed over first: at the start of a training everything moves.
         score: The level has also moved so many times as far as levels usually do from one to the next.
-        share_of_first: A level matters as for `Spike`: by the distance that it has moved, or for logarithms by the larger
-            one of what it was and what it has become.
+        share_of_first: A level matters as for `Spike`: by the distance that it has moved, or for logarithms by what
+            it was or has become, the larger one of the two.
     """
 
     factor: float

@@ -310,7 +310,7 @@ def test_new_attempt_keeps_the_range() -> None:
 
 
 @pytest.mark.parametrize(("peak", "found"), [(0.3, False), (30.0, True)])
-def test_updates_of_a_model_that_has_learned_its_task_may_grow_from_next_to_nothing(peak: float, *, found: bool) -> None:
+def test_updates_of_a_model_that_has_learned_its_task_may_grow_from_little(peak: float, *, found: bool) -> None:
     engine = RuleEngine([rule for rule in load_rules() if rule.name == "update-spike"])
     sunk = [*np.exp(-np.arange(200) / 50.0), *[0.018] * 60] * np.array(steady(260))
     values = [*sunk, *(peak * 0.9 ** np.arange(12))]  # one hard sample, which Adam's first moment remembers
