@@ -12,7 +12,7 @@ from benchmarks.families.catalogue import FAMILIES
 
 TUNING = ("llama", "t5", "resnet", "gan", "lstm", "tabular")
 HELD_OUT = tuple(name for name in FAMILIES if name not in TUNING)
-"""Nothing was changed after a look at these."""
+"""No figure was fitted to these; what was changed after a look at them is told in docs/detection.md."""
 
 _ANY = ("*-spike", "*-jump", "*-drift", "loss-*", "gradient-*", "update-ratio-high")
 
