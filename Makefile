@@ -12,7 +12,7 @@ CUDA_VENV := .venv-cuda
 CUDA_READY := $(CUDA_VENV)/.ready
 # What depends on how torch was built: its flight recorders, its kernels, and what a dump catches of them.
 CUDA_TESTS := tests/agent/hang tests/dump tests/monitor/statistics tests/monitor/session/test_witness.py
-KERNELS := monitor/statistics/moments.c monitor/statistics/checksums.c
+KERNELS := trainermon/monitor/statistics/moments.c trainermon/monitor/statistics/checksums.c
 
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
@@ -110,4 +110,4 @@ build: $(READY) ## build the source distribution and the wheel into dist/
 clean: ## remove environments, caches and build products
 	rm -rf $(VENV) $(BENCH_VENV) $(CUDA_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
-	rm -f monitor/statistics/*.so
+	rm -f trainermon/monitor/statistics/*.so

@@ -18,8 +18,8 @@ from trainermon.alerts.rules import load_rules
 
 ROOT = Path(__file__).parents[1]
 FILES = ROOT / "helm" / "trainermon" / "files"
-DASHBOARDS = ROOT / "dashboards" / "grafana"
-HEAD = "# Generated from alerts/ by `make sync`. Do not edit.\n"
+DASHBOARDS = ROOT / "trainermon" / "dashboards" / "grafana"
+HEAD = "# Generated from trainermon/alerts/ by `make sync`. Do not edit.\n"
 
 _COMPARISON = re.compile(r"[<>]=?|[=!]=(?!~)")
 _LIMIT = re.compile(r"([<>]=?) (\d+(?:\.\d+)?)$")

@@ -17,11 +17,11 @@ from trainermon.exporters.reference import render_reference
 from trainermon.monitor.config import WITHOUT_EFFECT, MonitorConfig
 
 FOLDER = Path(__file__).parent / "reference"
-RULES = Path(__file__).parents[1] / "alerts" / "generated"
+RULES = Path(__file__).parents[1] / "trainermon" / "alerts" / "generated"
 HEAD = """\
 # Configuration
 
-<!-- Generated from monitor/config/schema.py by `make sync`. Do not edit. -->
+<!-- Generated from trainermon/monitor/config/schema.py by `make sync`. Do not edit. -->
 
 `TrainerMon(path)` reads a JSON or YAML file, `TrainerMon({...})` a mapping, `TrainerMon()` takes the defaults. An
 unknown key, a wrong type or an impossible pair is an error that names the key and the nearest right name.

@@ -11,7 +11,7 @@ from tests.server_programs import wait_until
 
 pytestmark = pytest.mark.server
 
-EXAMPLE = Path(__file__).parents[2] / "alerts" / "generated" / "alertmanager.yaml"
+EXAMPLE = Path(__file__).parents[2] / "trainermon" / "alerts" / "generated" / "alertmanager.yaml"
 
 
 @pytest.fixture(scope="module")

@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.server, pytest.mark.distributed]
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "tests" / "alerts" / "training_with_a_fault.py"
-GENERATED = ROOT / "alerts" / "generated"
+GENERATED = ROOT / "trainermon" / "alerts" / "generated"
 RUN = "loss-apart"
 WORLD_SIZE = 4
 NODES = ("node-a", "node-b")

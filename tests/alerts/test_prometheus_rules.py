@@ -19,7 +19,7 @@ from trainermon.cli import main
 from trainermon.monitor.errors import RuleError
 from trainermon.monitor.metrics import METRICS
 
-GENERATED = Path(__file__).parents[2] / "alerts" / "generated"
+GENERATED = Path(__file__).parents[2] / "trainermon" / "alerts" / "generated"
 RULE_FILE = GENERATED / "prometheus_rules.yaml"
 PROMTOOL_TESTS = sorted((Path(__file__).parent / "promtool").glob("*.yaml"))
 GROUPS = yaml.safe_load(RULE_FILE.read_text())["groups"]

@@ -14,7 +14,7 @@ from trainermon.exporters import views
 from trainermon.exporters.heat_rows import HEATMAP_STATISTICS
 from trainermon.monitor.values import Alert, Kind
 
-WEB = Path(__file__).parents[2] / "dashboards" / "web"
+WEB = Path(__file__).parents[2] / "trainermon" / "dashboards" / "web"
 MODULES = sorted(path.name for path in WEB.glob("*.js"))
 AA = 4.5
 

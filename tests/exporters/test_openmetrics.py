@@ -141,7 +141,9 @@ def test_a_name_that_is_no_unicode_costs_a_question_mark_and_not_the_scrape():
 def test_a_metric_that_is_not_in_the_catalogue_is_refused():
     stranger = Metric(name="trainermon_stranger", type=MetricType.GAUGE, help="Not catalogued.")
 
-    with pytest.raises(ValueError, match=r"metric 'trainermon_stranger' is not in monitor/metrics.py; add it there"):
+    with pytest.raises(
+        ValueError, match=r"metric 'trainermon_stranger' is not in trainermon/monitor/metrics.py; add it there"
+    ):
         sample_prefix(stranger, {})
 
 

@@ -11,7 +11,7 @@ from tests.helm.charts import CHART, DAEMONSET, FULLNAME, NAMESPACE, SECRET, fra
 from trainermon.agent import service
 from trainermon.alerts.rules import load_rules
 
-RULES = (CHART.parents[1] / "alerts" / "default_rules.yaml").read_text()
+RULES = (CHART.parents[1] / "trainermon" / "alerts" / "default_rules.yaml").read_text()
 KINDS = {
     "job": ["spec", "template", "spec"],
     "jobset": ["spec", "replicatedJobs", 0, "template", "spec", "template", "spec"],

@@ -27,13 +27,6 @@ def test_no_registry_address_and_no_home_folder_is_named():
     assert found == []
 
 
-def test_every_link_of_the_face_points_into_the_repository():
-    links = [path for path in (ROOT / "trainermon").iterdir() if path.is_symlink()]
-
-    assert len(links) == 7
-    assert all(path.resolve().parent == ROOT and path.resolve().name == path.name for path in links)
-
-
 def test_an_address_and_a_home_folder_are_seen():
     assert REGISTRY.search("pip install --index" + "-url x")
     assert REGISTRY.search("https://host.example/" + "simple/")

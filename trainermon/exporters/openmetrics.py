@@ -85,10 +85,10 @@ def sample_prefix(metric: Metric, labels: Mapping[str, str], *, suffix: str = ""
         ValueError: The metric or one of the labels is not in the catalogue.
     """
     if METRICS.get(metric.name) is not metric:
-        raise ValueError(f"metric {metric.name!r} is not in monitor/metrics.py; add it there")
+        raise ValueError(f"metric {metric.name!r} is not in trainermon/monitor/metrics.py; add it there")
     unknown = [name for name in labels if name not in metric.labels and name != "le"]
     if unknown:
-        raise ValueError(f"{metric.name} has labels {metric.labels} in monitor/metrics.py, found {unknown}")
+        raise ValueError(f"{metric.name} has labels {metric.labels} in trainermon/monitor/metrics.py, found {unknown}")
     return f"{metric.name}{suffix}{{{label_text(labels)}}} "
 
 

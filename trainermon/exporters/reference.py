@@ -12,7 +12,7 @@ from trainermon.monitor.values import STATISTICS as MOMENTS
 _HEAD = """\
 # Metrics, kinds and statistics
 
-<!-- Generated from monitor/metrics.py by `make sync`. Do not edit. -->
+<!-- Generated from trainermon/monitor/metrics.py by `make sync`. Do not edit. -->
 
 Every agent serves these metrics under `/metrics`, in the Prometheus text format 0.0.4 or in OpenMetrics 1.0.0, as the
 scraper asks for. Histograms have exemplars with the step in OpenMetrics.
