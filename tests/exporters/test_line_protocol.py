@@ -1,6 +1,5 @@
 """Line protocol, read back by an own reader that follows the specification word by word."""
 
-import doctest
 import math
 import re
 
@@ -8,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainermon.exporters import line_protocol
 from trainermon.exporters.line_protocol import point, series_text, time_text
 
 WORD = r"(?:[^\\,= ]|\\.|\\(?![,= ]))+"
@@ -21,10 +19,6 @@ def read(line: str) -> tuple[str, dict[str, str], dict[str, str], int]:
     pairs = [re.split(r"(?<!\\)=", tag) for tag in tags]
     plain = {key: re.sub(r"\\([,= ])", r"\1", value) for key, value in pairs}
     return measurement, plain, dict(field.split("=") for field in fields.split(",")), int(time)
-
-
-def test_examples_in_the_docstrings_hold():
-    assert doctest.testmod(line_protocol).failed == 0
 
 
 @given(st.dictionaries(st.sampled_from(["run", "rank", "module"]), st.text("ab .,=é\"'", min_size=1), min_size=1))
