@@ -17,7 +17,7 @@ KERNELS := trainermon/monitor/statistics/moments.c trainermon/monitor/statistics
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help demo test check test-slow test-cuda-build test-server test-gpu bench bench-detection bench-diagnosis bench-compare-quality bench-hangs bench-gpu dashboards-render sync lock build clean
+.PHONY: help demo test check coverage test-slow test-cuda-build test-server test-gpu bench bench-detection bench-diagnosis bench-compare-quality bench-hangs bench-gpu dashboards-render sync lock build clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 19
@@ -44,6 +44,7 @@ $(CUDA_READY): requirements/base.lock requirements/dev.lock pyproject.toml $(KER
 	$(CUDA_VENV)/bin/pip install --quiet --no-deps --no-build-isolation --editable .
 	touch $@
 
+TESTS ?= tests
 DEMO_ARGS ?=
 SERVE := $(if $(serve),--serve,)
 
@@ -67,6 +68,12 @@ check: $(READY) ## lint, types, import contract, spelling, policy tests
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/codespell
 	$(BIN)/pytest -q tests/policy
+
+coverage: $(READY) ## run the test suite, and print which share of lines and branches each folder has seen run
+	rm -rf build/coverage && mkdir -p build/coverage
+	$(BIN)/coverage run -m pytest -m "not slow" $(TESTS)
+	$(BIN)/coverage combine --quiet
+	$(BIN)/python -m tests.coverage_by_folder
 
 test-server: $(READY) ## only the tests that start real servers and browsers
 	$(BIN)/pytest -m server
