@@ -12,21 +12,21 @@ import trainermon
 from trainermon.monitor.errors import TrainermonError
 
 COMMANDS = {
-    "run": ("trainermon.agent.launch", "run a training command, with its agent, to the last stored record"),
-    "query": ("trainermon.exporters.query", "ask a run's statistics in SQL, while it is on or after it"),
-    "diagnose": ("trainermon.analysis.diagnose_command", "name the first bad module of a step, and explain it"),
-    "replay": ("trainermon.analysis.replay_command", "run a step that was kept on disk once more, in this process"),
-    "compare": ("trainermon.analysis.compare.command", "hold a dump against another, and name what is to blame"),
-    "restore": ("trainermon.dump.restore", "put the files of dumps in place whose process was killed"),
-    "tensor": ("trainermon.analysis.tensor.command", "look at dumped tensors: show, diff, top, hist, convert"),
-    "anomalies": ("trainermon.alerts.anomaly_order", "put the single anomalies of all ranks in the order of training"),
-    "rules": ("trainermon.alerts.rules_command", "list, check or try out alert rules"),
-    "dashboards": ("trainermon.dashboards.command", "bring the Grafana dashboards into a Grafana, or write them"),
-    "export": ("trainermon.exporters.export_command", "write a run as csv, for TensorBoard or InfluxDB, or what is missing there"),
-    "convert": ("trainermon.exporters.convert", "turn csv files into event files for TensorBoard, or into a database"),
-    "node": ("trainermon.agent.service", "be the agent of every run on this node, for containers, systemd and Slurm"),
-    "agent": ("trainermon.agent.daemon", "follow the journals of this node's ranks (usually started for you)"),
-    "controller": ("trainermon.agent.controller.command", "show a whole job, and bring escalations to all its agents"),
+    "run": ("trainermon.agent.launch", "run a training command with an agent, and wait until every record is stored"),
+    "query": ("trainermon.exporters.query", "query a run's statistics with SQL, during or after the run"),
+    "diagnose": ("trainermon.analysis.diagnose_command", "find the first bad module of a step, and explain it"),
+    "replay": ("trainermon.analysis.replay_command", "re-run a step that was saved to disk, in this process"),
+    "compare": ("trainermon.analysis.compare.command", "compare two dumps, and report the operation at fault"),
+    "restore": ("trainermon.dump.restore", "finish dump files left behind by a killed process"),
+    "tensor": ("trainermon.analysis.tensor.command", "inspect dumped tensors: show, diff, top, hist, convert"),
+    "anomalies": ("trainermon.alerts.anomaly_order", "list the anomalies of all ranks in training order"),
+    "rules": ("trainermon.alerts.rules_command", "list, check or test alert rules"),
+    "dashboards": ("trainermon.dashboards.command", "install the dashboards in Grafana, or write them to files"),
+    "export": ("trainermon.exporters.export_command", "write a stored run to InfluxDB, csv or TensorBoard"),
+    "convert": ("trainermon.exporters.convert", "convert csv files to TensorBoard event files or a database"),
+    "node": ("trainermon.agent.service", "serve as the agent of every run on this node (containers, systemd, Slurm)"),
+    "agent": ("trainermon.agent.daemon", "run the agent of one run on this node (usually started for you)"),
+    "controller": ("trainermon.agent.controller.command", "show a job of several nodes, and send orders to its agents"),
 }
 
 
