@@ -10,9 +10,13 @@ BENCH_VENV := .venv-bench
 BENCH_READY := $(BENCH_VENV)/.ready
 CUDA_VENV := .venv-cuda
 CUDA_READY := $(CUDA_VENV)/.ready
+# What is there already serves the demo, too.
+DEMO_VENV := $(if $(wildcard $(READY)),$(VENV),.venv-demo)
+DEMO_READY := $(DEMO_VENV)/.ready
 # What depends on how torch was built: its flight recorders, its kernels, and what a dump catches of them.
 CUDA_TESTS := tests/agent/hang tests/dump tests/monitor/statistics tests/monitor/session/test_witness.py
 KERNELS := trainermon/monitor/statistics/moments.c trainermon/monitor/statistics/checksums.c
+INSTALLED := requirements/base.lock requirements/torch.lock requirements/torch_cpu.lock requirements/cuda.lock pyproject.toml setup.py $(KERNELS)
 
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
@@ -22,34 +26,38 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 19
 
-$(READY): requirements/base.lock requirements/dev.lock pyproject.toml $(KERNELS)
-	$(PYTHON) -m venv $(VENV)
-	DS_BUILD_OPS=0 $(BIN)/pip install --quiet --require-hashes -r requirements/dev.lock
-	$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
-	touch $@
+# The CPU build of torch where pip is set up to find it, else what pip finds by default: on Linux the CUDA build, which needs
+# packages of its own. $(1): the environment, $(2): what stands before pip, $(3): the lock.
+LOCKED := install --quiet --require-hashes
+define install
+	$(PYTHON) -m venv $(1)
+	$(2) $(1)/bin/pip $(LOCKED) --no-deps -r requirements/torch_cpu.lock 2> /dev/null || $(2) $(1)/bin/pip $(LOCKED) --no-deps -r requirements/torch.lock
+	if $(1)/bin/python requirements/is_cuda_build.py; then $(2) $(1)/bin/pip $(LOCKED) --no-deps -r requirements/cuda.lock; fi
+	$(2) DS_BUILD_OPS=0 $(1)/bin/pip $(LOCKED) -r requirements/$(3).lock
+	$(1)/bin/pip install --quiet --no-deps --no-build-isolation --editable .
+	touch $(1)/.ready
+endef
 
-$(BENCH_READY): requirements/bench.lock pyproject.toml $(KERNELS)
-	$(PYTHON) -m venv $(BENCH_VENV)
-	DS_BUILD_OPS=0 $(BENCH_VENV)/bin/pip install --quiet --require-hashes -r requirements/bench.lock
-	$(BENCH_VENV)/bin/pip install --quiet --no-deps --no-build-isolation --editable .
-	touch $@
+$(READY): $(INSTALLED) requirements/dev.lock
+	$(call install,$(VENV),env,dev)
 
-# pip as it is set up for nobody in particular, which installs torch's CUDA build and what that needs beside the lock; all
-# the rest is the same lock's.
-$(CUDA_READY): requirements/base.lock requirements/dev.lock pyproject.toml $(KERNELS)
-	$(PYTHON) -m venv $(CUDA_VENV)
-	env -i HOME="$(CURDIR)/$(CUDA_VENV)" PATH="$$PATH" $(CUDA_VENV)/bin/pip install --quiet --no-cache-dir "$$(grep -om1 '^torch==[0-9.]*' requirements/dev.lock)"
-	env -i HOME="$(CURDIR)/$(CUDA_VENV)" PATH="$$PATH" DS_BUILD_OPS=0 $(CUDA_VENV)/bin/pip install --quiet --no-cache-dir --require-hashes -r requirements/dev.lock
-	$(CUDA_VENV)/bin/python -c 'import sys, torch; sys.exit(torch.version.cuda is None and f"torch {torch.__version__} is no CUDA build, which pip installs by default: see the configuration of pip for all users")'
-	$(CUDA_VENV)/bin/pip install --quiet --no-deps --no-build-isolation --editable .
-	touch $@
+.venv-demo/.ready: $(INSTALLED) requirements/demo.lock
+	$(call install,.venv-demo,env,demo)
+
+$(BENCH_READY): $(INSTALLED) requirements/bench.lock
+	$(call install,$(BENCH_VENV),env,bench)
+
+# With pip as it is set up for nobody in particular.
+$(CUDA_READY): $(INSTALLED) requirements/dev.lock
+	$(call install,$(CUDA_VENV),env -i HOME="$(CURDIR)/$(CUDA_VENV)" PATH="$$PATH" PIP_NO_CACHE_DIR=1,dev)
+	$(CUDA_VENV)/bin/python requirements/is_cuda_build.py || { rm $@; echo "this pip finds no CUDA build of torch: see the configuration of pip for all users"; exit 1; }
 
 TESTS ?= tests
 DEMO_ARGS ?=
 SERVE := $(if $(serve),--serve,)
 
-demo: $(READY) ## train a small GPT on two ranks, break it, and see it explained; `make demo serve=1` keeps the page up
-	$(BIN)/trainermon run $(SERVE) -- $(BIN)/torchrun --nproc-per-node 2 examples/ddp_gpt.py --fault weight $(DEMO_ARGS)
+demo: $(DEMO_READY) ## train a small GPT on two ranks, break it, and see it explained; `make demo serve=1` keeps the page up
+	$(DEMO_VENV)/bin/trainermon run $(SERVE) -- $(DEMO_VENV)/bin/torchrun --nproc-per-node 2 examples/ddp_gpt.py --fault weight $(DEMO_ARGS)
 
 test: $(READY) ## run the test suite
 	$(BIN)/pytest -m "not slow"
@@ -115,6 +123,6 @@ build: $(READY) ## build the source distribution and the wheel into dist/
 	$(BIN)/python -m build --no-isolation
 
 clean: ## remove environments, caches and build products
-	rm -rf $(VENV) $(BENCH_VENV) $(CUDA_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-demo $(BENCH_VENV) $(CUDA_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	rm -f trainermon/monitor/statistics/*.so

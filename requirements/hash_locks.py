@@ -5,6 +5,7 @@ Versions are chosen by people (CONTRIBUTING.md); what is installed under that ve
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -23,14 +24,28 @@ def main(paths: Sequence[str]) -> int:
 
 
 def _hashed(repository: PyPIRepository, lines: Sequence[str]) -> Iterator[str]:
+    """Yield the lines, each pin with the hashes that stood there and those of every file that the index offers.
+
+    What stood there stays, as another index may offer other files of the same version (torch's CPU and CUDA builds).
+    """
     for line in lines:
         if not line.strip() or line.startswith(("#", "-")):
             yield line
             continue
         requirement = line.partition("--hash")[0].strip()
-        with repository.allow_all_wheels():  # files for other machines too
-            hashes = sorted(repository.get_hashes(install_req_from_line(requirement)))
+        hashes = sorted({*re.findall(r"sha256:[0-9a-f]{64}", line), *_offered(repository, requirement)})
         yield " \\\n".join([requirement, *(f"    --hash={each}" for each in hashes)])
+
+
+def _offered(repository: PyPIRepository, requirement: str) -> set[str]:
+    """Return the hashes of all files of a pinned version; downloads them only where the index does not say."""
+    wanted = install_req_from_line(requirement)
+    with repository.allow_all_wheels():  # files for other machines too
+        candidates = repository.find_all_candidates(wanted.name)
+        links = [each.link for each in candidates if wanted.specifier.contains(each.version, prereleases=True)]
+        if links and all(link.hash_name == "sha256" for link in links):
+            return {f"sha256:{link.hash}" for link in links}
+        return set(repository.get_hashes(wanted))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+DEV = ROOT / "requirements" / "dev.lock"
+DOCKERFILE = ROOT / "docker" / "Dockerfile"
 LOCKS = sorted((ROOT / "requirements").glob("*.lock"))
 PIN = re.compile(r"[A-Za-z0-9._-]+==[^\s;]+( *;.*)?")
 HASH = re.compile(r"--hash=sha256:[0-9a-f]{64}")
@@ -24,13 +26,29 @@ def test_every_requirement_is_pinned_and_has_the_hashes_of_its_files(lock):
 
 
 def test_locks_are_installed_with_their_hashes_demanded():
-    recipes = [(ROOT / "Makefile").read_text(), (ROOT / "docker" / "Dockerfile").read_text().replace("\\\n", " ")]
-    commands = [
-        line
-        for text in recipes
-        for line in text.splitlines()
-        if re.search(r"pip .*install.* (-r|--requirement) .*\.lock", line)
+    makefile = (ROOT / "Makefile").read_text()
+    recipes = [
+        makefile.replace("||", "\n").replace("$(LOCKED)", "install --quiet --require-hashes"),
+        DOCKERFILE.read_text(),
     ]
+    commands = re.findall(r"install (?:(?!&&|;)[^\n]|\\\n)*(?:-r|--requirement) \S+\.lock", "\n".join(recipes))
 
-    assert len(commands) >= 3
+    assert len(commands) >= 5
     assert all("--require-hashes" in command for command in commands)
+
+
+def test_every_build_of_torch_is_the_same_version():
+    versions = {
+        re.search(r"^torch==([\d.]+)", (ROOT / "requirements" / name).read_text(), re.MULTILINE)[1]
+        for name in ("torch.lock", "torch_cpu.lock")
+    }
+
+    assert len(versions) == 1
+
+
+@pytest.mark.parametrize("name", ["demo.lock", "image.lock", "cuda.lock"])
+def test_what_is_installed_for_less_has_the_versions_that_are_tested(name):
+    pins = {pin.partition("==")[0]: pin for pin in re.findall(r"^[\w.-]+==\S+", DEV.read_text(), re.MULTILINE)}
+    found = re.findall(r"^[\w.-]+==\S+", (ROOT / "requirements" / name).read_text(), re.MULTILINE)
+
+    assert [pin for pin in found if pins.get(pin.partition("==")[0], pin) != pin] == []
