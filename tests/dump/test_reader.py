@@ -124,6 +124,10 @@ def test_what_is_no_dump_is_told(tmp_path):
         {"dump_info": {"layout": 5}},
         {"dump_info": {"reproducibility": "perhaps"}},
         {"dump_info": {"operations": [{"cause": "q"}]}},
+        {"dump_info": {"reproducibility": ""}},
+        {"dump_info": {"rank": "3"}},
+        {"dump_info": {"pipeline_size": None}},
+        {"dump_info": {"reason": 5}},
         {"construct": "x"},
     ],
 )

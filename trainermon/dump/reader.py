@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import math
+import operator
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -183,9 +184,19 @@ def _info(values: Mapping[str, Any]) -> DumpInfo:
     known = {name: value for name, value in values.items() if name in _INFO_FIELDS}
     lists = {name: tuple(known.get(name, ())) for name in ("notes", "bad_shards", "float64_modules")}
     verdicts: dict[str, Any] = {"operations": tuple(map(_operation, known.get("operations", ())))}
-    if known.get("reproducibility"):
+    if known.get("reproducibility") is not None:
         verdicts["reproducibility"] = Reproducibility(known["reproducibility"])
+    for field in dataclasses.fields(DumpInfo):
+        _check_plain(field, known.get(field.name, field.default))
     return DumpInfo(**{**known, **lists, **verdicts, "layout": read_layout(known.get("layout"))})
+
+
+def _check_plain(field: dataclasses.Field[Any], value: Any) -> None:
+    """Refuse a value of another type than the field's, where that is a text, a number, a truth value or None."""
+    plain = {"str": str, "int": int, "bool": bool}.get(str(field.type).removesuffix(" | None"))
+    is_missing = value is None and field.default is None
+    if plain is not None and not is_missing and not isinstance(value, plain):
+        raise TypeError(f"{field.name} is {value!r}, expected {field.type}")
 
 
 def read_layout(values: Mapping[str, Any] | None) -> Layout:
@@ -284,7 +295,7 @@ class _Slots:
         return TensorRecord(
             slot=slot,
             dtype=form["dtype"],
-            shape=tuple(form["shape"]),
+            shape=tuple(map(operator.index, form["shape"])),
             max=_number(form.get("Max")),
             min=_number(form.get("Min")),
             mean=_number(form.get("Mean")),
