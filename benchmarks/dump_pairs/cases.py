@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from benchmarks.families.catalogue import COMPARED, FAMILIES
 
-MENDED_ON = tuple(FAMILIES)
-"""Families on which the comparison was mended; the others are looked at only when that is done."""
+MENDED_ON = (*FAMILIES, "deepseek_v3", "gpt_neox")
+"""Families on which the comparison was mended, or that were looked into; the others are judged when that is done."""
 
 HELD_OUT = tuple(name for name in COMPARED if name not in MENDED_ON)
 LEVELS = ("L0", "L1", "mix")

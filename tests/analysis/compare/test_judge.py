@@ -1,6 +1,9 @@
 """Who is blamed, on dumps made by hand: parameters, extra calls, sums of gradients, indices, and inner types."""
 
+import math
+
 import pytest
+import torch
 
 from tests.analysis.compare.dumps import forward, tensor, write_dump
 from trainermon.analysis.compare import compare
@@ -249,3 +252,51 @@ def test_what_a_kink_turned_is_hidden_in_statistics_and_seen_where_the_gradient_
     target["Functional.linear.0.forward"]["input_args"][1] = form(0.4 * (1 + 1e-4))
 
     assert blamed(found(tmp_path, target, golden)) == [("Functional.linear.0.forward", "input.1")]
+
+
+@pytest.mark.parametrize(("is_explained", "off"), [(True, 1e-2), (False, 0.0)])
+def test_a_backward_whose_gradient_was_not_dumped_is_explained_by_what_was_around_it(is_explained, off, tmp_path):
+    """Autograd rewrites the backward of a write into a view: what it is given comes from no call of the dump."""
+    outer = "Module.b.Block.backward.0"
+    write, silu = "Tensor.copy_.0.backward", "Functional.silu.0.backward"
+
+    def data(off, made):
+        return {
+            silu: {"input": [form(0.7 * (1 + off))], "output": [form(0.6 * (1 + off))]},
+            outer: {"input": [form(0.9 * (1 + off))], "output": [form(0.8 * (1 + off))]},
+            write: {"input": [None], "output": [None, form(made)]},
+        }
+
+    comparison = found(tmp_path, data(off, 0.52), data(0.0, 0.5), {silu: outer, write: outer, outer: None})
+
+    assert (write not in [key for key, _ in blamed(comparison)]) == is_explained
+
+
+@pytest.mark.parametrize(("is_explained", "index"), [(True, 8), (False, 9)])
+def test_another_mask_explains_an_infinity_elsewhere(is_explained, index, tmp_path):
+    def data(mask, least):
+        given = form(0.5), tensor("torch.int64", (64,), mask, requires_grad=False)
+        return {"Tensor.masked_fill.0.forward": forward(*given, output=form(0.5) | {"Min": least})}
+
+    comparison = found(tmp_path, data(index, -math.inf), data(9, -0.5))
+
+    assert any(math.isnan(row.difference.relative or 0.0) for row in comparison.rows())
+    assert (comparison.blamed == ()) == is_explained
+
+
+@pytest.mark.parametrize(
+    ("dtype", "off", "is_blamed"),
+    [(torch.bfloat16, 0.0, False), (torch.float32, 1e-3, True), (torch.bfloat16, 1e-2, True)],
+)
+def test_a_weight_that_was_cast_from_a_coarser_type_is_no_origin(dtype, off, is_blamed, tmp_path):
+    """A router's weight is cast to float32 before the product, and no dump shows a cast."""
+
+    def data(dtype, off):
+        values = torch.tensor([0.1234, -0.1177, 0.0]).mul(1 + off).to(dtype).float().tolist()
+        weight = form(0.4) | dict(zip(("Max", "Min", "Mean"), values, strict=True))
+        return {"Functional.linear.0.forward": forward(form(1.0), weight, output=form(0.5))}
+
+    comparison = found(tmp_path, data(dtype, off), data(torch.float32, 0.0))
+
+    assert bool(comparison.blamed) == is_blamed
+    assert any(row.result != "pass" for row in comparison.rows())

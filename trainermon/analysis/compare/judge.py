@@ -19,6 +19,7 @@ from trainermon.analysis.compare.metrics import Difference
 from trainermon.analysis.compare.noise import (
     SAFETY,
     cancelled,
+    cast_roundoff,
     flips,
     gap_growth,
     growth,
@@ -198,6 +199,8 @@ class Judge:
         apart = self._apart(call, facts)
         made = [error for error in facts.made if error.item.place not in apart]
         before = worst(worst(facts.before, self._earlier(call, made)), self._available.get(call.key, 0.0))
+        if call.direction == BACKWARD and not any(item.is_tensor for item in call.items if item.state == INPUT):
+            before = worst(before, self._around(call))  # it was given a gradient, which was not dumped
         expected = self._expected(call, golden, before, floor)
         unexplained = call.name not in _UNDEFINED and any(
             self._is_unexplained(call, error, before, expected) for error in made
@@ -286,7 +289,7 @@ class Judge:
 
     def _is_unexplained(self, call: Call, error: Error, before: float, expected: float) -> bool:
         if math.isnan(error.size):
-            return not math.isnan(before)
+            return math.isfinite(before)  # other indices and masks, as well as NaN, may put a NaN or Inf elsewhere
         if math.isinf(error.size):  # an index, or bits of which no more is known
             return not before
         if error.size <= expected or error.size <= expected * self._flow.condition(call, error):
@@ -331,7 +334,7 @@ class Judge:
         return tuple(found)
 
     def _limit(self, call: Call, golden: Call, error: Error, floor: float) -> float:
-        return max(floor, 2 * self._noise(call, golden, error.item, error.golden))
+        return max(floor, 2 * self._noise(call, golden, error.item, error.golden), cast_roundoff(*error[:2]))
 
     def _is_made(self, call: Call, error: Error, floor: float) -> bool:
         """Return whether an input may come of what the call around this one had at that time."""
@@ -339,18 +342,21 @@ class Judge:
             self._flow.consumers(error.item) or self._flow.hands_on(error.item, call.key)
         ):
             return True
-        around = self._flow.around[call.key]
-        had = self._available.get(around, 0.0)
-        if around is not None:
-            had = worst(had, self._flow.facts[around].before)
-        if call.direction != FORWARD:
-            had = worst(had, self._flow.forward_of(around))
+        had = self._around(call)
         if not math.isfinite(error.size):
             return bool(had) and (math.isnan(had) or not math.isnan(error.size))
         if not math.isfinite(had) or (had and not self._safety):
             return True
         kinks = math.sqrt(had) if call.direction == BACKWARD else 0.0
         return error.size <= self._safety * gap_growth(call.direction) * had + kinks + 2 * floor
+
+    def _around(self, call: Call) -> float:
+        """Return the largest error of what the call around this one had at that time."""
+        around = self._flow.around[call.key]
+        had = self._available.get(around, 0.0)
+        if around is not None:
+            had = worst(had, self._flow.facts[around].before)
+        return had if call.direction == FORWARD else worst(had, self._flow.forward_of(around))
 
     def _scatter(self, call: Call, facts: Facts) -> None:
         """Expect anything of what encloses a call that was given other elements on either side, if anything differs."""

@@ -40,6 +40,8 @@ LARGEST = {
 }
 """Largest finite number by dtype, where masks are made of it."""
 
+_SOURCES = tuple(ROUNDOFF[name] for name in ("bfloat16", "float16", "float32", "float64"))
+
 PLAIN = "<class 'float'>"
 """Dtype of a row that is a plain number."""
 
@@ -188,6 +190,29 @@ def cancelled(call: Call, unit: float, spread: float) -> float:
 def is_sparse(ours: Item, theirs: Item) -> bool:
     """Return whether a difference is one of few elements: the extrema are the same bit for bit."""
     return bool(roundoff((ours,))) and ours.max is not None and (ours.max, ours.min) == (theirs.max, theirs.min)
+
+
+def cast_roundoff(ours: Item, theirs: Item) -> float:
+    """Return by how much a cast may have changed one of two tensors that now have the same type: dumps hold no casts.
+
+    A tensor comes of the coarsest type that holds its extrema exactly. 0 if this is the same on both sides, or is not
+    known: powers of two are held by all types.
+    """
+    units = {_source_roundoff(item) for item in (ours, theirs)}
+    return max(units) if len(units) > 1 and all(units) else 0.0
+
+
+def _source_roundoff(item: Item) -> float:
+    extrema = [item.max, item.min]
+    if not roundoff((item,)) or not all(isinstance(each, int | float) and math.isfinite(each) for each in extrema):
+        return 0.0
+    bits = [_significant_bits(float(each)) for each in extrema]
+    return next(unit for unit in _SOURCES if unit <= 2.0 ** -max(bits)) if min(bits) > 1 else 0.0
+
+
+def _significant_bits(number: float) -> int:
+    mantissa = int(math.ldexp(math.frexp(number)[0], 53))
+    return 53 - ((mantissa & -mantissa).bit_length() - 1) if mantissa else 0
 
 
 class Size(NamedTuple):
