@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
+from trainermon.analysis.copies import Departure, find_departure, find_parting
 from trainermon.analysis.domains import Places, describe_domain, read_places
 from trainermon.analysis.evidence import Evidence, open_store
 from trainermon.analysis.findings import (
@@ -64,11 +65,17 @@ def explain_abnormal(run_dir: Path, evidence: Evidence, *, bad_step: int | None,
     episode = first_episode(_episodes(run_dir, evidence, step), bad_step)
     if episode is None or evidence.attempt is None:
         return None
-    rows, jump = [], None
+    rows, jump, departure = [], None, None
     with open_store(run_dir) as connection:
         if connection is not None:
             rows = list(read_series(connection, evidence.attempt, episode))
             jump = find_rate_jump(connection, evidence.attempt, episode.first_step)
+            parting = find_parting(connection, evidence.attempt, episode, places)
+            if parting is not None:
+                episode = dataclasses.replace(episode, between=(parting.last_equal, parting.found))
+                departure = find_departure(connection, evidence.attempt, parting, StepOrder(evidence.modules, places))
+    if departure is not None:
+        return _in_forward(evidence, episode, departure, places)
     moved = moved_series(rows, episode)
     order = StepOrder(
         evidence.modules,
@@ -79,6 +86,32 @@ def explain_abnormal(run_dir: Path, evidence: Evidence, *, bad_step: int | None,
     location = locate(moved, order, {row.name for row in rows if row.kind == Kind.ACTV})
     found = _explained(evidence, episode, moved, location, places)
     return found if jump is None or episode.symptom is not Symptom.EXPLODED else _after_jump(found, jump)
+
+
+def _since(episode: Episode) -> str:
+    if episode.between is None:
+        return f"from step {episode.first_step} on"
+    return f"between step {episode.between[0]} (last equal) and step {episode.between[1]}"
+
+
+def _in_forward(evidence: Evidence, episode: Episode, departure: Departure, places: Places) -> Diagnosis:
+    """Return the diagnosis of copies that parted since a module returned different values of the same on its ranks."""
+    first, step = departure.rows[0], departure.step
+    ranks = tuple(sorted({row.rank for row in departure.rows}))
+    location = Location(place=0, phase=FaultPhase.FORWARD, module=first.name, ranks=ranks)
+    found = _explained(evidence, dataclasses.replace(episode, first_step=step), list(departure.rows), location, places)
+    parameters = "its parameters were equal" if departure.has_parameters else "no parameters of it are known"
+    others = (
+        "each of them; which is right cannot be told" if departure.is_tied else f"{rank_list(ranks)} than on the others"
+    )
+    return dataclasses.replace(
+        found,
+        headline=f"Copies of parameters parted {_since(episode)}: in step {step} the forward of {first.name} differed"
+        f" on {rank_list(ranks)}",
+        reason=f"In step {step} {first.name} was given the same on {rank_list(departure.ranks)}, and {parameters}, but"
+        f" it returned another {first.slot} on {others}. {episode.messages[0]}",
+        contrasts=(),  # these would be what the rank itself usually returns
+    )
 
 
 def told_before(run_dir: Path, evidence: Evidence) -> tuple[str, ...]:
@@ -120,7 +153,7 @@ def _explained(
         verdict=Verdict.LOCATED,
         symptom=episode.symptom,
         run_id=evidence.run_id,
-        headline=f"{_WHAT[episode.symptom]}{where} on {rank_list(ranks)} from step {episode.first_step} on",
+        headline=f"{_WHAT[episode.symptom]}{where} on {rank_list(ranks)} {_since(episode)}",
         reason=_reason(episode, first, phase),
         step=episode.first_step,
         attempt=evidence.attempt,
@@ -177,7 +210,10 @@ def _levels(
     rows = "stored rows"
     return (
         LevelFinding(
-            level=Level.STEP, answer=str(episode.first_step), reason=f"{episode.rule}; {end}", source=episode.source
+            level=Level.STEP,
+            answer=str(episode.first_step),
+            reason=f"{episode.rule}, {_since(episode)}; {end}",
+            source=episode.source,
         ),
         LevelFinding(level=Level.MICRO_STEP, answer=micro_step, reason="that of the first series", source=rows),
         LevelFinding(level=Level.DOMAIN, answer=domain, reason=why or "the run tells of no groups", source="ranks"),

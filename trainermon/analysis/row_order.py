@@ -30,7 +30,7 @@ PHASES: Mapping[str, FaultPhase] = {
     Kind.MG_DIRECTION: FaultPhase.OPTIMIZER,
     Kind.PARAM_UPDATED: FaultPhase.OPTIMIZER,
 }
-_OF_PARAMETERS = frozenset(PHASES) - {Kind.ACTV, Kind.ACTV_GRAD, Kind.LOSS, Kind.COMM}
+OF_PARAMETERS = frozenset(PHASES) - {Kind.ACTV, Kind.ACTV_GRAD, Kind.LOSS, Kind.COMM}
 _LAST = math.inf
 
 
@@ -130,6 +130,6 @@ def is_weight(row: Series) -> bool:
 
 def module_of(row: Series) -> str:
     """Return the module that a series belongs to, "" if it belongs to none."""
-    if row.kind in _OF_PARAMETERS:
+    if row.kind in OF_PARAMETERS:
         return row.name.rpartition(".")[0]
     return "" if row.kind in (Kind.LOSS, Kind.COMM) else row.name

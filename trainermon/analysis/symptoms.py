@@ -57,6 +57,8 @@ class Episode:
 
     `ranks` are those that were found wrong, `series` the worst ones as (kind, name, slot, stage), `rule` what found
     them, `messages` what it said. `last_step` is None if it was so until the run's end. `source` names the files.
+    `between` are the steps between which copies of parameters parted: the last one on which they are known to have been
+    equal, and the first on which they were not; None of anything else.
     """
 
     symptom: Symptom
@@ -68,6 +70,7 @@ class Episode:
     rule: str
     messages: tuple[str, ...]
     source: str
+    between: tuple[int, int] | None = None
 
 
 class Moved(NamedTuple):
