@@ -85,7 +85,7 @@ def record(run_dir, own, *, num_ranks=2, odd=(0, 1), axes=("tp",), steps=STEPS, 
     if edit is not None:
         edit(found)
     store(run_dir, found, modules=MODULES)
-    for rank in range(num_ranks):
+    for rank in range(num_ranks) if axes else ():
         places = zip(axes, (rank % 2, rank // 2) if len(axes) == 2 else (rank,), strict=True)
         place = {key: value for axis, at in places for key, value in ((axis, at), (f"{axis}_size", num_ranks))}
         told = {"rank": rank, "coordinates": {"rank": rank, **place}, "modules": MODULES}
@@ -332,3 +332,7 @@ def test_copies_that_parted_between_data_parallel_ranks_alone_say_nothing_of_a_f
     diagnosis = record(tmp_path, from_fault_on(BEHIND_DROPOUT), edit=equal_along_tp, **BOTH)
 
     assert place_of(diagnosis) == PRESENT
+
+
+def test_ranks_that_did_not_write_down_their_places_are_not_taken_for_copies(tmp_path):
+    assert place_of(record(tmp_path, from_fault_on(BEHIND_DROPOUT), axes=())) == PRESENT

@@ -58,15 +58,17 @@ def train_torch(name, *, dtype=torch.float32, zero=False, flipped=False, skipped
                 flip(model.module.first.weight)
 
 
-def train_megatron(name, *, flipped=None, main=False, **layout):
+def train_megatron(name, *, flipped=None, main=False, apart=False, activations=False, **layout):
     from tests.frameworks.megatron import gpt  # takes seconds, so only where it is asked for
 
     layout = gpt.Layout(dropout=0.1, **layout)
     gpt.initialise(layout)
     chunks, optimizer = gpt.build(layout)
-    with TrainerMon(CONFIG | {"run_id": name}) as monitor:
+    with TrainerMon(CONFIG | {"run_id": name, "xy_distribution": activations}) as monitor:
         monitor.set_monitor(chunks, gpt.MICRO_BATCHES, optimizer)
         for step in range(STEPS):
+            if apart and step == FLIPPED_AT:
+                torch.manual_seed(dist.get_rank())  # other dropout on every rank, of what all ranks hold
             gpt.train_step(layout, chunks, optimizer, step)
             if flipped and step == FLIPPED_AT and dist.get_rank() == FAULTY_RANK:
                 [found] = [p for n, p in chunks[0].named_parameters() if n.endswith(flipped)]
@@ -95,6 +97,8 @@ VARIANTS = {
     "megatron-bf16-main-flipped": partial(train_megatron, flipped=QKV, main=True, dtype=BF16),
     "megatron-distributed-bf16-flipped": partial(train_megatron, flipped=QKV, dtype=BF16, distributed_optimizer=True),
     "megatron-tp-flipped": partial(train_megatron, flipped=NORM, tp=2),
+    "megatron-tp-activations-flipped": partial(train_megatron, flipped=NORM, tp=2, activations=True),
+    "megatron-tp-dropout-apart": partial(train_megatron, apart=True, tp=2, activations=True),
 }
 
 if __name__ == "__main__":

@@ -10,13 +10,19 @@ from trainermon.agent.controller.replicas import divergences
 from trainermon.agent.follower import Follower
 from trainermon.agent.replicas import ReplicaChecksums
 from trainermon.alerts.engine import RuleEngine
+from trainermon.alerts.log import AlertLog
 from trainermon.alerts.rules import load_rules
-from trainermon.monitor.journal import BlockRecord
+from trainermon.analysis.diagnose import diagnose
+from trainermon.analysis.findings import FaultPhase
+from trainermon.analysis.report import render_text
+from trainermon.exporters.segments import Position
+from trainermon.exporters.store import SegmentWriter
+from trainermon.monitor.journal import BlockRecord, Cursor
 from trainermon.monitor.values import Severity
 
 pytestmark = pytest.mark.distributed
 
-CLEAN = [name for name in VARIANTS if not name.endswith(("-flipped", "-skipped-sync"))]
+CLEAN = [name for name in VARIANTS if not name.endswith(("-flipped", "-skipped-sync", "-apart"))]
 FLIPPED = {
     "ddp-flipped": "first.weight",
     "ddp-bf16-flipped": "first.weight",
@@ -115,3 +121,32 @@ def test_ranks_that_stop_reducing_their_gradients_are_found_at_once(launch, size
 
     assert {each.copies for each in found} == set(checks[FIRST_CHECK][0])
     assert all(each.ranks == tuple(range(size)) for each in found)
+
+
+def diagnosis_of(folder, name):
+    """Store a run and its alerts as an agent does, and return what the diagnosis says of it."""
+    run_dir = folder / "output" / name
+    writer = SegmentWriter(run_dir / "nodes/node/segments")
+    for header, block in blocks_of(folder, name):
+        writer.add(header, header.series, block)
+    writer.commit({0: Position(1, Cursor(0, STEPS))})
+    log = AlertLog(run_dir / "nodes/node/alerts.jsonl")
+    for alert in alerts_of(folder, name):
+        log.append(alert)
+    return diagnose(run_dir)
+
+
+PARTED = {
+    "megatron-tp-dropout-apart": (FaultPhase.FORWARD, "embedding.embedding_dropout", FLIPPED_AT),
+    "megatron-tp-activations-flipped": (FaultPhase.PARAMETER, NORM.removesuffix(".weight"), FIRST_CHECK),
+}
+
+
+@pytest.mark.parametrize(("size", "name"), jobs(PARTED, {2: ("megatron-tp-dropout-apart",)}))
+def test_what_parted_the_copies_is_a_forward_only_where_it_was_one(launch, size, name):
+    diagnosis = diagnosis_of(launch(size), name)
+
+    phase, module, step = PARTED[name]
+    assert (diagnosis.phase, diagnosis.step) == (phase, step), render_text(diagnosis)
+    assert diagnosis.module.endswith(module)
+    assert f"between step {FIRST_CHECK - INTERVAL} (last equal) and step {FIRST_CHECK}" in diagnosis.headline
