@@ -100,6 +100,15 @@ def test_an_extra_call_shifts_neither_forwards_nor_backwards_behind_it(tmp_path)
     assert sum(partner is None for partner in partners.values()) == 2
 
 
+@pytest.mark.parametrize("is_first", [True, False])
+def test_functions_are_paired_where_one_side_does_not_tell_how_calls_nest(is_first, tmp_path):
+    data, nesting = adds([(1.0, 0.6), (0.6, 0.3)])
+
+    comparison = found(tmp_path, data, data, (nesting, None) if is_first else (None, nesting))
+
+    assert [call.golden and call.golden.key for call in comparison.calls] == list(data)
+
+
 def test_a_call_whose_partner_has_other_shapes_is_not_blamed(tmp_path):
     ours = {"Torch.exp.0.forward": forward(form(1.0, (4, 32)), output=form(3.0, (4, 32)))}
     theirs = {"Torch.exp.0.forward": forward(form(1.0, (4, 1)), output=form(2.0, (4, 1)))}

@@ -133,14 +133,18 @@ def _same_modules(ours: Iterable[Call], theirs: Iterable[Call], naming: Naming) 
 def _same_functions(
     ours: Iterable[Call], theirs: Iterable[Call], rows: tuple[Rows, Rows], partners: Mapping[str, Call], naming: Naming
 ) -> dict[str, Call]:
-    """Return partners of functions, in order within the innermost call around both that has a partner."""
+    """Return partners of functions, in order within the innermost call around both that has a partner.
+
+    In order of the whole step where a side does not tell how calls nest, as without `construct.json`.
+    """
     target, golden = rows
+    is_nested = bool(target.parents and golden.parents)
     back = {partner.key: key for key, partner in partners.items()}
     groups: dict[str | None, tuple[list[Call], list[Call]]] = defaultdict(lambda: ([], []))
     for call in ours:
-        groups[_nearest(call, target.parents, partners)][0].append(call)
+        groups[_nearest(call, target.parents, partners) if is_nested else None][0].append(call)
     for call in theirs:
-        above = _nearest(call, golden.parents, back)
+        above = _nearest(call, golden.parents, back) if is_nested else None
         groups[back[above] if above is not None else None][1].append(call)
     found: dict[str, Call] = {}
     for one, other in groups.values():
