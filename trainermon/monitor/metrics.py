@@ -265,7 +265,7 @@ _MODULES = (
     ),
     _gauge(
         "trainermon_feature_max",
-        "Largest finite element of a feature of which that is what counts: attention_max_logit, expert_load, "
+        "Largest finite element of the features for which the maximum matters: attention_max_logit, expert_load, "
         "fp8_amax; last collected step.",
         (*_MODULE, "feature"),
     ),

@@ -127,7 +127,7 @@ class HangConfig:
         step_s: Seconds that a step may take at least.
         checkpoint_s: Seconds that a checkpoint may take at least.
         evaluation_s: Seconds that an evaluation may take at least.
-        factor: Where longer silences are usual in a phase, it may take so many times the usual.
+        factor: Limit for a phase whose silences are usually longer: this many times the longest usual one.
         max_s: Seconds beyond which the limit is not raised by `factor`.
         recorder: Let the agent ask this rank's flight recorder, through a private socket in the spool.
         calls: Let this rank note which collective it is in, in memory that the agent can read.
@@ -176,7 +176,7 @@ class CollectivesConfig:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class L2Targets:
-    """Modules of which features are taken, by full name or `*` pattern; null: of none.
+    """Modules whose features are collected, by full name or `*` pattern; null: of none.
 
     Attributes:
         attention_hook: Attention cores, called with query and key: entropy and largest probability.
@@ -248,9 +248,9 @@ class MonitorConfig:
         targets: Modules and parameters to collect, as names, name prefixes or `*` patterns; empty means all. `1:`
             before a name chooses virtual pipeline stage 1 only.
         start_step: First step that is collected.
-        step_interval: Every how many steps are collected.
-        checksum_interval: Every how many steps the parameters of which several ranks hold copies get a checksum, so
-            that the agent compares the copies; on collected steps only. 0: never.
+        step_interval: Interval, in steps, between collected steps.
+        checksum_interval: Interval, in steps, between checksums of the parameters that several ranks hold copies of, which
+            the agent compares; on collected steps only. 0: never.
         collect_times: How many steps are collected in all.
         module_ranks: Global ranks that collect; empty means all.
         wg_distribution: Weight gradients, before reduction and after it but before clipping.
@@ -265,7 +265,7 @@ class MonitorConfig:
         backward_only: With `xy_distribution`: only the gradients of inputs and outputs.
         cc_distribution: The operands of collectives.
         recording_l2_features: Take the features of `l2_targets`.
-        l2_targets: Modules of which features are taken.
+        l2_targets: Modules whose features are collected.
         sa_order: Order of the dimensions of query and key: sequence, batch, head, depth.
         print_struct: Write what goes into and comes out of every module, once, to
             `module_struct/rank<r>/module_struct.json` in the run directory.
