@@ -60,7 +60,7 @@ demo: $(DEMO_READY) ## train a small GPT on two ranks, break it, and see it expl
 	$(DEMO_VENV)/bin/trainermon run $(SERVE) -- $(DEMO_VENV)/bin/torchrun --nproc-per-node 2 examples/ddp_gpt.py --fault weight $(DEMO_ARGS)
 
 test: $(READY) ## run the test suite
-	$(BIN)/pytest -m "not slow"
+	$(BIN)/pytest -m "not slow" --durations 25
 
 test-slow: $(READY) $(BENCH_READY) ## run the widest grids, and every supported version of the frameworks
 	$(BIN)/pytest -m slow --timeout 1800

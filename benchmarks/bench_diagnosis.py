@@ -107,7 +107,7 @@ def _summary(faulty: Sequence[Judged], clean: Sequence[Judged]) -> Iterator[str]
     lean = [each for each in faulty if each.case.is_lean]
     if lean:
         yield f"| of faults under an unconfigured monitor, activations recomputed | {_share(lean)} | ≥ 90 % |"
-    yield f"| clean runs of which no origin is claimed | {_share(clean)} | all |"
+    yield f"| clean runs without a claimed origin | {_share(clean)} | all |"
 
 
 def _table(

@@ -49,7 +49,7 @@ def test_the_report_counts_what_was_judged(judged):
     assert lines[0] == "24 runs, 20 of them with a fault."
     assert "| first cause right | 19 of 20, 95.0% | ≥ 90 % |" in lines
     assert "| of faults that stay finite, by `diagnose RUN --against HEALTHY` | 3 of 3, 100.0% | ≥ 90 % |" in lines
-    assert "| clean runs of which no origin is claimed | 4 of 4, 100.0% | all |" in lines
+    assert "| clean runs without a claimed origin | 4 of 4, 100.0% | all |" in lines
     assert lines[-1].startswith(f"| `{wrong.case.run_id}` | rank | ")
 
 

@@ -249,8 +249,8 @@ class MonitorConfig:
             before a name chooses virtual pipeline stage 1 only.
         start_step: First step that is collected.
         step_interval: Interval, in steps, between collected steps.
-        checksum_interval: Interval, in steps, between checksums of the parameters that several ranks hold copies of, which
-            the agent compares; on collected steps only. 0: never.
+        checksum_interval: Interval, in steps, between checksums of the parameters that several ranks hold copies of,
+            which the agent compares; on collected steps only. 0: never.
         collect_times: How many steps are collected in all.
         module_ranks: Global ranks that collect; empty means all.
         wg_distribution: Weight gradients, before reduction and after it but before clipping.
