@@ -153,9 +153,9 @@ def test_a_server_that_stays_away_does_not_keep_the_agent_from_ending(tmp_path, 
     follower = Follower("influxdb", lambda: exporter_of(tmp_path, url=url, api="v1"))
 
     with caplog.at_level(logging.WARNING):
+        wait_until(lambda: "takes no points (failure 1)" in caplog.text, what="the first attempt")
         export_process._finish([follower])
     follower.thread.join()
 
     (segment,) = SegmentFollower(tmp_path / "segments", tmp_path / "influxdb.state.json").waiting()
     assert segment.last == 1, "nothing is noted as sent"
-    assert "takes no points (failure 1)" in caplog.text
