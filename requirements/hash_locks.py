@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pip._internal.req.constructors import install_req_from_line
+from pip._vendor.packaging.version import Version
 from piptools.repositories import PyPIRepository
 
 
@@ -38,12 +39,16 @@ def _hashed(repository: PyPIRepository, lines: Sequence[str]) -> Iterator[str]:
 
 
 def _offered(repository: PyPIRepository, requirement: str) -> set[str]:
-    """Return the hashes of all files of a pinned version; downloads them only where the index does not say."""
+    """Return the hashes of all files of a pinned version; downloads them only where the index does not say.
+
+    None of a version that this index does not have, as it may not have both builds of torch.
+    """
     wanted = install_req_from_line(requirement)
+    (pin,) = wanted.specifier
     with repository.allow_all_wheels():  # files for other machines too
         candidates = repository.find_all_candidates(wanted.name)
-        links = [each.link for each in candidates if wanted.specifier.contains(each.version, prereleases=True)]
-        if links and all(link.hash_name == "sha256" for link in links):
+        links = [each.link for each in candidates if each.version == Version(pin.version)]
+        if all(link.hash_name == "sha256" for link in links):
             return {f"sha256:{link.hash}" for link in links}
         return set(repository.get_hashes(wanted))
 

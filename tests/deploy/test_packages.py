@@ -13,8 +13,9 @@ NOT_PACKED = {"README.md", ".lint"}  # for those who work on it
 PROMISED = ["alerts", "dashboards", "exporters", "monitor"]
 
 
-def tracked(folder):
-    names = subprocess.run(["git", "ls-files", "-z", folder], cwd=ROOT, capture_output=True, text=True, check=True)
+def committed(folder):
+    command = ["git", "ls-tree", "-r", "-z", "--name-only", "HEAD", folder]
+    names = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     return [name for name in names.stdout.split("\0") if name]
 
 
@@ -40,7 +41,7 @@ def test_the_links_at_the_top_lead_into_the_package():
 def test_the_wheel_has_every_module_and_file_of_the_package(built):
     (wheel,) = built.glob("*.whl")
     packed = set(zipfile.ZipFile(wheel).namelist())
-    needed = {name for name in tracked("trainermon") if Path(name).name not in NOT_PACKED}
+    needed = {name for name in committed("trainermon") if Path(name).name not in NOT_PACKED}
 
     assert needed - packed == set()
 
@@ -60,4 +61,4 @@ def test_the_source_distribution_has_tests_docs_and_examples(built):
         packed = {name.partition("/")[2] for name in opened.getnames()}
 
     for folder in ("tests", "docs", "examples", "helm", "requirements"):
-        assert {name for name in tracked(folder) if name not in packed} == set()
+        assert {name for name in committed(folder) if name not in packed} == set()
