@@ -1,4 +1,4 @@
-"""The stored rows of ranks that hold copies of a module, held against one another.
+"""Compares the stored rows of ranks that hold copies of a module.
 
 Values are taken to be the same if their eight moments are equal to the bit.
 """
