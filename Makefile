@@ -15,7 +15,7 @@ DEMO_VENV := $(if $(wildcard $(READY)),$(VENV),.venv-demo)
 DEMO_READY := $(DEMO_VENV)/.ready
 # What depends on how torch was built: its flight recorders, its kernels, and what a dump catches of them.
 CUDA_TESTS := tests/agent/hang tests/dump tests/monitor/statistics tests/monitor/session/test_witness.py
-KERNELS := trainermon/monitor/statistics/moments.c trainermon/monitor/statistics/checksums.c
+KERNELS := trainermon/statistics/moments.c trainermon/statistics/checksums.c
 INSTALLED := requirements/base.lock requirements/torch.lock requirements/torch_cpu.lock requirements/cuda.lock pyproject.toml setup.py $(KERNELS)
 
 export OMP_NUM_THREADS ?= 1
@@ -125,4 +125,4 @@ build: $(READY) ## build the source distribution and the wheel into dist/
 clean: ## remove environments, caches and build products
 	rm -rf $(VENV) .venv-demo $(BENCH_VENV) $(CUDA_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
-	rm -f trainermon/monitor/statistics/*.so
+	rm -f trainermon/statistics/*.so

@@ -24,12 +24,12 @@ from typing import Any
 
 import numpy as np
 
-from trainermon.agent.lock import read_status
-from trainermon.monitor.control import ControlPage, Phase
-from trainermon.monitor.journal import Cursor, Header, JournalWriter
-from trainermon.monitor.launcher import start_agent
-from trainermon.monitor.spool import RankLock
-from trainermon.monitor.values import STATISTICS, Coordinates, Kind, SeriesKey, StatBlock
+from trainermon.agent.lifecycle.lock import read_status
+from trainermon.core.control import ControlPage, Phase
+from trainermon.core.journal import Cursor, Header, JournalWriter
+from trainermon.core.launcher import start_agent
+from trainermon.core.spool import RankLock
+from trainermon.core.values import STATISTICS, Coordinates, Kind, SeriesKey, StatBlock
 
 KINDS = (Kind.GRAD_REDUCED, Kind.UPDATE, Kind.ACTV)
 

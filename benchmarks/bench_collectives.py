@@ -58,11 +58,11 @@ def calls_of(action: Callable[[], object]) -> float:
 
 def ours(action: Callable[[], object], operand: torch.Tensor, *, before: bool) -> Callable[[], tuple[float, float]]:
     """Return what measures a watched step of ours: cost of a call, and of the kernel where it runs between calls."""
-    from trainermon.monitor.config import CollectivesConfig
-    from trainermon.monitor.statistics.kernel import moments
+    from trainermon.core.config import CollectivesConfig
+    from trainermon.hooks.guard import Guard
     from trainermon.monitor.taps.collectives import CollectiveTaps
     from trainermon.monitor.taps.collector import Collector
-    from trainermon.monitor.taps.guard import Guard
+    from trainermon.statistics.kernel import moments
 
     collector = Collector(torch.device("cpu"), NoJournal())  # type: ignore[arg-type]
     config = CollectivesConfig(enable=True, cc_pre_hook=before)
@@ -113,10 +113,10 @@ def theirs(action: Callable[[], object], folder: str, *, before: bool) -> Callab
 
 def per_step_us(steps: int) -> float:
     """Return what it costs to count a step's collectives of six groups without watching one."""
-    from trainermon.monitor.config import CollectivesConfig
+    from trainermon.core.config import CollectivesConfig
+    from trainermon.hooks.guard import Guard
     from trainermon.monitor.taps.collectives import CollectiveTaps
     from trainermon.monitor.taps.collector import Collector
-    from trainermon.monitor.taps.guard import Guard
 
     groups = [dist.new_group([0]) for _ in range(GROUPS - 1)]
     for group in groups:

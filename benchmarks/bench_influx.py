@@ -26,15 +26,15 @@ from typing import Any
 
 import numpy as np
 
+from trainermon.core.config import InfluxDBConfig
+from trainermon.core.journal import Header
+from trainermon.core.values import Coordinates, Kind, Placement, SeriesKey, StatBlock
 from trainermon.exporters.export import ExportSettings
-from trainermon.exporters.influxdb import InfluxDBExporter, compress
-from trainermon.exporters.influxdb_server import InfluxDBServer
-from trainermon.exporters.points import RankPoints
-from trainermon.exporters.segment_follower import TableRow
-from trainermon.exporters.store import SegmentWriter
-from trainermon.monitor.config import InfluxDBConfig
-from trainermon.monitor.journal import Header
-from trainermon.monitor.values import Coordinates, Kind, Placement, SeriesKey, StatBlock
+from trainermon.exporters.influxdb.exporter import InfluxDBExporter, compress
+from trainermon.exporters.influxdb.points import RankPoints
+from trainermon.exporters.influxdb.server import InfluxDBServer
+from trainermon.exporters.store.segment_follower import TableRow
+from trainermon.exporters.store.store import SegmentWriter
 
 NUM_RANKS = 8
 NUM_STEPS = 20

@@ -23,11 +23,11 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 
-from trainermon.monitor.control import ControlPage, ControlReader, Phase
-from trainermon.monitor.journal import Header, JournalReader, JournalWriter
-from trainermon.monitor.journal.frames import encode_block
-from trainermon.monitor.spool import open_spool
-from trainermon.monitor.values import Coordinates, Kind, Placement, SeriesKey, StatBlock
+from trainermon.core.control import ControlPage, ControlReader, Phase
+from trainermon.core.journal import Header, JournalReader, JournalWriter
+from trainermon.core.journal.frames import encode_block
+from trainermon.core.spool import open_spool
+from trainermon.core.values import Coordinates, Kind, Placement, SeriesKey, StatBlock
 
 ROUNDS = 9
 APPENDS = 20

@@ -22,10 +22,10 @@ from prometheus_client.exposition import generate_latest as library_text
 from prometheus_client.openmetrics.exposition import generate_latest as library_openmetrics
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse
 
-from trainermon.exporters.openmetrics import OPENMETRICS, TEXT
-from trainermon.exporters.prometheus import Exposition
-from trainermon.monitor.journal import Header
-from trainermon.monitor.values import Coordinates, Kind, Placement, SeriesKey, Severity, StatBlock
+from trainermon.core.journal import Header
+from trainermon.core.values import Coordinates, Kind, Placement, SeriesKey, Severity, StatBlock
+from trainermon.exporters.prometheus.exposition import Exposition
+from trainermon.exporters.prometheus.openmetrics import OPENMETRICS, TEXT
 
 KINDS = (Kind.GRAD_REDUCED, Kind.PARAM_ORIGIN, Kind.EXP_AVG, Kind.EXP_AVG_SQ)
 NUM_RANKS = 20

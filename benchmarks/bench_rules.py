@@ -24,8 +24,8 @@ import numpy as np
 
 from trainermon.alerts.engine import RuleEngine
 from trainermon.alerts.rules import load_rules
-from trainermon.monitor.journal import Header
-from trainermon.monitor.values import STATISTICS, Alert, Coordinates, Kind, Placement, SeriesKey, StatBlock
+from trainermon.core.journal import Header
+from trainermon.core.values import STATISTICS, Alert, Coordinates, Kind, Placement, SeriesKey, StatBlock
 
 KINDS = (Kind.GRAD_REDUCED, Kind.UPDATE, Kind.ACTV)
 NUM_SINGLES = 2  # loss and step time stand first

@@ -33,10 +33,10 @@ from torch.profiler import ProfilerActivity, profile
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.bench_step import GPT
 from benchmarks.measure import cpu_ms
-from trainermon.monitor.journal import JournalWriter
-from trainermon.monitor.statistics import compiled, fallback, kernel_name
-from trainermon.monitor.statistics.kernel import moments
+from trainermon.core.journal import JournalWriter
 from trainermon.monitor.taps.collector import Collector
+from trainermon.statistics import compiled, fallback, kernel_name
+from trainermon.statistics.kernel import moments
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 READER = """

@@ -27,12 +27,12 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.measure import cpu_ms
 from trainermon.agent.pipeline import Consumer, Pipeline
-from trainermon.exporters.retention import Retention, compact
-from trainermon.exporters.segments import cover
-from trainermon.exporters.store import SegmentWriter, open_run
+from trainermon.core.journal import Header, JournalWriter
+from trainermon.core.values import STATISTICS, Coordinates, Kind, SeriesKey, StatBlock
+from trainermon.exporters.store.retention import Retention, compact
+from trainermon.exporters.store.segments import cover
+from trainermon.exporters.store.store import SegmentWriter, open_run
 from trainermon.exporters.views import RunHistory
-from trainermon.monitor.journal import Header, JournalWriter
-from trainermon.monitor.values import STATISTICS, Coordinates, Kind, SeriesKey, StatBlock
 
 KINDS = (Kind.GRAD_REDUCED, Kind.EXP_AVG, Kind.PARAM_UPDATED)
 NUM_SERIES = 1000
@@ -75,7 +75,7 @@ def train(num_steps: int, num_ranks: int) -> Iterator[tuple[int, list[SeriesKey]
     import torch
     from torch import nn
 
-    from trainermon.monitor.statistics.kernel import moments
+    from trainermon.statistics.kernel import moments
 
     class Block(nn.TransformerEncoderLayer):
         def __init__(self) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from trainermon.alerts.prometheus_rules import Site, rule_groups
+from trainermon.alerts.prometheus.rules import Site, rule_groups
 from trainermon.alerts.rules import load_rules
 
 ROOT = Path(__file__).parents[1]

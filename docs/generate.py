@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from docs import chart
-from trainermon.alerts.prometheus_command import default_files
-from trainermon.exporters.reference import render_reference
-from trainermon.monitor.config import WITHOUT_EFFECT, MonitorConfig
+from trainermon.alerts.prometheus.command import default_files
+from trainermon.core.config import WITHOUT_EFFECT, MonitorConfig
+from trainermon.exporters.prometheus.reference import render_reference
 
 FOLDER = Path(__file__).parent / "reference"
 RULES = Path(__file__).parents[1] / "trainermon" / "alerts" / "generated"
 HEAD = """\
 # Configuration
 
-<!-- Generated from trainermon/monitor/config/schema.py by `make sync`. Do not edit. -->
+<!-- Generated from trainermon/core/config/schema.py by `make sync`. Do not edit. -->
 
 `TrainerMon(path)` reads a JSON or YAML file, `TrainerMon({...})` a mapping, `TrainerMon()` takes the defaults. An
 unknown key, a wrong type or an impossible pair is an error that names the key and the nearest right name.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 
-from trainermon.agent.server import Certificate
+from trainermon.agent.web.server import Certificate
 
 
 def make_certificate(folder):

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from trainermon.monitor.journal import BlockRecord, EventRecord, HeaderRecord, JournalReader, SeriesRecord
-from trainermon.monitor.values import Moments, SeriesKey
+from trainermon.core.journal import BlockRecord, EventRecord, HeaderRecord, JournalReader, SeriesRecord
+from trainermon.core.values import Moments, SeriesKey
 
 
 class RankJournal:

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from trainermon.monitor.values import Moments
+from trainermon.core.values import Moments
 
 
 def reference(tensor: torch.Tensor) -> Moments:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from trainermon.monitor.log import set_level
+from trainermon.core.log import set_level
 
 if TYPE_CHECKING:
     from trainermon.analysis.compare import compare, compare_distributed

@@ -9,22 +9,28 @@ import sys
 from collections.abc import Sequence
 
 import trainermon
-from trainermon.monitor.errors import TrainermonError
+from trainermon.core.errors import TrainermonError
 
 COMMANDS = {
-    "run": ("trainermon.agent.launch", "run a training command with an agent, and wait until every record is stored"),
-    "query": ("trainermon.exporters.query", "query a run's statistics with SQL, during or after the run"),
-    "diagnose": ("trainermon.analysis.diagnose_command", "find the first bad module of a step, and explain it"),
-    "replay": ("trainermon.analysis.replay_command", "re-run a step that was saved to disk, in this process"),
+    "run": (
+        "trainermon.agent.lifecycle.launch",
+        "run a training command with an agent, and wait until every record is stored",
+    ),
+    "query": ("trainermon.exporters.store.query", "query a run's statistics with SQL, during or after the run"),
+    "diagnose": ("trainermon.analysis.diagnosis.command", "find the first bad module of a step, and explain it"),
+    "replay": ("trainermon.analysis.diagnosis.replay_command", "re-run a step that was saved to disk, in this process"),
     "compare": ("trainermon.analysis.compare.command", "compare two dumps, and report the operation at fault"),
-    "restore": ("trainermon.dump.restore", "finish dump files left behind by a killed process"),
+    "restore": ("trainermon.dump.files.restore", "finish dump files left behind by a killed process"),
     "tensor": ("trainermon.analysis.tensor.command", "inspect dumped tensors: show, diff, top, hist, convert"),
-    "anomalies": ("trainermon.alerts.anomaly_order", "list the anomalies of all ranks in training order"),
+    "anomalies": ("trainermon.msprobe.anomaly_order", "list the anomalies of all ranks in training order"),
     "rules": ("trainermon.alerts.rules_command", "list, check or test alert rules"),
     "dashboards": ("trainermon.dashboards.command", "install the dashboards in Grafana, or write them to files"),
     "export": ("trainermon.exporters.export_command", "write a stored run to InfluxDB, csv or TensorBoard"),
-    "convert": ("trainermon.exporters.convert", "convert csv files to TensorBoard event files or a database"),
-    "node": ("trainermon.agent.service", "serve as the agent of every run on this node (containers, systemd, Slurm)"),
+    "convert": ("trainermon.msprobe.convert", "convert csv files to TensorBoard event files or a database"),
+    "node": (
+        "trainermon.agent.lifecycle.service",
+        "serve as the agent of every run on this node (containers, systemd, Slurm)",
+    ),
     "agent": ("trainermon.agent.daemon", "run the agent of one run on this node (usually started for you)"),
     "controller": ("trainermon.agent.controller.command", "show a job of several nodes, and send orders to its agents"),
 }

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from benchmarks.detection.cases import Case
-from trainermon.monitor.journal import JournalWriter
+from trainermon.core.journal import JournalWriter
 from trainermon.monitor.session import step_loop
 from trainermon.monitor.taps import collective_calls
 

@@ -20,8 +20,8 @@ from benchmarks.families.catalogue import FAMILIES
 from trainermon.agent.follower import Follower
 from trainermon.alerts.engine import RuleEngine
 from trainermon.alerts.rules import Rule
-from trainermon.monitor.journal import BlockRecord, Header
-from trainermon.monitor.values import AlertState, StatBlock
+from trainermon.core.journal import BlockRecord, Header
+from trainermon.core.values import AlertState, StatBlock
 
 
 def fault_of(case: Case) -> Fault | None:

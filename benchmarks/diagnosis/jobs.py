@@ -17,7 +17,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.diagnosis.model import BATCH, LENGTH, VOCABULARY, WIDTH, Change, Gpt, unchanged
-from trainermon.monitor.taps.names import plain_name
+from trainermon.hooks.names import plain_name
 
 MICRO_STEPS = 2
 RATE, EPSILON, CLIP = 0.01, 1e-6, 100.0

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from benchmarks.diagnosis.cases import Case
 from benchmarks.diagnosis.record import run_dir_of
-from trainermon.analysis.against import diagnose_against
-from trainermon.analysis.diagnose import diagnose
-from trainermon.analysis.findings import Diagnosis, Verdict
+from trainermon.analysis.diagnosis.against.against import diagnose_against
+from trainermon.analysis.diagnosis.diagnose import diagnose
+from trainermon.analysis.diagnosis.findings import Diagnosis, Verdict
 
 MAX_CANDIDATES = 3
 

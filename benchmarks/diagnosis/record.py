@@ -11,8 +11,8 @@ from pathlib import Path
 from benchmarks.diagnosis.cases import SPLITS, Case
 from tests.ranks import run_ranks
 from trainermon.agent.follower import Follower
-from trainermon.exporters.store import SegmentWriter
-from trainermon.monitor.journal import BlockRecord
+from trainermon.core.journal import BlockRecord
+from trainermon.exporters.store.store import SegmentWriter
 
 MANIFEST = "runs.jsonl"
 LIMIT_S = 900

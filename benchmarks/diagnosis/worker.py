@@ -23,7 +23,7 @@ from benchmarks.diagnosis.cases import MEGATRON, ROLES, Case, modules_of
 from benchmarks.diagnosis.faults import injected
 from benchmarks.diagnosis.jobs import Job
 from trainermon import TrainerMon
-from trainermon.dump import agreement
+from trainermon.replay import agreement
 
 ROOT = Path(__file__).parents[2]
 STEPS_AFTER = 2

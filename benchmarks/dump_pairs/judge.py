@@ -14,8 +14,8 @@ from benchmarks.dump_pairs.record import folder_of, label_of
 from trainermon.analysis.compare import CompareOptions, Mode, compare
 from trainermon.analysis.compare.mappings import Mappings
 from trainermon.analysis.compare.summary import headline
-from trainermon.dump.reader import split_key
-from trainermon.dump.records import BACKWARD, FORWARD, PARAMETERS_GRAD
+from trainermon.dump.files.reader import split_key
+from trainermon.dump.files.records import BACKWARD, FORWARD, PARAMETERS_GRAD
 
 MODES = (Mode.STATISTICS, Mode.TENSOR)
 

@@ -27,14 +27,14 @@ import numpy as np
 from trainermon.agent import pipeline as pipeline_module
 from trainermon.agent.follower import Follower
 from trainermon.agent.pipeline import Pipeline
-from trainermon.exporters import retention as retention_module
-from trainermon.exporters import segments as segments_module
-from trainermon.exporters import store as store_module
-from trainermon.exporters.retention import Retention, compact
-from trainermon.exporters.segments import Position
-from trainermon.exporters.store import SegmentWriter, open_run
-from trainermon.monitor.journal import Cursor, Header, JournalWriter, remove_before
-from trainermon.monitor.values import Coordinates, Kind, SeriesKey, StatBlock
+from trainermon.core.journal import Cursor, Header, JournalWriter, remove_before
+from trainermon.core.values import Coordinates, Kind, SeriesKey, StatBlock
+from trainermon.exporters.store.retention import Retention, compact
+from trainermon.exporters.store.segments import Position
+from trainermon.exporters.store.store import SegmentWriter, open_run
+from trainermon.exporters.store.store import retention as retention_module
+from trainermon.exporters.store.store import segments as segments_module
+from trainermon.exporters.store.store import store as store_module
 
 NUM_STEPS = 12
 RANKS = (0, 1)

@@ -14,9 +14,9 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-from trainermon.agent.lock import read_status
-from trainermon.exporters.store import open_run
-from trainermon.monitor.launcher import start_agent
+from trainermon.agent.lifecycle.lock import read_status
+from trainermon.core.launcher import start_agent
+from trainermon.exporters.store.store import open_run
 
 RANK_SCRIPT = Path(__file__).with_name("rank_process.py")
 DEADLINE_S = 900.0

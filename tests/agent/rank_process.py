@@ -17,11 +17,11 @@ import sys
 import time
 from pathlib import Path
 
-from trainermon.monitor.control import ControlPage, Phase
-from trainermon.monitor.journal import Header, JournalWriter
-from trainermon.monitor.launcher import start_agent
-from trainermon.monitor.spool import RankLock
-from trainermon.monitor.values import Coordinates, Kind, Moments, Placement, SeriesKey, StatBlock
+from trainermon.core.control import ControlPage, Phase
+from trainermon.core.journal import Header, JournalWriter
+from trainermon.core.launcher import start_agent
+from trainermon.core.spool import RankLock
+from trainermon.core.values import Coordinates, Kind, Moments, Placement, SeriesKey, StatBlock
 
 KEYS = (
     SeriesKey(Kind.LOSS, "loss"),

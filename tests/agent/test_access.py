@@ -14,10 +14,10 @@ import pytest
 
 from tests.agent.test_http import FakeNode
 from tests.certificates import make_certificate
-from trainermon.agent.access import Access, AccessSettings, open_access
-from trainermon.agent.http import build_application
-from trainermon.agent.server import Server
-from trainermon.monitor.errors import ConfigError
+from trainermon.agent.web.access import Access, AccessSettings, open_access
+from trainermon.agent.web.http import build_application
+from trainermon.agent.web.server import Server
+from trainermon.core.errors import ConfigError
 
 READING = ("/", "/metrics", "/api/run", "/events")
 

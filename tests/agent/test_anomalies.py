@@ -6,10 +6,10 @@ import json
 import pytest
 
 from tests.alerts.series import NAN, block, header
-from trainermon.agent import anomalies
-from trainermon.agent.anomalies import AnomalyFiles
-from trainermon.alerts.anomalies import AnomalyRule, AnomalySettings
-from trainermon.monitor.values import Kind, SeriesKey
+from trainermon.core.values import Kind, SeriesKey
+from trainermon.msprobe import anomaly_files as anomalies
+from trainermon.msprobe.anomalies import AnomalyRule, AnomalySettings
+from trainermon.msprobe.anomaly_files import AnomalyFiles
 
 SETTINGS = AnomalySettings(rules=(AnomalyRule(rule_name="AnomalyNan"),), dump=True)
 KEYS = tuple(SeriesKey(Kind.GRAD_REDUCED, f"h.{number}") for number in range(4))

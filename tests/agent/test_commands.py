@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainermon.agent.commands import (
+from trainermon.agent.orders.commands import (
     MAX_AHEAD,
     MAX_OUTSTANDING,
     CommandBook,
@@ -13,8 +13,8 @@ from trainermon.agent.commands import (
     parse_command,
     require_possible,
 )
-from trainermon.monitor.errors import ConfigError
-from trainermon.monitor.values import Action, Command
+from trainermon.core.errors import ConfigError
+from trainermon.core.values import Action, Command
 
 
 class Ranks:

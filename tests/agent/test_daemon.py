@@ -24,7 +24,7 @@ from trainermon.agent.assembly import assemble, read_token
 from trainermon.agent.loop import Agent
 from trainermon.agent.settings import load_settings
 from trainermon.alerts.log import AlertLog
-from trainermon.monitor.launcher import start_agent
+from trainermon.core.launcher import start_agent
 
 
 def follow_in_this_process(run, talk, *, stop=True):
@@ -241,7 +241,7 @@ def test_a_fault_of_one_consumer_costs_neither_the_store_nor_the_others(run, mon
     def broken(*_):
         raise RuntimeError("planted")
 
-    monkeypatch.setattr("trainermon.exporters.prometheus.Exposition.update", broken)
+    monkeypatch.setattr("trainermon.exporters.prometheus.exposition.Exposition.update", broken)
     rank = run.rank()
 
     def talk(_agent):
@@ -449,7 +449,7 @@ def test_a_token_is_made_once_and_private(tmp_path):
 
 
 def test_a_reported_dump_gets_a_diagnosis_that_is_served(run, monkeypatch):
-    monkeypatch.setattr("trainermon.agent.dumps.SETTLE_S", 0.1)
+    monkeypatch.setattr("trainermon.agent.orders.dumps.SETTLE_S", 0.1)
     rank = run.rank()
 
     def talk(agent):

@@ -2,10 +2,10 @@
 
 import asyncio
 
-from trainermon.agent import deliveries
-from trainermon.agent.deliveries import Deliveries
-from trainermon.monitor.outbox import Outbox
-from trainermon.monitor.spool import open_spool
+from trainermon.agent.orders import deliveries
+from trainermon.agent.orders.deliveries import Deliveries
+from trainermon.core.outbox import Outbox
+from trainermon.core.spool import open_spool
 
 PLACE = "dumps/a1/attempt1/step7/rank0"
 DEADLINE_S = 60

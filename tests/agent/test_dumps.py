@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from trainermon.agent.dumps import Diagnoser, DumpKey, Dumps
+from trainermon.agent.orders.dumps import Diagnoser, DumpKey, Dumps
 
 REPLAY = {"type": "replay", "step": 7, "status": "nonfinite", "reason": "", "seconds": 0.1, "micro_steps": 1}
 FOLDER = "dumps/a1/attempt1/step7/rank"
@@ -104,7 +104,7 @@ def test_dumps_are_diagnosed_one_at_a_time(tmp_path):
 
 @pytest.mark.parametrize("script", ["raise SystemExit('no dump')", "import time; time.sleep(100)"])
 def test_a_diagnosis_that_fails_or_takes_too_long_is_counted(tmp_path, script, monkeypatch, caplog):
-    monkeypatch.setattr("trainermon.agent.dumps.TIME_LIMIT_S", 0.5)
+    monkeypatch.setattr("trainermon.agent.orders.dumps.TIME_LIMIT_S", 0.5)
 
     diagnoser, finished = diagnose(tmp_path, script)
 

@@ -15,10 +15,10 @@ from tests.exporters.test_store_feed import losses, truth
 from trainermon.agent import export_process
 from trainermon.agent.export_process import Follower
 from trainermon.agent.exports import Exports
-from trainermon.agent.lock import SETTINGS_FILE
+from trainermon.agent.lifecycle.lock import SETTINGS_FILE
 from trainermon.agent.settings import load_settings
+from trainermon.core.errors import ConfigError, StoreError
 from trainermon.exporters.export import StoreExporter
-from trainermon.monitor.errors import ConfigError, StoreError
 
 SLOW = """
 import time

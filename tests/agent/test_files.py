@@ -10,13 +10,13 @@ import resource
 import subprocess
 import sys
 
-from trainermon.agent.files import LoopFaults, raise_file_limit
+from trainermon.agent.lifecycle.open_files import LoopFaults, raise_file_limit
 
 
 def test_the_soft_limit_becomes_the_hard_one():
     code = (
         "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 300));"
-        "from trainermon.agent.files import raise_file_limit;"
+        "from trainermon.agent.lifecycle.open_files import raise_file_limit;"
         "print(raise_file_limit(), *resource.getrlimit(resource.RLIMIT_NOFILE), raise_file_limit())"
     )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -32,7 +32,7 @@ def test_used_up_files_are_told_once_and_other_faults_as_ever(caplog):
     faults(loop, {"message": "something else", "exception": ValueError("x")})
     loop.close()
 
-    assert [record.name for record in caplog.records] == ["trainermon.agent.files", "asyncio"]
+    assert [record.name for record in caplog.records] == ["trainermon.agent.lifecycle.open_files", "asyncio"]
     assert caplog.records[0].levelno == logging.ERROR
     assert caplog.records[0].exc_info is None
 

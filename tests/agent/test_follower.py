@@ -10,10 +10,8 @@ import pytest
 
 from trainermon.agent.follower import Follower
 from trainermon.agent.pipeline import Consumer, Pipeline
-from trainermon.exporters.segments import Position, cover
-from trainermon.exporters.store import open_run
-from trainermon.monitor.errors import StoreError
-from trainermon.monitor.journal import (
+from trainermon.core.errors import StoreError
+from trainermon.core.journal import (
     BlockRecord,
     EndRecord,
     EventRecord,
@@ -22,7 +20,9 @@ from trainermon.monitor.journal import (
     JournalWriter,
     list_files,
 )
-from trainermon.monitor.values import Coordinates, Kind, Placement, SeriesKey, StatBlock
+from trainermon.core.values import Coordinates, Kind, Placement, SeriesKey, StatBlock
+from trainermon.exporters.store.segments import Position, cover
+from trainermon.exporters.store.store import open_run
 
 KEYS = tuple(SeriesKey(Kind.GRAD_REDUCED, f"h.{layer}.w") for layer in range(4))
 ROW_BYTES = 8 * 8 + 4
@@ -218,7 +218,7 @@ def test_from_any_position_exactly_the_rest_is_read(spool, file_bytes):
 
 
 def test_a_rank_is_over_when_it_says_so_or_is_gone(spool):
-    script = "import sys; from trainermon.monitor.spool import RankLock; from pathlib import Path\n"
+    script = "import sys; from trainermon.core.spool import RankLock; from pathlib import Path\n"
     script += "RankLock(Path(sys.argv[1]), 0); print('locked', flush=True); sys.stdin.read()"
     follower = Follower(spool)
     with subprocess.Popen(
@@ -455,7 +455,7 @@ def test_a_run_that_goes_on_in_a_new_spool_is_stored_from_its_beginning(
     spools[1].mkdir(mode=0o700)
     for attempt, where in enumerate(spools, 1):
         time_ns = 10**18 + attempt * 10**6  # the next attempt begins a millisecond later
-        monkeypatch.setattr("trainermon.monitor.journal.files.time.time_ns", lambda time_ns=time_ns: time_ns)
+        monkeypatch.setattr("trainermon.core.journal.files.time.time_ns", lambda time_ns=time_ns: time_ns)
         journal = open_journal(where, attempt=attempt)
         for step in range(5 * attempt, 5 * attempt + 3):
             journal.append_block(block(step))

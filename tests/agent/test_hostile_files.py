@@ -15,15 +15,14 @@ import pytest
 
 from tests.agent.nodes import expected, wait_for
 from trainermon.agent.assembly import assemble, read_token
+from trainermon.agent.lifecycle.summary import summarise
 from trainermon.agent.settings import load_settings
-from trainermon.agent.summary import summarise
 from trainermon.cli import main
-from trainermon.exporters import damaged, segments
-from trainermon.exporters.segments import cover
-from trainermon.exporters.store import open_run
-from trainermon.monitor.errors import StoreError
-from trainermon.monitor.journal import Header, JournalWriter
-from trainermon.monitor.values import Coordinates, Kind, Placement, SeriesKey, StatBlock
+from trainermon.core.errors import StoreError
+from trainermon.core.journal import Header, JournalWriter
+from trainermon.core.values import Coordinates, Kind, Placement, SeriesKey, StatBlock
+from trainermon.exporters.store.segments import cover
+from trainermon.exporters.store.store import damaged, open_run, segments
 
 GOOD = [SeriesKey(Kind.GRAD_REDUCED, "good")]
 NOBODY = 65534

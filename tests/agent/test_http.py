@@ -9,15 +9,15 @@ import json
 import httpx
 import pytest
 
-import trainermon.agent.server
-from trainermon.agent.access import Access
-from trainermon.agent.commands import DuplicateError, parse_command
+import trainermon.agent.web.server
 from trainermon.agent.feed import MAX_CLIENTS, MAX_PENDING, Feed
-from trainermon.agent.guard import MAX_BODY_BYTES, MAX_REQUESTS_OF_PEER, MAX_UNREAD_BYTES, Guard
-from trainermon.agent.http import build_application
-from trainermon.agent.server import MAX_CONNECTIONS, Server
-from trainermon.monitor.errors import QueryError
-from trainermon.monitor.values import Action, Command
+from trainermon.agent.orders.commands import DuplicateError, parse_command
+from trainermon.agent.web.access import Access
+from trainermon.agent.web.guard import MAX_BODY_BYTES, MAX_REQUESTS_OF_PEER, MAX_UNREAD_BYTES, Guard
+from trainermon.agent.web.http import build_application
+from trainermon.agent.web.server import MAX_CONNECTIONS, Server
+from trainermon.core.errors import QueryError
+from trainermon.core.values import Action, Command
 
 TOKEN = "correct-horse"
 AUTHORISED = {"authorization": f"Bearer {TOKEN}"}
@@ -329,7 +329,7 @@ async def silence_of(server, *parts):
 
 
 def test_connections_that_never_finish_their_header_are_closed(node, monkeypatch):
-    monkeypatch.setattr(trainermon.agent.server, "HEADER_LIMIT_S", 0.5)
+    monkeypatch.setattr(trainermon.agent.web.server, "HEADER_LIMIT_S", 0.5)
     half = b"GET /api/v1/run HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 
     async def scenario():

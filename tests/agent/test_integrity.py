@@ -8,9 +8,9 @@ import pytest
 from trainermon.agent.integrity import STEPS_TO_FIRE, IntegrityCheck
 from trainermon.alerts.engine import RuleEngine
 from trainermon.alerts.rules import load_rules
-from trainermon.monitor.catalogue import GLOBAL_NORM_SERIES, LOSS_SCALE_SERIES, SKIPPED_SERIES
-from trainermon.monitor.journal import Header
-from trainermon.monitor.values import AlertState, Coordinates, Kind, Placement, SeriesKey, StatBlock
+from trainermon.core.catalogue import GLOBAL_NORM_SERIES, LOSS_SCALE_SERIES, SKIPPED_SERIES
+from trainermon.core.journal import Header
+from trainermon.core.values import AlertState, Coordinates, Kind, Placement, SeriesKey, StatBlock
 
 WHOLE = np.arange(1.0, 11.0)
 SCALARS = (GLOBAL_NORM_SERIES, LOSS_SCALE_SERIES, SKIPPED_SERIES)

@@ -14,13 +14,22 @@ import psutil
 import pytest
 
 from tests.agent.nodes import RANK_SCRIPT, expected, is_agent, wait_for
-from trainermon.agent.lock import DRAINING, FINISHED, RUNNING, RunLock, Status, claim, is_followed, write_status
-from trainermon.agent.release import is_needed, linger_s, remove_run_spool
-from trainermon.exporters.segments import Position
-from trainermon.monitor.errors import SpoolError
-from trainermon.monitor.journal import JournalReader
-from trainermon.monitor.launcher import agent_environment, start_agent
-from trainermon.monitor.spool import RankLock, open_spool, remove_spool
+from trainermon.agent.lifecycle.lock import (
+    DRAINING,
+    FINISHED,
+    RUNNING,
+    RunLock,
+    Status,
+    claim,
+    is_followed,
+    write_status,
+)
+from trainermon.agent.lifecycle.release import is_needed, linger_s, remove_run_spool
+from trainermon.core.errors import SpoolError
+from trainermon.core.journal import JournalReader
+from trainermon.core.launcher import agent_environment, start_agent
+from trainermon.core.spool import RankLock, open_spool, remove_spool
+from trainermon.exporters.store.segments import Position
 
 STATUS = Status(pid=1, run_id="run", output="/out")
 
@@ -380,7 +389,8 @@ def test_a_spool_is_taken_away_only_when_every_journal_is_stored_to_its_end(run)
 LEAVING = f"""
 import subprocess, sys
 from pathlib import Path
-from trainermon.agent import daemon, release
+from trainermon.agent.lifecycle import release
+from trainermon.agent import daemon
 
 remove = release.remove_run_spool
 

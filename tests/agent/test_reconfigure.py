@@ -5,9 +5,9 @@ from concurrent.futures import Future
 
 import pytest
 
-from trainermon.agent.reconfigure import LOOK_S, ConfigWatch
+from trainermon.agent.orders.reconfigure import LOOK_S, ConfigWatch
 from trainermon.agent.watch import RankWatch
-from trainermon.monitor.values import Action
+from trainermon.core.values import Action
 
 
 class Immediately:

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from trainermon.agent import replicas
 from trainermon.agent.replicas import ReplicaChecksums, copies_of
-from trainermon.monitor.journal import Header
-from trainermon.monitor.statistics.checksums import rows_of
-from trainermon.monitor.values import Coordinates, Kind, Placement, SeriesKey, StatBlock
+from trainermon.core.journal import Header
+from trainermon.core.values import Coordinates, Kind, Placement, SeriesKey, StatBlock
+from trainermon.statistics.checksums import rows_of
 
 KEY = SeriesKey(Kind.CHECKSUM, "weight")
 

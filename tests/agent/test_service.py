@@ -17,11 +17,11 @@ import pytest
 
 from tests.agent.nodes import expected, wait_for
 from tests.server_programs import free_port
-from trainermon.agent import service
-from trainermon.agent.lock import FINISHED, SETTINGS_FILE
-from trainermon.agent.service import FAILING, NodeService
-from trainermon.exporters.store import open_run
-from trainermon.monitor.launcher import SERVICE_FILE, is_served
+from trainermon.agent.lifecycle import service
+from trainermon.agent.lifecycle.lock import FINISHED, SETTINGS_FILE
+from trainermon.agent.lifecycle.service import FAILING, NodeService
+from trainermon.core.launcher import SERVICE_FILE, is_served
+from trainermon.exporters.store.store import open_run
 
 
 @pytest.fixture

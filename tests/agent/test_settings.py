@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trainermon.agent.settings import load_settings
-from trainermon.monitor.errors import ConfigError
+from trainermon.core.errors import ConfigError
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,11 @@ import pytest
 from aiohttp import web
 
 from tests.agent.test_http import FakeNode
-from trainermon.agent.access import Access
 from trainermon.agent.controller.client import AgentClient, Target
 from trainermon.agent.controller.settings import AgentSettings
-from trainermon.agent.http import build_application
-from trainermon.agent.signing import MAX_AGE_S, sign
+from trainermon.agent.web.access import Access
+from trainermon.agent.web.http import build_application
+from trainermon.agent.web.signing import MAX_AGE_S, sign
 
 TOKEN = "known-to-agents-and-controller"
 PATH = "/api/commands"

@@ -12,7 +12,7 @@ from tests.agent.test_follower import segments as segments
 from tests.agent.test_follower import spool as spool
 from trainermon.agent import pipeline as pipeline_module
 from trainermon.agent.pipeline import TURN_S, Pipeline
-from trainermon.exporters.store import open_run
+from trainermon.exporters.store.store import open_run
 
 
 class WorkClock:

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.agent.notifications import alert, notification
-from trainermon.agent import webhook
-from trainermon.agent.commands import parse_command
-from trainermon.agent.webhook import make_requests, parse_notification
+from trainermon.agent.orders import webhook
+from trainermon.agent.orders.commands import parse_command
+from trainermon.agent.orders.webhook import make_requests, parse_notification
 from trainermon.alerts import rules
-from trainermon.monitor.errors import ConfigError
+from trainermon.core.errors import ConfigError
 
 NOW_S = 1_790_000_000.0
 

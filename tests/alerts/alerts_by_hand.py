@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainermon.monitor.values import Alert, AlertState, Finding, Kind, SeriesKey, Severity
+from trainermon.core.values import Alert, AlertState, Finding, Kind, SeriesKey, Severity
 
 
 def alert(identity: str = "a1", **changes: Any) -> Alert:

@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, settings
 
 from trainermon.alerts.engine import RuleEngine
 from trainermon.alerts.rules import Rule, load_rules
-from trainermon.monitor.journal import Header
-from trainermon.monitor.values import Alert, Coordinates, Kind, SeriesKey, StatBlock
+from trainermon.core.journal import Header
+from trainermon.core.values import Alert, Coordinates, Kind, SeriesKey, StatBlock
 
 NAN, INF = float("nan"), float("inf")
 

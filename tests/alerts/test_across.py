@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.alerts.series import INF, NAN, PATIENT, block, rules
-from trainermon.alerts.across import MAX_OPEN_STEPS, OpenSteps
+from trainermon.alerts.across_ranks.across import MAX_OPEN_STEPS, OpenSteps
 from trainermon.alerts.engine import RuleEngine
 from trainermon.alerts.rules import Rule, load_rules
-from trainermon.monitor.journal import Header
-from trainermon.monitor.values import Alert, AlertState, Coordinates, Kind, Placement, SeriesKey
+from trainermon.core.journal import Header
+from trainermon.core.values import Alert, AlertState, Coordinates, Kind, Placement, SeriesKey
 
 FIRING, RESOLVED = AlertState.FIRING, AlertState.RESOLVED
 LOSS = SeriesKey(Kind.LOSS, "loss")

@@ -12,7 +12,7 @@ import yaml
 
 from tests.server_programs import find_program
 from trainermon.alerts import extensions
-from trainermon.alerts.prometheus_rules import alert_name, rule_groups
+from trainermon.alerts.prometheus.rules import alert_name, rule_groups
 from trainermon.alerts.rules import load_rules
 from trainermon.cli import main
 

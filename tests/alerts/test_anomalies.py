@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 from tests.alerts.series import INF, NAN, block, header, row
-from trainermon.alerts.anomalies import AnomalyRule, AnomalyScanner, AnomalySettings, anomaly_rules
-from trainermon.alerts.conditions import RelativeToMeanWatcher
-from trainermon.alerts.criteria import Direction, RelativeToMean
+from trainermon.alerts.conditions.condition import RelativeToMeanWatcher
+from trainermon.alerts.conditions.criteria import Direction, RelativeToMean
 from trainermon.alerts.engine import RuleEngine
 from trainermon.alerts.rules import load_rules
-from trainermon.monitor.errors import RuleError
-from trainermon.monitor.values import AlertState, Coordinates, Kind, SeriesKey
+from trainermon.core.errors import RuleError
+from trainermon.core.values import AlertState, Coordinates, Kind, SeriesKey
+from trainermon.msprobe.anomalies import AnomalyRule, AnomalyScanner, AnomalySettings, anomaly_rules
 
 TURBULENCE = AnomalyRule(rule_name="AnomalyTurbulence", threshold=0.5)
 NOT_FINITE = AnomalyRule(rule_name="AnomalyNan")

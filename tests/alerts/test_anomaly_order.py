@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
-from trainermon.alerts.anomaly_order import add_arguments, first_anomalies, main
-from trainermon.monitor.errors import StoreError
+from trainermon.core.errors import StoreError
+from trainermon.msprobe.anomaly_order import add_arguments, first_anomalies, main
 
 # What msprobe's own processor makes of ANOMALIES, in order; tests/exporters/test_msprobe.py asks it again.
 ORDER_OF_MSPROBE = [

@@ -6,13 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.alerts.series import INF, NAN, PATIENT, row
-from trainermon.alerts.conditions import NonFiniteWatcher, Watcher
-from trainermon.alerts.criteria import Flat, NonFinite, Threshold
-from trainermon.alerts.limits import ThresholdWatcher
+from trainermon.alerts.conditions.condition import NonFiniteWatcher, Watcher
+from trainermon.alerts.conditions.criteria import Flat, NonFinite, Threshold
+from trainermon.alerts.conditions.limits import ThresholdWatcher
+from trainermon.alerts.conditions.trends import FlatWatcher
 from trainermon.alerts.statistics import DERIVED
-from trainermon.alerts.trends import FlatWatcher
-from trainermon.monitor.catalogue import STATISTICS
-from trainermon.monitor.values import Moments
+from trainermon.core.catalogue import STATISTICS
+from trainermon.core.values import Moments
 
 ELEMENTS = st.lists(
     st.one_of(st.floats(-1e6, 1e6), st.sampled_from([NAN, INF, -INF, 0.0, -0.0])), min_size=0, max_size=8

@@ -13,7 +13,7 @@ from tests.alerts.series import INF, NAN, PATIENT, block, feed, grad, header, ru
 from trainermon.alerts.engine import RuleEngine
 from trainermon.alerts.log import AlertLog
 from trainermon.alerts.rules import load_rules
-from trainermon.monitor.values import Alert, AlertState, Kind, SeriesKey, Severity, StatBlock
+from trainermon.core.values import Alert, AlertState, Kind, SeriesKey, Severity, StatBlock
 
 FIRING, RESOLVED = AlertState.FIRING, AlertState.RESOLVED
 LOSS = SeriesKey(Kind.LOSS, "loss")

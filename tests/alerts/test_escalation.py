@@ -13,8 +13,8 @@ from tests.alerts.alerts_by_hand import alert
 from tests.alerts.series import PATIENT
 from trainermon.alerts.escalation import EscalationSettings, Escalator
 from trainermon.alerts.rules import Escalation, Rule, load_rules
-from trainermon.monitor.errors import ConfigError
-from trainermon.monitor.values import Action, Alert, AlertState, Command, Kind, Severity
+from trainermon.core.errors import ConfigError
+from trainermon.core.values import Action, Alert, AlertState, Command, Kind, Severity
 
 RULES = load_rules()
 STEPS = {0: 100, 1: 104, 2: 99, 3: 101}

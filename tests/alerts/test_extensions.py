@@ -14,13 +14,13 @@ import pytest
 
 from tests.alerts.series import block, feed, grad, rules
 from trainermon.alerts import extensions
-from trainermon.alerts.comparisons import DiffersComparison
-from trainermon.alerts.conditions import Slots, Verdict, Watcher
-from trainermon.alerts.criteria import Threshold
+from trainermon.alerts.across_ranks.comparisons import DiffersComparison
+from trainermon.alerts.conditions.condition import Slots, Verdict, Watcher
+from trainermon.alerts.conditions.criteria import Threshold
 from trainermon.alerts.engine import RuleEngine
 from trainermon.alerts.statistics import DERIVED, Array
-from trainermon.monitor.errors import RuleError
-from trainermon.monitor.values import AlertState
+from trainermon.core.errors import RuleError
+from trainermon.core.values import AlertState
 
 RULES = """
 rules:

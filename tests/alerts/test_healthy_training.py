@@ -20,8 +20,8 @@ from tests.alerts.series import header, row
 from trainermon import TrainerMon
 from trainermon.alerts.engine import RuleEngine
 from trainermon.alerts.rules import load_rules
-from trainermon.monitor.journal import BlockRecord, HeaderRecord, JournalReader, SeriesRecord
-from trainermon.monitor.values import Alert, Kind, SeriesKey, StatBlock
+from trainermon.core.journal import BlockRecord, HeaderRecord, JournalReader, SeriesRecord
+from trainermon.core.values import Alert, Kind, SeriesKey, StatBlock
 
 Fault = Callable[[Any, torch.optim.Optimizer, int], None]
 

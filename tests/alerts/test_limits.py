@@ -10,7 +10,7 @@ import pytest
 
 from tests.alerts.series import INF, NAN, block, feed, header, rules
 from trainermon.alerts.engine import RuleEngine
-from trainermon.monitor.values import Alert, AlertState, Kind, Placement, SeriesKey
+from trainermon.core.values import Alert, AlertState, Kind, Placement, SeriesKey
 
 FIRING, RESOLVED = AlertState.FIRING, AlertState.RESOLVED
 SKIPPED = SeriesKey(Kind.STEP, "skipped")

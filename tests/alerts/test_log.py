@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.alerts.alerts_by_hand import alert
 from tests.alerts.series import PATIENT
 from trainermon.alerts.log import AlertLog, parse_alert
-from trainermon.monitor.values import AlertState, Finding, Kind, SeriesKey, as_plain
+from trainermon.core.values import AlertState, Finding, Kind, SeriesKey, as_plain
 
 NUMBERS = st.floats(allow_nan=False)  # NaN is not equal to itself; a test of its own
 KEYS = st.builds(

@@ -12,12 +12,12 @@ import pytest
 import yaml
 
 from tests.server_programs import find_program
-from trainermon.alerts.alertmanager import LADDER
-from trainermon.alerts.prometheus_rules import BASE_RUNBOOK, Site, alert_name, heading, rule_groups
+from trainermon.alerts.prometheus.alertmanager import LADDER
+from trainermon.alerts.prometheus.rules import BASE_RUNBOOK, Site, alert_name, heading, rule_groups
 from trainermon.alerts.rules import RUNBOOK, load_rules, with_reported
 from trainermon.cli import main
-from trainermon.monitor.errors import RuleError
-from trainermon.monitor.metrics import METRICS
+from trainermon.core.errors import RuleError
+from trainermon.core.metrics import METRICS
 
 GENERATED = Path(__file__).parents[2] / "trainermon" / "alerts" / "generated"
 RULE_FILE = GENERATED / "prometheus_rules.yaml"

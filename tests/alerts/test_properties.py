@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.alerts.series import INF, NAN, PATIENT, block, feed, grad, header, row, rules
-from trainermon.alerts.contained import Faults
+from trainermon.alerts.conditions.contained import Faults
+from trainermon.alerts.conditions.watchers import make_watcher
 from trainermon.alerts.engine import RuleEngine
 from trainermon.alerts.rules import Rule, load_rules
-from trainermon.alerts.watchers import make_watcher
-from trainermon.monitor.values import Alert, StatBlock
+from trainermon.core.values import Alert, StatBlock
 
 CONDITIONS = {
     "threshold": "{threshold: {above: 2.0, below: 0.01}}",

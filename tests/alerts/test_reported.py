@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from tests.alerts.series import block, feed, rules
-from trainermon.alerts.criteria import Reported
+from trainermon.alerts.conditions.criteria import Reported
 from trainermon.alerts.engine import RuleEngine
 from trainermon.alerts.reported import Statement
 from trainermon.alerts.rules import load_rules, with_reported
-from trainermon.monitor.errors import RuleError
-from trainermon.monitor.values import AlertState, Kind, SeriesKey, Severity
+from trainermon.core.errors import RuleError
+from trainermon.core.values import AlertState, Kind, SeriesKey, Severity
 
 FIRING, RESOLVED = AlertState.FIRING, AlertState.RESOLVED
 HANG = Statement(

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.alerts.series import PATIENT
-from trainermon.alerts.criteria import (
+from trainermon.alerts.conditions.criteria import (
     Dead,
     Differs,
     Direction,
@@ -25,8 +25,8 @@ from trainermon.alerts.criteria import (
     Threshold,
 )
 from trainermon.alerts.rules import DEFAULT_RULES, RUNBOOK, Escalation, Selection, inhibitors, load_rules
-from trainermon.monitor.errors import RuleError
-from trainermon.monitor.values import Action, Kind, SeriesKey, Severity
+from trainermon.core.errors import RuleError
+from trainermon.core.values import Action, Kind, SeriesKey, Severity
 
 FULL: dict[str, Any] = {
     "name": "my-spike",

@@ -9,7 +9,7 @@ import pytest
 from tests.alerts.series import rules
 from tests.alerts.test_across import Job, places, told
 from trainermon.alerts.rules import load_rules
-from trainermon.monitor.values import AlertState, Kind, Placement, SeriesKey
+from trainermon.core.values import AlertState, Kind, Placement, SeriesKey
 
 FIRING = AlertState.FIRING
 WEIGHT = SeriesKey(Kind.GRAD_REDUCED, "wpe.weight")

@@ -11,8 +11,8 @@ from tests.alerts.slow_rank import FIRST_SLOW
 from tests.ranks import run_ranks
 from trainermon.alerts.engine import RuleEngine
 from trainermon.alerts.rules import load_rules
-from trainermon.monitor.journal import BlockRecord, Header, HeaderRecord, JournalReader, SeriesRecord
-from trainermon.monitor.values import SeriesKey, StatBlock
+from trainermon.core.journal import BlockRecord, Header, HeaderRecord, JournalReader, SeriesRecord
+from trainermon.core.values import SeriesKey, StatBlock
 
 
 def blocks(spool: Path, rank: int) -> Iterator[tuple[Header, list[SeriesKey], StatBlock]]:

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.alerts.series import INF, NAN, PATIENT, block, feed, row
-from trainermon.alerts.conditions import Verdict
-from trainermon.alerts.criteria import Direction, Spike
+from trainermon.alerts.conditions.condition import Verdict
+from trainermon.alerts.conditions.criteria import Direction, Spike
+from trainermon.alerts.conditions.spikes import SpikeWatcher, median_and_deviation
 from trainermon.alerts.engine import RuleEngine
 from trainermon.alerts.rules import load_rules
-from trainermon.alerts.spikes import SpikeWatcher, median_and_deviation
-from trainermon.monitor.values import Kind, SeriesKey
+from trainermon.core.values import Kind, SeriesKey
 
 ALL = slice(None)
 REFRESH = 16  # after so many values of its own a series has a new baseline

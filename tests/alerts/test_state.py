@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.alerts.series import PATIENT
-from trainermon.alerts.conditions import Verdict
-from trainermon.alerts.criteria import NonFinite
+from trainermon.alerts.conditions.condition import Verdict
+from trainermon.alerts.conditions.criteria import NonFinite
 from trainermon.alerts.rules import Rule, Selection
 from trainermon.alerts.state import Group, alert_id
-from trainermon.monitor.values import Kind, Severity
+from trainermon.core.values import Kind, Severity
 
 BAD, CLEAR, BETWEEN, BLIND = "bad", "clear", "between", "blind"
 

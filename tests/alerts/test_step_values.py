@@ -9,7 +9,7 @@ import pytest
 from tests.alerts.series import block, feed
 from trainermon.alerts.engine import RuleEngine
 from trainermon.alerts.rules import load_rules
-from trainermon.monitor.values import Alert, Kind, SeriesKey
+from trainermon.core.values import Alert, Kind, SeriesKey
 
 KEYS = tuple(SeriesKey(Kind.STEP, name) for name in ("loss_scale", "skipped"))
 

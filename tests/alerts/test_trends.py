@@ -9,7 +9,7 @@ import pytest
 
 from tests.alerts.series import INF, NAN, block, feed, grad, rules
 from trainermon.alerts.engine import RuleEngine
-from trainermon.monitor.values import Alert, AlertState, Kind, SeriesKey
+from trainermon.core.values import Alert, AlertState, Kind, SeriesKey
 
 FIRING, RESOLVED = AlertState.FIRING, AlertState.RESOLVED
 LOSS = SeriesKey(Kind.LOSS, "loss")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.server_programs import find_program, free_port, wait_until
-from trainermon.agent.lock import is_followed, read_status
+from trainermon.agent.lifecycle.lock import is_followed, read_status
 
 pytestmark = [pytest.mark.server, pytest.mark.distributed, pytest.mark.slow]
 

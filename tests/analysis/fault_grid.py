@@ -15,8 +15,8 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from trainermon.dump.records import DumpInfo
-from trainermon.dump.replay import StepKeeper
+from trainermon.dump.files.records import DumpInfo
+from trainermon.replay.replay import StepKeeper
 
 VOCABULARY, WIDTH, LENGTH, BATCH = 31, 16, 8, 2
 FAULT_STEP = 1

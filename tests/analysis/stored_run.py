@@ -8,12 +8,12 @@ import math
 
 import numpy as np
 
-from trainermon.dump.records import DumpInfo
+from trainermon.core.journal import Cursor, Header
+from trainermon.core.values import Coordinates, Kind, SeriesKey, StatBlock
+from trainermon.dump.files.records import DumpInfo
 from trainermon.dump.writer import DumpWriter
-from trainermon.exporters.segments import Position
-from trainermon.exporters.store import SegmentWriter
-from trainermon.monitor.journal import Cursor, Header
-from trainermon.monitor.values import Coordinates, Kind, SeriesKey, StatBlock
+from trainermon.exporters.store.segments import Position
+from trainermon.exporters.store.store import SegmentWriter
 
 FINITE = (4, -1.0, 2.0, 1.0, 5.0, 0, 0, 0)
 ALL_NAN = (4, math.inf, -math.inf, 0.0, 0.0, 0, 4, 0)

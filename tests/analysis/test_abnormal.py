@@ -11,10 +11,10 @@ from tests.analysis.stored_run import ALL_NAN, FINITE, grad, store
 from tests.journal_rows import RankJournal, only_spool
 from trainermon import TrainerMon
 from trainermon.alerts.log import AlertLog
-from trainermon.analysis.diagnose import diagnose
-from trainermon.analysis.findings import FaultPhase, Level, Symptom, Verdict
-from trainermon.analysis.report import render_text
-from trainermon.monitor.values import Alert, AlertState, Finding, Kind, SeriesKey, Severity
+from trainermon.analysis.diagnosis.diagnose import diagnose
+from trainermon.analysis.diagnosis.findings import FaultPhase, Level, Symptom, Verdict
+from trainermon.analysis.diagnosis.report import render_text
+from trainermon.core.values import Alert, AlertState, Finding, Kind, SeriesKey, Severity
 
 FIRST_BAD, NUM_STEPS = 110, 140
 CONFIG = {"param_distribution": True, "xy_distribution": True, "agent": {"start": False}}

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from trainermon.analysis.across import first_of, in_pipeline, lost_upstream, reached_from, with_hidden
-from trainermon.analysis.evidence import RankDump
-from trainermon.analysis.findings import FaultPhase
-from trainermon.analysis.origin import INPUT, LOSS, Origin
-from trainermon.dump.records import Dump, DumpInfo, Entry, TensorRecord
+from trainermon.analysis.diagnosis.across import first_of, in_pipeline, lost_upstream, reached_from, with_hidden
+from trainermon.analysis.diagnosis.evidence import RankDump
+from trainermon.analysis.diagnosis.findings import FaultPhase
+from trainermon.analysis.diagnosis.origin import INPUT, LOSS, Origin
+from trainermon.dump.files.records import Dump, DumpInfo, Entry, TensorRecord
 
 
 def tensor(slot, *, bad=False, order=None):

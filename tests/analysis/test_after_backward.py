@@ -3,12 +3,12 @@
 import pytest
 
 from tests.analysis.stored_run import ALL_NAN, FINITE, ONE_INF, dump, grad, store
-from trainermon.analysis.diagnose import diagnose
-from trainermon.analysis.findings import FaultPhase, Verdict
-from trainermon.analysis.report import render_text
-from trainermon.dump.verdicts import Reproducibility
-from trainermon.monitor.catalogue import GRADIENT_AT_STEP
-from trainermon.monitor.values import Kind, SeriesKey
+from trainermon.analysis.diagnosis.diagnose import diagnose
+from trainermon.analysis.diagnosis.findings import FaultPhase, Verdict
+from trainermon.analysis.diagnosis.report import render_text
+from trainermon.core.catalogue import GRADIENT_AT_STEP
+from trainermon.core.values import Kind, SeriesKey
+from trainermon.dump.files.verdicts import Reproducibility
 
 SOUND = (2.0, 0, 0)
 MODULES = ["emb", "h", "h.0", "h.0.up", "h.0.down", "head"]

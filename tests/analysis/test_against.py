@@ -14,12 +14,12 @@ from tests.analysis.stored_run import FINITE, actv, grad, store
 from tests.journal_rows import RankJournal, only_spool
 from tests.ranks import run_ranks
 from trainermon import PrecisionDebugger, cli
-from trainermon.analysis.against import diagnose_against
-from trainermon.analysis.findings import FaultPhase, Level, Role, Symptom, Verdict
-from trainermon.analysis.report import render_text
-from trainermon.monitor.config import load_config
-from trainermon.monitor.errors import DumpError
-from trainermon.monitor.values import Kind, SeriesKey, as_plain
+from trainermon.analysis.diagnosis.against.against import diagnose_against
+from trainermon.analysis.diagnosis.findings import FaultPhase, Level, Role, Symptom, Verdict
+from trainermon.analysis.diagnosis.report import render_text
+from trainermon.core.config import load_config
+from trainermon.core.errors import DumpError
+from trainermon.core.values import Kind, SeriesKey, as_plain
 
 # What rows alone call it: they do not see a hook that the script registers after the monitor's, nor the model's inputs.
 BY_ROWS = {"output": "h.1.attention", "batch": "(model)"}

@@ -10,9 +10,9 @@ from torch import nn
 from tests.analysis.stored_run import store
 from tests.journal_rows import RankJournal, only_spool
 from trainermon import TrainerMon
-from trainermon.analysis.against import diagnose_against
-from trainermon.analysis.diagnose import diagnose
-from trainermon.analysis.findings import FaultPhase, Verdict
+from trainermon.analysis.diagnosis.against.against import diagnose_against
+from trainermon.analysis.diagnosis.diagnose import diagnose
+from trainermon.analysis.diagnosis.findings import FaultPhase, Verdict
 
 STEPS, BAD, MODULE = 5, 3, "2"
 CONFIG = {"agent": {"start": False}, "replay": {"enabled": False}, "escalation": {"enabled": False}}

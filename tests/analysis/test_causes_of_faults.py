@@ -5,7 +5,7 @@ import pytest
 from benchmarks.diagnosis.cases import all_cases
 from benchmarks.diagnosis.judge import judge
 from benchmarks.diagnosis.record import record
-from trainermon.dump.verdicts import Cause, Reproducibility
+from trainermon.dump.files.verdicts import Cause, Reproducibility
 
 CAUSES = {
     "float16-overflow": Cause.PRECISION,

@@ -8,18 +8,18 @@ import torch
 from torch import nn
 
 from tests.analysis.stored_run import dump as hand_made
-from trainermon.analysis.bounds import proven_cause
-from trainermon.analysis.diagnose import diagnose
-from trainermon.analysis.report import render_text
+from trainermon.analysis.diagnosis.bounds import proven_cause
+from trainermon.analysis.diagnosis.diagnose import diagnose
+from trainermon.analysis.diagnosis.report import render_text
+from trainermon.core.errors import DumpError
 from trainermon.dump.capture import ModuleCapture
-from trainermon.dump.dumped_calls import function_of, judge_dumped
+from trainermon.dump.files.reader import read_dump
+from trainermon.dump.files.records import DumpInfo, Entry, TensorRecord
+from trainermon.dump.files.verdicts import Cause, OperationVerdict, Reproducibility
 from trainermon.dump.function_calls import FunctionCapture
-from trainermon.dump.reader import read_dump
-from trainermon.dump.records import DumpInfo, Entry, TensorRecord
-from trainermon.dump.replay import StepKeeper
-from trainermon.dump.verdicts import Cause, OperationVerdict, Reproducibility
 from trainermon.dump.writer import DumpWriter
-from trainermon.monitor.errors import DumpError
+from trainermon.replay.dumped_calls import function_of, judge_dumped
+from trainermon.replay.replay import StepKeeper
 
 INF = float("inf")
 

@@ -6,9 +6,9 @@ import pytest
 
 from tests.analysis.stored_run import actv, grad, store
 from trainermon.alerts.log import AlertLog
-from trainermon.analysis.diagnose import diagnose
-from trainermon.analysis.findings import FaultPhase, Level, Role, Symptom
-from trainermon.monitor.values import Alert, AlertState, Finding, Kind, SeriesKey, Severity
+from trainermon.analysis.diagnosis.diagnose import diagnose
+from trainermon.analysis.diagnosis.findings import FaultPhase, Level, Role, Symptom
+from trainermon.core.values import Alert, AlertState, Finding, Kind, SeriesKey, Severity
 
 STEPS, EQUAL, FOUND, FAULT = range(30, 81, 10), 60, 80, 70
 WORDS, DROPOUT, NORM, ROUTER, UP, HEAD = (

@@ -10,13 +10,13 @@ import pytest
 
 from tests.analysis.stored_run import ALL_NAN, FINITE, MASK, ONE_INF, actv, dump, grad, store
 from trainermon import cli
-from trainermon.analysis import findings
-from trainermon.analysis.diagnose import diagnose
-from trainermon.analysis.evidence import modules_of
-from trainermon.analysis.findings import FaultPhase, Role, Verdict
-from trainermon.analysis.report import render_text
-from trainermon.monitor.errors import DumpError
-from trainermon.monitor.values import Kind, SeriesKey, as_plain
+from trainermon.analysis.diagnosis import findings
+from trainermon.analysis.diagnosis.diagnose import diagnose
+from trainermon.analysis.diagnosis.evidence import modules_of
+from trainermon.analysis.diagnosis.findings import FaultPhase, Role, Verdict
+from trainermon.analysis.diagnosis.report import render_text
+from trainermon.core.errors import DumpError
+from trainermon.core.values import Kind, SeriesKey, as_plain
 
 LOSS = SeriesKey(Kind.LOSS, "loss")
 SOUND = (2.0, 0, 0)

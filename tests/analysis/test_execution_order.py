@@ -3,8 +3,8 @@
 import pytest
 
 from tests.analysis.stored_run import actv, store
-from trainermon.analysis.execution_order import in_execution_order, read_flows
-from trainermon.exporters.store import open_run
+from trainermon.analysis.diagnosis.execution_order import in_execution_order, read_flows
+from trainermon.exporters.store.store import open_run
 
 LAYER = [
     "model",

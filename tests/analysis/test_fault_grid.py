@@ -8,9 +8,9 @@ import pytest
 from tests.analysis import fault_grid
 from tests.analysis.fault_grid import EXTRA, FAULT_STEP, GRID
 from tests.ranks import run_ranks
-from trainermon.analysis.diagnose import diagnose
-from trainermon.analysis.findings import Role, Verdict
-from trainermon.analysis.report import render_text
+from trainermon.analysis.diagnosis.diagnose import diagnose
+from trainermon.analysis.diagnosis.findings import Role, Verdict
+from trainermon.analysis.diagnosis.report import render_text
 
 pytestmark = pytest.mark.distributed
 

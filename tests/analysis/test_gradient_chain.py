@@ -7,8 +7,8 @@ import pytest
 
 from tests.analysis.stored_run import ALL_NAN, FINITE, grad, store
 from trainermon import cli
-from trainermon.analysis.gradient_chain import chain_texts, gradient_chain
-from trainermon.monitor.values import Kind
+from trainermon.analysis.diagnosis.against.gradient_chain import chain_texts, gradient_chain
+from trainermon.core.values import Kind
 
 LINKS = [
     "gradient before the reduction",

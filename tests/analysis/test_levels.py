@@ -4,12 +4,12 @@ import pytest
 
 from tests.analysis.stored_run import ALL_NAN, FINITE, dump, grad, store
 from trainermon import PrecisionDebugger
-from trainermon.analysis.diagnose import diagnose
-from trainermon.analysis.findings import Level
-from trainermon.analysis.next_collection import write_configurations
-from trainermon.analysis.report import render_text
-from trainermon.monitor.config import load_config
-from trainermon.monitor.values import Kind
+from trainermon.analysis.diagnosis.diagnose import diagnose
+from trainermon.analysis.diagnosis.findings import Level
+from trainermon.analysis.diagnosis.next_collection import write_configurations
+from trainermon.analysis.diagnosis.report import render_text
+from trainermon.core.config import load_config
+from trainermon.core.values import Kind
 
 
 def tell_places(run_dir, places):

@@ -10,11 +10,11 @@ from tests.analysis import communication_job
 from tests.analysis.communication_job import FAULTS, SOUND
 from tests.ranks import run_ranks
 from trainermon import cli
-from trainermon.analysis.against import diagnose_against
-from trainermon.analysis.diagnose import diagnose
-from trainermon.analysis.findings import Role, Symptom
-from trainermon.analysis.order import Communication, Event, communications, earliest
-from trainermon.dump.reader import RawDump
+from trainermon.analysis.diagnosis.against.against import diagnose_against
+from trainermon.analysis.diagnosis.diagnose import diagnose
+from trainermon.analysis.diagnosis.findings import Role, Symptom
+from trainermon.analysis.diagnosis.order import Communication, Event, communications, earliest
+from trainermon.dump.files.reader import RawDump
 
 NONFINITE = [fault for fault in FAULTS if not math.isfinite(fault.factor)]
 FINITE = [fault for fault in FAULTS if math.isfinite(fault.factor)]

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from trainermon.analysis.findings import FaultPhase
-from trainermon.analysis.origin import INPUT, LOSS, MAX_LINKS, MODEL, bad_parameters, find_origin
-from trainermon.dump.records import Dump, DumpInfo, Entry, TensorRecord
+from trainermon.analysis.diagnosis.findings import FaultPhase
+from trainermon.analysis.diagnosis.origin import INPUT, LOSS, MAX_LINKS, MODEL, bad_parameters, find_origin
+from trainermon.dump.files.records import Dump, DumpInfo, Entry, TensorRecord
 
 _orders = itertools.count(1)
 

@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 from trainermon import cli
-from trainermon.analysis.replay_command import find_builder, find_kept
-from trainermon.dump.kept_step import KEPT_FILE
-from trainermon.dump.reader import read_dump
-from trainermon.dump.records import DumpInfo
-from trainermon.dump.replay import Examination, StepKeeper
-from trainermon.monitor.errors import DumpError
+from trainermon.analysis.diagnosis.replay_command import find_builder, find_kept
+from trainermon.core.errors import DumpError
+from trainermon.dump.files.reader import read_dump
+from trainermon.dump.files.records import DumpInfo
+from trainermon.replay.kept_step import KEPT_FILE
+from trainermon.replay.replay import Examination, StepKeeper
 
 MODEL = '''
 import torch

@@ -2,10 +2,10 @@
 
 import dataclasses
 
-from trainermon.analysis.findings import FaultPhase
-from trainermon.analysis.row_location import locate
-from trainermon.analysis.row_order import StepOrder
-from trainermon.monitor.values import Kind
+from trainermon.analysis.diagnosis.findings import FaultPhase
+from trainermon.analysis.diagnosis.rows.location import locate
+from trainermon.analysis.diagnosis.rows.order import StepOrder
+from trainermon.core.values import Kind
 
 # as Megatron's: the core of an attention is defined before what it is given by, and called after it
 MODULES = ["decoder", "decoder.core", "decoder.qkv", "decoder.proj", "head"]

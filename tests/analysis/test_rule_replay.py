@@ -9,10 +9,10 @@ import pytest
 
 from tests.analysis.stored_run import ALL_NAN, FINITE, grad, store
 from trainermon.alerts.rules import load_rules
-from trainermon.analysis.rule_replay import rehearse
+from trainermon.analysis.diagnosis.rows.rule_replay import rehearse
 from trainermon.cli import main
-from trainermon.monitor.errors import StoreError
-from trainermon.monitor.values import Kind, SeriesKey
+from trainermon.core.errors import StoreError
+from trainermon.core.values import Kind, SeriesKey
 
 LOSS = SeriesKey(Kind.LOSS, "loss")
 MINE = """

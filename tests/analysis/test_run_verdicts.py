@@ -7,11 +7,11 @@ import pytest
 
 from tests.analysis.stored_run import FINITE, grad, store
 from trainermon import cli
-from trainermon.analysis.against import diagnose_against
-from trainermon.analysis.findings import Symptom, Verdict
-from trainermon.analysis.run_verdicts import describe, judge_run
-from trainermon.monitor.catalogue import GLOBAL_NORM_SERIES, LOSS_SERIES
-from trainermon.monitor.values import Kind, SeriesKey
+from trainermon.analysis.diagnosis.against.against import diagnose_against
+from trainermon.analysis.diagnosis.against.run_verdicts import describe, judge_run
+from trainermon.analysis.diagnosis.findings import Symptom, Verdict
+from trainermon.core.catalogue import GLOBAL_NORM_SERIES, LOSS_SERIES
+from trainermon.core.values import Kind, SeriesKey
 
 LOSS = SeriesKey(Kind.LOSS, LOSS_SERIES)
 NORM = SeriesKey(Kind.STEP, GLOBAL_NORM_SERIES)

@@ -16,7 +16,7 @@ from benchmarks.detection.replay import Fired, Judged, blocks_of, by_fault, by_r
 from benchmarks.families.catalogue import FAMILIES
 from trainermon.alerts.rules import load_rules
 from trainermon.alerts.statistics import SUM
-from trainermon.monitor.values import Kind
+from trainermon.core.values import Kind
 
 RULES = load_rules()
 AFTER = 12  # steps that are trained beyond the beginning of the fault

@@ -8,7 +8,7 @@ from benchmarks.bench_diagnosis import report
 from benchmarks.diagnosis.cases import CLEAN, MEGATRON, SITES, SPLITS, UNSEEN_SEED, Case, all_cases
 from benchmarks.diagnosis.judge import Judged, judge
 from benchmarks.diagnosis.record import record
-from trainermon.analysis.findings import Diagnosis, FaultPhase, Verdict
+from trainermon.analysis.diagnosis.findings import Diagnosis, FaultPhase, Verdict
 
 pytestmark = pytest.mark.distributed
 

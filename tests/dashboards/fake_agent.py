@@ -16,15 +16,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from tests.dashboards.fake_run import Run, broken_run, frame, healthy_run
-from trainermon.agent.access import Access
 from trainermon.agent.feed import Feed
-from trainermon.agent.guard import Application, Receive, Scope, Send
-from trainermon.agent.http import build_application
-from trainermon.agent.server import Server
+from trainermon.agent.web.access import Access
+from trainermon.agent.web.guard import Application, Receive, Scope, Send
+from trainermon.agent.web.http import build_application
+from trainermon.agent.web.server import Server
 
 
 class FakeNode:
-    """Answers what the page asks out of `run`; a page never asks for the rest of `trainermon.agent.http.Node`."""
+    """Answers what the page asks out of `run`; a page never asks for the rest of `trainermon.agent.web.http.Node`."""
 
     def __init__(self, run: Run) -> None:
         self.fake = run

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainermon.alerts.rules import load_rules
-from trainermon.analysis.findings import (
+from trainermon.analysis.diagnosis.findings import (
     BadParameter,
     BadTensor,
     Diagnosis,
@@ -23,9 +23,9 @@ from trainermon.analysis.findings import (
     Role,
     Verdict,
 )
-from trainermon.dump.verdicts import Cause, OperationVerdict, Reproducibility
+from trainermon.core.values import Alert, AlertState, Finding, Kind, SeriesKey, Severity, as_plain
+from trainermon.dump.files.verdicts import Cause, OperationVerdict, Reproducibility
 from trainermon.exporters.heat_rows import statistics_of
-from trainermon.monitor.values import Alert, AlertState, Finding, Kind, SeriesKey, Severity, as_plain
 
 MEASURES = ("global_grad_norm", "learning_rate", "clip_ratio", "loss_scale", "skipped", "tokens_per_second")
 FAULT_STEP = 1640

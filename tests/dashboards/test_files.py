@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from trainermon.alerts.statistics import DERIVED
-from trainermon.analysis import findings
+from trainermon.analysis.diagnosis import findings
+from trainermon.core.values import Alert, Kind
 from trainermon.exporters import views
 from trainermon.exporters.heat_rows import HEATMAP_STATISTICS
-from trainermon.monitor.values import Alert, Kind
 
 WEB = Path(__file__).parents[2] / "trainermon" / "dashboards" / "web"
 MODULES = sorted(path.name for path in WEB.glob("*.js"))

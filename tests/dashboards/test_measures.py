@@ -10,7 +10,7 @@ from playwright.sync_api import expect
 from tests.dashboards.charts import LAYERS, LEFT, RANKS, cell_centre, hover, small_run
 from tests.dashboards.conftest import OpenPage, Serve
 from tests.dashboards.fake_run import alert
-from trainermon.monitor.values import Finding, Kind, SeriesKey
+from trainermon.core.values import Finding, Kind, SeriesKey
 
 pytestmark = pytest.mark.server
 

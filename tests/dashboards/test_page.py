@@ -12,7 +12,7 @@ from tests.dashboards.charts import LAYERS, LEFT, RANKS, RIGHT, cell_centre, cha
 from tests.dashboards.conftest import OpenPage, Serve
 from tests.dashboards.fake_run import FAULT_STEP, Run, alert, broken_run
 from tests.server_programs import wait_until
-from trainermon.monitor.values import Finding, Kind, SeriesKey
+from trainermon.core.values import Finding, Kind, SeriesKey
 
 pytestmark = pytest.mark.server
 

@@ -16,8 +16,8 @@ import pytest
 from tests.helm.charts import CHART, helm
 from tests.package_programs import find_wheels
 from tests.server_programs import find_program
-from trainermon.agent import service
 from trainermon.agent.controller import command as controller
+from trainermon.agent.lifecycle import service
 
 pytestmark = pytest.mark.server
 

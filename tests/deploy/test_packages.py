@@ -52,7 +52,7 @@ def test_one_wheel_serves_every_version_of_python(built):
 
     assert "-py3-none-" in wheel.name
     assert not wheel.name.endswith("-any.whl")
-    assert libraries == ["trainermon/monitor/statistics/_moments.so"]
+    assert libraries == ["trainermon/statistics/_moments.so"]
 
 
 def test_the_source_distribution_has_tests_docs_and_examples(built):

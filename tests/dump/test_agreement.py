@@ -7,7 +7,7 @@ import time
 import pytest
 import torch.distributed as dist
 
-from trainermon.dump.agreement import Agreement, Answer
+from trainermon.replay.agreement import Agreement, Answer
 
 STEPS = ((4, 4),)
 

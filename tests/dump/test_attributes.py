@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import nn
 
-from trainermon.dump.attributes import Attributes
-from trainermon.dump.records import DumpInfo
-from trainermon.dump.replay import StepKeeper
-from trainermon.dump.state import NotCoveredError
+from trainermon.dump.files.records import DumpInfo
+from trainermon.replay.attributes import Attributes
+from trainermon.replay.replay import StepKeeper
+from trainermon.replay.state import NotCoveredError
 
 
 @dataclasses.dataclass
@@ -275,7 +275,7 @@ def test_an_iterator_is_refused(given):
 
 
 def test_more_than_a_budget_is_refused(monkeypatch):
-    monkeypatch.setattr("trainermon.dump.attributes.MAX_COPY_BYTES", 100)
+    monkeypatch.setattr("trainermon.replay.attributes.MAX_COPY_BYTES", 100)
     model = nn.Linear(1, 1)
     model.cache = {"keys": [torch.ones(100)]}
 

@@ -11,8 +11,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from trainermon.dump.capture import ModuleCapture
-from trainermon.dump.reader import read_dump
-from trainermon.dump.records import DumpInfo
+from trainermon.dump.files.reader import read_dump
+from trainermon.dump.files.records import DumpInfo
 from trainermon.dump.writer import DumpWriter
 
 Pair = collections.namedtuple("Pair", "a b")

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from trainermon.dump import replay as replay_module
-from trainermon.dump.reader import read_dump
-from trainermon.dump.records import DumpInfo
-from trainermon.dump.replay import Examination, StepKeeper
-from trainermon.dump.verdicts import Cause, Reproducibility
+from trainermon.dump.files.reader import read_dump
+from trainermon.dump.files.records import DumpInfo
+from trainermon.dump.files.verdicts import Cause, Reproducibility
+from trainermon.replay import replay as replay_module
+from trainermon.replay.replay import Examination, StepKeeper
 
 
 class Body(nn.Module):

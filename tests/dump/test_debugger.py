@@ -19,9 +19,9 @@ from tests.dump import debugger_ranks
 from tests.dump.workbench import VOCABULARY, Network
 from tests.ranks import run_ranks
 from trainermon import PrecisionDebugger
+from trainermon.core.errors import AttachError, ConfigError
+from trainermon.dump.files.reader import read_dump
 from trainermon.dump.function_calls import FunctionCapture
-from trainermon.dump.reader import read_dump
-from trainermon.monitor.errors import AttachError, ConfigError
 
 
 @pytest.fixture(autouse=True)

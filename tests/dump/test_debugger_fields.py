@@ -13,10 +13,10 @@ from torch import nn
 from torch.nn import functional
 
 from trainermon import PrecisionDebugger
+from trainermon.core.errors import AttachError, ConfigError, DumpError
 from trainermon.dump import module_dump, module_dump_end
-from trainermon.dump.reader import read_dump
-from trainermon.dump.restore import restore_dump
-from trainermon.monitor.errors import AttachError, ConfigError, DumpError
+from trainermon.dump.files.reader import read_dump
+from trainermon.dump.files.restore import restore_dump
 
 
 @pytest.fixture(autouse=True)

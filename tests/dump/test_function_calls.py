@@ -13,7 +13,7 @@ from tests.dump import messages_ranks
 from tests.dump.test_debugger import strange
 from tests.ranks import run_ranks
 from trainermon import PrecisionDebugger
-from trainermon.dump.reader import read_dump
+from trainermon.dump.files.reader import read_dump
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from trainermon.dump.keep import ForwardKeeper
+from trainermon.replay.keep import ForwardKeeper
 
 
 class VarianceAndMean(nn.Module):
@@ -41,7 +41,7 @@ def test_a_gradient_that_cannot_be_kept_is_reported_and_does_not_reach_the_train
     model = VarianceAndMean()
     keeper = attached(model)
     variance, _ = model(torch.randn(3, 4))
-    monkeypatch.setattr("trainermon.dump.keep.size_bytes", lambda tensors: 1 / 0)
+    monkeypatch.setattr("trainermon.replay.keep.size_bytes", lambda tensors: 1 / 0)
 
     variance.sum().backward()
 

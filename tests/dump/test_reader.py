@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from trainermon.dump.reader import read_dump, split_key
-from trainermon.monitor.errors import DumpError
+from trainermon.core.errors import DumpError
+from trainermon.dump.files.reader import read_dump, split_key
 
 
 def tensor(maximum, minimum, mean, norm, **more):
@@ -80,13 +80,13 @@ def test_a_dump_of_msprobe_is_read(tmp_path):
 
 def test_reading_needs_no_torch(tmp_path):
     write(tmp_path)
-    code = "import sys; from trainermon.dump.reader import read_dump; read_dump(sys.argv[1]); print(*sys.modules)"
+    code = "import sys; from trainermon.dump.files.reader import read_dump; read_dump(sys.argv[1]); print(*sys.modules)"
 
     text = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True
     ).stdout
 
-    assert "trainermon.dump.reader" in text.split()
+    assert "trainermon.dump.files.reader" in text.split()
     assert "torch" not in text.split()
 
 

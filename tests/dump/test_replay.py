@@ -8,10 +8,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from trainermon.dump.reader import read_dump
-from trainermon.dump.records import DumpInfo
-from trainermon.dump.replay import StepKeeper
-from trainermon.dump.state import Buffers, same_bits
+from trainermon.dump.files.reader import read_dump
+from trainermon.dump.files.records import DumpInfo
+from trainermon.replay.replay import StepKeeper
+from trainermon.replay.state import Buffers, same_bits
 
 NAN = float("nan")
 

@@ -5,7 +5,7 @@ import types
 import pytest
 import torch
 
-from trainermon.dump.room import MIB, lack_of_memory
+from trainermon.replay.room import MIB, lack_of_memory
 
 
 @pytest.fixture

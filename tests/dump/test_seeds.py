@@ -14,8 +14,8 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
+from trainermon.core.errors import ConfigError
 from trainermon.dump import seed_all
-from trainermon.monitor.errors import ConfigError
 
 
 def draws():

@@ -12,12 +12,12 @@ from torch import nn
 
 from trainermon import PrecisionDebugger, compare
 from trainermon.cli import main
+from trainermon.core.errors import ConfigError
 from trainermon.dump import seed_all
 from trainermon.dump.debugger_config import OTHER_TASKS
-from trainermon.dump.dumped_calls import judge_dumped
-from trainermon.dump.reader import read_dump
-from trainermon.dump.verdicts import Cause
-from trainermon.monitor.errors import ConfigError
+from trainermon.dump.files.reader import read_dump
+from trainermon.dump.files.verdicts import Cause
+from trainermon.replay.dumped_calls import judge_dumped
 
 FILES = Path(__file__).parent / "user_files"
 

@@ -12,11 +12,11 @@ import time
 import pytest
 import torch
 
+from trainermon.core.errors import DumpError
 from trainermon.dump.encode import encode
-from trainermon.dump.reader import read_dump
-from trainermon.dump.records import DumpInfo
+from trainermon.dump.files.reader import read_dump
+from trainermon.dump.files.records import DumpInfo
 from trainermon.dump.writer import DumpWriter
-from trainermon.monitor.errors import DumpError
 
 KEY = "Module.fc.Linear.forward.0"
 
@@ -122,7 +122,7 @@ def test_a_killed_process_leaves_all_that_was_flushed(tmp_path):
         import os, signal, sys, torch
         from pathlib import Path
         from tests.dump.test_writer import add
-        from trainermon.dump.records import DumpInfo
+        from trainermon.dump.files.records import DumpInfo
         from trainermon.dump.writer import DumpWriter
         writer = DumpWriter(Path(sys.argv[1]), DumpInfo(id="a", step=4), task="tensor")
         for call in range(7):
@@ -150,8 +150,8 @@ def test_lines_wait_for_512_of_them_or_for_the_end_of_the_script(tmp_path, end):
         import os, signal, sys, torch
         from pathlib import Path
         from tests.dump.test_writer import add
-        from trainermon.dump import lines
-        from trainermon.dump.records import DumpInfo
+        from trainermon.dump.files import lines
+        from trainermon.dump.files.records import DumpInfo
         from trainermon.dump.writer import DumpWriter
         lines.MAX_WAIT_S = 1e9
         writer = DumpWriter(Path(sys.argv[1]), DumpInfo())

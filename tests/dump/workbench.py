@@ -17,10 +17,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from trainermon.dump.capture import ModuleCapture
-from trainermon.dump.reader import read_dump
-from trainermon.dump.records import DumpInfo
-from trainermon.dump.replay import StepKeeper
+from trainermon.dump.files.reader import read_dump
+from trainermon.dump.files.records import DumpInfo
 from trainermon.dump.writer import DumpWriter
+from trainermon.replay.replay import StepKeeper
 
 VOCABULARY, WIDTH, LENGTH, BATCH = 29, 16, 6, 4
 

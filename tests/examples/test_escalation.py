@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 
-from trainermon.dump.reader import read_dump
+from trainermon.dump.files.reader import read_dump
 
 RULES = """
 rules:

@@ -6,9 +6,9 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from tests.exporters.runs import RECORDED
-from trainermon.exporters.openmetrics import OPENMETRICS
-from trainermon.exporters.prometheus import Exposition
-from trainermon.monitor.values import Kind, SeriesKey
+from trainermon.core.values import Kind, SeriesKey
+from trainermon.exporters.prometheus.exposition import Exposition
+from trainermon.exporters.prometheus.openmetrics import OPENMETRICS
 
 
 def read(exposition: Exposition, *, accept: str = "application/openmetrics-text"):

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 
 from tests.exporters.runs import block_of, header_of
-from trainermon.monitor.values import Kind, Placement, SeriesKey
+from trainermon.core.values import Kind, Placement, SeriesKey
 
 SHAPES = {"fc1.weight": (8, 4), "fc1.bias": (8,)}
 RNG = np.random.default_rng(0)

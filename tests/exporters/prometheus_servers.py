@@ -16,8 +16,8 @@ import numpy as np
 
 from tests.exporters.runs import block_of, header_of
 from tests.server_programs import find_program, free_port, running, wait_until
-from trainermon.exporters.prometheus import Exposition
-from trainermon.monitor.values import SeriesKey
+from trainermon.core.values import SeriesKey
+from trainermon.exporters.prometheus.exposition import Exposition
 
 CONFIGURATION = """
 global: {scrape_interval: 200ms, scrape_timeout: 200ms}

@@ -10,9 +10,9 @@ import numpy as np
 
 from tests.exporters.expositions import comm, step
 from tests.exporters.runs import LOSS, STEP_TIME, block_of, header_of
-from trainermon.exporters.store import SegmentWriter
-from trainermon.monitor.journal import Header
-from trainermon.monitor.values import Kind, Placement, SeriesKey, StatBlock
+from trainermon.core.journal import Header
+from trainermon.core.values import Kind, Placement, SeriesKey, StatBlock
+from trainermon.exporters.store.store import SegmentWriter
 
 NAMES = ("h.0.attn.weight", "h.0.mlp.weight", "h.1.attn.weight", "h.1.mlp.weight")
 GRADIENTS = tuple(SeriesKey(Kind.GRAD_REDUCED, name) for name in NAMES)

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from trainermon.monitor.catalogue import LOSS_SERIES, STEP_TIME_SERIES
-from trainermon.monitor.journal import Header
-from trainermon.monitor.values import Coordinates, Kind, Placement, SeriesKey, StatBlock
+from trainermon.core.catalogue import LOSS_SERIES, STEP_TIME_SERIES
+from trainermon.core.journal import Header
+from trainermon.core.values import Coordinates, Kind, Placement, SeriesKey, StatBlock
 
 LOSS = SeriesKey(Kind.LOSS, LOSS_SERIES)
 SLOTS = {

@@ -1,7 +1,7 @@
 """What Prometheus gets to see of alerts that begin, last and end."""
 
-from trainermon.exporters.alert_series import LINGER_S, MAX_SHOWN, AlertSeries
-from trainermon.monitor.values import Alert, AlertState, Kind, Severity
+from trainermon.core.values import Alert, AlertState, Kind, Severity
+from trainermon.exporters.prometheus.alert_series import LINGER_S, MAX_SHOWN, AlertSeries
 
 SPIKE = ("loss-spike", Severity.WARNING)
 NONFINITE = ("gradient-nonfinite", Severity.FATAL)

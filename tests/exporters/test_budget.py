@@ -4,8 +4,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from trainermon.exporters.budget import REST, SeriesBudget, outermost, roll_up, share
-from trainermon.monitor.values import Coordinates
+from trainermon.core.values import Coordinates
+from trainermon.exporters.prometheus.budget import REST, SeriesBudget, outermost, roll_up, share
 
 parts = st.sampled_from(["h", "0", "1", "2", "10", "attn", "mlp", "w", ""])
 names = st.lists(parts, min_size=1, max_size=5).map(".".join)

@@ -33,12 +33,12 @@ from tests.exporters.recorded_run import (
 )
 from tests.exporters.runs import LOSS
 from tests.server_programs import find_program, wait_until
+from trainermon.core.config import InfluxDBConfig
+from trainermon.core.metrics import METRICS
 from trainermon.exporters.discovery import write_targets
 from trainermon.exporters.export import ExportSettings, make_exporter
-from trainermon.exporters.prometheus import Exposition
-from trainermon.exporters.store import open_run
-from trainermon.monitor.config import InfluxDBConfig
-from trainermon.monitor.metrics import METRICS
+from trainermon.exporters.prometheus.exposition import Exposition
+from trainermon.exporters.store.store import open_run
 
 pytestmark = pytest.mark.server
 

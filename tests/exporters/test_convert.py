@@ -10,12 +10,12 @@ import pytest
 
 from tests.exporters.msprobe_runs import KEYS, block, header, tensors
 from tests.exporters.test_tensorboard import scalars
-from trainermon.exporters.convert import add_arguments, csv2tensorboard_by_step, main
-from trainermon.exporters.csv_files import CsvExporter, folder_name
+from trainermon.core.errors import ConfigError, StoreError
+from trainermon.core.values import Kind, SeriesKey
 from trainermon.exporters.export import ExportSettings
-from trainermon.exporters.trend_database import FILE
-from trainermon.monitor.errors import ConfigError, StoreError
-from trainermon.monitor.values import Kind, SeriesKey
+from trainermon.msprobe.convert import add_arguments, csv2tensorboard_by_step, main
+from trainermon.msprobe.csv_files import CsvExporter, folder_name
+from trainermon.msprobe.trend_database import FILE
 
 NUM_STEPS = 4
 

@@ -8,10 +8,10 @@ import pytest
 
 from tests.exporters.msprobe_runs import block, header, tensors
 from tests.exporters.runs import block_of
-from trainermon.exporters.csv_files import CsvExporter, folder_name, forget_from, matching_folders
+from trainermon.core.values import Kind, SeriesKey
 from trainermon.exporters.export import ExportSettings
 from trainermon.monitor.taps.features import attention, routing, weights
-from trainermon.monitor.values import Kind, SeriesKey
+from trainermon.msprobe.csv_files import CsvExporter, folder_name, forget_from, matching_folders
 
 OPS = ("norm", "min", "max", "mean", "zeros", "nans")
 

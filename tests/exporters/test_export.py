@@ -4,6 +4,8 @@ import importlib.metadata
 
 import pytest
 
+from trainermon.core.config import ENTRY_POINTS, FORMATS
+from trainermon.core.errors import ConfigError
 from trainermon.exporters.export import (
     BUILT_IN,
     IN_PROCESS,
@@ -13,8 +15,6 @@ from trainermon.exporters.export import (
     StoreExporter,
     make_exporter,
 )
-from trainermon.monitor.config import ENTRY_POINTS, FORMATS
-from trainermon.monitor.errors import ConfigError
 
 
 class Registered(Exporter):

@@ -14,12 +14,12 @@ from tests.exporters.recorded_run import commit
 from tests.exporters.test_store_feed import losses, truth
 from tests.server_programs import free_port
 from trainermon.cli import main
-from trainermon.exporters.segment_follower import SegmentFollower
+from trainermon.exporters.store.segment_follower import SegmentFollower
 
 HOLDER = """
 import sys
 from pathlib import Path
-from trainermon.exporters.segment_follower import SegmentFollower
+from trainermon.exporters.store.segment_follower import SegmentFollower
 folder = Path(sys.argv[1])
 follower = SegmentFollower(folder / "segments", folder / "influxdb.state.json")
 print("locked", flush=True)

@@ -9,10 +9,10 @@ import pytest
 
 from tests.exporters.recorded_run import commit
 from tests.exporters.test_line_protocol import read
+from trainermon.core.config import InfluxDBConfig
 from trainermon.exporters.export import ExportSettings
-from trainermon.exporters.influxdb import FIRST_PAUSE_S, InfluxDBExporter
-from trainermon.exporters.influxdb_server import Answer
-from trainermon.monitor.config import InfluxDBConfig
+from trainermon.exporters.influxdb.exporter import FIRST_PAUSE_S, InfluxDBExporter
+from trainermon.exporters.influxdb.server import Answer
 
 TAKEN = Answer(204)
 POINTS = "trainermon_exported_points_total"
@@ -165,7 +165,7 @@ def test_a_batch_that_is_refused_goes_to_the_dead_letter_file_and_holds_nothing_
 
 
 def test_the_dead_letter_file_is_bounded(tmp_path, make, go_on, monkeypatch):
-    monkeypatch.setattr("trainermon.exporters.influxdb.MAX_REJECTED_BYTES", 1000)
+    monkeypatch.setattr("trainermon.exporters.influxdb.exporter.MAX_REJECTED_BYTES", 1000)
     commit(tmp_path / "segments", range(3))
     server = Memory(*[Answer(400)] * 1000)
     exporter = make(server, batch_points=5)

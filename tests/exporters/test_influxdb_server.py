@@ -12,10 +12,10 @@ from tests.exporters.runs import LOSS
 from tests.server_programs import free_port, wait_until
 from trainermon.agent import export_process
 from trainermon.agent.export_process import Follower
+from trainermon.core.config import InfluxDBConfig
 from trainermon.exporters.export import ExportSettings, make_exporter
-from trainermon.exporters.influxdb_server import TOKEN_VARIABLE, InfluxDBServer
-from trainermon.exporters.segment_follower import SegmentFollower
-from trainermon.monitor.config import InfluxDBConfig
+from trainermon.exporters.influxdb.server import TOKEN_VARIABLE, InfluxDBServer
+from trainermon.exporters.store.segment_follower import SegmentFollower
 
 pytestmark = pytest.mark.server
 

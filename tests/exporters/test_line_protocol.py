@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainermon.exporters.line_protocol import point, series_text, time_text
+from trainermon.exporters.influxdb.line_protocol import point, series_text, time_text
 
 WORD = r"(?:[^\\,= ]|\\.|\\(?![,= ]))+"
 

@@ -18,10 +18,10 @@ import pytest
 
 from tests.alerts.test_anomaly_order import ANOMALIES, ORDER_OF_MSPROBE
 from tests.exporters.test_tensorboard import scalars
-from trainermon.exporters.convert import csv2tensorboard_by_step
-from trainermon.exporters.csv_files import matching_folders
-from trainermon.exporters.csv_tables import rank_folders
-from trainermon.exporters.trend_database import FILE, write_database
+from trainermon.msprobe.convert import csv2tensorboard_by_step
+from trainermon.msprobe.csv_files import matching_folders
+from trainermon.msprobe.csv_tables import rank_folders
+from trainermon.msprobe.trend_database import FILE, write_database
 
 ROOT = Path(__file__).parents[2]
 OTHER_PYTHON = ROOT / ".venv-bench" / "bin" / "python"

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from trainermon.exporters.openmetrics import (
+from trainermon.core.metrics import METRICS, Metric, MetricType
+from trainermon.exporters.prometheus.openmetrics import (
     Exemplar,
     Histogram,
     Samples,
@@ -17,7 +18,6 @@ from trainermon.exporters.openmetrics import (
     render_families,
     sample_prefix,
 )
-from trainermon.monitor.metrics import METRICS, Metric, MetricType
 
 GAUGE = METRICS["trainermon_gradient_rms"]
 COUNTER = METRICS["trainermon_nonfinite_elements_total"]
@@ -142,7 +142,7 @@ def test_a_metric_that_is_not_in_the_catalogue_is_refused():
     stranger = Metric(name="trainermon_stranger", type=MetricType.GAUGE, help="Not catalogued.")
 
     with pytest.raises(
-        ValueError, match=r"metric 'trainermon_stranger' is not in trainermon/monitor/metrics.py; add it there"
+        ValueError, match=r"metric 'trainermon_stranger' is not in trainermon/core/metrics.py; add it there"
     ):
         sample_prefix(stranger, {})
 

@@ -10,9 +10,9 @@ from tests.exporters.expositions import MEASURED, comm
 from tests.exporters.expositions import step as step_key
 from tests.exporters.runs import LOSS, STEP_TIME, LargeRun, block_of
 from tests.exporters.test_line_protocol import read
-from trainermon.exporters.points import RankPoints
-from trainermon.exporters.segment_follower import TableRow
-from trainermon.monitor.values import Kind, Placement, SeriesKey
+from trainermon.core.values import Kind, Placement, SeriesKey
+from trainermon.exporters.influxdb.points import RankPoints
+from trainermon.exporters.store.segment_follower import TableRow
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "exporters.md"
 

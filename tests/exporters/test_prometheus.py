@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from tests.exporters.expositions import ALONE, read
 from tests.exporters.runs import LOSS, STEP_TIME, LargeRun, block_of, header_of
 from tests.server_programs import find_program
-from trainermon.exporters.budget import SeriesBudget
-from trainermon.exporters.openmetrics import OPENMETRICS, TEXT
-from trainermon.exporters.prometheus import Exposition
-from trainermon.monitor.metrics import METRICS
-from trainermon.monitor.values import Alert, AlertState, Kind, Placement, SeriesKey, Severity
+from trainermon.core.metrics import METRICS
+from trainermon.core.values import Alert, AlertState, Kind, Placement, SeriesKey, Severity
+from trainermon.exporters.prometheus.budget import SeriesBudget
+from trainermon.exporters.prometheus.exposition import Exposition
+from trainermon.exporters.prometheus.openmetrics import OPENMETRICS, TEXT
 
 RULES = {"nonfinite_gradient": Severity.FATAL, "loss_spike": Severity.WARNING}
 
@@ -483,7 +483,7 @@ def test_the_full_exposition_has_every_metric_of_the_catalogue():
 
 
 def test_importing_the_exporter_loads_no_torch():
-    code = "import sys, trainermon.exporters.prometheus; sys.exit('torch' in sys.modules)"
+    code = "import sys, trainermon.exporters.prometheus.exposition; sys.exit('torch' in sys.modules)"
 
     subprocess.run([sys.executable, "-c", code], check=True)
 

@@ -10,9 +10,9 @@ from tests.exporters.expositions import comm
 from tests.exporters.prometheus_servers import Agent, Prometheus, prometheus, serving
 from tests.exporters.runs import LOSS, STEP_TIME
 from tests.server_programs import wait_until
+from trainermon.core.values import Kind, SeriesKey, Severity
 from trainermon.exporters.discovery import clear_targets, write_targets
-from trainermon.exporters.prometheus import Exposition
-from trainermon.monitor.values import Kind, SeriesKey, Severity
+from trainermon.exporters.prometheus.exposition import Exposition
 
 pytestmark = pytest.mark.server
 

@@ -11,12 +11,12 @@ import threading
 import numpy as np
 import pytest
 
-from trainermon.exporters import query as subject
-from trainermon.exporters.query import describe, find_run, flush_agents, run_query
-from trainermon.exporters.store import SegmentWriter, open_run
-from trainermon.monitor.errors import QueryError, StoreError
-from trainermon.monitor.journal import Header
-from trainermon.monitor.values import Coordinates, Kind, SeriesKey, StatBlock
+from trainermon.core.errors import QueryError, StoreError
+from trainermon.core.journal import Header
+from trainermon.core.values import Coordinates, Kind, SeriesKey, StatBlock
+from trainermon.exporters.store.query import describe, find_run, flush_agents, run_query
+from trainermon.exporters.store.store import SegmentWriter, open_run
+from trainermon.exporters.store.store import query as subject
 
 KEYS = (SeriesKey(Kind.LOSS, "loss"), SeriesKey(Kind.ACTV, "h.0", "output.0"))
 

@@ -1,5 +1,5 @@
-from trainermon.exporters.reference import render_reference
-from trainermon.monitor.metrics import METRICS
+from trainermon.core.metrics import METRICS
+from trainermon.exporters.prometheus.reference import render_reference
 
 
 def test_every_metric_has_a_section():

@@ -10,14 +10,13 @@ from pathlib import Path
 import pytest
 
 from tests.exporters.test_store import GRADS, KEYS, LOSS, block, header, node_of, plain, rows_of
-from trainermon.exporters import store
-from trainermon.exporters.blocks import read_blocks
-from trainermon.exporters.refused import culprits
-from trainermon.exporters.segments import Position
-from trainermon.exporters.store import SegmentWriter, read_cursors
-from trainermon.monitor.errors import StoreError
-from trainermon.monitor.journal import Cursor
-from trainermon.monitor.values import Kind, SeriesKey
+from trainermon.core.errors import StoreError
+from trainermon.core.journal import Cursor
+from trainermon.core.values import Kind, SeriesKey
+from trainermon.exporters.store.blocks import read_blocks
+from trainermon.exporters.store.refused import culprits
+from trainermon.exporters.store.segments import Position
+from trainermon.exporters.store.store import SegmentWriter, read_cursors, store
 
 HALF = SeriesKey(Kind.ACTV, "half \ud800")
 MANY_CALLS = dataclasses.replace(HALF, name="calls", call=1 << 40)
@@ -113,7 +112,7 @@ def test_a_database_that_refuses_everything_is_no_reason_to_set_anything_aside(t
 
 
 def test_the_quarantine_is_bounded(tmp_path, monkeypatch):
-    monkeypatch.setattr("trainermon.exporters.refused.MAX_BYTES", 2000)
+    monkeypatch.setattr("trainermon.exporters.store.refused.MAX_BYTES", 2000)
     segments = node_of(tmp_path)
     writer = SegmentWriter(segments)
     for step in range(50):

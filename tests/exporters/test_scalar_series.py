@@ -7,9 +7,9 @@ import pytest
 
 from tests.exporters.expositions import GROUP, MEASURED, comm, read, step
 from tests.exporters.runs import LOSS, block_of, header_of
-from trainermon.exporters.prometheus import Exposition
+from trainermon.core.values import Kind, SeriesKey, as_plain
+from trainermon.exporters.prometheus.exposition import Exposition
 from trainermon.exporters.views import RunHistory
-from trainermon.monitor.values import Kind, SeriesKey, as_plain
 
 
 def test_what_a_rank_measures_has_metrics_of_its_own_and_takes_no_place_of_recorded_values():

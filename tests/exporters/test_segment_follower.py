@@ -9,10 +9,10 @@ import pytest
 
 from tests.exporters import recorded_run
 from tests.exporters.recorded_run import GRADIENTS, KEYS, commit
-from trainermon.exporters.retention import Retention, compact
-from trainermon.exporters.segment_follower import SegmentFollower
-from trainermon.monitor.errors import StoreError
-from trainermon.monitor.values import STATISTICS
+from trainermon.core.errors import StoreError
+from trainermon.core.values import STATISTICS
+from trainermon.exporters.store.retention import Retention, compact
+from trainermon.exporters.store.segment_follower import SegmentFollower
 
 
 @pytest.fixture

@@ -13,13 +13,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from trainermon.exporters import segments
-from trainermon.exporters.blocks import read_blocks
-from trainermon.exporters.segments import LOCK_FILE, Position, clean, cover, read_metadata
-from trainermon.exporters.store import SegmentWriter, open_run, read_cursors
-from trainermon.monitor.errors import StoreError
-from trainermon.monitor.journal import Cursor, Header
-from trainermon.monitor.values import STATISTICS, Coordinates, Kind, Moments, Placement, SeriesKey, StatBlock
+from trainermon.core.errors import StoreError
+from trainermon.core.journal import Cursor, Header
+from trainermon.core.values import STATISTICS, Coordinates, Kind, Moments, Placement, SeriesKey, StatBlock
+from trainermon.exporters.store.blocks import read_blocks
+from trainermon.exporters.store.segments import LOCK_FILE, Position, clean, cover, read_metadata
+from trainermon.exporters.store.store import SegmentWriter, open_run, read_cursors, segments
 
 LOSS = SeriesKey(Kind.LOSS, "loss")
 DURATION = SeriesKey(Kind.STEP, "duration_seconds")

@@ -7,9 +7,9 @@ import pytest
 
 from tests.exporters import recorded_run
 from tests.exporters.recorded_run import GRADIENTS, KEYS, LOSS, commit, tensors_of
-from trainermon.exporters.csv_files import CsvExporter
 from trainermon.exporters.export import Exporter, ExportSettings
-from trainermon.exporters.store_feed import StoreFeed
+from trainermon.exporters.store.feed import StoreFeed
+from trainermon.msprobe.csv_files import CsvExporter
 
 
 @pytest.fixture

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from trainermon.exporters import retention as subject
-from trainermon.exporters.retention import Retention, compact
-from trainermon.exporters.segments import LOCK_FILE, Position, cover, read_metadata
-from trainermon.exporters.store import SegmentWriter, open_run, read_cursors
-from trainermon.monitor.errors import StoreError
-from trainermon.monitor.journal import Cursor, Header
-from trainermon.monitor.values import NO_ELEMENTS, STATISTICS, Coordinates, Kind, Moments, SeriesKey, StatBlock
+from trainermon.core.errors import StoreError
+from trainermon.core.journal import Cursor, Header
+from trainermon.core.values import NO_ELEMENTS, STATISTICS, Coordinates, Kind, Moments, SeriesKey, StatBlock
+from trainermon.exporters.store.retention import Retention, compact
+from trainermon.exporters.store.segments import LOCK_FILE, Position, cover, read_metadata
+from trainermon.exporters.store.store import SegmentWriter, open_run, read_cursors
+from trainermon.exporters.store.store import retention as subject
 
 KEYS = (
     SeriesKey(Kind.LOSS, "loss"),
@@ -219,7 +219,7 @@ def test_the_step_table_shows_the_mean_step_of_a_window(segments, tmp_path):
 def test_it_runs_as_a_program_and_only_once_at_a_time(segments, caplog):
     for step in range(12):
         store(segments, [step])
-    command = [sys.executable, "-m", "trainermon.exporters.retention", segments, "--full-detail-hours", "1e9"]
+    command = [sys.executable, "-m", "trainermon.exporters.store.retention", segments, "--full-detail-hours", "1e9"]
 
     with (segments / LOCK_FILE).open("w") as lock:
         fcntl.lockf(lock, fcntl.LOCK_EX)

@@ -9,9 +9,9 @@ from tensorboard.backend.event_processing import event_accumulator
 
 from tests.exporters.msprobe_runs import KEYS, block, header, tensors
 from tests.exporters.runs import block_of
+from trainermon.core.errors import ConfigError
+from trainermon.core.values import Kind, SeriesKey
 from trainermon.exporters.export import ExportSettings, make_exporter
-from trainermon.monitor.errors import ConfigError
-from trainermon.monitor.values import Kind, SeriesKey
 
 
 def export(run_dir, blocks, ops=("norm", "nans", "shape")):
@@ -94,12 +94,12 @@ def test_numbers_of_the_step_are_drawn_as_they_are(tmp_path, ops):
 
 
 def test_without_the_package_it_is_said_what_to_install(tmp_path, monkeypatch):
-    monkeypatch.delitem(sys.modules, "trainermon.exporters.tensorboard", raising=False)
+    monkeypatch.delitem(sys.modules, "trainermon.msprobe.tensorboard", raising=False)
     monkeypatch.setitem(sys.modules, "tensorboard.compat.proto.event_pb2", None)
 
     with pytest.raises(ConfigError, match=r"need the package tensorboard.*pip install 'trainermon\[tensorboard\]'"):
         make_exporter("tensorboard", ExportSettings(run_dir=tmp_path))
-    sys.modules.pop("trainermon.exporters.tensorboard", None)
+    sys.modules.pop("trainermon.msprobe.tensorboard", None)
 
 
 def test_the_series_are_those_of_the_run():

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trainermon.core.errors import QueryError
+from trainermon.core.journal import Header
+from trainermon.core.values import STATISTICS, Coordinates, Kind, Moments, Placement, SeriesKey, StatBlock
 from trainermon.exporters import views
-from trainermon.exporters.store import SegmentWriter
+from trainermon.exporters.store.store import SegmentWriter
 from trainermon.exporters.views import RunHistory
-from trainermon.monitor.errors import QueryError
-from trainermon.monitor.journal import Header
-from trainermon.monitor.values import STATISTICS, Coordinates, Kind, Moments, Placement, SeriesKey, StatBlock
 
 LOSS = SeriesKey(Kind.LOSS, "loss")
 DURATION = SeriesKey(Kind.STEP, "duration_seconds")

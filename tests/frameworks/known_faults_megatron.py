@@ -12,7 +12,7 @@ from torch import nn
 from tests.frameworks.torch_truth import PlacedJournal
 from tests.reference import reference
 from trainermon import TrainerMon
-from trainermon.monitor.values import Kind
+from trainermon.core.values import Kind
 
 STEPS = 3
 FACTORS = [1.0, 0.5, 0.25]

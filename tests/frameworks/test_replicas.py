@@ -12,13 +12,13 @@ from trainermon.agent.replicas import ReplicaChecksums
 from trainermon.alerts.engine import RuleEngine
 from trainermon.alerts.log import AlertLog
 from trainermon.alerts.rules import load_rules
-from trainermon.analysis.diagnose import diagnose
-from trainermon.analysis.findings import FaultPhase
-from trainermon.analysis.report import render_text
-from trainermon.exporters.segments import Position
-from trainermon.exporters.store import SegmentWriter
-from trainermon.monitor.journal import BlockRecord, Cursor
-from trainermon.monitor.values import Severity
+from trainermon.analysis.diagnosis.diagnose import diagnose
+from trainermon.analysis.diagnosis.findings import FaultPhase
+from trainermon.analysis.diagnosis.report import render_text
+from trainermon.core.journal import BlockRecord, Cursor
+from trainermon.core.values import Severity
+from trainermon.exporters.store.segments import Position
+from trainermon.exporters.store.store import SegmentWriter
 
 pytestmark = pytest.mark.distributed
 

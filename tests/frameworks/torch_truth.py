@@ -7,7 +7,7 @@ import torch
 
 from tests.journal_rows import RankJournal
 from tests.reference import assert_equal
-from trainermon.monitor.values import NO_ELEMENTS, Kind
+from trainermon.core.values import NO_ELEMENTS, Kind
 
 HELD = (Kind.GRAD_REDUCED, Kind.PARAM_ORIGIN, Kind.PARAM_UPDATED, Kind.EXP_AVG, Kind.EXP_AVG_SQ)
 MODEL_AXES = {"tp", "ep"}

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from tests.helm.charts import CHART, DAEMONSET, FULLNAME, NAMESPACE, SECRET, fragment, refusal, render
-from trainermon.agent import service
+from trainermon.agent.lifecycle import service
 from trainermon.alerts.rules import load_rules
 
 RULES = (CHART.parents[1] / "trainermon" / "alerts" / "default_rules.yaml").read_text()
@@ -127,7 +127,7 @@ def test_without_a_user_the_pod_decides():
 
 def test_the_limit_of_the_journal_fits_into_the_spool():
     """Eight ranks of 512 MiB, which is what `spool_mb` is by default."""
-    from trainermon.monitor.config import MonitorConfig
+    from trainermon.core.config import MonitorConfig
 
     size = volumes(fragment()["spec"])["trainermon-spool"]["emptyDir"]["sizeLimit"]
 

@@ -9,7 +9,7 @@ import yaml
 
 from docs import chart
 from tests.helm.charts import CHART, CONTROLLER, DAEMONSET, SECRET, merged, render
-from trainermon.exporters.budget import SeriesBudget
+from trainermon.exporters.prometheus.budget import SeriesBudget
 
 CLOSED = merged(CONTROLLER, {"access": {"readTokenKey": "read"}})
 BASIC = merged(CONTROLLER, {"access": {"userKey": "user", "passwordKey": "password"}})

@@ -9,8 +9,8 @@ from torch import nn
 from tests.journal_rows import RankJournal
 from tests.models.truth import assert_rows_are_the_truth, run_twice
 from trainermon import TrainerMon
-from trainermon.monitor.errors import AttachError
-from trainermon.monitor.values import Kind
+from trainermon.core.errors import AttachError
+from trainermon.core.values import Kind
 
 STEPS = 3
 ALL = {"checksum_interval": 1, "mg_direction": True, "print_struct": True, "recording_l2_features": True}

@@ -8,7 +8,7 @@ import torch
 
 from tests.models import loops
 from tests.models.truth import assert_rows_are_the_truth, run_twice
-from trainermon.monitor.values import Kind
+from trainermon.core.values import Kind
 
 LOOPS = [
     loops.plain,

@@ -14,7 +14,7 @@ import torch
 from tests.journal_rows import RankJournal
 from tests.reference import assert_equal
 from trainermon import TrainerMon
-from trainermon.monitor.values import Kind
+from trainermon.core.values import Kind
 
 MOMENTS = {"exp_avg": Kind.EXP_AVG, "exp_avg_sq": Kind.EXP_AVG_SQ}
 CONFIG = {

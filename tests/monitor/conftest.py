@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trainermon.monitor.journal import START, Cursor, JournalReader
+from trainermon.core.journal import START, Cursor, JournalReader
 
 
 @pytest.fixture

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import numpy as np
 
-from trainermon.monitor.journal import (
+from trainermon.core.journal import (
     BlockRecord,
     Header,
     JournalReader,
     JournalWriter,
     list_files,
 )
-from trainermon.monitor.values import Coordinates, Kind, SeriesKey, StatBlock
+from trainermon.core.values import Coordinates, Kind, SeriesKey, StatBlock
 
 
 def make_header(**changes) -> Header:

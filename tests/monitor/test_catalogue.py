@@ -1,6 +1,6 @@
-from trainermon.monitor.catalogue import KINDS, STATISTICS
-from trainermon.monitor.values import STATISTICS as MOMENTS
-from trainermon.monitor.values import Kind, Moments
+from trainermon.core.catalogue import KINDS, STATISTICS
+from trainermon.core.values import STATISTICS as MOMENTS
+from trainermon.core.values import Kind, Moments
 
 
 def test_every_kind_is_described():

@@ -7,8 +7,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainermon.monitor.config import WITHOUT_EFFECT, AgentConfig, MonitorConfig, load_config, parse_config
-from trainermon.monitor.errors import ConfigError
+from trainermon.core.config import WITHOUT_EFFECT, AgentConfig, MonitorConfig, load_config, parse_config
+from trainermon.core.errors import ConfigError
 
 REFUSED = [
     ({"wg_distribtion": True}, "wg_distribtion: unknown key; did you mean 'wg_distribution'?"),

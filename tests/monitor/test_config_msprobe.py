@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from trainermon.monitor.config import (
+from trainermon.core.config import (
     CollectivesConfig,
     L2Targets,
     MonitorConfig,

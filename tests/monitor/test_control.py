@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainermon.monitor import control
-from trainermon.monitor.control import ControlPage, ControlReader, Heartbeat, Phase
-from trainermon.monitor.errors import SpoolError
-from trainermon.monitor.values import Action, Command
+from trainermon.core import control
+from trainermon.core.control import ControlPage, ControlReader, Heartbeat, Phase
+from trainermon.core.errors import SpoolError
+from trainermon.core.values import Action, Command
 
 DUMP = Command(id="manual-1", action=Action.DUMP, first_step=812, num_steps=2, scope=("h.0", "h.1"), task="tensor")
 
@@ -254,7 +254,7 @@ def test_a_beat_for_which_there_is_no_space_ends_nothing_and_is_told_once(page, 
 
 def test_a_page_that_cannot_be_written_is_refused(tmp_path):
     code = (
-        "import resource, sys; from pathlib import Path; from trainermon.monitor.control import ControlPage\n"
+        "import resource, sys; from pathlib import Path; from trainermon.core.control import ControlPage\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
         "try: ControlPage(Path(sys.argv[1]), 0)\n"
         "except Exception as error: print(type(error).__name__, error)\n"
@@ -427,7 +427,7 @@ def test_a_forked_child_does_not_beat(page, reader):
 HAMMER = """
 import sys
 from pathlib import Path
-from trainermon.monitor.control import ControlPage, Phase
+from trainermon.core.control import ControlPage, Phase
 page = ControlPage(Path(sys.argv[1]), 0)
 print("ready", flush=True)
 for step in range(20_000_000):  # the test ends it

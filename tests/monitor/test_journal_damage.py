@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.monitor.journals import make_block, make_header, make_keys
-from trainermon.monitor.journal import (
+from trainermon.core.journal import (
     BlockRecord,
     EventRecord,
     HeaderRecord,
@@ -20,7 +20,7 @@ from trainermon.monitor.journal import (
     SeriesRecord,
     list_files,
 )
-from trainermon.monitor.journal.files import file_path
+from trainermon.core.journal.files import file_path
 
 NUM_SERIES = 3
 

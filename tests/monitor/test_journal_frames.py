@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.monitor.journals import file_of, make_block, make_header, open_writer, read_all
-from trainermon.monitor.errors import JournalError
-from trainermon.monitor.journal import (
+from trainermon.core.errors import JournalError
+from trainermon.core.journal import (
     BlockRecord,
     Cursor,
     EndRecord,
@@ -29,7 +29,7 @@ from trainermon.monitor.journal import (
     SeriesRecord,
     frames,
 )
-from trainermon.monitor.values import Coordinates, Kind, Placement, SeriesKey, StatBlock
+from trainermon.core.values import Coordinates, Kind, Placement, SeriesKey, StatBlock
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 AXES = st.lists(st.sampled_from(["dp", "tp", "pp", "cp", "ep"]), max_size=3).map(tuple)

@@ -10,13 +10,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from trainermon.monitor.journal import BlockRecord, HeaderRecord, JournalReader
+from trainermon.core.journal import BlockRecord, HeaderRecord, JournalReader
 
 WRITER = """
 import array, os, struct, sys
 from pathlib import Path
-from trainermon.monitor.journal import Header, JournalWriter
-from trainermon.monitor.values import Coordinates, Kind, SeriesKey, StatBlock
+from trainermon.core.journal import Header, JournalWriter
+from trainermon.core.values import Coordinates, Kind, SeriesKey, StatBlock
 NUM_SERIES = 3000
 attempt = int(sys.argv[2])
 writer = JournalWriter(Path(sys.argv[1]), Header(

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.monitor.journals import file_of, make_block, make_header, make_keys, open_writer, steps
-from trainermon.monitor.errors import JournalError
-from trainermon.monitor.journal import (
+from trainermon.core.errors import JournalError
+from trainermon.core.journal import (
     START,
     BlockRecord,
     Cursor,
@@ -204,13 +204,13 @@ def test_what_was_written_between_the_last_look_and_the_new_file_is_read(tmp_pat
     real = list_files
 
     def write_meanwhile(directory, rank):
-        monkeypatch.setattr("trainermon.monitor.journal.reader.list_files", real)
+        monkeypatch.setattr("trainermon.core.journal.reader.list_files", real)
         writer.append_block(make_block(0))  # after the reader looked at the file, before it asks for a newer one
         writer.close()
         JournalWriter(directory, make_header(attempt=2)).close()
         return real(directory, rank)
 
-    monkeypatch.setattr("trainermon.monitor.journal.reader.list_files", write_meanwhile)
+    monkeypatch.setattr("trainermon.core.journal.reader.list_files", write_meanwhile)
 
     assert [type(record) for record in reader.poll()] == [BlockRecord, EndRecord, HeaderRecord, EndRecord]
     assert (reader.torn_tails, reader.lost_records) == (0, 0)

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import strategies as st
 
 from tests.monitor.journals import file_of, make_block, make_header, make_keys, open_writer, read_all, steps
-from trainermon.monitor.errors import SpoolError
-from trainermon.monitor.journal import (
+from trainermon.core.errors import SpoolError
+from trainermon.core.journal import (
     Cursor,
     HeaderRecord,
     JournalReader,
@@ -322,8 +322,8 @@ def test_a_first_file_that_cannot_be_written_is_refused(tmp_path):
 LIMITED = """
 import array, resource, sys
 from pathlib import Path
-from trainermon.monitor.journal import Header, JournalWriter
-from trainermon.monitor.values import Coordinates, Kind, SeriesKey, StatBlock
+from trainermon.core.journal import Header, JournalWriter
+from trainermon.core.values import Coordinates, Kind, SeriesKey, StatBlock
 writer = JournalWriter(Path(sys.argv[1]), Header(
     run_id="run", attempt=1, coordinates=Coordinates(), host="node", pid=1, started_s=0.0))
 writer.add_series([SeriesKey(Kind.LOSS, str(i)) for i in range(100)], [None] * 100)

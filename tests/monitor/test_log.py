@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from trainermon.monitor.log import chosen_level
+from trainermon.core.log import chosen_level
 
 LINES = """
 import logging, trainermon
-from trainermon.monitor.log import make_log_visible
+from trainermon.core.log import make_log_visible
 make_log_visible(quiet=False)
 log = logging.getLogger("trainermon")
 print(log.getEffectiveLevel())

@@ -2,8 +2,8 @@ import re
 
 import pytest
 
-from trainermon.monitor.metrics import METRICS, MODULE_METRICS, Metric, MetricType
-from trainermon.monitor.values import Kind
+from trainermon.core.metrics import METRICS, MODULE_METRICS, Metric, MetricType
+from trainermon.core.values import Kind
 
 BASE_UNITS = {"seconds", "bytes", "ratio", "elements", "series", "records", "files"}
 # Names that scrape configurations attach to targets, and words that belong into another place.

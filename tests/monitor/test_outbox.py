@@ -9,9 +9,9 @@ import sys
 
 import pytest
 
-from trainermon.monitor import outbox
-from trainermon.monitor.outbox import Outbox, deliver, num_deliverable
-from trainermon.monitor.spool import RankLock, open_spool, remove_spool
+from trainermon.core import outbox
+from trainermon.core.outbox import Outbox, deliver, num_deliverable
+from trainermon.core.spool import RankLock, open_spool, remove_spool
 
 PLACE = "dumps/nan-1/attempt1/step7/rank3"
 
@@ -112,7 +112,7 @@ def test_a_run_directory_of_others_gets_nothing(spool, run):
 def test_many_processes_at_once_deliver_everything_once(spool, run):
     for step in range(20):
         written(spool, run, place=f"dumps/a/attempt1/step{step}/rank3", text=str(step)).send()
-    command = [sys.executable, "-m", "trainermon.monitor.outbox", spool, run]
+    command = [sys.executable, "-m", "trainermon.core.outbox", spool, run]
 
     processes = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(4)]
 

@@ -8,7 +8,7 @@ import stat
 
 import pytest
 
-from trainermon.monitor.private_files import (
+from trainermon.core.private_files import (
     check_private,
     make_private_directory,
     open_private,

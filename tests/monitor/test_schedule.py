@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainermon.monitor.schedule import Schedule
+from trainermon.core.schedule import Schedule
 
 
 @given(st.integers(0, 50), st.integers(1, 9), st.integers(0, 9))

@@ -14,15 +14,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainermon.monitor import spool
-from trainermon.monitor.errors import SpoolError
-from trainermon.monitor.spool import RankLock, open_spool, rank_alive, remove_spool, try_enter
+from trainermon.core import spool
+from trainermon.core.errors import SpoolError
+from trainermon.core.spool import RankLock, open_spool, rank_alive, remove_spool, try_enter
 
 ROOT_MOUNT = "27 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw"
 HOLDER = """
 import os, sys
 from pathlib import Path
-from trainermon.monitor.spool import RankLock
+from trainermon.core.spool import RankLock
 lock = RankLock(Path(sys.argv[1]), 3)
 {then}
 os.write(1, b"ready\\n")
@@ -300,7 +300,7 @@ def test_a_rank_is_alive_exactly_while_its_process_is(tmp_path):
 
 def test_asking_in_the_rank_itself_does_not_give_its_lock_away(tmp_path):
     process = start_holder(
-        tmp_path, then="from trainermon.monitor.spool import rank_alive; assert rank_alive(lock._path.parent, 3)"
+        tmp_path, then="from trainermon.core.spool import rank_alive; assert rank_alive(lock._path.parent, 3)"
     )
     try:
         assert rank_alive(tmp_path, 3)
@@ -337,7 +337,7 @@ def test_attaching_twice_in_one_process_is_refused_and_keeps_the_first(tmp_path)
 
 def holder_seen_from_outside(directory: Path) -> bool:
     code = (
-        "import sys; from pathlib import Path; from trainermon.monitor.spool import rank_alive\n"
+        "import sys; from pathlib import Path; from trainermon.core.spool import rank_alive\n"
         "print(rank_alive(Path(sys.argv[1]), 3))"
     )
     return subprocess.run([sys.executable, "-c", code, directory], capture_output=True, check=True).stdout == b"True\n"
@@ -443,7 +443,7 @@ def test_it_is_asked_what_is_stored_when_nobody_can_write_any_more(tmp_path):
 REMOVER = """
 import os, sys
 from pathlib import Path
-from trainermon.monitor.spool import remove_spool
+from trainermon.core.spool import remove_spool
 os.write(1, b"ready\\n")
 while os.getppid() == int(sys.argv[2]):
     remove_spool(Path(sys.argv[1]), lambda: True)

@@ -5,10 +5,10 @@ import json
 
 import pytest
 
-from trainermon.monitor import topology
-from trainermon.monitor.errors import AttachError, ConfigError
-from trainermon.monitor.topology import find_coordinates, name_run
-from trainermon.monitor.values import Coordinates
+from trainermon.core import topology
+from trainermon.core.errors import AttachError, ConfigError
+from trainermon.core.topology import find_coordinates, name_run
+from trainermon.core.values import Coordinates
 
 
 @pytest.fixture(autouse=True)

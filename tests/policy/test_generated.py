@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from docs.generate import RULES, render_configuration
-from trainermon.alerts.prometheus_command import default_files
-from trainermon.exporters.reference import render_reference
+from trainermon.alerts.prometheus.command import default_files
+from trainermon.exporters.prometheus.reference import render_reference
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 

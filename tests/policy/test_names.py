@@ -9,8 +9,8 @@ import typing
 import pytest
 
 import trainermon
-from trainermon.monitor import catalogue, config, errors
-from trainermon.monitor.values import STATISTICS, Kind
+from trainermon.core import catalogue, config, errors
+from trainermon.core.values import STATISTICS, Kind
 
 CONFIGS = [value for value in vars(config).values() if dataclasses.is_dataclass(value)]
 
@@ -34,7 +34,7 @@ def test_every_error_stands_in_the_tree_of_the_docstring():
     assert {name for name in names if name not in (errors.__doc__ or "")} == set()
 
 
-@pytest.mark.parametrize("module_name", ["trainermon", "trainermon.monitor", "trainermon.monitor.journal"])
+@pytest.mark.parametrize("module_name", ["trainermon", "trainermon.monitor", "trainermon.core.journal"])
 def test_every_public_name_resolves_and_has_a_docstring(module_name):
     module = importlib.import_module(module_name)
     values = {name: getattr(module, name) for name in module.__all__}

@@ -12,7 +12,7 @@ import time
 from concurrent.futures import Executor, Future
 
 from trainermon.alerts.log import AlertLog
-from trainermon.monitor.values import Alert, AlertState
+from trainermon.core.values import Alert, AlertState
 
 MAX_PENDING = 10_000
 RETRY_S = 5.0

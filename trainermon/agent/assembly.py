@@ -19,36 +19,36 @@ from pathlib import Path
 import numpy as np
 
 from trainermon.agent.alerting import AlertBook
-from trainermon.agent.commands import CommandBook
-from trainermon.agent.dumps import Dumps
 from trainermon.agent.exports import Exports
 from trainermon.agent.feed import Feed
 from trainermon.agent.follower import Follower
 from trainermon.agent.hang.records import LastRecords
 from trainermon.agent.integrity import IntegrityCheck
+from trainermon.agent.orders.commands import CommandBook
+from trainermon.agent.orders.dumps import Dumps
+from trainermon.agent.orders.reconfigure import ConfigWatch
 from trainermon.agent.pipeline import Consumer, Pipeline
 from trainermon.agent.reactions import DumpReports, HistoryConsumer, MetricsConsumer, Reactions, RuleConsumer
-from trainermon.agent.reconfigure import ConfigWatch
 from trainermon.agent.replicas import ReplicaChecksums
 from trainermon.agent.settings import AgentSettings
 from trainermon.agent.watch import RankWatch
-from trainermon.alerts.anomalies import anomaly_rules
 from trainermon.alerts.engine import RuleEngine
 from trainermon.alerts.escalation import Escalator
 from trainermon.alerts.log import AlertLog
 from trainermon.alerts.rules import Rule, load_rules, with_reported
-from trainermon.exporters.blocks import newest_segments, read_blocks, read_rows
-from trainermon.exporters.damaged import set_aside_unreadable
+from trainermon.core.errors import RuleError, StoreError
+from trainermon.core.journal import Header
+from trainermon.core.private_files import make_private_directory, open_private, replace_file
+from trainermon.core.spool import list_ranks
+from trainermon.core.values import SeriesKey, StatBlock
 from trainermon.exporters.export import SEGMENTS_FOLDER
-from trainermon.exporters.prometheus import Exposition
-from trainermon.exporters.segments import cover
-from trainermon.exporters.store import read_cursors
+from trainermon.exporters.prometheus.exposition import Exposition
+from trainermon.exporters.store.blocks import newest_segments, read_blocks, read_rows
+from trainermon.exporters.store.damaged import set_aside_unreadable
+from trainermon.exporters.store.segments import cover
+from trainermon.exporters.store.store import read_cursors
 from trainermon.exporters.views import RunHistory
-from trainermon.monitor.errors import RuleError, StoreError
-from trainermon.monitor.journal import Header
-from trainermon.monitor.private_files import make_private_directory, open_private, replace_file
-from trainermon.monitor.spool import list_ranks
-from trainermon.monitor.values import SeriesKey, StatBlock
+from trainermon.msprobe.anomalies import anomaly_rules
 
 TOKEN_FILE = "token"  # noqa: S105 - the name of the file
 ALERTS_FILE = "alerts.jsonl"

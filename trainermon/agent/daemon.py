@@ -20,16 +20,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainermon.agent.files import LoopFaults, raise_file_limit
-from trainermon.agent.lock import SETTINGS_FILE, RunLock, Status, claim, write_status
-from trainermon.agent.overrides import add_overrides, overridden
-from trainermon.agent.process import open_log, settle
-from trainermon.monitor.errors import ConfigError, StoreError, TrainermonError
+from trainermon.agent.lifecycle.lock import SETTINGS_FILE, RunLock, Status, claim, write_status
+from trainermon.agent.lifecycle.open_files import LoopFaults, raise_file_limit
+from trainermon.agent.lifecycle.overrides import add_overrides, overridden
+from trainermon.agent.lifecycle.process import open_log, settle
+from trainermon.core.errors import ConfigError, StoreError, TrainermonError
 
 if TYPE_CHECKING:
     from trainermon.agent.assembly import Parts
     from trainermon.agent.settings import AgentSettings
-    from trainermon.exporters.segments import Position
+    from trainermon.exporters.store.segments import Position
 
 SUMMARY = "follow the journals of one run on this node: store, rules, metrics and page"
 START_RETRY_S = 5.0
@@ -92,7 +92,7 @@ def follow(
     Returns 0 if all is stored, 1 if not, and None if the spool must be followed anew: a rank came when this agent had
     already looked for the last time. If a thread hangs in a file system that does not answer, the process ends here.
     """
-    from trainermon.agent.release import is_needed, remove_run_spool
+    from trainermon.agent.lifecycle.release import is_needed, remove_run_spool
 
     listener = open_log(settings.run_dir, host, spool, to_stderr=log_to_stderr)
     executor = ThreadPoolExecutor(1, thread_name_prefix="store")

@@ -21,11 +21,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from trainermon.agent.anomalies import AnomalyFiles
 from trainermon.agent.settings import AgentSettings, load_settings
+from trainermon.core.errors import ConfigError, StoreError
 from trainermon.exporters.export import IN_PROCESS, StoreExporter, settings_for
-from trainermon.exporters.store_feed import StoreFeed, store_exporter
-from trainermon.monitor.errors import ConfigError, StoreError
+from trainermon.exporters.store.feed import StoreFeed, store_exporter
+from trainermon.msprobe.anomaly_files import AnomalyFiles
 
 LOOK_S = 0.25
 """Pause between two looks for new segments, and between two reports."""

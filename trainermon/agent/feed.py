@@ -8,7 +8,7 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
-from trainermon.monitor.values import as_plain
+from trainermon.core.values import as_plain
 
 MAX_CLIENTS = 64
 MAX_PENDING = 256

@@ -14,9 +14,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from trainermon.exporters.segments import Position
-from trainermon.monitor.errors import JournalError
-from trainermon.monitor.journal import (
+from trainermon.core.errors import JournalError
+from trainermon.core.journal import (
     START,
     EndRecord,
     Header,
@@ -25,7 +24,8 @@ from trainermon.monitor.journal import (
     Record,
     SeriesRecord,
 )
-from trainermon.monitor.spool import list_ranks, rank_alive
+from trainermon.core.spool import list_ranks, rank_alive
+from trainermon.exporters.store.segments import Position
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from trainermon.alerts.reported import Statement
-from trainermon.exporters.store import SetAside
+from trainermon.exporters.store.store import SetAside
 
 if TYPE_CHECKING:
     from trainermon.agent.assembly import Parts

@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 from trainermon.agent.pipeline import Consumer
 from trainermon.alerts.reported import Statement
 from trainermon.alerts.statistics import COUNT, INFS, NANS, SUM, SUM_SQ
-from trainermon.monitor.catalogue import GLOBAL_NORM_SERIES, LOSS_SCALE_SERIES, SKIPPED_SERIES
-from trainermon.monitor.journal import Header
-from trainermon.monitor.values import STATISTICS, Kind, SeriesKey, StatBlock
+from trainermon.core.catalogue import GLOBAL_NORM_SERIES, LOSS_SCALE_SERIES, SKIPPED_SERIES
+from trainermon.core.journal import Header
+from trainermon.core.values import STATISTICS, Kind, SeriesKey, StatBlock
 
 RULE = "monitor-integrity"
 TOLERANCE = 1e-3

@@ -20,25 +20,25 @@ from collections.abc import Mapping
 from concurrent.futures import Executor, Future
 from pathlib import Path
 
-from trainermon.agent.access import open_access
 from trainermon.agent.assembly import Parts
-from trainermon.agent.child import output_of
-from trainermon.agent.deliveries import Deliveries
-from trainermon.agent.dumps import Diagnoser, DumpEntry
-from trainermon.agent.escalations import Escalations
 from trainermon.agent.hang.watch import HangWatch
 from trainermon.agent.health import MonitorHealth, readings_of
-from trainermon.agent.http import build_application
-from trainermon.agent.lock import DRAINING, FINISHED, RUNNING, RunLock, Status, is_followed, write_status
+from trainermon.agent.lifecycle.child import output_of
+from trainermon.agent.lifecycle.lock import DRAINING, FINISHED, RUNNING, RunLock, Status, is_followed, write_status
+from trainermon.agent.lifecycle.process import LOG_FILE
+from trainermon.agent.lifecycle.release import linger_s
 from trainermon.agent.node import RankFile, RunNode, read_rank_file
-from trainermon.agent.process import LOG_FILE
-from trainermon.agent.release import linger_s
-from trainermon.agent.server import Server, certificate_of
+from trainermon.agent.orders.deliveries import Deliveries
+from trainermon.agent.orders.dumps import Diagnoser, DumpEntry
+from trainermon.agent.orders.escalations import Escalations
+from trainermon.agent.web.access import open_access
+from trainermon.agent.web.http import build_application
+from trainermon.agent.web.server import Server, certificate_of
+from trainermon.core.errors import ConfigError
 from trainermon.exporters.discovery import clear_targets, write_targets
 from trainermon.exporters.export import SEGMENTS_FOLDER
-from trainermon.monitor.errors import ConfigError
 
-COMPACT_MODULE = "trainermon.exporters.retention"
+COMPACT_MODULE = "trainermon.exporters.store.retention"
 TARGETS_FILE = "prometheus_sd.json"
 TARGETS_FOLDER = "prometheus_sd"
 BUSY_PAUSE_S = 0.01

@@ -16,15 +16,15 @@ import numpy as np
 
 import trainermon
 from trainermon.agent.assembly import Parts
-from trainermon.agent.commands import ConflictError, parse_command, require_possible
-from trainermon.agent.dumps import MAX_REPORT_BYTES, DumpKey
 from trainermon.agent.hang.report import FOLDER as REPORTS
 from trainermon.agent.hang.report import RULES as REPORTED
 from trainermon.agent.hang.report import report_name
 from trainermon.agent.hang.watch import HangWatch
+from trainermon.agent.orders.commands import ConflictError, parse_command, require_possible
+from trainermon.agent.orders.dumps import MAX_REPORT_BYTES, DumpKey
 from trainermon.agent.self_metrics import show_agent
-from trainermon.monitor.errors import ConfigError
-from trainermon.monitor.values import Coordinates, as_plain
+from trainermon.core.errors import ConfigError
+from trainermon.core.values import Coordinates, as_plain
 
 READ_TIMEOUT_S = 10.0
 AXES = ("dp", "tp", "pp", "cp", "ep")
@@ -39,7 +39,7 @@ class RankFile:
 
 
 class RunNode:
-    """The `Node` of `trainermon.agent.http`, for a running agent.
+    """The `Node` of `trainermon.agent.web.http`, for a running agent.
 
     Args:
         parts: Of the agent.

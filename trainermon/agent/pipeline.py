@@ -28,11 +28,11 @@ from pathlib import Path
 from typing import Any
 
 from trainermon.agent.follower import Followed, Follower
-from trainermon.exporters.segments import Position
-from trainermon.exporters.store import Batch, SegmentWriter, SetAside
-from trainermon.monitor.errors import StoreError
-from trainermon.monitor.journal import BlockRecord, EndRecord, EventRecord, Header, HeaderRecord, remove_before
-from trainermon.monitor.values import SeriesKey, StatBlock
+from trainermon.core.errors import StoreError
+from trainermon.core.journal import BlockRecord, EndRecord, EventRecord, Header, HeaderRecord, remove_before
+from trainermon.core.values import SeriesKey, StatBlock
+from trainermon.exporters.store.segments import Position
+from trainermon.exporters.store.store import Batch, SegmentWriter, SetAside
 
 logger = logging.getLogger(__name__)
 

@@ -13,21 +13,21 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from trainermon.agent.alerting import AlertBook
-from trainermon.agent.commands import CommandBook, ConflictError
-from trainermon.agent.dumps import DumpEntry, Dumps
 from trainermon.agent.feed import Feed
 from trainermon.agent.hang.report import report_url
+from trainermon.agent.orders.commands import CommandBook, ConflictError
+from trainermon.agent.orders.dumps import DumpEntry, Dumps
+from trainermon.agent.orders.reconfigure import REACH_S
 from trainermon.agent.pipeline import Consumer
-from trainermon.agent.reconfigure import REACH_S
 from trainermon.agent.watch import RankWatch
 from trainermon.alerts.engine import RuleEngine
 from trainermon.alerts.escalation import Escalator
 from trainermon.alerts.reported import Statement
 from trainermon.alerts.rules import Rule
-from trainermon.exporters.prometheus import Exposition
+from trainermon.core.journal import Header
+from trainermon.core.values import Alert, Command, SeriesKey, StatBlock, as_plain
+from trainermon.exporters.prometheus.exposition import Exposition
 from trainermon.exporters.views import RunHistory
-from trainermon.monitor.journal import Header
-from trainermon.monitor.values import Alert, Command, SeriesKey, StatBlock, as_plain
 
 MAX_REPORTS = 32
 _DUMPED = frozenset({"written", "nonfinite", "clean"})

@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainermon.agent.pipeline import Consumer
-from trainermon.alerts.peers import AXES, copy_axes
-from trainermon.monitor.journal import Header
-from trainermon.monitor.values import STATISTICS, Coordinates, Kind, Placement, SeriesKey, StatBlock
+from trainermon.alerts.across_ranks.peers import AXES, copy_axes
+from trainermon.core.journal import Header
+from trainermon.core.values import STATISTICS, Coordinates, Kind, Placement, SeriesKey, StatBlock
 
 MAX_STEPS = 16
 """So many checked steps an agent keeps."""

@@ -9,8 +9,8 @@ from collections.abc import Collection, Iterable
 from trainermon.agent.assembly import Parts
 from trainermon.agent.watch import RankState
 from trainermon.alerts.engine import RuleEngine
-from trainermon.exporters.prometheus import Exposition
-from trainermon.monitor.control import Phase
+from trainermon.core.control import Phase
+from trainermon.exporters.prometheus.exposition import Exposition
 
 
 def show_agent(parts: Parts, *, num_faults: int) -> None:

@@ -11,15 +11,15 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from trainermon.agent.access import AccessSettings
-from trainermon.agent.lock import SETTINGS_FILE
-from trainermon.alerts.anomalies import AnomalySettings
+from trainermon.agent.lifecycle.lock import SETTINGS_FILE
+from trainermon.agent.web.access import AccessSettings
 from trainermon.alerts.escalation import EscalationSettings
-from trainermon.exporters.budget import SeriesBudget
+from trainermon.core.config import HangConfig
+from trainermon.core.errors import ConfigError
+from trainermon.core.strict import build, require
 from trainermon.exporters.export import OutputSettings
-from trainermon.monitor.config import HangConfig
-from trainermon.monitor.errors import ConfigError
-from trainermon.monitor.strict import build, require
+from trainermon.exporters.prometheus.budget import SeriesBudget
+from trainermon.msprobe.anomalies import AnomalySettings
 
 MIB = 1 << 20
 

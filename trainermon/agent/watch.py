@@ -15,10 +15,10 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
-from trainermon.monitor.control import ControlReader, Phase
-from trainermon.monitor.errors import SpoolError
-from trainermon.monitor.spool import list_ranks, rank_alive
-from trainermon.monitor.values import Command
+from trainermon.core.control import ControlReader, Phase
+from trainermon.core.errors import SpoolError
+from trainermon.core.spool import list_ranks, rank_alive
+from trainermon.core.values import Command
 
 MAX_PACE_LOOKS = 50
 

@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 
 import yaml
 
-from trainermon.monitor import documents
-from trainermon.monitor.errors import ConfigError, RuleError
+from trainermon.core import documents
+from trainermon.core.errors import ConfigError, RuleError
 
 T = TypeVar("T")
 

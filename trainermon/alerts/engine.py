@@ -13,16 +13,16 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from trainermon.alerts.across import AcrossRanks
-from trainermon.alerts.criteria import Differs, Straggler
+from trainermon.alerts.across_ranks.across import AcrossRanks
+from trainermon.alerts.conditions.criteria import Differs, Straggler
+from trainermon.alerts.conditions.watchers import history_of
 from trainermon.alerts.rank_rules import RankRules, RuleSet
 from trainermon.alerts.reported import ReportedAlerts, Statement
 from trainermon.alerts.rules import Rule
-from trainermon.alerts.watchers import history_of
-from trainermon.monitor.values import Alert, AlertState, Kind, SeriesKey, StatBlock
+from trainermon.core.values import Alert, AlertState, Kind, SeriesKey, StatBlock
 
 if TYPE_CHECKING:
-    from trainermon.monitor.journal import Header
+    from trainermon.core.journal import Header
 
 
 class RuleEngine:

@@ -15,8 +15,8 @@ from typing import Any
 
 from trainermon.alerts.lines import append_line, read_lines
 from trainermon.alerts.rules import TASKS, Escalation, Rule
-from trainermon.monitor.errors import ConfigError
-from trainermon.monitor.values import Action, Alert, AlertState, Command, Kind
+from trainermon.core.errors import ConfigError
+from trainermon.core.values import Action, Alert, AlertState, Command, Kind
 
 _logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
-from trainermon.monitor.errors import RuleError
+from trainermon.core.errors import RuleError
 
 GROUP = "trainermon.conditions"
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trainermon.alerts.lines import append_line, read_lines
-from trainermon.monitor.values import Alert, AlertState, Finding, Kind, SeriesKey, Severity, as_plain
+from trainermon.core.values import Alert, AlertState, Finding, Kind, SeriesKey, Severity, as_plain
 
 _logger = logging.getLogger(__name__)
 

@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trainermon.alerts.conditions import Slots
-from trainermon.alerts.contained import Faults
-from trainermon.alerts.criteria import Reported
-from trainermon.alerts.partners import Divisors
+from trainermon.alerts.across_ranks.partners import Divisors
+from trainermon.alerts.conditions.condition import Slots
+from trainermon.alerts.conditions.contained import Faults
+from trainermon.alerts.conditions.criteria import Reported
 from trainermon.alerts.rules import Rule, inhibitors, later_inhibitors
 from trainermon.alerts.statistics import SUM, Array
 from trainermon.alerts.watch import NO_SLOT, Watch, compact
 from trainermon.alerts.wording import Moment
-from trainermon.monitor.catalogue import LOSS_SCALE_SERIES, SKIPPED_SERIES
-from trainermon.monitor.values import STATISTICS, Alert, AlertState, Kind, SeriesKey, StatBlock
+from trainermon.core.catalogue import LOSS_SCALE_SERIES, SKIPPED_SERIES
+from trainermon.core.values import STATISTICS, Alert, AlertState, Kind, SeriesKey, StatBlock
 
 if TYPE_CHECKING:
-    from trainermon.monitor.journal import Header
+    from trainermon.core.journal import Header
 
 _MAX_PLANS = 16  # kinds that are collected at different intervals give a few patterns of series, not many
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from trainermon.alerts.criteria import (
+from trainermon.alerts.conditions.criteria import (
     MAX_WINDOW,
     Criterion,
     Dead,
@@ -29,7 +29,7 @@ from trainermon.alerts.criteria import (
 )
 from trainermon.alerts.document import Node, nearest
 from trainermon.alerts.extensions import Custom, conditions_of_others
-from trainermon.monitor.values import Kind
+from trainermon.core.values import Kind
 
 
 def criterion_names() -> tuple[str, ...]:

@@ -11,11 +11,11 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
-from trainermon.alerts.criteria import Reported
+from trainermon.alerts.conditions.criteria import Reported
 from trainermon.alerts.rules import Rule
 from trainermon.alerts.state import alert_id
 from trainermon.alerts.wording import filled_in
-from trainermon.monitor.values import Alert, AlertState, Finding, Kind, SeriesKey
+from trainermon.core.values import Alert, AlertState, Finding, Kind, SeriesKey
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

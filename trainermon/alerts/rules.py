@@ -16,7 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from trainermon.alerts.criteria import (
+from trainermon.alerts.conditions.criteria import (
     ACROSS_RANKS,
     IMPLIED,
     Criterion,
@@ -32,8 +32,8 @@ from trainermon.alerts.document import Node, items, nearest, read_document
 from trainermon.alerts.extensions import Custom
 from trainermon.alerts.reading import criterion_names, read_criterion
 from trainermon.alerts.statistics import DERIVED, MOMENTS
-from trainermon.monitor.errors import RuleError
-from trainermon.monitor.values import Action, Kind, SeriesKey, Severity
+from trainermon.core.errors import RuleError
+from trainermon.core.values import Action, Kind, SeriesKey, Severity
 
 DEFAULT_RULES = Path(__file__).with_name("default_rules.yaml")
 RUNBOOK = Path(__file__).with_name("runbook.md")

@@ -12,8 +12,11 @@ from collections.abc import Mapping
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "list": ("trainermon.alerts.rules_list", "show rules in words, a line each"),
     "check": ("trainermon.alerts.rules_check", "say what is wrong with a file of rules"),
-    "test": ("trainermon.analysis.rule_replay", "say what rules would have said about a run that is stored"),
-    "prometheus": ("trainermon.alerts.prometheus_command", "print rules as alerts of Prometheus and Alertmanager"),
+    "test": (
+        "trainermon.analysis.diagnosis.rows.rule_replay",
+        "say what rules would have said about a run that is stored",
+    ),
+    "prometheus": ("trainermon.alerts.prometheus.command", "print rules as alerts of Prometheus and Alertmanager"),
 }
 
 

@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 
-from trainermon.alerts.criteria import Reported
+from trainermon.alerts.conditions.criteria import Reported
 from trainermon.alerts.extensions import Custom
 from trainermon.alerts.rules import Rule, load_rules
 

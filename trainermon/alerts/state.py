@@ -13,7 +13,7 @@ import hashlib
 import numpy as np
 from numpy.typing import NDArray
 
-from trainermon.alerts.conditions import Mask, Verdict
+from trainermon.alerts.conditions.condition import Mask, Verdict
 from trainermon.alerts.rules import Rule
 from trainermon.alerts.statistics import COUNT, INFS, NANS, Array
 

@@ -11,7 +11,7 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from trainermon.monitor.values import STATISTICS
+from trainermon.core.values import STATISTICS
 
 Array = NDArray[np.float64]
 

@@ -8,16 +8,16 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from trainermon.alerts.conditions import Indices, Slots, Verdict, as_indices
-from trainermon.alerts.contained import Faults
-from trainermon.alerts.criteria import ACROSS_RANKS, Ratio
-from trainermon.alerts.partners import Partners
+from trainermon.alerts.across_ranks.partners import Partners
+from trainermon.alerts.conditions.condition import Indices, Slots, Verdict, as_indices
+from trainermon.alerts.conditions.contained import Faults
+from trainermon.alerts.conditions.criteria import ACROSS_RANKS, Ratio
+from trainermon.alerts.conditions.watchers import make_watcher
 from trainermon.alerts.rules import Rule
 from trainermon.alerts.state import Group
 from trainermon.alerts.statistics import Array
-from trainermon.alerts.watchers import make_watcher
 from trainermon.alerts.wording import Concern, Moment, make_alert
-from trainermon.monitor.values import Alert, AlertState, Placement, SeriesKey
+from trainermon.core.values import Alert, AlertState, Placement, SeriesKey
 
 NO_SLOT = -1
 

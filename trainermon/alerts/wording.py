@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from trainermon.alerts.rules import Rule
 from trainermon.alerts.state import Peaks, alert_id
-from trainermon.monitor.values import Alert, AlertState, Finding, SeriesKey
+from trainermon.core.values import Alert, AlertState, Finding, SeriesKey
 
 _logger = logging.getLogger(__name__)
 

@@ -7,10 +7,10 @@ import os
 import sys
 from pathlib import Path
 
+from trainermon.core.errors import ConfigError
 from trainermon.dashboards.grafana.files import dashboards
 from trainermon.dashboards.grafana.provisioning import DataSource, files
 from trainermon.dashboards.grafana.push import TOKEN_VARIABLE, Grafana
-from trainermon.monitor.errors import ConfigError
 
 SOURCES = ("prometheus", "influxdb")
 

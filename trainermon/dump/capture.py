@@ -18,13 +18,13 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from trainermon.dump.encode import Leaf, encode, encode_output
+from trainermon.dump.files.records import BACKWARD, EXTRA, FORWARD, PARAMETERS_GRAD
 from trainermon.dump.forms import tensor_form
 from trainermon.dump.gradients import Backward, GradientHooks
-from trainermon.dump.records import BACKWARD, EXTRA, FORWARD, PARAMETERS_GRAD
 from trainermon.dump.stacks import call_stack
 from trainermon.dump.writer import DumpWriter
-from trainermon.monitor.taps.guard import Contained
-from trainermon.monitor.taps.names import chosen, plain_name
+from trainermon.hooks.guard import Contained
+from trainermon.hooks.names import chosen, plain_name
 
 ROOT_NAME = "root"
 # A wrapper module that a model in it is full of; it says the same as what is in it.

@@ -13,16 +13,16 @@ from typing import Any, ClassVar
 import torch.distributed as dist
 from torch import nn
 
+from trainermon.core.config.reading import read_mapping
+from trainermon.core.errors import AttachError, ConfigError
+from trainermon.core.log import make_log_visible
+from trainermon.core.values import well_formed
 from trainermon.dump.debugger_config import DebuggerConfig, default_file, read_debugger_config
-from trainermon.dump.layout import layout_of
+from trainermon.dump.files.layout import layout_of
+from trainermon.dump.files.records import DumpInfo, Layout
 from trainermon.dump.recording import CustomFunction, Models, Recording, named_models
-from trainermon.dump.records import DumpInfo, Layout
 from trainermon.dump.seeds import DEFAULT_SEED, seed_all
-from trainermon.monitor.config.reading import read_mapping
-from trainermon.monitor.errors import AttachError, ConfigError
-from trainermon.monitor.log import make_log_visible
-from trainermon.monitor.taps.guard import Guard
-from trainermon.monitor.values import well_formed
+from trainermon.hooks.guard import Guard
 
 logger = logging.getLogger("trainermon")
 

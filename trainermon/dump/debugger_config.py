@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from trainermon.core.errors import ConfigError
+from trainermon.core.strict import build, require
 from trainermon.dump.seeds import MAX_SEED
-from trainermon.monitor.errors import ConfigError
-from trainermon.monitor.strict import build, require
 
 TASKS = ("statistics", "tensor", "structure", "overflow_check")
 LEVELS = ("L0", "L1", "mix", "debug")

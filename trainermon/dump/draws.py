@@ -21,8 +21,8 @@ from trainermon.dump.function_names import name_of, unreplaced
 from trainermon.dump.seeds import rank
 from trainermon.dump.selecting_writer import checksum
 from trainermon.dump.stacks import call_stack
-from trainermon.monitor.taps.guard import Guard
-from trainermon.monitor.taps.patch import CallPatch
+from trainermon.hooks.guard import Guard
+from trainermon.hooks.patch import CallPatch
 
 DRAWING = frozenset(
     [

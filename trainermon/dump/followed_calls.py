@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from trainermon.dump.function_names import FunctionName
-from trainermon.monitor.taps.guard import Contained
-from trainermon.monitor.taps.patch import CallPatch
+from trainermon.hooks.guard import Contained
+from trainermon.hooks.patch import CallPatch
 
 DISTRIBUTED, FUNCTIONAL = "Distributed", "Functional"
 COLLECTIVES = [

@@ -17,16 +17,16 @@ from torch.overrides import TorchFunctionMode
 
 from trainermon.dump.capture import ModuleCapture
 from trainermon.dump.encode import Leaf, encode, encode_output
+from trainermon.dump.files.records import BACKWARD, EXTRA, FORWARD
 from trainermon.dump.followed_calls import DISTRIBUTED, FollowedCalls
 from trainermon.dump.function_modes import is_in, put_in, take_out
 from trainermon.dump.function_names import FunctionName, name_of, unreplaced
 from trainermon.dump.gradients import Backward, GradientHooks
 from trainermon.dump.recomputed_calls import RecomputedCalls
-from trainermon.dump.records import BACKWARD, EXTRA, FORWARD
 from trainermon.dump.stacks import call_stack
 from trainermon.dump.writer import DumpWriter
-from trainermon.monitor.taps.guard import Contained
-from trainermon.monitor.taps.patch import CallPatch
+from trainermon.hooks.guard import Contained
+from trainermon.hooks.patch import CallPatch
 
 # The engine is entered by it, after torch has taken the modes off for the call of `backward`.
 ENTERS_ENGINE = "_engine_run_backward"

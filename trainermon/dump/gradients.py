@@ -16,11 +16,11 @@ from torch import Tensor
 from torch._C import DisableTorchFunction
 
 from trainermon.dump.encode import Leaf
+from trainermon.dump.files.records import EXTRA
 from trainermon.dump.forms import TensorForm, tensor_form
-from trainermon.dump.records import EXTRA
 from trainermon.dump.statistics import TensorMemory
 from trainermon.dump.writer import DumpWriter
-from trainermon.monitor.taps.guard import Contained
+from trainermon.hooks.guard import Contained
 
 Sink = Callable[[str, dict[str, Any]], None]
 

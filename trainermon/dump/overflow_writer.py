@@ -14,12 +14,12 @@ from typing import Any
 
 from torch.utils import _pytree as pytree
 
+from trainermon.core.errors import DumpError
 from trainermon.dump.debugger_config import DebuggerConfig
+from trainermon.dump.files.records import DumpInfo
 from trainermon.dump.forms import TensorForm
-from trainermon.dump.records import DumpInfo
 from trainermon.dump.selecting_writer import SelectingWriter
 from trainermon.dump.writer import make_private_folder
-from trainermon.monitor.errors import DumpError
 
 WAITING_FOLDER = "overflow_check"
 _OUTPUTS = frozenset(["output", "output_kwargs"])

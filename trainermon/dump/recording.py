@@ -12,9 +12,9 @@ from torch import nn
 
 from trainermon.dump.capture import ModuleCapture
 from trainermon.dump.debugger_config import DebuggerConfig
+from trainermon.dump.files.records import DumpInfo
 from trainermon.dump.function_calls import FunctionCapture
 from trainermon.dump.overflow_writer import OverflowWriter
-from trainermon.dump.records import DumpInfo
 from trainermon.dump.selecting_writer import SelectingWriter
 from trainermon.dump.variables import Variables
 

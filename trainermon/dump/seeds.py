@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
-from trainermon.monitor.errors import ConfigError
-from trainermon.monitor.strict import require
+from trainermon.core.errors import ConfigError
+from trainermon.core.strict import require
 
 logger = logging.getLogger("trainermon")
 

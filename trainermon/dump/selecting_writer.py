@@ -12,10 +12,10 @@ from torch import Tensor
 
 from trainermon.dump.debugger_config import MIB, DebuggerConfig, TensorSlice
 from trainermon.dump.encode import Leaf
-from trainermon.dump.records import DEBUG_FILE, DUMP_FILE, PARAMETERS_GRAD, DumpInfo
+from trainermon.dump.files.records import DEBUG_FILE, DUMP_FILE, PARAMETERS_GRAD, DumpInfo
+from trainermon.dump.files.tensor_files import bytes_of, save_tensor
 from trainermon.dump.selection import Selection
 from trainermon.dump.statistics import has_elements
-from trainermon.dump.tensor_files import bytes_of, save_tensor
 from trainermon.dump.writer import DumpWriter
 
 _SIDES = {"input_args": "input", "input_kwargs": "input", "parameters": "input", "input": "input"}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from trainermon.dump.debugger_config import DebuggerConfig
+from trainermon.dump.files.records import BACKWARD, FORWARD, PARAMETERS_GRAD
 from trainermon.dump.function_names import is_core, only_moves
-from trainermon.dump.records import BACKWARD, FORWARD, PARAMETERS_GRAD
 
 MODULE_PREFIXES = ("Module.", "Cell.")
 # An entry's slots that are its outputs; the others are its inputs.

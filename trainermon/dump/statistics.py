@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
+from trainermon.core.values import STATISTICS
 from trainermon.dump.forms import Reading, numbers_text
-from trainermon.monitor.statistics.kernel import write
-from trainermon.monitor.statistics.layout import PLAIN_TYPES
-from trainermon.monitor.values import STATISTICS
+from trainermon.statistics.kernel import write
+from trainermon.statistics.layout import PLAIN_TYPES
 
 # Beyond this many remembered tensors the memory starts afresh; most of them are long gone then.
 MAX_REMEMBERED = 4096

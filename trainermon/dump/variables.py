@@ -10,7 +10,7 @@ from torch import Tensor
 from trainermon.dump.encode import Leaf, encode
 from trainermon.dump.forms import TensorForm, tensor_form
 from trainermon.dump.writer import DumpWriter
-from trainermon.monitor.taps.guard import Contained
+from trainermon.hooks.guard import Contained
 
 
 class Variables:

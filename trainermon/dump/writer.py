@@ -19,10 +19,11 @@ from typing import Any
 
 from torch import Tensor
 
+from trainermon.core.errors import DumpError
+from trainermon.core.private_files import open_private, replace_file
 from trainermon.dump.encode import Leaf
-from trainermon.dump.forms import Reading, json_text, quoted
-from trainermon.dump.lines import LineFile, Places
-from trainermon.dump.records import (
+from trainermon.dump.files.lines import LineFile, Places
+from trainermon.dump.files.records import (
     CONSTRUCT_FILE,
     DUMP_FILE,
     INFO_FILE,
@@ -32,10 +33,9 @@ from trainermon.dump.records import (
     TENSOR_FOLDER,
     DumpInfo,
 )
+from trainermon.dump.files.tensor_files import SUFFIXES, save_tensor, suffix_for
+from trainermon.dump.forms import Reading, json_text, quoted
 from trainermon.dump.statistics import Statistics, TensorMemory
-from trainermon.dump.tensor_files import SUFFIXES, save_tensor, suffix_for
-from trainermon.monitor.errors import DumpError
-from trainermon.monitor.private_files import open_private, replace_file
 
 TASKS = ("statistics", "tensor", "structure")
 MAX_NAME = 200

@@ -13,7 +13,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from trainermon.monitor.private_files import replacing
+from trainermon.core.private_files import replacing
 
 RESERVED = frozenset({"run", "rank"})
 """Labels of the metrics themselves; a target label of that name would make Prometheus rename ours to `exported_…`."""

@@ -19,12 +19,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeAlias
 
-from trainermon.exporters.budget import SeriesBudget
-from trainermon.monitor.config import ENTRY_POINTS, InfluxDBConfig
-from trainermon.monitor.errors import ConfigError
-from trainermon.monitor.journal import Header
-from trainermon.monitor.strict import shown
-from trainermon.monitor.values import StatBlock
+from trainermon.core.config import ENTRY_POINTS, InfluxDBConfig
+from trainermon.core.errors import ConfigError
+from trainermon.core.journal import Header
+from trainermon.core.strict import shown
+from trainermon.core.values import StatBlock
+from trainermon.exporters.prometheus.budget import SeriesBudget
 
 SEGMENTS_FOLDER = "segments"
 
@@ -56,7 +56,7 @@ class ExportSettings:
 
     Attributes:
         run_dir: The run directory; what an exporter writes there belongs below a folder of its own.
-        ops: Statistics to write, see `trainermon.monitor.naming.COLUMNS`.
+        ops: Statistics to write, see `trainermon.core.naming.COLUMNS`.
         ndigits: Significant digits in text.
         step_count_per_record: Steps per file, where a form has several.
         append_output: Nothing, or two timestamps: go on in the newest folder that was begun between them.
@@ -169,9 +169,9 @@ class NullExporter(Exporter):
 Factory: TypeAlias = Callable[[ExportSettings], Exporter | StoreExporter]
 
 BUILT_IN: Mapping[str, str] = {
-    "csv": "trainermon.exporters.csv_files:CsvExporter",
-    "influxdb": "trainermon.exporters.influxdb:InfluxDBExporter",
-    "tensorboard": "trainermon.exporters.tensorboard:TensorBoardExporter",
+    "csv": "trainermon.msprobe.csv_files:CsvExporter",
+    "influxdb": "trainermon.exporters.influxdb.exporter:InfluxDBExporter",
+    "tensorboard": "trainermon.msprobe.tensorboard:TensorBoardExporter",
     "null": "trainermon.exporters.export:NullExporter",
 }
 IN_PROCESS = frozenset({"api"})

@@ -12,14 +12,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from trainermon.core.config import load_config
+from trainermon.core.errors import ConfigError, StoreError
+from trainermon.core.strict import build
+from trainermon.core.topology import OUTPUT_ROOT
 from trainermon.exporters.export import IN_PROCESS, ExportSettings, OutputSettings, settings_for
-from trainermon.exporters.query import find_run
-from trainermon.exporters.segment_follower import forget
-from trainermon.exporters.store_feed import store_exporter
-from trainermon.monitor.config import load_config
-from trainermon.monitor.errors import ConfigError, StoreError
-from trainermon.monitor.strict import build
-from trainermon.monitor.topology import OUTPUT_ROOT
+from trainermon.exporters.store.feed import store_exporter
+from trainermon.exporters.store.query import find_run
+from trainermon.exporters.store.segment_follower import forget
 
 WAIT_S = 60.0
 _WAITING = "trainermon_export_waiting_bytes"

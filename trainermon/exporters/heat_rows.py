@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from trainermon.exporters.module_series import SHOWN_BY_LARGEST
-from trainermon.monitor.values import Kind, SeriesKey
+from trainermon.core.values import Kind, SeriesKey
+from trainermon.exporters.prometheus.module_series import SHOWN_BY_LARGEST
 
 HEATMAP_STATISTICS = ("rms", "absmax", "zero_ratio")
 """What is shown of tensors, whose elements have either sign."""

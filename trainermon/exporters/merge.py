@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from trainermon.monitor.catalogue import (
+from trainermon.core.catalogue import (
     CLIP_RATIO_SERIES,
     GLOBAL_NORM_SERIES,
     LEARNING_RATE_SERIES,
@@ -21,8 +21,8 @@ from trainermon.monitor.catalogue import (
     STEP_TIME_SERIES,
     TOKENS_PER_SECOND_SERIES,
 )
-from trainermon.monitor.journal import Header
-from trainermon.monitor.values import NO_ELEMENTS, STATISTICS, Kind, Placement, SeriesKey, StatBlock
+from trainermon.core.journal import Header
+from trainermon.core.values import NO_ELEMENTS, STATISTICS, Kind, Placement, SeriesKey, StatBlock
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Indices: TypeAlias = npt.NDArray[np.intp]

@@ -18,7 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from trainermon.exporters.blocks import read_blocks
+from trainermon.core.errors import QueryError
+from trainermon.core.journal import Header
+from trainermon.core.values import STATISTICS, Kind, SeriesKey, StatBlock, as_plain
 from trainermon.exporters.grid import MIN_COLUMNS, Pooled, StepGrid
 from trainermon.exporters.heat_rows import HEATMAP_STATISTICS, HeatRow, heat_row, statistics_of
 from trainermon.exporters.merge import (
@@ -30,9 +32,7 @@ from trainermon.exporters.merge import (
     heat,
     series_table,
 )
-from trainermon.monitor.errors import QueryError
-from trainermon.monitor.journal import Header
-from trainermon.monitor.values import STATISTICS, Kind, SeriesKey, StatBlock, as_plain
+from trainermon.exporters.store.blocks import read_blocks
 
 LINES = (
     "loss",

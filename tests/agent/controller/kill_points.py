@@ -128,7 +128,7 @@ def start_controller(root, addresses, variant, kill_at=-1):
 
 
 def _publish_url(path):
-    from trainermon.agent import server
+    from trainermon.agent.web import server
 
     original = server.Server.__init__
 

@@ -13,7 +13,7 @@ from tests.agent.controller.controllers import TOKEN
 from tests.agent.nodes import wait_for
 from tests.agent.notifications import alert, notification
 from tests.certificates import make_certificate
-from trainermon.exporters.query import flush_agents
+from trainermon.exporters.store.query import flush_agents
 
 
 def address(run):

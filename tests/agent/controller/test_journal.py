@@ -9,7 +9,7 @@ import pytest
 
 from tests.agent.controller.test_planning import request
 from trainermon.agent.controller.journal import MIN_KEPT_S, Journal, Plan
-from trainermon.monitor.errors import ConfigError
+from trainermon.core.errors import ConfigError
 
 PLAN = Plan(id="Spike-1", issue=1, attempt=2, first_step=40, ranks=(0, 3))
 

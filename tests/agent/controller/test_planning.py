@@ -20,7 +20,7 @@ from trainermon.agent.controller.planning import (
     read_answer,
 )
 from trainermon.agent.controller.report import AgentReport, RankState
-from trainermon.agent.webhook import Request
+from trainermon.agent.orders.webhook import Request
 
 MARGIN = Margin(tries=3, timeout_s=0.5)
 

@@ -6,7 +6,7 @@ import threading
 
 from trainermon.agent.controller import standstill
 from trainermon.agent.hang.evidence import Call, GroupState, RankEvidence
-from trainermon.monitor.values import as_plain
+from trainermon.core.values import as_plain
 
 HANG = {"id": "h", "rule": "hang", "severity": "critical", "rank": 0, "step": 100, "message": "hang: rank 0 hangs"}
 

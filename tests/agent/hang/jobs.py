@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from tests.agent.nodes import is_agent, wait_for
-from trainermon.agent.lock import read_status
+from trainermon.agent.lifecycle.lock import read_status
 
 WORKER = Path(__file__).with_name("rank_worker.py")
 ROOT = Path(__file__).parents[3]

@@ -5,9 +5,9 @@ import math
 import pytest
 
 from trainermon.agent.hang.limits import WINDOW, Limits
-from trainermon.monitor.config import HangConfig
-from trainermon.monitor.control import Phase
-from trainermon.monitor.errors import ConfigError
+from trainermon.core.config import HangConfig
+from trainermon.core.control import Phase
+from trainermon.core.errors import ConfigError
 
 SETTINGS = HangConfig(step_s=10, checkpoint_s=100, evaluation_s=50, setup_s=1000, factor=5, max_s=400)
 

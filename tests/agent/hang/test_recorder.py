@@ -10,7 +10,7 @@ import pytest
 
 from trainermon.agent.hang.evidence import Call, GroupState
 from trainermon.agent.hang.recorder import About, group_states, read_about, read_recorder
-from trainermon.monitor.taps.flight_recorder import parse
+from trainermon.core.flight_recorder import parse
 
 ABOUT = About(groups={"0": ("world", (0, 1)), "7": ("dp", (0, 1))})
 NOTHING = About()

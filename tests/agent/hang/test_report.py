@@ -8,8 +8,8 @@ from trainermon.agent.hang.evidence import Call, Child, Exit, Frame, GroupState,
 from trainermon.agent.hang.records import KEPT_STEPS, LastRecords, StepRecord
 from trainermon.agent.hang.report import PostMortem, read_tail, render_report, write_report
 from trainermon.agent.hang.verdict import verdict
-from trainermon.monitor.journal import Header
-from trainermon.monitor.values import Coordinates, Kind, SeriesKey, StatBlock
+from trainermon.core.journal import Header
+from trainermon.core.values import Coordinates, Kind, SeriesKey, StatBlock
 
 FRAMES = (Frame(function="train", file="/job/train.py", line=31),)
 RANKS = (

@@ -6,7 +6,7 @@ import pytest
 
 from tests.agent.nodes import wait_for
 from trainermon.agent.hang.evidence import parse_evidence
-from trainermon.agent.summary import summarise
+from trainermon.agent.lifecycle.summary import summarise
 
 # Without rungs: this rank is no Python that trains, and nothing is asked of it.
 HANG = {"step_s": 1.0, "py_spy": False}

@@ -8,7 +8,7 @@ from trainermon.agent.hang.evidence import Call, Frame, GroupState, RankEvidence
 from trainermon.agent.hang.recorder import About
 from trainermon.agent.hang.sources import joined_sources, noted_groups
 from trainermon.agent.hang.verdict import Kind, verdict
-from trainermon.monitor.call_notes import (
+from trainermon.core.call_notes import (
     MARK,
     NOTES_BYTES,
     call_offset,

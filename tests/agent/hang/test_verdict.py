@@ -20,8 +20,8 @@ from trainermon.agent.hang.evidence import (
     parse_evidence,
 )
 from trainermon.agent.hang.verdict import Kind, verdict
-from trainermon.monitor.errors import ConfigError
-from trainermon.monitor.values import as_plain
+from trainermon.core.errors import ConfigError
+from trainermon.core.values import as_plain
 
 LIBRARY = "/env/lib/python3.11/site-packages"
 IN_RECV = Frame(function="recv", file=f"{LIBRARY}/torch/distributed/distributed_c10d.py", line=2799)

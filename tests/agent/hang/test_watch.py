@@ -17,11 +17,11 @@ from trainermon.agent.hang.records import LastRecords
 from trainermon.agent.hang.report import report_name
 from trainermon.agent.hang.watch import NOBODY, READ_LIMIT_S, SETTLE_ALONE_S, SETTLE_S, HangWatch
 from trainermon.agent.watch import RankWatch
-from trainermon.monitor.config import HangConfig
-from trainermon.monitor.control import ControlPage, Phase
-from trainermon.monitor.journal import Header
-from trainermon.monitor.spool import RankLock, open_spool
-from trainermon.monitor.values import AlertState, Coordinates, Severity
+from trainermon.core.config import HangConfig
+from trainermon.core.control import ControlPage, Phase
+from trainermon.core.journal import Header
+from trainermon.core.spool import RankLock, open_spool
+from trainermon.core.values import AlertState, Coordinates, Severity
 
 # Without any rung that would ask this process, which is every rank at once here.
 SETTINGS = HangConfig(

@@ -11,7 +11,7 @@ import pytest
 from tests.analysis.compare.dumps import forward, tensor, write_dump
 from trainermon import compare, compare_distributed
 from trainermon.cli import main
-from trainermon.monitor.errors import ConfigError
+from trainermon.core.errors import ConfigError
 
 RECORDED = Path(__file__).with_name("recorded")
 BLAMED = ["Module.layers.1.Block.forward.0"]

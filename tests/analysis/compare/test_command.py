@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.analysis.compare.dumps import forward, tensor, write_dump
-from trainermon.analysis.compare.files import FORMATS
+from trainermon.analysis.compare.output.files import FORMATS
 from trainermon.cli import main
 
 RECORDED = Path(__file__).with_name("recorded")
@@ -59,7 +59,7 @@ def test_every_csv_row_has_as_many_cells_as_the_header(tmp_path, capsys):
 
 def test_text_of_a_dump_cannot_become_markup(tmp_path, capsys):
     from trainermon.analysis.compare import compare
-    from trainermon.analysis.compare.pages import write_html
+    from trainermon.analysis.compare.output.pages import write_html
 
     folder = tmp_path / "rank0"
     folder.mkdir()

@@ -8,7 +8,7 @@ import pytest
 
 from trainermon.analysis.compare import Mode
 from trainermon.analysis.compare.command import add_arguments
-from trainermon.analysis.compare.tables import header
+from trainermon.analysis.compare.output.tables import header
 from trainermon.cli import main
 
 ROOT = Path(__file__).parents[3]

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from trainermon.analysis.compare.items import read_rows
-from trainermon.monitor.errors import DumpError
+from trainermon.core.errors import DumpError
 
 
 @pytest.mark.parametrize("wrong", [{"shape": 5}, {"shape": "abc"}, {"shape": [None]}, {"data_name": 5}])

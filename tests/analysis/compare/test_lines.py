@@ -14,10 +14,10 @@ from openpyxl.utils import get_column_letter
 from tests.analysis.compare.record import RECORDED
 from tests.analysis.compare.test_verdicts import chain
 from trainermon.analysis.compare import compare
-from trainermon.analysis.compare import lines as lines_module
-from trainermon.analysis.compare.files import write_csv
-from trainermon.analysis.compare.tables import header, table
-from trainermon.analysis.compare.workbook import write_xlsx
+from trainermon.analysis.compare.output import lines as lines_module
+from trainermon.analysis.compare.output.files import write_csv
+from trainermon.analysis.compare.output.tables import header, table
+from trainermon.analysis.compare.output.workbook import write_xlsx
 
 SPREADSHEET = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"
 SIDES = {

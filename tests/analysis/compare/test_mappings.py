@@ -10,7 +10,7 @@ from trainermon.analysis.compare.items import read_rows
 from trainermon.analysis.compare.mappings import read_mappings
 from trainermon.analysis.compare.matching import match_calls
 from trainermon.cli import main
-from trainermon.monitor.errors import ConfigError
+from trainermon.core.errors import ConfigError
 
 
 def matched(target, golden, **files):

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainermon.analysis.compare.assembly import Assembly
 from trainermon.analysis.compare.items import OUTPUT, Item
-from trainermon.analysis.compare.merge_items import Counts, Reference, Row, concatenated, merge_row, summed
+from trainermon.analysis.compare.merging.assembly import Assembly
+from trainermon.analysis.compare.merging.merge_items import Counts, Reference, Row, concatenated, merge_row, summed
 
 
 def item_of(array, **more):

@@ -13,9 +13,9 @@ from torch import nn
 from tests.analysis.compare.record import OTHER_PYTHON, compare_with_msprobe, dump_with_msprobe
 from trainermon import PrecisionDebugger
 from trainermon.analysis.compare import Mode, compare
-from trainermon.analysis.compare.tables import header, table
+from trainermon.analysis.compare.output.tables import header, table
 from trainermon.dump.capture import ModuleCapture
-from trainermon.dump.records import DumpInfo
+from trainermon.dump.files.records import DumpInfo
 from trainermon.dump.writer import DumpWriter
 
 pytestmark = [

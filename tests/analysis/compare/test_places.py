@@ -11,10 +11,10 @@ import pytest
 import trainermon
 from trainermon.analysis.compare import CompareOptions, compare, compare_distributed
 from trainermon.analysis.compare.distributed import outcomes
-from trainermon.analysis.compare.places import find_places, pair_places
+from trainermon.analysis.compare.merging.places import find_places, pair_places
 from trainermon.analysis.compare.progress import ProgressBar
 from trainermon.cli import main
-from trainermon.monitor.errors import DumpError
+from trainermon.core.errors import DumpError
 
 RECORDED = Path(__file__).with_name("recorded")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from trainermon.analysis.compare import compare
-from trainermon.analysis.compare.tables import header, table
+from trainermon.analysis.compare.output.tables import header, table
 
 RECORDED = Path(__file__).with_name("recorded")
 NUMBERS = ("Max diff", "Min diff", "Mean diff", "L2norm diff")

@@ -11,9 +11,9 @@ from tests.analysis.compare.dumps import forward, tensor, write_dump
 from tests.ranks import run_ranks
 from trainermon import PrecisionDebugger
 from trainermon.analysis.compare import CompareOptions, Mode, compare
-from trainermon.analysis.compare.splits import parse_sizes
+from trainermon.analysis.compare.merging.splits import parse_sizes
 from trainermon.cli import main
-from trainermon.monitor.errors import ConfigError, DumpError
+from trainermon.core.errors import ConfigError, DumpError
 
 MODES = (Mode.STATISTICS, Mode.TENSOR)
 ONE = {"dp": 1}

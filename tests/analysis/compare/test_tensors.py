@@ -9,7 +9,7 @@ import torch
 
 from trainermon.analysis.compare import CompareOptions, compare, tensors
 from trainermon.analysis.compare.comparison import compare_pair
-from trainermon.analysis.compare.places import find_places, pair_places
+from trainermon.analysis.compare.merging.places import find_places, pair_places
 from trainermon.cli import main
 
 

@@ -12,12 +12,8 @@ from playwright.sync_api import sync_playwright
 
 from tests.analysis.stored_run import store
 from tests.server_programs import find_program
-from trainermon.analysis.diagnose import diagnose
-from trainermon.analysis.diagnosis_page.code import excerpt
-from trainermon.analysis.diagnosis_page.history import curves
-from trainermon.analysis.diagnosis_page.page import render_page
-from trainermon.analysis.diagnosis_page.values import look
-from trainermon.analysis.findings import (
+from trainermon.analysis.diagnosis.diagnose import diagnose
+from trainermon.analysis.diagnosis.findings import (
     BadParameter,
     BadTensor,
     Contrast,
@@ -31,10 +27,14 @@ from trainermon.analysis.findings import (
     Role,
     Verdict,
 )
+from trainermon.analysis.diagnosis.page.code import excerpt
+from trainermon.analysis.diagnosis.page.history import curves
+from trainermon.analysis.diagnosis.page.page import render_page
+from trainermon.analysis.diagnosis.page.values import look
 from trainermon.cli import main
+from trainermon.core.values import Kind, SeriesKey
 from trainermon.dump.debugger import PrecisionDebugger
-from trainermon.dump.verdicts import Cause, OperationVerdict, Reproducibility
-from trainermon.monitor.values import Kind, SeriesKey
+from trainermon.dump.files.verdicts import Cause, OperationVerdict, Reproducibility
 
 EVIL = "</title></style><script>alert(1)</script><img src=x onerror=alert(2)>\"'&\x1b[2J\u202e"
 LOSS = SeriesKey(Kind.LOSS, "loss")

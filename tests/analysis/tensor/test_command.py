@@ -11,8 +11,8 @@ import torch
 from trainermon.analysis.tensor import files
 from trainermon.analysis.tensor.index import parse_index
 from trainermon.cli import main
+from trainermon.core.errors import DumpError
 from trainermon.dump.debugger import PrecisionDebugger
-from trainermon.monitor.errors import DumpError
 
 
 @pytest.fixture(params=[7, 1 << 18], ids=["pieces", "whole"])

@@ -14,7 +14,7 @@ from trainermon.analysis.tensor.convert import convert
 from trainermon.analysis.tensor.dtypes import BITS, DTYPES, numbers
 from trainermon.analysis.tensor.files import StoredTensor, open_tensors
 from trainermon.analysis.tensor.selection import parse_target
-from trainermon.monitor.errors import DumpError
+from trainermon.core.errors import DumpError
 
 FLOAT8 = [dtype for dtype in BITS if dtype.startswith("float8")]
 

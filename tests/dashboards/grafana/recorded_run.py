@@ -16,11 +16,8 @@ from functools import cached_property
 import numpy as np
 
 from trainermon.alerts.rules import load_rules
-from trainermon.exporters.budget import SeriesBudget
-from trainermon.exporters.points import RankPoints, TableRow
-from trainermon.exporters.prometheus import Exposition
-from trainermon.monitor.journal import Header
-from trainermon.monitor.values import (
+from trainermon.core.journal import Header
+from trainermon.core.values import (
     Alert,
     AlertState,
     Coordinates,
@@ -30,6 +27,9 @@ from trainermon.monitor.values import (
     Severity,
     StatBlock,
 )
+from trainermon.exporters.influxdb.points import RankPoints, TableRow
+from trainermon.exporters.prometheus.budget import SeriesBudget
+from trainermon.exporters.prometheus.exposition import Exposition
 
 RUN_ID = "gpt-7b-2026-11-21"
 SCRAPE_S = 15.0

@@ -9,8 +9,8 @@ from typing import Any
 import jsonschema
 import pytest
 
+from trainermon.core.metrics import METRICS, MetricType
 from trainermon.dashboards.grafana.files import FOLDER, DashboardFile, dashboards
-from trainermon.monitor.metrics import METRICS, MetricType
 
 FILES = [*dashboards("prometheus"), *dashboards("influxdb")]
 SCHEMA = json.loads((Path(__file__).parent / "schema.json").read_text())

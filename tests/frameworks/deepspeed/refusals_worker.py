@@ -11,9 +11,9 @@ from deepspeed.utils import set_z3_leaf_modules
 
 from tests.frameworks.deepspeed.engines import Case, Model, loss_of, make_engine, start, step_engine, tokens_of
 from tests.frameworks.deepspeed.watch import Watch
-from trainermon.monitor.errors import AttachError
+from trainermon.core.errors import AttachError
+from trainermon.core.values import Coordinates
 from trainermon.monitor.frameworks import detect
-from trainermon.monitor.values import Coordinates
 
 
 def ask(what, model, optimizer):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.journal_rows import RankJournal
-from trainermon.monitor.values import Kind
+from trainermon.core.values import Kind
 
 pytestmark = pytest.mark.distributed
 

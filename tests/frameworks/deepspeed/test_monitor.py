@@ -7,8 +7,8 @@ import torch
 
 from tests.frameworks.deepspeed.test_truth import launch
 from tests.journal_rows import RankJournal
-from trainermon.monitor.catalogue import GLOBAL_NORM_SERIES, LEARNING_RATE_SERIES, LOSS_SCALE_SERIES
-from trainermon.monitor.values import Kind
+from trainermon.core.catalogue import GLOBAL_NORM_SERIES, LEARNING_RATE_SERIES, LOSS_SCALE_SERIES
+from trainermon.core.values import Kind
 
 pytestmark = pytest.mark.distributed
 

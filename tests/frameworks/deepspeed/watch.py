@@ -5,10 +5,10 @@ import collections
 import torch
 import torch.distributed as dist
 
+from trainermon.core.values import NO_ELEMENTS, Coordinates, Moments
+from trainermon.hooks.guard import Guard
 from trainermon.monitor.frameworks.deepspeed import describe
-from trainermon.monitor.statistics.kernel import moments
-from trainermon.monitor.taps.guard import Guard
-from trainermon.monitor.values import NO_ELEMENTS, Coordinates, Moments
+from trainermon.statistics.kernel import moments
 
 
 def statistics(tensor):

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from tests.frameworks.replay.job import Job, same
 from tests.ranks import run_ranks
 from trainermon import PrecisionDebugger
-from trainermon.dump.reader import read_dump
+from trainermon.dump.files.reader import read_dump
 
 STEPS, DUMPED = 3, 1
 

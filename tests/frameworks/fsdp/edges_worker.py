@@ -13,9 +13,9 @@ from torch.distributed.tensor import DTensor
 
 from tests.frameworks.torch_job import Net, batch
 from trainermon import TrainerMon
-from trainermon.monitor.errors import AttachError
+from trainermon.core.errors import AttachError
+from trainermon.core.values import Coordinates
 from trainermon.monitor.frameworks import detect
-from trainermon.monitor.values import Coordinates
 
 CONFIG = {"monitor_mbs_grad": True, "xy_distribution": True, "agent": {"start": False}}
 BOTH = Coordinates(world_size=2, dp_size=2)

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from tests.frameworks.torch_job import MAX_NORM, Block, Variant, main
-from trainermon.monitor.taps.names import plain_name
+from trainermon.hooks.names import plain_name
 
 BF16 = torch.bfloat16
 

@@ -12,12 +12,12 @@ import torch.distributed as dist
 from tests.frameworks.megatron import gpt
 from tests.frameworks.megatron.gpt import Layout
 from tests.frameworks.megatron.truth import Step, Watch, merge
-from trainermon.monitor.errors import AttachError
+from trainermon.core.errors import AttachError
+from trainermon.core.values import Coordinates, Kind
+from trainermon.hooks.guard import Guard
 from trainermon.monitor.frameworks import detect
 from trainermon.monitor.frameworks.megatron import coordinates_of, describe
 from trainermon.monitor.frameworks.megatron.groups import PARALLEL_STATE
-from trainermon.monitor.taps.guard import Guard
-from trainermon.monitor.values import Coordinates, Kind
 
 BF16, FP16 = torch.bfloat16, torch.float16
 HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")

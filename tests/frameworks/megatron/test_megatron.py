@@ -10,8 +10,8 @@ import pytest
 from torch import nn, optim
 
 from tests.ranks import ROOT, run_ranks
+from trainermon.core.values import Coordinates
 from trainermon.monitor.frameworks import detect
-from trainermon.monitor.values import Coordinates
 
 HERE = Path(__file__).parent
 TRUTH, BEHAVIOUR = HERE / "truth_worker.py", HERE / "behaviour_worker.py"
@@ -61,7 +61,7 @@ def test_plain_training_is_recognised_whether_or_not_megatron_is_imported():
     script = (
         "import sys, torch;"
         "from trainermon.monitor.frameworks import detect;"
-        "from trainermon.monitor.values import Coordinates;"
+        "from trainermon.core.values import Coordinates;"
         "model = torch.nn.Linear(2, 2);"
         "optimizer = torch.optim.SGD(model.parameters(), lr=0.1);"
         "first = detect([model], optimizer, Coordinates());"

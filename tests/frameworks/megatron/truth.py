@@ -9,9 +9,9 @@ import torch.distributed as dist
 from tests.frameworks.megatron import gpt
 from tests.frameworks.megatron.float64_gpt import token_losses
 from tests.reference import reference
+from trainermon.core.values import NO_ELEMENTS, Coordinates, Kind
+from trainermon.hooks.guard import Guard
 from trainermon.monitor.frameworks.megatron import describe
-from trainermon.monitor.taps.guard import Guard
-from trainermon.monitor.values import NO_ELEMENTS, Coordinates, Kind
 
 STEPS = 2
 # How far a norm may be from the float64 model's: what the dtype of forward and backward leaves.

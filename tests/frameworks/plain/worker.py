@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.frameworks.torch_job import Variant, main
-from trainermon.monitor.taps.names import plain_name
+from trainermon.hooks.names import plain_name
 
 ADAMW = functools.partial(torch.optim.AdamW, lr=0.01)
 BF16 = torch.bfloat16

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from tests.ranks import run_ranks
-from trainermon.analysis.diagnose import diagnose
-from trainermon.analysis.findings import Diagnosis, Role
-from trainermon.dump.reader import read_dump
-from trainermon.dump.records import Dump
+from trainermon.analysis.diagnosis.diagnose import diagnose
+from trainermon.analysis.diagnosis.findings import Diagnosis, Role
+from trainermon.dump.files.reader import read_dump
+from trainermon.dump.files.records import Dump
 
 FAULT_STEP = 2
 

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tests.frameworks.deepspeed.engines import start, step_engine, whole_weights
 from tests.frameworks.replay.job import INF, Case, Fault, Job, main
-from trainermon.monitor.taps.names import plain_name
+from trainermon.hooks.names import plain_name
 
 WIDTH, TOKENS, MICRO_STEPS = 8, 11, 2
 

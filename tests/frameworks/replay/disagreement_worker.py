@@ -7,8 +7,8 @@ import torch.distributed as dist
 
 from tests.frameworks.replay.fsdp_worker import FAULTS, build, fsdp2
 from tests.frameworks.replay.job import FAULT_STEP, Case, Fault, main
-from trainermon.dump import keep, replay
 from trainermon.monitor.taps.collector import Collector
+from trainermon.replay import keep, replay
 
 
 def planted(*_args, **_kwargs):

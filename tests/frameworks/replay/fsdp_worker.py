@@ -12,7 +12,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from tests.frameworks.replay.job import INF, Case, Fault, Job, main
-from trainermon.monitor.taps.names import plain_name
+from trainermon.hooks.names import plain_name
 
 WIDTH, TOKENS = 8, 11
 MICRO_STEPS = 2

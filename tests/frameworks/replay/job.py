@@ -18,12 +18,12 @@ import torch.distributed as dist
 
 from tests.journal_rows import RankJournal, only_spool
 from trainermon import TrainerMon
-from trainermon.dump import agreement
-from trainermon.dump.reader import read_dump
-from trainermon.dump.records import PARAMETERS_GRAD
-from trainermon.monitor.control import ControlReader
+from trainermon.core.control import ControlReader
+from trainermon.core.values import Action, Command, Kind
+from trainermon.dump.files.reader import read_dump
+from trainermon.dump.files.records import PARAMETERS_GRAD
 from trainermon.monitor.session.step_loop import StepLoop
-from trainermon.monitor.values import Action, Command, Kind
+from trainermon.replay import agreement
 
 FAULT_STEP, STEPS = 2, 5
 INF, NAN = float("inf"), float("nan")

@@ -8,8 +8,8 @@ from torch import nn
 
 from tests.journal_rows import RankJournal
 from trainermon import TrainerMon
+from trainermon.core.values import Kind
 from trainermon.monitor.frameworks.optimizer_wrappers import unwrapped
-from trainermon.monitor.values import Kind
 
 MICRO_STEPS = 3
 

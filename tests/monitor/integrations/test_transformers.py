@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from tests.journal_rows import RankJournal
-from trainermon.monitor.catalogue import LEARNING_RATE_SERIES
-from trainermon.monitor.errors import AttachError
-from trainermon.monitor.values import Kind
+from trainermon.core.catalogue import LEARNING_RATE_SERIES
+from trainermon.core.errors import AttachError
+from trainermon.core.values import Kind
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers' own
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from tests.journal_rows import RankJournal, only_spool
 from trainermon import TrainerMon
-from trainermon.monitor.values import Kind, SeriesKey
+from trainermon.core.values import Kind, SeriesKey
 
 CONFIG = {
     "agent": {"start": False},

@@ -12,15 +12,15 @@ from torch.utils.checkpoint import checkpoint
 
 from tests.journal_rows import RankJournal, only_spool
 from trainermon import TrainerMon
-from trainermon.monitor.control import ControlPage
-from trainermon.monitor.errors import AttachError
-from trainermon.monitor.journal import JournalWriter
-from trainermon.monitor.statistics.slabs import Slab, SlabRing
+from trainermon.core.control import ControlPage
+from trainermon.core.errors import AttachError
+from trainermon.core.journal import JournalWriter
 from trainermon.monitor.taps.collector import Collector
 from trainermon.monitor.taps.gradients import GradientTaps
 from trainermon.monitor.taps.micro_steps import MicroSteps
 from trainermon.monitor.taps.modules import ModuleTaps
 from trainermon.monitor.taps.optimizer import ParameterTaps, StateTaps
+from trainermon.statistics.slabs import Slab, SlabRing
 
 EVERYTHING = {
     "wg_distribution": True,

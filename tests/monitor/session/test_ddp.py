@@ -8,7 +8,7 @@ import torch
 from tests.journal_rows import RankJournal
 from tests.monitor.session.ddp_worker import VARIANTS
 from tests.ranks import run_ranks
-from trainermon.monitor.values import Kind
+from trainermon.core.values import Kind
 
 pytestmark = pytest.mark.distributed
 

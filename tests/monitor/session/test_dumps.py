@@ -10,15 +10,15 @@ from torch import nn
 from tests.journal_rows import RankJournal, only_spool
 from tests.monitor.session.test_containment import EVERYTHING, STEPS, assert_nothing_left, assert_same_run, train
 from trainermon import TrainerMon
-from trainermon.dump import replay as replay_module
+from trainermon.core.control import ControlReader
+from trainermon.core.values import Action, Command, Kind
 from trainermon.dump.capture import ModuleCapture
-from trainermon.dump.keep import ForwardKeeper
-from trainermon.dump.reader import read_dump
-from trainermon.dump.state import RandomState
-from trainermon.dump.verdicts import Reproducibility
+from trainermon.dump.files.reader import read_dump
+from trainermon.dump.files.verdicts import Reproducibility
 from trainermon.dump.writer import DumpWriter
-from trainermon.monitor.control import ControlReader
-from trainermon.monitor.values import Action, Command, Kind
+from trainermon.replay import replay as replay_module
+from trainermon.replay.keep import ForwardKeeper
+from trainermon.replay.state import RandomState
 
 
 def events(places, kind):

@@ -11,8 +11,8 @@ from torch.nn.utils import parametrize
 
 from tests.journal_rows import RankJournal, only_spool
 from trainermon import TrainerMon
-from trainermon.monitor.errors import AttachError, ConfigError
-from trainermon.monitor.values import Kind
+from trainermon.core.errors import AttachError, ConfigError
+from trainermon.core.values import Kind
 
 QUIET = {"agent": {"start": False}}
 

@@ -22,15 +22,15 @@ from tests.journal_rows import RankJournal, only_spool
 from tests.monitor.session.test_containment import EVERYTHING
 from tests.reference import assert_equal
 from trainermon import TrainerMon
-from trainermon.alerts.anomalies import AnomalyRule, AnomalyScanner, AnomalySettings
 from trainermon.alerts.engine import RuleEngine
 from trainermon.alerts.rules import load_rules
-from trainermon.exporters.csv_files import CsvExporter
+from trainermon.core.journal import HeaderRecord
+from trainermon.core.values import Kind
 from trainermon.exporters.export import ExportSettings
 from trainermon.exporters.views import RunHistory
-from trainermon.monitor.journal import HeaderRecord
-from trainermon.monitor.statistics.kernel import kernel_name
-from trainermon.monitor.values import Kind
+from trainermon.msprobe.anomalies import AnomalyRule, AnomalyScanner, AnomalySettings
+from trainermon.msprobe.csv_files import CsvExporter
+from trainermon.statistics.kernel import kernel_name
 
 QUIET = {"agent": {"start": False}}
 NAN, INF = math.nan, math.inf

@@ -10,9 +10,9 @@ import pytest
 from tests.journal_rows import RankJournal, only_spool
 from tests.monitor.session.test_containment import STEPS, assert_same_run, train
 from tests.ranks import run_ranks
-from trainermon.exporters.store import open_run
-from trainermon.monitor.control import ControlReader
-from trainermon.monitor.values import Action, Command
+from trainermon.core.control import ControlReader
+from trainermon.core.values import Action, Command
+from trainermon.exporters.store.store import open_run
 
 
 def send(places, first_step, config, name="edit"):

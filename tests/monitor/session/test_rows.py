@@ -9,7 +9,7 @@ from tests.journal_rows import RankJournal, only_spool
 from tests.monitor.session.test_containment import EVERYTHING
 from tests.reference import assert_equal
 from trainermon import TrainerMon
-from trainermon.monitor.values import Kind
+from trainermon.core.values import Kind
 
 STEPS = 3
 MICRO_STEPS = 2

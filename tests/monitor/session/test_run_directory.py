@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from trainermon import TrainerMon
-from trainermon.monitor.errors import AttachError
+from trainermon.core.errors import AttachError
 
 STRANGER = 65534
 WATCHED = {"run_id": "job-1", "print_struct": True, "agent": {"start": False}}

@@ -7,7 +7,7 @@ from torch import nn
 from tests.journal_rows import RankJournal, only_spool
 from tests.reference import assert_equal
 from trainermon import TrainerMon
-from trainermon.monitor.values import Kind
+from trainermon.core.values import Kind
 
 QUIET = {"agent": {"start": False}}
 STEPS = 6

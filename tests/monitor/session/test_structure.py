@@ -10,7 +10,7 @@ from torch import nn
 
 from tests.journal_rows import RankJournal, only_spool
 from trainermon import TrainerMon
-from trainermon.monitor.values import Kind
+from trainermon.core.values import Kind
 
 QUIET = {"agent": {"start": False}}
 

@@ -22,8 +22,8 @@ from torch import nn
 from tests.agent.nodes import wait_for
 from tests.journal_rows import only_spool
 from trainermon import TrainerMon
-from trainermon.monitor.config import HangConfig
-from trainermon.monitor.control import ControlReader, Phase
+from trainermon.core.config import HangConfig
+from trainermon.core.control import ControlReader, Phase
 from trainermon.monitor.session.witness import STACKS_SIGNAL, Witness
 
 QUIET = {"agent": {"start": False}}

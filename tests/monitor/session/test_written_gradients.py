@@ -8,8 +8,8 @@ from torch import nn
 
 from tests.journal_rows import RankJournal, only_spool
 from trainermon import TrainerMon
-from trainermon.monitor.catalogue import GRADIENT_AT_STEP
-from trainermon.monitor.values import Kind
+from trainermon.core.catalogue import GRADIENT_AT_STEP
+from trainermon.core.values import Kind
 
 STEPS, BAD = 4, 2
 

@@ -5,7 +5,7 @@ import shutil
 import pytest
 import torch
 
-from trainermon.monitor.statistics import compiled, fallback
+from trainermon.statistics import compiled, fallback
 
 
 def rows_by(compute):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.monitor.statistics.conftest import rows_by
 from tests.monitor.statistics.numpy_moments import assert_moments, elements_of
 from tests.strategies import FLOATS, LAYOUTS, PATTERNS, fill, flat_tensors, laid_out_tensors
-from trainermon.monitor.statistics import launches
+from trainermon.statistics import launches
 
 # numpy warns of what the kernels compute on purpose: squares that overflow, and the smallest of no element
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")

@@ -12,10 +12,10 @@ from tests import npu_stand_in as npu
 from tests.journal_rows import RankJournal, only_spool
 from tests.monitor.statistics.numpy_moments import assert_moments, elements_of
 from trainermon import TrainerMon
-from trainermon.monitor.statistics import SlabRing, kernel_name
-from trainermon.monitor.statistics.npu import overflow_flag
-from trainermon.monitor.statistics.slabs import capture_check
-from trainermon.monitor.values import Kind
+from trainermon.core.values import Kind
+from trainermon.statistics import SlabRing, kernel_name
+from trainermon.statistics.npu import overflow_flag
+from trainermon.statistics.slabs import capture_check
 
 NPU = torch.device("npu", 0)
 
@@ -35,7 +35,7 @@ def no_cuda(monkeypatch):
 
 def test_torch_calls_serve_and_triton_is_not_loaded():
     assert kernel_name(NPU) == "torch"
-    assert "trainermon.monitor.statistics.launches" not in sys.modules
+    assert "trainermon.statistics.launches" not in sys.modules
 
 
 def test_rows_travel_by_streams_and_events_of_the_device(caplog):

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from tests.monitor.statistics.test_compiled import NEEDED_FLAGS
-from trainermon.monitor.statistics import checksums as module
-from trainermon.monitor.statistics.checksums import checksums, rows_of
-from trainermon.monitor.values import STATISTICS
+from trainermon.core.values import STATISTICS
+from trainermon.statistics import checksums as module
+from trainermon.statistics.checksums import checksums, rows_of
 
 DTYPES = [
     *(torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int8, torch.uint8, torch.int32, torch.int64),

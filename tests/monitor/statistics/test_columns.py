@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from tests.monitor.statistics.numpy_moments import numpy_moments
 from tests.strategies import fixed
-from trainermon.monitor.statistics.columns import derive, merge
-from trainermon.monitor.statistics.merge import merge_rows
-from trainermon.monitor.values import NO_ELEMENTS, STATISTICS, Moments
+from trainermon.core.values import NO_ELEMENTS, STATISTICS, Moments
+from trainermon.statistics.columns import derive, merge
+from trainermon.statistics.merge import merge_rows
 
 ELEMENTS = st.lists(st.one_of(st.floats(-1e30, 1e30), st.sampled_from((0.0, -0.0, math.nan, math.inf, -math.inf))))
 DERIVED = {

@@ -13,7 +13,7 @@ import torch
 from tests.monitor.statistics.conftest import rows_by
 from tests.monitor.statistics.numpy_moments import assert_moments, elements_of
 from tests.strategies import FLOATS, INTEGERS, PATTERNS, fill
-from trainermon.monitor.statistics import compiled
+from trainermon.statistics import compiled
 
 NEEDED_FLAGS = {"x86-64": set(), "x86-64-v3": {"avx2", "fma", "f16c"}, "x86-64-v4": {"avx512f", "avx512bw", "avx512dq"}}
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.monitor.statistics.numpy_moments import assert_moments, elements_of
 from tests.strategies import INTEGERS, LAYOUTS, PATTERNS, fill, fixed
-from trainermon.monitor.statistics import moments
+from trainermon.statistics import moments
 
 
 @contextlib.contextmanager
@@ -153,13 +153,13 @@ def run_python(code, **environment):
 
 
 def test_the_environment_chooses_the_torch_calls():
-    code = "from trainermon.monitor.statistics import kernel_name; import sys; sys.stdout.write(kernel_name())"
+    code = "from trainermon.statistics import kernel_name; import sys; sys.stdout.write(kernel_name())"
 
     assert run_python(code, TRAINERMON_KERNEL="torch").stdout == "torch"
 
 
 def test_readers_load_no_torch():
-    code = "import sys, trainermon.monitor.statistics.columns; sys.exit('torch' in sys.modules)"
+    code = "import sys, trainermon.statistics.columns; sys.exit('torch' in sys.modules)"
 
     assert run_python(code).returncode == 0
 
@@ -167,7 +167,7 @@ def test_readers_load_no_torch():
 def test_plain_training_loads_no_distributed_tensors():
     code = (
         "import sys, torch; before = set(sys.modules)\n"
-        "from trainermon.monitor.statistics import moments\n"
+        "from trainermon.statistics import moments\n"
         "moments([torch.ones(3, 3).t(), torch.nn.Buffer(torch.ones(2))], torch.empty(2, 8, dtype=torch.float64))\n"
         "sys.stdout.write(repr([name for name in set(sys.modules) - before if name.startswith('torch')]))"
     )

@@ -12,7 +12,7 @@ import torch
 import triton
 
 from tests.monitor.statistics.numpy_moments import assert_moments, elements_of
-from trainermon.monitor.statistics import kernel, launches
+from trainermon.statistics import kernel, launches
 
 triton_kernel = launches.triton_kernel
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.monitor.statistics.numpy_moments import assert_moments, elements_of
 from tests.strategies import FLOATS, INTEGERS, PATTERNS, fill, fixed, flat_tensors, laid_out_tensors
-from trainermon.monitor.statistics.columns import merge
+from trainermon.statistics.columns import merge
 
 COUNTS = [0, 5, 6, 7]
 

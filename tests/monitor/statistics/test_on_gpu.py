@@ -9,8 +9,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from tests.monitor.statistics.numpy_moments import assert_moments, elements_of
 from tests.strategies import FLOATS, INTEGERS, LAYOUTS, PATTERNS, fill
-from trainermon.monitor.statistics import SlabRing, kernel_name, moments
-from trainermon.monitor.statistics.slabs import capture_check
+from trainermon.statistics import SlabRing, kernel_name, moments
+from trainermon.statistics.slabs import capture_check
 
 pytestmark = [
     pytest.mark.gpu,

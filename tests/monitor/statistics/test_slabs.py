@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from tests.monitor.statistics.numpy_moments import assert_moments, elements_of
-from trainermon.monitor.statistics import SlabRing
-from trainermon.monitor.statistics import slabs as slabs_module
+from trainermon.statistics import SlabRing
+from trainermon.statistics import slabs as slabs_module
 
 
 class FakeCopy:

@@ -3,11 +3,11 @@
 import numpy as np
 import torch
 
-from trainermon.monitor.config import CollectivesConfig
+from trainermon.core.config import CollectivesConfig
+from trainermon.core.values import NO_ELEMENTS, Kind, Moments, SeriesKey
+from trainermon.hooks.guard import Guard
 from trainermon.monitor.taps.collectives import CollectiveTaps
 from trainermon.monitor.taps.collector import Collector
-from trainermon.monitor.taps.guard import Guard
-from trainermon.monitor.values import NO_ELEMENTS, Kind, Moments, SeriesKey
 
 EVERYTHING = CollectivesConfig(enable=True, cc_pre_hook=True)
 

@@ -18,8 +18,8 @@ from torch.profiler import profile
 
 from tests.monitor.taps.collective_forms import Forms, functional_gather, values
 from tests.monitor.taps.collective_rows import EVERYTHING, Steps, close, moments
-from trainermon.monitor.config import CollectivesConfig
-from trainermon.monitor.taps.flight_recorder import FlightRecorder
+from trainermon.core.config import CollectivesConfig
+from trainermon.core.flight_recorder import FlightRecorder
 from trainermon.monitor.taps.process_groups import purposes_of
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from trainermon.core.values import Moments, Placement, SeriesKey
 from trainermon.monitor.taps.collector import Collector
-from trainermon.monitor.values import Moments, Placement, SeriesKey
 
 
 class Rows:

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from trainermon.monitor.errors import ConfigError
+from trainermon.core.errors import ConfigError
 from trainermon.monitor.taps import call_lines
 from trainermon.monitor.taps.call_lines import CallLine, CallLines
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from trainermon.monitor.errors import AttachError
-from trainermon.monitor.taps.patch import CallPatch
+from trainermon.core.errors import AttachError
+from trainermon.hooks.patch import CallPatch
 
 
 class Group:

@@ -8,11 +8,11 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tests.monitor.taps.collective_rows import EVERYTHING, Steps
-from trainermon.monitor.config import CollectivesConfig
-from trainermon.monitor.errors import ConfigError
+from trainermon.core.config import CollectivesConfig
+from trainermon.core.errors import ConfigError
+from trainermon.core.flight_recorder import FlightRecorder
+from trainermon.hooks.guard import Guard
 from trainermon.monitor.taps.collectives import CollectiveTaps
-from trainermon.monitor.taps.flight_recorder import FlightRecorder
-from trainermon.monitor.taps.guard import Guard
 
 CPU = torch.device("cpu")
 

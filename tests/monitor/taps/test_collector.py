@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from trainermon.core.values import Kind, SeriesKey
 from trainermon.monitor.taps import collector as collector_module
 from trainermon.monitor.taps.collector import Collector
-from trainermon.monitor.values import Kind, SeriesKey
 
 
 class Journal:

@@ -12,9 +12,9 @@ from torch.utils.checkpoint import checkpoint
 
 from tests.journal_rows import RankJournal, only_spool
 from trainermon import TrainerMon
-from trainermon.monitor.errors import AttachError, ConfigError
+from trainermon.core.errors import AttachError, ConfigError
+from trainermon.core.values import Kind
 from trainermon.monitor.taps.compiled_regions import compile_friendly, site_of
-from trainermon.monitor.values import Kind
 
 # torch's own, when a part of a model is compiled that takes a tensor with a history
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from trainermon.monitor.taps.flight_recorder import FlightRecorder, Progress, parse
+from trainermon.core.flight_recorder import FlightRecorder, Progress, parse
 
 # As torch 2.13 writes it for two collectives of gloo, and one of NCCL with its timing on; shortened.
 ENTRY = {
@@ -105,7 +105,7 @@ def test_several_backends_of_a_group_add_up():
 
 
 def test_torch_without_a_recorder_says_so(monkeypatch):
-    monkeypatch.setattr("trainermon.monitor.taps.flight_recorder._READERS", ("_not_there",))
+    monkeypatch.setattr("trainermon.core.flight_recorder._READERS", ("_not_there",))
     recorder = FlightRecorder()
 
     assert "no flight recorder" in recorder.reason

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from trainermon import TrainerMon
-from trainermon.monitor.taps.guard import Contained, Guard
+from trainermon.hooks.guard import Contained, Guard
 
 EVERYTHING = {
     "monitor_mbs_grad": True,

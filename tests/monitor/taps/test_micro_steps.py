@@ -5,7 +5,7 @@ from torch import nn
 
 from tests.journal_rows import RankJournal
 from trainermon import TrainerMon
-from trainermon.monitor.values import Kind
+from trainermon.core.values import Kind
 
 
 class CallsItself(nn.Module):

@@ -8,7 +8,7 @@ from torch import nn
 
 from tests.journal_rows import RankJournal, only_spool
 from trainermon import TrainerMon
-from trainermon.monitor.values import Kind
+from trainermon.core.values import Kind
 
 ACTIVATIONS = {"xy_distribution": True, "agent": {"start": False}}
 STEPS = 2

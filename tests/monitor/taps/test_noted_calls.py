@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from trainermon.monitor.call_notes import MAX_NOTES, OPERATIONS, check_sum, parse_notes
+from trainermon.core.call_notes import MAX_NOTES, OPERATIONS, check_sum, parse_notes
 from trainermon.monitor.taps.noted_calls import NotedCalls
 from trainermon.monitor.taps.operands import METHODS
 

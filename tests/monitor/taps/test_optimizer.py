@@ -12,13 +12,13 @@ from torch import nn
 
 from tests.monitor.taps.rows import Rows
 from tests.reference import assert_equal
-from trainermon.monitor.errors import ConfigError
+from trainermon.core.errors import ConfigError
+from trainermon.core.values import Coordinates, Kind
 from trainermon.monitor.frameworks import plain
 from trainermon.monitor.taps import pieces
 from trainermon.monitor.taps.adam import Formulas, adam, check_formula
 from trainermon.monitor.taps.optimizer import ParameterTaps, StateTaps, check
 from trainermon.monitor.taps.training import OptimizerState
-from trainermon.monitor.values import Coordinates, Kind
 
 LR = 0.01
 STEPS = 6

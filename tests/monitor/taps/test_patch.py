@@ -6,8 +6,8 @@ import pickle
 import pytest
 import torch
 
-from trainermon.monitor.errors import AttachError
-from trainermon.monitor.taps.patch import Patch
+from trainermon.core.errors import AttachError
+from trainermon.hooks.patch import Patch
 
 
 class Optimizer:

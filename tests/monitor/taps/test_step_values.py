@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from tests.monitor.taps.rows import Rows
+from trainermon.core.values import Coordinates, Kind
 from trainermon.monitor.frameworks import plain
 from trainermon.monitor.taps.step_values import StepValues
 from trainermon.monitor.taps.training import Outcome
-from trainermon.monitor.values import Coordinates, Kind
 
 
 class Run:

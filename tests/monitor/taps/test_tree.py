@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainermon.monitor.taps.tree import MAX_DEPTH, tensors_of
+from trainermon.hooks.tree import MAX_DEPTH, tensors_of
 
 Pair = collections.namedtuple("Pair", "a b")
 TENSOR = torch.ones(1)

@@ -18,8 +18,8 @@ import aiohttp
 from yarl import URL
 
 from trainermon.agent.controller.settings import AgentSettings
-from trainermon.agent.signing import sign
-from trainermon.monitor.errors import ConfigError
+from trainermon.agent.web.signing import sign
+from trainermon.core.errors import ConfigError
 
 MAX_ANSWER_BYTES = 8 << 20
 MAX_CONNECTIONS = 256

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainermon.monitor.errors import ConfigError
+from trainermon.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from trainermon.agent.controller.settings import ControllerSettings
@@ -51,7 +51,7 @@ def main(args: argparse.Namespace) -> int:
     except ModuleNotFoundError:
         raise ConfigError("the controller needs aiohttp: pip install 'trainermon[controller]'") from None
     from trainermon.agent.controller.settings import load_settings
-    from trainermon.agent.files import raise_file_limit
+    from trainermon.agent.lifecycle.open_files import raise_file_limit
 
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr)
     raise_file_limit()
@@ -65,12 +65,12 @@ async def serve(settings: ControllerSettings) -> None:
     Raises:
         ConfigError: A port, a folder or a certificate cannot be used.
     """
-    from trainermon.agent.access import TOKEN_VARIABLE, open_access, read_secret
     from trainermon.agent.controller.controller import Controller
     from trainermon.agent.controller.http import build_application
     from trainermon.agent.controller.journal import Journal
-    from trainermon.agent.files import LoopFaults
-    from trainermon.agent.server import Server, certificate_of
+    from trainermon.agent.lifecycle.open_files import LoopFaults
+    from trainermon.agent.web.access import TOKEN_VARIABLE, open_access, read_secret
+    from trainermon.agent.web.server import Server, certificate_of
 
     asyncio.get_running_loop().set_exception_handler(LoopFaults())
     access = settings.access.completed()

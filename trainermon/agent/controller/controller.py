@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from trainermon.agent.commands import parse_command
 from trainermon.agent.controller.client import AgentClient
 from trainermon.agent.controller.discovery import make_finders
 from trainermon.agent.controller.dispatch import Dispatcher
@@ -20,8 +19,9 @@ from trainermon.agent.controller.replicas import LOOK_S as COMPARE_S
 from trainermon.agent.controller.replicas import ReplicaWatch
 from trainermon.agent.controller.settings import ControllerSettings
 from trainermon.agent.controller.standstill import LOOK_S, Standstill
-from trainermon.agent.webhook import FiredAlert, Request, make_requests, parse_notification
-from trainermon.monitor.strict import build, require
+from trainermon.agent.orders.commands import parse_command
+from trainermon.agent.orders.webhook import FiredAlert, Request, make_requests, parse_notification
+from trainermon.core.strict import build, require
 
 HOUR_S = 3600.0
 MAX_RUNS = 100
@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ManualOrder:
-    """An escalation as a person posts it; see `trainermon.agent.webhook.Request`."""
+    """An escalation as a person posts it; see `trainermon.agent.orders.webhook.Request`."""
 
     id: str
     run: str = ""

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from trainermon.agent.controller.client import Target
 from trainermon.agent.controller.settings import ControllerSettings
-from trainermon.monitor.private_files import open_private
+from trainermon.core.private_files import open_private
 
 TARGETS_FILE = "prometheus_sd.json"
 TOKEN_FILE = "token"  # noqa: S105 - the name of a file

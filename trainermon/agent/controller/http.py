@@ -11,13 +11,13 @@ from typing import Any
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import Response
 
-from trainermon.agent.access import Access
 from trainermon.agent.controller.controller import Controller
 from trainermon.agent.controller.metrics import render_metrics
 from trainermon.agent.controller.overview import describe_escalations, describe_job
-from trainermon.agent.guard import Application, Guard
-from trainermon.agent.http import add_page, json_answer, parse_json, refuse
-from trainermon.monitor.errors import TrainermonError
+from trainermon.agent.web.access import Access
+from trainermon.agent.web.guard import Application, Guard
+from trainermon.agent.web.http import add_page, json_answer, parse_json, refuse
+from trainermon.core.errors import TrainermonError
 
 PAGE = "job.html"
 

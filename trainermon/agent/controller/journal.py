@@ -15,10 +15,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainermon.agent.webhook import Request
+from trainermon.agent.orders.webhook import Request
 from trainermon.alerts.lines import read_lines
-from trainermon.monitor.errors import ConfigError
-from trainermon.monitor.values import as_plain
+from trainermon.core.errors import ConfigError
+from trainermon.core.values import as_plain
 
 JOURNAL_FILE = "escalations.jsonl"
 LOCK_FILE = "lock"

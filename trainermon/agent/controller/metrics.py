@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from trainermon.agent.controller.controller import Controller
-from trainermon.exporters.openmetrics import OPENMETRICS, TEXT, Samples, prefers_openmetrics, render_families
-from trainermon.monitor.metrics import Metric, MetricType
+from trainermon.core.metrics import Metric, MetricType
+from trainermon.exporters.prometheus.openmetrics import OPENMETRICS, TEXT, Samples, prefers_openmetrics, render_families
 
 _START_S = time.time()
 

@@ -10,7 +10,7 @@ from trainermon.agent.controller.controller import Controller
 from trainermon.agent.controller.fleet import Agent
 from trainermon.agent.controller.journal import Escalation
 from trainermon.agent.hang.verdict import Hang
-from trainermon.monitor.values import as_plain
+from trainermon.core.values import as_plain
 
 MAX_SHOWN = 100
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from trainermon.agent.controller.fleet import Agent, living_ranks
 from trainermon.agent.controller.journal import Plan
-from trainermon.agent.webhook import Request
+from trainermon.agent.orders.webhook import Request
 
 SPARE_STEPS = 2  # the step a rank is on may end at once, and it reads orders when the next one begins
 

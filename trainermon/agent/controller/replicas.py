@@ -19,7 +19,7 @@ from urllib.parse import quote
 from trainermon.agent.controller.client import FAULTS, AgentClient, describe
 from trainermon.agent.controller.fleet import Agent, Fleet
 from trainermon.agent.hang.evidence import spans
-from trainermon.agent.webhook import Request
+from trainermon.agent.orders.webhook import Request
 
 LOOK_S = 10.0
 MAX_OPEN_STEPS = 16

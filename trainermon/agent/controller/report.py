@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from trainermon.monitor.errors import ConfigError
+from trainermon.core.errors import ConfigError
 
 MAX_RANKS = 100_000
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainermon.agent.access import AccessSettings
-from trainermon.monitor.documents import read_document
-from trainermon.monitor.errors import ConfigError
-from trainermon.monitor.strict import build, require
+from trainermon.agent.web.access import AccessSettings
+from trainermon.core.documents import read_document
+from trainermon.core.errors import ConfigError
+from trainermon.core.strict import build, require
 
 PORT = 9462
 

@@ -13,7 +13,7 @@ import signal
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from trainermon.monitor.strict import build
+from trainermon.core.strict import build
 
 RUNNING = "running"
 ENDED = "ended"
@@ -21,7 +21,7 @@ DEAD = "dead"
 STOPPED_STATES = frozenset("Tt")
 
 # Around a call of somebody else's, whose C++ code has no frame of its own.
-_HANDS_ON = "/trainermon/monitor/taps/patch.py"
+_HANDS_ON = "/trainermon/hooks/patch.py"
 _PEER = re.compile(r"(?:send|recv) \d+(?:->|<-)(\d+)")
 
 

@@ -18,8 +18,8 @@ from trainermon.agent.hang.process import child_pids, read_process
 from trainermon.agent.hang.recorder import About, read_about, read_recorder
 from trainermon.agent.hang.sources import noted_groups, read_notes
 from trainermon.agent.hang.stacks import find_py_spy, parse_faulthandler, stacks_by_py_spy, stacks_by_signal
-from trainermon.monitor.config import HangConfig
-from trainermon.monitor.spool import rank_path
+from trainermon.core.config import HangConfig
+from trainermon.core.spool import rank_path
 
 RECORDER_LIMIT_S = 3.0
 PY_SPY_LIMIT_S = 5.0

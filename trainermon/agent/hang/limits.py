@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from trainermon.monitor.config import HangConfig
-from trainermon.monitor.control import Phase
+from trainermon.core.config import HangConfig
+from trainermon.core.control import Phase
 
 WINDOW = 256
 

@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from trainermon.agent.hang.evidence import Call, GroupState
-from trainermon.monitor.spool import rank_path
-from trainermon.monitor.taps.flight_recorder import Entry, Recording, parse
+from trainermon.core.flight_recorder import Entry, Recording, parse
+from trainermon.core.spool import rank_path
 
 # That of an accelerator's backend, and that of every other one. Torch's CUDA build answers both in every process, and
 # neither knows of the other's collectives.

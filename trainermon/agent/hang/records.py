@@ -11,8 +11,8 @@ import numpy as np
 
 from trainermon.agent.pipeline import Consumer
 from trainermon.alerts.statistics import COUNT, INFS, NANS, SUM
-from trainermon.monitor.journal import Header
-from trainermon.monitor.values import STATISTICS, Kind, SeriesKey, StatBlock
+from trainermon.core.journal import Header
+from trainermon.core.values import STATISTICS, Kind, SeriesKey, StatBlock
 
 KEPT_STEPS = 10
 _KINDS = (Kind.LOSS, Kind.STEP)

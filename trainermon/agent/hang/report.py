@@ -12,8 +12,8 @@ from pathlib import Path
 from trainermon.agent.hang.evidence import RankEvidence, Stack, spans
 from trainermon.agent.hang.records import StepRecord
 from trainermon.agent.hang.verdict import Hang
-from trainermon.monitor.private_files import replace_file
-from trainermon.monitor.values import Alert, as_plain
+from trainermon.core.private_files import replace_file
+from trainermon.core.values import Alert, as_plain
 
 FOLDER = "reports"
 RULES = ("hang", "rank-dead")

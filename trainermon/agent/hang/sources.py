@@ -13,7 +13,7 @@ from pathlib import Path
 
 from trainermon.agent.hang.evidence import RUNNING, Call, GroupState, RankEvidence
 from trainermon.agent.hang.recorder import About
-from trainermon.monitor.call_notes import RECV, SEND, CallNote, check_sum, parse_notes
+from trainermon.core.call_notes import RECV, SEND, CallNote, check_sum, parse_notes
 
 GroupKey = tuple[str, tuple[int, ...]]
 

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trainermon.agent.child import output_of
 from trainermon.agent.hang.evidence import Frame, Stack
 from trainermon.agent.hang.process import handles_signal
+from trainermon.agent.lifecycle.child import output_of
 
 MAX_THREADS = 64
 MAX_FRAMES = 100

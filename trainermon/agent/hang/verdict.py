@@ -27,7 +27,7 @@ from trainermon.agent.hang.wording import (
     they,
     where,
 )
-from trainermon.monitor.call_notes import SAME_SIZE
+from trainermon.core.call_notes import SAME_SIZE
 
 # Operands of these have the same number of elements on every rank.
 _SAME_SIZE = SAME_SIZE | {"allreduce_coalesced"}

@@ -31,12 +31,12 @@ from trainermon.agent.hang.report import FOLDER, PostMortem, read_tail, report_n
 from trainermon.agent.hang.verdict import Hang, verdict
 from trainermon.agent.watch import RankState, RankWatch
 from trainermon.alerts.state import alert_id
-from trainermon.exporters.prometheus import Exposition
-from trainermon.monitor.config import HangConfig
-from trainermon.monitor.control import Phase
-from trainermon.monitor.journal import Header
-from trainermon.monitor.spool import rank_pid
-from trainermon.monitor.values import Alert, AlertState, Finding, Kind, SeriesKey, Severity, as_plain
+from trainermon.core.config import HangConfig
+from trainermon.core.control import Phase
+from trainermon.core.journal import Header
+from trainermon.core.spool import rank_pid
+from trainermon.core.values import Alert, AlertState, Finding, Kind, SeriesKey, Severity, as_plain
+from trainermon.exporters.prometheus.exposition import Exposition
 
 HANG = "hang"
 RANK_DEAD = "rank-dead"

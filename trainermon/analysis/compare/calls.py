@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from trainermon.analysis.compare.comparison import CompareOptions, Comparison, compare_pair, num_cores, pairs_of
 from trainermon.analysis.compare.distributed import outcomes
-from trainermon.analysis.compare.files import Destination, write_files
 from trainermon.analysis.compare.inputs import is_compare_input, read_compare_input
 from trainermon.analysis.compare.mappings import read_mappings
+from trainermon.analysis.compare.output.files import Destination, write_files
 from trainermon.analysis.compare.summary import Outcome
-from trainermon.monitor.errors import ConfigError
+from trainermon.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -11,14 +11,14 @@ from pathlib import Path
 
 from trainermon.analysis.compare.comparison import CompareOptions, Mode
 from trainermon.analysis.compare.distributed import documents, outcomes
-from trainermon.analysis.compare.files import FORMATS, Destination
 from trainermon.analysis.compare.inputs import read_compare_input
 from trainermon.analysis.compare.mappings import read_mappings
+from trainermon.analysis.compare.merging.splits import parse_sizes
+from trainermon.analysis.compare.output.files import FORMATS, Destination
 from trainermon.analysis.compare.progress import ProgressBar
-from trainermon.analysis.compare.splits import parse_sizes
 from trainermon.analysis.compare.summary import render_text
 from trainermon.analysis.compare.verdicts import ERROR, PASS, WARNING
-from trainermon.monitor.errors import ConfigError
+from trainermon.core.errors import ConfigError
 
 DEFAULT = ("csv", "json")
 DEFAULT_FOLDER = Path("output")

@@ -16,7 +16,9 @@ from trainermon.analysis.compare.items import Rows, read_rows
 from trainermon.analysis.compare.judge import Judge, Nesting
 from trainermon.analysis.compare.mappings import Mappings
 from trainermon.analysis.compare.matching import match_calls
-from trainermon.analysis.compare.merge import read_sides
+from trainermon.analysis.compare.merging.merge import read_sides
+from trainermon.analysis.compare.merging.places import PlacePair, find_places, pair_places
+from trainermon.analysis.compare.merging.splits import find_pairs
 from trainermon.analysis.compare.metrics import (
     Difference,
     ItemPair,
@@ -25,11 +27,9 @@ from trainermon.analysis.compare.metrics import (
 )
 from trainermon.analysis.compare.naming import unused_names
 from trainermon.analysis.compare.noise import ELEMENTWISE_SAFETY, SAFETY
-from trainermon.analysis.compare.places import PlacePair, find_places, pair_places
 from trainermon.analysis.compare.progress import Report, no_report
-from trainermon.analysis.compare.splits import find_pairs
 from trainermon.analysis.compare.verdicts import CallResult, Measure, Row
-from trainermon.monitor.errors import DumpError
+from trainermon.core.errors import DumpError
 
 _REPORT_ROWS = 256
 

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from trainermon.analysis.compare.comparison import CompareOptions, compare_pair, num_cores, pairs_of
-from trainermon.analysis.compare.files import Destination, as_document, write_files
-from trainermon.analysis.compare.places import PlacePair
+from trainermon.analysis.compare.merging.places import PlacePair
+from trainermon.analysis.compare.output.files import Destination, as_document, write_files
 from trainermon.analysis.compare.progress import Report, no_report
 from trainermon.analysis.compare.ray_pool import ray_map
 from trainermon.analysis.compare.summary import RESULTS, Outcome, failed, summarise
-from trainermon.monitor.errors import DumpError
+from trainermon.core.errors import DumpError
 
 _T = TypeVar("_T")
 _Function = Callable[..., _T]

@@ -16,8 +16,8 @@ from trainermon.analysis.compare.items import INPUT, MODULE, OUTPUT, Call, Item
 from trainermon.analysis.compare.matching import CallPair
 from trainermon.analysis.compare.noise import Size, condition, overwrites, roundoff, size_of, sums_up
 from trainermon.analysis.compare.verdicts import Compared, worst
-from trainermon.dump.reader import split_key
-from trainermon.dump.records import BACKWARD, FORWARD, PARAMETERS_GRAD
+from trainermon.dump.files.reader import split_key
+from trainermon.dump.files.records import BACKWARD, FORWARD, PARAMETERS_GRAD
 
 Value = tuple[object, ...]
 

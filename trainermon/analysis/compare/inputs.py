@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainermon.monitor.errors import ConfigError
-from trainermon.monitor.strict import build
+from trainermon.core.errors import ConfigError
+from trainermon.core.strict import build
 
 _SIDES = ("npu_path", "bench_path", "npu_json_path", "bench_json_path")
 

@@ -14,10 +14,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from trainermon.analysis.compare.assembly import Assembly
 from trainermon.analysis.compare.frameworks import MINDSPORE, PYTORCH
-from trainermon.dump.reader import RawDump, load_raw, split_key, well_formed
-from trainermon.dump.records import BACKWARD, CONSTRUCT_FILE, DUMP_FILE, PARAMETERS_GRAD, TENSOR_FOLDER
+from trainermon.analysis.compare.merging.assembly import Assembly
+from trainermon.dump.files.reader import RawDump, load_raw, split_key, well_formed
+from trainermon.dump.files.records import BACKWARD, CONSTRUCT_FILE, DUMP_FILE, PARAMETERS_GRAD, TENSOR_FOLDER
 
 INPUT = "input"
 PARAMETERS = "parameters"

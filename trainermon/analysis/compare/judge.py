@@ -42,8 +42,8 @@ from trainermon.analysis.compare.verdicts import (
     row_of,
     worst,
 )
-from trainermon.dump.reader import split_key
-from trainermon.dump.records import BACKWARD, FORWARD, PARAMETERS_GRAD
+from trainermon.dump.files.reader import split_key
+from trainermon.dump.files.records import BACKWARD, FORWARD, PARAMETERS_GRAD
 
 _NOTHING = Difference(None)
 # What these return is not yet written, or only a view: msprobe leaves them out as well.

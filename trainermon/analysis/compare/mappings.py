@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trainermon.monitor.errors import ConfigError
+from trainermon.core.errors import ConfigError
 
 TOP_LAYER = "TopLayer"
 MAX_BYTES = 1 << 20

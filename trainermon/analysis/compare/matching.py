@@ -12,7 +12,7 @@ from trainermon.analysis.compare.alignment import align
 from trainermon.analysis.compare.items import INPUT, MODULE, Call, Item, Rows
 from trainermon.analysis.compare.mappings import Mappings
 from trainermon.analysis.compare.naming import Naming
-from trainermon.dump.records import BACKWARD
+from trainermon.dump.files.records import BACKWARD
 
 
 class CallPair(NamedTuple):

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from trainermon.analysis.compare.frameworks import MINDSPORE, function_name, parameter_name
 from trainermon.analysis.compare.items import MODULE, PARAMETERS, Call, Item, Rows
 from trainermon.analysis.compare.mappings import TOP_LAYER, ApiRule, Mappings
-from trainermon.dump.records import PARAMETERS_GRAD
+from trainermon.dump.files.records import PARAMETERS_GRAD
 
 _NOTHING = "nothing"  # the place of a row that has no counterpart
 

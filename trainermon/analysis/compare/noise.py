@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from trainermon.analysis.compare.items import INPUT, MODULE, OUTPUT, Call, Item
-from trainermon.dump.records import FORWARD, PARAMETERS_GRAD
+from trainermon.dump.files.records import FORWARD, PARAMETERS_GRAD
 
 ROUNDOFF = {
     "float64": 2.0**-53,

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
-from trainermon.monitor.errors import ConfigError
+from trainermon.core.errors import ConfigError
 
 _In = TypeVar("_In")
 _Out = TypeVar("_Out")

@@ -10,8 +10,8 @@ from pathlib import Path
 from trainermon.analysis.compare.comparison import Comparison
 from trainermon.analysis.compare.items import OUTPUT, PARAMETERS
 from trainermon.analysis.compare.verdicts import ERROR, PASS, UNMATCHED, WARNING, CallResult, Row
-from trainermon.dump.reader import split_key
-from trainermon.dump.records import FORWARD
+from trainermon.dump.files.reader import split_key
+from trainermon.dump.files.records import FORWARD
 
 RESULTS = (ERROR, WARNING, PASS, UNMATCHED)
 MAX_BLAMED = 8

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trainermon.analysis.compare.assembly import Assembly
 from trainermon.analysis.compare.frameworks import dtype_name
 from trainermon.analysis.compare.items import Item, Rows
+from trainermon.analysis.compare.merging.assembly import Assembly
 from trainermon.analysis.compare.metrics import Difference, ItemPair, is_discrete, relative_size
 from trainermon.analysis.compare.noise import LARGEST, ROUNDOFF
-from trainermon.monitor.errors import DumpError
+from trainermon.core.errors import DumpError
 
 CHUNK = 1 << 13
 """Elements that are looked at together: 64 KiB in float64. With twice as many, each array costs page faults."""

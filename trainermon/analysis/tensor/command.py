@@ -29,9 +29,9 @@ from trainermon.analysis.tensor.show import (
     render_profile,
     render_rows,
 )
-from trainermon.dump.records import TENSOR_FOLDER
-from trainermon.monitor.errors import DumpError
-from trainermon.monitor.values import as_plain
+from trainermon.core.errors import DumpError
+from trainermon.core.values import as_plain
+from trainermon.dump.files.records import TENSOR_FOLDER
 
 _BATCH = 20  # lines of a long list that are aligned and shown together
 _TENSOR = "a tensor file, or a folder of them; PATH::NAME of several those whose name contains NAME"

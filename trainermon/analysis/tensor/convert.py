@@ -18,7 +18,7 @@ import numpy as np
 from trainermon.analysis.tensor.dtypes import BITS, numbers, rounded, storage_dtype
 from trainermon.analysis.tensor.extremes import distances
 from trainermon.analysis.tensor.files import CHUNK, SAFETENSORS, StoredTensor
-from trainermon.monitor.errors import DumpError
+from trainermon.core.errors import DumpError
 
 FORMATS = ("pt", "npy", "bin", "safetensors")
 _SAFETENSORS_NAMES = {dtype: name for name, dtype in SAFETENSORS.items()}

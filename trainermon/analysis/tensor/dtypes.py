@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from trainermon.monitor.errors import DumpError
+from trainermon.core.errors import DumpError
 
 Raw = npt.NDArray[Any]
 """Elements as they are stored: of numpy's own dtypes as they are, else the bits."""

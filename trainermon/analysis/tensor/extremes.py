@@ -12,7 +12,7 @@ import numpy.typing as npt
 from trainermon.analysis.tensor.dtypes import magnitudes
 from trainermon.analysis.tensor.files import StoredTensor
 from trainermon.analysis.tensor.profile import position_of
-from trainermon.monitor.errors import DumpError
+from trainermon.core.errors import DumpError
 
 _Array = npt.NDArray[Any]
 _Piece = tuple[tuple[_Array, ...], npt.NDArray[np.float64]]  # the columns to show, and what to order by

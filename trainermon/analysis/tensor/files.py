@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trainermon.analysis.tensor.dtypes import BITS, Raw, numbers, storage_dtype
-from trainermon.monitor.errors import DumpError
+from trainermon.core.errors import DumpError
 
 SUFFIXES = (".pt", ".npy", ".safetensors", ".bin")
 CHUNK = 1 << 18

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainermon.monitor.errors import DumpError
+from trainermon.core.errors import DumpError
 
 _NUMBER = re.compile(r"[+-]?\d{1,18}")
 

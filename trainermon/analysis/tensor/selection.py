@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainermon.analysis.tensor.files import SUFFIXES, StoredTensor, open_tensors
-from trainermon.dump.reader import read_dump
-from trainermon.dump.records import DUMP_FILE, PARTIAL_FILE, Dump, Entry, TensorRecord
-from trainermon.monitor.errors import DumpError
+from trainermon.core.errors import DumpError
+from trainermon.dump.files.reader import read_dump
+from trainermon.dump.files.records import DUMP_FILE, PARTIAL_FILE, Dump, Entry, TensorRecord
 
 MARK = "::"
 

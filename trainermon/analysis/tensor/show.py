@@ -10,7 +10,7 @@ from trainermon.analysis.tensor.index import Part, parse_index
 from trainermon.analysis.tensor.profile import Place, Profile, Spread
 from trainermon.analysis.tensor.screen import corner, line, number, position, printable, size, table, window
 from trainermon.analysis.tensor.selection import called_in
-from trainermon.dump.records import TensorRecord
+from trainermon.dump.files.records import TensorRecord
 
 _NAME = 72
 _HEAD = ("tensor", "dtype", "shape", "NaN", "Inf", "min", "max", "rms")

@@ -13,8 +13,8 @@ from typing import Any
 
 import yaml
 
+from trainermon.core.errors import ConfigError
 from trainermon.dashboards.grafana.files import dashboards
-from trainermon.monitor.errors import ConfigError
 
 FOLDER_UID = "trainermon"
 FOLDER_TITLE = "trainermon"

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import trainermon
+from trainermon.core.errors import ConfigError, DashboardError
 from trainermon.dashboards.grafana.files import DashboardFile, dashboards
 from trainermon.dashboards.grafana.provisioning import FOLDER_TITLE, FOLDER_UID, DataSource
-from trainermon.monitor.errors import ConfigError, DashboardError
 
 TOKEN_VARIABLE = "GRAFANA_TOKEN"  # noqa: S105  (its name)
 TIMEOUT_S = 30.0

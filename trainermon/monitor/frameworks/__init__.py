@@ -9,11 +9,11 @@ from typing import Any
 
 from torch import nn
 
-from trainermon.monitor.errors import AttachError
+from trainermon.core.errors import AttachError
+from trainermon.core.strict import shown
+from trainermon.core.values import Coordinates
 from trainermon.monitor.frameworks.optimizer_wrappers import last_teller, unwrapped
-from trainermon.monitor.strict import shown
 from trainermon.monitor.taps.training import Training
-from trainermon.monitor.values import Coordinates
 
 __all__ = ["FRAMEWORKS", "Training", "detect"]
 

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from trainermon.core.values import Coordinates
+from trainermon.hooks.guard import Guard
 from trainermon.monitor.frameworks import plain
-from trainermon.monitor.taps.guard import Guard
 from trainermon.monitor.taps.training import Handle
-from trainermon.monitor.values import Coordinates
 
 
 class DdpTraining(plain.PlainTraining):

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from trainermon.monitor.errors import AttachError
+from trainermon.core.errors import AttachError
+from trainermon.core.values import Coordinates, Placement
 from trainermon.monitor.frameworks.replicas import is_first_copy
-from trainermon.monitor.values import Coordinates, Placement
 
 MODEL_AXES = frozenset({"tp", "cp", "ep"})
 SHARDS = frozenset({"Shard", "_StridedShard"})

@@ -12,16 +12,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from trainermon.monitor.errors import AttachError
+from trainermon.core.errors import AttachError
+from trainermon.core.values import Coordinates, Placement
+from trainermon.hooks.guard import Guard
+from trainermon.hooks.names import plain_name
+from trainermon.hooks.replayable import Replayable
 from trainermon.monitor.frameworks import plain
 from trainermon.monitor.frameworks.dtensor import dtype_name
 from trainermon.monitor.frameworks.fsdp_replay import FsdpReplayable
 from trainermon.monitor.frameworks.replicas import is_first_copy
-from trainermon.monitor.taps.guard import Guard
-from trainermon.monitor.taps.names import plain_name
-from trainermon.monitor.taps.replayable import Replayable
 from trainermon.monitor.taps.training import Handle, OptimizerState, Parameter
-from trainermon.monitor.values import Coordinates, Placement
 
 # What is read of torch's private records; found in torch 2.13.
 HANDLE_ATTRIBUTES = ("flat_param", "uses_sharded_strategy", "_use_orig_params", "_get_flat_param_offsets")

@@ -17,16 +17,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainermon.monitor.errors import AttachError
+from trainermon.core.errors import AttachError
+from trainermon.core.values import Coordinates, Placement
+from trainermon.hooks.guard import Guard
+from trainermon.hooks.names import plain_name
+from trainermon.hooks.patch import Patch
+from trainermon.hooks.replayable import Replayable
 from trainermon.monitor.frameworks import plain
 from trainermon.monitor.frameworks.dtensor import dtype_name, is_dtensor, is_partial, local, placements_of
 from trainermon.monitor.frameworks.fsdp_replay import FsdpReplayable
-from trainermon.monitor.taps.guard import Guard
-from trainermon.monitor.taps.names import plain_name
-from trainermon.monitor.taps.patch import Patch
-from trainermon.monitor.taps.replayable import Replayable
 from trainermon.monitor.taps.training import Handle, OptimizerState, Parameter
-from trainermon.monitor.values import Coordinates, Placement
 
 logger = logging.getLogger("trainermon")
 

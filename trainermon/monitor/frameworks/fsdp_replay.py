@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trainermon.hooks.replayable import Replayable
 from trainermon.monitor.frameworks.dtensor import local
-from trainermon.monitor.taps.replayable import Replayable
 
 # How many gradients are looked at first, one element of each, when asked whether all are gone.
 NUM_PROBES = 8

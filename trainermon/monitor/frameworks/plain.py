@@ -13,11 +13,11 @@ import torch
 import torch.distributed
 from torch import Tensor, nn
 
-from trainermon.monitor.errors import AttachError
-from trainermon.monitor.taps.guard import Guard
-from trainermon.monitor.taps.names import plain_name
+from trainermon.core.errors import AttachError
+from trainermon.core.values import Coordinates, Placement
+from trainermon.hooks.guard import Guard
+from trainermon.hooks.names import plain_name
 from trainermon.monitor.taps.training import Handle, Module, OptimizerState, Outcome, Parameter, Training
-from trainermon.monitor.values import Coordinates, Placement
 
 logger = logging.getLogger("trainermon")
 

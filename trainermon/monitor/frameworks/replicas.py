@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from trainermon.monitor.errors import AttachError
-from trainermon.monitor.values import Coordinates
+from trainermon.core.errors import AttachError
+from trainermon.core.values import Coordinates
 
 
 def is_first_copy(name: str, *, num_ranks: int, coordinates: Coordinates) -> bool:

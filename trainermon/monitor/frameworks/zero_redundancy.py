@@ -8,10 +8,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from trainermon.monitor.errors import AttachError
+from trainermon.core.errors import AttachError
+from trainermon.core.values import Coordinates
 from trainermon.monitor.frameworks import ddp, plain
 from trainermon.monitor.taps.training import OptimizerState
-from trainermon.monitor.values import Coordinates
 
 
 class ZeroRedundancyTraining(ddp.DdpTraining):

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainermon.monitor.errors import AttachError
+from trainermon.core.errors import AttachError
 from trainermon.monitor.session import TrainerMon
 
 try:

@@ -14,7 +14,7 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from trainermon.monitor.errors import AttachError
+from trainermon.core.errors import AttachError
 from trainermon.monitor.session import TrainerMon
 
 

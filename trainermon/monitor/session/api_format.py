@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainermon.monitor.config import OPS, MonitorConfig
-from trainermon.monitor.naming import COLUMNS, Names, dtype_of, shape_of, tag_of, with_shape
-from trainermon.monitor.statistics.kernel import moments
+from trainermon.core.config import OPS, MonitorConfig
+from trainermon.core.naming import COLUMNS, Names, dtype_of, shape_of, tag_of, with_shape
+from trainermon.core.values import STATISTICS, Kind, Moments, Placement, StatBlock
 from trainermon.monitor.taps.collector import SeriesTable
-from trainermon.monitor.values import STATISTICS, Kind, Moments, Placement, StatBlock
+from trainermon.statistics.kernel import moments
 
 if TYPE_CHECKING:
     from trainermon.monitor.session.attached import Attached

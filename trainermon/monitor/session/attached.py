@@ -20,11 +20,15 @@ import torch
 from torch import Tensor
 
 import trainermon
-from trainermon.monitor import launcher
-from trainermon.monitor.config import MonitorConfig, is_followed, is_waiting
-from trainermon.monitor.control import ControlPage, Phase
-from trainermon.monitor.journal import Header, JournalWriter
-from trainermon.monitor.outbox import Outbox
+from trainermon.core import launcher
+from trainermon.core.config import MonitorConfig, is_followed, is_waiting
+from trainermon.core.control import ControlPage, Phase
+from trainermon.core.journal import Header, JournalWriter
+from trainermon.core.outbox import Outbox
+from trainermon.core.spool import RankLock, memory_share_bytes, open_spool
+from trainermon.core.topology import Run
+from trainermon.core.values import STATISTICS, Coordinates, Kind
+from trainermon.hooks.guard import Guard
 from trainermon.monitor.session.api_format import metrics_of
 from trainermon.monitor.session.checks import check_against_model
 from trainermon.monitor.session.dumps import Dumps
@@ -33,12 +37,8 @@ from trainermon.monitor.session.run_files import MIB, write_agent_settings, writ
 from trainermon.monitor.session.step_loop import StepLoop
 from trainermon.monitor.session.structure import FOLDER as STRUCTURE_FOLDER
 from trainermon.monitor.session.witness import Witness
-from trainermon.monitor.spool import RankLock, memory_share_bytes, open_spool
-from trainermon.monitor.statistics.kernel import kernel_name
-from trainermon.monitor.taps.guard import Guard
 from trainermon.monitor.taps.training import Training
-from trainermon.monitor.topology import Run
-from trainermon.monitor.values import STATISTICS, Coordinates, Kind
+from trainermon.statistics.kernel import kernel_name
 
 logger = logging.getLogger("trainermon")
 

@@ -6,13 +6,13 @@ import dataclasses
 
 import torch
 
-from trainermon.monitor.config import MonitorConfig, is_waiting
-from trainermon.monitor.errors import ConfigError
+from trainermon.core.config import MonitorConfig, is_waiting
+from trainermon.core.errors import ConfigError
+from trainermon.core.values import Coordinates
+from trainermon.hooks.guard import Guard
+from trainermon.hooks.names import advice, chosen
 from trainermon.monitor.taps import compiled_regions, features, optimizer
-from trainermon.monitor.taps.guard import Guard
-from trainermon.monitor.taps.names import advice, chosen
 from trainermon.monitor.taps.training import Training
-from trainermon.monitor.values import Coordinates
 
 _NAMED = 5  # parameters that a message lists
 

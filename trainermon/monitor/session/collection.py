@@ -8,8 +8,10 @@ from typing import Any
 
 import torch.distributed as dist
 
-from trainermon.monitor.config import MonitorConfig
-from trainermon.monitor.outbox import Parcel
+from trainermon.core.config import MonitorConfig
+from trainermon.core.outbox import Parcel
+from trainermon.hooks.guard import Guard
+from trainermon.hooks.names import chosen
 from trainermon.monitor.session.structure import StructureRecorder
 from trainermon.monitor.taps.checksums import ChecksumTaps
 from trainermon.monitor.taps.collectives import CollectiveTaps
@@ -17,10 +19,8 @@ from trainermon.monitor.taps.collector import Collector
 from trainermon.monitor.taps.compiled_regions import CompiledRegions
 from trainermon.monitor.taps.features import FeatureTaps
 from trainermon.monitor.taps.gradients import GradientTaps
-from trainermon.monitor.taps.guard import Guard
 from trainermon.monitor.taps.micro_steps import MicroSteps
 from trainermon.monitor.taps.modules import ModuleTaps
-from trainermon.monitor.taps.names import chosen
 from trainermon.monitor.taps.optimizer import ParameterTaps, StateTaps
 from trainermon.monitor.taps.process_groups import purposes_of
 from trainermon.monitor.taps.step_values import StepValues

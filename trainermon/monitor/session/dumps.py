@@ -5,21 +5,21 @@ from __future__ import annotations
 import dataclasses
 import logging
 
+from trainermon.core.config import MonitorConfig
+from trainermon.core.control import ControlPage
+from trainermon.core.errors import DumpError
+from trainermon.core.journal import JournalWriter
+from trainermon.core.outbox import Outbox, Parcel
+from trainermon.core.topology import Run
+from trainermon.core.values import Action, Command, Coordinates
 from trainermon.dump.capture import ModuleCapture
-from trainermon.dump.layout import layout_of
-from trainermon.dump.records import DumpInfo, Layout
-from trainermon.dump.replay import Examination, StepKeeper
-from trainermon.dump.suitability import Stage, stage_of
+from trainermon.dump.files.layout import layout_of
+from trainermon.dump.files.records import DumpInfo, Layout
 from trainermon.dump.writer import DumpWriter
-from trainermon.monitor.config import MonitorConfig
-from trainermon.monitor.control import ControlPage
-from trainermon.monitor.errors import DumpError
-from trainermon.monitor.journal import JournalWriter
-from trainermon.monitor.outbox import Outbox, Parcel
-from trainermon.monitor.taps.names import chosen
+from trainermon.hooks.names import chosen
 from trainermon.monitor.taps.training import Training
-from trainermon.monitor.topology import Run
-from trainermon.monitor.values import Action, Command, Coordinates
+from trainermon.replay.replay import Examination, StepKeeper
+from trainermon.replay.suitability import Stage, stage_of
 
 logger = logging.getLogger("trainermon")
 

@@ -6,11 +6,11 @@ import json
 import logging
 from collections.abc import Callable
 
-from trainermon.monitor.config import MonitorConfig, parse_config
-from trainermon.monitor.control import ControlPage
-from trainermon.monitor.errors import TrainermonError
-from trainermon.monitor.journal import JournalWriter
-from trainermon.monitor.values import Action, Command
+from trainermon.core.config import MonitorConfig, parse_config
+from trainermon.core.control import ControlPage
+from trainermon.core.errors import TrainermonError
+from trainermon.core.journal import JournalWriter
+from trainermon.core.values import Action, Command
 
 logger = logging.getLogger("trainermon")
 

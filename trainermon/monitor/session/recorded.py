@@ -6,11 +6,11 @@ from typing import Any
 
 from torch import Tensor
 
-from trainermon.monitor.catalogue import LOSS_SERIES, TOKENS_PER_SECOND_SERIES, TOKENS_SERIES
+from trainermon.core.catalogue import LOSS_SERIES, TOKENS_PER_SECOND_SERIES, TOKENS_SERIES
+from trainermon.core.values import Kind, SeriesKey
 from trainermon.monitor.taps.collector import Collector
 from trainermon.monitor.taps.micro_steps import MicroSteps
 from trainermon.monitor.taps.training import Training
-from trainermon.monitor.values import Kind, SeriesKey
 
 
 class Recorded:

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import trainermon
-from trainermon.monitor.config import InfluxDBConfig, MonitorConfig
-from trainermon.monitor.errors import AttachError
-from trainermon.monitor.private_files import make_private_directory, open_private, replace_file
+from trainermon.core.config import InfluxDBConfig, MonitorConfig
+from trainermon.core.errors import AttachError
+from trainermon.core.private_files import make_private_directory, open_private, replace_file
+from trainermon.core.topology import Run
+from trainermon.core.values import Coordinates, as_plain
 from trainermon.monitor.taps.training import Parameter, Training
-from trainermon.monitor.topology import Run
-from trainermon.monitor.values import Coordinates, as_plain
 
 MIB = 1 << 20
 

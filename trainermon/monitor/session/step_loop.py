@@ -19,21 +19,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainermon.monitor.catalogue import STEP_TIME_SERIES
-from trainermon.monitor.config import MonitorConfig
-from trainermon.monitor.control import ControlPage, Phase
-from trainermon.monitor.journal import JournalWriter
-from trainermon.monitor.outbox import Parcel
-from trainermon.monitor.schedule import Schedule
+from trainermon.core.catalogue import STEP_TIME_SERIES
+from trainermon.core.config import MonitorConfig
+from trainermon.core.control import ControlPage, Phase
+from trainermon.core.journal import JournalWriter
+from trainermon.core.outbox import Parcel
+from trainermon.core.schedule import Schedule
+from trainermon.core.values import Kind, SeriesKey, StatBlock
+from trainermon.hooks.guard import Guard
+from trainermon.hooks.names import chosen
 from trainermon.monitor.session.collection import Collection
 from trainermon.monitor.session.dumps import Dumps
 from trainermon.monitor.session.recorded import Recorded
 from trainermon.monitor.taps.collector import Collector
-from trainermon.monitor.taps.guard import Guard
 from trainermon.monitor.taps.micro_steps import MicroSteps
-from trainermon.monitor.taps.names import chosen
 from trainermon.monitor.taps.training import Handle, Outcome, Training
-from trainermon.monitor.values import Kind, SeriesKey, StatBlock
 
 logger = logging.getLogger("trainermon")
 

@@ -18,11 +18,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from trainermon.core.outbox import Parcel
+from trainermon.core.private_files import open_private
 from trainermon.dump.stacks import call_stack
 from trainermon.dump.writer import make_private_folder
-from trainermon.monitor.outbox import Parcel
-from trainermon.monitor.private_files import open_private
-from trainermon.monitor.taps.guard import Guard
+from trainermon.hooks.guard import Guard
 from trainermon.monitor.taps.micro_steps import MicroSteps
 from trainermon.monitor.taps.training import Handle, Module
 

@@ -19,15 +19,15 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from trainermon.monitor.config import load_config
-from trainermon.monitor.errors import AttachError
+from trainermon.core.config import load_config
+from trainermon.core.errors import AttachError
+from trainermon.core.log import make_log_visible
+from trainermon.core.strict import shown
+from trainermon.core.topology import find_coordinates, name_run
 from trainermon.monitor.frameworks import detect
-from trainermon.monitor.log import make_log_visible
 from trainermon.monitor.session.api_format import CallsOfMsprobe
 from trainermon.monitor.session.attached import Attached
 from trainermon.monitor.session.checks import check_against_model, parameters_without_optimizer
-from trainermon.monitor.strict import shown
-from trainermon.monitor.topology import find_coordinates, name_run
 
 logger = logging.getLogger("trainermon")
 

@@ -30,9 +30,9 @@ from typing import IO, Any
 
 import torch.distributed as dist
 
-from trainermon.monitor.config import HangConfig
-from trainermon.monitor.private_files import open_private, replace_file
-from trainermon.monitor.spool import rank_path
+from trainermon.core.config import HangConfig
+from trainermon.core.private_files import open_private, replace_file
+from trainermon.core.spool import rank_path
 from trainermon.monitor.taps.noted_calls import NotedCalls
 from trainermon.monitor.taps.process_groups import Purposes, purposes_of
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainermon.monitor.errors import ConfigError
+from trainermon.core.errors import ConfigError
 from trainermon.monitor.taps.training import OptimizerState
 
 Formula = Callable[[Tensor, Tensor, Mapping[str, Any], Tensor], tuple[Tensor, Tensor]]

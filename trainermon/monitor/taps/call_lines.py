@@ -8,11 +8,13 @@ from collections.abc import Sequence
 from types import CodeType, FrameType
 from typing import NamedTuple
 
-from trainermon.monitor.errors import ConfigError
-from trainermon.monitor.strict import shown
+from trainermon.core.errors import ConfigError
+from trainermon.core.strict import shown
+from trainermon.hooks import patch
 
 # The monitor's own frames are no part of a call line.
-_OWN = ("trainermon/monitor/taps/", __file__.rpartition("/")[0] + "/")
+_FOLDERS = (path.rpartition("/")[0] + "/" for path in (__file__, patch.__file__))
+_OWN = ("trainermon/monitor/taps/", "trainermon/hooks/", *_FOLDERS)
 # What stands between a script and the collective that it calls.
 _BETWEEN = ("/torch/distributed/", "/torch/utils/_contextlib.py", "/contextlib.py")
 # Stacks that are remembered: a training script has some hundred.

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from trainermon.monitor.config import CollectivesConfig
+from trainermon.core.config import CollectivesConfig
+from trainermon.core.values import Kind, SeriesKey
 from trainermon.monitor.taps.call_lines import CallLines
 from trainermon.monitor.taps.collector import Collector
 from trainermon.monitor.taps.micro_steps import in_backward
 from trainermon.monitor.taps.process_groups import Group, Groups
-from trainermon.monitor.values import Kind, SeriesKey
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

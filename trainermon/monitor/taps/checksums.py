@@ -8,11 +8,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from trainermon.monitor.statistics.checksums import checksums, rows_of
+from trainermon.core.values import Kind, Placement
 from trainermon.monitor.taps.collector import Collector
 from trainermon.monitor.taps.optimizer import placement_of, placement_of_own
 from trainermon.monitor.taps.training import Training
-from trainermon.monitor.values import Kind, Placement
+from trainermon.statistics.checksums import checksums, rows_of
 
 MAIN_COPY = "main"
 """Slot of what the optimizer steps in the place of the model's own parameter, where each rank holds all of it."""

@@ -13,10 +13,10 @@ from typing import Any
 
 import torch.distributed as dist
 
+from trainermon.hooks.guard import Guard
+from trainermon.hooks.patch import CallPatch, with_subclasses
 from trainermon.monitor.taps.call_rows import Arguments, Call, CallRows
-from trainermon.monitor.taps.guard import Guard
 from trainermon.monitor.taps.operands import METHODS, Op, read_by, written_by
-from trainermon.monitor.taps.patch import CallPatch, with_subclasses
 from trainermon.monitor.taps.process_groups import Group, Groups
 
 

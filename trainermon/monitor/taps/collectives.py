@@ -32,16 +32,16 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from trainermon.monitor.config import CollectivesConfig
+from trainermon.core.config import CollectivesConfig
+from trainermon.core.flight_recorder import Entry, FlightRecorder
+from trainermon.core.values import Kind, SeriesKey
+from trainermon.hooks.guard import Guard
+from trainermon.hooks.patch import CallPatch
 from trainermon.monitor.taps.call_rows import CallRows
 from trainermon.monitor.taps.collective_calls import MethodTaps
 from trainermon.monitor.taps.collector import Collector
-from trainermon.monitor.taps.flight_recorder import Entry, FlightRecorder
 from trainermon.monitor.taps.functional_calls import FunctionTaps
-from trainermon.monitor.taps.guard import Guard
-from trainermon.monitor.taps.patch import CallPatch
 from trainermon.monitor.taps.process_groups import Group, Groups, Purposes
-from trainermon.monitor.values import Kind, SeriesKey
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

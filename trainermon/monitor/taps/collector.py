@@ -19,9 +19,9 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from trainermon.monitor.journal import JournalWriter
-from trainermon.monitor.statistics.slabs import Slab, SlabRing, capture_check
-from trainermon.monitor.values import Placement, SeriesKey, StatBlock
+from trainermon.core.journal import JournalWriter
+from trainermon.core.values import Placement, SeriesKey, StatBlock
+from trainermon.statistics.slabs import Slab, SlabRing, capture_check
 
 T = TypeVar("T")
 

@@ -19,13 +19,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from trainermon.monitor.errors import AttachError, ConfigError
+from trainermon.core.errors import AttachError, ConfigError
+from trainermon.core.values import Kind, Placement, SeriesKey
+from trainermon.hooks.guard import NOTHING, Guard
+from trainermon.hooks.tree import tensors_of
 from trainermon.monitor.taps.collector import Collector
-from trainermon.monitor.taps.guard import NOTHING, Guard
 from trainermon.monitor.taps.micro_steps import MicroSteps, in_backward
 from trainermon.monitor.taps.training import Handle, Module
-from trainermon.monitor.taps.tree import tensors_of
-from trainermon.monitor.values import Kind, Placement, SeriesKey
 
 logger = logging.getLogger("trainermon")
 

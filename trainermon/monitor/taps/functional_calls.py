@@ -18,10 +18,10 @@ from torch import Tensor
 from torch._C._distributed_c10d import _resolve_process_group
 from torch.distributed.device_mesh import DeviceMesh
 
+from trainermon.hooks.guard import Guard
+from trainermon.hooks.patch import CallPatch
 from trainermon.monitor.taps.call_rows import Arguments, Call, CallRows, size_bytes
-from trainermon.monitor.taps.guard import Guard
 from trainermon.monitor.taps.operands import FUNCTIONS, Op, read_by, tensors_in
-from trainermon.monitor.taps.patch import CallPatch
 
 
 class _Awaited(NamedTuple):

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from trainermon.monitor.catalogue import GRADIENT_AT_STEP
+from trainermon.core.catalogue import GRADIENT_AT_STEP
+from trainermon.core.values import Kind, SeriesKey
+from trainermon.hooks.guard import Contained, Guard
 from trainermon.monitor.taps.collector import Collector
-from trainermon.monitor.taps.guard import Contained, Guard
 from trainermon.monitor.taps.micro_steps import MicroSteps
 from trainermon.monitor.taps.training import Handle, Training
-from trainermon.monitor.values import Kind, SeriesKey
 
 logger = logging.getLogger("trainermon")
 

@@ -19,14 +19,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainermon.monitor.taps.guard import Guard
+from trainermon.hooks.guard import Guard
+from trainermon.hooks.tracing import is_traced
+from trainermon.hooks.tree import tensors_of
 from trainermon.monitor.taps.training import Handle, Training
-from trainermon.monitor.taps.tree import tensors_of
 
 # Forwards before one backward that are looked at: a root that is called for every token would make series without end.
 MAX_FORWARDS = 64
-
-_TRACERS = (torch._C._TorchDispatchModeKey.FAKE, torch._C._TorchDispatchModeKey.PROXY)
 
 
 class _Stage:
@@ -242,18 +241,6 @@ class MicroSteps:
 def in_backward() -> bool:
     """Return whether this code runs inside a backward: then a forward is a recomputation. 70 ns."""
     return torch._C._current_graph_task_id() != -1
-
-
-def is_traced() -> bool:
-    """Return whether a forward now is a look at the model, no training: torch.jit, torch.func, fake tensors, export.
-
-    A torch call of ours in there would become part of what is recorded. Half a microsecond, once per forward of a root.
-    """
-    return (
-        torch._C._get_tracing_state() is not None
-        or torch._C._functorch.peek_interpreter_stack() is not None
-        or any(torch._C._get_dispatch_mode(key) is not None for key in _TRACERS)
-    )
 
 
 def _is_float16(device_type: str) -> bool:

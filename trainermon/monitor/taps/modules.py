@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from trainermon.core.values import Kind, Placement, SeriesKey
+from trainermon.hooks.guard import Guard
+from trainermon.hooks.tree import tensors_of
 from trainermon.monitor.taps.collector import Collector
 from trainermon.monitor.taps.compiled_regions import register
-from trainermon.monitor.taps.guard import Guard
 from trainermon.monitor.taps.micro_steps import MAX_FORWARDS, MicroSteps, in_backward
 from trainermon.monitor.taps.training import Handle, Module
-from trainermon.monitor.taps.tree import tensors_of
-from trainermon.monitor.values import Kind, Placement, SeriesKey
 
 logger = logging.getLogger("trainermon")
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 from torch import Tensor
 
-from trainermon.monitor.call_notes import (
+from trainermon.core.call_notes import (
     IN_NO_CALL,
     MARK,
     MAX_NOTES,
@@ -33,9 +33,9 @@ from trainermon.monitor.call_notes import (
     pack_begun,
     pack_call,
 )
-from trainermon.monitor.taps.guard import Guard
+from trainermon.hooks.guard import Guard
+from trainermon.hooks.patch import CallPatch, with_subclasses
 from trainermon.monitor.taps.operands import METHODS, Op, tensors_in
-from trainermon.monitor.taps.patch import CallPatch, with_subclasses
 
 MAX_PENDING = 4096
 """Handles whose calls are known: more are only there where nobody waits for them."""

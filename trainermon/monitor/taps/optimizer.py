@@ -9,12 +9,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from trainermon.monitor.errors import ConfigError
+from trainermon.core.errors import ConfigError
+from trainermon.core.values import Kind, Placement
 from trainermon.monitor.taps.adam import Formulas, check_formula, steppers
 from trainermon.monitor.taps.collector import Collector
 from trainermon.monitor.taps.pieces import take_in_pieces
 from trainermon.monitor.taps.training import OptimizerState, Parameter, Training
-from trainermon.monitor.values import Kind, Placement
 
 logger = logging.getLogger("trainermon")
 

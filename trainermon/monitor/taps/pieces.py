@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from trainermon.monitor.statistics.kernel import moments
-from trainermon.monitor.statistics.merge import merge_rows
+from trainermon.core.values import STATISTICS
 from trainermon.monitor.taps.collector import Collector
-from trainermon.monitor.values import STATISTICS
+from trainermon.statistics.kernel import moments
+from trainermon.statistics.merge import merge_rows
 
 # Elements in a piece. On a CPU its float32 copies stay in the cache: half the time of larger pieces. Elsewhere 16 MiB.
 CPU_PIECE, DEVICE_PIECE = 1 << 17, 1 << 22

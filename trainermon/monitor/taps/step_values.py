@@ -9,7 +9,7 @@ from typing import TypeGuard
 import torch
 from torch import Tensor
 
-from trainermon.monitor.catalogue import (
+from trainermon.core.catalogue import (
     CLIP_RATIO_SERIES,
     EVAL_MODE_SERIES,
     GLOBAL_NORM_SERIES,
@@ -17,10 +17,10 @@ from trainermon.monitor.catalogue import (
     LOSS_SCALE_SERIES,
     SKIPPED_SERIES,
 )
-from trainermon.monitor.statistics.kernel import moments
+from trainermon.core.values import STATISTICS, Kind, SeriesKey
 from trainermon.monitor.taps.collector import Collector
 from trainermon.monitor.taps.training import Outcome, Training
-from trainermon.monitor.values import STATISTICS, Kind, SeriesKey
+from trainermon.statistics.kernel import moments
 
 # How many of the smallest gradients show how the script clips; several, because one may be zero throughout.
 NUM_PROBES = 4

@@ -11,9 +11,9 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from trainermon.monitor.taps.guard import Guard
-from trainermon.monitor.taps.replayable import Replayable
-from trainermon.monitor.values import Coordinates, Kind, Placement, SeriesKey
+from trainermon.core.values import Coordinates, Kind, Placement, SeriesKey
+from trainermon.hooks.guard import Guard
+from trainermon.hooks.replayable import Replayable
 
 
 class Handle(Protocol):

@@ -9,11 +9,11 @@ import torch
 import torch.distributed as dist
 
 from tests.monitor.taps.rows import Rows
-from trainermon.monitor.config import load_config
+from trainermon.core.config import load_config
+from trainermon.core.values import Kind
+from trainermon.hooks.guard import Guard
 from trainermon.monitor.taps.features import FeatureTaps
-from trainermon.monitor.taps.guard import Guard
 from trainermon.monitor.taps.training import Module
-from trainermon.monitor.values import Kind
 
 warnings.filterwarnings("ignore")
 # what Megatron asks of CUDA even where its tensors are on a CPU

@@ -18,16 +18,16 @@ from tests.journal_rows import RankJournal, only_spool
 from tests.monitor.taps.rows import Rows
 from tests.ranks import run_ranks
 from trainermon import TrainerMon
-from trainermon.monitor.config import load_config
-from trainermon.monitor.errors import ConfigError
+from trainermon.core.config import load_config
+from trainermon.core.errors import ConfigError
+from trainermon.core.values import Coordinates, Kind
+from trainermon.hooks.guard import Guard
 from trainermon.monitor.frameworks import plain
 from trainermon.monitor.taps.features import FeatureTaps, check
-from trainermon.monitor.taps.guard import Guard
 from trainermon.monitor.taps.micro_steps import in_backward
 from trainermon.monitor.taps.optimizer import StateTaps
 from trainermon.monitor.taps.step_values import StepValues
 from trainermon.monitor.taps.training import Module, Outcome
-from trainermon.monitor.values import Coordinates, Kind
 
 
 class Steps:

@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainermon.monitor.errors import AttachError
+from trainermon.core.errors import AttachError
+from trainermon.core.values import Coordinates
 from trainermon.monitor.frameworks.deepspeed import checks, names
 from trainermon.monitor.frameworks.deepspeed.holders import FusedHolder, Holder, WholeHolder
 from trainermon.monitor.frameworks.deepspeed.training import DeepSpeedTraining
 from trainermon.monitor.frameworks.deepspeed.zero import Bf16Holder, Stage3Holder, Stage12Holder
 from trainermon.monitor.taps.training import Training
-from trainermon.monitor.values import Coordinates
 
 __all__ = ["DeepSpeedTraining", "describe", "recognises"]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from trainermon.monitor.errors import AttachError
+from trainermon.core.errors import AttachError
 
 ENGINES = frozenset({"DeepSpeedEngine", "PipelineEngine"})
 HINT = "pass what deepspeed.initialize returned: the engine as the model, and its optimizer or none"

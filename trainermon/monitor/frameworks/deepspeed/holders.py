@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from trainermon.monitor.taps.guard import Guard
-from trainermon.monitor.taps.patch import Patch
+from trainermon.hooks.guard import Guard
+from trainermon.hooks.patch import Patch
 from trainermon.monitor.taps.training import Handle, OptimizerState
 
 See = Callable[[nn.Parameter, Tensor], None]

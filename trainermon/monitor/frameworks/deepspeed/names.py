@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from trainermon.core.values import Coordinates, Placement
+from trainermon.hooks.names import plain_name
 from trainermon.monitor.frameworks.deepspeed.holders import Holder
-from trainermon.monitor.taps.names import plain_name
 from trainermon.monitor.taps.training import Module, Parameter
-from trainermon.monitor.values import Coordinates, Placement
 
 _EXPERT = re.compile(r"(.*\bdeepspeed_experts\.)(\d+)(.*)")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from trainermon.monitor.taps.replayable import Replayable
+from trainermon.hooks.replayable import Replayable
 from trainermon.monitor.taps.training import Parameter
 
 COUNTER = "micro_offset"

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trainermon.hooks.guard import Guard
+from trainermon.hooks.patch import Patch
 from trainermon.monitor.frameworks.deepspeed.holders import Holder, Verdict
-from trainermon.monitor.taps.guard import Guard
-from trainermon.monitor.taps.patch import Patch
 from trainermon.monitor.taps.training import Handle, Outcome
 
 # Methods of the ZeRO optimizers that return the norm of one group; -1 stands for one that is not finite.

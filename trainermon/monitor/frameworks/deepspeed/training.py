@@ -7,12 +7,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from trainermon.hooks.guard import Guard
+from trainermon.hooks.replayable import Replayable
 from trainermon.monitor.frameworks.deepspeed import names
 from trainermon.monitor.frameworks.deepspeed.holders import Holder
 from trainermon.monitor.frameworks.deepspeed.replay import DeepSpeedReplayable, Stage3Replayable
 from trainermon.monitor.frameworks.deepspeed.step import StepWatch
-from trainermon.monitor.taps.guard import Guard
-from trainermon.monitor.taps.replayable import Replayable
 from trainermon.monitor.taps.training import Handle, OptimizerState, Outcome, Parameter, Training
 
 

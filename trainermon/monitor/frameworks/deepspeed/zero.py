@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from trainermon.hooks.guard import Guard
+from trainermon.hooks.patch import Patch
 from trainermon.monitor.frameworks.deepspeed.holders import FlatHolder, Piece, See, Tell, Verdict, chained, with_starts
-from trainermon.monitor.taps.guard import Guard
-from trainermon.monitor.taps.patch import Patch
 from trainermon.monitor.taps.training import Handle
 
 

@@ -8,13 +8,13 @@ from typing import Any
 
 from torch import nn
 
-from trainermon.monitor.errors import AttachError
+from trainermon.core.errors import AttachError
+from trainermon.core.values import Coordinates
 from trainermon.monitor.frameworks.megatron import naming, placements
 from trainermon.monitor.frameworks.megatron.groups import Groups, coordinates_of, groups_of
 from trainermon.monitor.frameworks.megatron.holdings import Holding, class_names, holdings_of
 from trainermon.monitor.frameworks.megatron.training import MegatronTraining
 from trainermon.monitor.taps.training import Module, Parameter
-from trainermon.monitor.values import Coordinates
 
 __all__ = ["MegatronTraining", "coordinates_of", "describe", "recognises"]
 

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from trainermon.monitor.errors import AttachError
-from trainermon.monitor.values import Coordinates
+from trainermon.core.errors import AttachError
+from trainermon.core.values import Coordinates
 
 PARALLEL_STATE = "megatron.core.parallel_state"
 # Purpose -> attribute of the wrapper (0.14 on), function of `parallel_state`, and its arguments.

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from trainermon.monitor.errors import AttachError
+from trainermon.core.errors import AttachError
 
 Pair = tuple[nn.Parameter, Tensor]
 

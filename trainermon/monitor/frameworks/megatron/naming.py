@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from trainermon.monitor.errors import AttachError
-from trainermon.monitor.taps.names import plain_name
+from trainermon.core.errors import AttachError
+from trainermon.hooks.names import plain_name
 
 EXPERTS = "local_experts"
 TIED_COPY, TIED_ORIGINAL = "output_layer.weight", "embedding.word_embeddings.weight"

@@ -7,10 +7,10 @@ from types import MappingProxyType
 
 from torch import Tensor, nn
 
-from trainermon.monitor.errors import AttachError
+from trainermon.core.errors import AttachError
+from trainermon.core.values import Placement
 from trainermon.monitor.frameworks.megatron.groups import Groups, Place
 from trainermon.monitor.frameworks.megatron.holdings import Holding
-from trainermon.monitor.values import Placement
 
 # Parameters that hold all experts of a rank side by side, and along which dimension.
 GROUPED_EXPERTS = MappingProxyType({"experts.weight1": 1, "experts.weight2": 0})

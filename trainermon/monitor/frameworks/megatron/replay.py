@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainermon.monitor.taps.replayable import Replayable, nothing
+from trainermon.hooks.replayable import Replayable, nothing
 
 RANDOM = "megatron.core.tensor_parallel.random"
 MOE = "megatron.core.transformer.moe.moe_utils"

@@ -8,14 +8,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from trainermon.monitor.errors import AttachError
+from trainermon.core.errors import AttachError
+from trainermon.hooks.guard import Guard
+from trainermon.hooks.patch import Patch
+from trainermon.hooks.replayable import Replayable
 from trainermon.monitor.frameworks.megatron import holdings
 from trainermon.monitor.frameworks.megatron.groups import process_groups_of
 from trainermon.monitor.frameworks.megatron.holdings import Holding
 from trainermon.monitor.frameworks.megatron.replay import MegatronReplayable
-from trainermon.monitor.taps.guard import Guard
-from trainermon.monitor.taps.patch import Patch
-from trainermon.monitor.taps.replayable import Replayable
 from trainermon.monitor.taps.training import Handle, OptimizerState, Outcome, Training
 
 

@@ -6,17 +6,17 @@ import fnmatch
 from collections.abc import Sequence
 from functools import partial
 
-from trainermon.monitor.config import MonitorConfig
-from trainermon.monitor.errors import ConfigError
+from trainermon.core.config import MonitorConfig
+from trainermon.core.errors import ConfigError
+from trainermon.hooks.guard import Guard
+from trainermon.hooks.names import advice, chosen
 from trainermon.monitor.taps.collector import Collector
 from trainermon.monitor.taps.features.attention import AttentionFeature
 from trainermon.monitor.taps.features.feature import Feature, matrix_of
 from trainermon.monitor.taps.features.fp8 import Fp8Feature, has_fp8
 from trainermon.monitor.taps.features.routing import ChoiceEntropyFeature, LoadFeature, is_router
 from trainermon.monitor.taps.features.weights import LinearFeature, SimilarityFeature
-from trainermon.monitor.taps.guard import Guard
 from trainermon.monitor.taps.micro_steps import MicroSteps
-from trainermon.monitor.taps.names import advice, chosen
 from trainermon.monitor.taps.training import Handle, Module
 
 __all__ = ["FeatureTaps", "check"]

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from trainermon.hooks.guard import Guard
 from trainermon.monitor.taps.features import formulas
 from trainermon.monitor.taps.features.feature import Feature
 from trainermon.monitor.taps.features.formulas import Attention
-from trainermon.monitor.taps.guard import Guard
 from trainermon.monitor.taps.training import Handle
 
 ENTROPY, LARGEST_PROBABILITY, LARGEST_LOGIT = "attention_entropy", "attention_max_probability", "attention_max_logit"

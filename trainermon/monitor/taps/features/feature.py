@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trainermon.core.values import Kind, SeriesKey
+from trainermon.hooks.guard import Guard
 from trainermon.monitor.taps.collector import Collector
-from trainermon.monitor.taps.guard import Guard
 from trainermon.monitor.taps.micro_steps import MicroSteps
 from trainermon.monitor.taps.training import Handle, Module
-from trainermon.monitor.values import Kind, SeriesKey
 
 logger = logging.getLogger("trainermon")
 

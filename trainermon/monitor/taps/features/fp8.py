@@ -11,9 +11,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from trainermon.hooks.guard import Guard
 from trainermon.monitor.taps.features import formulas
 from trainermon.monitor.taps.features.feature import Feature
-from trainermon.monitor.taps.guard import Guard
 from trainermon.monitor.taps.pieces import take_in_pieces
 from trainermon.monitor.taps.training import Handle
 

@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from trainermon.hooks.guard import Guard
+from trainermon.hooks.patch import Patch
 from trainermon.monitor.taps.features import formulas
 from trainermon.monitor.taps.features.feature import Feature, matrix_of
-from trainermon.monitor.taps.guard import Guard
-from trainermon.monitor.taps.patch import Patch
 from trainermon.monitor.taps.training import Handle
 
 CHOICE_ENTROPY = "router_token_entropy"

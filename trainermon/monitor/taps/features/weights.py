@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainermon.monitor.statistics.kernel import moments
+from trainermon.core.values import STATISTICS
+from trainermon.hooks.guard import Guard
 from trainermon.monitor.taps.features import formulas
 from trainermon.monitor.taps.features.feature import Feature, matrix_of
-from trainermon.monitor.taps.guard import Guard
 from trainermon.monitor.taps.training import Handle
-from trainermon.monitor.values import STATISTICS
+from trainermon.statistics.kernel import moments
 
 SPECTRAL_NORM, STABLE_RANK = "spectral_norm", "stable_rank"
 SIMILARITY = "router_weight_similarity"

@@ -1,0 +1,1 @@
+"""How an agent starts, stays the only one, and ends."""

@@ -1,0 +1,100 @@
+"""What a site may decide instead of the run: the options that `trainermon agent` and `trainermon node` share.
+
+    python -m trainermon.agent.lifecycle.overrides OPTIONS
+
+says whether an agent could be started with them, for the service, which itself imports the standard library only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import errno
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from trainermon.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from trainermon.agent.settings import AgentSettings
+
+
+def add_overrides(parser: argparse.ArgumentParser) -> None:
+    """Declare the options: none is set unless it is given."""
+    parser.add_argument("--host", help="address that page and /metrics listen on, instead of the run's")
+    parser.add_argument("--port", type=int, help="port of page and /metrics; 0 lets the system choose one")
+    parser.add_argument(
+        "--allow-host",
+        action="append",
+        dest="allowed_hosts",
+        metavar="NAME",
+        help="a further name or address under which the page may be asked for; may be given several times",
+    )
+    parser.add_argument("--rules", help="file of alert rules, instead of the run's")
+    parser.add_argument("--node-name", help="name of this node in the run directory (default: the host's name)")
+    parser.add_argument("--log-to-stderr", action="store_true", help="write the log to standard error too")
+
+
+def override_words(args: argparse.Namespace) -> list[str]:
+    """Return the options of `add_overrides` as they were given."""
+    single = {"host": args.host, "port": args.port, "rules": args.rules, "node-name": args.node_name}
+    words = [f"--{name}={value}" for name, value in single.items() if value is not None]
+    words += [f"--allow-host={name}" for name in args.allowed_hosts or ()]
+    return words + ["--log-to-stderr"] * args.log_to_stderr
+
+
+def overridden(settings: AgentSettings, args: argparse.Namespace) -> AgentSettings:
+    """Return the run's settings with those of the site in their place.
+
+    Raises:
+        ConfigError: A value is impossible.
+    """
+    wanted = {name: getattr(args, name) for name in ("host", "port", "allowed_hosts", "rules")}
+    given = {name: value for name, value in wanted.items() if value is not None}
+    if "allowed_hosts" in given:
+        given["allowed_hosts"] = (*settings.allowed_hosts, *given["allowed_hosts"])
+    return dataclasses.replace(settings, **given)
+
+
+def check_overrides(args: argparse.Namespace) -> None:
+    """Refuse what every agent would fail at. A port that is taken may be free again when a run begins.
+
+    Raises:
+        ConfigError: A value is impossible, or nobody can listen at the address.
+    """
+    from trainermon.agent.settings import AgentSettings
+
+    name = args.node_name
+    if name is not None and (not name or name in (".", "..") or "/" in name or "\0" in name):
+        raise ConfigError(f"--node-name: found {name!r}, expected the name of a folder")
+    settings = overridden(AgentSettings(run_id="any", output="/"), args)
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind, protocol) as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            reason = error.strerror or os.strerror(error.errno or 0)
+            raise ConfigError(f"nobody can listen at {settings.host} port {settings.port} here: {reason}") from error
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Check the options; errors become one line on standard error."""
+    parser = argparse.ArgumentParser(prog="python -m trainermon.agent.lifecycle.overrides")
+    add_overrides(parser)
+    try:
+        check_overrides(parser.parse_args(arguments))
+    except ConfigError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,1 @@
+"""Orders to ranks, and the dumps that come of them."""

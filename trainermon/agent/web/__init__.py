@@ -1,0 +1,1 @@
+"""The agent's web server, and who may use it."""

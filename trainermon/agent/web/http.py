@@ -1,0 +1,287 @@
+"""The web application of the agent: the page, its JSON and binary answers, `/metrics`, events and control calls.
+
+What is served comes from a `Node`; this module only speaks HTTP. It runs behind `trainermon.agent.web.guard.Guard`,
+which has already checked host, origin, token and size of the body when a request arrives here.
+"""
+
+from __future__ import annotations
+
+import importlib.resources
+import json
+import mimetypes
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from fastapi import FastAPI, HTTPException, Request
+from fastapi.responses import Response, StreamingResponse
+
+from trainermon.agent.feed import Feed
+from trainermon.agent.orders.commands import ConflictError
+from trainermon.agent.web.access import Access
+from trainermon.agent.web.guard import Application, Guard
+from trainermon.core.errors import TrainermonError
+from trainermon.core.values import as_plain
+
+if TYPE_CHECKING:
+    from importlib.abc import Traversable  # moved in Python 3.11 and gone from here in 3.14
+
+MAX_COLUMNS = 4000
+PAGE = "index.html"
+
+
+class Node(Protocol):
+    """What the application shows and hands on; every method returns at once unless it is a coroutine."""
+
+    feed: Feed
+
+    def run(self) -> dict[str, Any]:
+        """Return the state of run and ranks."""
+
+    def lines(self, names: list[str]) -> dict[str, Any]:
+        """Return values per step over all ranks. Raises QueryError for an unknown name."""
+
+    def heatmap(self, kind: str, statistic: str, columns: int) -> bytes:
+        """Return a framed float32 array, rows x steps. Raises QueryError for an unknown kind or statistic."""
+
+    def ranks(self, quantity: str, columns: int) -> bytes:
+        """Return a framed float32 array, ranks x steps. Raises QueryError for an unknown quantity."""
+
+    def alerts(self) -> list[dict[str, Any]]:
+        """Return every alert of the run in its last state."""
+
+    def dumps(self) -> list[dict[str, Any]]:
+        """Return every dump of the run."""
+
+    async def diagnosis(self, identity: str, attempt: int, step: int) -> bytes | None:
+        """Return the JSON report of a dump, or None if there is none."""
+
+    def evidence(self) -> dict[str, Any]:
+        """Return what is known of ranks that stand still or have died, for a controller that joins the nodes."""
+
+    def checksums(self, after: int) -> dict[str, Any]:
+        """Return digests of the checksums of replicas on the steps after `after`, for a controller as well."""
+
+    def copies(self, step: int, group: str) -> dict[int, dict[str, str]]:
+        """Return the single checksums, hexadecimal, of one group of copies on one step, by rank and name."""
+
+    async def report(self, name: str) -> bytes | None:
+        """Return a post-mortem as Markdown, or None if there is none of this name."""
+
+    def metrics(self, accept: str) -> tuple[bytes, str]:
+        """Return the exposition and its content type."""
+
+    def order(self, body: Any) -> dict[str, Any]:
+        """Carry out the command that a client's JSON describes. Raises ConfigError, or ConflictError for a 409."""
+
+    async def flush(self) -> bool:
+        """Commit everything followed so far; return whether that succeeded."""
+
+    def stop(self) -> None:
+        """Flush and end, soon."""
+
+
+class Escalations(Protocol):
+    """What others may ask of the ranks; every method returns at once."""
+
+    def rank_states(self) -> dict[str, Any]:
+        """Return what a controller needs of the local ranks: place, step, life, pace, alerts, what became of dumps."""
+
+    def escalate(self, body: Any) -> dict[str, Any]:
+        """Hand a controller's escalation to local ranks. Raises ConfigError, or ConflictError for a 409."""
+
+    def take_alerts(self, body: Any) -> dict[str, Any]:
+        """Follow Alertmanager's notification on local ranks. Raises ConfigError, OSError where it cannot be kept."""
+
+
+def build_application(
+    node: Node, *, access: Access, hosts: tuple[str, ...] = (), escalations: Escalations | None = None
+) -> Application:
+    """Return the guarded ASGI application that shows `node`, and takes `escalations`."""
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_exception_handler(TrainermonError, refuse)
+    add_page(app, PAGE)
+    _add_reading(app, node)
+    _add_evidence(app, node)
+    _add_stream(app, node)
+    _add_control(app, node)
+    if escalations is not None:
+        _add_escalation(app, escalations)
+    return Guard(app, access=access, hosts=hosts)
+
+
+def add_page(app: FastAPI, page_file: str, *packages: str) -> None:
+    """Serve the files in the folder `web` of dashboards and of further `packages`, with `page_file` at `/`."""
+    # Only names that were listed here can be asked for, so no path from a request ever reaches the file system.
+    folders = [importlib.resources.files(package) / "web" for package in ("trainermon.dashboards", *packages)]
+    files: dict[str, Traversable] = {
+        entry.name: entry for folder in folders for entry in folder.iterdir() if entry.is_file()
+    }
+
+    @app.get("/")
+    async def page() -> Response:
+        return _file(files, page_file)
+
+    @app.get("/static/{name}")
+    async def static(name: str) -> Response:
+        return _file(files, name)
+
+    @app.get("/favicon.ico")
+    async def favicon() -> Response:
+        return Response(status_code=204)
+
+
+def _add_reading(app: FastAPI, node: Node) -> None:
+    @app.get("/healthz")
+    async def healthz() -> Response:
+        return json_answer({"status": "ok"})
+
+    @app.get("/api/run")
+    async def run() -> Response:
+        return json_answer(node.run())
+
+    @app.get("/api/lines")
+    async def lines(names: str) -> Response:
+        return json_answer(node.lines([name for name in names.split(",") if name]))
+
+    @app.get("/api/heatmap")
+    async def heatmap(kind: str, statistic: str, columns: int = 1000) -> Response:
+        return _binary(node.heatmap(kind, statistic, _clip(columns)))
+
+    @app.get("/api/ranks")
+    async def ranks(quantity: str, columns: int = 1000) -> Response:
+        return _binary(node.ranks(quantity, _clip(columns)))
+
+    @app.get("/api/alerts")
+    async def alerts() -> Response:
+        return json_answer(node.alerts())
+
+    @app.get("/api/dumps")
+    async def dumps() -> Response:
+        return json_answer(node.dumps())
+
+    @app.get("/api/diagnosis/{identity}/{attempt}/{step}")
+    async def diagnosis(identity: str, attempt: int, step: int) -> Response:
+        report = await node.diagnosis(identity, attempt, step)
+        if report is None:
+            raise HTTPException(404, "there is no diagnosis of this dump (yet)")
+        return Response(report, media_type="application/json")
+
+
+def _add_evidence(app: FastAPI, node: Node) -> None:
+    @app.get("/api/v1/evidence")
+    async def evidence() -> Response:
+        return json_answer(node.evidence())
+
+    @app.get("/api/v1/checksums")
+    async def checksums(after: int = -1) -> Response:
+        return json_answer(node.checksums(after))
+
+    @app.get("/api/v1/copies")
+    async def copies(step: int, group: str) -> Response:
+        return json_answer({"ranks": node.copies(step, group)})
+
+    @app.get("/api/reports/{name}")
+    async def report(name: str) -> Response:
+        text = await node.report(name)
+        if text is None:
+            raise HTTPException(404, "there is no such report (yet)")
+        return Response(text, media_type="text/plain; charset=utf-8")
+
+
+def _add_stream(app: FastAPI, node: Node) -> None:
+    @app.get("/metrics")
+    async def metrics(request: Request) -> Response:
+        content, content_type = node.metrics(request.headers.get("accept", ""))
+        return Response(content, headers={"content-type": content_type})
+
+    @app.get("/events")
+    async def events() -> Response:
+        stream = node.feed.subscribe()
+        if stream is None:
+            raise HTTPException(503, "too many pages are open, or the agent is about to end")
+        return StreamingResponse(stream, media_type="text/event-stream")
+
+
+def _add_escalation(app: FastAPI, escalations: Escalations) -> None:
+    @app.get("/api/v1/ranks")
+    async def rank_states() -> Response:
+        return json_answer(escalations.rank_states())
+
+    @app.post("/api/v1/escalations")
+    async def escalate(request: Request) -> Response:
+        return answer_order(escalations.escalate, await request.body())
+
+    @app.post("/api/v1/alerts")
+    async def alerts(request: Request) -> Response:
+        return answer_order(escalations.take_alerts, await request.body())
+
+
+def _add_control(app: FastAPI, node: Node) -> None:
+    @app.post("/api/commands")
+    async def commands(request: Request) -> Response:
+        return answer_order(node.order, await request.body())
+
+    @app.post("/api/flush")
+    async def flush() -> Response:
+        if not await node.flush():
+            raise HTTPException(503, "the commit did not succeed; agent.status.json says why")
+        return json_answer({"status": "flushed"})
+
+    @app.post("/api/stop")
+    async def stop() -> Response:
+        node.stop()
+        return json_answer({"status": "stopping"}, status=202)
+
+
+def answer_order(carry_out: Callable[[Any], dict[str, Any]], body: bytes) -> Response:
+    """Return the answer to an order: 202 if it was accepted, 200 if it changes nothing, 400 if it is wrong.
+
+    503 where it cannot be kept: a client repeats it then.
+    """
+    try:
+        answer = carry_out(parse_json(body))
+    except RecursionError:
+        raise HTTPException(400, "the body is nested too deeply") from None
+    except OSError as error:
+        raise HTTPException(503, f"this cannot be kept: {error.strerror or error}") from None
+    return json_answer(answer, status=202 if answer["status"] == "accepted" else 200)
+
+
+def parse_json(body: bytes) -> Any:
+    """Return what the JSON text `body` says; anything else is answered 400, halves of characters too."""
+    try:
+        value = json.loads(body)
+        if b"\\u" in body:  # an escape may be half a character, which cannot be written to any file
+            json.dumps(value, ensure_ascii=False).encode()
+    except ValueError as error:
+        raise HTTPException(400, f"the body is not JSON: {error}") from None
+    return value
+
+
+async def refuse(request: Request, error: Exception) -> Response:
+    """Answer an error of ours: 409 for what cannot be done as things stand, 400 for the rest."""
+    del request
+    status = 409 if isinstance(error, ConflictError) else 400
+    return json_answer({"detail": str(error)}, status=status)
+
+
+def json_answer(value: Any, *, status: int = 200) -> Response:
+    """Return `value` as JSON."""
+    content = json.dumps(as_plain(value), allow_nan=False, separators=(",", ":"))
+    return Response(content, status_code=status, media_type="application/json")
+
+
+def _binary(content: bytes) -> Response:
+    return Response(content, media_type="application/octet-stream")
+
+
+def _file(files: dict[str, Traversable], name: str) -> Response:
+    entry = files.get(name)
+    if entry is None:
+        raise HTTPException(404, "there is no such file")
+    media_type = mimetypes.guess_type(name)[0] or "application/octet-stream"
+    return Response(entry.read_bytes(), media_type=media_type)
+
+
+def _clip(columns: int) -> int:
+    return max(1, min(columns, MAX_COLUMNS))

@@ -1,0 +1,1 @@
+"""Conditions that compare ranks."""

@@ -1,0 +1,166 @@
+"""Compares the ranks of a node step by step: which steps are complete, and who is whose peer.
+
+Ranks come to a step at different times. It is compared when every rank of the node has shown it, or when so many later
+steps are open that whoever is missing will not come soon; then nobody is waited for who was missing. What a rank shows
+after that is not looked at. What the comparison says is decided in `comparisons`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from trainermon.alerts.across_ranks.comparing import Comparison
+from trainermon.alerts.across_ranks.comparisons import make_comparison
+from trainermon.alerts.across_ranks.peers import Part
+from trainermon.alerts.conditions.condition import Indices, Slots, Verdict, as_indices
+from trainermon.alerts.conditions.contained import Faults
+from trainermon.alerts.rules import Rule
+from trainermon.alerts.statistics import Array
+from trainermon.alerts.watch import Watch
+from trainermon.core.values import StatBlock
+
+if TYPE_CHECKING:
+    from trainermon.core.journal import Header
+
+MAX_OPEN_STEPS = 16
+
+
+class Compared(NamedTuple):
+    """What a comparison says of one rank: its rule, the step, and for some of its series the verdict."""
+
+    rank: int
+    watch: Watch
+    step: int
+    time_s: float
+    indices: Indices
+    verdict: Verdict
+    moments: Array
+    baseline: Array
+
+    def apply(self) -> None:
+        """Advance the rank's state by it."""
+        self.watch.take_verdict(self.indices, self.verdict, self.moments, self.baseline, self.step)
+
+
+class AcrossRanks:
+    """The rules that compare ranks, over all ranks that one agent sees.
+
+    Args:
+        rules: Of any kind; those that look at one rank alone do not matter.
+        faults: Where it is noted that a comparison has failed; its rule then says nothing any more.
+    """
+
+    def __init__(self, rules: Sequence[Rule], faults: Faults) -> None:
+        self._faults = faults
+        self._comparisons: dict[str, Comparison] = {
+            rule.name: comparison for rule in rules if (comparison := make_comparison(rule)) is not None
+        }
+        self._attempt = -1
+        self._steps = OpenSteps()
+
+    @property
+    def slowness(self) -> dict[int, float]:
+        """By rank, its own work over the median of its peers', as of the last step that was compared."""
+        return {rank: ratio for comparison in self._comparisons.values() for rank, ratio in comparison.slowness.items()}
+
+    def num_odd(self, rules: Collection[str]) -> dict[int, int]:
+        """By rank, how many series of all steps were not what they had to be, by any of `rules`."""
+        counted: Counter[int] = Counter()
+        for name in rules:
+            counted.update(self._comparisons[name].num_odd)
+        return dict(counted)
+
+    def num_compared(self, rules: Collection[str]) -> int:
+        """Return on how many steps ranks could be compared by one of `rules`, the one that did so most often."""
+        return max((self._comparisons[name].num_compared for name in rules), default=0)
+
+    def add(
+        self, header: Header, block: StatBlock, compared: Sequence[tuple[Watch, Slots, Array]]
+    ) -> Iterator[Compared]:
+        """Take what a rank has shown, and yield what is found on the steps that are complete now, oldest first.
+
+        The rank's state may be advanced while this runs: nothing is computed ahead.
+        """
+        if not self._comparisons or header.attempt < self._attempt:
+            return
+        if header.attempt > self._attempt:
+            self._attempt = header.attempt
+            self._steps = OpenSteps()
+            for comparison in self._comparisons.values():
+                comparison.reset()
+        parts = {
+            watch.rule.name: Part(
+                rank=header.coordinates.rank,
+                place=header.coordinates,
+                time_s=block.time_s,
+                watch=watch,
+                indices=as_indices(slots, len(watch.keys)),
+                moments=moments,
+            )
+            for watch, slots, moments in compared
+        }
+        place = header.coordinates
+        for step, shown in self._steps.add(block.step, place.rank, parts, num_ranks=place.local_world_size):
+            yield from self._compare(step, shown)
+
+    def _compare(self, step: int, shown: Mapping[int, Mapping[str, Part]]) -> Iterator[Compared]:
+        for name, comparison in self._comparisons.items():
+            parts = [shown[rank][name] for rank in sorted(shown) if name in shown[rank]]
+            if not parts or name in self._faults.by_rule:
+                continue
+            try:
+                with np.errstate(all="ignore"):
+                    judged = comparison.judge(parts)
+            except Exception as error:  # noqa: BLE001 - the border: a rule that fails must not cost the others a step
+                self._faults.note(name, error)
+                continue
+            for part, found in zip(parts, judged, strict=True):
+                if found is not None:
+                    chosen, verdict, baseline = found
+                    yield Compared(
+                        part.rank,
+                        part.watch,
+                        step,
+                        part.time_s,
+                        part.indices[chosen],
+                        verdict,
+                        part.moments[:, chosen],
+                        baseline,
+                    )
+
+
+class OpenSteps:
+    """The steps that not every rank has shown yet."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, dict[int, Mapping[str, Part]]] = {}
+        self._newest_done = -1
+        self._num_missing = 0  # ranks that are not waited for
+
+    def add(
+        self, step: int, rank: int, parts: Mapping[str, Part], *, num_ranks: int
+    ) -> list[tuple[int, dict[int, Mapping[str, Part]]]]:
+        """Return the steps that are complete now, oldest first, with what each rank has shown of them."""
+        if step <= self._newest_done:
+            self._num_missing = max(0, self._num_missing - 1)  # it lives; from now on it is waited for
+            return []
+        shown = self._open.setdefault(step, {})
+        shown[rank] = parts
+        if len(shown) >= num_ranks - self._num_missing:
+            self._num_missing = max(0, num_ranks - len(shown))
+            return self._close(step)
+        if len(self._open) > MAX_OPEN_STEPS:
+            oldest = min(self._open)
+            self._num_missing = max(0, num_ranks - len(self._open[oldest]))
+            return self._close(oldest)
+        return []
+
+    def _close(self, step: int) -> list[tuple[int, dict[int, Mapping[str, Part]]]]:
+        # A rank shows its steps in order: who has shown this one will show no earlier one any more.
+        done = sorted(number for number in self._open if number <= step)
+        self._newest_done = step
+        return [(number, self._open.pop(number)) for number in done]

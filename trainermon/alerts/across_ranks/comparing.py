@@ -1,0 +1,34 @@
+"""What every comparison of ranks is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trainermon.alerts.across_ranks.peers import Part
+from trainermon.alerts.conditions.condition import Indices, Verdict
+from trainermon.alerts.statistics import Array
+
+Found = tuple[Indices, Verdict, Array]
+"""Which of a part's series are judged, what is said of them, and what they were compared with."""
+
+
+class Comparison:
+    """What one rule that compares ranks remembers.
+
+    Attributes:
+        slowness: By rank, its own work over the median of its peers', as of the last step; only of stragglers' rules.
+        num_compared: Steps on which copies were compared; only where ranks must not differ.
+        num_odd: By rank, series of all steps that were not what they had to be; only where ranks must not differ.
+    """
+
+    def __init__(self) -> None:
+        self.slowness: dict[int, float] = {}
+        self.num_compared = 0
+        self.num_odd: dict[int, int] = {}
+
+    def judge(self, parts: Sequence[Part]) -> list[Found | None]:
+        """Return what is said of each rank's part of one step; None where nothing can be said."""
+        raise NotImplementedError
+
+    def reset(self) -> None:
+        """Forget what belongs to the attempt that has ended."""

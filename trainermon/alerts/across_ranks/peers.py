@@ -1,0 +1,146 @@
+"""Which ranks can be compared with which, for every series: their groups, and their values side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from trainermon.alerts.conditions.condition import Indices
+from trainermon.alerts.statistics import Array
+from trainermon.alerts.watch import Watch
+from trainermon.core.values import Coordinates, Kind, Placement, SeriesKey
+
+AXES = ("dp", "tp", "pp", "cp", "ep")
+Label = Callable[[SeriesKey, "Placement | None", Coordinates], Hashable]
+
+
+class Part(NamedTuple):
+    """What one rule looks at on one rank in one step: `moments` `[8, n]` of the series `indices` of the watch."""
+
+    rank: int
+    place: Coordinates
+    time_s: float
+    watch: Watch
+    indices: Indices
+    moments: Array
+
+
+class PeerGroup(NamedTuple):
+    """Some ranks, as places among the parts of a step, and the columns that they have in common."""
+
+    members: Indices
+    columns: Indices
+
+
+class PeerTable:
+    """Series of all ranks in columns, and the groups of ranks that may be compared.
+
+    Args:
+        label: What peers have in common for a series; None stands for a rank without peers.
+    """
+
+    def __init__(self, label: Label) -> None:
+        self._label = label
+        self._columns: dict[SeriesKey, int] = {}
+        self._columns_of: dict[int, Indices] = {}  # by rank: column of each slot
+        self._known: tuple[tuple[int, int], ...] = ()
+        self._groups: list[PeerGroup] = []
+
+    def reset(self) -> None:
+        """Forget everything: ranks may stand elsewhere in the next attempt."""
+        self._columns.clear()
+        self._columns_of.clear()
+        self._known = ()
+
+    def arrange(self, parts: Sequence[Part], values: Sequence[Array]) -> Array:
+        """Return `[ranks, statistics, columns]` of `values` `[statistics, n]` by rank; NaN where nothing is shown."""
+        self._meet(parts)
+        table = np.full((len(parts), len(values[0]), len(self._columns)), np.nan)
+        for place, (part, value) in enumerate(zip(parts, values, strict=True)):
+            table[place][:, self.columns_of(part)] = value
+        return table
+
+    def columns_of(self, part: Part) -> Indices:
+        """Return the column of each series of a part."""
+        return self._columns_of[part.rank][part.indices]
+
+    def groups(self) -> list[PeerGroup]:
+        """Return the groups of two and more among the parts that were arranged last."""
+        return self._groups
+
+    def _meet(self, parts: Sequence[Part]) -> None:
+        known = tuple((part.rank, len(part.watch.keys)) for part in parts)
+        if known == self._known:
+            return
+        self._known = known
+        for part in parts:
+            columns = [self._columns.setdefault(key, len(self._columns)) for key in part.watch.keys]
+            self._columns_of[part.rank] = np.array(columns, np.intp)
+        self._groups = list(self._group(parts))
+
+    def _group(self, parts: Sequence[Part]) -> Iterator[PeerGroup]:
+        """Columns whose ranks fall into the same groups are taken together: there are few such patterns."""
+        by_column: list[dict[Hashable, list[int]]] = [{} for _ in self._columns]
+        for place, part in enumerate(parts):
+            watch = part.watch
+            for column, key, placement in zip(self._columns_of[part.rank], watch.keys, watch.placements, strict=True):
+                label = self._label(key, placement, part.place)
+                if label is not None:
+                    by_column[column].setdefault(label, []).append(place)
+        columns_of: dict[tuple[int, ...], list[int]] = {}
+        for column, groups in enumerate(by_column):
+            for members in groups.values():
+                if len(members) > 1:
+                    columns_of.setdefault(tuple(members), []).append(column)
+        for together, columns in columns_of.items():
+            yield PeerGroup(np.array(together, np.intp), np.array(columns, np.intp))
+
+
+def same_elements(key: SeriesKey, placement: Placement | None, place: Coordinates) -> Hashable:
+    """Label ranks that must show the same: copies of the same elements, or members of one process group.
+
+    Numbers of the step, which have no placement, must be the same everywhere. Of a group's numbers only those of the
+    groups along one axis are compared, and not along `pp`: the sends of pipeline stages differ.
+    """
+    if key.kind is Kind.COMM:
+        if key.name == "world":
+            return ()
+        return _without(place, (key.name,)) if key.name in AXES and key.name != "pp" else None
+    if placement is None:
+        return () if key.kind is Kind.STEP else None
+    axes = copy_axes(placement)
+    return (placement.offset, placement.length, _without(place, axes)) if axes else None
+
+
+def same_part(key: SeriesKey, placement: Placement | None, place: Coordinates) -> Hashable:
+    """Label ranks that hold the same part of the model for other data."""
+    del key
+    held = (placement.offset, placement.length) if placement else None
+    return held, place.tp, place.pp
+
+
+def same_stage(key: SeriesKey, placement: Placement | None, place: Coordinates) -> Hashable:
+    """Label ranks that have the same work to do: those of one pipeline stage."""
+    del key, placement
+    return (place.pp,)
+
+
+def copy_axes(placement: Placement) -> frozenset[str]:
+    """Return the axes of `Coordinates` along which ranks hold copies; none where there is no way to tell.
+
+    The ranks of expert parallelism are data-parallel ones to a parameter that is no expert's. Experts are replicated
+    over `edp`, which runs along the data axes between ranks of one expert-parallel place. Of an axis like `etp` no rank
+    knows its place.
+    """
+    if not set(placement.partitioned_over) <= {*AXES, "edp"}:
+        return frozenset()
+    axes = set(placement.replicated_over)
+    axes |= {"ep"} if "dp" in axes else set()
+    axes |= {"dp", "cp"} if "edp" in axes else set()
+    return frozenset(axes)
+
+
+def _without(place: Coordinates, axes: Collection[str]) -> tuple[int, ...]:
+    return tuple(getattr(place, axis) for axis in AXES if axis not in axes)

@@ -1,0 +1,1 @@
+"""The conditions that rules may ask for."""

@@ -1,0 +1,180 @@
+"""Whether a rule's condition holds, for all of its series on one rank at once.
+
+A watcher holds what one rule remembers about the series of one rank: `judge` looks at the values of a step without
+taking them for usual, `learn` takes them into the usual range once the state machine has said which series are calm.
+What follows from a verdict (for how many steps, which alert) is decided in `state`. Here are the conditions on a single
+value and on the mean so far; further ones stand in `limits`, `spikes`, `drifts` and `trends`; `across` compares ranks.
+
+Series are numbered by slots in the order in which the rank first showed them. A selection of slots is a slice where
+possible, as numpy then neither copies nor gathers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainermon.alerts.conditions.criteria import Direction, NonFinite, RelativeToMean
+from trainermon.alerts.statistics import COUNT, DERIVED, INFS, NANS, Array
+from trainermon.core.values import Placement, SeriesKey
+
+Mask = NDArray[np.bool_]
+Indices = NDArray[np.intp]
+Slots = slice | Indices
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a condition says about the observed series of one step.
+
+    Attributes:
+        value: What was looked at, as the alert shows it.
+        score: How bad, only to tell the worst; NaN where nothing can be said.
+        bad: The condition holds.
+        clear: It is clearly over; never together with `bad`.
+        blind: Nothing can be said, so that the series stays as it is; None if that is so for no series.
+    """
+
+    value: Array
+    score: NDArray[np.floating[Any]]
+    bad: Mask
+    clear: Mask
+    blind: Mask | None = None
+
+    def of(self, chosen: Indices) -> Verdict:
+        """Return the verdict on some of the series."""
+        blind = None if self.blind is None else self.blind[chosen]
+        return Verdict(self.value[chosen], self.score[chosen], self.bad[chosen], self.clear[chosen], blind)
+
+
+class Watcher:
+    """What one rule remembers about the series of one rank; this one remembers nothing."""
+
+    def grow(self, size: int) -> None:
+        """Make room for so many series; what is known of the others stays."""
+
+    def meet(self, slots: Indices, keys: Sequence[SeriesKey], placements: Sequence[Placement | None]) -> None:
+        """Take note of what the series `slots` are; again in every attempt, as they may be placed differently then."""
+
+    def reset(self) -> None:
+        """Forget what belongs to the attempt that has ended; usual ranges stay."""
+
+    def judge(self, slots: Slots, moments: Array) -> Verdict:
+        """Return what the condition says about moments `[8, n]` of the series `slots`."""
+        raise NotImplementedError
+
+    def learn(self, slots: Slots, restless: Mask | None) -> None:
+        """Take the values of the last `judge` into the usual range, but not those of series pending or firing.
+
+        `restless` marks these; None if there are none.
+        """
+
+    def baseline(self, slots: Indices) -> Array:
+        """Return what the values are compared with; NaN where there is nothing."""
+        return np.full(len(slots), np.nan)
+
+
+class NonFiniteWatcher(Watcher):
+    """Some element is NaN or infinite; the score is the share of such elements."""
+
+    _UNSEEN, _FINITE, _INFINITE = 0, 1, 2
+
+    def __init__(self, condition: NonFinite) -> None:
+        self._allow_initial_inf = condition.allow_initial_inf
+        self._first = np.zeros(0, np.uint8)
+
+    def grow(self, size: int) -> None:  # noqa: D102 - as in Watcher, here and below
+        self._first = grown(self._first, size, self._UNSEEN)
+
+    def reset(self) -> None:  # noqa: D102
+        self._first[:] = self._UNSEEN
+
+    def judge(self, slots: Slots, moments: Array) -> Verdict:  # noqa: D102
+        infs = moments[INFS]
+        if self._allow_initial_inf:
+            infs = np.where(self._classify(slots, moments) == self._INFINITE, 0.0, infs)
+        count = moments[NANS] + infs
+        bad = count > 0
+        return Verdict(count, count / moments[COUNT], bad, ~bad)
+
+    def baseline(self, slots: Indices) -> Array:  # noqa: D102
+        return np.zeros(len(slots))
+
+    def _classify(self, slots: Slots, moments: Array) -> NDArray[np.uint8]:
+        first = self._first[slots]
+        unseen = first == self._UNSEEN
+        if unseen.any():
+            infinite = (moments[INFS] > 0) & (moments[NANS] == 0)
+            first = np.where(unseen, np.where(infinite, self._INFINITE, self._FINITE), first).astype(np.uint8)
+            self._first[slots] = first
+        return first
+
+
+class RelativeToMeanWatcher(Watcher):
+    """The magnitude is far from the exponential mean of those before; the score is the ratio of the two, above 1.
+
+    The first value that is not zero begins the mean. A value with a NaN or Inf among its elements is neither judged nor
+    learned, so that the mean stays a number; every other value is learned, whether the condition holds or not.
+    Magnitudes below the floor, a share of the tensor's rms, count as the floor: a mean that hovers around zero is no
+    news.
+
+    Source: AnomalyTurbulence of msprobe's monitor, which looks upwards only and has no floor.
+    """
+
+    def __init__(self, condition: RelativeToMean, statistic: str) -> None:
+        self._condition = condition
+        self._derive = DERIVED[statistic]
+        self._mean = np.zeros(0)
+        self._seen: Array = np.zeros(0)
+
+    def grow(self, size: int) -> None:  # noqa: D102
+        self._mean = grown(self._mean, size, 0.0)
+
+    def judge(self, slots: Slots, moments: Array) -> Verdict:  # noqa: D102
+        value = self._derive(moments)
+        magnitude = np.abs(value)
+        if self._condition.floor:
+            magnitude = np.maximum(magnitude, self._condition.floor * DERIVED["rms"](moments))
+        self._seen = np.where(moments[NANS] + moments[INFS] > 0, np.nan, magnitude)
+        mean = self._mean[slots]
+        up, down = self._seen / mean, mean / self._seen
+        match self._condition.direction:
+            case Direction.BOTH:
+                score = np.fmax(up, down)
+            case Direction.UP:
+                score = up
+            case Direction.DOWN:
+                score = down
+        score = np.where(mean > 0.0, score, 1.0)  # nothing is unusual before there is a mean
+        blind = np.isnan(self._seen)
+        bad = (score > 1.0 + self._condition.threshold) & ~blind
+        return Verdict(value, score, bad, ~(bad | blind), mask_or_none(blind))
+
+    def learn(self, slots: Slots, restless: Mask | None) -> None:  # noqa: ARG002, D102
+        mean, beta = self._mean[slots], self._condition.beta
+        learned = np.where(mean > 0.0, beta * mean + (1.0 - beta) * self._seen, self._seen)
+        self._mean[slots] = np.where(np.isnan(self._seen), mean, learned)
+
+    def baseline(self, slots: Indices) -> Array:  # noqa: D102
+        mean: Array = self._mean[slots]
+        return np.where(mean > 0.0, mean, np.nan)
+
+
+def grown(array: NDArray[Any], size: int, fill: float) -> NDArray[Any]:
+    """Return the array with its first axis lengthened to `size`, the new part filled."""
+    rest = np.full((size - len(array), *array.shape[1:]), fill, array.dtype)
+    return np.concatenate((array, rest))
+
+
+def mask_or_none(mask: Mask) -> Mask | None:
+    """Return None for a mask that marks nothing, so that what depends on it can be left out."""
+    return mask if mask.any() else None
+
+
+def as_indices(slots: Slots, size: int) -> Indices:
+    """Return a selection of slots as indices; `size` is the number of all slots."""
+    return np.arange(size)[slots] if isinstance(slots, slice) else slots

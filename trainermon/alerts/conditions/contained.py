@@ -1,0 +1,142 @@
+"""Keeps a condition that fails from doing harm: the first fault is told once and ends its rule, all else goes on."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from trainermon.alerts.conditions.condition import Indices, Mask, Slots, Verdict, Watcher
+from trainermon.alerts.extensions import Custom, factory_of
+from trainermon.alerts.statistics import Array
+from trainermon.core.values import Placement, SeriesKey
+
+_logger = logging.getLogger(__name__)
+
+
+class Faults:
+    """What conditions have failed at.
+
+    Attributes:
+        by_rule: By name of the rule, its first fault; a rule that stands here says nothing any more, on any rank.
+    """
+
+    def __init__(self) -> None:
+        self.by_rule: dict[str, str] = {}
+
+    def note(self, rule: str, error: Exception) -> None:
+        """Take note of a fault, and log the first one of a rule."""
+        if rule not in self.by_rule:
+            self.by_rule[rule] = f"{type(error).__name__}: {error}"
+            _logger.error("rule %s is switched off, as its condition failed", rule, exc_info=error)
+
+
+class ContainedWatcher(Watcher):
+    """Asks another watcher as long as it works; after its first fault there is nothing that it could say.
+
+    Args:
+        rule: Name of the rule, for the message.
+        make: Makes the watcher that is asked.
+        faults: Where a fault is noted. One on another rank ends the rule here too.
+    """
+
+    def __init__(self, rule: str, make: Callable[[], Watcher], faults: Faults) -> None:
+        self._rule = rule
+        self._faults = faults
+        self._watcher: Watcher = self._attempt(make) or Watcher()
+
+    def grow(self, size: int) -> None:  # noqa: D102 - as in Watcher, here and below
+        self._attempt(lambda: self._watcher.grow(size))
+
+    def meet(  # noqa: D102
+        self, slots: Indices, keys: Sequence[SeriesKey], placements: Sequence[Placement | None]
+    ) -> None:
+        self._attempt(lambda: self._watcher.meet(slots, keys, placements))
+
+    def reset(self) -> None:  # noqa: D102
+        self._attempt(self._watcher.reset)
+
+    def judge(self, slots: Slots, moments: Array) -> Verdict:  # noqa: D102
+        verdict = self._attempt(lambda: self._watcher.judge(slots, moments))
+        return verdict or _silence(moments.shape[1])
+
+    def learn(self, slots: Slots, restless: Mask | None) -> None:  # noqa: D102
+        self._attempt(lambda: self._watcher.learn(slots, restless))
+
+    def baseline(self, slots: Indices) -> Array:  # noqa: D102
+        found = self._attempt(lambda: self._watcher.baseline(slots))
+        return np.full(len(slots), np.nan) if found is None else found
+
+    def _attempt(self, call: Callable[[], Any]) -> Any:
+        if self._rule in self._faults.by_rule:
+            return None
+        try:
+            return call()
+        except Exception as error:  # noqa: BLE001 - the border: a rule that fails must not cost the others a step
+            self._faults.note(self._rule, error)
+            return None
+
+
+class ForeignWatcher(Watcher):
+    """Asks the condition of another package, which sees a copy of the moments and whose answers are checked.
+
+    Raises:
+        RuleError: It cannot be loaded.
+        TypeError: It is no watcher.
+    """
+
+    def __init__(self, condition: Custom, statistic: str) -> None:
+        self._watcher = _make(condition, statistic)
+
+    def grow(self, size: int) -> None:  # noqa: D102
+        self._watcher.grow(size)
+
+    def meet(  # noqa: D102
+        self, slots: Indices, keys: Sequence[SeriesKey], placements: Sequence[Placement | None]
+    ) -> None:
+        self._watcher.meet(slots, keys, placements)
+
+    def reset(self) -> None:  # noqa: D102
+        self._watcher.reset()
+
+    def learn(self, slots: Slots, restless: Mask | None) -> None:  # noqa: D102
+        self._watcher.learn(slots, restless)
+
+    def judge(self, slots: Slots, moments: Array) -> Verdict:  # noqa: D102
+        return _checked(self._watcher.judge(slots, moments.copy()), moments.shape[1])
+
+    def baseline(self, slots: Indices) -> Array:  # noqa: D102
+        found: Array = _column(self._watcher.baseline(slots), len(slots))
+        return found
+
+
+def _make(condition: Custom, statistic: str) -> Watcher:
+    watcher = factory_of(condition.name)(condition.settings, statistic)
+    if not isinstance(watcher, Watcher):
+        raise TypeError(
+            f"condition {condition.name!r} made {watcher!r}, expected a trainermon.alerts.conditions.condition.Watcher"
+        )
+    return watcher
+
+
+def _checked(verdict: Verdict, size: int) -> Verdict:
+    """Return the verdict as the state machine needs it: one entry per series, never bad and clear at once."""
+    bad = _column(verdict.bad, size).astype(np.bool_)
+    blind = None if verdict.blind is None else _column(verdict.blind, size).astype(np.bool_)
+    hidden = np.zeros(size, np.bool_) if blind is None else blind
+    clear = _column(verdict.clear, size).astype(np.bool_) & ~bad & ~hidden
+    return Verdict(_column(verdict.value, size), _column(verdict.score, size), bad & ~hidden, clear, blind)
+
+
+def _column(found: Any, size: int) -> Any:
+    array = np.asarray(found)
+    if array.shape != (size,):
+        raise ValueError(f"found an array of shape {array.shape}, expected one value for each of {size} series")
+    return array
+
+
+def _silence(size: int) -> Verdict:
+    nothing, everything = np.zeros(size, np.bool_), np.ones(size, np.bool_)
+    return Verdict(np.full(size, np.nan), np.full(size, np.nan), nothing, nothing, everything)

@@ -1,0 +1,307 @@
+"""What the condition of an alert rule may say: one value per condition.
+
+How it is read from YAML is decided in `reading`, how it is computed in `conditions`, `limits`, `spikes`, `drifts`,
+`trends`, `comparisons` and `shards`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from trainermon.alerts.extensions import Custom
+from trainermon.core.values import Kind
+
+
+class Direction(str, enum.Enum):
+    """Which side of the usual range counts."""
+
+    BOTH = "both"
+    UP = "up"
+    DOWN = "down"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class NonFinite:
+    """Some element is NaN or infinite.
+
+    Attributes:
+        allow_initial_inf: Infinite elements do not count in a series that had some, but no NaN, when it was first seen:
+            attention masks hold -inf by design.
+    """
+
+    allow_initial_inf: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Threshold:
+    """The mean of the last `over` values of the statistic is greater than `above` or less than `below`."""
+
+    above: float | None = None
+    below: float | None = None
+    over: int = 1
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Spike:
+    """The statistic left its usual range.
+
+    The score is the distance from a level that follows the last values, and from what their trend lets one expect, in
+    robust standard deviations; statistics that cannot be negative are compared by their logarithms.
+
+    Attributes:
+        score: Above this score the condition holds.
+        clear: Below this score it is over; at most `score`.
+        window: How many values make the usual range.
+        warmup: How many values a series must have shown before it is judged; at most `window`.
+        direction: Which side counts.
+        floor: The least standard deviation: a difference of logarithms (0.1 is about 10 %), or for statistics that may
+            be negative a share of their usual magnitude.
+        adopt: After so many values outside the usual range in a row, the new level is learned as the usual one.
+        share_of_first: A value below this share of the level of the first ones does not matter, however unusual it is:
+            to a loss that has come close to zero a single hard sample is many times the usual.
+    """
+
+    score: float
+    clear: float
+    window: int = 128
+    warmup: int = 64
+    direction: Direction = Direction.BOTH
+    floor: float = 0.1
+    adopt: int = 128
+    share_of_first: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Drift:
+    """The statistic has moved away from where it was, too slowly for `Spike`.
+
+    Compared are levels, medians of `steps` values each: the newest one with the least of the `levels` before it (going
+    up) or the greatest (going down). Statistics that cannot be negative are compared by their logarithms.
+
+    Attributes:
+        factor: The level has become so many times as large, or as small, as it was.
+        direction: Which side counts.
+        steps: So many values make a level.
+        levels: So many levels are remembered.
+        warmup: So many levels are passed over first: at the start of a training everything moves.
+        score: The level has also moved so many times as far as levels usually do from one to the next.
+        share_of_first: A level matters as for `Spike`: by the distance that it has moved, or for logarithms by what
+            it was or has become, the larger one of the two.
+    """
+
+    factor: float
+    direction: Direction = Direction.UP
+    steps: int = 16
+    levels: int = 5
+    warmup: int = 4
+    score: float = 4.0
+    share_of_first: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Exceeds:
+    """The statistic is `times` the largest value that it ever had before.
+
+    Attributes:
+        times: So many times.
+        warmup: So many values are only learned.
+        adopt: After so many values in a row that exceed it, the new level is learned.
+    """
+
+    times: float
+    warmup: int = 16
+    adopt: int = 128
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Frozen:
+    """The statistic shows the very same value again and again, although it was another one on every step before.
+
+    Attributes:
+        lived: After so many values in a row that were all different from the one before, a series counts as one that
+            changes: masks and positions never do.
+    """
+
+    lived: int = 20
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RelativeToMean:
+    """The magnitude of the statistic is far from the mean of its magnitudes so far.
+
+    Attributes:
+        threshold: The condition holds above `1 + threshold` times the mean, and below the mean divided by that.
+        beta: Share of the old mean in the new one, the rest is the new magnitude.
+        direction: Which side counts.
+        floor: Magnitudes below this share of the tensor's rms count as that share: the mean of a tensor hovers around
+            zero, where any ratio is large.
+    """
+
+    threshold: float
+    beta: float = 0.99
+    direction: Direction = Direction.BOTH
+    floor: float = 0.1
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Flat:
+    """The statistic stayed within `relative_change` of one value."""
+
+    relative_change: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Dead:
+    """The share of zeros is at least `zero_ratio`, in all that the ranks of the node hold of the tensor together.
+
+    Attributes:
+        zero_ratio: That share.
+        lived: Only what has had less zeros for so many values in a row can die; 0: whatever has been dead from the
+            start counts too.
+    """
+
+    zero_ratio: float = 1.0
+    lived: int = 20
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Ratio:
+    """The statistic, divided by that of the series of kind `over` with the same name, is beyond a limit.
+
+    Attributes:
+        over: Kind of the divisor.
+        above: The condition holds above this ratio.
+        below: It holds below this one.
+        times_rate: The ratio is multiplied by the largest learning rate of the step.
+    """
+
+    over: Kind
+    above: float | None = None
+    below: float | None = None
+    times_rate: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Vanishing:
+    """The magnitude has sunk, however slowly, below a `share` of the level of its first `warmup` values."""
+
+    share: float = 1e-4
+    warmup: int = 64
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Saturated:
+    """The largest magnitude is at least a `share` of the largest number of the tensor's own type."""
+
+    share: float = 0.5
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class NotDecreasing:
+    """The mean over `steps` values is not less than the best such mean before, by a share of at least `improvement`."""
+
+    steps: int
+    improvement: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """One rank is far from its peers: the ranks that hold the same part of the model for other data.
+
+    The score is the distance from the peers' median in robust standard deviations, as for `Spike`.
+
+    Attributes:
+        score: Above this score the condition holds.
+        clear: Below this score it is over; at most `score`.
+        floor: The least standard deviation, as for `Spike`.
+        ranks: With fewer ranks to compare nothing is said. Of two or three, the one is named that has moved away from
+            where it was, once it is known how far apart they usually are.
+    """
+
+    score: float
+    clear: float
+    floor: float = 0.1
+    ranks: int = 4
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Differs:
+    """Ranks differ that must not: copies of the same elements, or members of a group that count its collectives.
+
+    The value that most ranks have is taken for the right one. Where no value has a majority, the rank is named that has
+    moved further away from what all had before, where that is known; else all of them.
+
+    Attributes:
+        tolerance: Values count as equal up to this share of the larger one.
+        fewest: The values are counts, and on a tie those that have the smallest one are named.
+    """
+
+    tolerance: float = 0.0
+    fewest: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Straggler:
+    """A rank needs longer for its own work than its peers, or than it used to while they do not.
+
+    Own work is the time of the `step` series less that of the `comm` series among those that the rule looks at, so that
+    a rank that waits for another one is never blamed.
+
+    Attributes:
+        ratio: The condition holds above this ratio of its own work to the others' median.
+        window: Of so many steps the median is taken.
+    """
+
+    ratio: float = 1.2
+    window: int = 10
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Reported:
+    """What only the agent can see holds: it says so itself, see `reported`."""
+
+
+Criterion = (
+    NonFinite
+    | Threshold
+    | Spike
+    | Drift
+    | Exceeds
+    | Frozen
+    | RelativeToMean
+    | Flat
+    | Dead
+    | Ratio
+    | Vanishing
+    | Saturated
+    | NotDecreasing
+    | Spread
+    | Differs
+    | Straggler
+    | Reported
+    | Custom
+)
+
+MAX_WINDOW = 100_000
+"""So many values a rule may keep of every series: 8 bytes each."""
+
+ACROSS_RANKS = (Spread, Differs, Straggler, Dead)
+"""Conditions that compare the ranks of a node; all others look at one rank alone."""
+
+IMPLIED: Mapping[type[Criterion], str] = MappingProxyType(
+    {
+        NonFinite: "nonfinite",
+        Dead: "zero_ratio",
+        Frozen: "sum",
+        Saturated: "absmax",
+        Straggler: "sum",
+        Reported: "value",
+    }
+)
+"""The statistic of conditions that are on one only."""

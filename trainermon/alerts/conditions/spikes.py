@@ -1,0 +1,275 @@
+"""Whether a statistic left its usual range: the two-sided, robust, NaN-proof spike condition, and its cost."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainermon.alerts.conditions.condition import (
+    Indices,
+    Mask,
+    Slots,
+    Verdict,
+    Watcher,
+    as_indices,
+    grown,
+    mask_or_none,
+)
+from trainermon.alerts.conditions.criteria import Direction, Spike
+from trainermon.alerts.statistics import DERIVED, INFS, NANS, NEVER_NEGATIVE, Array
+
+_REFRESH_EVERY = 16  # of its own values at most: what else is watched must not change how a series is judged
+_REFRESHES = 8  # while a window is filled once
+_START = 4  # the first values give the level: one in so many of the warm-up's
+MAD_TO_SIGMA = 1.4826  # of a normal distribution
+_FOLLOWED = np.float32(1 / 8)  # share of a miss by which the level follows
+_FIRST_VALUES = 8
+_TINY = 1e-30  # a standard deviation of zero would make 0 / 0 of a constant series
+
+
+class SpikeWatcher(Watcher):
+    """The statistic left its usual range: that around a level which follows it, as wide as it usually misses it.
+
+    The level is an exponential mean of the last calm values that begins at the median of the first ones, so that a wild
+    start is soon forgotten. What a value misses it by is compared with the median and the spread of what the last
+    values have missed it by: a steady trend shows as a median beside zero, and neither its going on nor its end is
+    unusual. The spread is the median absolute deviation, or what all but 5 % of the misses stay
+    within where their tails are heavier than normal.
+
+    Misses are differences of logarithms, or for statistics that may be negative shares of the usual magnitude, so that
+    those of a loss that has fallen are compared with those before.
+
+    Only values that were seen while the series was calm are learned: neither a fault nor a NaN, an Inf or a zero ever
+    enters the range. A series that stays outside its range for `adopt` values forgets it and learns the new level
+    through another warm-up: a lasting shift is reported once and then accepted.
+
+    Cost for 3 000 series and a window of 128: about 0.25 ms CPU a step, 1.5 MB.
+    """
+
+    def __init__(self, condition: Spike, statistic: str) -> None:
+        self._condition = condition
+        self._derive = DERIVED[statistic]
+        self._logarithmic = statistic in NEVER_NEGATIVE
+        self._start = max(1, condition.warmup // _START)
+        self._refresh_every = min(_REFRESH_EVERY, max(1, condition.window // _REFRESHES))
+        self._window = np.full((0, condition.window), np.nan, np.float32)  # of misses; at the start, of values
+        self._next = np.zeros(0, np.intp)  # the place in the window that is written next
+        self._level = np.zeros(0, np.float32)
+        self._magnitude = np.zeros(0, np.float32)  # 1 for logarithms
+        self._trend = np.zeros(0, np.float32)  # the usual miss; NaN during the warm-up
+        self._weight = np.zeros(0, np.float32)  # 1 / standard deviation
+        self._outside = np.zeros(0, np.int32)  # values in a row that were not learned
+        self._first = FirstLevel(condition.share_of_first, logarithmic=self._logarithmic)
+        self._num_learned = np.zeros(0, np.int32)
+        self._seen = self._missed = np.zeros(0, np.float32)
+        self._unusable: Mask | None = None
+
+    def grow(self, size: int) -> None:  # noqa: D102
+        self._window = grown(self._window, size, np.nan)
+        self._next = grown(self._next, size, 0)
+        self._level = grown(self._level, size, np.nan)
+        self._magnitude = grown(self._magnitude, size, 1.0 if self._logarithmic else np.nan)
+        self._trend = grown(self._trend, size, np.nan)
+        self._weight = grown(self._weight, size, np.nan)
+        self._outside = grown(self._outside, size, 0)
+        self._num_learned = grown(self._num_learned, size, 0)
+        self._first.grow(size)
+
+    def judge(self, slots: Slots, moments: Array) -> Verdict:  # noqa: D102
+        value = self._derive(moments)
+        usable = (moments[NANS] + moments[INFS]) == 0
+        seen = np.log(value) if self._logarithmic else value
+        self._seen = seen.astype(np.float32)
+        usable &= np.isfinite(self._seen)  # the logarithm of zero is not
+        self._unusable = mask_or_none(~usable)
+        self._missed = (self._seen - self._level[slots]) / self._magnitude[slots]
+        score = self._score(self._missed, self._trend[slots]) * self._weight[slots]
+        if self._unusable is not None:
+            score[self._unusable] = np.nan
+        # A series that is still warming up has the score NaN and counts as clear: nothing is unusual yet.
+        clear = ~(score >= self._condition.clear)
+        if self._unusable is not None:
+            clear &= usable
+        bad = score > self._condition.score
+        if self._condition.share_of_first and bad.any():
+            matters = self._first.matters(slots, self._seen, self._level[slots])
+            bad, clear = bad & matters, clear | (~matters & usable)
+        return Verdict(value, score, bad, clear, self._unusable)
+
+    def learn(self, slots: Slots, restless: Mask | None) -> None:  # noqa: D102
+        if restless is None and self._unusable is None:
+            self._insert(slots, self._seen, self._missed)
+        else:
+            skipped = _union(restless, self._unusable)
+            indices = as_indices(slots, len(self._level))
+            self._insert(indices[~skipped], self._seen[~skipped], self._missed[~skipped])
+        if restless is None:
+            self._outside[slots] = 0
+        else:
+            self._count_outside(as_indices(slots, len(self._level)), restless)
+
+    def baseline(self, slots: Indices) -> Array:  # noqa: D102
+        level: Array = self._level[slots].astype(np.float64)
+        level[np.isnan(self._trend[slots])] = np.nan
+        return np.exp(level) if self._logarithmic else level
+
+    def reset(self) -> None:  # noqa: D102
+        self._outside[:] = 0
+
+    def _score(self, missed: NDArray[np.float32], trend: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return by how much the level is missed on the side that is watched, more than with and without the trend."""
+        above = missed - np.maximum(trend, np.float32(0.0))
+        below = np.minimum(trend, np.float32(0.0)) - missed
+        match self._condition.direction:
+            case Direction.BOTH:
+                score: NDArray[np.float32] = np.maximum(above, below)
+            case Direction.DOWN:
+                score = below
+            case Direction.UP:
+                score = above
+        return score
+
+    def _insert(self, slots: Slots, seen: NDArray[np.float32], missed: NDArray[np.float32]) -> None:
+        num_learned = self._num_learned[slots] + np.int32(1)
+        self._num_learned[slots] = num_learned
+        is_start = num_learned <= self._start
+        place, kept = self._next[slots], np.where(is_start, seen, missed) if is_start.any() else missed
+        self._window[as_indices(slots, len(self._level)), place] = kept
+        place = place + 1
+        place[place == self._condition.window] = 0
+        self._next[slots] = place
+        self._follow(slots, seen)
+        if self._condition.share_of_first:
+            self._first.learn(slots, seen)
+        begins = num_learned == self._start
+        if begins.any():
+            self._begin(as_indices(slots, len(self._level))[begins])
+        due = (num_learned % self._refresh_every == 0) | (num_learned == self._condition.warmup + 1)
+        if due.any():
+            self._refresh(as_indices(slots, len(self._level))[due])
+
+    def _begin(self, rows: Indices) -> None:
+        """Begin the level at the median of the first values; what they would have missed it by is not kept."""
+        first = self._window[rows, : self._start]
+        self._level[rows] = np.median(first, axis=1)
+        if not self._logarithmic:
+            self._magnitude[rows] = np.maximum(np.median(np.abs(first), axis=1), np.float32(_TINY))
+        self._window[rows, : self._start] = np.nan
+
+    def _follow(self, slots: Slots, seen: NDArray[np.float32]) -> None:
+        level = self._level[slots]  # NaN until it begins
+        self._level[slots] = level + _FOLLOWED * (seen - level)
+        if not self._logarithmic:
+            magnitude, size = self._magnitude[slots], np.maximum(np.abs(seen), np.float32(_TINY))
+            self._magnitude[slots] = magnitude + _FOLLOWED * (size - magnitude)
+
+    def _count_outside(self, indices: Indices, restless: Mask) -> None:
+        counted = restless if self._unusable is None else restless & ~self._unusable
+        self._outside[indices] = np.where(restless, self._outside[indices] + counted, 0)
+        lasting = indices[self._outside[indices] >= self._condition.adopt]
+        if lasting.size:
+            self._window[lasting] = np.nan
+            self._level[lasting] = np.nan
+            self._trend[lasting] = np.nan
+            self._next[lasting] = 0
+            self._num_learned[lasting] = 0
+            self._outside[lasting] = 0
+
+    def _refresh(self, rows: Indices) -> None:
+        trend, sigma, count = trend_and_spread(self._window[rows])
+        trend[count <= self._condition.warmup - self._start] = np.nan
+        self._trend[rows] = trend
+        self._weight[rows] = 1.0 / np.maximum(sigma, np.float32(self._condition.floor))
+
+
+class FirstLevel:
+    """The level of the first values of each series, and whether a later value matters beside it.
+
+    Args:
+        share: A value matters from this share of the first level on; 0 if every one does.
+        logarithmic: Whether values are logarithms.
+    """
+
+    def __init__(self, share: float, *, logarithmic: bool) -> None:
+        self._share = share
+        self._logarithmic = logarithmic
+        self._first = np.zeros(0, np.float32)
+        self._count = np.zeros(0, np.int32)
+
+    def grow(self, size: int) -> None:
+        """Make room for so many series."""
+        self._first = grown(self._first, size, 0)
+        self._count = grown(self._count, size, 0)
+
+    def learn(self, slots: Slots, seen: NDArray[np.float32]) -> None:
+        """Take values into the mean of the first ones."""
+        count = self._count[slots]
+        learns = count < _FIRST_VALUES
+        if learns.any():
+            indices = as_indices(slots, len(self._count))[learns]
+            self._count[indices] += 1
+            self._first[indices] += (seen[learns] - self._first[indices]) / self._count[indices]
+
+    def share_of(self, slots: Slots) -> NDArray[np.float32]:
+        """Return the share of the first level, by its magnitude; of values that are no logarithms."""
+        share: NDArray[np.float32] = np.abs(self._first[slots]) * np.float32(self._share)
+        return share
+
+    def matters(self, slots: Slots, seen: NDArray[np.float32], level: NDArray[np.float32]) -> Mask:
+        """Return which values, or for negative levels their distances from the level, are large enough to matter."""
+        if self._logarithmic:
+            return np.asarray(seen >= self._first[slots] + np.log(self._share))
+        return np.asarray(seen - np.minimum(level, 0.0) >= self.share_of(slots))
+
+
+def trend_and_spread(window: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.float32], Indices]:
+    """Return median, robust standard deviation and number of the values that are not NaN, for each row.
+
+    The deviation is the larger one of two that are the same for normal values: 1.4826 times the median of the absolute
+    deviations from the median, and what 95 % of them stay within, over 1.96.
+    """
+    level, deviation, count = sorted_deviations(window)
+    within = deviation[np.arange(len(window)), np.maximum(np.int32(0.95 * count) - 1, 0)]
+    return level, np.maximum(np.float32(MAD_TO_SIGMA) * _middle(deviation, count), within / np.float32(1.96)), count
+
+
+def median_and_deviation(
+    window: NDArray[np.float32],
+) -> tuple[NDArray[np.float32], NDArray[np.float32], Indices]:
+    """Return median, median absolute deviation and number of the values that are not NaN, for each row.
+
+    Of an empty row, the first two are NaN. Two sorts are an order faster than `numpy.nanmedian` and take NaN, which
+    sorts last, for granted.
+    """
+    level, deviation, count = sorted_deviations(window)
+    return level, _middle(deviation, count), count
+
+
+def sorted_deviations(
+    window: NDArray[np.float32],
+) -> tuple[NDArray[np.float32], NDArray[np.float32], Indices]:
+    """Return the median of each row, the absolute deviations from it in ascending order, and how many there are."""
+    width = window.shape[1]
+    ascending = np.sort(window, axis=1)
+    count = np.full(len(window), width)
+    if np.isnan(ascending[:, -1]).any():
+        count -= np.isnan(ascending).sum(axis=1)
+    level = _middle(ascending, count)
+    deviation = np.abs(ascending - level[:, None])
+    deviation.sort(axis=1)
+    return level, deviation, count
+
+
+def _middle(ascending: NDArray[np.float32], count: Indices) -> NDArray[np.float32]:
+    rows = np.arange(len(ascending))
+    lower, upper = ascending[rows, np.maximum(count - 1, 0) // 2], ascending[rows, count // 2]
+    middle: NDArray[np.float32] = (lower + upper) * np.float32(0.5)
+    return middle
+
+
+def _union(first: Mask | None, second: Mask | None) -> Mask:
+    if first is None or second is None:
+        found = second if first is None else first
+        assert found is not None
+        return found
+    return first | second

@@ -1,0 +1,1 @@
+"""The same rules for Prometheus, and routes for Alertmanager."""

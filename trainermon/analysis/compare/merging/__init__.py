@@ -1,0 +1,1 @@
+"""Puts the parts of split tensors together."""

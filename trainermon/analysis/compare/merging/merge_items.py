@@ -1,0 +1,271 @@
+"""One row of several ranks as one row of the whole: split along a dimension, the same everywhere, or parts of a sum.
+
+The other side's shape tells which it is: concatenated it must be as large. Rows of one shape are copies, which must be
+equal, or parts of a sum. Statistics are merged as moments: extrema, means by their counts, norms by their squares. Of a
+sum they tell the mean only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trainermon.analysis.compare.items import Item
+from trainermon.analysis.compare.merging.assembly import Assembly
+from trainermon.analysis.compare.metrics import relative_size
+from trainermon.analysis.compare.noise import roundoff
+
+Sources = dict[str, Path | Assembly]
+
+COPY_TOLERANCE = 64.0
+"""Copies of a value may be apart by so many units of roundoff: kernels may add up in another order on each rank."""
+_SUM_TOLERANCE = 0.05  # of the root mean square: a mean, which statistics round off, tells a sum from a copy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reference:
+    """The other side's row: of `parts` ranks, and the row itself only if it is whole."""
+
+    shape: tuple[int, ...] | None
+    parts: int = 1
+    item: Item | None = None
+
+
+@dataclass(slots=True)
+class Counts:
+    """How the rows were brought together.
+
+    `diverged` names copies that are not equal, `unclear` rows whose shapes do not fit; by `averaged`, unless it is 0,
+    the gradients of replicas were divided. `own` are values that each rank has for itself, and that were left out.
+    `alone` is the only replica that is compared.
+    """
+
+    split: int = 0
+    copies: int = 0
+    sums: int = 0
+    own: int = 0
+    diverged: list[str] = field(default_factory=list)
+    unclear: list[str] = field(default_factory=list)
+    averaged: int = 0
+    alone: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One row of all ranks of an axis, and what is known of it.
+
+    `split` is the dimension, and the number of blocks along it, where the dump tells; `sums` whether these may be parts
+    of a sum: True if they surely are, None if the values decide. In what order the elements of a function's tensors lie
+    is not known: heads and batch may be one dimension. `is_own` tells that it was given something of its rank alone.
+    """
+
+    name: str
+    items: Sequence[Item]
+    axis: str = "tp"
+    reference: Reference | None = None
+    split: tuple[int, int] | None = None
+    sums: bool | None = False
+    is_function: bool = False
+    is_own: bool = False
+
+
+def merge_row(row: Row, sources: Sources, counts: Counts) -> Item | None:
+    """Return the row of the whole, with its tensor, if there is one, in `sources` under `row.name`.
+
+    None if the whole has no such value: what a function makes of one rank's part, such as the largest logit in it.
+    """
+    first = row.items[0]
+    if len(row.items) == 1:
+        return first
+    return _merge_tensors(row, sources, counts) if first.is_tensor else _argument(row)
+
+
+def _merge_tensors(row: Row, sources: Sources, counts: Counts) -> Item | None:
+    first, dim = row.items[0], _dimension(row)
+    if dim is not None:
+        counts.split += 1
+        stride = row.split[1] if row.split and row.split[0] == dim else 1
+        return _stored(concatenated(row.items, dim), row, sources, dim=dim, stride=stride)
+    is_mask_of_own = row.is_own and not roundoff(row.items)  # the same statistics make no copies of these
+    if is_mask_of_own or any(item.shape != first.shape for item in row.items) or (row.is_function and not _fits(row)):
+        return _left_out(row, counts, counts.unclear)
+    if row.sums is not True and _are_copies(row.items):
+        counts.copies += 1
+        return first
+    if row.sums or (row.sums is None and _adds_up(row)):
+        counts.sums += 1
+        return _stored(summed(row.items), row, sources, dim=None)
+    if row.is_function and (row.is_own or not _has_sound_copy(row)):
+        return _left_out(row, counts, counts.diverged)
+    index = _farthest(row)
+    counts.diverged.append(f"{row.name} (most: {row.axis} {index})")
+    return row.items[index]
+
+
+def _left_out(row: Row, counts: Counts, names: list[str]) -> Item | None:
+    """Leave out a function's row, and name a module's, of which the first rank has to stand for all."""
+    if row.is_function:
+        counts.own += 1
+        return None
+    names.append(row.name)
+    return row.items[0]
+
+
+def _fits(row: Row) -> bool:
+    """Return whether the rows have the other side's shape."""
+    return row.reference is None or row.reference.shape in (None, row.items[0].shape)
+
+
+def concatenated(items: Sequence[Item], dim: int) -> Item:
+    """Return the row of tensors that lie one behind another along `dim`: its statistics are those of all elements."""
+    first = items[0]
+    shape = list(first.shape or ())
+    shape[dim] = sum((item.shape or ())[dim] for item in items)
+    counts = [item.num_elements - (item.nans or 0) - (item.infs or 0) for item in items]
+    return first._replace(
+        shape=tuple(shape),
+        requires_grad=any(item.requires_grad for item in items),
+        max=_over(max, [item.max for item in items]),
+        min=_over(min, [item.min for item in items]),
+        mean=_mean([item.mean for item in items], counts),
+        norm=_norm([item.norm for item in items], counts),
+        nans=_total([item.nans for item in items]),
+        infs=_total([item.infs for item in items]),
+        checksum=None,
+    )
+
+
+def summed(items: Sequence[Item]) -> Item:
+    """Return the row of the sum of tensors: its mean is known, its extrema and norm are not."""
+    means = [item.mean for item in items]
+    mean = math.fsum(means) if all(isinstance(value, int | float) for value in means) else None
+    return items[0]._replace(
+        max=None,
+        min=None,
+        mean=mean,
+        norm=None,
+        checksum=None,
+        nans=_total([item.nans for item in items]),
+        infs=_total([item.infs for item in items]),
+    )
+
+
+def scaled(item: Item, factor: float, sources: Sources) -> Item:
+    """Return the row of a tensor that is multiplied by a positive `factor`."""
+    values = (item.max, item.min, item.mean, item.norm)
+    changed = [value * factor if isinstance(value, float) else value for value in values]
+    name = item.data_name and f"{item.data_name} × {factor:g}"
+    if item.data_name and name:
+        sources[name] = Assembly(parts=(sources[item.data_name],), scale=factor)
+    return item._replace(
+        max=changed[0], min=changed[1], mean=changed[2], norm=changed[3], checksum=None, data_name=name
+    )
+
+
+def _stored(item: Item, row: Row, sources: Sources, *, dim: int | None, stride: int = 1) -> Item:
+    parts = tuple(sources[part.data_name] for part in row.items if part.data_name)
+    is_unordered = row.is_function and dim is not None
+    if len(parts) < len(row.items) or is_unordered:
+        return item._replace(data_name=None)
+    sources[row.name] = Assembly(parts=parts, dim=dim, stride=stride)
+    return item._replace(data_name=row.name)
+
+
+def _argument(row: Row) -> Item | None:
+    """Return a plain argument; a number that is smaller by as much as the whole was divided is that of the whole."""
+    first, other = row.items[0], row.reference.item if row.reference else None
+    same = all(item.max == first.max for item in row.items)
+    if row.is_function and not same:
+        return None
+    is_part = same and isinstance(first.max, int) and other is not None and first.max * len(row.items) == other.max
+    return other if is_part and other is not None and first.max is not True else first
+
+
+def _dimension(row: Row) -> int | None:
+    """Return along which dimension the rows are parts of what the other side has, None if they are not."""
+    shapes = [item.shape or () for item in row.items]
+    first = shapes[0]
+    if row.reference is None or row.reference.shape is None:
+        return row.split[0] if row.split else None
+    other, parts = row.reference.shape, row.reference.parts
+    if any(len(shape) != len(other) for shape in shapes):
+        return None
+    possible = [
+        dim
+        for dim in range(len(other))
+        if first[dim] != other[dim]
+        and sum(shape[dim] for shape in shapes) == other[dim] * parts
+        and all(_without(shape, dim) == _without(first, dim) for shape in shapes)
+    ]
+    exact = [dim for dim in possible if _without(first, dim) == _without(other, dim)]
+    if exact or possible:
+        return (exact or possible)[-1]
+    return row.split[0] if row.split and first == other and parts == len(shapes) else None
+
+
+def _without(shape: tuple[int, ...], dim: int) -> tuple[int, ...]:
+    return shape[:dim] + shape[dim + 1 :]
+
+
+def _are_copies(items: Sequence[Item]) -> bool:
+    return all(_is_copy(item, items[0]) for item in items[1:])
+
+
+def _is_copy(item: Item, other: Item) -> bool:
+    size = relative_size(item, other)
+    return size is None or size <= COPY_TOLERANCE * roundoff((item, other))
+
+
+def _has_sound_copy(row: Row) -> bool:
+    """Return whether a rank has what the other side has: then all should have it, unless it is a mask or an index."""
+    other = row.reference.item if row.reference else None
+    return other is not None and roundoff((other,)) > 0 and any(_is_copy(item, other) for item in row.items)
+
+
+def _adds_up(row: Row) -> bool:
+    """Return whether the sum of the rows may be the other side's: by its mean, and no longer than all together."""
+    other = row.reference.item if row.reference else None
+    if other is None:
+        return True
+    total = summed(row.items).mean
+    norms = [item.norm for item in row.items]
+    if not isinstance(total, float) or not isinstance(other.mean, float) or not isinstance(other.norm, float):
+        return False
+    if not all(isinstance(norm, float) for norm in norms) or other.norm > 1.01 * sum(norms):
+        return False
+    spread = other.norm / math.sqrt(max(1, other.num_elements))
+    return abs(total - other.mean) <= _SUM_TOLERANCE * spread
+
+
+def _farthest(row: Row) -> int:
+    """Return the number of the copy that differs most from the other side: the others must not hide a fault."""
+    other = row.reference.item if row.reference else None
+    sizes = [relative_size(item, other) if other is not None else 0.0 for item in row.items]
+    ranked = [math.inf if size is None or math.isnan(size) else size for size in sizes]
+    return ranked.index(max(ranked))
+
+
+def _over(choose: Callable[[list[Any]], Any], values: Sequence[Any]) -> Any:
+    known = [value for value in values if isinstance(value, int | float)]
+    return choose(known) if known else None
+
+
+def _mean(means: Sequence[object], counts: Sequence[int]) -> float | None:
+    pairs = [(mean, count) for mean, count in zip(means, counts, strict=True) if count]
+    if not pairs or not all(isinstance(mean, int | float) for mean, _ in pairs):
+        return None
+    return math.fsum(float(mean) * count for mean, count in pairs) / sum(counts)  # type: ignore[arg-type]
+
+
+def _norm(norms: Sequence[object], counts: Sequence[int]) -> float | None:
+    known = [norm for norm, count in zip(norms, counts, strict=True) if count]
+    if not known or not all(isinstance(norm, int | float) for norm in known):
+        return None
+    return math.hypot(*(float(norm) for norm in known))  # type: ignore[arg-type]
+
+
+def _total(counts: Sequence[int | None]) -> int | None:
+    return None if any(count is None for count in counts) else sum(count or 0 for count in counts)

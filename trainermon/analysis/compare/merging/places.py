@@ -1,0 +1,135 @@
+"""Finds the dumps below a directory of any level (dump, step, rank, run), and which of two sides belong together."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from trainermon.core.errors import DumpError
+from trainermon.dump.files.records import DUMP_FILE, PARTIAL_FILE, TENSOR_FOLDER, Layout
+
+logger = logging.getLogger("trainermon")
+
+_PART = re.compile(r"(attempt|step|rank|proc)(\d+)")
+_DEEPEST = 8
+
+
+class Part(NamedTuple):
+    """One of the dumps that make up a whole, and what of it the rank has."""
+
+    directory: Path
+    layout: Layout
+
+
+class Place(NamedTuple):
+    """One dump: its directory, and the step and rank that its path names (None: it names none).
+
+    Of a whole that several ranks have dumped, `parts` are their dumps, and `directory` is the folder of all of them.
+    """
+
+    directory: Path
+    step: int | None = None
+    rank: int | None = None
+    attempt: int = 0
+    parts: tuple[Part, ...] = ()
+
+
+class PlacePair(NamedTuple):
+    """Two dumps that are compared, and the step and rank to call them by."""
+
+    target: Place
+    golden: Place
+
+    @property
+    def label(self) -> str:
+        """`step3 rank1`, as far as it is known."""
+        step, rank = self.target.step, self.target.rank
+        return " ".join(f"{word}{value}" for word, value in (("step", step), ("rank", rank)) if value is not None)
+
+
+def find_places(path: Path) -> list[Place]:
+    """Return the dumps at or below `path`: of every step and rank that of the last attempt, and of these the newest.
+
+    Raises:
+        DumpError: there is none.
+    """
+    path = Path(path)
+    if path.is_file() or _holds_dump(path):
+        folder = path.parent if path.is_file() else path
+        return [_place(folder, folder)]
+    found = sorted((_place(folder, path) for folder in _folders(path)), key=_recency)
+    if not found:
+        raise DumpError(f"{path} holds no dump: expected {DUMP_FILE} in it, or step*/rank*/{DUMP_FILE} below it")
+    newest = {(place.step, place.rank, _unnamed(place)): place for place in found}
+    return sorted(newest.values(), key=lambda place: (place.step or 0, place.rank or 0))
+
+
+def pair_places(targets: list[Place], goldens: list[Place]) -> list[PlacePair]:
+    """Return which dumps are compared: those of one step and rank, or the only ones of both sides.
+
+    If each side has one step, these are compared though their numbers differ, and so are single ranks. What has no
+    counterpart is told in the log.
+
+    Raises:
+        DumpError: no step and rank is on both sides.
+    """
+    if len(targets) == len(goldens) == 1:
+        return [PlacePair(targets[0], goldens[0])]
+    same_step = len({place.step for place in targets}) == len({place.step for place in goldens}) == 1
+    same_rank = len({place.rank for place in targets}) == len({place.rank for place in goldens}) == 1
+    by_key = {_key(place, same_step=same_step, same_rank=same_rank): place for place in goldens}
+    keyed = ((place, _key(place, same_step=same_step, same_rank=same_rank)) for place in targets)
+    pairs = [PlacePair(place, by_key[key]) for place, key in keyed if key in by_key]
+    if not pairs:
+        raise DumpError(
+            f"no dump of the target ({_names(targets)}) belongs to one of the golden side ({_names(goldens)}): "
+            "steps and ranks must agree, or name two dumps"
+        )
+    paired = {id(place) for pair in pairs for place in pair}
+    for side, places in (("target", targets), ("golden side", goldens)):
+        if left := [place for place in places if id(place) not in paired]:
+            logger.warning("not compared, on the %s only: %s", side, _names(left))
+    return pairs
+
+
+def _key(place: Place, *, same_step: bool, same_rank: bool) -> tuple[int | None, int | None]:
+    return None if same_step else place.step, None if same_rank else place.rank
+
+
+def _names(places: list[Place]) -> str:
+    names = [PlacePair(place, place).label or str(place.directory) for place in places[:4]]
+    return ", ".join(names) + (f" and {len(places) - 4} more" if len(places) > 4 else "")
+
+
+def _folders(path: Path) -> list[Path]:
+    found = []
+    for folder, below, files in os.walk(path):
+        if DUMP_FILE in files or PARTIAL_FILE in files:
+            found.append(Path(folder))
+        deep = len(Path(folder).relative_to(path).parts) >= _DEEPEST
+        below[:] = [] if deep else sorted(name for name in below if name != TENSOR_FOLDER)
+    return found
+
+
+def _holds_dump(folder: Path) -> bool:
+    return (folder / DUMP_FILE).exists() or (folder / PARTIAL_FILE).exists()
+
+
+def _place(folder: Path, start: Path) -> Place:
+    parts = (
+        (start.resolve().name, *folder.parts[len(start.parts) :]) if folder != start else folder.resolve().parts[-4:]
+    )
+    numbers = {match[1]: int(match[2]) for part in parts if (match := _PART.fullmatch(part))}
+    return Place(folder, numbers.get("step"), numbers.get("rank"), numbers.get("attempt", 0))
+
+
+def _unnamed(place: Place) -> str:
+    """Return what tells dumps apart that name no rank: several processes of one step that never knew theirs."""
+    return place.directory.name if place.rank is None else ""
+
+
+def _recency(place: Place) -> tuple[int, float]:
+    return place.attempt, place.directory.stat().st_mtime

@@ -1,0 +1,107 @@
+"""The dumps of the ranks of one side, read under the names that calls have in the whole model."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from trainermon.analysis.compare.items import MODULE, Call, Item, Rows, read_rows
+from trainermon.analysis.compare.merging.merge_items import Sources
+from trainermon.analysis.compare.merging.places import Part, Place
+from trainermon.dump.files.records import FORWARD, Layout
+
+Name = tuple[str, str]
+"""What a call is called, and its direction."""
+Key = tuple[str, str, int]
+"""The same, and the number of the call among those of that name."""
+COLLECTIVE = "Distributed"
+
+
+class Rank(NamedTuple):
+    """The calls of one rank, under the names of the whole model, and what of it the rank has."""
+
+    layout: Layout
+    rows: Rows
+
+    def place(self, axis: str) -> int:
+        """Return the rank's place on an axis."""
+        return self.layout.axes.get(axis, (0, 1))[0]
+
+
+class Side(NamedTuple):
+    """All ranks of one side; `sizes` says how many the merged axes have."""
+
+    place: Place
+    ranks: tuple[Rank, ...]
+
+    def size(self, axis: str) -> int:
+        """Return how many places of an axis were brought together."""
+        return len({rank.place(axis) for rank in self.ranks})
+
+
+def scoped_name(call: Call) -> str:
+    """Return the name by which calls of different layouts are matched: a function's has the module around it."""
+    return f"{MODULE}.{call.name}" if call.family == MODULE else f"{call.scope}/{call.family}.{call.name}"
+
+
+def read_side(place: Place) -> Side:
+    """Return the ranks of a place, which may be one.
+
+    Raises:
+        DumpError: a dump is damaged.
+    """
+    parts = place.parts or (Part(directory=place.directory, layout=Layout()),)
+    return Side(
+        place,
+        tuple(Rank(part.layout.in_whole(), _in_whole(part, read_rows(part.directory))) for part in parts),
+    )
+
+
+def _in_whole(part: Part, rows: Rows) -> Rows:
+    """Return the rows of a rank under the names of the whole model, tensors by their paths."""
+    stage, size = part.layout.axes.get("pp", (0, 1))
+    layout = part.layout
+    keys = {call.key: _key_in_whole(call, layout, stage if size > 1 else 0) for call in rows.calls}
+    sources: Sources = {}
+    calls = []
+    for call in rows.calls:
+        if call.family == COLLECTIVE:  # other layouts have other ones
+            continue
+        items = tuple(_with_path(item, rows, sources, call.direction) for item in call.items)
+        name = call.name if call.family != MODULE else layout.name_in_whole(call.name)
+        scope = layout.name_in_whole(call.scope)
+        calls.append(call._replace(key=keys[call.key], name=name, scope=scope, items=items))
+    return rows._replace(
+        calls=tuple(calls),
+        parents={keys.get(key, key): keys.get(parent, parent) for key, parent in rows.parents.items()},
+        stacks={keys.get(key, key): stack for key, stack in rows.stacks.items()},
+        sources=sources,
+    )
+
+
+def _with_path(item: Item, rows: Rows, sources: Sources, direction: str) -> Item:
+    path = rows.tensor_path(item)
+    if isinstance(path, Path):
+        sources[str(path)] = path
+    is_gradient = item.is_tensor and direction != FORWARD  # one that another stage has sent requires a gradient
+    return item._replace(
+        data_name=str(path) if path else None, requires_grad=False if is_gradient else item.requires_grad
+    )
+
+
+def _key_in_whole(call: Call, layout: Layout, stage: int) -> str:
+    if call.family == MODULE:
+        path = layout.name_in_whole(call.name)
+        return f"{call.key.partition('.')[0]}.{path}.{call.direction}.{call.number}"
+    return f"{call.key} (stage {stage})" if stage else call.key
+
+
+def keyed(calls: Iterable[Call]) -> Iterator[tuple[Key, Call]]:
+    """Yield calls with their keys, in their order."""
+    counts: Counter[Name] = Counter()
+    for call in calls:
+        name = scoped_name(call), call.direction
+        yield (*name, counts[name]), call
+        counts[name] += 1

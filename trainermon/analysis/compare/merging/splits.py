@@ -1,0 +1,148 @@
+"""Which dumps of a step are parts of one whole: ranks that share a model differently on the two sides.
+
+Ranks of an axis (tensor, pipeline, data parallel) are brought together where the two sides have another number of them;
+where both have as many, rank is compared with rank. Places come from the dumps, or from what the user says of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from trainermon.analysis.compare.merging.places import Part, Place, PlacePair, find_places, pair_places
+from trainermon.core.errors import ConfigError, DumpError
+from trainermon.dump.files.reader import load_partial, read_layout
+from trainermon.dump.files.records import INFO_FILE, PARTIAL_FILE, Layout
+
+MERGED = ("tp", "dp", "pp")
+"""Axes over which dumps are merged, in this order; Megatron numbers ranks in it."""
+
+
+def parse_sizes(text: str | None) -> dict[str, int]:
+    """Return the sizes that `tp=2,pp=4` stands for; none are given without a text.
+
+    Raises:
+        ConfigError: it is not of that form.
+    """
+    sizes = {}
+    for part in text.split(",") if text is not None else ():
+        axis, _, size = part.partition("=")
+        if axis.strip() not in MERGED or not size.strip().isdigit() or int(size) < 1:
+            raise ConfigError(f"found {text!r}, expected sizes such as tp=2,pp=4 (axes: {', '.join(MERGED)})")
+        sizes[axis.strip()] = int(size)
+    return sizes
+
+
+def find_pairs(
+    target: Path,
+    golden: Path,
+    *,
+    target_sizes: Mapping[str, int] | None = None,
+    golden_sizes: Mapping[str, int] | None = None,
+) -> list[PlacePair]:
+    """Return which dumps at or below two folders are compared, see `bring_together`.
+
+    Raises:
+        DumpError: a side has no dump, none of them belong together, or ranks of a whole are missing.
+    """
+    sides = find_places(target), find_places(golden)
+    return pair_places(*bring_together(*sides, target_sizes=target_sizes, golden_sizes=golden_sizes))
+
+
+def bring_together(
+    targets: Sequence[Place],
+    goldens: Sequence[Place],
+    *,
+    target_sizes: Mapping[str, int] | None = None,
+    golden_sizes: Mapping[str, int] | None = None,
+) -> tuple[list[Place], list[Place]]:
+    """Return the places of both sides, those that are parts of one whole as one place with `parts`.
+
+    `target_sizes` and `golden_sizes` are for dumps that do not tell their layout: sizes of the axes, ranks being
+    numbered as Megatron does, tensor parallel ones first.
+
+    Raises:
+        DumpError: ranks of a whole are missing.
+    """
+    if len(targets) == len(goldens) == 1:
+        return list(targets), list(goldens)  # these were meant
+    ours = [(place, _layout(place, target_sizes)) for place in targets]
+    theirs = [(place, _layout(place, golden_sizes)) for place in goldens]
+    axes = [axis for axis in MERGED if _size(ours, axis) != _size(theirs, axis)]
+    if not axes:
+        return list(targets), list(goldens)
+    return list(_merged(ours, axes)), list(_merged(theirs, axes))
+
+
+def layout_at(directory: Path) -> Layout:
+    """Return what the dump in `directory` says of its rank's place; the default where it says nothing.
+
+    Raises:
+        DumpError: dump_info.json is damaged.
+    """
+    path = directory / INFO_FILE
+    try:
+        info = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        partial = directory / PARTIAL_FILE
+        info = load_partial(partial).info if partial.exists() else {}
+    except ValueError as error:
+        raise DumpError(f"{path} is not JSON ({error}): copy the dump again") from error
+    return read_layout(info.get("layout") if isinstance(info, dict) else None)
+
+
+def _layout(place: Place, sizes: Mapping[str, int] | None) -> Layout:
+    known = layout_at(place.directory)
+    if not sizes:
+        return known
+    left = place.rank or 0
+    axes = {}
+    for axis in MERGED:
+        size = sizes.get(axis, 1)
+        axes[axis] = left % size, size
+        left //= size
+    return dataclasses.replace(known, axes={**known.axes, **axes})
+
+
+def _size(places: Sequence[tuple[Place, Layout]], axis: str) -> int:
+    return max((_place_in(layout, axis)[1] for _, layout in places), default=1)
+
+
+def _place_in(layout: Layout, axis: str) -> tuple[int, int]:
+    return layout.axes.get(axis, (0, 1))
+
+
+def _merged(places: Sequence[tuple[Place, Layout]], axes: Sequence[str]) -> Iterator[Place]:
+    groups: dict[tuple[object, ...], list[tuple[Place, Layout]]] = defaultdict(list)
+    for place, layout in places:
+        rest = tuple(sorted((axis, where) for axis, (where, _) in layout.axes.items() if axis not in axes))
+        groups[place.step, place.attempt, rest].append((place, layout))
+    steps = Counter(key[0] for key in groups)
+    numbers: Counter[object] = Counter()
+    for key, members in groups.items():
+        members.sort(key=lambda member: member[0].rank or 0)
+        _check_complete(members, axes)
+        first = members[0][0]
+        parts = tuple(Part(directory=place.directory, layout=layout) for place, layout in members)
+        number = numbers[key[0]] if steps[key[0]] > 1 else None
+        numbers[key[0]] += 1
+        yield first._replace(directory=_common(parts), rank=number, parts=parts)
+
+
+def _check_complete(members: Sequence[tuple[Place, Layout]], axes: Sequence[str]) -> None:
+    for axis in axes:
+        size = max(_place_in(layout, axis)[1] for _, layout in members)
+        missing = sorted(set(range(size)) - {_place_in(layout, axis)[0] for _, layout in members})
+        if missing:
+            place = members[0][0]
+            raise DumpError(
+                f"step {place.step}: found {len(members)} ranks of which {axis} has {size} places, but none of "
+                f"{axis} {', '.join(map(str, missing))}: dump all ranks, or name two dumps to compare these alone"
+            )
+
+
+def _common(parts: Sequence[Part]) -> Path:
+    return parts[0].directory if len(parts) == 1 else parts[0].directory.parent

@@ -1,0 +1,1 @@
+"""The first cause of what went wrong in a run."""

@@ -1,0 +1,1 @@
+"""The first difference between two runs."""

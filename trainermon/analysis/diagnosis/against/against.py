@@ -1,0 +1,189 @@
+"""The first difference between a run and a reference: by stored rows to the step, by dumps to the operation.
+
+Levels are walked down: step, micro step, parallel domain, rank, module, API. Stored rows of both sides tell the step;
+dumps of that step, where both sides have them, tell the rest; without them the rows do as far as they reach.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+from trainermon.analysis.diagnosis.against.dump_differences import DumpDifference, compare_dumps
+from trainermon.analysis.diagnosis.against.dumps import below, from_dumps
+from trainermon.analysis.diagnosis.against.gradient_chain import gradient_chain
+from trainermon.analysis.diagnosis.against.row_differences import REFERENCE, RowDifference, find_row_difference
+from trainermon.analysis.diagnosis.against.rows import from_rows
+from trainermon.analysis.diagnosis.against.run_verdicts import GRAD_NORM, LOSS, RunVerdict, judge_run
+from trainermon.analysis.diagnosis.against.sides import Side, open_side, pair_dumps
+from trainermon.analysis.diagnosis.evidence import open_store
+from trainermon.analysis.diagnosis.findings import Diagnosis, FaultPhase, NextCollection, Symptom, Verdict
+from trainermon.analysis.diagnosis.next_collection import dump_of_step, more_statistics, together
+from trainermon.analysis.diagnosis.wording import counted
+from trainermon.exporters.store.tables import add_run
+
+MAX_CALLS = 5
+_NAMES = {LOSS: "loss", GRAD_NORM: "gradient norm"}
+
+
+def diagnose_against(run_dir: Path, reference: Path, *, step: int | None = None) -> Diagnosis:
+    """Return where `run_dir` first differs from `reference`, each the directory of a run or of dumps.
+
+    With `step`, only that step is looked at.
+
+    Raises:
+        DumpError: a side is no directory of a run or of dumps, or a dump is damaged.
+    """
+    ours, theirs = open_side(Path(run_dir)), open_side(Path(reference))
+    rows = _compare_rows(ours, theirs, step)
+    at_step = rows.step if rows is not None and rows.step is not None else step
+    dumps = _first_dump_difference(ours, theirs, at_step)
+    if dumps is not None and dumps[1].first is not None:
+        diagnosis = from_dumps(ours, dumps[0], dumps[1], rows)
+    elif rows is not None and rows.step is not None:
+        diagnosis = from_rows(ours, rows)
+    else:
+        diagnosis = _equal(ours, rows, dumps)
+    if ours.is_run and theirs.is_run:
+        diagnosis = dataclasses.replace(
+            with_run_verdicts(diagnosis, judge_run(ours.path, theirs.path)),
+            gradient_chain=gradient_chain(ours.path, theirs.path),
+        )
+    return dataclasses.replace(
+        diagnosis,
+        reference=str(theirs.path),
+        collect=_collect(diagnosis, rows, dumps),
+        evidence=_sources(ours, theirs, rows, dumps),
+    )
+
+
+def with_run_verdicts(diagnosis: Diagnosis, verdicts: Sequence[RunVerdict]) -> Diagnosis:
+    """Return `diagnosis` with the verdicts; runs that part without any step standing out have a verdict by these."""
+    diagnosis = dataclasses.replace(diagnosis, run_verdicts=tuple(verdicts))
+    parted = [verdict for verdict in verdicts if verdict.differs]
+    if diagnosis.verdict is not Verdict.EQUAL or not parted:
+        return diagnosis
+    names = " and ".join(_NAMES[verdict.quantity] for verdict in parted)
+    return dataclasses.replace(
+        diagnosis,
+        verdict=Verdict.LOCATED,
+        symptom=Symptom.DIFFERS,
+        headline=f"No step stands out, but over the run the {names} differ{'s' if len(parted) == 1 else ''}",
+        step=parted[0].step,
+    )
+
+
+def _compare_rows(ours: Side, theirs: Side, step: int | None) -> RowDifference | None:
+    """Return what the stored rows tell; None if a side has none, or they have no step in common."""
+    if not (ours.is_run and theirs.is_run):
+        return None
+    with open_store(ours.path) as connection:
+        if connection is None:
+            return None
+        add_run(connection, theirs.path, REFERENCE)
+        found = find_row_difference(connection, step)
+    return found if found.num_steps else None
+
+
+def _first_dump_difference(ours: Side, theirs: Side, step: int | None) -> tuple[int | None, DumpDifference] | None:
+    """Return the first step of which the dumps differ, else the first with calls on one side only, else the last.
+
+    None without dumps in common.
+    """
+    last = one_sided = None
+    for found, pairs in pair_dumps(ours, theirs, step).items():
+        last = found, compare_dumps(pairs, ours.places)
+        if last[1].first is not None:
+            return last
+        if one_sided is None and last[1].one_sided:
+            one_sided = last
+    return one_sided or last
+
+
+def _equal(ours: Side, rows: RowDifference | None, dumps: tuple[int | None, DumpDifference] | None) -> Diagnosis:
+    if rows is None and dumps is None:
+        return Diagnosis(
+            verdict=Verdict.NO_EVIDENCE,
+            run_id=ours.run_id,
+            headline="Nothing could be compared",
+            reason="The two sides have neither stored steps nor dumps of a step and rank in common",
+        )
+    said = []
+    if rows is not None:
+        noise = "" if rows.is_exact else f" but for noise of up to {rows.noise:.2g}"
+        said.append(f"the stored rows of {counted(rows.num_steps, 'step')} agree{noise}")
+    headline = "No difference from the reference was found"
+    if dumps is not None:
+        said.append(f"the dumps of {counted(len(dumps[1].ranks), 'rank')} differ by no more than rounding")
+        if keys := dumps[1].one_sided:
+            headline = f"No value differs from the reference, but step {dumps[0]} has calls on one side only"
+            said.append(f"only one side calls {', '.join(keys[:MAX_CALLS])}{' ...' if len(keys) > MAX_CALLS else ''}")
+    reason = ", and ".join(said)
+    return Diagnosis(
+        verdict=Verdict.EQUAL,
+        run_id=ours.run_id,
+        headline=headline,
+        reason=reason[:1].upper() + reason[1:],
+        step=dumps[0] if dumps is not None else None,
+    )
+
+
+def _collect(
+    diagnosis: Diagnosis, rows: RowDifference | None, dumps: tuple[int | None, DumpDifference] | None
+) -> NextCollection | None:
+    """Return what would lead further down, on both sides."""
+    if diagnosis.verdict is Verdict.NO_EVIDENCE:
+        return more_statistics((), "nothing is common to both sides")
+    step = diagnosis.step
+    if diagnosis.verdict is Verdict.EQUAL or step is None or diagnosis.api:
+        return None
+    if dumps is not None and dumps[1].first is not None:
+        return _functions_too(step, dumps[1])
+    if dumps is not None and diagnosis.phase is FaultPhase.OPTIMIZER:
+        return None
+    kinds = rows.kinds if rows is not None else ()
+    return together(
+        dump_of_step(step, (), "no dumps of both sides tell the operation"),
+        None if diagnosis.module else more_statistics(kinds, "no stored rows tell the module", start_step=step),
+    )
+
+
+def _functions_too(step: int, dumps: DumpDifference) -> NextCollection | None:
+    """Return the order for a dump with functions, within the module that is known; None if they were dumped."""
+    assert dumps.first is not None
+    if any(call.target and not call.key.startswith("Module.") for call in dumps.first.rank.comparison.calls):
+        return None
+    ranks = sorted({found.event.rank for found in dumps.origins})
+    calls = [dumps.first.module_key] if dumps.first.module_key and not dumps.first.is_backward else []
+    return dump_of_step(step, ranks, "the dumps have modules only", calls=calls)
+
+
+def _sources(
+    ours: Side, theirs: Side, rows: RowDifference | None, dumps: tuple[int | None, DumpDifference] | None
+) -> tuple[str, ...]:
+    found: list[str] = []
+    if rows is not None:
+        found.append(f"stored rows: {counted(rows.num_steps, 'step')} that both runs have")
+    else:
+        without = [side for side in (ours, theirs) if not side.is_run]
+        verb = "holds" if len(without) == 1 else "hold"
+        why = (
+            f"{' and '.join(str(side.path) for side in without)} {verb} dumps only" if without else "no step in common"
+        )
+        found.append(f"stored rows: none compared, {why}")
+    if dumps is not None:
+        found += _dump_sources(ours, theirs, dumps[1])
+    else:
+        found.append("dumps: none of a step and rank that both sides have")
+    return tuple(found)
+
+
+def _dump_sources(ours: Side, theirs: Side, dumps: DumpDifference) -> Sequence[str]:
+    order = "matched communication" if dumps.is_tied else "the pipeline only: no dump has communication"
+    lines = [
+        f"dump of rank {rank.rank}: {below(rank.pair.target.directory, ours.path)}, beside the reference's"
+        f" {below(rank.pair.golden.directory, theirs.path)} ({rank.comparison.mode.value})"
+        for rank in dumps.ranks
+    ]
+    return [*lines, *([f"ranks ordered by {order}"] if len(dumps.ranks) > 1 else [])]

@@ -1,0 +1,180 @@
+"""Where along a gradient's way through the step two runs part: from the parameter's gradient to the new weights.
+
+The way is: gradient before the reduction over ranks, gradient after it, norm of what a rank holds, norm of all, moments
+of the optimizer, weights. Of each link, the first step on which it differs is told; the first link that does names the
+part of the step to look at.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from trainermon.analysis.diagnosis.against.row_differences import NOISE_GROWTH, NOISE_LIMIT, NOISE_STEPS, REFERENCE
+from trainermon.analysis.diagnosis.evidence import open_store
+from trainermon.core.values import Kind
+from trainermon.exporters.store.tables import add_run
+
+if TYPE_CHECKING:
+    import duckdb
+
+DIFFERS, AGREES, NOT_STORED = "differs", "agrees", "not stored"
+_NOISE_FLOOR = 1e-6
+_LOCAL_NORM, _NORM = "local gradient norm", "gradient norm"
+_LINKS: tuple[tuple[str, tuple[Kind, ...]], ...] = (
+    ("gradient before the reduction", (Kind.GRAD_UNREDUCED,)),
+    ("gradient after the reduction", (Kind.GRAD_REDUCED,)),
+    (_LOCAL_NORM, ()),
+    (_NORM, ()),
+    ("moments", (Kind.EXP_AVG, Kind.EXP_AVG_SQ, Kind.STATE)),
+    ("weights", (Kind.PARAM_UPDATED,)),
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class GradientLink:
+    """One link of the way. `state` is `differs`, `agrees` (but for noise) or `not stored` on both sides.
+
+    `step` is the first on which it differs, `relative` how far the farthest series of that step is apart, relative to
+    its size (NaN: finite on one side only), `rank` and `series` which that is; None and "" where nothing differs. The
+    norm of all ranks has no rank.
+    """
+
+    link: str
+    state: str
+    num_steps: int = 0
+    step: int | None = None
+    relative: float | None = None
+    rank: int | None = None
+    series: str = ""
+
+
+class _Point(NamedTuple):
+    """What is known of a link on a step: whether a bit differs, how far the farthest series is apart, and which."""
+
+    step: int
+    differs: bool
+    relative: float
+    rank: int | None
+    series: str
+
+
+def gradient_chain(run_dir: Path, reference: Path) -> tuple[GradientLink, ...]:
+    """Return all links in their order; () if a side has nothing stored."""
+    with open_store(run_dir) as ours, open_store(reference) as theirs:
+        if ours is None or theirs is None:
+            return ()
+        add_run(ours, reference, REFERENCE)
+        return tuple(_link(name, list(_series(name, kinds, ours, theirs))) for name, kinds in _LINKS)
+
+
+def _series(
+    name: str, kinds: Sequence[Kind], ours: duckdb.DuckDBPyConnection, theirs: duckdb.DuckDBPyConnection
+) -> Iterator[list[_Point]]:
+    if name in (_LOCAL_NORM, _NORM):
+        yield _norms(ours, theirs, per_rank=name == _LOCAL_NORM)
+    for kind in kinds:
+        yield [_Point(*row) for row in ours.execute(_ROWS, {"kind": str(kind)}).fetchall()]
+
+
+def _link(name: str, series: Sequence[list[_Point]]) -> GradientLink:
+    steps = {point.step for points in series for point in points}
+    if not steps:
+        return GradientLink(link=name, state=NOT_STORED)
+    found = [point for points in series if (point := _first_beyond(points)) is not None]
+    if not found:
+        return GradientLink(link=name, state=AGREES, num_steps=len(steps))
+    first = min(found, key=lambda point: (point.step, -point.relative))
+    return GradientLink(
+        link=name,
+        state=DIFFERS,
+        num_steps=len(steps),
+        step=first.step,
+        relative=math.nan if math.isinf(first.relative) else first.relative,
+        rank=first.rank,
+        series=first.series,
+    )
+
+
+def _first_beyond(points: Sequence[_Point]) -> _Point | None:
+    """Return the first point that differs by a bit after one that did not, else by more than the noise before it."""
+    first = next((place for place, point in enumerate(points) if point.differs), None)
+    if first is None:
+        return None
+    if first > 0 or points[0].relative > NOISE_LIMIT:
+        return points[first]
+    noise = points[0].relative
+    for place, point in enumerate(points[1:], start=1):
+        if point.relative > max(_NOISE_FLOOR, NOISE_GROWTH * noise):
+            return point
+        if place < NOISE_STEPS:
+            noise = max(noise, point.relative)
+    return None
+
+
+def _norms(ours: duckdb.DuckDBPyConnection, theirs: duckdb.DuckDBPyConnection, *, per_rank: bool) -> list[_Point]:
+    here, there = ({row[:-1]: row[-1] for row in side.execute(_NORMS[per_rank]).fetchall()} for side in (ours, theirs))
+    points: dict[int, _Point] = {}
+    for key in sorted(here.keys() & there.keys()):
+        one, other = here[key], there[key]
+        same = one == other or (math.isnan(one) and math.isnan(other))
+        finite = math.isfinite(one) and math.isfinite(other)
+        apart = 0.0 if same else abs(one - other) / max(abs(one), abs(other)) if finite else math.inf
+        step, rank = key if per_rank else (key[0], None)
+        point = _Point(step, not same, apart, rank, "")
+        if step not in points or (point.differs, point.relative) > (points[step].differs, points[step].relative):
+            points[step] = point
+    return list(points.values())
+
+
+_NORMS = {
+    True: "SELECT step, rank, grad_norm FROM step_values WHERE grad_norm IS NOT NULL",
+    False: "SELECT step, grad_norm FROM steps WHERE grad_norm IS NOT NULL",
+}
+
+_MOMENTS = ("count", "min", "max", "sum", "sum_sq", "zeros", "nans", "infs")
+_DIFFERS = " OR ".join(f"ours.{name} IS DISTINCT FROM theirs.{name}" for name in _MOMENTS)
+_LARGEST = "greatest(abs(ours.min), abs(ours.max), abs(theirs.min), abs(theirs.max))"
+# The three parts of `compare.metrics.relative_size`; a term of which the size is zero is 0.
+_SIZES = (
+    f"greatest(abs(ours.min - theirs.min), abs(ours.max - theirs.max)) / nullif({_LARGEST}, 0)",
+    "abs(ours.norm - theirs.norm) / nullif(greatest(ours.norm, theirs.norm), 0)",
+    "abs(ours.mean - theirs.mean) / nullif(greatest(ours.rms, theirs.rms), 0)",
+)
+_RELATIVE = f"""CASE
+    WHEN ours.nans <> theirs.nans OR ours.infs <> theirs.infs THEN 'inf'::DOUBLE
+    WHEN ours.finite = 0 OR theirs.finite = 0 THEN 0.0
+    ELSE greatest({", ".join(f"coalesce({size}, 0.0)" for size in _SIZES)}) END"""
+_ROWS = f"""
+    WITH apart AS (
+        SELECT ours.step, ours.rank, ours.kind, ours.name, ({_DIFFERS}) AS differs, {_RELATIVE} AS relative
+        FROM stats ours JOIN {REFERENCE} theirs ON ours.step = theirs.step AND ours.rank = theirs.rank
+            AND ours.kind = theirs.kind AND ours.name = theirs.name AND ours.slot = theirs.slot
+            AND ours.call = theirs.call AND ours.stage = theirs.stage AND ours.num_steps = theirs.num_steps
+            AND coalesce(ours.micro_step, -1) = coalesce(theirs.micro_step, -1)
+        WHERE ours.kind = $kind
+    )
+    SELECT step, bool_or(differs), coalesce(max(relative) FILTER (differs), 0.0),
+        arg_max(rank, relative) FILTER (differs), coalesce(arg_max(kind || ' ' || name, relative) FILTER (differs), '')
+    FROM apart GROUP BY step ORDER BY step
+"""  # noqa: S608  # our own names
+
+
+def chain_texts(chain: Sequence[GradientLink]) -> list[str]:
+    """Return the way as lines of a table for a terminal, [] if nothing on it differs."""
+    if not any(link.state == DIFFERS for link in chain):
+        return []
+    width = max(len(link.link) for link in chain)
+    return [f"{link.link:<{width}}  {_words(link)}" for link in chain]
+
+
+def _words(link: GradientLink) -> str:
+    if link.state != DIFFERS:
+        return link.state
+    assert link.relative is not None
+    size = "finite on one side only" if math.isnan(link.relative) else f"apart by {link.relative:.2g}"
+    where = "" if link.rank is None else f", rank {link.rank}"
+    return f"differs from step {link.step} on, {size}{where}{f', {link.series}' if link.series else ''}"

@@ -1,0 +1,245 @@
+"""What stored rows alone tell of the first difference from a reference: step, rank, module and phase."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from trainermon.analysis.compare.items import Item
+from trainermon.analysis.diagnosis.against.row_differences import RowDifference, RowPair
+from trainermon.analysis.diagnosis.against.sides import Side
+from trainermon.analysis.diagnosis.domains import describe_domain
+from trainermon.analysis.diagnosis.execution_order import in_execution_order
+from trainermon.analysis.diagnosis.findings import (
+    BadTensor,
+    Contrast,
+    Diagnosis,
+    FaultPhase,
+    Level,
+    LevelFinding,
+    RankFinding,
+    Role,
+    Symptom,
+    Verdict,
+)
+from trainermon.analysis.diagnosis.origin import MODEL
+from trainermon.analysis.diagnosis.rows.location import Location, locate
+from trainermon.analysis.diagnosis.rows.order import StepOrder
+from trainermon.analysis.diagnosis.wording import counted, rank_list
+from trainermon.core.values import Kind
+
+ROWS = "stored rows"
+MAX_CONTRASTS = 6
+_REFERENCE = "the reference"
+_MOMENTS = (Kind.EXP_AVG, Kind.EXP_AVG_SQ, Kind.STATE)
+PHRASES: Mapping[FaultPhase, str] = {
+    FaultPhase.PARAMETER: "a parameter differed before the forward",
+    FaultPhase.FORWARD: "it arose in the forward",
+    FaultPhase.BACKWARD: "it arose in the backward",
+    FaultPhase.REDUCTION: "it arose in the reduction, before which the gradients agree",
+    FaultPhase.BEFORE_STEP: "the gradient was written to between backward and optimizer step",
+    FaultPhase.OPTIMIZER: "it arose in the optimizer step",
+    FaultPhase.UNKNOWN: "it was there after the reduction of gradients, which does not tell where it arose",
+}
+
+
+def from_rows(ours: Side, rows: RowDifference) -> Diagnosis:
+    """Return the diagnosis of the first step on which stored rows are apart; expects that there is one."""
+    order = StepOrder(
+        in_execution_order(ours.modules, rows.flows),
+        ours.places,
+        is_single=len(ours.places) == 1,
+        has_unreduced=Kind.GRAD_UNREDUCED in rows.kinds,
+    )
+    location = _without_forward(rows) or locate(rows.pairs, order, rows.called, [_size(pair) for pair in rows.pairs])
+    assert location is not None
+    pair = rows.pairs[location.place]
+    module = location.module
+    rank = location.ranks[0] if len(location.ranks) == 1 else None
+    where = f" in {module}" if module else ""
+    return Diagnosis(
+        verdict=Verdict.LOCATED,
+        symptom=Symptom.DIFFERS,
+        run_id=ours.run_id,
+        headline=f"The run first differs from the reference{where} on {rank_list(location.ranks)} in step {rows.step}",
+        reason=". ".join(filter(None, [_reason(rows, location, pair), _lost(rows)])),
+        step=rows.step,
+        rank=rank,
+        module=module,
+        micro_step=pair.micro_step,
+        phase=location.phase,
+        candidates=location.candidates or _sharing(rows.pairs, pair),
+        tensor=tensor_of(pair.place, pair.ours),
+        ranks=row_ranks(rows, location),
+        levels=row_levels(ours, rows, location),
+        contrasts=row_contrasts(rows, location),
+    )
+
+
+def _sharing(pairs: Sequence[RowPair], first: RowPair) -> tuple[str, ...]:
+    """Return the modules that took the same tensor as `first`: its gradient is the sum of what they all gave back."""
+    if first.kind != Kind.ACTV_GRAD or not first.slot.startswith("input"):
+        return ()
+    found = [
+        pair.name
+        for pair in pairs
+        if (pair.kind, pair.micro_step, pair.stage, pair.rank)
+        == (first.kind, first.micro_step, first.stage, first.rank)
+        and pair.slot.startswith("input")
+        and pair.fingerprint == first.fingerprint
+    ]
+    names = dict.fromkeys(found)
+    return tuple(
+        name for name in names if name != first.name and not any(other.startswith(f"{name}.") for other in names)
+    )
+
+
+def _size(pair: RowPair) -> float:
+    """Return how far two rows are apart, of one that a side lacks as far as can be."""
+    if pair.only_in or (pair.relative is not None and math.isnan(pair.relative)):
+        return math.inf
+    return pair.relative or 0.0
+
+
+def _without_forward(rows: RowDifference) -> Location | None:
+    """Return the model as a whole if it has no activations on some ranks, on which the reference has them."""
+    missing = _missing_activations(rows)
+    present = {pair.rank for pair in rows.pairs if pair.kind == Kind.ACTV and pair.only_in != _REFERENCE}
+    ranks = sorted({pair.rank for pair in missing} - present)
+    if not ranks or rows.called - {pair.name for pair in missing}:
+        return None
+    place = rows.pairs.index(next(pair for pair in missing if pair.rank == ranks[0]))
+    return Location(place=place, phase=FaultPhase.FORWARD, module=MODEL, ranks=tuple(ranks))
+
+
+def _missing_activations(rows: RowDifference) -> list[RowPair]:
+    return [pair for pair in rows.pairs if pair.kind == Kind.ACTV and pair.only_in == _REFERENCE]
+
+
+def _lost(rows: RowDifference) -> str:
+    if not rows.lost:
+        return ""
+    steps = f"{rows.lost[0]} to {rows.lost[-1]}" if len(rows.lost) > 1 else str(rows.lost[0])
+    which = f"steps {steps} are" if len(rows.lost) > 1 else f"step {steps} is"
+    return f"Right before it {which} stored on one side only: it may have begun there"
+
+
+def _reason(rows: RowDifference, location: Location, pair: RowPair) -> str:
+    if location.module == MODEL and pair.only_in == _REFERENCE and pair.kind == Kind.ACTV:
+        return (
+            f"None of the {len(_missing_activations(rows))} series of activations that the reference has on this step"
+            " is there: a model that was left in eval() has none"
+        )
+    if pair.only_in:
+        return f"{pair.place} is only in {pair.only_in}: {PHRASES[location.phase]}{_why_missing(pair)}"
+    what = f"{pair.place} is the first series that differs: {PHRASES[location.phase]}"
+    if location.phase is FaultPhase.PARAMETER and rows.kept and rows.is_exact and rows.step is not None:
+        copy = "; the optimizer holds something else, which agrees" if _is_of_model_alone(rows, pair) else ""
+        return f"{what}; right after step {rows.step - 1} it agreed: it was written to between the steps{copy}"
+    if location.is_given:
+        return f"{what}; it was given so, and no stored module has made it"
+    return what
+
+
+def _is_of_model_alone(rows: RowDifference, pair: RowPair) -> bool:
+    """Return whether the weight is one that the forward used, and what the optimizer holds of it agrees."""
+    held = {(one.name, one.stage) for one in rows.pairs if one.kind == Kind.PARAM_ORIGIN}
+    return pair.kind == Kind.PARAM_USED and (pair.name, pair.stage) not in held
+
+
+def _why_missing(pair: RowPair) -> str:
+    if pair.only_in == _REFERENCE and pair.kind in _MOMENTS:
+        return "; an optimizer that does not have the parameter keeps nothing of it"
+    return ""
+
+
+def step_level(rows: RowDifference) -> LevelFinding:
+    """Return how the step was found."""
+    before = f"{counted(rows.num_before, 'step')} before it that both runs have agree"
+    how = "to the bit" if rows.is_exact else f"but for noise of up to {rows.noise:.2g}"
+    different = f"{len(rows.pairs):,} of {rows.num_rows:,} series differ"
+    if rows.lost:
+        different += f", and {counted(len(rows.lost), 'step')} right before it are on one side only"
+    reason = f"{before} {how}; {different}" if rows.num_before else f"the first step that was compared; {different}"
+    return LevelFinding(level=Level.STEP, answer=str(rows.step), reason=reason, source=ROWS)
+
+
+def row_levels(ours: Side, rows: RowDifference, location: Location) -> tuple[LevelFinding, ...]:
+    """Return the way down as far as stored rows reach."""
+    pair = rows.pairs[location.place]
+    micro_steps = sorted({one.micro_step for one in rows.pairs if one.micro_step is not None})
+    micro = f"micro steps {', '.join(map(str, micro_steps))} differ" if micro_steps else "none is told apart"
+    domain, why = describe_domain(location.ranks, ours.places)
+    answers = (
+        (Level.MICRO_STEP, "" if pair.micro_step is None else str(pair.micro_step), micro),
+        (Level.DOMAIN, domain, why or "the run has one rank, or does not tell its groups"),
+        (Level.RANK, ", ".join(map(str, location.ranks)), f"{pair.place} differs there"),
+        (Level.MODULE, location.module, PHRASES[location.phase]),
+        (Level.API, "", "stored rows know of modules only"),
+    )
+    below = (LevelFinding(level=level, answer=answer, reason=why, source=ROWS) for level, answer, why in answers)
+    return (step_level(rows), *below)
+
+
+def row_ranks(rows: RowDifference, location: Location) -> tuple[RankFinding, ...]:
+    """Return what the rows tell of each rank that differs: how many gradients before and after the reduction."""
+    return tuple(
+        RankFinding(
+            rank=rank,
+            role=Role.ORIGIN if rank in location.ranks else Role.REACHED,
+            replay="none",
+            unreduced=_count(rows, Kind.GRAD_UNREDUCED)[rank],
+            reduced=_count(rows, Kind.GRAD_REDUCED)[rank],
+        )
+        for rank in sorted({pair.rank for pair in rows.pairs})
+    )
+
+
+def _count(rows: RowDifference, kind: Kind) -> Counter[int]:
+    pairs = {(pair.rank, pair.name) for pair in rows.pairs if pair.kind == kind}
+    return Counter(rank for rank, _ in pairs)
+
+
+def row_contrasts(rows: RowDifference, location: Location) -> tuple[Contrast, ...]:
+    """Return the first series that differs, and the others of the same module on its rank."""
+    first = rows.pairs[location.place]
+    same = [
+        pair
+        for pair in rows.pairs
+        if pair is not first and (pair.kind, pair.name, pair.rank) == (first.kind, first.name, first.rank)
+    ]
+    return tuple(_contrast(pair) for pair in (first, *same)[:MAX_CONTRASTS])
+
+
+def _contrast(pair: RowPair) -> Contrast:
+    return Contrast(
+        rank=pair.rank,
+        place=pair.place,
+        value=statistics_of(pair.ours),
+        usual=statistics_of(pair.theirs),
+        relative=pair.relative,
+    )
+
+
+def statistics_of(item: Item) -> dict[str, float | None]:
+    """Return the statistics of a row by name; None where there is no number."""
+    values = {"max": item.max, "min": item.min, "mean": item.mean, "norm": item.norm}
+    numbers = {name: float(value) if isinstance(value, int | float) else None for name, value in values.items()}
+    return numbers | {name: float(count) for name, count in (("nans", item.nans), ("infs", item.infs)) if count}
+
+
+def tensor_of(slot: str, item: Item) -> BadTensor:
+    """Return the tensor of a row as a diagnosis shows it."""
+    numbers = statistics_of(item)
+    unknown = -1 if item.nonfinite else 0  # msprobe counts neither
+    return BadTensor(
+        slot=slot,
+        dtype=(item.dtype or "").removeprefix("torch."),
+        shape=(item.shape or ()) if item.dtype else (),
+        count=item.num_elements,
+        nans=unknown if item.nans is None else item.nans,
+        infs=unknown if item.infs is None else item.infs,
+        max=numbers["max"],
+        min=numbers["min"],
+    )

@@ -1,0 +1,70 @@
+"""One side of a comparison over steps: a run with its stored rows and dumps, or dumps alone, also msprobe's."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+
+from trainermon.analysis.compare.merging.places import Place, PlacePair, find_places, pair_places
+from trainermon.analysis.diagnosis.domains import read_places
+from trainermon.analysis.diagnosis.evidence import modules_of, run_id_of
+from trainermon.core.errors import DumpError
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """What is there of one side.
+
+    `dumps` are those of the last attempt of each step and rank, `is_run` tells whether there may be stored rows,
+    `places` are the ranks' places in parallelism, `modules` the modules in definition order, if the run tells.
+    """
+
+    path: Path
+    run_id: str
+    is_run: bool
+    dumps: tuple[Place, ...]
+    places: Mapping[int, Mapping[str, int]]
+    modules: tuple[str, ...]
+
+
+def open_side(path: Path) -> Side:
+    """Return what is at `path`: the directory of a run, or dumps at or below it.
+
+    Raises:
+        DumpError: there is neither.
+    """
+    if not path.is_dir():
+        raise DumpError(f"{path} is not a directory: expected a run (<output>/<run id>), or dumps")
+    is_run = (path / "run.json").exists() or (path / "nodes").is_dir()
+    dumps: tuple[Place, ...] = ()
+    with contextlib.suppress(DumpError) if is_run else contextlib.nullcontext():
+        dumps = tuple(find_places(path))
+    return Side(
+        path=path,
+        run_id=run_id_of(path),
+        is_run=is_run,
+        dumps=dumps,
+        places=read_places(path),
+        modules=modules_of(path),
+    )
+
+
+def pair_dumps(ours: Side, theirs: Side, step: int | None) -> dict[int | None, list[PlacePair]]:
+    """Return by step which dumps belong together, in the order of the steps; with `step`, those of that step only.
+
+    Where one side is dumps of a single step, that step stands for whichever the other side has.
+    """
+    targets = [place for place in ours.dumps if step is None or place.step in (None, step)]
+    goldens = list(theirs.dumps)
+    if not targets or not goldens:
+        return {}
+    if ours.is_run and theirs.is_run:
+        steps = {place.step for place in goldens} & {place.step for place in targets}
+        targets, goldens = ([place for place in side if place.step in steps] for side in (targets, goldens))
+    found: dict[int | None, list[PlacePair]] = {}
+    with contextlib.suppress(DumpError):  # nothing belongs together
+        for pair in pair_places(targets, goldens) if targets and goldens else ():
+            found.setdefault(pair.target.step, []).append(pair)
+    return dict(sorted(found.items(), key=lambda one: one[0] if one[0] is not None else -1))

@@ -1,0 +1,465 @@
+"""Explains the step on which a run went wrong: step, rank, module, phase, and the way from there to the loss.
+
+A rank whose replay is not finite is where the fault arose; one whose replay is clean only received it through the
+reduction. Where no replay shows the fault, the stored statistics say as much as they can.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from trainermon.analysis.diagnosis.across import (
+    first_of,
+    in_pipeline,
+    independent_of,
+    lost_upstream,
+    reached_from,
+    with_hidden,
+)
+from trainermon.analysis.diagnosis.classify import classified
+from trainermon.analysis.diagnosis.evidence import SURE_KINDS, Evidence, RankDump, Row, gather
+from trainermon.analysis.diagnosis.findings import (
+    BadParameter,
+    BadTensor,
+    Diagnosis,
+    FaultPhase,
+    Link,
+    RankFinding,
+    Role,
+    Symptom,
+    Verdict,
+)
+from trainermon.analysis.diagnosis.huge_weight import find_huge_weight
+from trainermon.analysis.diagnosis.levels import with_levels
+from trainermon.analysis.diagnosis.origin import INPUT, LOSS, Origin, bad_parameters, bad_tensor, find_origin
+from trainermon.analysis.diagnosis.rows.abnormal import explain_abnormal, told_before
+from trainermon.analysis.diagnosis.rows.stored import StoredPlace, locate_in_rows
+from trainermon.analysis.diagnosis.wording import counted, rank_list
+from trainermon.core.values import Kind
+from trainermon.dump.files.reader import split_key
+from trainermon.dump.files.records import Dump
+from trainermon.dump.files.verdicts import Cause
+
+MAX_PARAMETERS = 20
+# What no replay shows, since it runs forwards and backwards only.
+_NOT_IN_MODEL = (FaultPhase.REDUCTION, FaultPhase.BEFORE_STEP)
+# If so many modules' parameters are bad, they were spoiled by an optimizer step, not one by one.
+WIDESPREAD = 0.5
+
+
+def diagnose(run_dir: Path, *, step: int | None = None) -> Diagnosis:
+    """Return what went wrong on `step`; without a step, what went wrong first in the run.
+
+    What is not finite comes first, unless something exploded before, did so until then, and can have caused it.
+
+    Raises:
+        DumpError: there is no such run directory, or nothing is known of `step`.
+    """
+    evidence = gather(Path(run_dir), step)
+    diagnosis = _diagnose_nonfinite(evidence)
+    is_bad = diagnosis.symptom is Symptom.NONFINITE
+    if is_bad and step is not None:
+        return diagnosis
+    abnormal = None
+    if not is_bad or _may_follow(diagnosis):
+        abnormal = explain_abnormal(Path(run_dir), evidence, bad_step=evidence.step if is_bad else None, step=step)
+    if abnormal is None:
+        before = told_before(Path(run_dir), evidence) if is_bad else ()
+        return dataclasses.replace(diagnosis, evidence=(*diagnosis.evidence, *before))
+    later = f"step {evidence.step} was the first that was not finite; see --step {evidence.step}"
+    return dataclasses.replace(abnormal, consequences=(later,)) if is_bad else abnormal
+
+
+def _may_follow(diagnosis: Diagnosis) -> bool:
+    """Return whether a non-finite value can come of finite ones that grew: not of a batch, a weight or a device."""
+    is_given = diagnosis.module == INPUT or diagnosis.phase in (FaultPhase.PARAMETER, *_NOT_IN_MODEL)
+    verdict = diagnosis.classification
+    return not is_given and not (verdict is not None and verdict.cause is Cause.KERNEL)
+
+
+def _diagnose_nonfinite(evidence: Evidence) -> Diagnosis:
+    found = [(entry, find_origin(entry.dump)) for entry in evidence.dumps]
+    # a fault that did not come back leaves but its gradient in the replay: nothing to locate it by
+    origins = [
+        (entry, in_pipeline(entry, origin))
+        for entry, origin in found
+        if origin is not None and not entry.dump.info.lost_nonfinite
+    ]
+    if _is_consequence(evidence):
+        diagnosis = _consequence(evidence)
+    elif origins and not lost_upstream(origins, evidence.dumps):
+        diagnosis = _located(evidence, origins)
+    elif evidence.rows or any(entry.dump.info.replay for entry in evidence.dumps):
+        diagnosis = _not_in_replay(evidence)
+    else:
+        diagnosis = _nothing(evidence)
+    diagnosis = dataclasses.replace(
+        diagnosis, step=evidence.step, attempt=evidence.attempt, evidence=_sources(evidence), version=diagnosis.version
+    )
+    return with_levels(classified(diagnosis, evidence.dumps), evidence)
+
+
+def _is_consequence(evidence: Evidence) -> bool:
+    """Return whether an earlier step spoiled the weights of this one.
+
+    Two bad steps in a row need not be one fault, as when the script skips a bad update: then the weights are finite.
+    """
+    if evidence.bad_since is None:
+        return False
+    dumps = [entry.dump for entry in evidence.dumps]
+    if any(entry.parameters for dump in dumps for entry in dump.entries):
+        return any(bad_parameters(dump) for dump in dumps)
+    telling = next((kind for kind in (Kind.PARAM_ORIGIN, Kind.LOSS) if kind in evidence.kinds), None)
+    return any(telling in (None, row.kind) and row.kind in SURE_KINDS for row in evidence.rows)
+
+
+def _consequence(evidence: Evidence) -> Diagnosis:
+    first = evidence.bad_since
+    return Diagnosis(
+        verdict=Verdict.CONSEQUENCE,
+        symptom=Symptom.NONFINITE,
+        run_id=evidence.run_id,
+        headline=f"Step {first} was the first that was not finite: this is a consequence; see --step {first}",
+        reason=f"The weights that step {evidence.step} began with were spoiled before: it tells nothing of the cause",
+        ranks=_ranks(evidence, set()),
+        consequences=_consequences(evidence, set()),
+    )
+
+
+def _located(evidence: Evidence, origins: Sequence[tuple[RankDump, Origin]]) -> Diagnosis:
+    everywhere = {entry.rank for entry, _ in origins}
+    origins = with_hidden(independent_of(origins, evidence.dumps), evidence.dumps)
+    where, origin = first_of(origins)
+    reached = reached_from((where, origin), origins) | (everywhere - {entry.rank for entry, _ in origins})
+    bad = {entry.rank for entry, _ in origins} - reached
+    phase, history = _history(evidence, where, origin)
+    module, class_name, api = _module(where.dump, origin)
+    what = "The batch was not finite" if module == INPUT else f"{_WHAT[phase]} {module or api}"
+    reason = _sentence(f"{api or module}: {origin.reason}")
+    located = Diagnosis(
+        verdict=Verdict.LOCATED,
+        symptom=Symptom.NONFINITE,
+        run_id=evidence.run_id,
+        headline=f"{what} on rank {where.rank} in step {evidence.step}",
+        reason=". ".join(filter(None, [reason, history, _others(bad, where), _reached(reached)])),
+        rank=where.rank,
+        module=module,
+        class_name=class_name,
+        api=api,
+        call=origin.call,
+        micro_step=origin.micro_step,
+        phase=phase,
+        tensor=bad_tensor(origin.tensor),
+        source=origin.source,
+        candidates=origin.candidates,
+        chain=_to_loss(evidence, where.rank, origin),
+        ranks=_ranks(evidence, bad, reached),
+        parameters=_parameters(where),
+        consequences=_consequences(evidence, bad),
+        dump=where.path,
+    )
+    return _of_huge_weight(located, where, evidence)
+
+
+def _of_huge_weight(located: Diagnosis, where: RankDump, evidence: Evidence) -> Diagnosis:
+    """Return `located` if no weight is out of all proportion; else the diagnosis that names it."""
+    is_computed = located.phase in (FaultPhase.FORWARD, FaultPhase.BACKWARD) and located.module != INPUT
+    weight = find_huge_weight(where, evidence) if is_computed else None
+    if weight is None:
+        return located
+    module = weight.name.rpartition(".")[0]
+    said = (
+        f"The largest element of {weight.name} was {weight.size:.2g} when the forward began, that of others about"
+        f" {weight.usual:.2g}: finite, and far too large. What is computed with it overflowed first in {located.module}"
+    )
+    reached = {finding.rank for finding in located.ranks if finding.role is Role.ORIGIN} - {weight.rank}
+    return dataclasses.replace(
+        located,
+        headline=f"A parameter was far too large in {module} on rank {weight.rank} in step {evidence.step}",
+        reason=said,
+        rank=weight.rank,
+        module=module,
+        class_name=next((entry.class_name for entry in where.dump.entries if entry.module == module), ""),
+        phase=FaultPhase.PARAMETER,
+        tensor=bad_tensor(weight.record),
+        api="",
+        source="",
+        candidates=(),
+        ranks=_ranks(evidence, {weight.rank}, reached),
+    )
+
+
+def _module(dump: Dump, origin: Origin) -> tuple[str, str, str]:
+    """Return the module of an origin, its class, and the key of the function call if it arose in one."""
+    if not origin.key or origin.key.startswith("Module.") or origin.module.startswith("("):
+        return origin.module, origin.class_name, ""
+    parents = {entry.key: entry.parent for entry in dump.entries}
+    key = parents.get(origin.key)
+    while key is not None and not key.startswith("Module."):
+        key = parents.get(key)
+    module, class_name, _, _ = split_key(key) if key is not None else ("", "", "", 0)
+    return module, class_name, origin.key
+
+
+_WHAT = {
+    FaultPhase.PARAMETER: "A parameter was not finite in",
+    FaultPhase.FORWARD: "A non-finite value arose in the forward of",
+    FaultPhase.BACKWARD: "A non-finite gradient arose in the backward of",
+    FaultPhase.REDUCTION: "The reduction made a non-finite gradient of",
+    FaultPhase.BEFORE_STEP: "Between backward and optimizer step something spoilt the gradient of",
+    FaultPhase.OPTIMIZER: "The optimizer made a non-finite parameter of",
+    FaultPhase.UNKNOWN: "A non-finite value arose in",
+}
+
+
+def _history(evidence: Evidence, where: RankDump, origin: Origin) -> tuple[FaultPhase, str]:
+    """Return the phase, and what made a parameter bad, as far as the stored step before tells."""
+    losses = [row for row in evidence.rows if row.kind == Kind.LOSS and row.rank == where.rank]
+    if origin.module == LOSS and losses:
+        return FaultPhase.FORWARD, "The loss itself was not finite"
+    if origin.phase is not FaultPhase.PARAMETER:
+        return origin.phase, ""
+    before = evidence.step_before
+    rows = [row for row in evidence.rows_before if row.rank == where.rank]
+    name = f"{origin.module}.{origin.tensor.slot.removeprefix('parameters.')}"
+    if any(row.kind == Kind.PARAM_UPDATED and row.name == name for row in rows):
+        return (
+            FaultPhase.OPTIMIZER,
+            f"The gradients of step {before} were finite, the parameter after its update was not",
+        )
+    owners = {entry.module for entry in where.dump.entries if entry.parameters}
+    bad = {entry.module for entry in where.dump.entries if any(record.nonfinite for record in entry.parameters)}
+    if len(owners) > 3 and len(bad) > WIDESPREAD * len(owners):
+        return origin.phase, "Most parameters were bad already, so the fault lies in an earlier step"
+    return origin.phase, ""
+
+
+def _others(bad: set[int], where: RankDump) -> str:
+    others = sorted(bad - {where.rank})
+    return f"The same step was not finite on {rank_list(others)} by itself, too" if others else ""
+
+
+def _reached(ranks: set[int]) -> str:
+    return f"Within the step it came to {rank_list(sorted(ranks))}" if ranks else ""
+
+
+def _to_loss(evidence: Evidence, rank: int, origin: Origin) -> tuple[Link, ...]:
+    loss = next((row for row in evidence.rows if row.kind == Kind.LOSS and row.rank == rank), None)
+    if loss is None or origin.phase is FaultPhase.BACKWARD:
+        return origin.chain
+    tensor = BadTensor(slot=loss.name, count=loss.count, nans=loss.nans, infs=loss.infs)
+    return (*origin.chain, Link(module=LOSS, class_name="", direction="forward", call=0, tensor=tensor))
+
+
+def _ranks(evidence: Evidence, bad: set[int], reached: Collection[int] = ()) -> tuple[RankFinding, ...]:
+    replays = {entry.rank: entry.dump for entry in evidence.dumps if entry.dump.info.replay}
+    unreduced = _count_bad(evidence, Kind.GRAD_UNREDUCED)
+    reduced = _count_bad(evidence, Kind.GRAD_REDUCED)
+    findings = []
+    for rank in sorted({*replays, *evidence.ranks, *bad}):
+        dump = replays.get(rank)
+        replay = _replay_of(dump)
+        role = Role.INNOCENT if replay == "clean" and bad else Role.UNKNOWN
+        if rank in bad or rank in reached:
+            role = Role.ORIGIN if rank in bad else Role.REACHED
+        findings.append(
+            RankFinding(
+                rank=rank,
+                role=role,
+                replay=replay,
+                replay_reason=dump.info.uncovered if dump is not None and dump.info.aborted else "",
+                unreduced=unreduced[rank] if Kind.GRAD_UNREDUCED in evidence.kinds else None,
+                reduced=reduced[rank] if Kind.GRAD_REDUCED in evidence.kinds else None,
+            )
+        )
+    return tuple(findings)
+
+
+def _replay_of(dump: Dump | None) -> str:
+    if dump is None:
+        return "none"
+    if dump.info.aborted:
+        return dump.info.aborted
+    if dump.nonfinite and not dump.info.lost_nonfinite:
+        return "nonfinite"
+    return "clean" if dump.info.complete else "unfinished"
+
+
+def _count_bad(evidence: Evidence, kind: Kind) -> Counter[int]:
+    """Return by rank how many parameters have a non-finite gradient."""
+    pairs = {(row.rank, row.name) for row in evidence.rows if row.kind == kind}
+    return Counter(rank for rank, _ in pairs)
+
+
+def _parameters(where: RankDump) -> tuple[BadParameter, ...]:
+    return tuple(
+        BadParameter(name=name, count=record.count, nans=record.nans or 0, infs=record.infs or 0)
+        for name, record in bad_parameters(where.dump)[:MAX_PARAMETERS]
+    )
+
+
+def _consequences(evidence: Evidence, bad: set[int], phase: FaultPhase = FaultPhase.UNKNOWN) -> tuple[str, ...]:
+    found = []
+    reduced = _count_bad(evidence, Kind.GRAD_REDUCED)
+    if len(reduced) > len(bad) and phase is not FaultPhase.REDUCTION:
+        number = counted(max(reduced.values()), "gradient")
+        found.append(f"the reduction carried it to {rank_list(sorted(reduced))}: {number} each")
+    elif reduced:
+        most = max(reduced.values())
+        found.append(f"{counted(most, 'gradient')} {'was' if most == 1 else 'were'} not finite")
+    losses = sorted({row.rank for row in evidence.rows if row.kind == Kind.LOSS})
+    if losses:
+        found.append(f"the loss was not finite on {rank_list(losses)}")
+    updated = {row.name for row in evidence.rows if row.kind == Kind.PARAM_UPDATED}
+    if updated:
+        found.append(f"the optimizer step wrote it into {counted(len(updated), 'parameter')}")
+    return tuple(found)
+
+
+def _not_in_replay(evidence: Evidence) -> Diagnosis:
+    """Explain a step from stored statistics: no replay was made, or none shows the fault."""
+    started = [entry for entry in evidence.dumps if entry.dump.info.replay]
+    replayed = [entry for entry in started if entry.dump.info.complete and not entry.dump.info.aborted]
+    cut = sorted({entry.rank for entry in started} - {entry.rank for entry in replayed})
+    replayed = [entry for entry in replayed if not entry.dump.nonfinite or entry.dump.info.lost_nonfinite]
+    handed_on = {entry.rank for entry in started} - {entry.rank for entry in replayed} - {*cut}
+    lost = [entry.rank for entry in replayed if entry.dump.info.lost_nonfinite]
+    place = locate_in_rows(evidence, lost[0] if lost else None)
+    if place.phase in _NOT_IN_MODEL and not lost:
+        return _not_in_model(evidence, place, replayed, started)
+    # a fault may hide where the replay did not get to
+    is_transient = bool(lost) or (bool(replayed) and place.rank not in cut and (not cut or place.rank is not None))
+    found = []
+    if lost:
+        found.append(f"The model's output was not finite on {rank_list(lost)}, but was in the replay of the same step")
+    elif replayed:
+        clean = rank_list([entry.rank for entry in replayed])
+        found.append(f"The replay of {clean} is clean although the step was not")
+    if is_transient:
+        found[0] += ": not reproduced, so transient, likely the hardware or a race"
+    if cut:
+        found.append(f"The replay of {rank_list(cut)} did not come to its end")
+    why = ". ".join(found) or "No replay of the step was found"
+    what = f"{_WHAT[place.phase] if place.module else 'A non-finite value appeared'} {place.module}".rstrip()
+    if is_transient:
+        what = f"A transient non-finite value appeared{f' in {place.module}' if place.module else ''}"
+    where = f" on rank {place.rank}" if place.rank is not None else ""
+    return Diagnosis(
+        verdict=Verdict.NOT_REPRODUCED if is_transient else Verdict.LOCATED,
+        symptom=Symptom.NONFINITE,
+        run_id=evidence.run_id,
+        headline=f"{what}{where} in step {evidence.step}",
+        reason=". ".join(filter(None, [why, _sentence(place.reason)])),
+        rank=place.rank,
+        module=place.module,
+        phase=place.phase,
+        tensor=None if place.row is None else _row_tensor(place.row),
+        ranks=_ranks(evidence, set() if place.rank is None else {place.rank, *lost}, handed_on),
+        consequences=_consequences(evidence, set() if place.rank is None else {place.rank}, place.phase),
+        dump=next((entry.path for entry in started if entry.rank == place.rank), None),
+    )
+
+
+def _not_in_model(
+    evidence: Evidence, place: StoredPlace, replayed: Sequence[RankDump], started: Sequence[RankDump]
+) -> Diagnosis:
+    """Explain what arose after the backward: a clean replay is what is to be expected."""
+    bad = set() if place.rank is None else {place.rank}
+    what = f"{_WHAT[place.phase]} {place.module}" if place.module else _AFTER_BACKWARD[place.phase]
+    where = f" on rank {place.rank}" if place.rank is not None else ""
+    clean = f"The replay of {rank_list([entry.rank for entry in replayed])} is clean" if replayed else ""
+    return Diagnosis(
+        verdict=Verdict.LOCATED,
+        symptom=Symptom.NONFINITE,
+        run_id=evidence.run_id,
+        headline=f"{what}{where} in step {evidence.step}",
+        reason=". ".join(filter(None, [_sentence(place.reason), clean])),
+        rank=place.rank,
+        module=place.module,
+        phase=place.phase,
+        tensor=None if place.row is None else _row_tensor(place.row),
+        ranks=_ranks(evidence, bad),
+        consequences=_consequences(evidence, bad, place.phase),
+        dump=next((entry.path for entry in started if entry.rank == place.rank), None),
+    )
+
+
+_AFTER_BACKWARD = {
+    FaultPhase.REDUCTION: "The reduction made a non-finite gradient",
+    FaultPhase.BEFORE_STEP: "Between backward and optimizer step something spoilt a gradient",
+}
+
+
+def _row_tensor(row: Row) -> BadTensor:
+    finite = row.count > row.nans + row.infs
+    return BadTensor(
+        slot=row.slot or row.kind,
+        count=row.count,
+        nans=row.nans,
+        infs=row.infs,
+        max=row.max if finite else None,
+        min=row.min if finite else None,
+    )
+
+
+def _nothing(evidence: Evidence) -> Diagnosis:
+    if not evidence.dumps and not evidence.kinds:
+        return Diagnosis(
+            verdict=Verdict.NO_EVIDENCE,
+            run_id=evidence.run_id,
+            headline="Nothing is known",
+            reason="No dump and no stored statistics were found in the run directory",
+        )
+    inner = _inner(evidence)
+    what = "No parameter, gradient or result of the model" if inner else "Nothing"
+    is_all = evidence.num_steps > 1 and not evidence.is_asked_for
+    where = f"any of {evidence.num_steps} stored steps, of which {evidence.step} is the last" if is_all else ""
+    return Diagnosis(
+        verdict=Verdict.FINITE,
+        run_id=evidence.run_id,
+        headline=f"{what} was non-finite in {where or f'step {evidence.step}'}",
+        reason=_sentence(inner or evidence.largest or "all values that were collected are finite"),
+        ranks=_ranks(evidence, set()),
+    )
+
+
+def _inner(evidence: Evidence) -> str:
+    """Return a few words on the first dumped value that is not finite where those that must be are; "" if none is."""
+    for each in evidence.dumps:
+        for entry in each.dump.entries:
+            for tensor in entry.outputs:
+                if tensor.nonfinite:
+                    place = f"{tensor.slot} of {entry.key} on rank {each.rank}"
+                    return f"{place} is not finite, but that reached none of them: it may be on purpose, as in a mask"
+    return ""
+
+
+def _sources(evidence: Evidence) -> tuple[str, ...]:
+    found = [_dump_source(entry) for entry in evidence.dumps]
+    if evidence.kinds:
+        found.append(
+            f"stored statistics of {counted(len(evidence.ranks), 'rank')}: {', '.join(sorted(evidence.kinds))}"
+        )
+    return (*found, *(f"alert: {message}" for message in evidence.alerts), *evidence.notes)
+
+
+def _dump_source(entry: RankDump) -> str:
+    info = entry.dump.info
+    words = [f"{'replay' if info.replay else 'dump'} of rank {entry.rank}: {entry.path}"]
+    if info.replay:
+        words.append(counted(info.micro_steps, "micro step"))
+    if not info.complete:
+        words.append("cut off")
+    if info.errors:
+        words.append(f"{info.errors} entries lost ({info.first_error})")
+    if info.aborted:  # the reason stands beside the rank
+        words.append(info.aborted)
+    return "; ".join([*words, *filter(None, ["" if info.aborted else info.uncovered]), *info.notes])
+
+
+def _sentence(text: str) -> str:
+    """Return `text` with a capital letter, unless it begins with a module's name and a colon."""
+    return text if ":" in text.split(" ")[0] else text[:1].upper() + text[1:]

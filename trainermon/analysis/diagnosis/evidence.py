@@ -1,0 +1,364 @@
+"""What the files of a run tell about one step: dumps of its ranks, stored statistics, alerts."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from trainermon.analysis.compare.merging.places import find_places
+from trainermon.analysis.diagnosis.domains import read_places
+from trainermon.analysis.diagnosis.execution_order import Flow, in_execution_order, read_flows
+from trainermon.core.catalogue import GRADIENT_AT_STEP
+from trainermon.core.errors import DumpError, StoreError
+from trainermon.core.values import Kind
+from trainermon.dump.files.reader import read_dump
+from trainermon.dump.files.records import DUMP_FILE, PARTIAL_FILE, Dump, TensorRecord
+from trainermon.exporters.store.store import open_run
+
+if TYPE_CHECKING:
+    import duckdb
+
+_PLACE = re.compile(r"dumps/([^/]+)/attempt(\d+)/step(\d+)/rank(\d+)$")
+# What is never non-finite on purpose; activations may be (masks).
+WEIGHT_KINDS = (Kind.PARAM_ORIGIN, Kind.PARAM_USED)
+"""Weights of the step: what the optimizer holds, and what the forward used where that is something else."""
+SURE_KINDS = (Kind.LOSS, Kind.GRAD_UNREDUCED, Kind.GRAD_REDUCED, *WEIGHT_KINDS, Kind.PARAM_UPDATED)
+_MAX_ROWS = 100_000
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Row:
+    """One stored row with non-finite elements; the columns are those of the store's `stats`."""
+
+    kind: str
+    name: str
+    slot: str
+    call: int
+    micro_step: int | None
+    stage: int
+    rank: int
+    step: int
+    count: int
+    nans: int
+    infs: int
+    min: float | None
+    max: float | None
+
+    @property
+    def fingerprint(self) -> None:
+        """Not known: what is not finite is in no moment."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RankDump:
+    """The dump of one rank. `path` is relative to the run directory."""
+
+    rank: int
+    path: str
+    dump: Dump
+
+
+class LargeWeight(NamedTuple):
+    """A parameter's largest finite element on a rank."""
+
+    name: str
+    rank: int
+    size: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What is known about one step of a run.
+
+    `rows` are the stored rows of the step with non-finite elements (masks left out), `rows_before` those of the stored
+    step before it, `kinds` tells which kinds were stored at all, `ranks` which ranks have rows. `bad_since` is the
+    first of the stored steps right before it of which none was finite, None if the last one was. `modules` are the
+    names as they are called, as far as that is known, else as they are defined; empty if the run does not tell.
+    `places` are the ranks' places in parallelism, `large_weights` the largest parameters before the step, `num_steps`
+    how many steps of the attempt are stored, `is_asked_for` whether the step was named, not found.
+    """
+
+    run_id: str
+    step: int | None = None
+    attempt: int | None = None
+    dumps: tuple[RankDump, ...] = ()
+    rows: tuple[Row, ...] = ()
+    rows_before: tuple[Row, ...] = ()
+    kinds: frozenset[str] = frozenset()
+    step_before: int | None = None
+    bad_since: int | None = None
+    ranks: tuple[int, ...] = ()
+    modules: tuple[str, ...] = ()
+    largest: str = ""
+    large_weights: tuple[LargeWeight, ...] = ()
+    num_steps: int = 0
+    is_asked_for: bool = False
+    alerts: tuple[str, ...] = ()
+    places: Mapping[int, Mapping[str, int]] = dataclasses.field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+class _Place(NamedTuple):
+    id: str
+    attempt: int
+    step: int
+    rank: int
+    path: Path
+
+
+def gather(run_dir: Path, step: int | None = None) -> Evidence:
+    """Return what `run_dir` tells about `step`; without one, about the first non-finite step of the newest attempt.
+
+    Raises:
+        DumpError: there is no such run directory, or nothing is known of `step`.
+    """
+    if not run_dir.is_dir():
+        raise DumpError(f"{run_dir} is not a directory: expected the directory of a run (<output>/<run id>)")
+    places = list(_places(run_dir))
+    evidence = Evidence(
+        run_id=run_id_of(run_dir),
+        modules=modules_of(run_dir),
+        places=read_places(run_dir),
+        is_asked_for=step is not None,
+    )
+    with open_store(run_dir) as connection:
+        if not places:
+            loose = list(_loose_places(run_dir))
+            places = loose if step is not None else _first_bad(loose)
+        chosen = _choose_step(places, connection, step)
+        if chosen is None and step is not None:
+            raise DumpError(_no_such_step(run_dir, step, places, connection))
+        if chosen is None:
+            return evidence
+        attempt, step = chosen
+        dumps, notes = _read_dumps(run_dir, [place for place in places if (place.attempt, place.step) == chosen])
+        evidence = dataclasses.replace(evidence, step=step, attempt=attempt, dumps=dumps, notes=notes)
+        return evidence if connection is None else _with_store(evidence, connection, attempt, step)
+
+
+def _places(run_dir: Path) -> Iterator[_Place]:
+    for path in sorted(run_dir.glob("dumps/*/attempt*/step*/rank*")):
+        match = _PLACE.search(path.as_posix())
+        if match and ((path / DUMP_FILE).exists() or (path / PARTIAL_FILE).exists()):
+            yield _Place(match[1], int(match[2]), int(match[3]), int(match[4]), path)
+
+
+def _loose_places(folder: Path) -> Iterator[_Place]:
+    """Yield the dumps at or below a folder that is no run, of ours or of msprobe's."""
+    with contextlib.suppress(DumpError):
+        for number, place in enumerate(find_places(folder)):
+            rank = number if place.rank is None else place.rank
+            yield _Place("", place.attempt or 1, place.step or 0, rank, place.directory)
+
+
+def _first_bad(places: Sequence[_Place]) -> list[_Place]:
+    """Return the dumps of the first step that is not finite, of the last step if none is."""
+    steps = sorted({place.step for place in places})
+    for step in steps:
+        chosen = [place for place in places if place.step == step]
+        for place in chosen:
+            with contextlib.suppress(DumpError):
+                dump = read_dump(place.path)
+                if dump.nonfinite or (dump.level == "L1" and any(record.nonfinite for record in _records(dump))):
+                    return chosen
+    return [place for place in places if place.step == steps[-1]] if steps else []
+
+
+def _records(dump: Dump) -> Iterator[TensorRecord]:
+    return (record for entry in dump.entries for record in entry.outputs)
+
+
+@contextlib.contextmanager
+def open_store(run_dir: Path) -> Iterator[duckdb.DuckDBPyConnection | None]:
+    """Yield the run's tables, None if nothing has been stored.
+
+    Raises:
+        StoreError: A segment cannot be read; that may come out only when its rows are.
+    """
+    import duckdb
+
+    try:
+        connection = open_run(run_dir)
+    except StoreError:
+        if any(run_dir.glob("nodes/*/segments/*.parquet")):
+            raise
+        connection = None
+    try:
+        yield connection
+    except duckdb.Error as error:
+        raise StoreError(f"{run_dir}: what is stored cannot be read: {str(error).splitlines()[0]}") from error
+    finally:
+        if connection is not None:
+            connection.close()
+
+
+def _choose_step(
+    places: Sequence[_Place], connection: duckdb.DuckDBPyConnection | None, step: int | None
+) -> tuple[int, int] | None:
+    found = [(place.attempt, place.step) for place in places]
+    if step is not None:
+        found = [pair for pair in found if pair[1] == step]
+        if connection is not None:
+            found += connection.execute("SELECT DISTINCT attempt, step FROM stats WHERE step = ?", [step]).fetchall()
+    elif connection is not None:
+        kinds = ", ".join(f"'{kind}'" for kind in SURE_KINDS)
+        query = f"""
+            SELECT attempt, min(step) FROM stats
+            WHERE nans + infs > 0 AND (kind IN ({kinds}) OR slot = '{GRADIENT_AT_STEP}') GROUP BY attempt
+        """  # noqa: S608  # our own names
+        found += connection.execute(query).fetchall()
+        if not found:
+            found = connection.execute("SELECT attempt, max(step) FROM stats GROUP BY attempt").fetchall()
+    newest = max((attempt for attempt, _ in found), default=None)
+    return min((pair for pair in found if pair[0] == newest), default=None)
+
+
+def _no_such_step(
+    run_dir: Path, step: int, places: Sequence[_Place], connection: duckdb.DuckDBPyConnection | None
+) -> str:
+    known = {place.step for place in places}
+    if connection is not None:
+        query = "SELECT min(step), max(step), arg_min(step, abs(step - ?)) FROM stats"
+        known.update(found for found in connection.execute(query, [step]).fetchall()[0] if found is not None)
+    if not known:
+        return f"{run_dir} holds no dump and no stored statistics of step {step}, nor of any other step"
+    nearest = min(known, key=lambda other: abs(other - step))
+    return (
+        f"step {step} is not known in {run_dir}: expected one of the steps {min(known)} to {max(known)},"
+        f" as far as they were stored or dumped; the nearest is --step {nearest}"
+    )
+
+
+def _read_dumps(run_dir: Path, places: Sequence[_Place]) -> tuple[tuple[RankDump, ...], tuple[str, ...]]:
+    """Read the best dump of each rank: a replay before an ordered dump, a complete one before a cut off one."""
+    best: dict[int, RankDump] = {}
+    notes = []
+    for place in places:
+        try:
+            dump = read_dump(place.path)
+        except DumpError as error:
+            notes.append(str(error))
+            continue
+        known = best.get(place.rank)
+        if known is None or _worth(dump) > _worth(known.dump):
+            path = place.path.relative_to(run_dir).as_posix()
+            best[place.rank] = RankDump(rank=place.rank, path=path, dump=dump)
+    return tuple(best[rank] for rank in sorted(best)), tuple(notes)
+
+
+def _worth(dump: Dump) -> tuple[bool, bool, int]:
+    return dump.info.replay, dump.info.complete, len(dump.entries)
+
+
+def _with_store(evidence: Evidence, connection: duckdb.DuckDBPyConnection, attempt: int, step: int) -> Evidence:
+    def column(query: str, *values: object) -> list[Any]:
+        return [row[0] for row in connection.execute(query, list(values)).fetchall()]
+
+    before = column("SELECT max(step) FROM all_stats WHERE attempt = ? AND step < ?", attempt, step)[0]
+    kinds = "SELECT DISTINCT kind FROM all_stats WHERE attempt = ? AND step = ?"
+    ranks = column("SELECT DISTINCT rank FROM all_stats WHERE attempt = ? AND step = ? ORDER BY rank", attempt, step)
+    alerts = "SELECT DISTINCT message FROM alerts WHERE attempt = ? AND first_step = ? AND state = 'firing' ORDER BY 1"
+    return dataclasses.replace(
+        evidence,
+        rows=_rows(connection, attempt, step),
+        rows_before=_rows(connection, attempt, before),
+        modules=in_execution_order(
+            evidence.modules, [flow for one in (before, step) for flow in _flows(connection, one)]
+        ),
+        largest=_largest(connection, attempt, step),
+        large_weights=_large_weights(connection, attempt, step),
+        num_steps=column("SELECT count(DISTINCT step) FROM all_stats WHERE attempt = ?", attempt)[0],
+        kinds=frozenset(map(str, column(kinds, attempt, step))),
+        step_before=before,
+        bad_since=_bad_since(connection, attempt, step),
+        ranks=tuple(ranks),
+        alerts=tuple(map(str, column(alerts, attempt, step))),
+    )
+
+
+def _flows(connection: duckdb.DuckDBPyConnection, step: int | None) -> list[Flow]:
+    return [] if step is None else read_flows(connection, step)
+
+
+def _large_weights(connection: duckdb.DuckDBPyConnection, attempt: int, step: int) -> tuple[LargeWeight, ...]:
+    """Return the parameters before the step, or what is stored of them, largest element first."""
+    kinds = ", ".join(f"'{kind}'" for kind in WEIGHT_KINDS)
+    query = f"""
+        SELECT name, rank, greatest(abs(min), abs(max)) AS size FROM all_stats
+        WHERE attempt = ? AND step = ? AND kind IN ({kinds}) AND finite > 0
+        ORDER BY size DESC, rank LIMIT 8
+    """  # noqa: S608  # our own name
+    return tuple(LargeWeight._make(row) for row in connection.execute(query, [attempt, step]).fetchall())
+
+
+def _rows(connection: duckdb.DuckDBPyConnection, attempt: int, step: object) -> tuple[Row, ...]:
+    query = f"""
+        SELECT {", ".join(field.name for field in dataclasses.fields(Row))} FROM all_stats
+        WHERE attempt = ? AND step = ? AND nans + infs > 0 AND kind <> '{Kind.STEP}'
+        ORDER BY rank, kind, name, slot LIMIT {_MAX_ROWS}
+    """  # noqa: S608  # our own column names
+    rows = (Row(*row) for row in connection.execute(query, [attempt, step]).fetchall())
+    return tuple(row for row in rows if not _mask_like(row))
+
+
+def _bad_since(connection: duckdb.DuckDBPyConnection, attempt: int, step: int) -> int | None:
+    kinds = ", ".join(f"'{kind}'" for kind in SURE_KINDS if kind != Kind.PARAM_UPDATED)
+    query = f"""
+        WITH known AS (
+            SELECT step, bool_or(nans + infs > 0) AS bad FROM all_stats
+            WHERE attempt = $attempt AND step < $step AND kind IN ({kinds}) GROUP BY step
+        )
+        SELECT min(step) FROM known WHERE bad AND step > (SELECT coalesce(max(step), -1) FROM known WHERE NOT bad)
+    """  # noqa: S608  # our own names
+    row = connection.execute(query, {"attempt": attempt, "step": step}).fetchone()
+    return None if row is None else row[0]
+
+
+def _mask_like(row: Row) -> bool:
+    """Return whether infinities stand beside nothing but zeros and negative numbers: an additive attention mask."""
+    finite = row.count > row.nans + row.infs
+    return row.kind == Kind.ACTV and not row.nans and finite and row.max is not None and row.max <= 0
+
+
+def _largest(connection: duckdb.DuckDBPyConnection, attempt: int, step: int) -> str:
+    """Return a few words on the largest finite element of the step; whole numbers given are names, masks no values."""
+    query = """
+        SELECT kind, name, slot, rank, greatest(abs(min), abs(max)) AS size FROM all_stats
+        WHERE attempt = ? AND step = ? AND finite > 0 AND kind NOT IN ('step', 'loss', 'checksum')
+            AND NOT (kind = 'actv' AND max <= 0 AND zeros > 0)
+            AND NOT (kind = 'comm' AND NOT starts_with(slot, 'pre.') AND NOT starts_with(slot, 'post.'))
+            AND NOT (kind = 'actv' AND NOT starts_with(slot, 'output') AND size < 16777216
+                AND trunc(min) = min AND trunc(max) = max AND trunc(sum) = sum AND trunc(sum_sq) = sum_sq)
+        ORDER BY size DESC LIMIT 1
+    """
+    row = connection.execute(query, [attempt, step]).fetchone()
+    if row is None:
+        return ""
+    kind, name, slot, rank, size = row
+    return f"the largest element is {size:.3g}, in {kind} of {name}{f' {slot}' if slot else ''} on rank {rank}"
+
+
+def run_id_of(run_dir: Path) -> str:
+    """Return the name of a run: what its run.json says, else that of the directory."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        return str(json.loads((run_dir / "run.json").read_bytes()).get("run_id") or run_dir.resolve().name)
+    return run_dir.resolve().name
+
+
+def modules_of(run_dir: Path) -> tuple[str, ...]:
+    """Return the names of the modules in definition order, rank by rank where ranks have different ones; empty if none.
+
+    A stage of a pipeline has none but its own.
+    """
+    names: dict[str, None] = {}
+    for path in sorted(run_dir.glob("ranks/rank*.json")):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            modules = json.loads(path.read_bytes()).get("modules")
+            if isinstance(modules, list):
+                names |= dict.fromkeys(map(str, modules))
+    return tuple(names)

@@ -1,0 +1,153 @@
+"""How loss, gradients and the module in question went in the stored steps around the one that is explained."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from trainermon.analysis.diagnosis.evidence import open_store
+from trainermon.analysis.diagnosis.findings import Diagnosis, FaultPhase
+from trainermon.core.catalogue import LOSS_SERIES
+from trainermon.core.values import Kind
+
+if TYPE_CHECKING:
+    import duckdb
+
+BEFORE, AFTER = 60, 15
+"""How many stored steps are shown before and after the one in question."""
+
+_NORM = "sqrt(sum(sum_sq))"
+_LARGEST = "max(greatest(abs(min), abs(max)))"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One step of a curve: `low` and `high` over the ranks that are finite in full, `own` of the rank in question.
+
+    None where there is no such rank. `bad` tells that an element was NaN or infinite on some rank.
+    """
+
+    step: int
+    low: float | None
+    high: float | None
+    own: float | None
+    bad: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """A number over the steps, in order; `by_power` if it is best seen on a logarithmic axis.
+
+    `reference` is the same of the run that this one was held against, () if there is none.
+    """
+
+    title: str
+    by_power: bool
+    points: tuple[Point, ...]
+    reference: tuple[Point, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """What to draw: which rows of the store (SQL with `values` for its question marks), and which number of them."""
+
+    title: str
+    where: str
+    number: str
+    values: tuple[str, ...] = ()
+    by_power: bool = True
+
+
+def curves(run_dir: Path, diagnosis: Diagnosis) -> tuple[Curve, ...]:
+    """Return the curves that the run's stored statistics allow, () if nothing is stored or no step is known.
+
+    What looks the same as another curve is left out: gradients before and after a reduction over one rank.
+    """
+    if diagnosis.step is None:
+        return ()
+    with _opened(run_dir) as connection:
+        if connection is None:
+            return ()
+        rows = _Rows(connection, diagnosis, diagnosis.attempt)
+        steps = _window(rows, diagnosis.step)
+        drawn = [(question, _points(rows, question, steps)) for question in _questions(diagnosis)]
+    with _opened(Path(diagnosis.reference) if diagnosis.reference else None) as connection:
+        rows = _Rows(connection, diagnosis, None)
+        beside = [_points(rows, question, steps) if connection is not None else () for question, _ in drawn]
+    found: dict[tuple[str, tuple[Point, ...]], Curve] = {}
+    for (question, points), others in zip(drawn, beside, strict=True):
+        curve = Curve(title=question.title, by_power=question.by_power, points=points, reference=others)
+        if len(points) > 1:
+            found.setdefault((question.number, points), curve)
+    return tuple(found.values())
+
+
+class _Rows(NamedTuple):
+    """Stored rows of one attempt, those that count in the end if `attempt` is None; and what they are asked for."""
+
+    connection: duckdb.DuckDBPyConnection | None
+    diagnosis: Diagnosis
+    attempt: int | None
+
+    def ask(self, query: str, values: Sequence[object]) -> list[Any]:
+        """Return the rows of a query on `chosen`."""
+        chosen = "stats" if self.attempt is None else f"(SELECT * FROM all_stats WHERE attempt = {self.attempt:d})"  # noqa: S608
+        assert self.connection is not None
+        return self.connection.execute(f"WITH chosen AS (FROM {chosen}) {query}", list(values)).fetchall()
+
+
+def _opened(run_dir: Path | None) -> contextlib.AbstractContextManager[duckdb.DuckDBPyConnection | None]:
+    return contextlib.nullcontext() if run_dir is None else open_store(run_dir)
+
+
+def _window(rows: _Rows, step: int) -> tuple[int, int]:
+    query = f"""
+        SELECT coalesce(min(step), {step:d}), coalesce(max(step), {step:d}) FROM (
+            (SELECT DISTINCT step FROM chosen WHERE step <= ? ORDER BY step DESC LIMIT {BEFORE})
+            UNION ALL
+            (SELECT DISTINCT step FROM chosen WHERE step > ? ORDER BY step LIMIT {AFTER})
+        )
+    """  # noqa: S608  # numbers of ours
+    first, last = rows.ask(query, [step, step])[0]
+    return first, last
+
+
+def _questions(diagnosis: Diagnosis) -> list[_Question]:
+    loss = f"kind = '{Kind.LOSS}' AND name = '{LOSS_SERIES}'"
+    found = [_Question("Loss", loss, "sum(sum) / nullif(sum(finite), 0)", by_power=False)]
+    for kind, when in ((Kind.GRAD_UNREDUCED, "before"), (Kind.GRAD_REDUCED, "after")):
+        where = f"kind = '{kind}' AND micro_step IS NULL"
+        found.append(_Question(f"Norm of the gradients {when} the reduction", where, _NORM))
+    name = diagnosis.module
+    if not name or name.startswith("("):
+        return found
+    activations = f"kind = '{Kind.ACTV}' AND name = ? AND slot LIKE 'output%'"
+    found.append(_Question(f"Largest value that {name} returned", activations, _LARGEST, (name,)))
+    kind = Kind.GRAD_UNREDUCED if diagnosis.phase is FaultPhase.BACKWARD else Kind.PARAM_ORIGIN
+    of_module = f"kind = '{kind}' AND micro_step IS NULL AND starts_with(name, ?)"
+    what = "gradients" if kind == Kind.GRAD_UNREDUCED else "weights"
+    return [*found, _Question(f"Norm of the {what} of {name}", of_module, _NORM, (f"{name}.",))]
+
+
+def _points(rows: _Rows, question: _Question, steps: tuple[int, int]) -> tuple[Point, ...]:
+    query = f"""
+        SELECT step, min(number), max(number), max(number) FILTER (rank = ?), bool_or(bad) FROM (
+            SELECT step, rank, sum(nans + infs) > 0 AS bad, CASE WHEN NOT bad THEN {question.number} END AS number
+            FROM chosen WHERE step BETWEEN ? AND ? AND {question.where} GROUP BY step, rank
+        ) GROUP BY step ORDER BY step
+    """  # noqa: S608  # SQL of ours; what comes from the run is handed over as values
+    rank = -1 if rows.diagnosis.rank is None else rows.diagnosis.rank
+    found = rows.ask(query, [rank, *steps, *question.values])
+    return tuple(
+        Point(step=step, low=_known(low), high=_known(high), own=_known(own), bad=bool(bad))
+        for step, low, high, own, bad in found
+    )
+
+
+def _known(value: float | None) -> float | None:
+    """Return a number, None for one that float64 cannot hold, as the norm of very large elements."""
+    return value if value is not None and math.isfinite(value) else None

@@ -1,0 +1,52 @@
+"""What a page says of a whole run beside its reference: the verdicts, and the way of the gradients, link by link."""
+
+from __future__ import annotations
+
+import math
+
+from trainermon.analysis.diagnosis.against.gradient_chain import DIFFERS, NOT_STORED, GradientLink
+from trainermon.analysis.diagnosis.against.run_verdicts import RunVerdict, describe
+from trainermon.analysis.diagnosis.findings import Diagnosis
+from trainermon.analysis.diagnosis.page.markup import table, text
+
+
+def verdict_table(diagnosis: Diagnosis) -> str:
+    """Return the verdicts as a table, "" without any."""
+    rows = [_verdict(verdict) for verdict in diagnosis.run_verdicts]
+    return table(("quantity", "verdict", "", "limit", "value"), rows, numbers=2) if rows else ""
+
+
+def _verdict(verdict: RunVerdict) -> tuple[str, ...]:
+    word = "differs" if verdict.differs else "agrees"
+    colour = "bad" if verdict.differs else "good"
+    value = "–" if verdict.value is None else f"{verdict.value:.3g}"
+    return (
+        text(verdict.quantity.replace("_", " ")),
+        f'<span class="{colour}">{word}</span>',
+        text(describe(verdict).partition(": ")[2]),
+        f"{verdict.limit:g}",
+        value,
+    )
+
+
+def chain_table(diagnosis: Diagnosis) -> str:
+    """Return the links as a table, "" where none was stored."""
+    if all(link.state == NOT_STORED for link in diagnosis.gradient_chain):
+        return ""
+    rows = [_link(link) for link in diagnosis.gradient_chain]
+    return table(("link", "", "series", "rank", "first step", "apart by"), rows, numbers=3)
+
+
+def _link(link: GradientLink) -> tuple[str, ...]:
+    colour = "bad" if link.state == DIFFERS else "dim" if link.state == NOT_STORED else "good"
+    size = "–" if link.relative is None else f"{link.relative:.2g}"
+    if link.relative is not None and math.isnan(link.relative):
+        size = "finite on one side only"
+    return (
+        text(link.link),
+        f'<span class="{colour}">{link.state}</span>',
+        f"<code>{text(link.series)}</code>" if link.series else "",
+        "–" if link.rank is None else str(link.rank),
+        "–" if link.step is None else str(link.step),
+        size,
+    )

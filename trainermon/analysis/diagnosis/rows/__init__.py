@@ -1,0 +1,1 @@
+"""The first cause, from the rows of the store alone."""

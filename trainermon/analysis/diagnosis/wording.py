@@ -1,0 +1,49 @@
+"""Words for numbers of things and for ranks, in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from trainermon.core.values import Kind
+
+_MAX_RANKS = 8
+
+
+class Named(Protocol):
+    """What has the name of a series."""
+
+    @property
+    def kind(self) -> str: ...  # noqa: D102
+    @property
+    def name(self) -> str: ...  # noqa: D102
+    @property
+    def slot(self) -> str: ...  # noqa: D102
+    @property
+    def micro_step(self) -> int | None: ...  # noqa: D102
+
+
+def series_name(row: Named) -> str:
+    """Return what a series is called in a sentence."""
+    micro = "" if row.micro_step is None else f" micro step {row.micro_step}"
+    if row.kind == Kind.LOSS:
+        return f"the {row.name}{' of' if micro else ''}{micro}"
+    return f"{row.kind} {row.name}{f' {row.slot}' if row.slot else ''}{micro}"
+
+
+def phase_name(phase: str) -> str:
+    """Return what a phase of the step is called in a sentence: `before step` for `before_step`."""
+    return str(phase).replace("_", " ")
+
+
+def counted(number: int, noun: str) -> str:
+    """Return `number` and `noun`, which is given in the singular: `1 gradient`, `2 gradients`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def rank_list(ranks: Sequence[int]) -> str:
+    """Return `rank 3`, or `ranks 3, 5`; of many, the first eight and how many more. Expects at least one."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    shown = ", ".join(map(str, ranks[:_MAX_RANKS]))
+    return f"ranks {shown}{f' and {len(ranks) - _MAX_RANKS} more' if len(ranks) > _MAX_RANKS else ''}"

@@ -1,0 +1,93 @@
+"""Names that trainermon shows to the outside: kinds, statistics, and the well-known series.
+
+Metrics have a list of their own, `core/metrics.py`. Names are public API: one is added freely, changed or removed
+with an entry in the changelog.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from trainermon.core.values import Kind
+
+LOSS_SERIES = "loss"
+"""Name of the `Kind.LOSS` series, the training loss that the script records."""
+
+STEP_TIME_SERIES = "duration_seconds"
+"""Name of the `Kind.STEP` series of the wall time of a step in seconds."""
+
+GLOBAL_NORM_SERIES = "global_grad_norm"
+"""`Kind.STEP`: L2 norm of all gradients over the job before clipping, as the framework itself returned it."""
+
+CLIP_RATIO_SERIES = "clip_ratio"
+"""`Kind.STEP`: what clipping multiplied the gradients by, 0 to 1."""
+
+LOSS_SCALE_SERIES = "loss_scale"
+"""`Kind.STEP`: what the loss was multiplied by."""
+
+SKIPPED_SERIES = "skipped"
+"""`Kind.STEP`: 1 if the framework skipped the optimizer step, else 0."""
+
+TOKENS_SERIES = "tokens"
+"""`Kind.STEP`: tokens of this rank's share of the step, as the script records them."""
+
+TOKENS_PER_SECOND_SERIES = "tokens_per_second"
+"""`Kind.STEP`: the recorded tokens of this rank over the duration of the step."""
+
+LEARNING_RATE_SERIES = "learning_rate"
+"""`Kind.STEP`: learning rate of a parameter group; the slot is the group's number."""
+
+GRADIENT_AT_STEP = "gradient_at_step"
+"""`Kind.STATE`, a slot: a gradient as the step finds it, of the few that the script wrote to after the backward."""
+
+EVAL_MODE_SERIES = "eval_mode"
+"""`Kind.STEP`: 1 where the model was in eval mode when the optimizer stepped; no row before the first such step."""
+
+
+KINDS: Mapping[Kind, str] = MappingProxyType(
+    {
+        Kind.LOSS: "The training loss that the script records; one element per micro step.",
+        Kind.GRAD_UNREDUCED: "Gradients of parameters before they are reduced over ranks.",
+        Kind.GRAD_REDUCED: "Gradients of parameters at entry of the optimizer step: reduced, scaled, not yet clipped.",
+        Kind.PARAM_ORIGIN: "Parameters before the optimizer step.",
+        Kind.PARAM_USED: "The model's own parameters as the forward used them, where the rank's optimizer steps a "
+        "copy or a part of them, or nothing.",
+        Kind.PARAM_UPDATED: "Parameters after the optimizer step.",
+        Kind.EXP_AVG: "Adam's first moment after the optimizer step.",
+        Kind.EXP_AVG_SQ: "Adam's second moment after the optimizer step.",
+        Kind.STATE: "Other state that the optimizer keeps per element, by its own name, after the optimizer step; and "
+        "`gradient_at_step`, a gradient that the script wrote to between backward and step, as the step finds it.",
+        Kind.UPDATE: "Adam's update by formula, before it is multiplied by the learning rate.",
+        Kind.RATIO: "Adam's first moment over the root of its second one, both bias-corrected, element by element.",
+        Kind.MG_DIRECTION: "Share of elements whose gradient and first moment have the same sign, 0 to 1.",
+        Kind.ACTV: "Inputs and outputs of modules in the training forward.",
+        Kind.ACTV_GRAD: "Gradients of inputs and outputs of modules.",
+        Kind.COMM: "Collectives: how many, how far, what is in flight; when asked, their operands and waiting times.",
+        Kind.CHECKSUM: "Checksums of parameters that several ranks hold copies of, at entry of the optimizer step: the "
+        "low 32 bits as `min`, 2^32 plus the high 32 bits as `max`.",
+        Kind.FEATURE: "Model-specific features, such as attention logits or the load of experts.",
+        Kind.STEP: "Numbers of the step: duration, norm, clipping, loss scale, learning rate, what the script records.",
+    }
+)
+
+STATISTICS: Mapping[str, str] = MappingProxyType(
+    {
+        "count": "Number of elements, finite or not.",
+        "min": "Smallest finite element; +Inf if there is none.",
+        "max": "Largest finite element; -Inf if there is none.",
+        "sum": "Sum of the finite elements.",
+        "sum_sq": "Sum of the squares of the finite elements.",
+        "zeros": "Number of zeros, of either sign.",
+        "nans": "Number of NaN elements.",
+        "infs": "Number of infinite elements, of either sign.",
+        "finite": "Number of finite elements: count - nans - infs.",
+        "nonfinite": "Number of non-finite elements: nans + infs.",
+        "mean": "Mean of the finite elements: sum / finite.",
+        "norm": "L2 norm of the finite elements: sqrt(sum_sq).",
+        "rms": "Root mean square of the finite elements: sqrt(sum_sq / finite).",
+        "std": "Population standard deviation of the finite elements: sqrt(sum_sq / finite - mean²).",
+        "zero_ratio": "Share of zeros among all elements, 0 to 1: zeros / count.",
+    }
+)
+"""The eight moments in their stored order, then what is derived from them when it is read."""

@@ -1,0 +1,90 @@
+"""Forms that a run is written in beside its store: which names there are, and what InfluxDB needs."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib.metadata
+import importlib.util
+import re
+import urllib.parse
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+from trainermon.core.errors import ConfigError
+from trainermon.core.strict import require, shown
+
+FORMAT_NAME = re.compile(r"[a-z][a-z0-9_.-]*")
+FORMATS: Mapping[str, str | None] = MappingProxyType(
+    {"api": None, "csv": None, "influxdb": "influxdb_client", "null": None, "tensorboard": "tensorboard"}
+)
+"""Names that trainermon itself knows, and the package that each needs beside it; the extra has the name of the form."""
+
+ENTRY_POINTS = "trainermon.exporters"
+"""Group of the entry points by which other packages register further names."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class InfluxDBConfig:
+    """Where `format: influxdb` sends points. The token is never part of the configuration, which is stored.
+
+    Attributes:
+        url: Address of the server, `http://host:8086` or `https://…`, without user and password.
+        api: `v2` (InfluxDB 2.x, and 3.x by its v2 API) or `v1` (1.x, by `/write`).
+        org: Organisation, by name or id; `v2` only.
+        bucket: Bucket; for `v1` the database, or `database/retention-policy`.
+        username: User that the token is the password of; `v1` only.
+        token_file: File that holds the token; it is read again whenever the server refuses it. Without it the
+            environment variable INFLUXDB_TOKEN of the agent is taken.
+        ca_file: File with the certificates that the server's one is checked against, instead of the usual ones.
+        batch_points: Most points of one request.
+        timeout_s: Longest time in seconds that one request may take.
+        max_backoff_s: Longest pause in seconds after requests that failed.
+    """
+
+    url: str = ""
+    api: str = "v2"
+    org: str = ""
+    bucket: str = "trainermon"
+    username: str = ""
+    token_file: str | None = None
+    ca_file: str | None = None
+    batch_points: int = 5_000
+    timeout_s: float = 10.0
+    max_backoff_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        if self.url:
+            parts = urllib.parse.urlsplit(self.url)
+            is_plain = parts.scheme in ("http", "https") and bool(parts.hostname) and "@" not in parts.netloc
+            # Not the text itself: whoever puts a password there does not want it in a log.
+            require(is_plain, "influxdb.url", "another one", "http://host:port or https://…, without user and password")
+        require(self.api in ("v1", "v2"), "influxdb.api", self.api, "v1 or v2")
+        require(bool(self.bucket), "influxdb.bucket", self.bucket, "a name that is not empty")
+        require(1 <= self.batch_points <= 100_000, "influxdb.batch_points", self.batch_points, "1 to 100000")
+        require(0 < self.timeout_s <= 600, "influxdb.timeout_s", self.timeout_s, "a number of seconds, at most 600")
+        require(self.max_backoff_s > 0, "influxdb.max_backoff_s", self.max_backoff_s, "a number of seconds above 0")
+
+
+def check_formats(names: Sequence[str]) -> None:
+    """Refuse a form that nobody can write. Costs a look at the installed packages for names that are not our own.
+
+    Raises:
+        ConfigError: There is none of that name, or it needs a package that is not installed.
+    """
+    for index, name in enumerate(names):
+        path = f"format[{index}]"
+        require(FORMAT_NAME.fullmatch(name), path, name, "a name such as csv, tensorboard or influxdb")
+        if name in FORMATS:
+            package = FORMATS[name]
+            if package is not None and importlib.util.find_spec(package) is None:
+                raise ConfigError(
+                    f"{path}: {name!r} needs the package {package}, which is not installed; "
+                    f"pip install 'trainermon[{name}]'"
+                )
+            continue
+        known = sorted({*FORMATS, *(point.name for point in importlib.metadata.entry_points(group=ENTRY_POINTS))})
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=3)
+            advice = f"did you mean {' or '.join(map(repr, near))}?" if near else f"expected one of {', '.join(known)}"
+            raise ConfigError(f"{path}: found {shown(name)}, which nothing writes; {advice}")

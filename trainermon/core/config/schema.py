@@ -1,0 +1,373 @@
+"""Which keys a configuration has, what each means, and what its value must be."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+from trainermon.core.config.outputs import InfluxDBConfig, check_formats
+from trainermon.core.errors import ConfigError
+from trainermon.core.strict import require, shown
+
+OPS = (
+    "norm",
+    "min",
+    "max",
+    "mean",
+    "zeros",
+    "nans",
+    "infs",
+    "rms",
+    "std",
+    "count",
+    "sum",
+    "sum_sq",
+    "id",
+    "shape",
+    "dtype",
+)
+"""Columns that a csv file may have; msprobe's, and what the eight moments give beside them."""
+ANOMALY_RULES = ("AnomalyTurbulence", "AnomalyNan")
+SA_ORDERS = ("s,b,h,d", "b,s,h,d")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class AgentConfig:
+    """The node agent that local rank 0 starts.
+
+    Attributes:
+        start: Start an agent. With `false` the spool is written and somebody else (a node service) follows it.
+        host: Address that the agent's page and `/metrics` listen on.
+        port: Port of the page and `/metrics`; 0 lets the system choose one.
+        linger_s: Seconds that the agent waits after the last rank has gone, for a restarted job.
+        wait_s: Longest time in seconds that `close()` waits for the agent to have stored everything.
+        flush_s: Longest time in seconds between two stored segments.
+    """
+
+    start: bool = True
+    host: str = "127.0.0.1"
+    port: int = 0
+    linger_s: float = 60.0
+    wait_s: float = 10.0
+    flush_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        require(0 <= self.port <= 65535, "agent.port", self.port, "0 to 65535")
+        for key in ("linger_s", "wait_s", "flush_s"):
+            require(getattr(self, key) >= 0, f"agent.{key}", getattr(self, key), "a number of seconds, 0 or more")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayConfig:
+    """The replay of a step whose gradients are not finite, with the dump on.
+
+    Attributes:
+        enabled: Keep what a replay needs on steps on which gradients are collected, and replay on the first bad one.
+        memory_mb: Most memory in MiB for what is kept per step (buffers, RNG state, gradient of the model's output).
+        joint: Where the forward communicates, have all ranks replay together. Model code that raises on one rank in the
+            replay, but did not in the step, leaves the other ranks waiting for it: false rules that out.
+        task: `statistics` or `tensor`: what the replay writes.
+        max_replays: Most replays in one run.
+        max_dump_mb: Most MiB that one replay may write on this rank.
+        classify: Run a bad step once more, operation by operation: which made the first non-finite value, and why.
+        keep_mb: Most MiB, parameters and batch included, for which a bad step is kept on disk, so that
+            `trainermon replay` can run it again; 0: never.
+    """
+
+    enabled: bool = True
+    memory_mb: float = 1024.0
+    joint: bool = True
+    task: str = "statistics"
+    max_replays: int = 3
+    max_dump_mb: float = 4096.0
+    classify: bool = True
+    keep_mb: float = 512.0
+
+    def __post_init__(self) -> None:
+        require(self.task in ("statistics", "tensor"), "replay.task", self.task, "'statistics' or 'tensor'")
+        for key in ("memory_mb", "max_replays", "max_dump_mb", "keep_mb"):
+            require(getattr(self, key) >= 0, f"replay.{key}", getattr(self, key), "0 or more")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class EscalationConfig:
+    """What an alert that is not fatal may make the ranks do.
+
+    Attributes:
+        enabled: Let alerts order dumps.
+        task: `statistics` or `tensor`: what such a dump writes.
+        num_steps: Steps that one alert dumps.
+        margin_steps: How far ahead of the newest known step the dump begins.
+        max_per_hour: Most escalations in an hour.
+        max_dump_mb: Most MiB that escalations may write in the whole run on this node.
+    """
+
+    enabled: bool = True
+    task: str = "statistics"
+    num_steps: int = 1
+    margin_steps: int = 2
+    max_per_hour: int = 3
+    max_dump_mb: float = 4096.0
+
+    def __post_init__(self) -> None:
+        require(self.task in ("statistics", "tensor"), "escalation.task", self.task, "'statistics' or 'tensor'")
+        for key in ("num_steps", "margin_steps"):
+            require(getattr(self, key) >= 1, f"escalation.{key}", getattr(self, key), "1 or more")
+        for key in ("max_per_hour", "max_dump_mb"):
+            require(getattr(self, key) >= 0, f"escalation.{key}", getattr(self, key), "0 or more")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class HangConfig:
+    """When a rank that gives no sign of life is taken for hung, and how it may be looked into then.
+
+    Attributes:
+        enabled: Watch for ranks that hang, and open this rank to its agent for that.
+        setup_s: Seconds that the time up to the end of the first step may take, which compiles and connects.
+        step_s: Seconds that a step may take at least.
+        checkpoint_s: Seconds that a checkpoint may take at least.
+        evaluation_s: Seconds that an evaluation may take at least.
+        factor: Limit for a phase whose silences are usually longer: this many times the longest usual one.
+        max_s: Seconds beyond which the limit is not raised by `factor`.
+        recorder: Let the agent ask this rank's flight recorder, through a private socket in the spool.
+        calls: Let this rank note which collective it is in, in memory that the agent can read.
+        stacks: Let the agent make this rank write its stacks by a signal (SIGRTMIN+5), and write them on a fatal error.
+        py_spy: Let the agent use py-spy, where it is installed and allowed.
+    """
+
+    enabled: bool = True
+    setup_s: float = 1800.0
+    step_s: float = 120.0
+    checkpoint_s: float = 1800.0
+    evaluation_s: float = 900.0
+    factor: float = 5.0
+    max_s: float = 3600.0
+    recorder: bool = True
+    calls: bool = True
+    stacks: bool = True
+    py_spy: bool = True
+
+    def __post_init__(self) -> None:
+        for key in ("setup_s", "step_s", "checkpoint_s", "evaluation_s", "max_s"):
+            require(getattr(self, key) > 0, f"hang.{key}", getattr(self, key), "a number of seconds above 0")
+        require(self.factor >= 1, "hang.factor", self.factor, "1 or more")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CollectivesConfig:
+    """The operands of collectives.
+
+    Attributes:
+        enable: Take the operands of every collective after it has completed, one row per call.
+        cc_codeline: Only calls in the text of whose stack one of these patterns is found; empty means all.
+        cc_pre_hook: Take the operands before the call too.
+        cc_log_only: Take no values: write to the log which collectives are called from where, once per place.
+    """
+
+    enable: bool = False
+    cc_codeline: tuple[str, ...] = ()
+    cc_pre_hook: bool = False
+    cc_log_only: bool = False
+
+    def __post_init__(self) -> None:
+        for index, pattern in enumerate(self.cc_codeline):
+            _require_pattern(pattern, f"cc_distribution.cc_codeline[{index}]")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class L2Targets:
+    """Modules whose features are collected, by full name or `*` pattern; null: of none.
+
+    Attributes:
+        attention_hook: Attention cores, called with query and key: entropy and largest probability.
+        linear_hook: Modules with a matrix as weight: stable rank and spectral norm; an empty list means all of them.
+        moe_router_weight_hook: Routers: similarity of the experts' weight vectors.
+        moe_router_logit_hook: Routers: entropy of each token's choice of experts.
+    """
+
+    attention_hook: tuple[str, ...] | None = None
+    linear_hook: tuple[str, ...] | None = None
+    moe_router_weight_hook: tuple[str, ...] | None = None
+    moe_router_logit_hook: tuple[str, ...] | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class AnomalyArguments:
+    """Arguments of an anomaly rule.
+
+    Attributes:
+        threshold: `AnomalyTurbulence`: how far, relative to the mean so far, a value may move. `AnomalyNan`: largest
+            magnitude that counts as a number.
+    """
+
+    threshold: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.threshold is not None:
+            require(self.threshold >= 0, "alert.rules[].args.threshold", self.threshold, "0 or more")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class AnomalyRule:
+    """A rule of msprobe's monitor.
+
+    Attributes:
+        rule_name: `AnomalyTurbulence` or `AnomalyNan`.
+        args: Its arguments.
+    """
+
+    rule_name: str
+    args: AnomalyArguments = AnomalyArguments()
+
+    def __post_init__(self) -> None:
+        expected = " or ".join(map(repr, ANOMALY_RULES))
+        require(self.rule_name in ANOMALY_RULES, "alert.rules[].rule_name", self.rule_name, expected)
+        if self.rule_name == "AnomalyTurbulence":
+            require(self.args.threshold is not None, "alert.rules[].args.threshold", None, "a number of 0 or more")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class AlertConfig:
+    """Rules of msprobe's monitor, beside the alert rules of `rules`.
+
+    Attributes:
+        rules: The rules; of several that hold for a value, the first counts.
+        dump: Write every anomaly to `anomaly_detected/rank<r>/anomaly.json` too.
+    """
+
+    rules: tuple[AnomalyRule, ...] = ()
+    dump: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class MonitorConfig:
+    """Everything a user can ask for.
+
+    Attributes:
+        framework: Adapter to use, by name, instead of the one that recognises the model.
+        targets: Modules and parameters to collect, as names, name prefixes or `*` patterns; empty means all. `1:`
+            before a name chooses virtual pipeline stage 1 only.
+        start_step: First step that is collected.
+        step_interval: Interval, in steps, between collected steps.
+        checksum_interval: Interval, in steps, between checksums of the parameters that several ranks hold copies of,
+            which the agent compares; on collected steps only. 0: never.
+        collect_times: How many steps are collected in all.
+        module_ranks: Global ranks that collect; empty means all.
+        wg_distribution: Weight gradients, before reduction and after it but before clipping.
+        monitor_mbs_grad: Weight gradients of each micro step too.
+        param_distribution: Parameters before and after the optimizer step.
+        mv_distribution: Adam's moments after the optimizer step, filed under that step.
+        ur_distribution: Adam's update `m_hat / (sqrt(v_hat) + eps)` and its ratio `m_hat / sqrt(v_hat)`, by formula.
+        mg_direction: Share of elements whose gradient and first moment have the same sign.
+        xy_distribution: Inputs and outputs of modules, and the gradients of both.
+        all_xy: Every module, whatever `targets` says (parameters still follow `targets`).
+        forward_only: With `xy_distribution`: no gradients of inputs and outputs.
+        backward_only: With `xy_distribution`: only the gradients of inputs and outputs.
+        cc_distribution: The operands of collectives.
+        recording_l2_features: Take the features of `l2_targets`.
+        l2_targets: Modules whose features are collected.
+        sa_order: Order of the dimensions of query and key: sequence, batch, head, depth.
+        print_struct: Write what goes into and comes out of every module, once, to
+            `module_struct/rank<r>/module_struct.json` in the run directory.
+        stack_info: Write where every module is called from, once, to `module_struct/rank<r>/stack_info.csv`.
+        dynamic_on: Look for an edited configuration file at every step and apply it from the next one on.
+        output_dir: Folder that holds one folder per run, a cluster file system is fine; without it TRAINERMON_OUTPUT,
+            MONITOR_OUTPUT_DIR or `trainermon_output`.
+        run_id: Name of the run; without it TRAINERMON_RUN_ID, the scheduler's job id, or one made by rank 0.
+        spool_dir: Node-local folder for journals and unsent dumps, instead of TRAINERMON_SPOOL or the usual one: in
+            /dev/shm where that has 8 GiB, else in /var/tmp.
+        spool_mb: Most MiB of journal that this rank keeps on the node; in /dev/shm at most its share of a sixteenth.
+        rules: File of alert rules instead of the built-in ones.
+        alert: Rules of msprobe's monitor, beside those.
+        format: Forms that the run is written in beside its store: `csv`, `tensorboard`, `influxdb`, `api`, or what
+            another package registers; a name or a list of names.
+        ops: Statistics that `format` writes; `shape` and `dtype` always are.
+        ndigits: Significant digits in csv files, 1 to 20.
+        step_count_per_record: Steps per csv file.
+        append_output: Two timestamps as `Dec03_21-34-40`: csv rows are appended to the newest folder between them.
+        influxdb: Where `format: influxdb` sends points.
+        agent: The node agent.
+        replay: The replay of a step whose gradients are not finite.
+        escalation: What other alerts may order.
+        hang: When a rank is taken for hung, and how it may be looked into.
+    """
+
+    framework: str | None = None
+    targets: tuple[str, ...] = ()
+    start_step: int = 0
+    step_interval: int = 1
+    checksum_interval: int = 20
+    collect_times: int = 100_000_000
+    module_ranks: tuple[int, ...] = ()
+    wg_distribution: bool = True
+    monitor_mbs_grad: bool = False
+    param_distribution: bool = False
+    mv_distribution: bool = False
+    ur_distribution: bool = False
+    mg_direction: bool = False
+    xy_distribution: bool = False
+    all_xy: bool = False
+    forward_only: bool = False
+    backward_only: bool = False
+    cc_distribution: CollectivesConfig = CollectivesConfig()
+    recording_l2_features: bool = False
+    l2_targets: L2Targets = L2Targets()
+    sa_order: str = "s,b,h,d"
+    print_struct: bool = False
+    stack_info: bool = False
+    dynamic_on: bool = False
+    output_dir: str | None = None
+    run_id: str | None = None
+    spool_dir: str | None = None
+    spool_mb: float = 512.0
+    rules: str | None = None
+    alert: AlertConfig = AlertConfig()
+    format: tuple[str, ...] = ()
+    ops: tuple[str, ...] = ("norm",)
+    ndigits: int = 6
+    step_count_per_record: int = 1
+    append_output: tuple[str, ...] = ()
+    influxdb: InfluxDBConfig = InfluxDBConfig()  # noqa: RUF009  (frozen)
+    agent: AgentConfig = AgentConfig()
+    replay: ReplayConfig = ReplayConfig()
+    escalation: EscalationConfig = EscalationConfig()
+    hang: HangConfig = HangConfig()
+
+    def __post_init__(self) -> None:
+        require(self.start_step >= 0, "start_step", self.start_step, "0 or more")
+        require(self.step_interval >= 1, "step_interval", self.step_interval, "1 or more")
+        require(self.checksum_interval >= 0, "checksum_interval", self.checksum_interval, "0 or more")
+        require(self.collect_times >= 0, "collect_times", self.collect_times, "0 or more")
+        require(self.spool_mb >= 1, "spool_mb", self.spool_mb, "1 or more")
+        require(min(self.module_ranks, default=0) >= 0, "module_ranks", self.module_ranks, "ranks of 0 or more")
+        require(self.sa_order in SA_ORDERS, "sa_order", self.sa_order, " or ".join(map(repr, SA_ORDERS)))
+        require(1 <= self.ndigits <= 20, "ndigits", self.ndigits, "1 to 20")
+        require(
+            1 <= self.step_count_per_record <= 1_000_000,
+            "step_count_per_record",
+            self.step_count_per_record,
+            "1 to 1000000",
+        )
+        require(len(self.append_output) in (0, 2), "append_output", self.append_output, "nothing or two timestamps")
+        for index, op in enumerate(self.ops):
+            require(op in OPS, f"ops[{index}]", op, "one of " + ", ".join(OPS))
+        check_formats(self.format)
+        self._refuse_impossible_pairs()
+
+    def _refuse_impossible_pairs(self) -> None:
+        if self.forward_only and self.backward_only:
+            raise ConfigError("forward_only and backward_only are both true: together they leave nothing; set one")
+        if "influxdb" in self.format and not self.influxdb.url:
+            raise ConfigError("format names influxdb, but influxdb.url is not set: where are the points to go?")
+        for key in ("all_xy", "forward_only", "backward_only"):
+            if getattr(self, key) and not self.xy_distribution:
+                raise ConfigError(f"{key} is true but xy_distribution is false: set xy_distribution or remove {key}")
+        if self.monitor_mbs_grad and not self.wg_distribution:
+            raise ConfigError("monitor_mbs_grad is true but wg_distribution is false: set wg_distribution")
+
+
+def _require_pattern(pattern: str, path: str) -> None:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ConfigError(f"{path}: found {shown(pattern)}, expected a regular expression: {error}") from None

@@ -1,0 +1,59 @@
+"""Names, numbers and removal of journal files.
+
+A rank's files are numbered upwards without gaps over all attempts. The first number in an empty spool is the Unix time
+in milliseconds times a million: a run that is resumed on this node after its spool was removed does not use a number
+again that a stored cursor knows. (In seconds it might: an attempt is over, stored and followed by the next in one.)
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from trainermon.core.journal.frames import Cursor
+from trainermon.core.spool import rank_path
+
+NUMBERING_STEP = 1_000_000
+
+
+def file_path(directory: Path, rank: int, number: int) -> Path:
+    """Return the path of a rank's journal file."""
+    return rank_path(directory, rank, f"{number}.jnl")
+
+
+def list_files(directory: Path, rank: int) -> list[int]:
+    """Return the numbers of the rank's journal files, ascending; empty if there is no directory. Cost: one listing."""
+    prefix = rank_path(directory, rank, "").name
+    try:
+        names = os.listdir(directory)
+    except FileNotFoundError:
+        return []
+    middles = (name[len(prefix) : -4] for name in names if name.startswith(prefix) and name.endswith(".jnl"))
+    return sorted(int(middle) for middle in middles if middle.isdecimal())
+
+
+def next_number(existing: list[int]) -> int:
+    """Return the number of the file that follows `existing`."""
+    return existing[-1] + 1 if existing else time.time_ns() // 1_000_000 * NUMBERING_STEP
+
+
+def num_between(first: int, last: int) -> int:
+    """Return how many numbers were given out from `first` up to but without `last`."""
+    return last - first if same_numbering(first, last) else last % NUMBERING_STEP
+
+
+def same_numbering(first: int, second: int) -> bool:
+    """Whether two numbers were given out since the spool was last empty."""
+    return first // NUMBERING_STEP == second // NUMBERING_STEP
+
+
+def remove_before(directory: Path, rank: int, cursor: Cursor) -> int:
+    """Remove the rank's files that end before `cursor`, whose records are stored elsewhere; return their number.
+
+    The newest file always stays, so that numbers go on.
+    """
+    finished = [number for number in list_files(directory, rank)[:-1] if number < cursor.file]
+    for number in finished:
+        file_path(directory, rank, number).unlink(missing_ok=True)
+    return len(finished)

@@ -1,0 +1,283 @@
+"""The journal's format: frames, their payloads and the values they decode to. Byte for byte: docs/reference/journal.md.
+
+A file is a sequence of frames, a frame a fixed head and a payload. The head carries its own checksum, so that its
+length can be trusted before the payload is there. Nothing here touches a file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import struct
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from trainermon.core.errors import JournalError
+from trainermon.core.values import (
+    STATISTICS,
+    Coordinates,
+    Kind,
+    Placement,
+    SeriesKey,
+    StatBlock,
+    as_plain,
+    well_formed,
+)
+
+FORMAT_VERSION = 1
+
+MAGIC = b"\xb1TMJ"
+HEADER, SERIES, BLOCK, EVENT, END = range(1, 6)
+
+# magic, format version, type, sequence, payload length, payload CRC, reserved, CRC of all before: the same in every
+# format version, so that a reader can always name the version that it found.
+_HEAD = struct.Struct("<4sHHQIII")
+_HEAD_CRC = struct.Struct("<I")
+HEAD_BYTES = _HEAD.size + _HEAD_CRC.size
+# step, time, number of series, number of statistics; then float64 [statistics, series], then uint32 [series].
+_BLOCK = struct.Struct("<qdII")
+_ROW_BYTES = 8 * len(STATISTICS) + 4
+
+
+@dataclasses.dataclass(frozen=True, slots=True, order=True)
+class Cursor:
+    """A position between two frames of one rank's journal; later positions are greater."""
+
+    file: int = 0
+    offset: int = 0
+
+
+START = Cursor(0, 0)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """Who writes, and the series table so far: ids are positions in `series`, `placements` runs parallel to it.
+
+    `attempt` counts the starts of this rank in this run, `version` names format and package for people.
+    """
+
+    run_id: str
+    attempt: int
+    coordinates: Coordinates
+    host: str
+    pid: int
+    started_s: float
+    version: str = f"journal {FORMAT_VERSION}"
+    series: tuple[SeriesKey, ...] = ()
+    placements: tuple[Placement | None, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class HeaderRecord:
+    """A new file, or the reader's entry into one: replaces everything known about the writer."""
+
+    cursor: Cursor
+    header: Header
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SeriesRecord:
+    """Series that join the table, with consecutive ids from `first_id` on."""
+
+    cursor: Cursor
+    first_id: int
+    keys: tuple[SeriesKey, ...]
+    placements: tuple[Placement | None, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class BlockRecord:
+    """One step's rows; `block.series` is a uint32 array [n], `block.values` float64 [8, n], both read-only."""
+
+    cursor: Cursor
+    block: StatBlock
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class EventRecord:
+    """Something that happened on the rank; `event['type']` says what."""
+
+    cursor: Cursor
+    event: dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class EndRecord:
+    """The writer closed its journal: nothing more comes from this attempt."""
+
+    cursor: Cursor
+
+
+Record = HeaderRecord | SeriesRecord | BlockRecord | EventRecord | EndRecord
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Head:
+    """A frame's head whose own checksum is right."""
+
+    version: int
+    type: int
+    sequence: int
+    length: int
+    crc: int
+
+
+def encode_frame(frame_type: int, sequence: int, payload: Sequence[Any]) -> list[Any]:
+    """Return a frame as buffers, the head and those of `payload`; nothing is copied. Cost: one CRC of the payload."""
+    crc = 0
+    for buffer in payload:
+        crc = zlib.crc32(buffer, crc)
+    head = _HEAD.pack(MAGIC, FORMAT_VERSION, frame_type, sequence, num_bytes(payload), crc, 0)
+    return [head + _HEAD_CRC.pack(zlib.crc32(head)), *payload]
+
+
+def num_bytes(buffers: Sequence[Any]) -> int:
+    """Return the bytes of some buffers together."""
+    return sum(memoryview(buffer).nbytes for buffer in buffers)
+
+
+def decode_head(data: memoryview | bytes) -> Head | None:
+    """Return the head at the beginning of `data`, None if there is no intact one."""
+    if len(data) < HEAD_BYTES:
+        return None
+    magic, version, frame_type, sequence, length, crc, _ = _HEAD.unpack_from(data)
+    if magic != MAGIC or _HEAD_CRC.unpack_from(data, _HEAD.size)[0] != zlib.crc32(data[: _HEAD.size]):
+        return None
+    return Head(version, frame_type, sequence, length, crc)
+
+
+def encode_series(keys: Sequence[SeriesKey], placements: Sequence[Placement | None]) -> bytes:
+    """Return the JSON arrays of some series, with commas between and no brackets around."""
+    rows = (
+        [
+            *(key.kind.value, well_formed(key.name), well_formed(key.slot), key.call, key.micro_step, key.stage),
+            None if placement is None else list(dataclasses.astuple(placement)),
+        ]
+        for key, placement in zip(keys, placements, strict=True)
+    )
+    return ",".join(json.dumps(row, separators=(",", ":")) for row in rows).encode()
+
+
+def encode_header_start(header: Header) -> bytes:
+    """Return a header's JSON up to where the series stand; `]}` ends it."""
+    fields = {
+        field.name: as_plain(getattr(header, field.name))
+        for field in dataclasses.fields(header)
+        if field.name not in ("series", "placements")
+    }
+    return json.dumps(fields)[:-1].encode() + b', "series": ['
+
+
+def encode_block(block: StatBlock) -> list[Any]:
+    """Return the payload of a block as buffers; nothing is copied.
+
+    Raises:
+        ValueError: The two arrays are not contiguous, or do not belong together.
+    """
+    series, values = memoryview(block.series), memoryview(block.values)
+    num_series = series.nbytes // 4
+    if not (series.c_contiguous and values.c_contiguous) or values.nbytes != num_series * 8 * len(STATISTICS):
+        raise ValueError(
+            f"a block needs C-contiguous uint32 ids [n] and float64 values [{len(STATISTICS)}, n], "
+            f"got {series.nbytes} bytes of ids and {values.nbytes} bytes of values"
+        )
+    return [_BLOCK.pack(block.step, block.time_s, num_series, len(STATISTICS)), block.values, block.series]
+
+
+def encode_event(event: Mapping[str, Any]) -> bytes:
+    """Return the JSON of an event; what JSON does not have becomes text, and half a character a question mark."""
+    return json.dumps(as_plain(event), default=str, ensure_ascii=False).encode(errors="replace")
+
+
+def decode_header(payload: bytes) -> Header:
+    """Return the header that `payload` holds."""
+    fields = json.loads(payload)
+    keys, placements = _decode_series(fields.pop("series"))
+    coordinates = Coordinates(**fields.pop("coordinates"))
+    return Header(coordinates=coordinates, series=keys, placements=placements, **fields)
+
+
+def decode_record(frame_type: int, payload: bytes, cursor: Cursor) -> Record:
+    """Return the record that an intact frame of this format version holds.
+
+    Raises:
+        JournalError: The payload means nothing to this release, although its checksum is right.
+    """
+    try:
+        return _DECODERS[frame_type](payload, cursor)
+    except (KeyError, ValueError, TypeError, struct.error) as error:
+        raise JournalError(
+            f"a journal frame of type {frame_type} that ends at {cursor} is intact but not understood ({error!r}); "
+            f"expected what format version {FORMAT_VERSION} defines. Run the agent and the training with the same "
+            "trainermon release"
+        ) from error
+
+
+def _decode_header_record(payload: bytes, cursor: Cursor) -> HeaderRecord:
+    return HeaderRecord(cursor=cursor, header=decode_header(payload))
+
+
+def _decode_series_record(payload: bytes, cursor: Cursor) -> SeriesRecord:
+    fields = json.loads(payload)
+    keys, placements = _decode_series(fields["series"])
+    return SeriesRecord(cursor=cursor, first_id=fields["first_id"], keys=keys, placements=placements)
+
+
+def _decode_block_record(payload: bytes, cursor: Cursor) -> BlockRecord:
+    import numpy as np  # only readers need it; a rank that only writes must not load it for this
+
+    step, time_s, num_series, num_statistics = _BLOCK.unpack_from(payload)
+    if num_statistics != len(STATISTICS) or len(payload) != _BLOCK.size + num_series * _ROW_BYTES:
+        raise ValueError(f"{len(payload)} bytes for {num_statistics} statistics of {num_series} series")
+    values = np.frombuffer(payload, np.dtype("<f8"), num_statistics * num_series, _BLOCK.size)
+    series = np.frombuffer(payload, np.dtype("<u4"), num_series, _BLOCK.size + values.nbytes)
+    return BlockRecord(
+        cursor=cursor,
+        block=StatBlock(step=step, time_s=time_s, series=series, values=values.reshape(num_statistics, num_series)),
+    )
+
+
+def _decode_event_record(payload: bytes, cursor: Cursor) -> EventRecord:
+    return EventRecord(cursor=cursor, event=dict(_whole_text(payload)))
+
+
+def _decode_end_record(_payload: bytes, cursor: Cursor) -> EndRecord:
+    return EndRecord(cursor=cursor)
+
+
+def _whole_text(payload: bytes) -> Any:
+    """Return what the JSON says, with `?` for every half of a character, which neither a file nor a database takes."""
+    value = json.loads(payload)
+    if b"\\ud" in payload.lower():  # only an escape may be half a character
+        value = json.loads(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
+    return value
+
+
+def _decode_series(rows: Sequence[Sequence[Any]]) -> tuple[tuple[SeriesKey, ...], tuple[Placement | None, ...]]:
+    keys = tuple(SeriesKey(Kind(row[0]), well_formed(row[1]), well_formed(row[2]), *row[3:6]) for row in rows)
+    return keys, tuple(None if row[6] is None else _decode_placement(row[6]) for row in rows)
+
+
+def _decode_placement(row: Sequence[Any]) -> Placement:
+    dtype, shape, offset, length, replicated_over, partitioned_over, in_global_norm, scale = row
+    return Placement(
+        dtype=dtype,
+        shape=tuple(shape),
+        offset=offset,
+        length=length,
+        replicated_over=tuple(replicated_over),
+        partitioned_over=tuple(partitioned_over),
+        in_global_norm=in_global_norm,
+        scale=scale,
+    )
+
+
+_DECODERS: dict[int, Callable[[bytes, Cursor], Record]] = {
+    HEADER: _decode_header_record,
+    SERIES: _decode_series_record,
+    BLOCK: _decode_block_record,
+    EVENT: _decode_event_record,
+    END: _decode_end_record,
+}

@@ -1,0 +1,202 @@
+"""The agent's side of the journal: follows one rank's files while they are written, from any cursor.
+
+Damage is skipped and counted, never raised. A file is finished exactly when a higher number exists (or it was
+removed), so an incomplete frame at its end is torn then; in the newest file it is only not there yet.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+from trainermon.core.errors import JournalError
+from trainermon.core.journal import frames
+from trainermon.core.journal.files import file_path, list_files, num_between, same_numbering
+from trainermon.core.journal.frames import (
+    HEAD_BYTES,
+    START,
+    BlockRecord,
+    Cursor,
+    Head,
+    Header,
+    HeaderRecord,
+    Record,
+    SeriesRecord,
+)
+from trainermon.core.journal.scan import FrameFile
+
+_UNNUMBERED = (frames.HEADER, frames.END)
+
+
+class JournalReader:
+    """Returns the records of `rank` after `cursor`, in the order of writing, each exactly once.
+
+    A HeaderRecord always comes first, and the ids in a block are in the table given so far: where the cursor stands
+    inside a file, a HeaderRecord with the table as of there is made up, and a file whose own header is damaged is
+    passed over. Where the cursor's file is gone, reading goes on at the oldest one left.
+
+    Attributes:
+        cursor: Position after the last record returned; a reader made from it goes on from there.
+        lost_files: Files that were removed before they could be read.
+        lost_records: Records that the rank wrote or skipped and that are not returned, as far as later ones show it.
+        corrupt: Damaged or undecodable places that were skipped.
+        torn_tails: Finished files that end inside a frame.
+    """
+
+    def __init__(self, directory: Path, rank: int, cursor: Cursor = START, *, window_bytes: int = 1 << 20) -> None:
+        self.cursor = cursor
+        self.lost_files = 0
+        self.lost_records = 0
+        self.corrupt = 0
+        self.torn_tails = 0
+        self._directory = directory
+        self._rank = rank
+        self._window_bytes = window_bytes
+        self._file: FrameFile | None = None
+        self._finished = False
+        self._writer: tuple[int, int, float] | None = None
+        self._sequence: int | None = None  # number of the record that comes next
+        self._num_series: int | None = None  # None: this file's header is damaged
+
+    def poll(self, max_bytes: int = 32 << 20) -> list[Record]:
+        """Return what has been written since, up to about `max_bytes` but at least one record; empty if nothing.
+
+        Raises:
+            JournalError: The next frame was written by an incompatible release. The cursor stays before it.
+        """
+        records: list[Record] = []
+        size = 0
+        try:
+            for record, num_bytes in self._follow():
+                records.append(record)
+                size += num_bytes
+                if size >= max_bytes:
+                    break
+        except JournalError:
+            if not records:  # otherwise the next poll raises it
+                raise
+        return records
+
+    def close(self) -> None:
+        """Close the file that is being read; polling again opens it again."""
+        if self._file is not None:
+            self._file.close()
+        self._file = None
+
+    def _follow(self) -> Iterator[tuple[Record, int]]:
+        while True:
+            if self._file is None:
+                self._file = self._enter()
+                if self._file is None:
+                    return
+                try:
+                    header = self._header_at_cursor(self._file)
+                except JournalError:
+                    self.close()
+                    raise
+                if header is not None:
+                    yield HeaderRecord(cursor=self.cursor, header=header), 0
+            while found := self._file.find(self.cursor.offset, finished=self._finished):
+                yield from self._take(*found)
+            if self._finished:
+                self._leave(self._file)
+            elif not self._is_finished(self._file):
+                return
+            else:
+                self._finished = True  # what came between the last look and the new file is read first
+
+    def _enter(self) -> FrameFile | None:
+        """Open the cursor's file or the first one after it, None if there is none."""
+        existing = list_files(self._directory, self._rank)
+        if not existing or (existing[-1] < self.cursor.file and same_numbering(existing[-1], self.cursor.file)):
+            return None
+        number = next((number for number in existing if number >= self.cursor.file), existing[0])
+        try:
+            file = FrameFile(file_path(self._directory, self._rank, number), self._window_bytes)
+        except FileNotFoundError:  # removed since the listing
+            return self._enter()
+        if number != self.cursor.file:
+            self.lost_files += num_between(self.cursor.file, number)
+            self.cursor = Cursor(number, 0)
+        self._finished = number < existing[-1]
+        self._num_series = None
+        return file
+
+    def _header_at_cursor(self, file: FrameFile) -> Header | None:
+        """Return the header as of a cursor inside the file; None at its beginning, or if the header is damaged."""
+        header: Header | None = None
+        offset = 0
+        while offset < self.cursor.offset and (found := file.find(offset, finished=True)):
+            position, head, payload = found
+            offset = position + HEAD_BYTES + head.length
+            if head.type in (frames.HEADER, frames.SERIES):
+                record = frames.decode_record(head.type, payload, self.cursor)
+                if isinstance(record, HeaderRecord):
+                    header = record.header
+                elif isinstance(record, SeriesRecord) and header and record.first_id == len(header.series):
+                    header = _extended(header, record)
+            self._sequence = head.sequence + (head.type not in _UNNUMBERED)
+        if header is not None:
+            self._writer = _writer(header)
+            self._num_series = len(header.series)
+        return header
+
+    def _take(self, offset: int, head: Head, payload: bytes) -> Iterator[tuple[Record, int]]:
+        cursor = Cursor(self.cursor.file, offset + HEAD_BYTES + head.length)
+        record = frames.decode_record(head.type, payload, cursor)
+        num_bytes = cursor.offset - self.cursor.offset
+        self.corrupt += offset > self.cursor.offset
+        self.cursor = cursor
+        if isinstance(record, HeaderRecord):
+            if self._writer != _writer(record.header):
+                self._writer, self._sequence = _writer(record.header), 0
+            self._num_series = len(record.header.series)
+        expected = head.sequence if self._sequence is None else self._sequence
+        is_numbered = head.type not in _UNNUMBERED and self._num_series is not None
+        if is_numbered and head.sequence < expected:
+            self.corrupt += 1  # it was there before: a file that was copied, a block of a disk that came back
+            return
+        self.lost_records += max(0, head.sequence - expected)
+        self._sequence = head.sequence + (head.type not in _UNNUMBERED)
+        if not self._is_known(record):
+            self.corrupt += 1
+            self.lost_records += head.type not in _UNNUMBERED
+            return
+        if isinstance(record, SeriesRecord):
+            self._num_series = record.first_id + len(record.keys)
+        yield record, num_bytes
+
+    def _is_known(self, record: Record) -> bool:
+        """Whether it was said before who wrote the record, and what its ids are."""
+        if isinstance(record, HeaderRecord):
+            return True
+        if self._num_series is None:
+            return False
+        if isinstance(record, SeriesRecord):
+            return record.first_id == self._num_series
+        if isinstance(record, BlockRecord):
+            series = record.block.series
+            return not series.size or int(series.max()) < self._num_series
+        return True
+
+    def _is_finished(self, file: FrameFile) -> bool:
+        existing = list_files(self._directory, self._rank)
+        return bool(existing and existing[-1] > self.cursor.file) or file.is_removed()
+
+    def _leave(self, file: FrameFile) -> None:
+        """Go on to the next number; a file that vanished before its first frame leaves its number to a new one."""
+        self.torn_tails += self.cursor.offset < file.size()
+        if self.cursor.offset or not file.is_removed():
+            self.cursor = Cursor(self.cursor.file + 1, 0)
+        self.close()
+
+
+def _writer(header: Header) -> tuple[int, int, float]:
+    return header.attempt, header.pid, header.started_s
+
+
+def _extended(header: Header, record: SeriesRecord) -> Header:
+    return dataclasses.replace(
+        header, series=header.series + record.keys, placements=header.placements + record.placements
+    )

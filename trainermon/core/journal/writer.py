@@ -1,0 +1,207 @@
+"""The rank's side of the journal: one system call per record, and never an exception into the training step.
+
+There is no thread, no fsync and no lock. What cannot be written is skipped and counted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import math
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trainermon.core.journal import frames
+from trainermon.core.journal.files import file_path, list_files, next_number
+from trainermon.core.journal.frames import Cursor, Header
+from trainermon.core.spool import rank_path, unusable
+from trainermon.core.values import Placement, SeriesKey, StatBlock
+
+logger = logging.getLogger(__name__)
+
+# After a record that took t seconds nothing is written for 20 t: a disk that stays slow costs at most 5 % of the time.
+PAUSE_RATIO = 20
+
+
+class JournalWriter:
+    """Appends records to the journal of the rank named in `header`; begins a new file, numbered above all others.
+
+    A record that meets an error (full disk, short write, ...) is skipped and counted, and the next one goes to a new
+    file. After a record that took longer than `slow_write_s`, rotation included, records are skipped for 20 times as
+    long as it took. A forked child writes nothing. Files are 0600; one ends before `file_bytes` (unless a single record
+    is larger), and the oldest ones are removed where all together would exceed `budget_bytes`.
+
+    Attributes:
+        skipped: Records that were not written.
+        dropped_files: Files removed for the budget, read or not.
+        bytes_written: Bytes of whole frames written, series tables included.
+
+    Raises:
+        SpoolError: The first file cannot be written.
+    """
+
+    def __init__(  # noqa: PLR0913  (limits of one journal, each with a default)
+        self,
+        directory: Path,
+        header: Header,
+        *,
+        file_bytes: int = 64 << 20,
+        budget_bytes: int = 512 << 20,
+        slow_write_s: float = 0.25,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.skipped = 0
+        self.dropped_files = 0
+        self.bytes_written = 0
+        self._directory = directory
+        self._rank = header.coordinates.rank
+        self._file_bytes = min(file_bytes, budget_bytes // 2)
+        self._budget_bytes = budget_bytes
+        self._slow_write_s = slow_write_s
+        self._clock = clock
+        self._pid = os.getpid()
+        self._header_start = frames.encode_header_start(header)
+        self._table = bytearray(frames.encode_series(header.series, header.placements))
+        self._num_series = len(header.series)
+        self._sequence = 0  # number of the next record, skipped ones included: readers see every gap
+        self._resume_s = -math.inf
+        self._descriptor = -1
+        self._cursor = Cursor()
+        self._has_records = False
+        try:
+            self._open_next()
+        except OSError as error:
+            raise unusable(rank_path(directory, self._rank, "*.jnl"), error) from error
+
+    @property
+    def cursor(self) -> Cursor:
+        """Position after the last record that was written."""
+        return self._cursor
+
+    def add_series(self, keys: Sequence[SeriesKey], placements: Sequence[Placement | None]) -> int:
+        """The series are in the table of this and of every later file; return the id of the first one."""
+        first_id = self._num_series
+        rows = frames.encode_series(keys, placements)
+        if not self._append(frames.SERIES, [b'{"first_id": %d, "series": [' % first_id, rows, b"]}"]):
+            self._abandon()  # blocks with the new ids may only follow in a file whose header has them
+        self._table += b"," + rows if self._table and rows else rows
+        self._num_series += len(keys)
+        return first_id
+
+    def append_block(self, block: StatBlock) -> bool:
+        """Write the rows of one step; return False if they were skipped.
+
+        Raises:
+            ValueError: The block's arrays are not contiguous or do not belong together.
+        """
+        return self._append(frames.BLOCK, frames.encode_block(block))
+
+    def append_event(self, event: Mapping[str, Any]) -> bool:
+        """Write an event as JSON, where non-finite numbers are text; return False if it was skipped."""
+        return self._append(frames.EVENT, [frames.encode_event(event)])
+
+    def close(self) -> None:
+        """Write the end and close the file; may be called again. A forked child only closes its own descriptor."""
+        self._append(frames.END, [])
+        self._abandon()
+        self._pid = -1
+
+    def _append(self, frame_type: int, payload: list[Any]) -> bool:
+        if self._pid != os.getpid():
+            return False
+        begin_s = self._clock()
+        trouble = ""
+        if begin_s < self._resume_s:
+            trouble = f"the spool was slow; the next record is tried in {self._resume_s - begin_s:.1f} s"
+        else:
+            try:
+                self._write_record(frame_type, payload)
+            except OSError as error:
+                self._abandon()
+                trouble = str(error)
+            self._pause_if_slow(begin_s)
+        self._sequence += frame_type != frames.END
+        if trouble:
+            self._skip(trouble)
+        return not trouble
+
+    def _write_record(self, frame_type: int, payload: list[Any]) -> None:
+        frame = frames.encode_frame(frame_type, self._sequence, payload)
+        length = frames.num_bytes(frame)
+        is_full = self._has_records and self._cursor.offset + length > self._file_bytes
+        if self._descriptor < 0 or is_full:
+            self._open_next()
+        _write(self._descriptor, frame, length)
+        if not os.fstat(self._descriptor).st_nlink:
+            raise FileNotFoundError(
+                errno.ENOENT, "somebody removed the file from the spool, with all that was not read"
+            )
+        self._cursor = Cursor(self._cursor.file, self._cursor.offset + length)
+        self._has_records = True
+        self.bytes_written += length
+
+    def _open_next(self) -> None:
+        """A new file with a header is open; the one before it is finished for ever."""
+        self._abandon()
+        number = next_number(list_files(self._directory, self._rank))
+        path = file_path(self._directory, self._rank, number)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._descriptor = os.open(path, flags, 0o600)
+        header = frames.encode_frame(frames.HEADER, self._sequence, [self._header_start, self._table, b"]}"])
+        length = frames.num_bytes(header)
+        try:
+            _write(self._descriptor, header, length)
+        except OSError:
+            self._abandon()
+            path.unlink(missing_ok=True)  # nothing can follow in it, and the number goes to the next try
+            raise
+        self._cursor = Cursor(number, length)
+        self._has_records = False
+        self.bytes_written += length
+        self._keep_budget()
+
+    def _keep_budget(self) -> None:
+        """The oldest files are gone as far as this one, when full, would not fit the budget with them."""
+        older = list_files(self._directory, self._rank)[:-1]
+        sizes = {path: _size(path) for path in (file_path(self._directory, self._rank, number) for number in older)}
+        excess = sum(sizes.values()) + self._file_bytes - self._budget_bytes
+        for path, size in sizes.items():
+            if excess <= 0:
+                break
+            with contextlib.suppress(OSError):  # the agent has just removed it
+                path.unlink()
+                self.dropped_files += 1
+            excess -= size
+
+    def _pause_if_slow(self, begin_s: float) -> None:
+        end_s = self._clock()
+        if end_s - begin_s > self._slow_write_s:
+            self._resume_s = end_s + PAUSE_RATIO * (end_s - begin_s)
+
+    def _skip(self, trouble: str) -> None:
+        self.skipped += 1
+        if self.skipped.bit_count() == 1:  # the 1st, 2nd, 4th, 8th ...: a long trouble must not fill the log
+            logger.warning("journal of rank %d: %d records skipped: %s", self._rank, self.skipped, trouble)
+
+    def _abandon(self) -> None:
+        """No record is written to the present file any more."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+        self._descriptor = -1
+
+
+def _write(descriptor: int, frame: list[Any], length: int) -> None:
+    written = os.writev(descriptor, frame)
+    if written != length:
+        raise OSError(errno.ENOSPC, f"only {written} of {length} bytes could be written")
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:  # the agent has just removed it
+        return 0

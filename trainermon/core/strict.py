@@ -1,0 +1,81 @@
+"""Strict reading of plain JSON-like values into frozen dataclasses."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import reprlib
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from trainermon.core.errors import ConfigError
+
+T = TypeVar("T")
+
+SHOWN_CHARACTERS = 200
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel = 3
+_SHORT.maxstring = _SHORT.maxlong = _SHORT.maxother = SHOWN_CHARACTERS
+
+
+def build(cls: type[T], raw: Mapping[str, Any], prefix: str = "") -> T:
+    """Return a `cls` (a dataclass, possibly of dataclasses) made of `raw`; nothing is guessed and nothing passed over.
+
+    Fields may be bool, int, float, str, tuples of one type, an optional one of these, or another dataclass. An int is a
+    float too; a bool is no int.
+
+    Raises:
+        ConfigError: A key is unknown or missing, or a value has the wrong type; the message has the path of the key.
+    """
+    hints = typing.get_type_hints(cls)
+    for key in raw:
+        if key not in hints:
+            name = str(key)[:SHOWN_CHARACTERS]
+            near = difflib.get_close_matches(name, hints, n=1)
+            advice = f"did you mean {prefix + near[0]!r}?" if near else f"known keys: {', '.join(sorted(hints))}"
+            raise ConfigError(f"{prefix}{name}: unknown key; {advice}")
+    for field in dataclasses.fields(cls):  # type: ignore[arg-type]  # T is always a dataclass
+        if field.name not in raw and field.default is field.default_factory is dataclasses.MISSING:
+            raise ConfigError(f"{prefix}{field.name}: missing; it has no default")
+    return cls(**{key: _convert(hints[key], value, prefix + str(key)) for key, value in raw.items()})
+
+
+def _convert(wanted: Any, value: Any, path: str) -> Any:
+    if dataclasses.is_dataclass(wanted):
+        require(isinstance(value, Mapping), path, value, "a mapping")
+        return build(typing.cast("type[Any]", wanted), value, f"{path}.")
+    origin = typing.get_origin(wanted)
+    if origin is tuple:
+        require(isinstance(value, list | tuple), path, value, "a list")
+        item = typing.get_args(wanted)[0]
+        return tuple(_convert(item, entry, f"{path}[{index}]") for index, entry in enumerate(value))
+    if origin in (types.UnionType, typing.Union):
+        return None if value is None else _convert(typing.get_args(wanted)[0], value, path)
+    if wanted is float and isinstance(value, int | float) and not isinstance(value, bool):
+        require(math.isfinite(value), path, value, "a finite number")
+        return float(value)
+    exact = isinstance(value, wanted) and not (wanted is int and isinstance(value, bool))
+    require(
+        exact,
+        path,
+        value,
+        {"int": "a whole number", "str": "text", "bool": "true or false"}.get(wanted.__name__, "a number"),
+    )
+    return value
+
+
+def shown(found: object) -> str:
+    """Return `found`, which may be of any size, as an error message says it: a few hundred characters at most."""
+    try:
+        return _SHORT.repr(found)[: 2 * SHOWN_CHARACTERS]
+    except ValueError:  # a number of more digits than Python writes out
+        return "an int that Python does not write out"
+
+
+def require(condition: object, path: str, found: object, expected: str) -> None:
+    """Raise a ConfigError that says where, what was found and what was expected, unless `condition` holds."""
+    if not condition:
+        raise ConfigError(f"{path}: found {shown(found)}, expected {expected}")

@@ -1,0 +1,80 @@
+"""How what a rank dumps relates to the whole model, read off the model itself and, under Megatron, off its groups.
+
+Imports no framework: a script that trains with Megatron has imported it. Nothing is communicated.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+
+from trainermon.dump.files.records import Layout
+from trainermon.hooks.names import plain_name
+
+_MEGATRON = "megatron.core.parallel_state"
+# Axis -> what Megatron calls it in the names of the functions that tell a rank's place and the size.
+_AXES = {
+    "tp": "tensor_model_parallel",
+    "cp": "context_parallel",
+    "dp": "data_parallel",
+    "pp": "pipeline_model_parallel",
+    "ep": "expert_model_parallel",
+}
+
+
+def layout_of(models: Mapping[str, nn.Module]) -> Layout:
+    """Return where this rank stands and what it holds of `models`, given by the first part of their modules' names.
+
+    Without Megatron all ranks are data parallel, as far as is known here.
+    """
+    state = sys.modules.get(_MEGATRON)
+    if state is None or not state.model_parallel_is_initialized():
+        return Layout(axes={"dp": (dist.get_rank(), dist.get_world_size())} if _is_distributed() else {})
+    axes = {axis: _place(state, name) for axis, name in _AXES.items()}
+    parameters = [
+        (plain_name(_joined(prefix, path)), parameter)
+        for prefix, model in models.items()
+        for path, parameter in model.named_parameters(remove_duplicate=False)
+    ]
+    return Layout(
+        axes=axes,
+        splits={name: split for name, parameter in parameters if (split := _split(parameter)) is not None},
+        partial=tuple(name for name, parameter in parameters if getattr(parameter, "sequence_parallel", False)),
+        renamed={name: other for prefix, model in models.items() for name, other in _renamed(prefix, model)},
+    )
+
+
+def _is_distributed() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
+def _place(state: Any, name: str) -> tuple[int, int]:
+    return getattr(state, f"get_{name}_rank")(), getattr(state, f"get_{name}_world_size")()
+
+
+def _split(parameter: nn.Parameter) -> tuple[int, int] | None:
+    """Return along which dimension and in how many blocks Megatron deals out a parameter, None if it does not."""
+    if not getattr(parameter, "tensor_model_parallel", False):
+        return None
+    return int(parameter.partition_dim), int(getattr(parameter, "partition_stride", 1))  # type: ignore[attr-defined]
+
+
+def _renamed(prefix: str, model: nn.Module) -> Iterator[tuple[str, str]]:
+    """Yield what modules are called in the whole model: chunks of a stage have no number there, layers another one."""
+    if prefix:
+        yield prefix, ""
+    for path, module in model.named_modules():
+        number = getattr(module, "layer_number", None)
+        above, _, name = path.rpartition(".")
+        if name.isdigit() and isinstance(number, int):
+            here, there = plain_name(_joined(prefix, path)), plain_name(f"{above}.{number - 1}")
+            if here != there:
+                yield here, there
+
+
+def _joined(prefix: str, path: str) -> str:
+    return f"{prefix}.{path}" if prefix else path

@@ -1,0 +1,108 @@
+"""The file that a dump grows in: JSON lines, appended in blocks, and where the value of each entry stands in it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from trainermon.core.errors import DumpError
+from trainermon.core.private_files import open_private
+from trainermon.dump.forms import json_text
+
+# Lines that wait to be formatted and written: what a killed process may lose. In a block they cost a third of what they
+# do one by one between the kernels of training, where nothing of ours is in the processor's caches.
+MAX_WAITING = 512
+MAX_WAIT_S = 0.25
+
+# Where a value stands: its first byte and its size.
+Places = dict[str, tuple[int, int]]
+
+
+class _Waiting(NamedTuple):
+    """A line; with `places`, the text of `value` and a brace follow `head`, and its place is noted under `key`."""
+
+    head: str
+    value: Any
+    places: Places | None
+    key: str
+
+
+class LineFile:
+    """Appends lines to the file at `path`, which it creates (0600) or empties; they wait for `max_wait_s` at most.
+
+    What was flushed survives the death of the process, not that of the machine: nothing is synchronised to the disk.
+
+    Raises:
+        OSError: The file cannot be created.
+    """
+
+    def __init__(self, path: Path, max_wait_s: float | None = None) -> None:
+        self.num_bytes = 0
+        self._max_wait_s = MAX_WAIT_S if max_wait_s is None else max_wait_s
+        self._path = path
+        self._file = open_private(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        self._waiting: list[_Waiting] = []
+        self._flushed_s = time.monotonic()
+
+    @property
+    def is_due(self) -> bool:
+        """Whether lines have waited long enough."""
+        return len(self._waiting) >= MAX_WAITING or time.monotonic() - self._flushed_s >= self._max_wait_s
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether there are lines that were not written."""
+        return bool(self._waiting)
+
+    def put(self, head: str, value: Any = None, places: Places | None = None, key: str = "") -> None:
+        """Let a line wait: `head`, and with `places` the value and the brace that closes the line."""
+        self._waiting.append(_Waiting(head, value, places, key))
+
+    def flush(self) -> list[Exception]:
+        """Write all lines that wait; return the errors of those that have no JSON.
+
+        Raises:
+            DumpError: The disk is full; the lines are lost, what stands in the file stays readable.
+        """
+        self._flushed_s = time.monotonic()
+        waiting, self._waiting = self._waiting, []
+        texts: list[str] = []
+        found: list[tuple[Places, str, tuple[int, int]]] = []
+        errors: list[Exception] = []
+        position = self.num_bytes
+        for head, value, places, key in waiting:
+            try:
+                body = "" if places is None else json_text(value)
+            except (TypeError, ValueError) as error:
+                errors.append(error)
+                continue
+            if places is not None:
+                found.append((places, key, (position + len(head), len(body))))
+                body += "}"
+            texts += (head, body, "\n")
+            position += len(head) + len(body) + 1
+        self._write("".join(texts).encode("ascii"), len(waiting))
+        for places, key, place in found:
+            places[key] = place
+        return errors
+
+    def values(self, places: Mapping[str, tuple[int, int]]) -> Iterator[tuple[str, str]]:
+        """Yield names and the JSON of their values."""
+        text = self._path.read_text(encoding="ascii") if places else ""
+        for key, (first, size) in places.items():
+            yield key, text[first : first + size]
+
+    def close(self) -> None:
+        """Let go of the file; what still waits is lost."""
+        os.close(self._file)
+
+    def _write(self, block: bytes, num_lines: int) -> None:
+        written = os.write(self._file, block) if block else 0
+        if written < len(block):
+            os.ftruncate(self._file, self.num_bytes)
+            os.lseek(self._file, self.num_bytes, os.SEEK_SET)
+            raise DumpError(f"no space left for {num_lines} entries in {self._path.parent}")
+        self.num_bytes += written

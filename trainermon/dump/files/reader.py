@@ -1,0 +1,329 @@
+"""Reads a dump, ours or msprobe's, complete or cut off by a killed process. Needs no torch."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import math
+import operator
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from trainermon.core.errors import DumpError
+from trainermon.dump.files.records import (
+    BACKWARD,
+    CONSTRUCT_FILE,
+    DUMP_FILE,
+    EXTRA,
+    FORWARD,
+    INFO_FILE,
+    LINES_BYTES,
+    PARAMETERS_GRAD,
+    PARTIAL_FILE,
+    STACK_FILE,
+    TENSOR_FOLDER,
+    Dump,
+    DumpInfo,
+    Entry,
+    Layout,
+    TensorRecord,
+)
+from trainermon.dump.files.verdicts import Cause, OperationVerdict, Reproducibility
+
+try:
+    from orjson import loads as _loads_finite
+except ImportError:  # the extra `compare` brings it
+    _loads_finite = json.loads  # type: ignore[assignment]  # it takes more than is passed here
+
+# What is raised where a file is JSON, but not laid out as one of a dump.
+_MALFORMED = (AttributeError, LookupError, OverflowError, RecursionError, TypeError, ValueError)
+_DIRECTIONS = (FORWARD, BACKWARD, PARAMETERS_GRAD)
+_INFO_FIELDS = {field.name for field in dataclasses.fields(DumpInfo)}
+_OPERATION_FIELDS = {field.name for field in dataclasses.fields(OperationVerdict)}
+
+
+@dataclasses.dataclass(slots=True)
+class RawDump:
+    """The files of a dump as they stand, before they become records."""
+
+    task: str = ""
+    level: str = ""
+    info: dict[str, Any] = dataclasses.field(default_factory=dict)
+    data: dict[str, Any] = dataclasses.field(default_factory=dict)
+    root: dict[str, Any] = dataclasses.field(default_factory=dict)
+    construct: dict[str, Any] = dataclasses.field(default_factory=dict)
+    stacks: dict[str, tuple[list[str], list[str]]] = dataclasses.field(default_factory=dict)
+
+
+def read_dump(directory: Path) -> Dump:
+    """Return the dump of one rank and step that stands in `directory`.
+
+    A dump whose writer was killed is read up to its last whole line and has `info.complete` False. Missing stack,
+    construct and info files are no error: msprobe can be told not to write them.
+
+    Raises:
+        DumpError: there is no dump, or it is damaged.
+    """
+    directory = Path(directory)
+    raw = load_raw(directory)
+    with well_formed(directory):
+        entries = list(_entries(raw, raw.data, directory))
+        return Dump(
+            directory=directory,
+            task=raw.task,
+            level=raw.level,
+            info=_info(raw.info),
+            entries=tuple(sorted(entries, key=_order)),
+            root=tuple(_entries(raw, raw.root, directory)),
+        )
+
+
+@contextlib.contextmanager
+def well_formed(directory: Path) -> Iterator[None]:
+    """Say of what is read within the block that it is no dump, where it is not laid out as one.
+
+    Raises:
+        DumpError: Something has another type or shape than in a dump.
+    """
+    try:
+        yield
+    except _MALFORMED as error:
+        raise DumpError(
+            f"{directory} is not laid out as a dump ({type(error).__name__}: {error}): it is damaged"
+        ) from error
+
+
+def load_raw(directory: Path) -> RawDump:
+    """Return the files of a dump as they stand, whole or cut off.
+
+    Raises:
+        DumpError: there is no dump, or it is damaged.
+    """
+    with well_formed(directory):
+        return _load_raw(directory)
+
+
+def _load_raw(directory: Path) -> RawDump:
+    partial = directory / PARTIAL_FILE
+    if (directory / DUMP_FILE).exists():
+        raw = _load_files(directory)
+        if not partial.exists() or partial.stat().st_size <= raw.info.get(LINES_BYTES, math.inf):
+            return raw
+    if partial.exists():  # it has all that was there when the files were put in place, and what came after
+        raw = load_partial(partial)
+        raw.info["complete"] = False
+        return raw
+    raise DumpError(f"{directory} holds no dump: expected {DUMP_FILE}, or {PARTIAL_FILE} of a killed process")
+
+
+def load_partial(path: Path) -> RawDump:
+    """Return what the lines of a partial dump add up to; a torn last line is left out."""
+    raw = RawDump()
+    for line in path.read_bytes().splitlines():
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            break
+        _add_line(raw, record)
+    return raw
+
+
+def _add_line(raw: RawDump, record: dict[str, Any]) -> None:
+    match record:
+        case {"info": info, "task": task, "level": level}:
+            raw.info, raw.task, raw.level = info, task, level
+        case {"frames": frames, "stack": number}:
+            raw.stacks[str(number)] = ([], frames)
+        case {"node": key, "parent": parent}:
+            raw.construct[key] = parent
+            if "stack" in record:
+                raw.stacks[str(record["stack"])][0].append(key)
+        case {"root": key, "value": value}:
+            raw.root[key] = value
+        case {"key": key, "value": value}:
+            raw.data[key] = value
+            if "parent" in record:
+                raw.construct[key] = record["parent"]
+            if "stack" in record:
+                raw.stacks[str(record["stack"])][0].append(key)
+
+
+def _load_files(directory: Path) -> RawDump:
+    dumped = _load_json(directory / DUMP_FILE)
+    if not isinstance(dumped, dict) or not isinstance(dumped.get("data"), dict):
+        raise DumpError(f'{directory / DUMP_FILE} has no "data" object: not a dump')
+    info = _load_json(directory / INFO_FILE) or {}
+    return RawDump(
+        task=str(dumped.get("task", "")),
+        level=str(dumped.get("level", "")),
+        info=info,
+        data=dumped["data"],
+        root=info.get("root", {}),
+        construct=_load_json(directory / CONSTRUCT_FILE) or {},
+        stacks={key: (value[0], value[1]) for key, value in (_load_json(directory / STACK_FILE) or {}).items()},
+    )
+
+
+def _load_json(path: Path) -> Any:
+    try:
+        return _parse(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise DumpError(f"{path} is not JSON ({error}): the dump is damaged, or still being written") from error
+
+
+def _parse(text: bytes) -> Any:
+    """Return what JSON stands for; orjson needs two thirds of the time, but knows no NaN and no Infinity."""
+    return json.loads(text) if b"NaN" in text or b"Infinity" in text else _loads_finite(text)
+
+
+def _info(values: Mapping[str, Any]) -> DumpInfo:
+    known = {name: value for name, value in values.items() if name in _INFO_FIELDS}
+    lists = {name: tuple(known.get(name, ())) for name in ("notes", "bad_shards", "float64_modules")}
+    verdicts: dict[str, Any] = {"operations": tuple(map(_operation, known.get("operations", ())))}
+    if known.get("reproducibility") is not None:
+        verdicts["reproducibility"] = Reproducibility(known["reproducibility"])
+    for field in dataclasses.fields(DumpInfo):
+        _check_plain(field, known.get(field.name, field.default))
+    return DumpInfo(**{**known, **lists, **verdicts, "layout": read_layout(known.get("layout"))})
+
+
+def _check_plain(field: dataclasses.Field[Any], value: Any) -> None:
+    """Refuse a value of another type than the field's, where that is a text, a number, a truth value or None."""
+    plain = {"str": str, "int": int, "bool": bool}.get(str(field.type).removesuffix(" | None"))
+    is_missing = value is None and field.default is None
+    if plain is not None and not is_missing and not isinstance(value, plain):
+        raise TypeError(f"{field.name} is {value!r}, expected {field.type}")
+
+
+def read_layout(values: Mapping[str, Any] | None) -> Layout:
+    """Return the layout that a dump's info has; the default one where it has none."""
+    if not values:
+        return Layout()
+    return Layout(
+        axes={axis: (place, size) for axis, (place, size) in values.get("axes", {}).items()},
+        splits={name: (dim, stride) for name, (dim, stride) in values.get("splits", {}).items()},
+        partial=tuple(values.get("partial", ())),
+        renamed=dict(values.get("renamed", {})),
+    )
+
+
+def _operation(value: Mapping[str, Any]) -> OperationVerdict:
+    fields = {name: item for name, item in value.items() if name in _OPERATION_FIELDS}
+    return OperationVerdict(**{**fields, "cause": Cause(fields["cause"])})
+
+
+def _entries(raw: RawDump, data: Mapping[str, Any], directory: Path) -> Iterator[Entry]:
+    stack_of = {name: tuple(frames) for names, frames in raw.stacks.values() for name in names}
+    for position, (key, value) in enumerate(data.items()):
+        if not isinstance(value, dict):
+            continue
+        module, class_name, direction, call = split_key(key)
+        slots = _Slots(directory / TENSOR_FOLDER)
+        inputs, outputs, parameters = slots.of_entry(value, direction)
+        parent = raw.construct.get(key)
+        extra = value.get(EXTRA, {})
+        yield Entry(
+            key=key,
+            module=module,
+            class_name=class_name,
+            direction=direction,
+            call=call,
+            order=_entry_order(extra, outputs, position),
+            micro_step=extra.get("micro_step", call if direction == PARAMETERS_GRAD else None),
+            stage=extra.get("stage", 0),
+            inputs=inputs,
+            outputs=outputs,
+            parameters=parameters,
+            stack=stack_of.get(key, ()),
+            parent=parent[0] if isinstance(parent, list) else parent,
+        )
+
+
+def split_key(key: str) -> tuple[str, str, str, int]:
+    """Return (module, class, direction, call) of an entry's key.
+
+    An API's key (`Functional.linear.0.forward`) gives its name as module and its prefix as class.
+
+    >>> split_key("Module.h.0.mlp.fc.Linear.forward.2")
+    ('h.0.mlp.fc', 'Linear', 'forward', 2)
+    """
+    parts = key.rsplit(".", 3)
+    if len(parts) == 4:
+        head, kind, word, last = parts
+        if word in _DIRECTIONS and last.isdigit():
+            return head.partition(".")[2], kind, word, int(last)
+        if last in _DIRECTIONS and word.isdigit():
+            prefix, _, name = f"{head}.{kind}".partition(".")
+            return name, prefix, last, int(word)
+    return key, "", FORWARD, 0
+
+
+class _Slots:
+    """Finds the tensors in the nested value of an entry, and names their places."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def of_entry(self, value: Mapping[str, Any], direction: str) -> tuple[tuple[TensorRecord, ...], ...]:
+        if direction == PARAMETERS_GRAD:
+            gradients = [
+                self.walk(forms[0], name) for name, forms in value.items() if isinstance(forms, list) and forms
+            ]
+            return (), tuple(record for found in gradients for record in found), ()
+        inputs = [*self.walk(value.get("input_args", value.get("input")), "input")]
+        inputs += self.walk(value.get("input_kwargs"), "kwargs")
+        outputs = [*self.walk(value.get("output"), "output"), *self.walk(value.get("output_kwargs"), "kwargs")]
+        return tuple(inputs), tuple(outputs), tuple(self.walk(value.get("parameters"), "parameters"))
+
+    def walk(self, value: Any, slot: str) -> Iterator[TensorRecord]:
+        if isinstance(value, list):
+            for index, item in enumerate(value):
+                yield from self.walk(item, f"{slot}.{index}")
+        elif isinstance(value, dict):
+            if isinstance(value.get("dtype"), str) and isinstance(value.get("shape"), list):
+                yield self._record(value, slot)
+            elif not isinstance(value.get("type"), str):
+                for name, item in value.items():
+                    yield from self.walk(item, f"{slot}.{name}")
+
+    def _record(self, form: Mapping[str, Any], slot: str) -> TensorRecord:
+        file_name = form.get("data_name")
+        return TensorRecord(
+            slot=slot,
+            dtype=form["dtype"],
+            shape=tuple(map(operator.index, form["shape"])),
+            max=_number(form.get("Max")),
+            min=_number(form.get("Min")),
+            mean=_number(form.get("Mean")),
+            norm=_number(form.get("Norm")),
+            nans=_count(form.get("nans")),
+            infs=_count(form.get("infs")),
+            zeros=_count(form.get("zeros")),
+            requires_grad=bool(form.get("requires_grad")),
+            order=_count(form.get("order")),
+            hooked=bool(form.get("hooked")),
+            data_path=self._folder / Path(file_name).name if file_name else None,
+        )
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _count(value: Any) -> int | None:
+    return value if isinstance(value, int) else None
+
+
+def _entry_order(extra: Mapping[str, Any], outputs: tuple[TensorRecord, ...], position: int) -> int:
+    own = extra.get("order")
+    if isinstance(own, int):
+        return own
+    return min((record.order for record in outputs if record.order is not None), default=position)
+
+
+def _order(entry: Entry) -> int:
+    return entry.order if entry.order is not None else 0

@@ -1,0 +1,205 @@
+"""What a dump holds, once read: tensors, entries, and what is known about the dump itself. Standard library only."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from trainermon.dump.files.verdicts import OperationVerdict, Reproducibility
+
+INFO_FILE = "dump_info.json"
+DUMP_FILE = "dump.json"
+DEBUG_FILE = "debug.json"
+STACK_FILE = "stack.json"
+CONSTRUCT_FILE = "construct.json"
+PARTIAL_FILE = "dump.partial.jsonl"
+# In dump_info.json: how long the partial file was when the other files were put in place.
+LINES_BYTES = "lines_bytes"
+TENSOR_FOLDER = "dump_tensor_data"
+
+# What we add to an entry of dump.json stands in one dict under this name: msprobe's compare cannot bear a number there.
+EXTRA = "trainermon"
+
+FORWARD = "forward"
+BACKWARD = "backward"
+PARAMETERS_GRAD = "parameters_grad"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TensorRecord:
+    """One tensor of an entry.
+
+    `slot` is its place: `input.0`, `kwargs.mask`, `output.0.1`, `parameters.weight`. Statistics are None where there
+    is no such number (an empty tensor, a boolean's mean); ours are over finite elements, with the non-finite ones
+    counted, msprobe's are over all elements and not counted (None). `order` is the place of the moment in which the
+    value became known, in one sequence over forward and backward; equal orders are one unchanged tensor in several
+    slots, which tells who consumes what whom produced. `hooked` tells that the script itself had a gradient hook on it.
+    """
+
+    slot: str
+    dtype: str
+    shape: tuple[int, ...]
+    max: float | None = None
+    min: float | None = None
+    mean: float | None = None
+    norm: float | None = None
+    nans: int | None = None
+    infs: int | None = None
+    zeros: int | None = None
+    requires_grad: bool = False
+    order: int | None = None
+    hooked: bool = False
+    data_path: Path | None = None
+
+    @property
+    def count(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nonfinite(self) -> bool:
+        """Whether an element is NaN or infinite; without counts, by the extrema, the mean and the norm."""
+        if self.nans is not None and self.infs is not None:
+            return self.nans + self.infs > 0
+        return any(value is not None and not math.isfinite(value) for value in (self.max, self.min, self.mean))
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One forward or backward of one module call, or the gradients of its parameters.
+
+    In a backward entry `inputs` are the gradients of the module's outputs and `outputs` those of its inputs, as
+    autograd sees it. In a `parameters_grad` entry the gradients are `outputs`. `parent` is the key of the enclosing
+    call, `stage` the number of the root below which the module is (a virtual pipeline stage).
+    """
+
+    key: str
+    module: str
+    class_name: str
+    direction: str
+    call: int
+    order: int | None = None
+    micro_step: int | None = None
+    stage: int = 0
+    inputs: tuple[TensorRecord, ...] = ()
+    outputs: tuple[TensorRecord, ...] = ()
+    parameters: tuple[TensorRecord, ...] = ()
+    stack: tuple[str, ...] = ()
+    parent: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Where a rank stands in the job, and how what it dumps relates to the whole model.
+
+    `axes` gives place and size by axis: `tp`, `cp`, `dp`, `pp`, `ep`. `splits` gives, of the parameters that are dealt
+    out over `tp`, the dimension and the number of blocks that each rank has (a gated MLP: 2). `partial` are parameters
+    of which each rank of `tp` has a gradient that is to be summed up (sequence parallel). `renamed` gives
+    the path in the whole model of modules that are called otherwise on this rank; all below them too.
+    """
+
+    axes: Mapping[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
+    splits: Mapping[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
+    partial: tuple[str, ...] = ()
+    renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def name_in_whole(self, path: str) -> str:
+        """Return what the module or parameter `path` is called in the whole model.
+
+        >>> Layout(renamed={"decoder.layers.0": "decoder.layers.4"}).name_in_whole("decoder.layers.0.mlp")
+        'decoder.layers.4.mlp'
+        """
+        parts = path.split(".")
+        for length in range(len(parts), 0, -1):
+            other = self.renamed.get(".".join(parts[:length]))
+            if other is not None:
+                return ".".join([*([other] if other else []), *parts[length:]])
+        return path
+
+    def in_whole(self) -> Layout:
+        """Return the same layout under the names of the whole model: those of a dump that has these already."""
+        return dataclasses.replace(
+            self,
+            splits={self.name_in_whole(name): split for name, split in self.splits.items()},
+            partial=tuple(map(self.name_in_whole, self.partial)),
+            renamed={},
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class DumpInfo:
+    """What is known about a dump as a whole; a dump of msprobe's has the defaults.
+
+    `over_quota` counts tensors that were not written for lack of quota, `errors` entries that were lost to an error
+    of which `first_error` is the first. `micro_steps` counts replayed micro steps, `uncovered` says which were not.
+    `aborted` is `refused` or `failed` if a replay was given up before its end; `uncovered` then says why.
+    `pipeline_stage` and `pipeline_size` say which stage of a pipeline the rank has, of how many; ranks with the same
+    `replica` pass activations to one another (None: to nobody). `joint` tells that all ranks replayed together;
+    `bad_shards` are parameters of which the part that only this rank holds was not finite.
+    `reproduced` tells whether the replayed model returned what the step itself had, bit for bit (None: not known);
+    `lost_nonfinite` that the step's own output was not finite while the replay's is. `reproducibility` is the verdict
+    on that, with a reason; `operations` are the first operations of a replay that made a non-finite value from finite
+    ones. `kept` names the file that the step can be replayed from, or says why there is none. `float64_finite` tells
+    whether the step is finite with the modules `float64_modules` computed in float64. `layout` tells what part of the
+    whole model the rank has.
+    """
+
+    id: str = ""
+    step: int | None = None
+    attempt: int | None = None
+    rank: int | None = None
+    reason: str = ""
+    replay: bool = False
+    micro_steps: int = 0
+    reproduced: bool | None = None
+    lost_nonfinite: bool = False
+    reproducibility: Reproducibility | None = None
+    reproducibility_reason: str = ""
+    operations: tuple[OperationVerdict, ...] = ()
+    kept: str = ""
+    float64_finite: bool | None = None
+    float64_modules: tuple[str, ...] = ()
+    uncovered: str = ""
+    aborted: str = ""
+    complete: bool = True
+    bytes_written: int = 0
+    over_quota: int = 0
+    errors: int = 0
+    first_error: str = ""
+    pipeline_stage: int = 0
+    pipeline_size: int = 1
+    replica: int | None = None
+    joint: bool = False
+    bad_shards: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    layout: Layout = dataclasses.field(default_factory=Layout)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Dump:
+    """A dump of one rank and one step. `entries` are in order; `root` holds those of the model as a whole."""
+
+    directory: Path
+    task: str
+    level: str
+    info: DumpInfo
+    entries: tuple[Entry, ...]
+    root: tuple[Entry, ...] = ()
+
+    def vital(self) -> Iterator[TensorRecord]:
+        """Yield the tensors that must be finite in a sound step: parameters, their gradients, and the model's output.
+
+        Others may well hold infinities on purpose, as an attention mask does.
+        """
+        for entry in self.entries:
+            yield from entry.outputs if entry.direction == PARAMETERS_GRAD else entry.parameters
+        for entry in self.root:
+            yield from entry.inputs if entry.direction == BACKWARD else entry.outputs
+            yield from entry.parameters
+
+    @property
+    def nonfinite(self) -> bool:
+        """Whether a parameter, a parameter's gradient, or what the model returned is not finite."""
+        return any(tensor.nonfinite for tensor in self.vital())

@@ -1,0 +1,1 @@
+"""The InfluxDB exporter."""

@@ -1,0 +1,156 @@
+"""Series that a node has whatever its ranks show: of the run, the agent itself, alerts, and of all ranks together."""
+
+from __future__ import annotations
+
+import math
+import os
+import resource
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainermon.core.metrics import METRICS, MetricType
+from trainermon.core.values import Severity
+from trainermon.exporters.prometheus.alert_series import AlertSeries
+from trainermon.exporters.prometheus.openmetrics import Histogram, Samples, sample_prefix
+from trainermon.exporters.prometheus.scalar_series import MOST
+
+if TYPE_CHECKING:
+    from trainermon.core.journal import Header
+
+MAX_RANK_HISTOGRAMS = 64
+"""Largest world size in which each rank has a histogram of step durations of its own."""
+
+INFO = METRICS["trainermon_run_info"]
+STEP_DURATION = METRICS["trainermon_step_duration_seconds"]
+WAIT_DURATION = METRICS["trainermon_collective_wait_duration_seconds"]
+
+_ALONE = [m for m in METRICS.values() if m.labels == ("run",)]
+# One series per value of a second label, such as the exporter's name; each is there once it was set.
+_BY_LABEL = frozenset(
+    m.name for m in METRICS.values() if len(m.labels) == 2 and m.labels[1] != "rank" and m is not WAIT_DURATION
+)
+
+
+class NodeHistograms:
+    """Histograms over all ranks of the node.
+
+    Attributes:
+        step: Durations of steps, in jobs with too many ranks for one each; else None.
+    """
+
+    def __init__(self, run_id: str) -> None:
+        self.step: Histogram | None = None
+        self._run_id = run_id
+        self._waits: dict[str, Histogram] = {}
+
+    def __len__(self) -> int:
+        """Return the number of series."""
+        return sum(len(histogram) for _, histogram in self.all())
+
+    def share_steps(self) -> None:
+        """Have one histogram of step durations for all ranks from now on."""
+        if self.step is None:
+            self.step = Histogram(STEP_DURATION, {"run": self._run_id})
+
+    def wait(self, purpose: str) -> Histogram | None:
+        """Return the waiting times in the process groups with this purpose; None if there are too many already."""
+        if purpose not in self._waits and len(self._waits) < MOST:
+            self._waits[purpose] = Histogram(WAIT_DURATION, {"run": self._run_id, "purpose": purpose})
+        return self._waits.get(purpose)
+
+    def all(self) -> Iterator[tuple[str, Histogram]]:
+        """Return every histogram by metric name."""
+        if self.step is not None:
+            yield STEP_DURATION.name, self.step
+        for histogram in self._waits.values():
+            yield WAIT_DURATION.name, histogram
+
+    def clear(self) -> None:
+        """Show nothing of any rank any more."""
+        self.step = None
+        self._waits.clear()
+
+
+class NodeSeries:
+    """Values of the run and of the agent, `AlertSeries`, and `NodeHistograms`.
+
+    Args:
+        run_id: Value of the label `run`.
+        rules: Severity of every known rule by name; they stand at 0 from the start.
+
+    Attributes:
+        values: By metric, the series that have no label but `run`; NaN where a gauge is not known.
+        alerts: Of all ranks.
+        histograms: Over all ranks.
+    """
+
+    def __init__(self, run_id: str, rules: Mapping[str, Severity]) -> None:
+        self.values = {
+            m.name: 0.0 if m.type is MetricType.COUNTER else math.nan for m in _ALONE if m.type is not MetricType.INFO
+        }
+        self.alerts = AlertSeries(run_id, rules)
+        self.histograms = NodeHistograms(run_id)
+        self._run_id = run_id
+        self._prefixes = {m.name: sample_prefix(m, {"run": run_id}) for m in _ALONE}
+        self._labelled: dict[str, dict[str, float]] = {name: {} for name in sorted(_BY_LABEL)}
+        self._info = ""
+        self._attempt = -1
+
+    def __len__(self) -> int:
+        """Return the most series that there are now; a gauge that is not known counts too."""
+        labelled = sum(map(len, self._labelled.values()))
+        return len(self.values) + labelled + len(self.alerts) + len(self.histograms) + 1  # the last: run_info
+
+    def group(self, name: str, label: Mapping[str, str]) -> tuple[dict[str, float], str]:
+        """Return where the value of a metric stands, and under which key.
+
+        Raises:
+            ValueError: It is no metric of the agent that is set from outside, or has other labels.
+        """
+        if not label and name in self.values:
+            return self.values, name
+        if name in self._labelled and tuple(label) == METRICS[name].labels[1:]:
+            return self._labelled[name], next(iter(label.values()))
+        known = {**dict.fromkeys(self.values, ()), **{metric: METRICS[metric].labels[1:] for metric in self._labelled}}
+        if name in known:
+            raise ValueError(f"{name} is set with the labels {known[name]}, found {tuple(label)}")
+        raise ValueError(f"{name!r} is no metric of the agent that is set from outside; there are {sorted(known)}")
+
+    def see(self, header: Header) -> None:
+        """Take note of what a rank says about the job."""
+        coordinates = header.coordinates
+        self.values["trainermon_world_size"] = coordinates.world_size
+        if coordinates.world_size > MAX_RANK_HISTOGRAMS:
+            self.histograms.share_steps()
+        if header.attempt > self._attempt:
+            self._attempt = header.attempt
+            sizes = {name: str(getattr(coordinates, name)) for name in INFO.labels if name.endswith("_size")}
+            labels = {"run": self._run_id, "attempt": str(header.attempt), **sizes, "version": header.version}
+            self._info = sample_prefix(INFO, labels)
+
+    def refresh(self) -> None:
+        """Bring what the agent knows of its own process up to date."""
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        resident_pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+        self.values |= {
+            "trainermon_agent_cpu_seconds_total": usage.ru_utime + usage.ru_stime,
+            "trainermon_agent_resident_memory_bytes": resident_pages * os.sysconf("SC_PAGE_SIZE"),
+        }
+
+    def samples(self) -> Iterator[tuple[str, Samples | Histogram]]:
+        """Return what is known now, by metric name; what is not known or not finite as NaN or infinity."""
+        for name, value in self.values.items():
+            yield name, Samples((self._prefixes[name],), (value,))
+        if self._info:
+            yield INFO.name, Samples((self._info,), (1.0,))
+        for name, values in self._labelled.items():
+            label = METRICS[name].labels[1]
+            for text, value in values.items():
+                yield name, Samples((sample_prefix(METRICS[name], {"run": self._run_id, label: text}),), (value,))
+        yield from self.alerts.samples()
+        yield from self.histograms.all()
+
+    def end_run(self) -> None:
+        """Show nothing of any rank any more."""
+        self.histograms.clear()

@@ -1,0 +1,1 @@
+"""The local store: segments of Parquet, and queries."""

@@ -1,0 +1,152 @@
+"""Gives the newest stored blocks back as they were, for those who lost their memory: rules and page after a restart."""
+
+# ruff: noqa: S608  (the SQL consists of our own column names and of quoted paths)
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from trainermon.core.errors import StoreError
+from trainermon.core.journal import Header
+from trainermon.core.values import STATISTICS, Coordinates, Kind, Placement, SeriesKey, StatBlock
+from trainermon.exporters.store.segments import (
+    COLUMNS,
+    SERIES_COLUMNS,
+    Metadata,
+    connect,
+    cover,
+    read_metadata,
+    scan,
+    unreadable,
+)
+
+if TYPE_CHECKING:
+    import duckdb
+
+MAX_ROWS = 2_000_000
+
+
+def read_blocks(directory: Path, *, max_rows: int = MAX_ROWS) -> Iterator[tuple[Header, StatBlock]]:
+    """Yield the newest blocks of the segments, oldest first: by segment, then attempt, step and rank.
+
+    Whole segments are read, the newest ones that hold `max_rows` together (at least one), one at a time in memory. The
+    headers carry attempt, coordinates, the time of the start and the series table of the segment (`header.series`),
+    with placements that say no more than `dtype`, `shape`, `in_global_norm` and `scale`. Rows that were merged over
+    steps come back as the block of the last of them.
+
+    Raises:
+        StoreError: A segment cannot be read.
+    """
+    for path, metadata in reversed(newest_segments(directory, max_rows)):
+        yield from read_segment_blocks(path, metadata)
+
+
+def newest_segments(directory: Path, max_rows: int = MAX_ROWS) -> list[tuple[Path, Metadata]]:
+    """Return the newest segments that hold `max_rows` together (at least one), newest first.
+
+    Raises:
+        StoreError: A segment cannot be read.
+    """
+    chosen: list[tuple[Path, Metadata]] = []
+    num_rows = 0
+    for segment in reversed(cover(directory)):
+        metadata = read_metadata(segment.path)
+        num_rows += metadata.num_rows
+        if chosen and num_rows > max_rows:
+            break
+        chosen.append((segment.path, metadata))
+    return chosen
+
+
+def read_rows(path: Path) -> None:
+    """Read a segment from its beginning to its end.
+
+    Raises:
+        StoreError: That is not possible.
+    """
+    import duckdb
+
+    try:
+        with connect() as connection:
+            # A smallest value would be taken from the file's statistics, without reading a row.
+            connection.execute(f"SELECT bit_xor(hash({', '.join(COLUMNS)})) FROM {scan([path])}").fetchall()
+    except (OSError, duckdb.Error) as error:
+        raise unreadable(path, error) from error
+
+
+def read_segment_blocks(path: Path, metadata: Metadata) -> Iterator[tuple[Header, StatBlock]]:
+    """Yield the blocks of one segment by attempt, step and rank; headers and errors as for `read_blocks`."""
+    series, columns = _read_segment(path)
+    order = np.lexsort((columns["id"], columns["rank"], columns["step"], columns["attempt"]))
+    places = np.stack([columns[name][order] for name in ("attempt", "step", "rank")])
+    values = np.stack([columns[name][order] for name in STATISTICS])
+    ids = columns["id"][order].astype(np.uint32)
+    starts = np.flatnonzero(np.r_[len(ids) > 0, (places[:, 1:] != places[:, :-1]).any(axis=0)])
+    headers: dict[tuple[int, int], Header] = {}
+    for start, end in zip(starts, np.r_[starts, len(ids)][1:], strict=True):
+        attempt, step, rank = (int(place) for place in places[:, start])
+        header = headers.setdefault((attempt, rank), _header(attempt, rank, metadata, series))
+        yield (
+            header,
+            StatBlock(
+                step=step,
+                time_s=float(columns["time_s"][order[start]]),
+                series=ids[start:end],
+                values=np.ascontiguousarray(values[:, start:end]),
+            ),
+        )
+
+
+def _read_segment(path: Path) -> tuple[list[tuple[SeriesKey, Placement]], dict[str, npt.NDArray[Any]]]:
+    """Return all series of the segment, and its rows as columns, whose `id` counts the series."""
+    import duckdb
+
+    moments = ", ".join(f"rows.{name}::DOUBLE AS {name}" for name in STATISTICS)
+    same = " AND ".join(f"rows.{name} IS NOT DISTINCT FROM series.{name}" for name in SERIES_COLUMNS)
+    try:
+        with connect() as connection:
+            series = _read_series(connection, path)
+            rows = connection.execute(
+                f"SELECT id, attempt, rank, step, time_s, {moments} FROM {scan([path])} AS rows JOIN series ON {same}"
+            )
+            return series, rows.fetchnumpy()
+    except (OSError, duckdb.Error) as error:
+        raise StoreError(f"{path}: the segment cannot be read: {error}") from error
+
+
+def _read_series(connection: duckdb.DuckDBPyConnection, path: Path) -> list[tuple[SeriesKey, Placement]]:
+    """Create the table `series` of all series in the segment, and return them in order of their ids."""
+    columns = ", ".join(SERIES_COLUMNS)
+    connection.execute(
+        "CREATE TABLE series AS SELECT row_number() OVER () - 1 AS id, *"
+        f" FROM (SELECT DISTINCT {columns} FROM {scan([path])})"
+    )
+    rows = connection.execute(f"SELECT {columns} FROM series ORDER BY id").fetchall()
+    return [
+        (
+            SeriesKey(Kind(kind), name, slot, call, micro_step, stage),
+            Placement(
+                dtype=dtype or "", shape=tuple(json.loads(shape or "[]")), in_global_norm=in_global_norm, scale=scale
+            ),
+        )
+        for kind, name, slot, call, micro_step, stage, in_global_norm, scale, dtype, shape in rows
+    ]
+
+
+def _header(attempt: int, rank: int, metadata: Metadata, series: list[tuple[SeriesKey, Placement]]) -> Header:
+    return Header(
+        run_id="",
+        attempt=attempt,
+        coordinates=Coordinates(**metadata.coordinates[rank]),
+        host="",
+        pid=0,
+        started_s=metadata.started_s.get((rank, attempt), 0.0),
+        series=tuple(key for key, _ in series),
+        placements=tuple(placement for _, placement in series),
+    )

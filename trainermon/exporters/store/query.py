@@ -1,0 +1,306 @@
+"""`trainermon query`: SQL over a run, in the user's own process, while the run is on and after it.
+
+Decides which run is meant, asks its agent to store what it holds, and prints the answer. The tables are those of
+`trainermon.exporters.store.tables`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import csv
+import difflib
+import http.client
+import io
+import json
+import logging
+import re
+import shutil
+import socket
+import ssl
+import sys
+import textwrap
+import urllib.request
+from collections.abc import Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from trainermon.core.errors import QueryError, StoreError
+from trainermon.core.spool import spool_root
+from trainermon.core.topology import OUTPUT_ROOT, output_root
+from trainermon.core.values import as_plain
+from trainermon.exporters.store.store import open_run
+
+logger = logging.getLogger(__name__)
+
+SUMMARY = "query a run's statistics, steps and alerts with SQL"
+
+_ATTEMPTS = 5
+_FLUSH_S = 5.0
+_TABLE_ROWS = 1000
+_UNKNOWN_COLUMN = re.compile(
+    r'column named "([^"]+)"|column "([^"]+)" (?:in \w+ list )?(?:not found|does not exist)', re.IGNORECASE
+)
+_NOTES = """\
+stats has one row per series, rank and step, without what a later attempt has repeated; all_stats has every attempt's.
+steps has one row per step, step_values one per step and rank. Their values are NaN where an element was NaN, else inf
+where one was infinite, of either sign; and NULL where nothing was recorded. The page calls both "not
+finite". In comparisons NaN is larger than all numbers; isfinite(loss) leaves both out.
+"""
+_EXAMPLES = """\
+Examples:
+  FROM steps ORDER BY step DESC LIMIT 10;
+
+  SELECT step, rank, loss, learning_rate, global_grad_norm, clip_ratio
+  FROM step_values ORDER BY step DESC LIMIT 10;
+
+  SELECT step, rank, name, rms FROM stats
+  WHERE kind = 'grad_reduced' AND nonfinite > 0 ORDER BY step LIMIT 20;
+
+  SELECT name, max(max) AS largest FROM stats
+  WHERE kind = 'actv' GROUP BY name ORDER BY largest DESC LIMIT 10;
+
+  SELECT step, sqrt(sum(sum_sq)) AS norm FROM stats
+  WHERE kind = 'update' AND in_global_norm GROUP BY step ORDER BY step;
+
+  FROM alerts ORDER BY time_s;
+"""
+
+
+class Answer(NamedTuple):
+    """The rows of a query; `is_cut` if there were more than the limit."""
+
+    columns: list[str]
+    rows: list[tuple[Any, ...]]
+    is_cut: bool
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of the subcommand."""
+    parser.add_argument(
+        "run",
+        nargs="?",
+        help=f"run directory, or run id under $TRAINERMON_OUTPUT or ./{OUTPUT_ROOT} (default: the newest)",
+    )
+    parser.add_argument("sql", nargs="?", help="the query; without it, the tables and their columns are listed")
+    parser.add_argument("--format", choices=("table", "csv", "json"), default="table", help="default: %(default)s")
+    parser.add_argument("--limit", type=int, help=f"print at most this many rows (default: {_TABLE_ROWS} in a table)")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Print the answer; returns 0.
+
+    Raises:
+        QueryError: The query is wrong, or there is no such run.
+        StoreError: The run cannot be read.
+    """
+    run, sql = args.run, args.sql
+    if sql is None and run is not None and any(letter.isspace() for letter in run) and not Path(run).exists():
+        run, sql = None, run
+    run_dir = find_run(run)
+    if sql is None:
+        sys.stdout.write(describe(run_dir, width=shutil.get_terminal_size().columns))
+        return 0
+    flush_agents(run_dir)
+    limit = args.limit if args.limit is not None or args.format != "table" else _TABLE_ROWS
+    sys.stdout.writelines(_FORMATS[args.format](run_query(run_dir, sql, limit=limit)))
+    return 0
+
+
+def find_run(run: str | None, root: Path | None = None) -> Path:
+    """Return the directory of `run`: a path, else a run id under `root`; None is the newest run there.
+
+    Without a root it is where runs go: TRAINERMON_OUTPUT, MONITOR_OUTPUT_DIR or `trainermon_output`.
+
+    Raises:
+        QueryError: There is none.
+    """
+    root = output_root() if root is None else root
+    if run is not None:
+        for path in (Path(run), root / run):
+            if _is_run(path):
+                return path
+        raise QueryError(f"no run {run!r}: neither it nor {root / run} is a run directory (one has run.json or nodes/)")
+    runs = [path for path in root.glob("*") if _is_run(path)]
+    if not runs:
+        raise QueryError(f"no run under {root.absolute()}; give the run directory")
+    return max(runs, key=lambda path: path.stat().st_mtime)
+
+
+def run_query(run_dir: Path, sql: str, *, limit: int | None = None) -> Answer:
+    """Return the answer to `sql` over the run as it is now, at most `limit` rows of it.
+
+    A segment that is merged away while it is read makes the query begin again.
+
+    Raises:
+        QueryError: DuckDB refuses the query; the message is DuckDB's and a line that names the tables.
+        StoreError: The run, or a file that the query names, cannot be read.
+    """
+    for _ in range(_ATTEMPTS - 1):
+        with contextlib.suppress(StoreError):
+            return _ask(run_dir, sql, limit)
+    return _ask(run_dir, sql, limit)
+
+
+def describe(run_dir: Path, *, width: int = 120) -> str:
+    """Return the run's tables with their columns, what non-finite values mean, and examples, in lines of `width`."""
+    names: dict[str, list[str]] = {}
+    for table, columns in _tables(run_dir).items():
+        whole = (f"{name} {kind}".replace(" ", "\N{NO-BREAK SPACE}") for name, kind in columns.items())
+        names.setdefault(", ".join(whole), []).append(table)
+    fill = partial(textwrap.fill, width=width, break_long_words=False, break_on_hyphens=False)
+    tables = [
+        fill(f"{', '.join(tables)} ({columns})", initial_indent="  ", subsequent_indent="    ")
+        for columns, tables in names.items()
+    ]
+    text = "\n".join([f"Tables of {run_dir}:", *tables, "", fill(_NOTES), "", _EXAMPLES])
+    return text.replace("\N{NO-BREAK SPACE}", " ")
+
+
+def flush_agents(run_dir: Path, timeout_s: float = _FLUSH_S) -> bool:
+    """Ask the agent of a running run on this node to store what it holds; return whether it has.
+
+    Best effort: without an agent, or if it does not answer in time, the query sees what was stored before.
+    """
+    run_id = run_dir.absolute().name
+    try:
+        status = json.loads((spool_root() / run_id / "agent.status.json").read_text(encoding="utf-8"))
+        if Path(status["output"]).resolve() != run_dir.resolve() or not _is_web(status["url"]):
+            return False
+        request = urllib.request.Request(  # noqa: S310  (checked above)
+            status["url"].rstrip("/") + "/api/flush",
+            data=b"",
+            headers={"Authorization": f"Bearer {_token(run_dir)}"},
+        )
+        opener = urllib.request.build_opener(
+            urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=_own())
+        )
+        with opener.open(request, timeout=timeout_s):
+            return True
+    except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError, AttributeError) as error:
+        logger.debug("the agent of %s was not asked to flush: %s", run_dir, error)
+        return False
+
+
+def _is_web(url: str) -> bool:
+    return url.startswith(("http://", "https://"))
+
+
+def _own() -> ssl.SSLContext:
+    """Return a context for an agent of this node: its certificate is for the name that others know it by.
+
+    Whose address it is stands in a file that only this user can write, as without TLS.
+    """
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def _ask(run_dir: Path, sql: str, limit: int | None) -> Answer:
+    import duckdb
+
+    with open_run(run_dir) as connection:
+        connection.execute("SET lock_configuration = true")  # what `connect` has forbidden stays forbidden
+        try:
+            cursor = connection.execute(sql)
+            columns = [column[0] for column in cursor.description or ()]
+            rows = cursor.fetchall() if limit is None else cursor.fetchmany(limit + 1)
+        except duckdb.IOException as error:
+            raise StoreError(f"{run_dir}: {error}") from error
+        except duckdb.Error as error:
+            raise QueryError(f"{error}\n{_hint(run_dir, str(error))}") from error
+    return Answer(columns, rows[:limit], limit is not None and len(rows) > limit)
+
+
+def _tables(run_dir: Path) -> dict[str, dict[str, str]]:
+    """Return the type of every column by its name, by table, in the tables' order."""
+    with open_run(run_dir) as connection:
+        rows = connection.execute(
+            "SELECT table_name, column_name, lower(data_type) FROM duckdb_columns() WHERE NOT internal"
+            " ORDER BY table_name, column_index"
+        ).fetchall()
+    tables: dict[str, dict[str, str]] = {}
+    for table, column, kind in rows:
+        tables.setdefault(table, {})[column] = kind
+    return tables
+
+
+def _hint(run_dir: Path, message: str) -> str:
+    """Return one line that names the tables and, where a column is unknown, the nearest ones of any table."""
+    tables = _tables(run_dir)
+    line = f"Tables: {', '.join(tables)} (`trainermon query RUN` lists their columns)"
+    unknown = _UNKNOWN_COLUMN.search(message)
+    if unknown:
+        places: dict[str, list[str]] = {}
+        for table in tables.keys() - {"all_stats"}:
+            for column in tables[table]:
+                places.setdefault(column, []).append(f"{table}.{column}")
+        nearest = difflib.get_close_matches((unknown[1] or unknown[2]).lower(), places)
+        if nearest:
+            line += f"; nearest columns: {', '.join(place for column in nearest for place in sorted(places[column]))}"
+    return line
+
+
+def _is_run(path: Path) -> bool:
+    return (path / "run.json").is_file() or (path / "nodes").is_dir()
+
+
+def _token(run_dir: Path) -> str:
+    for directory in (run_dir / "nodes" / socket.gethostname(), run_dir):
+        if (directory / "token").is_file():
+            return (directory / "token").read_text(encoding="utf-8").strip()
+    raise FileNotFoundError(f"no token for this node in {run_dir}")
+
+
+def _table(answer: Answer) -> Iterable[str]:
+    """Yield aligned lines: numbers to the right with six digits, text to the left, nothing for NULL."""
+    texts = [[_text(value) for value in row] for row in answer.rows]
+    widths = [max(len(row[place]) for row in [answer.columns, *texts]) for place in range(len(answer.columns))]
+    is_number = [all(isinstance(row[place], int | float | None) for row in answer.rows) for place in range(len(widths))]
+
+    def line(cells: Sequence[str]) -> str:
+        aligned = (
+            cell.rjust(width) if number else cell.ljust(width)
+            for cell, width, number in zip(cells, widths, is_number, strict=True)
+        )
+        return "  ".join(aligned).rstrip() + "\n"
+
+    yield line(answer.columns)
+    yield line(["-" * width for width in widths])
+    yield from map(line, texts)
+    if answer.is_cut:
+        yield f"... only the first {len(texts)} rows; --limit or LIMIT shows others\n"
+    else:
+        yield f"({len(texts)} {'row' if len(texts) == 1 else 'rows'})\n"
+
+
+def _csv(answer: Answer) -> Iterable[str]:
+    for row in [answer.columns, *answer.rows]:
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerow(row)
+        yield text.getvalue()
+
+
+def _json(answer: Answer) -> Iterable[str]:
+    """Yield a JSON array with one object per row and line."""
+    rows = [as_plain(dict(zip(answer.columns, row, strict=True))) for row in answer.rows]
+    yield "["
+    yield ",".join("\n" + json.dumps(row, default=str, allow_nan=False) for row in rows)
+    yield "\n]\n"
+
+
+_FORMATS = {"table": _table, "csv": _csv, "json": _json}
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.1f}" if 1e6 <= abs(value) < 1e12 else f"{value:.6g}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_text, value))}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key}: {_text(item)}' for key, item in value.items())}}}"
+    return str(value)

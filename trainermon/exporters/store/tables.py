@@ -1,0 +1,196 @@
+"""A run directory as SQL tables, while the run is on and after it.
+
+`stats` and `all_stats` have a row per series, rank and step, `steps` and `step_values` one per step, `alerts` one per
+change of an alert's state.
+"""
+
+# ruff: noqa: S608  (the SQL consists of our own column names and of quoted paths)
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainermon.core.errors import StoreError
+from trainermon.core.private_files import make_private_directory
+from trainermon.exporters.store.segments import connect, cover, is_whole, quoted, read_metadata, scan, sql_path
+from trainermon.exporters.store.step_tables import STEP_VALUES, STEPS
+
+if TYPE_CHECKING:
+    import duckdb
+
+logger = logging.getLogger(__name__)
+
+# The formulas of trainermon.core.values.Moments, as columns beside the moments.
+_DERIVED = """
+    count - nans - infs AS finite,
+    nans + infs AS nonfinite,
+    sum / nullif(count - nans - infs, 0) AS mean,
+    sqrt(sum_sq) AS norm,
+    sqrt(sum_sq / nullif(count - nans - infs, 0)) AS rms,
+    CASE WHEN count > nans + infs
+        THEN sqrt(greatest(0, sum_sq / (count - nans - infs) - (sum / (count - nans - infs)) ** 2)) END AS std,
+    zeros / nullif(count, 0) AS zero_ratio
+"""
+
+_ALERT_COLUMNS: Mapping[str, str] = {
+    "id": "VARCHAR",
+    "rule": "VARCHAR",
+    "severity": "VARCHAR",
+    "state": "VARCHAR",
+    "attempt": "INTEGER",
+    "rank": "INTEGER",
+    "step": "BIGINT",
+    "first_step": "BIGINT",
+    "time_s": "DOUBLE",
+    "kind": "VARCHAR",
+    "value": "DOUBLE",
+    "baseline": "DOUBLE",
+    "num_series": "INTEGER",
+    "message": "VARCHAR",
+}
+
+
+def open_run(run_dir: Path, *, memory_bytes: int = 1 << 30, threads: int = 1) -> duckdb.DuckDBPyConnection:
+    """Return a database with the run's tables as they are now.
+
+    The views read the segments of all nodes when they are queried; a run without any has empty ones. `stats` leaves out
+    what a later attempt has repeated: the rows of an attempt from the first step of the next one on. `steps` has a row
+    for every step that any rank has a row of; `loss` and `grad_norm` are NULL where nothing was recorded, NaN where an
+    element was NaN, else infinity where one was infinite, of either sign. While the run is going on a segment may be
+    replaced by a merged one: a query that then fails with `duckdb.IOException` succeeds on a newly opened run. Segments
+    that are damaged are left out, with a warning. The caller closes the connection.
+
+    Raises:
+        StoreError: The directory does not exist or a segment is of another format.
+    """
+    if not run_dir.is_dir():
+        raise StoreError(f"{run_dir}: no such run directory")
+    nodes = sorted(run_dir.glob("nodes/*/segments"))
+    connection = connect(memory_bytes=memory_bytes, spill=_spill_directory())
+    connection.execute(f"SET threads = {threads:d}")
+    segments = _readable(connection, nodes)
+    last = _last_attempt(_first_steps(segments))
+    connection.execute(f"CREATE VIEW all_stats AS SELECT *, {_DERIVED} FROM {scan(segments)}")
+    connection.execute(f"CREATE VIEW stats AS SELECT * FROM all_stats WHERE {last}")
+    connection.execute(f"CREATE VIEW steps AS {STEPS}")
+    connection.execute(f"CREATE VIEW step_values AS {STEP_VALUES}")
+    _create_alerts(connection, sorted(run_dir.glob("nodes/*/alerts.jsonl")))
+    return connection
+
+
+def add_run(connection: duckdb.DuckDBPyConnection, run_dir: Path, view: str) -> None:
+    """Add the `stats` of another run to a database that `open_run` returned, as the view `view`.
+
+    Raises:
+        StoreError: The directory does not exist or a segment is of another format.
+    """
+    if not run_dir.is_dir():
+        raise StoreError(f"{run_dir}: no such run directory")
+    segments = _readable(connection, sorted(run_dir.glob("nodes/*/segments")))
+    last = _last_attempt(_first_steps(segments))
+    connection.execute(f"CREATE VIEW {view} AS SELECT *, {_DERIVED} FROM {scan(segments)} WHERE {last}")
+
+
+def _readable(connection: duckdb.DuckDBPyConnection, nodes: Sequence[Path]) -> list[Path]:
+    """Return the live segments of the nodes whose ends can be read; reads all of those at once.
+
+    Raises:
+        StoreError: One cannot be opened.
+    """
+    import duckdb
+
+    paths = [segment.path for node in nodes for segment in cover(node)]
+    if not paths:
+        return []
+    try:
+        whole = [path for path in paths if is_whole(path)]
+        if not _have_ends(connection, whole):
+            whole = [path for path in whole if _have_ends(connection, [path])]
+    except (OSError, duckdb.IOException) as error:
+        raise StoreError(f"a segment cannot be read: {error}") from error
+    for path in sorted(set(paths).difference(whole)):
+        logger.warning("%s is damaged and left out: what follows is without its rows", path)
+    return whole
+
+
+def _have_ends(connection: duckdb.DuckDBPyConnection, paths: Sequence[Path]) -> bool:
+    import duckdb
+
+    try:
+        listed = ", ".join(quoted(sql_path(path)) for path in paths)
+        connection.execute(f"SELECT count(*) FROM parquet_kv_metadata([{listed}])").fetchall()
+    except duckdb.IOException:
+        raise
+    except duckdb.Error:
+        return False
+    return True
+
+
+def _first_steps(segments: Sequence[Path]) -> dict[int, int]:
+    """Return the first step of each attempt over all nodes, from the newest segment of each; they are in order."""
+    attempts: dict[int, int] = {}
+    for path in {path.parent: path for path in segments}.values():
+        for attempt, step in read_metadata(path).attempts.items():
+            attempts[attempt] = min(step, attempts.get(attempt, step))
+    return attempts
+
+
+def _last_attempt(first_steps: Mapping[int, int]) -> str:
+    """Return the SQL condition that leaves out what later attempts have repeated."""
+    repeated = [
+        f"NOT (attempt = {attempt:d} AND step >= {superseded_from:d})"
+        for attempt, superseded_from in superseded(first_steps).items()
+    ]
+    return " AND ".join(repeated) or "true"
+
+
+def superseded(first_steps: Mapping[int, int]) -> dict[int, int]:
+    """Return, by attempt, the step from which on later attempts stand for it; the last attempt is left out."""
+    attempts = sorted(first_steps)
+    return {
+        attempt: min(first_steps[later] for later in attempts[place + 1 :])
+        for place, attempt in enumerate(attempts[:-1])
+    }
+
+
+def _spill_directory() -> Path | None:
+    """Return a private folder for what does not fit into memory; None where there is none, or it is another user's."""
+    try:
+        folder = Path(tempfile.gettempdir(), f"trainermon-query-{os.getuid()}")
+        make_private_directory(folder)
+    except FileNotFoundError:  # no writable temporary directory at all
+        return None
+    except OSError as error:
+        logger.warning("a query that does not fit into memory will fail: %s", error)
+        return None
+    return folder
+
+
+def _create_alerts(connection: duckdb.DuckDBPyConnection, logs: Iterable[Path]) -> None:
+    """Create the table `alerts` of all state changes in the nodes' logs; lines that are not whole are left out."""
+    columns = ", ".join(f"{name} {kind}" for name, kind in _ALERT_COLUMNS.items())
+    connection.execute(f"CREATE TABLE alerts (host VARCHAR, {columns}, findings VARCHAR)")
+    marks = ", ".join(["?", *(f"TRY_CAST(? AS {kind})" for kind in _ALERT_COLUMNS.values()), "?"])
+    rows = [
+        [log.parent.name, *(alert.get(name) for name in _ALERT_COLUMNS), json.dumps(alert.get("findings"))]
+        for log in logs
+        for alert in _read_lines(log)
+    ]
+    if rows:
+        connection.executemany(f"INSERT INTO alerts VALUES ({marks})", rows)
+
+
+def _read_lines(log: Path) -> Iterator[dict[str, Any]]:
+    with log.open(encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            with contextlib.suppress(ValueError):  # the last line may be half written
+                alert = json.loads(json.dumps(json.loads(line), ensure_ascii=False).encode(errors="replace"))
+                if isinstance(alert, dict):
+                    yield alert

@@ -1,0 +1,1 @@
+"""How code is put into torch without changing the training."""

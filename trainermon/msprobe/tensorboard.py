@@ -1,0 +1,146 @@
+"""TensorBoard event files with the tags that msprobe's converter gives them.
+
+    <run>/tensorboard/rank0/actv/events.out.tfevents…      vp0:fc1.input:micro0/norm
+
+Needs the package tensorboard (`pip install trainermon[tensorboard]`), but neither torch nor TensorFlow.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from trainermon.core.errors import ConfigError
+from trainermon.core.journal import Header
+from trainermon.core.naming import COLUMNS, SCALARS, Names, feature_value
+from trainermon.core.values import StatBlock
+from trainermon.exporters.export import Exporter, ExportSettings
+from trainermon.msprobe.csv_files import rows_of
+
+try:
+    from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.summary.writer.record_writer import RecordWriter
+except ImportError as error:
+    raise ConfigError(
+        "event files for TensorBoard need the package tensorboard, which is not installed here: "
+        "pip install 'trainermon[tensorboard]'"
+    ) from error
+
+FOLDER = "tensorboard"
+
+_numbers = itertools.count()
+
+
+class EventFile:
+    """One event file in `folder`.
+
+    Args:
+        folder: Made if it is not there.
+        first_step: What older files of the folder say of this step and later ones is replaced by this file.
+    """
+
+    def __init__(self, folder: Path, first_step: int | None = None) -> None:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # TensorBoard reads the files of a folder in the order of their names
+        name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{next(_numbers):06d}"
+        descriptor = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        self._file: BinaryIO = open(descriptor, "wb")  # noqa: SIM115  (closed by `close`)
+        self._records = RecordWriter(self._file)
+        self._write(Event(wall_time=time.time(), file_version="brain.Event:2"))
+        if first_step is not None:
+            self._write(Event(wall_time=time.time(), step=first_step, session_log=SessionLog(status=SessionLog.START)))
+
+    def add(self, scalars: Sequence[tuple[str, float]], step: int, time_s: float) -> None:
+        """Add the scalars of one step."""
+        values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars]
+        self._write(Event(wall_time=time_s, step=step, summary=Summary(value=values)))
+
+    def flush(self) -> None:
+        """Bring what was added to where TensorBoard reads it."""
+        self._records.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._records.close()
+
+    def _write(self, event: Any) -> None:
+        self._records.write(event.SerializeToString())
+
+
+class TensorBoardExporter(Exporter):
+    """Adds each step to one event file per rank and kind; a later attempt replaces the steps that it repeats."""
+
+    def __init__(self, settings: ExportSettings) -> None:
+        self._root = settings.run_dir / FOLDER
+        self._ops = [op for op in settings.ops if op in COLUMNS]
+        self._attempts: dict[int, int] = {}
+        self._names: dict[int, Names] = {}
+        self._files: dict[tuple[int, str], EventFile] = {}
+
+    def write(self, header: Header, block: StatBlock) -> None:
+        """Add one step of one rank."""
+        rank = header.coordinates.rank
+        if self._attempts.get(rank) != header.attempt:
+            self._attempts[rank], self._names[rank] = header.attempt, Names()
+            self._close([place for place in self._files if place[0] == rank])
+        scalars: dict[str, list[tuple[str, float]]] = {}
+        numbers: dict[str, dict[int | None, float]] = {}
+        for row in rows_of(self._names[rank], header, block):
+            tag = tag_of(row.place.stage, row.place.name, row.place.micro_step)
+            of_file = scalars.setdefault(row.place.file, [])
+            if row.place.file == SCALARS:
+                of_step = numbers.setdefault(row.place.name, {})
+                of_step[row.place.micro_step] = feature_value(row.place, row.moments)
+            elif row.place.column:
+                of_file.append((f"{tag}/{row.place.column}", feature_value(row.place, row.moments)))
+            else:
+                of_file += [(f"{tag}/{op}", COLUMNS[op](row.moments)) for op in self._ops]
+        if numbers:
+            scalars[SCALARS] = list(tagged(numbers))
+        for kind, values in scalars.items():
+            if (rank, kind) not in self._files:
+                folder = self._root / f"rank{rank}" / kind
+                self._files[rank, kind] = EventFile(folder, block.step if folder.exists() else None)
+            self._files[rank, kind].add(values, block.step, block.time_s)
+
+    def flush(self) -> None:
+        """Bring everything to where TensorBoard reads it."""
+        for file in self._files.values():
+            file.flush()
+
+    def close(self) -> None:
+        """Close all files."""
+        self._close(list(self._files))
+
+    def _close(self, places: Sequence[tuple[int, str]]) -> None:
+        for place in places:
+            self._files.pop(place).close()
+
+
+def tagged(numbers: Mapping[str, Mapping[int | None, float]]) -> Iterator[tuple[str, float]]:
+    """Yield the tags of numbers of the step, by name and micro step: the name itself, of several micro steps the mean.
+
+    >>> list(tagged({"loss": {0: 1.0, 1: 3.0}, "lr": {None: 0.5}}))
+    [('loss', 2.0), ('loss:micro0', 1.0), ('loss:micro1', 3.0), ('lr', 0.5)]
+    """
+    for name, values in numbers.items():
+        yield name, sum(values.values()) / len(values)
+        for micro_step, value in values.items():
+            if micro_step is not None:
+                yield f"{name}:micro{micro_step}", value
+
+
+def tag_of(stage: int | str, name: str, micro_step: int | str | None) -> str:
+    """Return the tag of a series, without the statistic; with `?` for half a character, which no event file takes.
+
+    >>> tag_of(0, "fc1.input", 1), tag_of(0, "fc1.weight", None)
+    ('vp0:fc1.input:micro1', 'vp0:fc1.weight')
+    """
+    tag = f"vp{stage}:{name}" + ("" if micro_step is None else f":micro{micro_step}")
+    return tag.encode(errors="replace").decode()

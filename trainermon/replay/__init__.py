@@ -1,0 +1,1 @@
+"""Re-runs a step, or single calls, to find the first operation at fault."""

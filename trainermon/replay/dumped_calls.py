@@ -1,0 +1,241 @@
+"""Runs a dumped call of a function again, from the tensors that were dumped with it (levels L1 and mix, task tensor).
+
+Decides which function a key means. Files are read with `weights_only=True`, nothing is evaluated, and of what torch has
+only operations on tensors are called: a dump comes from anywhere, and `torch.load` is a function of torch, too.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import get_testing_overrides
+from torch.utils import _pytree as pytree
+
+from trainermon.core.errors import DumpError
+from trainermon.dump.files.reader import load_raw, split_key
+from trainermon.dump.files.records import FORWARD, TENSOR_FOLDER, Entry
+from trainermon.dump.files.tensor_files import load_tensor
+from trainermon.replay.precise import Called, Judgement, judge
+
+# By the first part of a key; a function of torch's that nn.functional calls is Functional there too.
+_HOMES: Mapping[str, tuple[Any, ...]] = {
+    "Functional": (functional, torch),
+    "Torch": (torch, functional),
+    "Tensor": (torch.Tensor,),
+    "VF": (torch._VF,),
+}
+# They take a file, or memory as it lies, or put it elsewhere.
+_NO_OPERATIONS = frozenset(["from_file", "frombuffer", "pin_memory"])
+# What Python calls its operators, without what it puts in front of those that are reflected or in place.
+_OPERATORS = frozenset(
+    (
+        "abs",
+        "add",
+        "and",
+        "div",
+        "eq",
+        "floordiv",
+        "ge",
+        "getitem",
+        "gt",
+        "invert",
+        "le",
+        "lshift",
+        "lt",
+        "matmul",
+        "mod",
+        "mul",
+        "ne",
+        "neg",
+        "or",
+        "pos",
+        "pow",
+        "rshift",
+        "setitem",
+        "sub",
+        "truediv",
+        "xor",
+    )
+)
+# Written in Python, and no operator of aten by that name.
+_COMPOSED = frozenset(["unique"])
+_PURE_PYTHON = frozenset([functional.__name__, torch.functional.__name__])
+MAX_ELEMENTS = 1 << 24
+"""What may be made of small tensors; of larger ones, `_MAX_RATIO` times as much as they are."""
+_MAX_RATIO = 16
+# Namespaces of torch's own operators for its compiler, communication and measurement.
+_INTERNAL = re.compile(r"_.*|c10d|debug.*|export|inductor.*|prim|prims|profiler|static_runtime|symm_mem")
+_ALIASES = {"__rdiv__": "__rtruediv__"}
+# Modules that are one function of their input and their parameters.
+_MODULES: Mapping[str, Callable[..., Any]] = {
+    "Linear": functional.linear,
+    "Sigmoid": torch.sigmoid,
+    "Tanh": torch.tanh,
+    "ReLU": torch.relu,
+    "SiLU": functional.silu,
+    "Identity": torch.clone,
+}
+
+
+def judge_dumped(directory: Path, entry: Entry) -> Judgement:
+    """Return why what a dumped forward call gave is not finite, from the call run again on its dumped inputs.
+
+    Raises:
+        DumpError: The function is not known, the tensors that it takes or gives were not dumped, or it would make much
+            more of these.
+    """
+    if entry.direction != FORWARD:
+        raise DumpError(f"{entry.key} is no forward call: only those can be run again from a dump")
+    value = load_raw(directory).data.get(entry.key)
+    if not isinstance(value, dict):
+        raise DumpError(f"{directory} has no entry {entry.key}")
+    decode = _Decoder(directory / TENSOR_FOLDER)
+    args, kwargs = decode(value.get("input_args", [])), decode(value.get("input_kwargs", {}))
+    if entry.key.startswith("Module."):
+        function = _module_function(entry.class_name)
+        weights = decode(value.get("parameters", {}))
+        args = [*args[:1], *(weights[name] for name in ("weight", "bias") if name in weights)]
+        return judge(Called(function, args, {}), decode(value.get("output")))
+    prefix, name = entry.class_name, split_key(entry.key)[0]
+    called = Called(function_of(prefix, name), args, kwargs, prefix not in _HOMES)
+    result = decode(value.get("output"))
+    _refuse_large(called, result)
+    return judge(called, result)
+
+
+def function_of(prefix: str, name: str) -> Callable[..., Any]:
+    """Return the function that the first two parts of a key mean.
+
+    Raises:
+        DumpError: Torch has no such operation on tensors (the operators of a custom library must be imported first).
+    """
+    name = _ALIASES.get(name, name)
+    if prefix in _HOMES:
+        candidates = (getattr(home, name, None) for home in _HOMES[prefix])
+        found: Callable[..., Any] | None = next(
+            (one for one in candidates if callable(one) and _is_operation(one)), None
+        )
+    else:
+        found = _custom_operator(prefix, name)
+    if found is None:
+        raise DumpError(f"torch has no function {prefix}.{name} that could be run again")
+    return found
+
+
+def _is_operation(function: Callable[..., Any]) -> bool:
+    """Return whether a function does nothing but compute with tensors."""
+    name = getattr(function, "__name__", "")
+    if name in _NO_OPERATIONS or isinstance(function, type):
+        return False
+    if getattr(function, "__module__", None) in _PURE_PYTHON:
+        return True
+    builtin = (torch._C._VariableFunctions, torch._C._nn)
+    is_torchs = any(getattr(home, name, None) is function for home in builtin) or function in get_testing_overrides()
+    return is_torchs and (name in _COMPOSED or _is_operator(name) or _computes(getattr(torch.ops.aten, name, None)))
+
+
+def _is_operator(name: str) -> bool:
+    word = name.removeprefix("__").removesuffix("__")
+    return name == f"__{word}__" and bool(_OPERATORS.intersection((word, word[1:])))
+
+
+def _computes(operator: Any) -> bool:
+    """Return whether an operator of torch's returns tensors, and gives no other memory or shape to those it takes."""
+    if not isinstance(operator, torch._ops.OpOverloadPacket):
+        return False
+    overloads = [getattr(operator, name) for name in operator.overloads()]  # type: ignore[no-untyped-call]
+    return any(one._schema.returns for one in overloads) and not any(
+        torch.Tag.inplace_view in one.tags for one in overloads
+    )
+
+
+def _custom_operator(namespace: str, name: str) -> Callable[..., Any] | None:
+    """Return an operator that takes a tensor; those that take none make their result from a name, or of nothing."""
+    if _INTERNAL.fullmatch(namespace) or name in _NO_OPERATIONS:
+        return None
+    found = getattr(getattr(torch.ops, namespace, None), name, None)
+    if not isinstance(found, torch._ops.OpOverloadPacket) or not _computes(found):
+        return None
+    arguments = [argument for schema in found._schemas.values() for argument in schema.arguments]
+    return found if any("Tensor" in str(argument.type) for argument in arguments) else None
+
+
+def _refuse_large(called: Called, result: Any) -> None:
+    """Raise a DumpError if a call would make far more elements than it took and gave: then a size in it is not true."""
+    given = [leaf for leaf in pytree.tree_leaves((called.args, called.kwargs, result)) if isinstance(leaf, Tensor)]
+    limit = max(MAX_ELEMENTS, _MAX_RATIO * sum(leaf.numel() for leaf in given))
+    args, kwargs = pytree.tree_map_only(Tensor, lambda leaf: leaf.to("meta"), (called.args, called.kwargs))
+    try:
+        with torch.device("meta"):
+            made = called.function(*args, **kwargs)
+    except (RuntimeError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+        # not every operation can be called without memory: then what the numbers in the call may mean
+        sizes = [value for value in pytree.tree_leaves((called.args, called.kwargs)) if type(value) is int]
+        numbers = [leaf for leaf in given if not (leaf.is_floating_point() or leaf.is_complex()) and leaf.numel()]
+        size = max([1, math.prod(max(1, abs(size)) for size in sizes), *(int(leaf.max()) for leaf in numbers)])
+    else:
+        size = sum(leaf.numel() for leaf in pytree.tree_leaves(made) if isinstance(leaf, Tensor))
+    if size > limit:
+        raise DumpError(
+            f"{called.function.__name__} would make up to {size:,} elements, and the dump has no tensor of that size: "
+            "not run again"
+        )
+
+
+def _module_function(class_name: str) -> Callable[..., Any]:
+    if class_name not in _MODULES:
+        raise DumpError(f"a {class_name} cannot be run again from a dump of modules: dump functions (level mix)")
+    return _MODULES[class_name]
+
+
+class _Decoder:
+    """Turns the JSON form of what a call took back into what it took."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __call__(self, form: Any) -> Any:
+        if isinstance(form, list):
+            return [self(item) for item in form]
+        if not isinstance(form, dict):
+            return form
+        kind = form.get("type")
+        if "dtype" in form and "shape" in form:
+            return self._tensor(form)
+        if not isinstance(kind, str):
+            return {name: self(item) for name, item in form.items()}
+        return _plain(kind, form.get("value", form.get("format")))
+
+    def _tensor(self, form: Mapping[str, Any]) -> Tensor:
+        name = form.get("data_name")
+        if not name:
+            if 0 in form["shape"]:
+                return torch.empty(form["shape"])
+            raise DumpError("its tensors were not dumped: expected a dump with task tensor")
+        try:
+            return load_tensor(self._folder / Path(name).name, str(form["dtype"]))
+        except Exception as error:  # torch.load raises anything on a damaged file: there is no common type
+            raise DumpError(f"the dumped tensor {name} cannot be read ({error})") from error
+
+
+def _plain(kind: str, value: Any) -> Any:
+    match kind:
+        case "slice":
+            return slice(*value)
+        case "torch.Size":
+            return torch.Size(value)
+        case "torch.dtype" | "torch.memory_format":
+            return getattr(torch, str(value).removeprefix("torch."), None)
+        case "torch.device":
+            return torch.device("cpu")
+        case "int" | "float" | "bool" | "str" | "complex":
+            return value
+        case _:
+            raise DumpError(f"an argument of type {kind} cannot be given again")

@@ -1,0 +1,275 @@
+"""Keeps, for the micro steps of one training step, what is needed to run their forwards and backwards again."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from torch.utils.hooks import RemovableHandle
+
+from trainermon.hooks.guard import Contained
+from trainermon.hooks.replayable import Replayable
+from trainermon.hooks.tracing import is_traced
+from trainermon.hooks.tree import tensors_of
+from trainermon.replay.attributes import restore_generator
+from trainermon.replay.graph import has_reentrant_checkpoint
+from trainermon.replay.state import AutocastState, Buffers, KeptBuffer, NotCoveredError, RandomState, accelerators
+from trainermon.replay.suitability import Stage, stage_of
+
+
+class Handed(NamedTuple):
+    """What a module was handed in an attribute, as a later pipeline stage is its activation."""
+
+    module: nn.Module
+    name: str
+    value: Any
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class KeptForward:
+    """One forward of a root: arguments by reference, the state before it, and the gradients of what it returned.
+
+    `stage` counts the roots; `leaves` and `tree` are the arguments, so that a forward that takes something out of a
+    list or dictionary gets it again. `handed` is what else it was given, and `generators` puts back the generators that
+    are the framework's own or were given. `gradients` has one place per returned tensor that requires a gradient, in
+    the order of `tensors_of`; `outputs` are those tensors with their versions, as long as the budget allows.
+    """
+
+    stage: int
+    leaves: list[Any]
+    tree: pytree.TreeSpec
+    handed: list[Handed]
+    generators: Callable[[], None]
+    versions: tuple[int, ...]
+    random: RandomState
+    autocast: AutocastState
+    training: tuple[bool, ...]
+    buffers: list[KeptBuffer]
+    parameter_versions: int
+    gradients: list[Tensor | None] = dataclasses.field(default_factory=list)
+    outputs: list[tuple[Tensor, int]] = dataclasses.field(default_factory=list)
+    size_bytes: int = 0
+
+    @property
+    def has_gradient(self) -> bool:
+        """Whether a backward has come through this forward."""
+        return any(gradient is not None for gradient in self.gradients)
+
+    def original_outputs(self) -> list[Tensor]:
+        """Return what the step itself returned; nothing if it was not kept or has been written to since."""
+        intact = all(tensor._version == version for tensor, version in self.outputs)
+        return [tensor for tensor, _ in self.outputs] if intact else []
+
+    def forget_outputs(self) -> None:
+        """Let go of the outputs, which a replay can do without."""
+        self.size_bytes -= size_bytes([tensor for tensor, _ in self.outputs])
+        self.outputs = []
+
+    def given(self) -> tuple[Any, ...]:
+        """Return all that the root was given: arguments, and what it was handed in attributes."""
+        args, kwargs = pytree.tree_unflatten(self.leaves, self.tree)
+        return args, kwargs, [handed.value for handed in self.handed]
+
+    def check(self) -> None:
+        """Make sure that what was kept by reference is still what it was.
+
+        Raises:
+            NotCoveredError: It is not.
+        """
+        if self.versions != versions_of(self.given()):
+            raise NotCoveredError("an input of the model was overwritten after the forward")
+        for buffer in self.buffers:
+            buffer.check()
+
+
+class ForwardKeeper:
+    """Keeps the forwards of `stages`, the roots that the training loop calls, within `memory_bytes`.
+
+    Beyond the budget the oldest forwards are let go: the fault that shows at the end of a step is likeliest in what is
+    still there, and `dropped` counts the rest, root by root. Forwards without gradient are never kept. Arguments,
+    outputs and gradients are kept by reference, generators and changing buffers as copies.
+    """
+
+    tripped = False  # a fault costs one forward, not those that follow
+
+    def __init__(
+        self, stages: Sequence[Stage] | nn.Module, replayable: Replayable | None = None, *, memory_bytes: int
+    ) -> None:
+        self.stages = [stage_of(stages)] if isinstance(stages, nn.Module) else list(stages)
+        self.forwards: list[KeptForward] = []
+        self.dropped = [0] * len(self.stages)
+        self.muted = False
+        self.error = ""
+        self._replayable = replayable or Replayable()
+        self._memory_bytes = memory_bytes
+        self._modules = [list(stage.model.modules()) for stage in self.stages]
+        self._parameters = [list(stage.model.parameters()) for stage in self.stages]
+        self.devices = sorted({device for stage in self.stages for device in accelerators(stage.model)}, key=str)
+        self._buffers = [Buffers(stage.model) for stage in self.stages]
+        self._handed = [list(self._replayable.handed(number)) for number in range(len(self.stages))]
+        self._can_repeat: bool | None = None
+        self._handles: list[RemovableHandle] = []
+        self._current: KeptForward | None = None
+
+    @property
+    def attached(self) -> bool:
+        """Whether forwards are being watched."""
+        return bool(self._handles)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes that are kept alive: arguments, copies of buffers, gradients."""
+        return sum(kept.size_bytes for kept in self.forwards)
+
+    def attach(self) -> None:
+        """Watch the forwards from now on: before all other pre hooks, behind all other hooks."""
+        if self._handles:
+            return
+        behind = Contained(self, self._behind)
+        for number, stage in enumerate(self.stages):
+            before = Contained(self, self._before, (number,))
+            self._handles.append(stage.entry.register_forward_pre_hook(before, prepend=True, with_kwargs=True))
+            self._handles.append(stage.entry.register_forward_hook(behind))
+
+    def detach(self) -> None:
+        """Take the hooks away; what was kept stays."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._current = None
+
+    def clear(self) -> None:
+        """Let go of everything that was kept: the step is over."""
+        self.forwards.clear()
+        self.dropped = [0] * len(self.stages)
+        self.error = ""
+        self._current = None
+
+    def take_over(self, forwards: Sequence[KeptForward], dropped: int) -> None:
+        """Hold the forwards of a step that another process has kept, of a single root."""
+        self.clear()
+        self.forwards = list(forwards)
+        self.dropped = [dropped]
+
+    def trip(self, error: BaseException) -> None:
+        """Note why a forward was not kept, or not whole; the others are."""
+        self.error = f"{type(error).__name__}: {error}"
+
+    def complete(self, stage: int) -> list[KeptForward]:
+        """Return those forwards of a root through which a backward has come, in order."""
+        return [kept for kept in self.forwards if kept.stage == stage and kept.has_gradient]
+
+    def _before(self, stage: int, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._current = None
+        if self.muted or not torch.is_grad_enabled() or torch._C._current_graph_task_id() != -1:
+            return
+        if is_traced():  # what is copied here would become part of the trace
+            return
+        leaves, tree = pytree.tree_flatten((args, kwargs))
+        handed = [Handed(module, name, getattr(module, name, None)) for module, name in self._handed[stage]]
+        self._current = KeptForward(
+            stage=stage,
+            leaves=leaves,
+            tree=tree,
+            handed=handed,
+            generators=_all_of([self._replayable.generators(), *map(restore_generator, leaves)]),
+            versions=versions_of((args, kwargs, [each.value for each in handed])),
+            random=RandomState.take(self.devices),
+            autocast=AutocastState.take(self.devices),
+            training=tuple(module.training for module in self._modules[stage]),
+            buffers=self._buffers[stage].take(),
+            parameter_versions=self._parameter_versions(stage),
+        )
+
+    def _behind(self, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
+        kept, self._current = self._current, None
+        if kept is not None:
+            self._keep(kept, output)
+
+    def _keep(self, kept: KeptForward, output: Any) -> None:
+        returned = differentiable(output)
+        if not returned:
+            return
+        if self._parameter_versions(kept.stage) != kept.parameter_versions:
+            # as an embedding with max_norm does; a replay would do it once more
+            self.error = "the model writes to its parameters in its forward"
+            return
+        if not self._is_repeatable(returned):
+            self.error = "reentrant activation checkpointing cannot be asked for single gradients"
+            return
+        kept.buffers = self._buffers[kept.stage].learn(kept.buffers)
+        kept.gradients = [None] * len(returned)
+        for index, tensor in enumerate(returned):
+            hook = Contained(self, self._gradient, (kept, index))
+            tensor.register_hook(hook)  # type: ignore[no-untyped-call]
+        clones = [buffer.clone for buffer in kept.buffers if buffer.clone is not None]
+        kept.outputs = [(tensor.detach(), tensor._version) for tensor in returned]
+        kept.size_bytes = size_bytes([*_tensors(kept.given()), *clones, *returned])
+        self.forwards.append(kept)
+        self._hold_budget()
+
+    def _is_repeatable(self, returned: list[Tensor]) -> bool:
+        """Return whether a replay can run the backward of what was returned; looked at in the first forward."""
+        if self._can_repeat is None:
+            asks = not self._replayable.shadowed and not self._replayable.accumulates
+            self._can_repeat = not (asks and has_reentrant_checkpoint(returned))
+        return self._can_repeat
+
+    def _parameter_versions(self, stage: int) -> int:
+        if not self._replayable.shadowed:
+            return 0  # they are gathered for each forward, and so written to
+        return sum(parameter._version for parameter in self._parameters[stage])
+
+    def _gradient(self, kept: KeptForward, index: int, gradient: Tensor | None) -> None:
+        if gradient is None or self.muted:  # None: another output of the same node was used, not this one
+            return
+        before = kept.gradients[index]
+        kept.gradients[index] = gradient.detach() if before is None else before + gradient.detach()
+        if before is None:
+            kept.size_bytes += size_bytes([gradient])
+        self._hold_budget()
+
+    def _hold_budget(self) -> None:
+        if self.size_bytes <= self._memory_bytes:
+            return
+        for kept in self.forwards:
+            kept.forget_outputs()
+        while self.forwards and self.size_bytes > self._memory_bytes:
+            self.dropped[self.forwards.pop(0).stage] += 1
+
+
+def _all_of(actions: Iterable[Callable[[], Any] | None]) -> Callable[[], None]:
+    chosen = [action for action in actions if action is not None]
+
+    def act() -> None:
+        for action in chosen:
+            action()
+
+    return act
+
+
+def differentiable(output: Any) -> list[Tensor]:
+    """Return the distinct tensors in what a module returned through which a backward can come."""
+    found: list[Tensor] = []
+    for _, tensor in tensors_of(output):
+        if tensor.grad_fn is not None and not any(tensor is other for other in found):
+            found.append(tensor)
+    return found
+
+
+def versions_of(given: Any) -> tuple[int, ...]:
+    """Return how often each tensor in what a module was given has been written to."""
+    return tuple(0 if tensor.is_inference() else tensor._version for tensor in _tensors(given))
+
+
+def _tensors(given: Any) -> list[Tensor]:
+    return [tensor for _, tensor in tensors_of(given)]
+
+
+def size_bytes(tensors: Sequence[Tensor]) -> int:
+    """Return how many bytes the elements of `tensors` take."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

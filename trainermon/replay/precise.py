@@ -1,0 +1,247 @@
+"""Why the result of an operation is not finite: the operation once more, from the same inputs, in wider types.
+
+Decides between range (the mathematics overflows), precision (float32 would have held it) and kernel (the result fits,
+so the device or its kernel is to blame). The reference is the CPU in float64: on another device it is independent of
+the kernel that is judged, on the CPU it is another instance of it.
+"""
+
+from __future__ import annotations
+
+import enum
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.utils import _pytree as pytree
+
+from trainermon.dump.files.verdicts import Cause
+
+# An operation on more than that is not run again: its inputs in float64 are copied to the host.
+MAX_ELEMENTS = 1 << 28
+_NARROW_BITS = 32
+_WITH_IMAGINARY = {torch.float64: torch.complex128, torch.float32: torch.complex64}
+
+
+class Judgement(NamedTuple):
+    """Why an operation's result was not finite, in a sentence; `collect` says what would tell if that is unknown."""
+
+    cause: Cause
+    reason: str
+    collect: str = ""
+
+
+class Called(NamedTuple):
+    """A call of an operation: what it was given, as it was before the call.
+
+    With `is_custom` the operation is not torch's own, so that a result that is not finite in float64 either may be its
+    kernel's fault too. With `is_random` two calls differ in which elements they change.
+    """
+
+    function: Callable[..., Any]
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    is_custom: bool = False
+    is_random: bool = False
+
+
+def judge(called: Called, result: Any) -> Judgement:
+    """Return why `result`, what the call gave, is not finite.
+
+    Nothing given is written to, no generator is moved. Cost: up to three calls on the CPU.
+    """
+    inputs = pytree.tree_leaves((list(called.args), dict(called.kwargs)))
+    number = next((value for value in inputs if not is_finite_number(value)), None)
+    if number is not None:
+        return Judgement(Cause.INHERITED, f"the script gave it the number {number}")
+    if not all(map(_is_sound, inputs)):
+        return Judgement(Cause.INHERITED, "what it was given was not finite")
+    if sum(value.numel() for value in inputs if isinstance(value, Tensor)) > MAX_ELEMENTS:
+        return Judgement(Cause.UNKNOWN, f"its inputs have more than {MAX_ELEMENTS:,} elements: not run again")
+    state = torch.get_rng_state()
+    try:
+        return _judge(_Again(called), called, result)
+    finally:
+        torch.set_rng_state(state)
+
+
+class Health(enum.Enum):
+    """Whether the elements of a tensor are finite, but for the minus infinity of attention scores under a mask."""
+
+    FINITE = enum.auto()
+    MASKED = enum.auto()
+    BAD = enum.auto()
+
+
+def health(tensor: Tensor) -> Health:
+    """Return whether `tensor` has NaN or plus infinity, minus infinity alone, or neither. Waits for the device.
+
+    A finite tensor costs one pass: a sum that is finite has no part that is not.
+    """
+    plain = tensor.float() if tensor.element_size() == 1 else tensor
+    total = plain.sum(dtype=torch.float32 if plain.element_size() < 4 else None)
+    if bool(total.isfinite()) or (plain.is_complex() and bool(plain.isfinite().all())):
+        return Health.FINITE
+    if plain.is_complex() or bool(plain.isnan().any()) or bool(plain.isposinf().any()):
+        return Health.BAD
+    return Health.MASKED if bool(plain.isneginf().any()) else Health.FINITE
+
+
+def floating(value: Any) -> Iterator[Tensor]:
+    """Yield the dense floating and complex tensors in what an operation took or gave."""
+    for leaf in pytree.tree_leaves(value):
+        if isinstance(leaf, Tensor) and _has_numbers(leaf):
+            yield leaf
+
+
+def is_finite_number(value: Any) -> bool:
+    """Return whether `value` is anything but a float that is NaN or infinite."""
+    return not isinstance(value, float) or math.isfinite(value)
+
+
+def has_memory(tensor: Tensor) -> bool:
+    """Return whether the elements of `tensor` can be read; FSDP takes the memory away from parameters in between."""
+    if tensor.layout is not torch.strided or tensor.device.type == "meta" or not tensor.numel():
+        return False
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (tensor.storage_offset() + last + 1) * tensor.element_size() <= tensor.untyped_storage().nbytes()
+
+
+def _has_numbers(tensor: Tensor) -> bool:
+    return (tensor.is_floating_point() or tensor.is_complex()) and has_memory(tensor)
+
+
+class _Again:
+    """An operation that can be run once more on the CPU in any type."""
+
+    def __init__(self, called: Called) -> None:
+        self._function, self._args, self._kwargs = _portable(called.function, tuple(called.args), dict(called.kwargs))
+
+    def run(self, dtype: torch.dtype) -> list[Tensor] | Exception:
+        """Return the floating results, or why there are none."""
+        args, kwargs = pytree.tree_map(lambda value: _cast(value, dtype), (self._args, self._kwargs))
+        try:
+            with torch.no_grad(), torch._C.DisableTorchFunction():
+                return list(floating(self._function(*args, **kwargs)))
+        except Exception as error:  # noqa: BLE001  # whatever a foreign kernel raises: there is no such kernel
+            return error
+
+
+def _judge(again: _Again, called: Called, result: Any) -> Judgement:
+    recorded = list(floating(result))
+    exact = again.run(torch.float64)
+    if isinstance(exact, Exception) or len(exact) < len(recorded):
+        why = str(exact).splitlines()[0][:120] if isinstance(exact, Exception) else "it returns something else there"
+        return Judgement(
+            Cause.UNKNOWN,
+            f"it cannot be run in float64 on the CPU ({why})",
+            "compare it with a reference implementation on the dumped inputs (task tensor)",
+        )
+    places = [_Place(old, new, is_random=called.is_random) for old, new in zip(recorded, exact, strict=False)]
+    fitting = [number for number, place in enumerate(places) if place.is_bad and place.exact_finite]
+    if not fitting:
+        return _not_finite_in_float64(places, is_custom=called.is_custom)
+    place = places[fitting[0]]
+    return _judge_type(again, place, fitting[0], is_custom=called.is_custom)
+
+
+class _Place:
+    """One result of an operation, as it was and in float64, where it was not finite."""
+
+    def __init__(self, recorded: Tensor, exact: Tensor, *, is_random: bool) -> None:
+        self.dtype = recorded.dtype
+        bad = ~recorded.detach().isfinite().cpu()
+        self.is_bad = bool(bad.any())
+        self.where = torch.ones_like(bad) if is_random or bad.shape != exact.shape else bad
+        values = exact[self.where] if self.where.shape == exact.shape else exact
+        finite = values[values.isfinite()]
+        self.exact_finite = bool(finite.numel())
+        self.largest = float(finite.abs().max()) if finite.numel() else float("nan")
+        self.is_nan = bool(values.isnan().any())
+
+    def is_finite_in(self, results: list[Tensor], number: int) -> bool:
+        """Return whether another run has finite values where float64 has."""
+        values = results[number]
+        values = values[self.where] if self.where.shape == values.shape else values
+        return bool(values.isfinite().any()) if self.is_nan else bool(values.isfinite().all())
+
+
+def _not_finite_in_float64(places: Sequence[_Place], *, is_custom: bool) -> Judgement:
+    what = "NaN" if any(place.is_nan and place.is_bad for place in places) else "infinite"
+    reason = f"in float64 the result is {what} too"
+    if not is_custom:
+        return Judgement(Cause.RANGE, f"{reason}: for these inputs it has no finite value")
+    return Judgement(
+        Cause.UNKNOWN,
+        f"{reason}; as it is no operation of torch's, that is its mathematics or its kernel",
+        "compare it with a reference implementation on the dumped inputs (task tensor)",
+    )
+
+
+def _judge_type(again: _Again, place: _Place, number: int, *, is_custom: bool) -> Judgement:
+    """Judge a result that is finite in float64."""
+    dtype = torch.float64 if place.dtype.is_complex else place.dtype
+    name, limit = str(place.dtype).removeprefix("torch."), torch.finfo(dtype).max
+    single = again.run(torch.float32)
+    holds = not isinstance(single, Exception) and place.is_finite_in(single, number)
+    is_narrow = torch.finfo(dtype).bits < _NARROW_BITS
+    exact = f"exactly it reaches {place.largest:.3g}"
+    if place.largest > limit:
+        beyond = f"{exact}, {name} ends at {limit:.3g}"
+        return (
+            Judgement(Cause.PRECISION, f"{beyond}; float32 holds it")
+            if is_narrow and holds
+            else Judgement(Cause.RANGE, f"{beyond}; float64 holds it")
+        )
+    own = single if dtype is torch.float32 else again.run(place.dtype)
+    if isinstance(own, Exception) and is_narrow and not holds:
+        return Judgement(Cause.UNKNOWN, f"{exact}, which {name} holds, but the CPU cannot repeat it in {name}")
+    if is_custom or isinstance(own, Exception) or place.is_finite_in(own, number):
+        return Judgement(Cause.KERNEL, f"{exact}, which {name} holds: the device or its kernel is to blame")
+    between = f"{exact}, which {name} holds, but what is computed on the way leaves {name}"
+    if is_narrow and holds:
+        return Judgement(Cause.PRECISION, f"{between}; float32 suffices")
+    return Judgement(Cause.RANGE, f"{between}; float64 suffices")
+
+
+def _is_sound(value: Any) -> bool:
+    """Return whether an input is finite, or is not on purpose."""
+    return is_finite_number(value) and all(health(tensor) is not Health.BAD for tensor in floating(value))
+
+
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    """Return an argument for a call on the CPU in `dtype`; tensors are copies."""
+    match value:
+        case Tensor():
+            return value.detach().to("cpu", _cast_dtype(value.dtype, dtype), copy=True)
+        case torch.dtype():
+            return _cast_dtype(value, dtype)
+        case torch.device():
+            return torch.device("cpu")
+        case torch.Generator():
+            return None
+        case _:
+            return value
+
+
+def _cast_dtype(own: torch.dtype, dtype: torch.dtype) -> torch.dtype:
+    if own.is_complex:
+        return _WITH_IMAGINARY.get(dtype, own)
+    return dtype if own.is_floating_point else own
+
+
+def _portable(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+    """Return a call that the CPU has too: fused attention has a kernel of its own on every device."""
+    name = str(getattr(function, "_opname", ""))
+    if not name.startswith("_scaled_dot_product") or name.endswith("backward"):
+        return function, args, kwargs
+    names = [argument.name for argument in function._schema.arguments]  # type: ignore[attr-defined]
+    given = {**dict(itertools.islice(zip(names, args, strict=False), len(args))), **kwargs}
+    mask = given.get("attn_mask", given.get("attn_bias"))
+    chosen = {"attn_mask": mask, "is_causal": given.get("is_causal", False), "scale": given.get("scale")}
+    return functional.scaled_dot_product_attention, (given["query"], given["key"], given["value"]), chosen

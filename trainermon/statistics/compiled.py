@@ -1,0 +1,192 @@
+"""The binding of moments.c: finds the compiled library, and tells it where the elements of CPU tensors lie."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.machinery
+import itertools
+import logging
+import operator
+import os
+import struct
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from trainermon.statistics import fallback
+from trainermon.statistics.layout import (
+    PLAIN_TYPES,
+    OtherDeviceError,
+    are_contiguous,
+    are_plain,
+    no_memory,
+    plain,
+    runs,
+)
+
+# In the order of KINDS in moments.c. A bool is an integer of one byte that is 0 or 1.
+_KIND_OF = {
+    torch.float32: 0,
+    torch.bfloat16: 1,
+    torch.float16: 2,
+    torch.float64: 3,
+    torch.int8: 4,
+    torch.int16: 5,
+    torch.int32: 6,
+    torch.int64: 7,
+    torch.uint8: 8,
+    torch.bool: 8,
+    torch.uint16: 9,
+    torch.uint32: 10,
+    torch.uint64: 11,
+}
+_ROW_BYTES = 64
+_LISTS_KEPT = 64
+_WORTH_KEEPING = 4  # tensors; shorter lists are packed as fast as they are found again
+
+# Called by `map`, which saves the interpreter's share of the time.
+_is_cpu, _dtype_of = operator.attrgetter("is_cpu"), operator.attrgetter("dtype")
+_address_of, _count_of = Tensor.data_ptr, Tensor.numel
+
+_logger = logging.getLogger(__name__)
+
+
+def load() -> Callable[[Sequence[Tensor], Tensor, int], None] | None:
+    """Return the function that computes moments with the compiled library, or None if it is not used; see `library`.
+
+    Raises:
+        ValueError: TRAINERMON_KERNEL cannot be meant.
+    """
+    found = library()
+    return None if found is None else _Kernel(found).moments
+
+
+def library() -> ctypes.CDLL | None:
+    """Return the compiled library, or None if it is not there.
+
+    It is missing where there was no compiler when the package was built, and is passed over if TRAINERMON_KERNEL is
+    `torch`.
+
+    Raises:
+        ValueError: TRAINERMON_KERNEL is neither `c`, `torch` nor unset, or is `c` while there is no library.
+    """
+    wanted = os.environ.get("TRAINERMON_KERNEL", "")
+    if wanted not in ("", "c", "torch"):
+        raise ValueError(f"TRAINERMON_KERNEL is {wanted!r}, expected 'c', 'torch' or nothing")
+    found = None if wanted == "torch" else _open_library()
+    if found is None and wanted == "c":
+        raise ValueError("TRAINERMON_KERNEL is 'c', but the library was not built: install a C compiler and reinstall")
+    return found
+
+
+def _open_library() -> ctypes.CDLL | None:
+    for suffix in importlib.machinery.EXTENSION_SUFFIXES:
+        path = Path(__file__).with_name(f"_moments{suffix}")
+        if path.exists():
+            try:
+                return ctypes.CDLL(str(path))
+            except OSError as error:  # built for another machine or C library
+                _logger.warning("statistics are computed by torch calls: cannot load %s: %s", path, error)
+                return None
+    return None
+
+
+class _Kernel:
+    """The library's two functions, with the arguments that they take, and what was packed for lists seen last."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._moments = library.trainermon_moments
+        self._moments.argtypes = (ctypes.c_char_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64)
+        self._moments.restype = ctypes.c_int64
+        self._strided = library.trainermon_moments_strided
+        self._strided.argtypes = (ctypes.c_void_p, *[ctypes.c_int64] * 4, ctypes.c_void_p)
+        self._strided.restype = None
+        self._packed: dict[int, tuple[tuple[list[int], ...], bytes]] = {}
+
+    def moments(self, tensors: Sequence[Tensor], out: Tensor, first_row: int) -> None:
+        """Write the moments of CPU tensors into the rows of `out` from `first_row` on; see `kernel.moments`."""
+        others: list[tuple[int, Tensor, bool]] = []  # also keeps alive what `plain` made, until it has been read
+        packed = self._pack_dense(tensors) if len(tensors) >= _WORTH_KEEPING else None
+        if packed is None:
+            packed = _pack(tensors, first_row, others)
+        missing = self._moments(packed, len(tensors), out.data_ptr() + first_row * _ROW_BYTES, torch.get_num_threads())
+        if missing:
+            raise no_memory(tensors[missing - 1])
+        for row, elements, was_dense in others:
+            if not was_dense:
+                self._write_row(elements, out, row)
+
+    def _pack_dense(self, tensors: Sequence[Tensor]) -> bytes | None:
+        """Return address, count and kind of each tensor, packed; None if one needs a closer look.
+
+        A list whose addresses, counts and dtypes are those of an earlier one is not looked at further: they are on the
+        CPU then, for no address belongs to two devices.
+        """
+        if not are_contiguous(tensors):
+            return None
+        lies = [*map(_address_of, tensors)], [*map(_count_of, tensors)], [*map(_dtype_of, tensors)]
+        known = self._packed.get(lies[0][0])
+        if known is not None and known[0] == lies:
+            return known[1]
+        kinds = [*map(_KIND_OF.get, lies[2])]
+        if None in kinds or not (are_plain(tensors) and all(map(_is_cpu, tensors))):
+            return None
+        fields = itertools.chain.from_iterable(zip(lies[0], lies[1], kinds, strict=True))
+        packed = _packer(3 * len(tensors))(*fields)
+        if len(self._packed) >= _LISTS_KEPT:
+            self._packed.clear()
+        self._packed[lies[0][0]] = lies, packed
+        return packed
+
+    def _write_row(self, tensor: Tensor, out: Tensor, row: int) -> None:
+        """Write the row of a tensor that is on the CPU, but not dense or of no dtype that the library knows."""
+        kind = _KIND_OF.get(tensor.dtype)
+        if kind is None or tensor.layout is not torch.strided:
+            out[row] = fallback.row_of(tensor.detach())
+            return
+        lies = runs(tensor.shape, tensor.stride())
+        if lies is None:
+            self.moments([tensor.detach().contiguous()], out, row)
+            return
+        if tensor.numel() and not tensor.data_ptr():
+            raise no_memory(tensor)
+        address = out.data_ptr() + row * _ROW_BYTES
+        self._strided(tensor.data_ptr(), kind, lies.num_runs, lies.length, lies.stride, address)
+        if lies.repeats > 1:
+            fallback.repeat_row(out[row], lies.repeats)
+
+
+def _pack(tensors: Sequence[Tensor], first_row: int, others: list[tuple[int, Tensor, bool]]) -> bytes:
+    """Return address, count and kind of each tensor, packed; append to `others` those that are not simply dense."""
+    fields: list[int] = []
+    for row, tensor in enumerate(tensors, start=first_row):
+        kind = _KIND_OF.get(tensor.dtype)
+        if kind is not None and type(tensor) in PLAIN_TYPES and tensor.is_cpu and tensor.is_contiguous():
+            fields += (tensor.data_ptr(), tensor.numel(), kind)
+        else:
+            elements = plain(tensor)
+            dense = _dense(elements)
+            fields += dense or (0, 0, 0)
+            others.append((row, elements, dense is not None))
+    return _packer(len(fields))(*fields)
+
+
+def _dense(tensor: Tensor) -> tuple[int, int, int] | None:
+    """Return pointer, count and kind of a tensor that is dense in memory, in any order; None for any other."""
+    if not tensor.is_cpu:
+        raise OtherDeviceError(tensor.device, torch.device("cpu"))
+    kind = _KIND_OF.get(tensor.dtype)
+    if kind is None or tensor.layout is not torch.strided:
+        return None
+    lies = runs(tensor.shape, tensor.stride())
+    if lies is None or lies.num_runs > 1 or lies.repeats > 1:
+        return None
+    return tensor.data_ptr(), lies.length, kind
+
+
+@functools.lru_cache(maxsize=256)
+def _packer(num_fields: int) -> Callable[..., bytes]:
+    return struct.Struct(f"{num_fields}q").pack

@@ -1,0 +1,236 @@
+"""Tables of moments that leave the device once per step, a step late, without anybody waiting.
+
+A slab holds the rows of one step. While it is open, rows are computed into its table on the device. `seal` starts one
+asynchronous copy to pinned host memory on a side stream (on a CPU there is nothing to copy); when the copy's event has
+passed, the ring hands the slab out. What the rows mean, and where they go, is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainermon.core.values import STATISTICS
+from trainermon.statistics.kernel import write
+from trainermon.statistics.merge import NUM_STATISTICS
+
+logger = logging.getLogger("trainermon")
+
+
+class Slab:
+    """The rows of one step: open, then sealed (its copy in flight), then ready, then released.
+
+    Attributes:
+        step: the step that the rows belong to.
+        num_rows: rows taken so far.
+    """
+
+    def __init__(self, device: torch.device, *, capacity: int) -> None:
+        self.step = -1
+        self.num_rows = 0
+        self._table = torch.empty((capacity, NUM_STATISTICS), dtype=torch.float64, device=device)
+        self._host = self._table
+        self._copy = None if device.type == "cpu" else _AsyncCopy(device)
+
+    def take(self, tensors: Sequence[Tensor]) -> int:
+        """Compute the moments of `tensors` into the next rows and return the index of the first of them.
+
+        The tensors are read before this returns (CPU) or in the order of the current stream (accelerator): they may be
+        changed or freed right after. Costs no host-device synchronisation.
+        """
+        first = self._extend(len(tensors))
+        write(tensors, self._table, first)
+        if self._copy is not None:
+            self._copy.was_written(self._table)
+        return first
+
+    def copy_rows(self, first: int, count: int) -> Tensor:
+        """Return a copy of rows taken earlier, float64 `[count, 8]` on the device. No synchronisation."""
+        self._join()
+        return self._table[first : first + count].clone()
+
+    def put_rows(self, rows: Tensor) -> int:
+        """Append rows that `copy_rows` of any slab of this device returned; return the index of the first."""
+        first = self._extend(len(rows))
+        self._table[first : self.num_rows] = rows
+        if self._copy is not None:
+            self._copy.was_written(self._table)
+        return first
+
+    def any_nonfinite(self, rows: Sequence[int]) -> bool:
+        """Whether one of `rows` counts a NaN or an Inf. Waits for the device: one synchronisation."""
+        self._join()
+        return bool(self._table[list(rows)][:, NUM_STATISTICS - 2 :].any())
+
+    def any_nonzero(self, rows: Sequence[int]) -> bool:
+        """Whether one of `rows` has a finite element that is not zero. Waits for the device: one synchronisation."""
+        self._join()
+        return bool(self._table[list(rows)][:, STATISTICS.index("sum_sq")].any())
+
+    def seal(self) -> None:
+        """End the step's collection and start the copy to the host. The slab must not be added to any more."""
+        if self._copy is not None:
+            self._host = self._copy.start(self._table, self.num_rows)
+
+    def is_ready(self) -> bool:
+        """Whether the rows of a sealed slab have arrived on the host. Never waits."""
+        return self._copy is None or self._copy.done()
+
+    def rows(self) -> Tensor:
+        """Return the rows of a ready slab, float64 `[num_rows, 8]` in host memory, valid until it is released."""
+        return self._host[: self.num_rows]
+
+    def _open(self, step: int) -> None:
+        self.step = step
+        self.num_rows = 0
+
+    def _extend(self, count: int) -> int:
+        first = self.num_rows
+        self.num_rows = first + count
+        if self.num_rows > self._table.shape[0]:
+            self._join()
+            grown = self._table.new_empty((max(self.num_rows, 2 * self._table.shape[0]), NUM_STATISTICS))
+            grown[:first] = self._table[:first]
+            self._table = grown
+            if self._copy is None:
+                self._host = grown
+        return first
+
+    def _join(self) -> None:
+        """Let the current stream see the rows that were written in others."""
+        if self._copy is not None:
+            self._copy.join()
+
+    def _wait(self) -> None:
+        if self._copy is not None:
+            self._copy.wait()
+
+
+class _AsyncCopy:
+    """A copy to pinned host memory on a side stream, and the event that tells when it is over.
+
+    Works with the module that torch has registered for the kind of device (`torch.cuda`, `torch.xpu`, `torch.npu`):
+    its streams, events and pinned memory, no other of its names.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._module: Any = torch.get_device_module(device)
+        self._stream = self._module.Stream(device)
+        self._event = self._module.Event()
+        self._writers: list[Any] = []
+        self._host = torch.empty((0, NUM_STATISTICS), dtype=torch.float64, device="cpu")
+
+    def was_written(self, table: Tensor) -> None:
+        """Remember that the current stream writes to `table`: backward hooks may run in streams of their own."""
+        stream = self._module.current_stream(self._device)
+        if stream not in self._writers:
+            if self._writers:
+                table.record_stream(stream)
+            self._writers.append(stream)
+
+    def join(self) -> None:
+        """Let the current stream wait, on the device, for all that have written."""
+        current = self._module.current_stream(self._device)
+        for stream in self._writers:
+            if stream != current:
+                current.wait_stream(stream)
+
+    def start(self, table: Tensor, num_rows: int) -> Tensor:
+        if self._host.shape[0] < num_rows:
+            self._host = _pinned(table.shape[0])
+        for stream in self._writers:
+            self._stream.wait_stream(stream)
+        self._writers.clear()
+        with self._module.stream(self._stream):
+            self._host[:num_rows].copy_(table[:num_rows], non_blocking=True)
+            self._event.record(self._stream)
+        table.record_stream(self._stream)
+        return self._host
+
+    def done(self) -> bool:
+        return bool(self._event.query())
+
+    def wait(self) -> None:
+        self._event.synchronize()
+
+
+def _pinned(num_rows: int) -> Tensor:
+    """Return host memory for rows, pinned where the device has such memory; else the copy to it waits."""
+    try:
+        return torch.empty((num_rows, NUM_STATISTICS), dtype=torch.float64, device="cpu", pin_memory=True)
+    except (RuntimeError, NotImplementedError) as error:
+        logger.warning("no pinned host memory, so the copy of statistics waits for the device: %s", error)
+        return torch.empty((num_rows, NUM_STATISTICS), dtype=torch.float64, device="cpu")
+
+
+def capture_check(device: torch.device) -> Callable[[], bool]:
+    """Return a function that tells whether the current stream of `device` is being captured into a graph.
+
+    What a capture records runs again at every replay, and it forbids waiting, so nothing may be taken meanwhile.
+    """
+    if device.type == "cpu":
+        return _never
+    return getattr(torch.get_device_module(device), "is_current_stream_capturing", _never)
+
+
+def _never() -> bool:
+    return False
+
+
+class SlabRing:
+    """A fixed number of slabs that are used in turn.
+
+    Args:
+        device: where the monitored tensors are.
+        num_slabs: at least 3: one open, one whose copy is in flight, one that is being written out.
+        capacity: rows that a slab starts with; it grows as needed and stays grown.
+
+    Attributes:
+        skipped: steps on which no slab was free. A step is skipped rather than waited for.
+    """
+
+    def __init__(self, device: torch.device | str = "cpu", *, num_slabs: int = 3, capacity: int = 1024) -> None:
+        if num_slabs < 3:
+            raise ValueError(f"num_slabs is {num_slabs}, expected at least 3: open, in flight, being written out")
+        self.skipped = 0
+        self._free = [Slab(torch.device(device), capacity=capacity) for _ in range(num_slabs)]
+        self._sealed: deque[Slab] = deque()
+
+    def begin(self, step: int) -> Slab | None:
+        """Open a slab for `step`; None, counted in `skipped`, if none is free. Several may be open at a time."""
+        if not self._free:
+            self.skipped += 1
+            return None
+        slab = self._free.pop()
+        slab._open(step)
+        return slab
+
+    def seal(self, slab: Slab) -> None:
+        """Seal an open slab; it is handed out by `ready` when its rows are on the host."""
+        slab.seal()
+        self._sealed.append(slab)
+
+    def ready(self) -> list[Slab]:
+        """Return the sealed slabs whose rows have arrived, oldest first. Never waits. Give each back by `release`."""
+        slabs = []
+        while self._sealed and self._sealed[0].is_ready():
+            slabs.append(self._sealed.popleft())
+        return slabs
+
+    def flush(self) -> list[Slab]:
+        """Wait for every sealed slab and return them all, oldest first. For the end of a run only."""
+        slabs = list(self._sealed)
+        self._sealed.clear()
+        for slab in slabs:
+            slab._wait()
+        return slabs
+
+    def release(self, slab: Slab) -> None:
+        """Make a slab available again that is open, or that `ready` or `flush` returned; its rows are valid no more."""
+        self._free.append(slab)
