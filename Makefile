@@ -14,7 +14,7 @@ CUDA_READY := $(CUDA_VENV)/.ready
 DEMO_VENV := $(if $(wildcard $(READY)),$(VENV),.venv-demo)
 DEMO_READY := $(DEMO_VENV)/.ready
 # What depends on how torch was built: its flight recorders, its kernels, and what a dump catches of them.
-CUDA_TESTS := tests/agent/hang tests/dump tests/monitor/statistics tests/monitor/session/test_witness.py
+CUDA_TESTS := tests/agent/hang tests/dump tests/statistics tests/monitor/session/test_witness.py
 KERNELS := trainermon/statistics/moments.c trainermon/statistics/checksums.c
 INSTALLED := requirements/base.lock requirements/torch.lock requirements/torch_cpu.lock requirements/cuda.lock pyproject.toml setup.py $(KERNELS)
 

@@ -29,12 +29,12 @@ from trainermon.agent.follower import Follower
 from trainermon.agent.pipeline import Pipeline
 from trainermon.core.journal import Cursor, Header, JournalWriter, remove_before
 from trainermon.core.values import Coordinates, Kind, SeriesKey, StatBlock
+from trainermon.exporters.store import retention as retention_module
+from trainermon.exporters.store import segments as segments_module
+from trainermon.exporters.store import store as store_module
 from trainermon.exporters.store.retention import Retention, compact
 from trainermon.exporters.store.segments import Position
 from trainermon.exporters.store.store import SegmentWriter, open_run
-from trainermon.exporters.store.store import retention as retention_module
-from trainermon.exporters.store.store import segments as segments_module
-from trainermon.exporters.store.store import store as store_module
 
 NUM_STEPS = 12
 RANKS = (0, 1)

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from tests.agent.nodes import expected, is_agent, wait_for
-from tests.agent.test_dumps import FOLDER, REPLAY
+from tests.agent.orders.test_dumps import FOLDER, REPLAY
 from trainermon.agent import pipeline as pipeline_module
 from trainermon.agent.alerting import AlertBook
 from trainermon.agent.assembly import assemble, read_token

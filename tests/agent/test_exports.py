@@ -11,7 +11,7 @@ import pytest
 
 from tests.agent.nodes import wait_for
 from tests.exporters.recorded_run import commit
-from tests.exporters.test_store_feed import losses, truth
+from tests.exporters.store.test_feed import losses, truth
 from trainermon.agent import export_process
 from trainermon.agent.export_process import Follower
 from trainermon.agent.exports import Exports

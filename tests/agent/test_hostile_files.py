@@ -21,8 +21,9 @@ from trainermon.cli import main
 from trainermon.core.errors import StoreError
 from trainermon.core.journal import Header, JournalWriter
 from trainermon.core.values import Coordinates, Kind, Placement, SeriesKey, StatBlock
+from trainermon.exporters.store import damaged, segments
 from trainermon.exporters.store.segments import cover
-from trainermon.exporters.store.store import damaged, open_run, segments
+from trainermon.exporters.store.store import open_run
 
 GOOD = [SeriesKey(Kind.GRAD_REDUCED, "good")]
 NOBODY = 65534

@@ -1,0 +1,202 @@
+"""Dumps of models that ranks share in different ways: Megatron-Core on gloo ranks, against the same model on one."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.analysis.compare.dumps import forward, tensor, write_dump
+from tests.ranks import run_ranks
+from trainermon import PrecisionDebugger
+from trainermon.analysis.compare import CompareOptions, Mode, compare
+from trainermon.analysis.compare.merging.splits import parse_sizes
+from trainermon.cli import main
+from trainermon.core.errors import ConfigError, DumpError
+
+MODES = (Mode.STATISTICS, Mode.TENSOR)
+ONE = {"dp": 1}
+PAIRS = [
+    ("tp", "whole"),
+    ("tp-sequence", "whole"),
+    ("tp-gated", "whole-gated"),
+    ("pp", "whole-gated"),
+    ("dp", "whole-in-turn"),
+]
+
+
+@pytest.fixture(scope="module")
+def dumps(tmp_path_factory):
+    """Dump all variants; every rank has a whole model in those named so, of which the first rank's counts."""
+    folder = tmp_path_factory.mktemp("megatron")
+    run_ranks(Path(__file__).parents[1] / "megatron_worker.py", str(folder), timeout_s=900)
+    return folder
+
+
+def compared(target, golden, mode, directory="step0/rank0"):
+    (comparison,) = compare(target, golden / directory, options=CompareOptions(mode=mode, golden_sizes=ONE))
+    return comparison
+
+
+def assert_agrees(comparison):
+    assert set(comparison.row_counts()) <= {"pass", "warning"}
+    assert comparison.blamed == ()
+    sizes = [row.difference.relative for row in comparison.rows() if row.difference.relative is not None]
+    assert max(sizes) < 1e-5  # float32, added up in another order
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("split", "whole"), PAIRS)
+def test_a_model_that_ranks_share_agrees_with_the_whole_one(dumps, split, whole, mode):
+    comparison = compared(dumps / split, dumps / whole, mode)
+
+    assert_agrees(comparison)
+    assert comparison.mode is mode
+    assert len(comparison.calls) > 150
+    assert not any("differ" in note or "fit" in note for note in comparison.notes)
+
+
+@pytest.mark.distributed
+def test_the_whole_model_may_also_be_the_target(dumps):
+    options = CompareOptions(target_sizes=ONE)
+
+    (comparison,) = compare(dumps / "whole" / "step0" / "rank0", dumps / "tp-sequence", options=options)
+
+    assert_agrees(comparison)
+
+
+@pytest.mark.distributed
+def test_of_replicas_with_different_data_the_one_that_agrees_is_compared(dumps, tmp_path):
+    shutil.copytree(dumps / "dp" / "step0" / "rank1", tmp_path / "rank0")
+
+    comparison = compared(dumps / "dp", tmp_path, Mode.STATISTICS, directory="rank0")
+
+    assert_agrees(comparison)
+    assert "the replicas had different data: only dp 1 is compared, which agrees best" in comparison.notes
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("faulty", "whole", "place"),
+    [
+        ("tp-part-fault", "whole", "decoder.layers.1.mlp.linear_fc1.ColumnParallelLinear"),
+        ("tp-copy-fault", "whole", "decoder.layers.1.input_layernorm.SequenceLayerNorm"),
+        ("pp-fault", "whole-gated", "decoder.layers.1.mlp.linear_fc1.ColumnParallelLinear"),
+    ],
+)
+def test_a_fault_on_one_rank_is_found_where_it_is(dumps, faulty, whole, place, mode):
+    comparison = compared(dumps / faulty, dumps / whole, mode)
+
+    assert [call.key for call in comparison.blamed] == [f"Module.{place}.forward.{call}" for call in range(2)]
+    told = f"rows of its ranks should be copies but differ, the first is Module.{place}.forward.0.output.0 (most: tp 1)"
+    copies_differ = any(told in note for note in comparison.notes)
+    assert copies_differ == (faulty == "tp-copy-fault")
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("mode", MODES)
+def test_functions_are_matched_by_the_modules_that_call_them(dumps, mode):
+    comparison = compared(dumps / "tp-mix", dumps / "whole-mix", mode)
+
+    assert comparison.blamed == ()
+    modules = [call for call in comparison.calls if call.key.startswith("Module.")]
+    assert {call.result for call in modules} <= {"pass", "warning"}
+    functions = [call for call in comparison.calls if call.target and call.golden and call not in modules]
+    assert len(functions) > 400
+    assert any("each rank's own and were left out" in note for note in comparison.notes)
+
+
+@pytest.mark.distributed
+def test_of_dumps_that_do_not_tell_their_layout_the_user_can(dumps, tmp_path, capsys):
+    shutil.copytree(dumps / "tp", tmp_path / "tp", ignore=shutil.ignore_patterns("dump_info.json"))
+    golden = str(dumps / "whole" / "step0" / "rank0")
+
+    main(["compare", str(tmp_path / "tp"), golden, "--target-split", "tp=2", "--golden-split", "dp=1"])
+
+    text = capsys.readouterr().out
+    assert "rows      0 error," in text
+    assert " 0 unmatched\n" in text
+    assert "is merged from 2 ranks (tp 2)" in text
+
+
+@pytest.mark.distributed
+def test_a_dump_says_how_the_model_is_shared(dumps):
+    info = json.loads((dumps / "pp" / "step0" / "rank1" / "dump_info.json").read_text())
+    layout = json.loads((dumps / "tp-sequence" / "step0" / "rank1" / "dump_info.json").read_text())["layout"]
+    gated = json.loads((dumps / "tp-gated" / "step0" / "rank0" / "dump_info.json").read_text())["layout"]
+
+    assert info["layout"]["axes"] == {"tp": [0, 1], "cp": [0, 1], "dp": [0, 1], "pp": [1, 2], "ep": [0, 1]}
+    assert info["layout"]["renamed"] == {"decoder.layers.0": "decoder.layers.1"}
+    assert layout["axes"]["tp"] == [1, 2]
+    assert layout["splits"]["decoder.layers.0.mlp.linear_fc2.weight"] == [1, 1]
+    assert "decoder.layers.0.input_layernorm.weight" in layout["partial"]
+    assert gated["splits"]["decoder.layers.0.mlp.linear_fc1.weight"] == [0, 2]
+
+
+def dump_step(folder, rank, model, batch):
+    """Dump a step of a model of which the loss is the mean over its batch."""
+    PrecisionDebugger(dump_path=folder, level="L0", task="tensor")
+    PrecisionDebugger.start(model, rank_id=rank)
+    model(batch).pow(2).mean().backward()
+    PrecisionDebugger.stop()
+    PrecisionDebugger.close()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_replicas_with_parts_of_a_larger_batch_are_one_batch(tmp_path, mode):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Tanh(), torch.nn.Linear(7, 3))
+    batch = torch.randn(6, 5)
+    for rank in range(2):
+        dump_step(tmp_path / "replicas", rank, model, batch[3 * rank : 3 * rank + 3])
+    dump_step(tmp_path / "whole", 0, model, batch)
+
+    options = CompareOptions(mode=mode, target_sizes={"dp": 2})
+    (comparison,) = compare(tmp_path / "replicas", tmp_path / "whole", options=options)
+
+    assert_agrees(comparison)
+    assert any("gradients of 2 replicas were averaged" in note for note in comparison.notes)
+
+
+def a_rank(folder, rank, size, **more):
+    value = tensor(**more)
+    info = {"layout": {"axes": {"tp": [rank, size]}, "splits": {}, "partial": [], "renamed": {}}}
+    data = {"Module.fc.Linear.forward.0": forward(value, output=value)}
+    return write_dump(folder / "step0" / f"rank{rank}", data, info=info)
+
+
+def test_ranks_that_are_missing_are_named(tmp_path):
+    for rank in (0, 2):
+        a_rank(tmp_path / "a", rank, 4)
+    a_rank(tmp_path / "b", 0, 1)
+
+    with pytest.raises(DumpError, match="found 2 ranks of which tp has 4 places, but none of tp 1, 3: dump all ranks"):
+        compare(tmp_path / "a", tmp_path / "b")
+
+
+def test_ranks_of_equal_layouts_are_compared_one_by_one(tmp_path):
+    for side in ("a", "b"):
+        for rank in range(2):
+            a_rank(tmp_path / side, rank, 2)
+
+    comparisons = compare(tmp_path / "a", tmp_path / "b")
+
+    assert [comparison.label for comparison in comparisons] == ["step0 rank0", "step0 rank1"]
+    assert all(comparison.notes == () for comparison in comparisons)
+
+
+@pytest.mark.parametrize("text", ["tp", "tp=0", "tp=two", "tensor=2", "tp=2;pp=2"])
+def test_sizes_that_mean_nothing_are_refused(text):
+    with pytest.raises(ConfigError, match="expected sizes such as tp=2,pp=4"):
+        parse_sizes(text)
+
+
+def test_sizes_that_mean_nothing_are_refused_on_the_command_line_too(tmp_path, capsys):
+    a_rank(tmp_path, 0, 1)
+
+    assert main(["compare", str(tmp_path), str(tmp_path), "--target-split", "tp"]) == 1
+
+    assert "found 'tp', expected sizes such as tp=2,pp=4" in capsys.readouterr().err
