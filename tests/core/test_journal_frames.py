@@ -199,7 +199,7 @@ def test_a_file_is_laid_out_as_documented(tmp_path):
 
 def test_writing_needs_neither_numpy_nor_torch():
     code = (
-        "import sys; from trainermon.monitor import control, journal, spool\n"
+        "import sys; from trainermon.core import control, journal, spool\n"
         "print([name for name in ('numpy', 'torch', 'duckdb') if name in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -17,7 +17,7 @@ from tests.agent.nodes import RANK_SCRIPT, expected, is_agent, wait_for
 from trainermon.agent.lifecycle.summary import merge_ranks, summarise
 from trainermon.core.values import Alert, AlertState, Kind, Severity
 
-RUN = "import argparse, sys; from trainermon.agent import launch; p = argparse.ArgumentParser(); \
+RUN = "import argparse, sys; from trainermon.agent.lifecycle import launch; p = argparse.ArgumentParser(); \
 launch.add_arguments(p); sys.exit(launch.main(p.parse_args()))"
 LAUNCH = (sys.executable, "-c", RUN)
 
