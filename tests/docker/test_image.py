@@ -98,8 +98,8 @@ def test_the_lock_has_the_versions_that_are_tested():
 def test_it_holds_what_agent_and_controller_need_and_no_torch(installed):
     code = """
 import importlib, json, sys
-for name in ("agent.daemon", "agent.loop", "agent.lifecycle.service", "agent.controller.controller", "agent.controller.http",
-             "agent.controller.discovery", "alerts.prometheus.rules", "exporters.store.query"):
+for name in ("agent.daemon", "agent.loop", "agent.lifecycle.service", "agent.controller.controller",
+             "agent.controller.http", "agent.controller.discovery", "alerts.prometheus.rules", "exporters.store.query"):
     importlib.import_module(f"trainermon.{name}")
 import importlib.metadata as metadata
 print(json.dumps([sorted(d.name.lower() for d in metadata.distributions()), "torch" in sys.modules]))
