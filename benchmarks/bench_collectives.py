@@ -59,14 +59,14 @@ def calls_of(action: Callable[[], object]) -> float:
 def ours(action: Callable[[], object], operand: torch.Tensor, *, before: bool) -> Callable[[], tuple[float, float]]:
     """Return what measures a watched step of ours: cost of a call, and of the kernel where it runs between calls."""
     from trainermon.core.config import CollectivesConfig
-    from trainermon.hooks.guard import Guard
+    from trainermon.hooks.guard import FaultGuard
     from trainermon.monitor.taps.collectives import CollectiveTaps
     from trainermon.monitor.taps.collector import Collector
     from trainermon.statistics.kernel import moments
 
     collector = Collector(torch.device("cpu"), NoJournal())  # type: ignore[arg-type]
     config = CollectivesConfig(enable=True, cc_pre_hook=before)
-    taps = CollectiveTaps(collector, Guard(print), purposes={}, config=config)
+    taps = CollectiveTaps(collector, FaultGuard(print), purposes={}, config=config)
     row = torch.empty(1, 8, dtype=torch.float64)
 
     def with_kernel() -> None:
@@ -114,7 +114,7 @@ def theirs(action: Callable[[], object], folder: str, *, before: bool) -> Callab
 def per_step_us(steps: int) -> float:
     """Return what it costs to count a step's collectives of six groups without watching one."""
     from trainermon.core.config import CollectivesConfig
-    from trainermon.hooks.guard import Guard
+    from trainermon.hooks.guard import FaultGuard
     from trainermon.monitor.taps.collectives import CollectiveTaps
     from trainermon.monitor.taps.collector import Collector
 
@@ -122,7 +122,7 @@ def per_step_us(steps: int) -> float:
     for group in groups:
         dist.all_reduce(torch.ones(1), group=group)
     collector = Collector(torch.device("cpu"), NoJournal())  # type: ignore[arg-type]
-    taps = CollectiveTaps(collector, Guard(print), purposes={}, config=CollectivesConfig())
+    taps = CollectiveTaps(collector, FaultGuard(print), purposes={}, config=CollectivesConfig())
     taps.attach()
 
     def step() -> None:

@@ -21,7 +21,7 @@ from benchmarks.detection import cases, family_cases
 from benchmarks.detection.cases import Case
 from benchmarks.detection.record import ROOT, record, recorded
 from benchmarks.detection.replay import Judged, RuleScore, by_fault, by_rule, fault_of, judge, judge_family
-from trainermon.alerts.rules import Rule, load_rules
+from trainermon.alerts.rules import AlertRule, load_rules
 
 RECORDINGS = ROOT / "build" / "detection"
 PAGE = ROOT / "docs" / "detection.md"
@@ -53,7 +53,7 @@ def main() -> None:
         PAGE.write_text(before + MARK + "\n" + "\n".join(lines).rstrip() + "\n", encoding="utf-8")
 
 
-def _judge(case: Case, folder: Path, rules: Sequence[Rule]) -> list[Judged]:
+def _judge(case: Case, folder: Path, rules: Sequence[AlertRule]) -> list[Judged]:
     is_family = (folder / f"{case.run_id}.json").exists()
     return judge_family(case, folder, rules) if is_family else [judge(case, folder, rules)]
 
@@ -76,7 +76,7 @@ SETS: Mapping[str, tuple[str, Callable[[], Iterator[Case]]]] = {
 }
 
 
-def report(judged: Sequence[Judged], rules: Sequence[Rule], *, whole: bool = True) -> Iterator[str]:
+def report(judged: Sequence[Judged], rules: Sequence[AlertRule], *, whole: bool = True) -> Iterator[str]:
     """Yield the result as Markdown: a summary, and if `whole` rows per fault, per rule, and per kind of healthy run."""
     faulty = [each for each in judged if fault_of(each.case)]
     found = sum(each.delay is not None for each in faulty)

@@ -33,7 +33,7 @@ from trainermon.exporters.export import ExportSettings
 from trainermon.exporters.influxdb.exporter import InfluxDBExporter, compress
 from trainermon.exporters.influxdb.points import RankPoints
 from trainermon.exporters.influxdb.server import InfluxDBServer
-from trainermon.exporters.store.segment_follower import TableRow
+from trainermon.exporters.store.segment_follower import StoredSeries
 from trainermon.exporters.store.store import SegmentWriter
 
 NUM_RANKS = 8
@@ -75,7 +75,7 @@ def blocks() -> list[tuple[Header, StatBlock]]:
 
 def ours(server: InfluxDBServer, steps: list[tuple[Header, StatBlock]]) -> int:
     """Send everything by our own lines; return the number of points."""
-    table = [TableRow(key, 1_000_000, Placement(dtype="float32", shape=(1_000_000,))) for key in KEYS]
+    table = [StoredSeries(key, 1_000_000, Placement(dtype="float32", shape=(1_000_000,))) for key in KEYS]
     ranks = [RankPoints("run", rank, table, budget=300) for rank in range(NUM_RANKS)]
     lines: list[str] = []
     num_points = 0

@@ -26,10 +26,10 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.measure import cpu_ms
-from trainermon.agent.pipeline import Consumer, Pipeline
+from trainermon.agent.pipeline import RecordConsumer, RecordPipeline
 from trainermon.core.journal import Header, JournalWriter
 from trainermon.core.values import STATISTICS, Coordinates, Kind, SeriesKey, StatBlock
-from trainermon.exporters.store.retention import Retention, compact
+from trainermon.exporters.store.retention import RetentionPolicy, compact
 from trainermon.exporters.store.segments import cover
 from trainermon.exporters.store.store import SegmentWriter, open_run
 from trainermon.exporters.views import RunHistory
@@ -134,7 +134,8 @@ def bench_write(directory: Path, rows_per_kind: int) -> dict[str, float]:
             seconds += cpu_ms(lambda: writer.commit({})) / 1e3
     seconds += cpu_ms(lambda: writer.commit({})) / 1e3
     joining = (
-        cpu_ms(lambda: compact(directory, Retention(max_bytes=1 << 50, full_detail_s=math.inf), now_s=1.8e9)) / 1e3
+        cpu_ms(lambda: compact(directory, RetentionPolicy(max_bytes=1 << 50, full_detail_s=math.inf), now_s=1.8e9))
+        / 1e3
     )
     return {
         "rows": num_rows,
@@ -173,7 +174,7 @@ class InlineExecutor(Executor):
         return future
 
 
-class HistoryConsumer(Consumer):
+class HistoryConsumer(RecordConsumer):
     def __init__(self) -> None:
         self.history = RunHistory()
 
@@ -184,7 +185,7 @@ class HistoryConsumer(Consumer):
         self.history.add(header, keys, block)
 
 
-def bench_pipeline(directory: Path, consumers: Sequence[Consumer], num_steps: int) -> float:
+def bench_pipeline(directory: Path, consumers: Sequence[RecordConsumer], num_steps: int) -> float:
     """Return rank-steps per CPU second, of journals that are there already."""
     spool = directory / "spool"
     spool.mkdir(parents=True, mode=0o700)
@@ -192,7 +193,7 @@ def bench_pipeline(directory: Path, consumers: Sequence[Consumer], num_steps: in
     journals = [JournalWriter(spool, header_of(rank, keys)) for rank in range(NUM_RANKS)]
     for rank, block in made_up_blocks(num_steps, len(keys)):
         assert journals[rank].append_block(block)
-    pipeline = Pipeline(
+    pipeline = RecordPipeline(
         spool, directory / "segments", executor=InlineExecutor(), consumers=consumers, flush_bytes=FLUSH_BYTES
     )
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from trainermon.alerts.prometheus.rules import Site, rule_groups
+from trainermon.alerts.prometheus.rules import SiteSettings, rule_groups
 from trainermon.alerts.rules import load_rules
 
 ROOT = Path(__file__).parents[1]
@@ -27,7 +27,7 @@ _LIMIT = re.compile(r"([<>]=?) (\d+(?:\.\d+)?)$")
 
 def render_rules() -> str:
     """Return the rule groups with placeholders, as YAML."""
-    groups = rule_groups(load_rules(), Site(runbook_url="RUNBOOK_URL", job="JOB"))
+    groups = rule_groups(load_rules(), SiteSettings(runbook_url="RUNBOOK_URL", job="JOB"))
     for group in groups:
         group["rules"] = [_with_threshold(rule) if "alert" in rule else rule for rule in group["rules"]]
     return HEAD + yaml.safe_dump({"groups": groups}, sort_keys=False, allow_unicode=True, width=1000)

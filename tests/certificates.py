@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 
-from trainermon.agent.web.server import Certificate
+from trainermon.agent.web.server import ServerCertificate
 
 
 def make_certificate(folder):
@@ -14,4 +14,4 @@ def make_certificate(folder):
     extension = ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
     words = [*command.split(), *extension, "-keyout", str(key), "-out", str(chain)]
     subprocess.run(words, check=True, capture_output=True)
-    return Certificate(chain=str(chain), key=str(key))
+    return ServerCertificate(chain=str(chain), key=str(key))

@@ -17,9 +17,9 @@ from benchmarks.detection import cases, family_cases, faults
 from benchmarks.detection.cases import Case, Fault
 from benchmarks.detection.record import segments
 from benchmarks.families.catalogue import FAMILIES
-from trainermon.agent.follower import Follower
+from trainermon.agent.follower import JournalFollower
 from trainermon.alerts.engine import RuleEngine
-from trainermon.alerts.rules import Rule
+from trainermon.alerts.rules import AlertRule
 from trainermon.core.journal import BlockRecord, Header
 from trainermon.core.values import AlertState, StatBlock
 
@@ -86,7 +86,7 @@ class Judged:
         return delay if fault and delay is not None and delay <= fault.within else None
 
 
-def judge(case: Case, folder: Path, rules: Sequence[Rule]) -> Judged:
+def judge(case: Case, folder: Path, rules: Sequence[AlertRule]) -> Judged:
     """Return what `rules` say about the run of `case` that was recorded in `folder`."""
     listener = _Listener(rules)
     for header, block in blocks_of(folder / "spool" / case.run_id):
@@ -95,7 +95,7 @@ def judge(case: Case, folder: Path, rules: Sequence[Rule]) -> Judged:
     return Judged(case, listener.fired(), num_steps, case.first_bad if case.first_bad >= 0 else num_steps)
 
 
-def judge_family(case: Case, folder: Path, rules: Sequence[Rule]) -> list[Judged]:
+def judge_family(case: Case, folder: Path, rules: Sequence[AlertRule]) -> list[Judged]:
     """Return what `rules` say about a training of a family: its healthy steps, then each of its faults.
 
     A fault is judged by rules that have seen what was healthy before it, and none of the other faults.
@@ -121,7 +121,7 @@ def judge_family(case: Case, folder: Path, rules: Sequence[Rule]) -> list[Judged
 class _Listener:
     """A rule engine, and the grouped alerts that it has raised."""
 
-    def __init__(self, rules: Sequence[Rule]) -> None:
+    def __init__(self, rules: Sequence[AlertRule]) -> None:
         self.steps: set[int] = set()
         self._engine = RuleEngine(rules)
         self._groups: dict[tuple[str, int], set[int]] = {}
@@ -143,7 +143,7 @@ class _Listener:
 
 def blocks_of(spool: Path) -> Iterable[tuple[Header, StatBlock]]:
     """Return all steps of a recorded run by attempt and step, the ranks of a step next to each other."""
-    follower = Follower(spool)
+    follower = JournalFollower(spool)
     found = []
     while news := follower.poll():
         found += [(header, record.block) for header, record in news if isinstance(record, BlockRecord)]
@@ -195,7 +195,7 @@ class RuleScore:
         return (self.found + self.other) / fired if fired else float("nan")
 
 
-def by_rule(judged: Sequence[Judged], rules: Sequence[Rule]) -> Mapping[str, RuleScore]:
+def by_rule(judged: Sequence[Judged], rules: Sequence[AlertRule]) -> Mapping[str, RuleScore]:
     """Return what each rule did."""
     return {rule.name: _rule_score(rule.name, judged) for rule in rules}
 

@@ -9,7 +9,7 @@ from benchmarks.diagnosis.cases import Case
 from benchmarks.diagnosis.record import run_dir_of
 from trainermon.analysis.diagnosis.against.against import diagnose_against
 from trainermon.analysis.diagnosis.diagnose import diagnose
-from trainermon.analysis.diagnosis.findings import Diagnosis, Verdict
+from trainermon.analysis.diagnosis.findings import Diagnosis, DiagnosisVerdict
 
 MAX_CANDIDATES = 3
 
@@ -31,8 +31,8 @@ class Judged:
         """What is wrong, of `verdict`, `step`, `rank`, `module`, `direction`."""
         case, found = self.case, self.diagnosis
         if not case.direction:
-            return () if found.verdict in (Verdict.FINITE, Verdict.NO_EVIDENCE) else ("verdict",)
-        verdict = Verdict.NOT_REPRODUCED if case.site == "output-once" else Verdict.LOCATED
+            return () if found.verdict in (DiagnosisVerdict.FINITE, DiagnosisVerdict.NO_EVIDENCE) else ("verdict",)
+        verdict = DiagnosisVerdict.NOT_REPRODUCED if case.site == "output-once" else DiagnosisVerdict.LOCATED
         named = (found.module, *found.candidates)[:MAX_CANDIDATES]
         checks = {
             "verdict": found.verdict is verdict,

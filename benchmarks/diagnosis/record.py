@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmarks.diagnosis.cases import SPLITS, Case
 from tests.ranks import run_ranks
-from trainermon.agent.follower import Follower
+from trainermon.agent.follower import JournalFollower
 from trainermon.core.journal import BlockRecord
 from trainermon.exporters.store.store import SegmentWriter
 
@@ -65,7 +65,7 @@ def _train(cases: Sequence[Case], folder: Path) -> None:
 
 def _store(spool: Path, segments: Path) -> None:
     """Move all journals of a run into a segment."""
-    follower, writer = Follower(spool), SegmentWriter(segments)
+    follower, writer = JournalFollower(spool), SegmentWriter(segments)
     while news := follower.poll():
         for header, found in news:
             if isinstance(found, BlockRecord):

@@ -12,7 +12,7 @@ from benchmarks.dump_pairs.cases import LEVELS, Case, cases_of
 from benchmarks.dump_pairs.faults import Truth
 from benchmarks.dump_pairs.record import folder_of, label_of
 from trainermon.analysis.compare import CompareOptions, Mode, compare
-from trainermon.analysis.compare.mappings import Mappings
+from trainermon.analysis.compare.mappings import NameMappings
 from trainermon.analysis.compare.summary import headline
 from trainermon.dump.files.reader import split_key
 from trainermon.dump.files.records import BACKWARD, FORWARD, PARAMETERS_GRAD
@@ -51,7 +51,7 @@ def judge(families: Sequence[str], folder: Path, levels: Sequence[str] = LEVELS,
 def _judge(family: str, case: Case, folder: Path, level: str, mode: Mode) -> Judged:
     target, golden = (folder_of(folder, family, variant, level) for variant in (case.target, case.golden))
     label = label_of(target)
-    options = CompareOptions(mode=mode, mappings=Mappings(cell=label.mapping))
+    options = CompareOptions(mode=mode, mappings=NameMappings(cell=label.mapping))
     (comparison,) = compare(target, golden, options=options)
     is_input = label.truth.kind == "input"
     blamed = [call.key for call in comparison.blamed if not (is_input and call.origin.startswith("input"))]

@@ -25,15 +25,15 @@ import duckdb  # noqa: F401  (imported before the fork, so that each child start
 import numpy as np
 
 from trainermon.agent import pipeline as pipeline_module
-from trainermon.agent.follower import Follower
-from trainermon.agent.pipeline import Pipeline
+from trainermon.agent.follower import JournalFollower
+from trainermon.agent.pipeline import RecordPipeline
 from trainermon.core.journal import Cursor, Header, JournalWriter, remove_before
 from trainermon.core.values import Coordinates, Kind, SeriesKey, StatBlock
 from trainermon.exporters.store import retention as retention_module
 from trainermon.exporters.store import segments as segments_module
 from trainermon.exporters.store import store as store_module
-from trainermon.exporters.store.retention import Retention, compact
-from trainermon.exporters.store.segments import Position
+from trainermon.exporters.store.retention import RetentionPolicy, compact
+from trainermon.exporters.store.segments import JournalPosition
 from trainermon.exporters.store.store import SegmentWriter, open_run
 
 NUM_STEPS = 12
@@ -64,7 +64,7 @@ def fill_spool(spool):
         journal.close()
 
 
-class SlowFollower(Follower):
+class SlowFollower(JournalFollower):
     """Takes about two blocks of each rank per turn, so that there are several commits."""
 
     def news(self):
@@ -82,15 +82,17 @@ class InlineExecutor(Executor):
 
 def work(root):
     """Follow, commit and merge until everything is done, as the agent does."""
-    pipeline_module.Follower = SlowFollower
+    pipeline_module.JournalFollower = SlowFollower
     segments = root / "run" / "nodes" / "node" / "segments"
-    pipeline = Pipeline(root / "spool", segments, executor=InlineExecutor(), flush_bytes=6 * BLOCK_BYTES, flush_s=3600)
+    pipeline = RecordPipeline(
+        root / "spool", segments, executor=InlineExecutor(), flush_bytes=6 * BLOCK_BYTES, flush_s=3600
+    )
     while pipeline.step():
         pass
     done = pipeline.flush()
     while not done.done():
         pipeline.step()
-    compact(segments, Retention(full_detail_s=0.0), now_s=1e9)
+    compact(segments, RetentionPolicy(full_detail_s=0.0), now_s=1e9)
 
 
 def count(root):
@@ -224,7 +226,7 @@ class WriterWithCursorFile(SegmentWriter):
         super().__init__(directory)
         path = directory / "cursors.json"
         places = json.loads(path.read_text()) if path.exists() else {}
-        positions = {int(rank): Position(1, Cursor(*place)) for rank, place in places.items()}
+        positions = {int(rank): JournalPosition(1, Cursor(*place)) for rank, place in places.items()}
         self.metadata = dataclasses.replace(self.metadata, positions=positions)
 
 

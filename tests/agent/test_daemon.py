@@ -21,7 +21,7 @@ from tests.agent.orders.test_dumps import FOLDER, REPLAY
 from trainermon.agent import pipeline as pipeline_module
 from trainermon.agent.alerting import AlertBook
 from trainermon.agent.assembly import assemble, read_token
-from trainermon.agent.loop import Agent
+from trainermon.agent.loop import NodeAgent
 from trainermon.agent.settings import load_settings
 from trainermon.alerts.log import AlertLog
 from trainermon.core.launcher import start_agent
@@ -33,7 +33,7 @@ def follow_in_this_process(run, talk, *, stop=True):
     async def main():
         with ThreadPoolExecutor(1) as executor:
             parts = assemble(run.spool, load_settings(run.spool), run.node_dir, executor)
-            agent = Agent(parts, run.spool, executor, host="node")
+            agent = NodeAgent(parts, run.spool, executor, host="node")
             following = asyncio.create_task(agent.run())
             try:
                 return await asyncio.to_thread(talk, agent)
@@ -260,14 +260,14 @@ def test_a_fault_of_one_consumer_costs_neither_the_store_nor_the_others(run, mon
 def test_a_fault_of_a_turn_is_survived_and_counted(run, monkeypatch):
     monkeypatch.setattr("trainermon.agent.loop.FAULT_PAUSE_S", 0.01)
     faults = iter([True] * 5)
-    step = pipeline_module.Pipeline.step
+    step = pipeline_module.RecordPipeline.step
 
     def sometimes(self):
         if next(faults, False):
             raise RuntimeError("planted")
         return step(self)
 
-    monkeypatch.setattr(pipeline_module.Pipeline, "step", sometimes)
+    monkeypatch.setattr(pipeline_module.RecordPipeline, "step", sometimes)
     rank = run.rank()
     rank.steps(0, 5)
 

@@ -13,8 +13,8 @@ from tests.agent.nodes import wait_for
 from tests.exporters.recorded_run import commit
 from tests.exporters.store.test_feed import losses, truth
 from trainermon.agent import export_process
-from trainermon.agent.export_process import Follower
-from trainermon.agent.exports import Exports
+from trainermon.agent.export_process import ExporterThread
+from trainermon.agent.exports import ExportProcess
 from trainermon.agent.lifecycle.lock import SETTINGS_FILE
 from trainermon.agent.settings import load_settings
 from trainermon.core.errors import ConfigError, StoreError
@@ -59,7 +59,7 @@ def start(tmp_path, monkeypatch):
         outputs = {"format": list(formats), "ndigits": 17, "step_count_per_record": 100}
         plain = {"run_id": "run", "output": str(tmp_path / "run"), "outputs": outputs}
         (spool / SETTINGS_FILE).write_text(json.dumps(plain))
-        started.append(Exports(spool, load_settings(spool), tmp_path / "run"))
+        started.append(ExportProcess(spool, load_settings(spool), tmp_path / "run"))
         return started[-1]
 
     yield begin
@@ -136,7 +136,7 @@ def test_one_that_hangs_keeps_neither_others_nor_the_end(tmp_path, monkeypatch):
         def send(self, stop):
             told.append("sent")
 
-    followers = [Follower("hanging", lambda: hanging), Follower("prompt", Prompt)]
+    followers = [ExporterThread("hanging", lambda: hanging), ExporterThread("prompt", Prompt)]
     wait_for(lambda: told, "the other one")
 
     export_process._finish(followers)
@@ -164,7 +164,7 @@ def test_one_that_another_process_has_is_waited_for_and_one_that_is_impossible_i
     def impossible():
         raise ConfigError("there is no such form")
 
-    waiting, broken = Follower("waiting", make), Follower("broken", impossible)
+    waiting, broken = ExporterThread("waiting", make), ExporterThread("broken", impossible)
     broken.thread.join()
     wait_for(lambda: told, "the lock")
     waiting.is_ending.set()

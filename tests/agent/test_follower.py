@@ -8,8 +8,8 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from trainermon.agent.follower import Follower
-from trainermon.agent.pipeline import Consumer, Pipeline
+from trainermon.agent.follower import JournalFollower
+from trainermon.agent.pipeline import RecordConsumer, RecordPipeline
 from trainermon.core.errors import StoreError
 from trainermon.core.journal import (
     BlockRecord,
@@ -21,7 +21,7 @@ from trainermon.core.journal import (
     list_files,
 )
 from trainermon.core.values import Coordinates, Kind, Placement, SeriesKey, StatBlock
-from trainermon.exporters.store.segments import Position, cover
+from trainermon.exporters.store.segments import JournalPosition, cover
 from trainermon.exporters.store.store import open_run
 
 KEYS = tuple(SeriesKey(Kind.GRAD_REDUCED, f"h.{layer}.w") for layer in range(4))
@@ -62,7 +62,7 @@ def poll_all(follower):
     return followed
 
 
-class Recorder(Consumer):
+class Recorder(RecordConsumer):
     def __init__(self):
         self.seen = []
 
@@ -132,7 +132,7 @@ def stored(run_dir):
 
 
 def test_all_ranks_are_followed_in_turns_and_new_ones_are_found(spool):
-    follower = Follower(spool)
+    follower = JournalFollower(spool)
     first, second = open_journal(spool, 0), open_journal(spool, 1)
     for step in range(3):
         first.append_block(block(step))
@@ -164,7 +164,7 @@ def test_ranks_take_turns_record_by_record_wherever_it_was_stopped(spool):
         journal = open_journal(spool, rank)
         for step in range(4):
             journal.append_block(block(step))
-    follower = Follower(spool)
+    follower = JournalFollower(spool)
     taken = []
     for size in (3, 1, 2, 5, 4):
         taken += follower.poll(size)
@@ -174,7 +174,7 @@ def test_ranks_take_turns_record_by_record_wherever_it_was_stopped(spool):
 
     assert [header.coordinates.rank for header, _ in taken] == [0, 1, 2] * 5
     assert [steps_of(taken, rank) for rank in range(3)] == [[0, 1, 2, 3]] * 3
-    again = poll_all(Follower(spool, after))
+    again = poll_all(JournalFollower(spool, after))
     assert [steps_of(again, rank) for rank in range(3)] == [[], [], []]
 
 
@@ -182,7 +182,7 @@ def test_the_header_grows_with_the_series_table(spool):
     journal = open_journal(spool)
     late = SeriesKey(Kind.ACTV, "late")
     placement = Placement(dtype="f32", shape=(2,))
-    follower = Follower(spool)
+    follower = JournalFollower(spool)
     journal.append_block(block(0))
     journal.add_series([late], [placement])
     journal.append_block(block(1, 5))
@@ -203,15 +203,15 @@ def test_from_any_position_exactly_the_rest_is_read(spool, file_bytes):
         if step == 4:
             journal.add_series([SeriesKey(Kind.ACTV, "late")], [None])
     journal.close()
-    follower = Follower(spool)
+    follower = JournalFollower(spool)
     positions = []
     while follower.poll(1):
         positions.append(follower.positions)
 
     for seen, position in enumerate(positions, 1):
-        before = Follower(spool)
+        before = JournalFollower(spool)
         known = [step for _ in range(seen) for step in steps_of(before.poll(1))]
-        after = Follower(spool, position)
+        after = JournalFollower(spool, position)
         rest = poll_all(after)
         assert known + steps_of(rest) == list(range(12))
         assert after.positions == follower.positions
@@ -220,7 +220,7 @@ def test_from_any_position_exactly_the_rest_is_read(spool, file_bytes):
 def test_a_rank_is_over_when_it_says_so_or_is_gone(spool):
     script = "import sys; from trainermon.core.spool import RankLock; from pathlib import Path\n"
     script += "RankLock(Path(sys.argv[1]), 0); print('locked', flush=True); sys.stdin.read()"
-    follower = Follower(spool)
+    follower = JournalFollower(spool)
     with subprocess.Popen(
         [sys.executable, "-c", script, spool], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as rank:
@@ -247,7 +247,7 @@ def test_a_journal_of_another_release_is_refused_and_the_others_are_read(spool, 
     head[4:6] = struct.pack("<H", 9)
     head[28:32] = struct.pack("<I", zlib.crc32(bytes(head[:28])))
     path.write_bytes(head + content[32:])
-    follower = Follower(spool)
+    follower = JournalFollower(spool)
 
     with caplog.at_level(logging.ERROR):
         followed = poll_all(follower)
@@ -262,7 +262,7 @@ def test_records_reach_every_consumer_at_once_and_the_store_when_it_is_due(spool
     clock, recorder = Clock(), Recorder()
     journal = open_journal(spool)
     with ThreadPoolExecutor(1) as executor:
-        pipeline = Pipeline(spool, segments, executor=executor, consumers=[recorder], flush_s=30, clock=clock)
+        pipeline = RecordPipeline(spool, segments, executor=executor, consumers=[recorder], flush_s=30, clock=clock)
         journal.append_block(block(0))
         journal.append_event({"type": "warning", "message": "x"})
         journal.close()
@@ -282,7 +282,7 @@ def test_records_reach_every_consumer_at_once_and_the_store_when_it_is_due(spool
 def test_enough_bytes_are_stored_before_the_time(spool, segments):
     executor = LaterExecutor()
     journal = open_journal(spool)
-    pipeline = Pipeline(spool, segments, executor=executor, flush_bytes=3 * ROW_BYTES * 4, clock=Clock())
+    pipeline = RecordPipeline(spool, segments, executor=executor, flush_bytes=3 * ROW_BYTES * 4, clock=Clock())
 
     for step in range(3):
         assert executor.jobs == []
@@ -295,7 +295,7 @@ def test_enough_bytes_are_stored_before_the_time(spool, segments):
 def test_a_flush_is_done_when_everything_read_so_far_is_stored(spool, run_dir, segments):
     executor = LaterExecutor()
     journal = open_journal(spool)
-    pipeline = Pipeline(spool, segments, executor=executor, clock=Clock())
+    pipeline = RecordPipeline(spool, segments, executor=executor, clock=Clock())
     journal.append_block(block(0))
     pipeline.step()
 
@@ -321,7 +321,7 @@ def test_a_flush_is_done_when_everything_read_so_far_is_stored(spool, run_dir, s
 def test_journals_are_removed_after_the_commit_and_not_before(spool, segments):
     executor = LaterExecutor()
     journal = open_journal(spool, file_bytes=2000)
-    pipeline = Pipeline(spool, segments, executor=executor, clock=Clock())
+    pipeline = RecordPipeline(spool, segments, executor=executor, clock=Clock())
     for step in range(10):
         journal.append_block(block(step))
     while pipeline.step():
@@ -339,7 +339,7 @@ def test_journals_are_removed_after_the_commit_and_not_before(spool, segments):
 def test_a_failed_commit_is_repeated_until_it_succeeds_and_counts_once(spool, run_dir, segments, caplog):
     executor, clock = LaterExecutor(), Clock()
     journal = open_journal(spool)
-    pipeline = Pipeline(spool, segments, executor=executor, clock=clock)
+    pipeline = RecordPipeline(spool, segments, executor=executor, clock=clock)
     journal.append_block(block(0))
     pipeline.step()
     done = pipeline.flush()
@@ -371,7 +371,9 @@ def test_a_store_that_hangs_holds_up_neither_consumers_nor_memory_and_catches_up
     executor, recorder = LaterExecutor(), Recorder()
     journals = [open_journal(spool, rank, file_bytes=4000) for rank in (0, 1)]
     limit = 4 * ROW_BYTES * len(KEYS)
-    pipeline = Pipeline(spool, segments, executor=executor, consumers=[recorder], flush_bytes=limit, clock=Clock())
+    pipeline = RecordPipeline(
+        spool, segments, executor=executor, consumers=[recorder], flush_bytes=limit, clock=Clock()
+    )
 
     for step in range(60):
         for journal in journals:
@@ -395,11 +397,11 @@ def test_a_store_that_hangs_holds_up_neither_consumers_nor_memory_and_catches_up
 
 
 def test_a_fault_in_one_consumer_costs_the_others_and_the_store_nothing(spool, run_dir, segments, caplog):
-    class Faulty(Consumer):
+    class Faulty(RecordConsumer):
         def on_block(self, header, keys, block):
             raise ZeroDivisionError("faulty")
 
-    class FaultyLater(Consumer):
+    class FaultyLater(RecordConsumer):
         def on_block(self, header, keys, block):
             if block.step == 1:
                 raise ZeroDivisionError("later")
@@ -409,7 +411,7 @@ def test_a_fault_in_one_consumer_costs_the_others_and_the_store_nothing(spool, r
     for step in range(3):
         journal.append_block(block(step))
     with ThreadPoolExecutor(1) as executor, caplog.at_level(logging.ERROR):
-        pipeline = Pipeline(spool, segments, executor=executor, consumers=[Faulty(), FaultyLater(), recorder])
+        pipeline = RecordPipeline(spool, segments, executor=executor, consumers=[Faulty(), FaultyLater(), recorder])
         pipeline.step()
         done = pipeline.flush()
         while not done.done():
@@ -425,7 +427,7 @@ def test_a_fault_in_one_consumer_costs_the_others_and_the_store_nothing(spool, r
 def test_after_a_restart_consumers_see_again_what_was_not_stored_and_the_store_does_not(spool, run_dir, segments):
     journal = open_journal(spool)
     executor = LaterExecutor()
-    first = Pipeline(spool, segments, executor=executor, clock=Clock())
+    first = RecordPipeline(spool, segments, executor=executor, clock=Clock())
     journal.append_block(block(0))
     first.step()
     first.flush()
@@ -437,7 +439,7 @@ def test_after_a_restart_consumers_see_again_what_was_not_stored_and_the_store_d
     first.close()
 
     recorder = Recorder()
-    second = Pipeline(spool, segments, executor=executor, consumers=[recorder], clock=Clock())
+    second = RecordPipeline(spool, segments, executor=executor, consumers=[recorder], clock=Clock())
     journal.append_block(block(2))
     second.step()
     second.flush()
@@ -461,18 +463,18 @@ def test_a_run_that_goes_on_in_a_new_spool_is_stored_from_its_beginning(
             journal.append_block(block(step))
         journal.close()
         executor = LaterExecutor()
-        pipeline = Pipeline(where, segments, executor=executor, clock=Clock())
+        pipeline = RecordPipeline(where, segments, executor=executor, clock=Clock())
         pipeline.step()
         pipeline.flush()
         pipeline.step()
         executor.run()
 
     assert stored(run_dir) == [(0, step, 4) for step in (5, 6, 7, 10, 11, 12)]
-    assert pipeline.follower.positions == {0: Position(2, pipeline.follower.positions[0].cursor)}
+    assert pipeline.follower.positions == {0: JournalPosition(2, pipeline.follower.positions[0].cursor)}
 
 
 def test_the_end_of_a_rank_is_told(spool):
     journal = open_journal(spool)
     journal.close()
 
-    assert [type(record) for _, record in poll_all(Follower(spool))] == [HeaderRecord, EndRecord]
+    assert [type(record) for _, record in poll_all(JournalFollower(spool))] == [HeaderRecord, EndRecord]

@@ -6,11 +6,11 @@ import dataclasses
 
 import pytest
 
-from trainermon.agent.health import LOOK_S, RECENT_S, STORE_LIMIT_S, MonitorHealth, Readings
+from trainermon.agent.health import LOOK_S, RECENT_S, STORE_LIMIT_S, HealthReadings, MonitorHealth
 from trainermon.alerts.engine import RuleEngine
 from trainermon.alerts.rules import load_rules
 
-WELL = Readings(rank=2, attempt=1, step=40)
+WELL = HealthReadings(rank=2, attempt=1, step=40)
 
 
 class Agent:

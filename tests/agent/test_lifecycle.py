@@ -18,8 +18,8 @@ from trainermon.agent.lifecycle.lock import (
     DRAINING,
     FINISHED,
     RUNNING,
+    AgentStatus,
     RunLock,
-    Status,
     claim,
     is_followed,
     write_status,
@@ -29,9 +29,9 @@ from trainermon.core.errors import SpoolError
 from trainermon.core.journal import JournalReader
 from trainermon.core.launcher import agent_environment, start_agent
 from trainermon.core.spool import RankLock, open_spool, remove_spool
-from trainermon.exporters.store.segments import Position
+from trainermon.exporters.store.segments import JournalPosition
 
-STATUS = Status(pid=1, run_id="run", output="/out")
+STATUS = AgentStatus(pid=1, run_id="run", output="/out")
 
 
 def environment_of(pid):
@@ -283,7 +283,7 @@ def test_an_agent_leaves_a_spool_that_was_removed_and_made_again_to_the_next_one
 
 def test_lost_race_against_a_leaving_agent_is_run_again(tmp_path):
     lock = RunLock.try_acquire(tmp_path)
-    write_status(tmp_path, Status(pid=1, run_id="run", output="/out", state=FINISHED))
+    write_status(tmp_path, AgentStatus(pid=1, run_id="run", output="/out", state=FINISHED))
     slept = []
 
     def sleep(seconds):
@@ -373,7 +373,7 @@ def test_a_spool_is_taken_away_only_when_every_journal_is_stored_to_its_end(run)
         rank = run.rank(attempt=attempt)
         rank.steps(0, 1)
         rank.end()
-    *places, end = [Position(1, record.cursor) for record in JournalReader(run.spool, 0).poll()]
+    *places, end = [JournalPosition(1, record.cursor) for record in JournalReader(run.spool, 0).poll()]
     assert len(places) == 5
 
     for stored in ({}, {1: end}, *({0: place} for place in places)):

@@ -11,7 +11,7 @@ from tests.agent.test_follower import run_dir as run_dir
 from tests.agent.test_follower import segments as segments
 from tests.agent.test_follower import spool as spool
 from trainermon.agent import pipeline as pipeline_module
-from trainermon.agent.pipeline import TURN_S, Pipeline
+from trainermon.agent.pipeline import TURN_S, RecordPipeline
 from trainermon.exporters.store.store import open_run
 
 
@@ -32,7 +32,7 @@ def test_a_turn_is_bounded_in_time_and_ranks_stay_together_however_large_the_bac
         for step in range(num_steps):
             journal.append_block(block(step))
     recorder = Recorder()
-    pipeline = Pipeline(spool, segments, executor=LaterExecutor(), consumers=[recorder], clock=WorkClock())
+    pipeline = RecordPipeline(spool, segments, executor=LaterExecutor(), consumers=[recorder], clock=WorkClock())
 
     turns = []
     while sum(turns) < num_ranks * (num_steps + 1):
@@ -49,7 +49,9 @@ def test_a_store_that_is_behind_has_half_of_each_turn(spool, segments):
     for step in range(400):
         journal.append_block(block(step))
     executor = LaterExecutor()
-    pipeline = Pipeline(spool, segments, executor=executor, flush_bytes=40 * len(KEYS) * ROW_BYTES, clock=WorkClock())
+    pipeline = RecordPipeline(
+        spool, segments, executor=executor, flush_bytes=40 * len(KEYS) * ROW_BYTES, clock=WorkClock()
+    )
     seen = [pipeline.step() for _ in range(4)]  # the first commit hangs
     assert max(seen) <= 1000 * TURN_S + 2
 
@@ -74,14 +76,14 @@ def test_a_page_answers_while_a_backlog_of_many_ranks_is_followed(make_run, monk
             journal.append_block(block(step))
         journal.close()
     monkeypatch.setattr(pipeline_module, "TURN_S", 0.005)
-    told, turns, step_of = [], [], Pipeline.step
+    told, turns, step_of = [], [], RecordPipeline.step
 
     def counted(pipeline):
         told.append(run.status().get("url"))
         turns.append(step_of(pipeline))
         return turns[-1]
 
-    monkeypatch.setattr(Pipeline, "step", counted)
+    monkeypatch.setattr(RecordPipeline, "step", counted)
 
     def talk(agent):
         url = wait_for(lambda: run.status().get("url"), "an address")

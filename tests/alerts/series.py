@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import HealthCheck, settings
 
 from trainermon.alerts.engine import RuleEngine
-from trainermon.alerts.rules import Rule, load_rules
+from trainermon.alerts.rules import AlertRule, load_rules
 from trainermon.core.journal import Header
 from trainermon.core.values import Alert, Coordinates, Kind, SeriesKey, StatBlock
 
@@ -45,7 +45,7 @@ def block(step: int, rows: Mapping[int, float | Sequence[float]]) -> StatBlock:
     return StatBlock(step=step, time_s=1000.0 + step, series=np.array(list(rows), np.uint32), values=values)
 
 
-def rules(folder: Path, text: str) -> tuple[Rule, ...]:
+def rules(folder: Path, text: str) -> tuple[AlertRule, ...]:
     path = folder / "rules.yaml"
     path.write_text(text)
     return load_rules(path)

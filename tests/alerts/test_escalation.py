@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.alerts.alerts_by_hand import alert
 from tests.alerts.series import PATIENT
 from trainermon.alerts.escalation import EscalationSettings, Escalator
-from trainermon.alerts.rules import Escalation, Rule, load_rules
+from trainermon.alerts.rules import AlertRule, RuleEscalation, load_rules
 from trainermon.core.errors import ConfigError
 from trainermon.core.values import Action, Alert, AlertState, Command, Kind, Severity
 
@@ -21,7 +21,7 @@ STEPS = {0: 100, 1: 104, 2: 99, 3: 101}
 HOUR = 3600.0
 
 
-def escalator(*, path: Path | None = None, rules: tuple[Rule, ...] = RULES, **changes: Any) -> Escalator:
+def escalator(*, path: Path | None = None, rules: tuple[AlertRule, ...] = RULES, **changes: Any) -> Escalator:
     return Escalator(EscalationSettings(**changes), rules, path=path)
 
 
@@ -171,8 +171,8 @@ def test_quota_that_is_used_up_is_told() -> None:
 
 def test_rule_says_what_is_dumped_before_the_settings_do() -> None:
     base = next(rule for rule in RULES if rule.name == "loss-spike")
-    own = dataclasses.replace(base, escalate=Escalation(action=Action.DUMP, task="tensor", steps=4))
-    left = dataclasses.replace(base, escalate=Escalation(action=Action.DUMP))
+    own = dataclasses.replace(base, escalate=RuleEscalation(action=Action.DUMP, task="tensor", steps=4))
+    left = dataclasses.replace(base, escalate=RuleEscalation(action=Action.DUMP))
 
     (mine,) = escalator(rules=(own,), num_steps=2).decide(spike(1), STEPS, 0.0)[0]
     (default,) = escalator(rules=(left,), num_steps=2, task="tensor").decide(spike(1), STEPS, 0.0)[0]

@@ -15,7 +15,7 @@ import pytest
 from tests.alerts.series import block, feed, grad, rules
 from trainermon.alerts import extensions
 from trainermon.alerts.across_ranks.comparisons import DiffersComparison
-from trainermon.alerts.conditions.condition import Slots, Verdict, Watcher
+from trainermon.alerts.conditions import ConditionVerdict, ConditionWatcher, Slots
 from trainermon.alerts.conditions.criteria import Threshold
 from trainermon.alerts.engine import RuleEngine
 from trainermon.alerts.statistics import DERIVED, Array
@@ -39,23 +39,23 @@ rules:
 """
 
 
-class Odd(Watcher):
+class Odd(ConditionWatcher):
     """The statistic is an odd multiple of `of`."""
 
     def __init__(self, settings: Mapping[str, Any], statistic: str) -> None:
         self._of = settings["of"]
         self._derive = DERIVED[statistic]
 
-    def judge(self, slots: Slots, moments: Array) -> Verdict:
+    def judge(self, slots: Slots, moments: Array) -> ConditionVerdict:
         value = self._derive(moments)
         bad = (value / self._of) % 2 == 1
-        return Verdict(value, value, bad, ~bad)
+        return ConditionVerdict(value, value, bad, ~bad)
 
 
 class Moody(Odd):
     """Raises on the value 13, and spoils its input."""
 
-    def judge(self, slots: Slots, moments: Array) -> Verdict:
+    def judge(self, slots: Slots, moments: Array) -> ConditionVerdict:
         if (moments[3] == 13).any():
             raise RuntimeError("no")
         verdict = super().judge(slots, moments)
@@ -66,9 +66,9 @@ class Moody(Odd):
 class Shapeless(Odd):
     """Returns one verdict for all series."""
 
-    def judge(self, slots: Slots, moments: Array) -> Verdict:
+    def judge(self, slots: Slots, moments: Array) -> ConditionVerdict:
         yes = np.array([True])
-        return Verdict(np.array([1.0]), np.array([1.0]), yes, ~yes)
+        return ConditionVerdict(np.array([1.0]), np.array([1.0]), yes, ~yes)
 
 
 def not_a_watcher(settings: Mapping[str, Any], statistic: str) -> object:

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.alerts.series import INF, NAN, PATIENT, block, feed, grad, header, row, rules
-from trainermon.alerts.conditions.contained import Faults
+from trainermon.alerts.conditions.contained import ConditionFaults
 from trainermon.alerts.conditions.watchers import make_watcher
 from trainermon.alerts.engine import RuleEngine
-from trainermon.alerts.rules import Rule, load_rules
+from trainermon.alerts.rules import AlertRule, load_rules
 from trainermon.core.values import Alert, StatBlock
 
 CONDITIONS = {
@@ -34,7 +34,7 @@ VALUES = st.sampled_from([1.0, 1.1, 0.9, 1.05, 3.0, 40.0, 0.001])
 NOTHING = st.sampled_from([[NAN], [INF, NAN], [-INF], [], [NAN, NAN]])
 
 
-def rule_of(folder: Path, condition: str, statistic: str = "rms") -> tuple[Rule, ...]:
+def rule_of(folder: Path, condition: str, statistic: str = "rms") -> tuple[AlertRule, ...]:
     steps = "" if "steps" in condition and "flat" in condition else "for: 2, "
     text = f"""
 rules:
@@ -107,7 +107,7 @@ ELEMENTS = st.lists(st.one_of(st.floats(-1e300, 1e300), st.sampled_from([NAN, IN
 @settings(PATIENT, max_examples=40)
 def test_no_verdict_of_any_default_rule_contradicts_itself(data: list[list[list[float]]]) -> None:
     for rule in load_rules():
-        watcher = make_watcher(rule, Faults())
+        watcher = make_watcher(rule, ConditionFaults())
         if type(watcher).judge.__qualname__.startswith("Watcher."):
             continue  # compares ranks, or is reported
         watcher.grow(3)

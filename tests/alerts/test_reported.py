@@ -10,13 +10,13 @@ import pytest
 from tests.alerts.series import block, feed, rules
 from trainermon.alerts.conditions.criteria import Reported
 from trainermon.alerts.engine import RuleEngine
-from trainermon.alerts.reported import Statement
+from trainermon.alerts.reported import AgentStatement
 from trainermon.alerts.rules import load_rules, with_reported
 from trainermon.core.errors import RuleError
 from trainermon.core.values import AlertState, Kind, SeriesKey, Severity
 
 FIRING, RESOLVED = AlertState.FIRING, AlertState.RESOLVED
-HANG = Statement(
+HANG = AgentStatement(
     rule="hang", holds=True, rank=3, attempt=1, step=40, time_s=5.0, detail="all_reduce of dp", value=61.0, usual=30.0
 )
 OVER = dataclasses.replace(HANG, holds=False, detail="it moves again", step=41)

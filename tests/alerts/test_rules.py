@@ -24,7 +24,7 @@ from trainermon.alerts.conditions.criteria import (
     Spike,
     Threshold,
 )
-from trainermon.alerts.rules import DEFAULT_RULES, RUNBOOK, Escalation, Selection, inhibitors, load_rules
+from trainermon.alerts.rules import DEFAULT_RULES, RUNBOOK, RuleEscalation, SeriesSelection, inhibitors, load_rules
 from trainermon.core.errors import RuleError
 from trainermon.core.values import Action, Kind, SeriesKey, Severity
 
@@ -70,10 +70,10 @@ def test_every_key_is_read(tmp_path: Path) -> None:
     rule, other = load(tmp_path, FULL, OTHER)
 
     assert rule.severity is Severity.WARNING
-    assert rule.on == Selection(kinds=(Kind.GRAD_REDUCED, Kind.UPDATE), names=("h.*.weight",), statistic="rms")
+    assert rule.on == SeriesSelection(kinds=(Kind.GRAD_REDUCED, Kind.UPDATE), names=("h.*.weight",), statistic="rms")
     assert rule.when == Spike(score=9, clear=2.5, window=64, warmup=32, direction=Direction.UP, floor=0.2, adopt=50)
     assert (rule.for_steps, rule.keep_steps, rule.cooldown_steps) == (3, 4, 7)
-    assert rule.escalate == Escalation(action=Action.DUMP, task="tensor", steps=2)
+    assert rule.escalate == RuleEscalation(action=Action.DUMP, task="tensor", steps=2)
     assert (rule.inhibits, rule.runbook) == (("other",), "somewhere")
     assert other.when == NonFinite()
     assert inhibitors((rule, other)) == {"my-spike": (), "other": ("my-spike",)}
@@ -300,7 +300,7 @@ def test_on_is_a_key_and_a_power_of_ten_a_number(tmp_path: Path) -> None:
 
 
 def test_names_match_the_name_or_the_name_with_its_slot() -> None:
-    selection = Selection(kinds=(Kind.ACTV,), names=("h.*.mlp", "*.output.*"))
+    selection = SeriesSelection(kinds=(Kind.ACTV,), names=("h.*.mlp", "*.output.*"))
 
     assert selection.matches(SeriesKey(Kind.ACTV, "h.3.mlp", "input.0"))
     assert selection.matches(SeriesKey(Kind.ACTV, "ln_f", "output.1"))

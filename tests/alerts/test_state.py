@@ -11,20 +11,20 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.alerts.series import PATIENT
-from trainermon.alerts.conditions.condition import Verdict
+from trainermon.alerts.conditions.condition import ConditionVerdict
 from trainermon.alerts.conditions.criteria import NonFinite
-from trainermon.alerts.rules import Rule, Selection
-from trainermon.alerts.state import Group, alert_id
+from trainermon.alerts.rules import AlertRule, SeriesSelection
+from trainermon.alerts.state import RuleState, alert_id
 from trainermon.core.values import Kind, Severity
 
 BAD, CLEAR, BETWEEN, BLIND = "bad", "clear", "between", "blind"
 
 
-def make_rule(*, for_steps: int, keep_steps: int, cooldown_steps: int = 0) -> Rule:
-    return Rule(
+def make_rule(*, for_steps: int, keep_steps: int, cooldown_steps: int = 0) -> AlertRule:
+    return AlertRule(
         name="rule",
         severity=Severity.WARNING,
-        on=Selection(kinds=(Kind.LOSS,)),
+        on=SeriesSelection(kinds=(Kind.LOSS,)),
         when=NonFinite(),
         for_steps=for_steps,
         keep_steps=keep_steps,
@@ -34,12 +34,12 @@ def make_rule(*, for_steps: int, keep_steps: int, cooldown_steps: int = 0) -> Ru
     )
 
 
-def show(group: Group, step: int, shown: dict[int, str]) -> None:
+def show(group: RuleState, step: int, shown: dict[int, str]) -> None:
     indices = np.array(list(shown), np.intp)
     seen = np.array(list(shown.values()))
     values = np.zeros(len(indices))
     blind = seen == BLIND
-    verdict = Verdict(values, values, seen == BAD, seen == CLEAR, blind if blind.any() else None)
+    verdict = ConditionVerdict(values, values, seen == BAD, seen == CLEAR, blind if blind.any() else None)
     group.advance(indices, verdict, step)
     group.record(indices, verdict, np.zeros((8, len(indices))), values)
 
@@ -68,7 +68,7 @@ class GroupMachine(RuleBasedStateMachine):
     @initialize(for_steps=st.integers(1, 4), keep_steps=st.integers(1, 3), cooldown_steps=st.integers(0, 6))
     def start(self, for_steps: int, keep_steps: int, cooldown_steps: int) -> None:
         self.rule = make_rule(for_steps=for_steps, keep_steps=keep_steps, cooldown_steps=cooldown_steps)
-        self.group = Group(self.rule)
+        self.group = RuleState(self.rule)
         self.group.grow(self.SIZE)
         self.step = 0
         self.forget()
@@ -142,7 +142,7 @@ TestGroup = GroupMachine.TestCase
 
 
 def test_group_fires_after_for_steps_in_a_row_and_names_the_first() -> None:
-    group = Group(make_rule(for_steps=3, keep_steps=2))
+    group = RuleState(make_rule(for_steps=3, keep_steps=2))
     group.grow(1)
 
     for step, what in enumerate([BAD, BAD, CLEAR, BAD, BAD]):
@@ -155,7 +155,7 @@ def test_group_fires_after_for_steps_in_a_row_and_names_the_first() -> None:
 
 
 def test_between_two_limits_an_alert_stays_but_none_begins() -> None:
-    group = Group(make_rule(for_steps=2, keep_steps=2))
+    group = RuleState(make_rule(for_steps=2, keep_steps=2))
     group.grow(1)
     history = []
     for step, what in enumerate([BAD, BETWEEN, BAD, BAD, CLEAR, BETWEEN, CLEAR, BETWEEN, CLEAR, CLEAR]):
@@ -166,7 +166,7 @@ def test_between_two_limits_an_alert_stays_but_none_begins() -> None:
 
 
 def test_cooldown_delays_the_next_alert() -> None:
-    group = Group(make_rule(for_steps=1, keep_steps=1, cooldown_steps=3))
+    group = RuleState(make_rule(for_steps=1, keep_steps=1, cooldown_steps=3))
     group.grow(1)
     firing = []
     for step in range(8):
@@ -177,16 +177,16 @@ def test_cooldown_delays_the_next_alert() -> None:
     assert group.first_step == 2
 
 
-def show_scores(group: Group, step: int, *scores: float) -> None:
+def show_scores(group: RuleState, step: int, *scores: float) -> None:
     found = np.array(scores)
     indices = np.arange(len(scores))
-    verdict = Verdict(10 * found, found, found > 1, found <= 1)
+    verdict = ConditionVerdict(10 * found, found, found > 1, found <= 1)
     group.advance(indices, verdict, step)
     group.record(indices, verdict, np.full((8, len(scores)), float(step)), np.ones(len(scores)))
 
 
 def test_worst_value_since_the_begin_is_kept() -> None:
-    group = Group(make_rule(for_steps=1, keep_steps=5))
+    group = RuleState(make_rule(for_steps=1, keep_steps=5))
     group.grow(2)
     for step, score in enumerate([3.0, 9.0, 5.0]):
         show_scores(group, step, score, 4.0)
@@ -197,7 +197,7 @@ def test_worst_value_since_the_begin_is_kept() -> None:
 
 
 def test_new_alert_does_not_show_the_worst_value_of_the_one_before() -> None:
-    group = Group(make_rule(for_steps=1, keep_steps=1))
+    group = RuleState(make_rule(for_steps=1, keep_steps=1))
     group.grow(1)
     for step, score in enumerate([9.0, 0.0, 3.0]):
         show_scores(group, step, score)
@@ -206,7 +206,7 @@ def test_new_alert_does_not_show_the_worst_value_of_the_one_before() -> None:
 
 
 def test_equally_bad_series_come_in_their_order() -> None:
-    group = Group(make_rule(for_steps=1, keep_steps=5))
+    group = RuleState(make_rule(for_steps=1, keep_steps=5))
     group.grow(50)
     show(group, 0, dict.fromkeys(range(50), BAD))
 

@@ -12,7 +12,7 @@ from trainermon.core.journal import Cursor, Header
 from trainermon.core.values import Coordinates, Kind, SeriesKey, StatBlock
 from trainermon.dump.files.records import DumpInfo
 from trainermon.dump.writer import DumpWriter
-from trainermon.exporters.store.segments import Position
+from trainermon.exporters.store.segments import JournalPosition
 from trainermon.exporters.store.store import SegmentWriter
 
 FINITE = (4, -1.0, 2.0, 1.0, 5.0, 0, 0, 0)
@@ -42,7 +42,7 @@ def store(run_dir, steps, *, attempt=1, modules=()):
                 step=step, time_s=float(step), series=np.arange(len(keys), dtype=np.uint32), values=values
             )
             writer.add(header, keys, block)
-    writer.commit({0: Position(attempt, Cursor(0, step))})
+    writer.commit({0: JournalPosition(attempt, Cursor(0, step))})
     if modules:
         (run_dir / "ranks").mkdir(exist_ok=True)
         (run_dir / "ranks/rank00000.json").write_text(json.dumps({"modules": list(modules)}))

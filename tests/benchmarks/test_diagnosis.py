@@ -8,7 +8,7 @@ from benchmarks.bench_diagnosis import report
 from benchmarks.diagnosis.cases import CLEAN, MEGATRON, SITES, SPLITS, UNSEEN_SEED, Case, all_cases
 from benchmarks.diagnosis.judge import Judged, judge
 from benchmarks.diagnosis.record import record
-from trainermon.analysis.diagnosis.findings import Diagnosis, FaultPhase, Verdict
+from trainermon.analysis.diagnosis.findings import Diagnosis, DiagnosisVerdict, FaultPhase
 
 pytestmark = pytest.mark.distributed
 
@@ -77,7 +77,7 @@ def test_the_seed_of_megatron_that_nobody_looked_at_is_none_of_the_others():
 
 CASE = Case(split="ddp", seed=1, number=0, site="output", role="mlp", effect="nan", module="h.0.mlp.up", rank=1, step=2)
 FOUND = Diagnosis(
-    verdict=Verdict.LOCATED,
+    verdict=DiagnosisVerdict.LOCATED,
     run_id="",
     headline="",
     reason="",
@@ -97,7 +97,7 @@ FOUND = Diagnosis(
         ({"rank": 0}, ("rank",)),
         ({"candidates": ("h.0", "h.1", "h.0.mlp.up")}, ("module",)),  # the fourth that is named
         ({"phase": FaultPhase.BACKWARD}, ("direction",)),
-        ({"verdict": Verdict.NOT_REPRODUCED}, ("verdict",)),
+        ({"verdict": DiagnosisVerdict.NOT_REPRODUCED}, ("verdict",)),
     ],
 )
 def test_step_rank_module_and_direction_must_all_be_right(change, wrong):
@@ -107,5 +107,5 @@ def test_step_rank_module_and_direction_must_all_be_right(change, wrong):
 def test_a_clean_run_is_right_only_if_nothing_is_claimed():
     clean = dataclasses.replace(CASE, site="healthy")
 
-    assert Judged(clean, dataclasses.replace(FOUND, verdict=Verdict.FINITE)).wrong == ()
+    assert Judged(clean, dataclasses.replace(FOUND, verdict=DiagnosisVerdict.FINITE)).wrong == ()
     assert Judged(clean, FOUND).wrong == ("verdict",)

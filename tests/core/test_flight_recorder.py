@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from trainermon.core.flight_recorder import FlightRecorder, Progress, parse
+from trainermon.core.flight_recorder import FlightRecorder, GroupProgress, parse
 
 # As torch 2.13 writes it for two collectives of gloo, and one of NCCL with its timing on; shortened.
 ENTRY = {
@@ -66,7 +66,7 @@ def test_entry_without_tensors_has_no_bytes():
 def test_progress_of_a_group_whose_first_collective_is_not_complete():
     recording = parse(written())
 
-    assert recording.progress == {"1": Progress(2, -1)}
+    assert recording.progress == {"1": GroupProgress(2, -1)}
     assert recording.progress["1"].in_flight == 2
 
 
@@ -92,7 +92,7 @@ def test_progress_is_by_name_and_the_name_is_asked_for_once():
 
     recorder._readers, recorder._names = [read], [{}]
 
-    assert recorder.progress() == recorder.progress() == {"7": Progress(2, -1)}
+    assert recorder.progress() == recorder.progress() == {"7": GroupProgress(2, -1)}
     assert full == [False, True, False]
 
 
@@ -100,7 +100,7 @@ def test_several_backends_of_a_group_add_up():
     recorder = FlightRecorder()
     recorder._readers, recorder._names = [lambda *_: written(ENTRY).encode()] * 2, [{}, {}]
 
-    assert recorder.progress() == {"7": Progress(4, -2)}
+    assert recorder.progress() == {"7": GroupProgress(4, -2)}
     assert len(recorder.entries()) == 2
 
 

@@ -16,11 +16,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from tests.dashboards.fake_run import Run, broken_run, frame, healthy_run
-from trainermon.agent.feed import Feed
-from trainermon.agent.web.access import Access
+from trainermon.agent.feed import EventFeed
+from trainermon.agent.web.access import TokenAccess
 from trainermon.agent.web.guard import Application, Receive, Scope, Send
 from trainermon.agent.web.http import build_application
-from trainermon.agent.web.server import Server
+from trainermon.agent.web.server import WebServer
 
 
 class FakeNode:
@@ -28,7 +28,7 @@ class FakeNode:
 
     def __init__(self, run: Run) -> None:
         self.fake = run
-        self.feed = Feed()
+        self.feed = EventFeed()
 
     def run(self) -> dict[str, Any]:
         return self.fake.describe()
@@ -117,8 +117,8 @@ class FakeAgent:
         self._loop.close()
 
     async def _serve(self) -> None:
-        application = self._recorded(build_application(self._node, access=Access("unused")))
-        server = Server(application, host="127.0.0.1", port=self._port)
+        application = self._recorded(build_application(self._node, access=TokenAccess("unused")))
+        server = WebServer(application, host="127.0.0.1", port=self._port)
         self.url = server.url
         self._begun.set()
         await self._end.wait()

@@ -17,14 +17,14 @@ from trainermon.analysis.diagnosis.findings import (
     BadParameter,
     BadTensor,
     Diagnosis,
+    DiagnosisVerdict,
     FaultPhase,
-    Link,
+    PathLink,
     RankFinding,
-    Role,
-    Verdict,
+    RankRole,
 )
 from trainermon.core.values import Alert, AlertState, Finding, Kind, SeriesKey, Severity, as_plain
-from trainermon.dump.files.verdicts import Cause, OperationVerdict, Reproducibility
+from trainermon.dump.files.verdicts import NonfiniteCause, OperationVerdict, Reproducibility
 from trainermon.exporters.heat_rows import statistics_of
 
 MEASURES = ("global_grad_norm", "learning_rate", "clip_ratio", "loss_scale", "skipped", "tokens_per_second")
@@ -250,15 +250,15 @@ def fault_alerts() -> list[dict[str, Any]]:
     ]
 
 
-def _chain() -> tuple[Link, ...]:
+def _chain() -> tuple[PathLink, ...]:
     hidden, wide = (4, 256, 768), (4, 256, 3072)
 
-    def link(module: str, class_name: str, shape: tuple[int, ...], *, nans: int = 0, infs: int = 0) -> Link:
+    def link(module: str, class_name: str, shape: tuple[int, ...], *, nans: int = 0, infs: int = 0) -> PathLink:
         count = math.prod(shape)
         ends = {"max": 11.52, "min": -9.87} if nans else {}
         known = {"dtype": "torch.float32", "shape": shape, "count": count, "nans": nans or count, "infs": infs, **ends}
         tensor = BadTensor(slot="output.0", **known)
-        return Link(module=module, class_name=class_name, direction="forward", call=0, tensor=tensor)
+        return PathLink(module=module, class_name=class_name, direction="forward", call=0, tensor=tensor)
 
     return (
         link("h.23.mlp.fc", "Linear", wide, nans=512, infs=512),
@@ -272,7 +272,7 @@ def _chain() -> tuple[Link, ...]:
 
 
 def _rank(rank: int, *, origin: bool) -> RankFinding:
-    role, replay = (Role.ORIGIN, "nonfinite") if origin else (Role.INNOCENT, "clean")
+    role, replay = (RankRole.ORIGIN, "nonfinite") if origin else (RankRole.INNOCENT, "clean")
     return RankFinding(rank=rank, role=role, replay=replay, unreduced=98 if origin else 0, reduced=98)
 
 
@@ -280,7 +280,7 @@ def fault_diagnosis() -> dict[str, Any]:
     """Return the report of a weight that went to Inf."""
     weight = {"dtype": "torch.float32", "shape": (3072, 768), "count": 2_359_296, "nans": 0, "infs": 1}
     report = Diagnosis(
-        verdict=Verdict.LOCATED,
+        verdict=DiagnosisVerdict.LOCATED,
         run_id="gpt-124m-byte",
         headline="h.23.mlp.fc: a weight was not finite before step 1640 on rank 3",
         reason="h.23.mlp.fc.weight held 1 Inf before the forward of step 1640 on rank 3, and on no other rank. "
@@ -295,7 +295,7 @@ def fault_diagnosis() -> dict[str, Any]:
         tensor=BadTensor(slot="parameters.weight", max=0.184, min=-0.179, **weight),
         source="examples/ddp_gpt.py:88 x = x + self.mlp(self.ln_2(x))",
         classification=OperationVerdict(
-            operation="", cause=Cause.INHERITED, reason="the parameter was not finite before"
+            operation="", cause=NonfiniteCause.INHERITED, reason="the parameter was not finite before"
         ),
         reproducibility=Reproducibility.REPRODUCIBLE,
         reproducibility_reason="the replay gave the same bits as the step",

@@ -90,7 +90,7 @@ READ = {
     findings.Diagnosis: "verdict run_id headline reason step attempt rank module class_name call micro_step phase "
     "tensor source candidates chain ranks parameters consequences evidence dump",
     findings.BadTensor: "slot dtype shape count nans infs max min",
-    findings.Link: "module class_name direction call tensor omitted",
+    findings.PathLink: "module class_name direction call tensor omitted",
     findings.RankFinding: "rank role replay unreduced reduced",
     findings.BadParameter: "name count nans infs",
     Alert: "id rule severity state attempt rank step first_step kind value baseline num_series findings message",
@@ -105,5 +105,5 @@ def test_fields_that_the_page_reads_exist(type_: type) -> None:
 def test_page_has_words_for_every_phase_and_role() -> None:
     report = (WEB / "diagnosis.js").read_text(encoding="utf-8")
 
-    for closed in (findings.FaultPhase, findings.Role):
+    for closed in (findings.FaultPhase, findings.RankRole):
         assert all(re.search(rf"\b{member.value}: ", report) for member in closed), closed

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from trainermon.dump.encode import MAX_ITEMS, encode, encode_output
-from trainermon.dump.forms import Reading, json_text, tensor_form
-from trainermon.dump.statistics import Statistics, TensorMemory
+from trainermon.dump.forms import TensorReading, json_text, tensor_form
+from trainermon.dump.statistics import TensorMemory, TensorStatistics
 
 Pair = collections.namedtuple("Pair", "a b")
 
@@ -89,8 +89,8 @@ def filled(tensor):
     leaves = []
     encode(tensor, "input.0", leaves)
     form = leaves[0].form
-    form.reading = Reading(order=1)
-    statistics = Statistics()
+    form.reading = TensorReading(order=1)
+    statistics = TensorStatistics()
     statistics.fill([(tensor, form.reading)])
     statistics.resolve()
     return json.loads(json_text(form))

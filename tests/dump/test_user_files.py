@@ -16,7 +16,7 @@ from trainermon.core.errors import ConfigError
 from trainermon.dump import seed_all
 from trainermon.dump.debugger_config import OTHER_TASKS
 from trainermon.dump.files.reader import read_dump
-from trainermon.dump.files.verdicts import Cause
+from trainermon.dump.files.verdicts import NonfiniteCause
 from trainermon.replay.dumped_calls import judge_dumped
 
 FILES = Path(__file__).parent / "user_files"
@@ -186,7 +186,7 @@ def test_diagnose_runs_a_bad_call_again_from_numpy_files(dtype):
 
     folder = Path("dump/step0/rank0")
     (entry,) = (entry for entry in read_dump(folder).entries if entry.key == "Torch.log.0.forward")
-    assert judge_dumped(folder, entry).cause is Cause.RANGE
+    assert judge_dumped(folder, entry).cause is NonfiniteCause.RANGE
 
 
 def test_an_earlier_dump_in_the_other_format_is_replaced_whole():

@@ -7,7 +7,7 @@ import pytest
 from tests.frameworks.launches import Launches, jobs
 from tests.frameworks.replicas_worker import FAULTY_RANK, FLIPPED_AT, INTERVAL, NORM, QKV, STEPS, VARIANTS
 from trainermon.agent.controller.replicas import divergences
-from trainermon.agent.follower import Follower
+from trainermon.agent.follower import JournalFollower
 from trainermon.agent.replicas import ReplicaChecksums
 from trainermon.alerts.engine import RuleEngine
 from trainermon.alerts.log import AlertLog
@@ -17,7 +17,7 @@ from trainermon.analysis.diagnosis.findings import FaultPhase
 from trainermon.analysis.diagnosis.report import render_text
 from trainermon.core.journal import BlockRecord, Cursor
 from trainermon.core.values import Severity
-from trainermon.exporters.store.segments import Position
+from trainermon.exporters.store.segments import JournalPosition
 from trainermon.exporters.store.store import SegmentWriter
 
 pytestmark = pytest.mark.distributed
@@ -42,7 +42,7 @@ def launch(request, tmp_path_factory):
 
 def blocks_of(folder, name):
     """Return headers and blocks of all ranks, in the order of steps."""
-    follower = Follower(folder / "spool" / name)
+    follower = JournalFollower(folder / "spool" / name)
     blocks = []
     while news := follower.poll():
         blocks += [(header, record.block) for header, record in news if isinstance(record, BlockRecord)]
@@ -129,7 +129,7 @@ def diagnosis_of(folder, name):
     writer = SegmentWriter(run_dir / "nodes/node/segments")
     for header, block in blocks_of(folder, name):
         writer.add(header, header.series, block)
-    writer.commit({0: Position(1, Cursor(0, STEPS))})
+    writer.commit({0: JournalPosition(1, Cursor(0, STEPS))})
     log = AlertLog(run_dir / "nodes/node/alerts.jsonl")
     for alert in alerts_of(folder, name):
         log.append(alert)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from trainermon import TrainerMon
-from trainermon.hooks.guard import Contained, Guard
+from trainermon.hooks.guard import ContainedCall, FaultGuard
 
 EVERYTHING = {
     "monitor_mbs_grad": True,
@@ -45,7 +45,7 @@ def hooks_of(model):
 
 
 def test_contained_passes_its_bound_arguments_first_and_returns_the_result():
-    contained = Guard(pytest.fail).wrap(lambda *args: args, 1, 2)
+    contained = FaultGuard(pytest.fail).wrap(lambda *args: args, 1, 2)
 
     assert contained(3) == (1, 2, 3)
 
@@ -57,7 +57,7 @@ def test_after_the_first_fault_nothing_is_called_any_more():
         calls.append(number)
         raise ValueError("planted")
 
-    guard = Guard(messages.append)
+    guard = FaultGuard(messages.append)
     first, second = guard.wrap(fail, 1), guard.wrap(fail, 2)
 
     assert [first(), second(), first()] == [None] * 3
@@ -67,9 +67,9 @@ def test_after_the_first_fault_nothing_is_called_any_more():
 
 @pytest.mark.parametrize("duplicate", COPIES)
 def test_a_copy_does_nothing_whatever_it_is_called_with(duplicate):
-    inert = duplicate(Guard(pytest.fail).wrap(pytest.fail, "called"))
+    inert = duplicate(FaultGuard(pytest.fail).wrap(pytest.fail, "called"))
 
-    assert not isinstance(inert, Contained)
+    assert not isinstance(inert, ContainedCall)
     assert inert("module", ("arguments",), {"output": 1}) is None
     assert inert("gradient") is None
 
@@ -90,7 +90,7 @@ def test_a_watched_model_can_be_copied_at_any_moment_and_the_copy_is_not_watched
         twin = duplicate(model)
 
         assert len(hooks_of(model)) > 4
-        assert not [hook for hook in hooks_of(twin) if isinstance(hook, Contained)]
+        assert not [hook for hook in hooks_of(twin) if isinstance(hook, ContainedCall)]
         assert list(twin.state_dict()) == names
         assert torch.equal(twin(x), model(x))
         optimizer.step()
@@ -115,6 +115,6 @@ def test_a_watched_model_that_was_saved_whole_can_be_loaded_without_trainermon(p
 
 def test_a_saved_tensor_with_a_contained_hook_gives_no_warning():
     leaf = torch.ones(2, requires_grad=True)
-    leaf.register_hook(Guard(pytest.fail).wrap(lambda gradient: None))
+    leaf.register_hook(FaultGuard(pytest.fail).wrap(lambda gradient: None))
 
     assert torch.equal(through_torch_save(leaf), leaf)

@@ -7,7 +7,7 @@ import time
 import pytest
 import torch.distributed as dist
 
-from trainermon.replay.agreement import Agreement, Answer
+from trainermon.replay.agreement import ReplayAgreement, ReplayAnswer
 
 STEPS = ((4, 4),)
 
@@ -19,7 +19,7 @@ def ask(num_ranks, asking, *, wait_s=5.0, store=None):
 
     def run(rank, kept, reason, delay_s):
         time.sleep(delay_s)
-        agreement = Agreement(store, rank=rank, num_ranks=num_ranks, wait_s=wait_s)
+        agreement = ReplayAgreement(store, rank=rank, num_ranks=num_ranks, wait_s=wait_s)
         answers[rank] = agreement.reach("step", kept=kept, reason=reason)
 
     threads = [threading.Thread(target=run, args=each) for each in asking]
@@ -35,19 +35,19 @@ def test_all_replay_what_every_one_of_them_has_kept():
 
     answers = ask(3, [(rank, of_rank, "", 0) for rank, of_rank in enumerate(kept)])
 
-    assert set(answers.values()) == {Answer(2)}
+    assert set(answers.values()) == {ReplayAnswer(2)}
 
 
 def test_one_reason_against_is_everybodys():
     answers = ask(3, [(0, STEPS, "", 0), (1, STEPS, "no room", 0), (2, STEPS, "", 0)])
 
-    assert set(answers.values()) == {Answer(0, "rank 1: no room")}
+    assert set(answers.values()) == {ReplayAnswer(0, "rank 1: no room")}
 
 
 def test_a_rank_that_never_asks_makes_the_others_stop_waiting():
     answers = ask(3, [(0, STEPS, "", 0), (2, STEPS, "", 0)], wait_s=0.1)
 
-    assert set(answers.values()) == {Answer(0, "1 of 3 ranks did not ask for it within 0.1 s")}
+    assert set(answers.values()) == {ReplayAnswer(0, "1 of 3 ranks did not ask for it within 0.1 s")}
 
 
 def test_a_rank_that_asks_too_late_gets_the_answer_that_was_given():
@@ -82,6 +82,6 @@ def test_without_a_store_the_answer_is_no():
         def compare_set(self, *_):
             raise RuntimeError("connection reset")
 
-    answer = Agreement(Gone(), rank=0, num_ranks=2, wait_s=1).reach("step", kept=STEPS)
+    answer = ReplayAgreement(Gone(), rank=0, num_ranks=2, wait_s=1).reach("step", kept=STEPS)
 
-    assert answer == Answer(0, "the ranks could not agree: connection reset")
+    assert answer == ReplayAnswer(0, "the ranks could not agree: connection reset")

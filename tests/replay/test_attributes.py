@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from trainermon.dump.files.records import DumpInfo
-from trainermon.replay.attributes import Attributes
+from trainermon.replay.attributes import ModuleAttributes
 from trainermon.replay.replay import StepKeeper
 from trainermon.replay.state import NotCoveredError
 
@@ -89,7 +89,7 @@ def shown(holder):
 def test_any_change_is_taken_back(change):
     holder = Holder()
     before = shown(holder)
-    attributes = Attributes(holder)
+    attributes = ModuleAttributes(holder)
     change(holder)
 
     attributes.put_back()
@@ -101,14 +101,14 @@ def test_what_did_not_change_is_not_written_to():
     holder = Holder()
     versions = [holder.tensor._version, holder.inner.weight._version]
 
-    Attributes(holder).put_back()
+    ModuleAttributes(holder).put_back()
 
     assert [holder.tensor._version, holder.inner.weight._version] == versions
 
 
 def test_parameters_submodules_and_hooks_are_left_alone():
     holder = Holder()
-    attributes = Attributes(holder)
+    attributes = ModuleAttributes(holder)
     with torch.no_grad():
         holder.inner.weight.zero_()
     holder.register_forward_hook(lambda module, args, output: None)
@@ -135,7 +135,7 @@ def test_tensors_that_cannot_be_copied_are_left_alone():
         holder.odd.append(torch.ones(2))
     odd = list(holder.odd)
 
-    Attributes(holder).put_back()
+    ModuleAttributes(holder).put_back()
 
     assert [id(tensor) for tensor in holder.odd] == [id(tensor) for tensor in odd]
 
@@ -147,7 +147,7 @@ def test_one_that_cannot_be_put_back_does_not_keep_the_others_from_it():
 
     holder = nn.Module()
     holder.before, holder.stubborn, holder.behind = [1], Stubborn(), [2]
-    attributes = Attributes(holder)
+    attributes = ModuleAttributes(holder)
     holder.before.append(3)
     holder.behind.append(3)
     holder.stubborn["key"] = 1
@@ -245,7 +245,7 @@ def test_generators_arrays_objects_and_hooks_are_put_back():
     model.register_forward_hook(hook)
     before = copy.deepcopy(model.state()), hook.state()
 
-    attributes = Attributes(model)
+    attributes = ModuleAttributes(model)
     model(torch.ones(2))
     assert (model.state(), hook.state()) != before
     attributes.put_back()
@@ -257,7 +257,7 @@ def test_what_was_given_is_put_back():
     given = [torch.Generator().manual_seed(3), Counter(), torch.ones(2)]
     before = given[0].get_state()
 
-    attributes = Attributes(nn.Linear(1, 1), given)
+    attributes = ModuleAttributes(nn.Linear(1, 1), given)
     torch.rand(2, generator=given[0])
     given[1].calls = 7
     given[2] += 1
@@ -271,7 +271,7 @@ def test_what_was_given_is_put_back():
 @pytest.mark.parametrize("given", [iter([1]), [iter([1])], (i for i in range(3))])
 def test_an_iterator_is_refused(given):
     with pytest.raises(NotCoveredError, match="is in use, which a replay would move on for good"):
-        Attributes(nn.Linear(1, 1), [given])
+        ModuleAttributes(nn.Linear(1, 1), [given])
 
 
 def test_more_than_a_budget_is_refused(monkeypatch):
@@ -280,7 +280,7 @@ def test_more_than_a_budget_is_refused(monkeypatch):
     model.cache = {"keys": [torch.ones(100)]}
 
     with pytest.raises(NotCoveredError, match="outside of parameters and buffers"):
-        Attributes(model)
+        ModuleAttributes(model)
 
 
 class Prefetcher:
@@ -292,7 +292,7 @@ def test_what_another_thread_may_be_filling_is_left_alone():
     model = nn.Linear(1, 1)
     model.prefetcher, model.queue = Prefetcher(), queue.Queue()
 
-    attributes = Attributes(model)
+    attributes = ModuleAttributes(model)
     model.prefetcher.ready.append("batch")
     model.queue.put("batch")
     attributes.put_back()
@@ -306,14 +306,14 @@ def test_what_cannot_be_written_needs_no_copy():
     model.table, model.source = np.arange(3), random.SystemRandom()
     model.table.flags.writeable = False
 
-    Attributes(model).put_back()
+    ModuleAttributes(model).put_back()
 
 
 def test_what_frameworks_keep_is_left_alone():
     model = nn.Linear(1, 1)
     model.optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
-    attributes = Attributes(model)
+    attributes = ModuleAttributes(model)
     model.optimizer.state["new"] = 1
     attributes.put_back()
 

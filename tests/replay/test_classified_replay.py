@@ -9,9 +9,9 @@ from torch import nn
 
 from trainermon.dump.files.reader import read_dump
 from trainermon.dump.files.records import DumpInfo
-from trainermon.dump.files.verdicts import Cause, Reproducibility
+from trainermon.dump.files.verdicts import NonfiniteCause, Reproducibility
 from trainermon.replay import replay as replay_module
-from trainermon.replay.replay import Examination, StepKeeper
+from trainermon.replay.replay import StepExamination, StepKeeper
 
 
 class Body(nn.Module):
@@ -72,15 +72,23 @@ torch.library.register_autograd("trainermon_tests::faulty_double", lambda _ctx, 
 @pytest.mark.parametrize(
     ("function", "value", "expected"),
     [
-        pytest.param(half_product, 300.0, (Cause.PRECISION, "aten.mm.default", True), id="fp16 product"),
-        pytest.param(torch.exp, 1000.0, (Cause.RANGE, "aten.exp.default", False), id="exp beyond float64"),
-        pytest.param(torch.exp, 100.0, (Cause.RANGE, "aten.exp.default", False), id="exp beyond float32"),
-        pytest.param(lambda x: (x.double() * 1e305) * 1e10, 1.0, (Cause.RANGE, "aten.mul.Tensor", False), id="float64"),
+        pytest.param(half_product, 300.0, (NonfiniteCause.PRECISION, "aten.mm.default", True), id="fp16 product"),
+        pytest.param(torch.exp, 1000.0, (NonfiniteCause.RANGE, "aten.exp.default", False), id="exp beyond float64"),
+        pytest.param(torch.exp, 100.0, (NonfiniteCause.RANGE, "aten.exp.default", False), id="exp beyond float32"),
         pytest.param(
-            lambda x: ((x - x).log() + 1).neg(), 1.0, (Cause.RANGE, "aten.log.default", False), id="logarithm of zero"
+            lambda x: (x.double() * 1e305) * 1e10, 1.0, (NonfiniteCause.RANGE, "aten.mul.Tensor", False), id="float64"
         ),
         pytest.param(
-            lambda x: faulty_double(x), 1.0, (Cause.KERNEL, "trainermon_tests.faulty_double.default", True), id="op"
+            lambda x: ((x - x).log() + 1).neg(),
+            1.0,
+            (NonfiniteCause.RANGE, "aten.log.default", False),
+            id="logarithm of zero",
+        ),
+        pytest.param(
+            lambda x: faulty_double(x),
+            1.0,
+            (NonfiniteCause.KERNEL, "trainermon_tests.faulty_double.default", True),
+            id="op",
         ),
     ],
 )
@@ -116,14 +124,14 @@ def test_minus_infinity_that_was_computed_is_blamed_where_it_came_from(tmp_path)
 
     _, info = replay(tmp_path, Net(scores), torch.full((4, 4), 300.0))
 
-    assert (info.operations[0].operation, info.operations[0].cause) == ("aten.mm.default", Cause.PRECISION)
+    assert (info.operations[0].operation, info.operations[0].cause) == ("aten.mm.default", NonfiniteCause.PRECISION)
 
 
 def test_a_number_that_the_script_gave_is_inherited(tmp_path):
     _, info = replay(tmp_path, Net(lambda x: x * float("nan")), torch.ones(2, 4))
 
     first = info.operations[0]
-    assert (first.operation, first.cause) == ("aten.mul.Tensor", Cause.INHERITED)
+    assert (first.operation, first.cause) == ("aten.mul.Tensor", NonfiniteCause.INHERITED)
     assert first.reason == "the script gave it the number nan"
 
 
@@ -137,7 +145,7 @@ def test_operation_of_the_backward_is_found_with_the_line_of_its_forward(tmp_pat
     assert (first.operation, first.direction) == ("aten.div.Tensor", "backward")
     assert first.call == "Module.body.Body.backward.0"
     assert "return (x - x).sqrt()" in first.source
-    assert first.cause is Cause.RANGE
+    assert first.cause is NonfiniteCause.RANGE
 
 
 class Root(torch.autograd.Function):
@@ -154,7 +162,7 @@ def test_functions_with_a_backward_of_their_own_are_found_in_their_module(tmp_pa
     _, info = replay(tmp_path, Net(Root.apply), torch.ones(2, 4))
 
     first = info.operations[0]
-    assert (first.operation, first.cause, first.direction) == ("aten.div.Tensor", Cause.RANGE, "backward")
+    assert (first.operation, first.cause, first.direction) == ("aten.div.Tensor", NonfiniteCause.RANGE, "backward")
     assert first.call == "Module.body.Body.backward.0"
     assert "return gradient / torch.zeros_like(gradient)" in first.source
 
@@ -167,7 +175,7 @@ def test_a_constant_of_the_scripts_is_inherited(tmp_path):
 
     _, info = replay(tmp_path, Net(spoiled), torch.ones(2, 4))
 
-    assert info.operations[0].cause is Cause.INHERITED
+    assert info.operations[0].cause is NonfiniteCause.INHERITED
     assert 'x.view(-1)[3] = float("inf")' in info.operations[0].source
 
 
@@ -178,7 +186,7 @@ def trained(folder):
     model.norm = nn.BatchNorm1d(4)
     model.body.register_forward_pre_hook(lambda _module, args: (model.norm(args[0]),))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    keeper = StepKeeper(model, examination=Examination(keep_bytes=1 << 20))
+    keeper = StepKeeper(model, examination=StepExamination(keep_bytes=1 << 20))
     for step in range(4):
         if folder is not None:
             keeper.attach()
@@ -276,5 +284,5 @@ def test_operations_on_a_device_are_judged_by_the_host(tmp_path):
     keeper.replay(tmp_path / "backward", DumpInfo(step=1))
 
     forward, backward = (read_dump(tmp_path / name).info.operations[0] for name in ("forward", "backward"))
-    assert (forward.cause, forward.call) == (Cause.PRECISION, "Module.body.Body.forward.0")
-    assert (backward.cause, backward.call) == (Cause.RANGE, "Module.body.Body.backward.0")
+    assert (forward.cause, forward.call) == (NonfiniteCause.PRECISION, "Module.body.Body.forward.0")
+    assert (backward.cause, backward.call) == (NonfiniteCause.RANGE, "Module.body.Body.backward.0")

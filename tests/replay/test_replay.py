@@ -11,7 +11,7 @@ from torch.nn import functional
 from trainermon.dump.files.reader import read_dump
 from trainermon.dump.files.records import DumpInfo
 from trainermon.replay.replay import StepKeeper
-from trainermon.replay.state import Buffers, same_bits
+from trainermon.replay.state import BufferKeeper, same_bits
 
 NAN = float("nan")
 
@@ -348,7 +348,7 @@ def test_compiled_model_is_replayed_in_eager_mode(tmp_path):
 
 def test_constant_buffers_are_not_copied_again():
     model = Net()
-    buffers = Buffers(model)
+    buffers = BufferKeeper(model)
     kept = buffers.take()
     assert all(buffer.clone is not None for buffer in kept)
     model(torch.randn(6, 4))

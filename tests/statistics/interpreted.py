@@ -25,7 +25,7 @@ few = settings(derandomize=True, deadline=None, max_examples=5)
 
 @pytest.fixture(scope="session")
 def rows_of():
-    return rows_by(launches.Launcher(torch.device("cpu")).moments)
+    return rows_by(launches.KernelLauncher(torch.device("cpu")).moments)
 
 
 @many

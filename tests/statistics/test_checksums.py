@@ -163,7 +163,7 @@ def test_every_instruction_set_gives_the_right_checksums(tmp_path, instructions)
     source = Path(module.__file__).with_name("checksums.c")
     flags = ["-O3", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-DCLONED=", f"-march={instructions}", "-pthread"]
     subprocess.run([compiler, *flags, "-shared", "-fPIC", source, "-o", library], check=True)
-    scan = module._Kernel(ctypes.CDLL(str(library)))
+    scan = module._ChecksumKernel(ctypes.CDLL(str(library)))
     tensors = [random(70_003, dtype, seed=2) for dtype in (torch.int8, torch.bfloat16, torch.float32, torch.float64)]
 
     sums = scan([module._integers(tensor) for tensor in tensors])

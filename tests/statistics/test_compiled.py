@@ -64,7 +64,7 @@ def test_every_instruction_set_gives_the_right_moments(tmp_path, instructions):
     subprocess.run(
         [compiler, *flags, "-DCLONED=", f"-march={instructions}", "-shared", "-fPIC", source, "-o", library], check=True
     )
-    rows_of = rows_by(compiled._Kernel(ctypes.CDLL(str(library))).moments)
+    rows_of = rows_by(compiled._MomentsKernel(ctypes.CDLL(str(library))).moments)
     tensors = [fill(pattern, 70_003, dtype=dtype, seed=2) for dtype in FLOATS for pattern in sorted(PATTERNS)]
     tensors += [fill("normal", 70_003, dtype=dtype, seed=2) for dtype in INTEGERS]
 

@@ -50,9 +50,9 @@ def launched(monkeypatch):
 @pytest.fixture
 def uploads(monkeypatch):
     sizes = []
-    upload = launches.Launcher._upload
+    upload = launches.KernelLauncher._upload
     monkeypatch.setattr(
-        launches.Launcher, "_upload", lambda self, table: sizes.append(table.nbytes) or upload(self, table)
+        launches.KernelLauncher, "_upload", lambda self, table: sizes.append(table.nbytes) or upload(self, table)
     )
     return sizes
 
@@ -63,7 +63,7 @@ def test_launches_do_not_grow_with_the_number_of_tensors(launched, count):
     base = torch.empty(max(sizes) + 1, dtype=torch.bfloat16)
     tensors = [base[index % 2 : size + index % 2] for index, size in enumerate(sizes)]  # half of them not aligned
 
-    launches.Launcher(torch.device("cpu")).moments(tensors, torch.empty(count, 8, dtype=torch.float64), 0)
+    launches.KernelLauncher(torch.device("cpu")).moments(tensors, torch.empty(count, 8, dtype=torch.float64), 0)
 
     assert len(launched) == 3 <= MAX_LAUNCHES
     chunks = sum(-(-size // launches.CHUNK) for size in sizes)
@@ -72,7 +72,7 @@ def test_launches_do_not_grow_with_the_number_of_tensors(launched, count):
 
 
 def test_a_list_that_comes_again_is_not_uploaded_again(launched, uploads):
-    launcher = launches.Launcher(torch.device("cpu"))
+    launcher = launches.KernelLauncher(torch.device("cpu"))
     lists = [[torch.empty(size) for size in (5, 70_000, 3)] for _ in range(2)]
     out = torch.empty(9, 8, dtype=torch.float64)
 
@@ -87,7 +87,7 @@ def test_a_list_that_comes_again_is_not_uploaded_again(launched, uploads):
 
 def test_tables_and_workspace_stay_within_their_bounds(launched, uploads, monkeypatch):
     monkeypatch.setattr(launches, "TABLE_BYTES", 5000)
-    launcher = launches.Launcher(torch.device("cpu"))
+    launcher = launches.KernelLauncher(torch.device("cpu"))
     out = torch.empty(200, 8, dtype=torch.float64)
     base = torch.empty(10_000_000, dtype=torch.int8).view(torch.float16)
 
@@ -141,7 +141,7 @@ def test_without_a_working_triton_torch_calls_serve_and_one_line_says_so(cuda_wa
     def fail(*_):
         raise error
 
-    monkeypatch.setattr(launches, "Launcher", fail)
+    monkeypatch.setattr(launches, "KernelLauncher", fail)
     tensors = [torch.randn(9), torch.randn(4)]
 
     for _ in range(3):

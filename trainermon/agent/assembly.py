@@ -19,15 +19,15 @@ from pathlib import Path
 import numpy as np
 
 from trainermon.agent.alerting import AlertBook
-from trainermon.agent.exports import Exports
-from trainermon.agent.feed import Feed
-from trainermon.agent.follower import Follower
+from trainermon.agent.exports import ExportProcess
+from trainermon.agent.feed import EventFeed
+from trainermon.agent.follower import JournalFollower
 from trainermon.agent.hang.records import LastRecords
 from trainermon.agent.integrity import IntegrityCheck
 from trainermon.agent.orders.commands import CommandBook
-from trainermon.agent.orders.dumps import Dumps
+from trainermon.agent.orders.dumps import RunDumps
 from trainermon.agent.orders.reconfigure import ConfigWatch
-from trainermon.agent.pipeline import Consumer, Pipeline
+from trainermon.agent.pipeline import RecordConsumer, RecordPipeline
 from trainermon.agent.reactions import DumpReports, HistoryConsumer, MetricsConsumer, Reactions, RuleConsumer
 from trainermon.agent.replicas import ReplicaChecksums
 from trainermon.agent.settings import AgentSettings
@@ -35,7 +35,7 @@ from trainermon.agent.watch import RankWatch
 from trainermon.alerts.engine import RuleEngine
 from trainermon.alerts.escalation import Escalator
 from trainermon.alerts.log import AlertLog
-from trainermon.alerts.rules import Rule, load_rules, with_reported
+from trainermon.alerts.rules import AlertRule, load_rules, with_reported
 from trainermon.core.errors import RuleError, StoreError
 from trainermon.core.journal import Header
 from trainermon.core.private_files import make_private_directory, open_private, replace_file
@@ -58,34 +58,34 @@ _log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
+class AgentParts:
     """What an agent is made of."""
 
     settings: AgentSettings
     node_dir: Path
     token: str
-    rules: tuple[Rule, ...]
+    rules: tuple[AlertRule, ...]
     alerts: AlertBook
     checksums: ReplicaChecksums
     commands: CommandBook
     dump_reports: DumpReports
-    dumps: Dumps
+    dumps: RunDumps
     engine: RuleEngine
     escalator: Escalator
-    exports: Exports
-    feed: Feed
+    exports: ExportProcess
+    feed: EventFeed
     history: RunHistory
     judge: RuleConsumer
     integrity: IntegrityCheck
     metrics: Exposition
     config_watch: ConfigWatch
-    pipeline: Pipeline
+    pipeline: RecordPipeline
     reactions: Reactions
     records: LastRecords
     watch: RankWatch
 
 
-def assemble(spool: Path, settings: AgentSettings, node_dir: Path, executor: Executor) -> Parts:
+def assemble(spool: Path, settings: AgentSettings, node_dir: Path, executor: Executor) -> AgentParts:
     """Return the parts of the agent of `spool`, with everything restored that the run directory holds.
 
     Raises:
@@ -101,11 +101,11 @@ def assemble(spool: Path, settings: AgentSettings, node_dir: Path, executor: Exe
     metrics = _exposition(settings, rules)
     watch = RankWatch(spool)
     commands = CommandBook(spool, watch.send)
-    dumps = Dumps()
+    dumps = RunDumps()
     dumps.scan(settings.run_dir)
     dump_reports = DumpReports()
     escalator = Escalator(settings.escalation, rules, path=spool / ESCALATIONS_FILE)
-    feed = Feed()
+    feed = EventFeed()
     reactions = Reactions(
         alerts=alerts,
         commands=commands,
@@ -117,7 +117,7 @@ def assemble(spool: Path, settings: AgentSettings, node_dir: Path, executor: Exe
         watch=watch,
         host=node_dir.name,
     )
-    exports = Exports(spool, settings, node_dir)
+    exports = ExportProcess(spool, settings, node_dir)
     judge = RuleConsumer(engine, reactions.on_alert)
     integrity = IntegrityCheck(judge.report, checks_norm=settings.watches_all_parameters)
     records = LastRecords()
@@ -126,7 +126,7 @@ def assemble(spool: Path, settings: AgentSettings, node_dir: Path, executor: Exe
     consumers = (judge, *shown, integrity, reactions, dump_reports, records, checksums)
     pipeline = _pipeline(spool, segments, settings, executor, consumers=consumers)
     restore(spool, segments, engine=engine, history=history, log=log)
-    return Parts(
+    return AgentParts(
         settings=settings,
         node_dir=node_dir,
         token=read_token(node_dir / TOKEN_FILE),
@@ -153,9 +153,9 @@ def assemble(spool: Path, settings: AgentSettings, node_dir: Path, executor: Exe
 
 
 def _pipeline(
-    spool: Path, segments: Path, settings: AgentSettings, executor: Executor, *, consumers: Sequence[Consumer]
-) -> Pipeline:
-    return Pipeline(
+    spool: Path, segments: Path, settings: AgentSettings, executor: Executor, *, consumers: Sequence[RecordConsumer]
+) -> RecordPipeline:
+    return RecordPipeline(
         spool,
         segments,
         executor=executor,
@@ -248,7 +248,7 @@ def _config_watch(
     )
 
 
-def _load_rules(settings: AgentSettings) -> tuple[Rule, ...]:
+def _load_rules(settings: AgentSettings) -> tuple[AlertRule, ...]:
     try:
         return load_rules(settings.rules)
     except RuleError as error:
@@ -257,14 +257,14 @@ def _load_rules(settings: AgentSettings) -> tuple[Rule, ...]:
         return load_rules()
 
 
-def _exposition(settings: AgentSettings, rules: Sequence[Rule]) -> Exposition:
+def _exposition(settings: AgentSettings, rules: Sequence[AlertRule]) -> Exposition:
     severities = {rule.name: rule.severity for rule in rules}
     return Exposition(settings.run_id, rules=severities, budget=settings.budget)
 
 
 def _live_tables(spool: Path, segments: Path) -> dict[int, Header]:
     """Return, by rank, the header of its journal at the position up to which it is stored."""
-    follower = Follower(spool, read_cursors(segments))
+    follower = JournalFollower(spool, read_cursors(segments))
     try:
         follower.poll(len(list_ranks(spool)))  # of each rank, what it begins with
         return follower.headers

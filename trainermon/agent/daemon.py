@@ -20,16 +20,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainermon.agent.lifecycle.lock import SETTINGS_FILE, RunLock, Status, claim, write_status
+from trainermon.agent.lifecycle.lock import SETTINGS_FILE, AgentStatus, RunLock, claim, write_status
 from trainermon.agent.lifecycle.open_files import LoopFaults, raise_file_limit
 from trainermon.agent.lifecycle.overrides import add_overrides, overridden
 from trainermon.agent.lifecycle.process import open_log, settle
 from trainermon.core.errors import ConfigError, StoreError, TrainermonError
 
 if TYPE_CHECKING:
-    from trainermon.agent.assembly import Parts
+    from trainermon.agent.assembly import AgentParts
     from trainermon.agent.settings import AgentSettings
-    from trainermon.exporters.store.segments import Position
+    from trainermon.exporters.store.segments import JournalPosition
 
 SUMMARY = "follow the journals of one run on this node: store, rules, metrics and page"
 START_RETRY_S = 5.0
@@ -64,7 +64,7 @@ def main(args: argparse.Namespace) -> int:
     status = None
     while status is None:
         settings = overridden(load_settings(spool), args)
-        write_status(spool, Status(pid=os.getpid(), run_id=settings.run_id, output=settings.output))
+        write_status(spool, AgentStatus(pid=os.getpid(), run_id=settings.run_id, output=settings.output))
         host = args.node_name or socket.gethostname()
         status = follow(spool, settings, lock, host=host, log_to_stderr=args.log_to_stderr)
     lock.release()
@@ -117,9 +117,9 @@ def follow(
 
 async def _follow(
     spool: Path, settings: AgentSettings, executor: Executor, *, lock: RunLock, host: str
-) -> Mapping[int, Position] | None:
+) -> Mapping[int, JournalPosition] | None:
     """Return, by rank, up to where its journal is stored, or None if not everything in the spool is."""
-    from trainermon.agent.loop import Agent
+    from trainermon.agent.loop import NodeAgent
 
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(LoopFaults())
@@ -130,7 +130,7 @@ async def _follow(
     parts = await _assembled(spool, settings, executor, stopping, host=host)
     if parts is None:
         return None
-    agent = Agent(parts, spool, executor, host=host, lock=lock)
+    agent = NodeAgent(parts, spool, executor, host=host, lock=lock)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, agent.stop)
     if stopping.is_set():
@@ -140,7 +140,7 @@ async def _follow(
 
 async def _assembled(
     spool: Path, settings: AgentSettings, executor: Executor, stopping: asyncio.Event, *, host: str
-) -> Parts | None:
+) -> AgentParts | None:
     """Return the agent's parts, however long the run directory cannot be used, or None if it is told to leave first."""
     from trainermon.agent.assembly import assemble
 
@@ -158,7 +158,7 @@ async def _assembled(
         if not isinstance(error, OSError | StoreError):
             raise error
         _log.error("the run directory cannot be used: %s; it is tried again every %g s", error, START_RETRY_S)
-        status = Status(pid=os.getpid(), run_id=settings.run_id, output=settings.output, problem=str(error))
+        status = AgentStatus(pid=os.getpid(), run_id=settings.run_id, output=settings.output, problem=str(error))
         with contextlib.suppress(OSError):
             write_status(spool, status)
         await asyncio.wait((stop,), timeout=START_RETRY_S)

@@ -53,7 +53,7 @@ class ExportReport:
     message: str = ""
 
 
-class Follower:
+class ExporterThread:
     """One exporter, in a thread of its own: what fails is counted and logged, what works is timed, others go on.
 
     The thread is a daemon: an exporter that hangs for ever must not keep the process from ending.
@@ -129,7 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, handlers=[_ReportHandler()])
     makers = makers_of(load_settings(given.spool), given.node_dir)
-    followers = [Follower(name, make) for name, make in makers.items()]
+    followers = [ExporterThread(name, make) for name, make in makers.items()]
     agent_is_gone = threading.Event()
     threading.Thread(target=_wait_for_end, args=(agent_is_gone,), daemon=True).start()
     while not agent_is_gone.wait(LOOK_S):
@@ -164,7 +164,7 @@ def _wait_for_end(agent_is_gone: threading.Event) -> None:
     agent_is_gone.set()
 
 
-def _finish(followers: Sequence[Follower]) -> None:
+def _finish(followers: Sequence[ExporterThread]) -> None:
     """Wait until everything is sent; an exporter that gets nothing done is given up after a while."""
     for follower in followers:
         follower.is_ending.set()
@@ -185,7 +185,7 @@ def _progress(counts: Mapping[str, float]) -> dict[str, float]:
     return {name: counts[name] for name in PROGRESS if name in counts}
 
 
-def _report(followers: Sequence[Follower]) -> None:
+def _report(followers: Sequence[ExporterThread]) -> None:
     _say(ExportReport(counts={follower.name: follower.counts() for follower in followers}))
 
 

@@ -25,7 +25,7 @@ WAITING = "trainermon_export_waiting_bytes"
 _log = logging.getLogger(__name__)
 
 
-class Exports:
+class ExportProcess:
     """All exporters of an agent, in a process that is started again when it dies; no process without exporters.
 
     Args:

@@ -15,7 +15,7 @@ MAX_PENDING = 256
 KEEP_ALIVE_S = 15.0
 
 
-class Client:
+class FeedClient:
     """One open page: its bounded queue of encoded events."""
 
     def __init__(self) -> None:
@@ -23,11 +23,11 @@ class Client:
         self.wake = asyncio.Event()
 
 
-class Feed:
+class EventFeed:
     """Publishes events to at most `MAX_CLIENTS` clients; a slow client loses its oldest events, which are counted."""
 
     def __init__(self) -> None:
-        self._clients: set[Client] = set()
+        self._clients: set[FeedClient] = set()
         self._closed = False
         self.dropped = 0
 
@@ -60,7 +60,7 @@ class Feed:
             client.wake.set()
 
     async def _stream(self) -> AsyncIterator[bytes]:
-        client = Client()  # registered by the first read: a stream that nobody reads leaves nothing behind
+        client = FeedClient()  # registered by the first read: a stream that nobody reads leaves nothing behind
         self._clients.add(client)
         try:
             yield b"retry: 1000\n\n"

@@ -25,26 +25,26 @@ from trainermon.core.journal import (
     SeriesRecord,
 )
 from trainermon.core.spool import list_ranks, rank_alive
-from trainermon.exporters.store.segments import Position
+from trainermon.exporters.store.segments import JournalPosition
 
 logger = logging.getLogger(__name__)
 
 
-class Followed(NamedTuple):
+class FollowedRecord(NamedTuple):
     """A record with its context: `header` holds the rank's whole series table and placements up to the record."""
 
     header: Header
     record: Record
 
 
-class Follower:
+class JournalFollower:
     """Reads the journals in one spool directory from the given positions on; ranks may come and go at any time.
 
     Attributes:
         refused: By rank, why its journal cannot be read (it was written by an incompatible release); it is left alone.
     """
 
-    def __init__(self, spool: Path, positions: Mapping[int, Position] | None = None) -> None:
+    def __init__(self, spool: Path, positions: Mapping[int, JournalPosition] | None = None) -> None:
         self.refused: dict[int, str] = {}
         self._spool = spool
         self._resume = dict(positions or {})
@@ -54,9 +54,11 @@ class Follower:
         self._last = -1  # the rank whose turn it was
 
     @property
-    def positions(self) -> dict[int, Position]:
+    def positions(self) -> dict[int, JournalPosition]:
         """By rank, the position after the last record that was returned; ranks without any are left out."""
-        return {rank: Position(header.attempt, self._readers[rank].cursor) for rank, header in self._headers.items()}
+        return {
+            rank: JournalPosition(header.attempt, self._readers[rank].cursor) for rank, header in self._headers.items()
+        }
 
     @property
     def headers(self) -> dict[int, Header]:
@@ -73,7 +75,7 @@ class Follower:
         """By rank, records that it skipped or that were gone, as far as later ones show it."""
         return {rank: reader.lost_records for rank, reader in self._readers.items()}
 
-    def news(self) -> Iterator[Followed]:
+    def news(self) -> Iterator[FollowedRecord]:
         """Yield what is new, one record of each rank after the other, beginning with the rank whose turn it is.
 
         The records of a rank are in order. Whoever stops early goes on with the next call: nothing is read in advance,
@@ -94,7 +96,7 @@ class Follower:
                 self._last = rank
                 yield followed
 
-    def poll(self, max_records: int = 4096) -> list[Followed]:
+    def poll(self, max_records: int = 4096) -> list[FollowedRecord]:
         """Return what is new, at most `max_records`; empty if nothing is."""
         return list(itertools.islice(self.news(), max_records))
 
@@ -107,7 +109,7 @@ class Follower:
         for reader in self._readers.values():
             reader.close()
 
-    def _next(self, rank: int) -> Followed | None:
+    def _next(self, rank: int) -> FollowedRecord | None:
         if rank in self.refused:
             return None
         try:
@@ -126,7 +128,7 @@ class Follower:
             self._headers[rank] = _extended(self._headers[rank], record)
         elif isinstance(record, EndRecord):
             self._ended.add(rank)
-        return Followed(self._headers[rank], record)
+        return FollowedRecord(self._headers[rank], record)
 
 
 def _extended(header: Header, record: SeriesRecord) -> Header:

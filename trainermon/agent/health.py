@@ -18,11 +18,11 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from trainermon.alerts.reported import Statement
+from trainermon.alerts.reported import AgentStatement
 from trainermon.exporters.store.store import SetAside
 
 if TYPE_CHECKING:
-    from trainermon.agent.assembly import Parts
+    from trainermon.agent.assembly import AgentParts
 
 LOOK_S = 5.0
 RECENT_S = 300.0
@@ -33,7 +33,7 @@ STORE_LIMIT_S = 60.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Readings:
+class HealthReadings:
     """What the agent's parts say of themselves at a moment.
 
     Attributes:
@@ -69,7 +69,7 @@ class MonitorHealth:
         report: Where statements go, again at every look.
     """
 
-    def __init__(self, read: Callable[[], Readings | None], report: Callable[[Statement], None]) -> None:
+    def __init__(self, read: Callable[[], HealthReadings | None], report: Callable[[AgentStatement], None]) -> None:
         self._read = read
         self._report = report
         self._looked_s = -math.inf
@@ -101,7 +101,7 @@ class MonitorHealth:
         self._store_failed_s = math.inf
         self._lagging_looks = 0
 
-    def _records(self, readings: Readings, now_s: float) -> Statement:
+    def _records(self, readings: HealthReadings, now_s: float) -> AgentStatement:
         lost = sum(readings.lost_records.values())
         ranks = ", ".join(str(rank) for rank, number in sorted(readings.lost_records.items()) if number)
         reasons = [f"left out by rank {ranks}, whose log says why: a spool that is slow or full"] if ranks else []
@@ -111,7 +111,7 @@ class MonitorHealth:
         holds = self._has_grown("records", lost + readings.lost_files, now_s)
         return _statement(readings, "monitor-records-lost", holds=holds, value=float(lost), detail=detail)
 
-    def _lag(self, readings: Readings) -> Statement:
+    def _lag(self, readings: HealthReadings) -> AgentStatement:
         self._lagging_looks = self._lagging_looks + 1 if readings.lag_s > LAG_LIMIT_S else 0
         holds = self._lagging_looks >= 3
         return _statement(
@@ -123,7 +123,7 @@ class MonitorHealth:
             detail="of the newest step",
         )
 
-    def _store(self, readings: Readings, now_s: float) -> Statement:
+    def _store(self, readings: HealthReadings, now_s: float) -> AgentStatement:
         self._store_failed_s = min(self._store_failed_s, now_s) if readings.store_error else math.inf
         failing_s = max(0.0, now_s - self._store_failed_s)
         return _statement(
@@ -134,7 +134,7 @@ class MonitorHealth:
             detail=readings.store_error,
         )
 
-    def _missing(self, readings: Readings) -> Statement:
+    def _missing(self, readings: HealthReadings) -> AgentStatement:
         found = readings.set_aside
         details = []
         if found.num_rows:
@@ -150,14 +150,14 @@ class MonitorHealth:
             detail="; ".join(details),
         )
 
-    def _exports(self, readings: Readings, now_s: float) -> Statement:
+    def _exports(self, readings: HealthReadings, now_s: float) -> AgentStatement:
         number = readings.num_export_failures
         holds = self._has_grown("exports", number, now_s)
         return _statement(
             readings, "monitor-export-failing", holds=holds, value=float(number), detail="see the agent's log"
         )
 
-    def _conditions(self, readings: Readings) -> Statement:
+    def _conditions(self, readings: HealthReadings) -> AgentStatement:
         detail = "; ".join(f"{rule}: {fault}" for rule, fault in sorted(readings.faults.items()))
         return _statement(
             readings,
@@ -176,9 +176,9 @@ class MonitorHealth:
 
 
 def _statement(  # noqa: PLR0913 - what differs between statements
-    readings: Readings, rule: str, *, holds: bool, value: float, detail: str, usual: float = math.nan
-) -> Statement:
-    return Statement(
+    readings: HealthReadings, rule: str, *, holds: bool, value: float, detail: str, usual: float = math.nan
+) -> AgentStatement:
+    return AgentStatement(
         rule=rule,
         holds=holds,
         rank=readings.rank,
@@ -191,12 +191,12 @@ def _statement(  # noqa: PLR0913 - what differs between statements
     )
 
 
-def readings_of(parts: Parts) -> Readings | None:
+def readings_of(parts: AgentParts) -> HealthReadings | None:
     """Return what an agent's parts say now; None as long as no rank has been seen."""
     follower = parts.pipeline.follower
     if not follower.headers:
         return None
-    return Readings(
+    return HealthReadings(
         rank=min(follower.headers),
         attempt=parts.reactions.attempt,
         step=max(parts.watch.steps.values(), default=0),

@@ -20,8 +20,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trainermon.agent.pipeline import Consumer
-from trainermon.alerts.reported import Statement
+from trainermon.agent.pipeline import RecordConsumer
+from trainermon.alerts.reported import AgentStatement
 from trainermon.alerts.statistics import COUNT, INFS, NANS, SUM, SUM_SQ
 from trainermon.core.catalogue import GLOBAL_NORM_SERIES, LOSS_SCALE_SERIES, SKIPPED_SERIES
 from trainermon.core.journal import Header
@@ -37,7 +37,7 @@ STEPS_TO_FIRE = 3
 MAX_OPEN_STEPS = 64
 
 
-class _Report(NamedTuple):
+class _RankReport(NamedTuple):
     """One rank's part of one step: elements and squares by parameter name, and the framework's scalars."""
 
     elements: Mapping[str, float]
@@ -46,7 +46,7 @@ class _Report(NamedTuple):
     scalars: Mapping[str, float]
 
 
-class _Table(NamedTuple):
+class _SummedSeries(NamedTuple):
     """What one rank's series table says about the rows to add up, aligned with it."""
 
     names: tuple[str | None, ...]
@@ -54,7 +54,7 @@ class _Table(NamedTuple):
     scalars: Mapping[int, str]
 
 
-class IntegrityCheck(Consumer):
+class IntegrityCheck(RecordConsumer):
     """Adds up what all ranks report of a step, and says so when it does not fit.
 
     Args:
@@ -66,14 +66,14 @@ class IntegrityCheck(Consumer):
         num_mismatches: Those of them that did not fit.
     """
 
-    def __init__(self, report: Callable[[Statement], None], *, checks_norm: bool = True) -> None:
+    def __init__(self, report: Callable[[AgentStatement], None], *, checks_norm: bool = True) -> None:
         self.num_checked = self.num_mismatches = 0
         self._report = report
         self._checks_norm = checks_norm
         self._attempt = 0
-        self._tables: dict[int, tuple[int, _Table]] = {}
+        self._tables: dict[int, tuple[int, _SummedSeries]] = {}
         self._sizes: dict[str, int] = {}
-        self._steps: dict[int, dict[int, _Report]] = {}
+        self._steps: dict[int, dict[int, _RankReport]] = {}
         self._bad_steps = 0
         self._first_bad = -1
 
@@ -102,13 +102,13 @@ class IntegrityCheck(Consumer):
         self._steps.clear()
         self._bad_steps, self._first_bad = 0, -1
 
-    def _table(self, rank: int, header: Header, keys: Sequence[SeriesKey]) -> _Table:
+    def _table(self, rank: int, header: Header, keys: Sequence[SeriesKey]) -> _SummedSeries:
         known = self._tables.get(rank)
         if known is None or known[0] != len(keys):
             known = self._tables[rank] = (len(keys), self._read_table(header, keys))
         return known[1]
 
-    def _read_table(self, header: Header, keys: Sequence[SeriesKey]) -> _Table:
+    def _read_table(self, header: Header, keys: Sequence[SeriesKey]) -> _SummedSeries:
         names: list[str | None] = [None] * len(keys)
         weights = np.zeros(len(keys))
         scalars = {}
@@ -119,16 +119,16 @@ class IntegrityCheck(Consumer):
                 names[number] = key.name
                 weights[number] = 1.0 / placement.scale**2
                 self._sizes[key.name] = math.prod(placement.shape)
-        return _Table(tuple(names), weights, MappingProxyType(scalars))
+        return _SummedSeries(tuple(names), weights, MappingProxyType(scalars))
 
     @staticmethod
-    def _read(table: _Table, block: StatBlock) -> _Report:
+    def _read(table: _SummedSeries, block: StatBlock) -> _RankReport:
         series = np.asarray(block.series)
         values = np.asarray(block.values, np.float64).reshape(len(STATISTICS), -1)
         weights = table.weights[series]
         counted = np.flatnonzero(weights)
         elements = {table.names[series[row]]: values[COUNT, row] for row in counted}
-        return _Report(
+        return _RankReport(
             elements={name: float(count) for name, count in elements.items() if name is not None},
             squares=float(values[SUM_SQ, counted] @ weights[counted]),
             is_finite=not values[NANS : INFS + 1, counted].any(),
@@ -139,7 +139,7 @@ class IntegrityCheck(Consumer):
             },
         )
 
-    def _judge(self, block: StatBlock, reports: Mapping[int, _Report]) -> None:
+    def _judge(self, block: StatBlock, reports: Mapping[int, _RankReport]) -> None:
         problem = self._missing(reports) or (self._wrong_norm(reports) if self._checks_norm else None)
         self.num_checked += 1
         self.num_mismatches += problem is not None
@@ -165,10 +165,12 @@ class IntegrityCheck(Consumer):
                 )
             )
 
-    def _statement(self, block: StatBlock, *, holds: bool) -> Statement:
-        return Statement(rule=RULE, holds=holds, rank=0, attempt=self._attempt, step=block.step, time_s=block.time_s)
+    def _statement(self, block: StatBlock, *, holds: bool) -> AgentStatement:
+        return AgentStatement(
+            rule=RULE, holds=holds, rank=0, attempt=self._attempt, step=block.step, time_s=block.time_s
+        )
 
-    def _missing(self, reports: Mapping[int, _Report]) -> tuple[str, float, float, str] | None:
+    def _missing(self, reports: Mapping[int, _RankReport]) -> tuple[str, float, float, str] | None:
         total: dict[str, float] = {}
         for report in reports.values():
             for name, count in report.elements.items():
@@ -184,7 +186,7 @@ class IntegrityCheck(Consumer):
         return name, total[name], float(self._sizes[name]), text
 
     @staticmethod
-    def _wrong_norm(reports: Mapping[int, _Report]) -> tuple[str, float, float, str] | None:
+    def _wrong_norm(reports: Mapping[int, _RankReport]) -> tuple[str, float, float, str] | None:
         told = [report.scalars for report in reports.values()]
         known = next((scalars for scalars in told if GLOBAL_NORM_SERIES in scalars), None)
         if known is None or known.get(SKIPPED_SERIES) or not all(report.is_finite for report in reports.values()):

@@ -20,20 +20,20 @@ from collections.abc import Mapping
 from concurrent.futures import Executor, Future
 from pathlib import Path
 
-from trainermon.agent.assembly import Parts
+from trainermon.agent.assembly import AgentParts
 from trainermon.agent.hang.watch import HangWatch
 from trainermon.agent.health import MonitorHealth, readings_of
 from trainermon.agent.lifecycle.child import output_of
-from trainermon.agent.lifecycle.lock import DRAINING, FINISHED, RUNNING, RunLock, Status, is_followed, write_status
+from trainermon.agent.lifecycle.lock import DRAINING, FINISHED, RUNNING, AgentStatus, RunLock, is_followed, write_status
 from trainermon.agent.lifecycle.process import LOG_FILE
 from trainermon.agent.lifecycle.release import linger_s
 from trainermon.agent.node import RankFile, RunNode, read_rank_file
-from trainermon.agent.orders.deliveries import Deliveries
-from trainermon.agent.orders.dumps import Diagnoser, DumpEntry
-from trainermon.agent.orders.escalations import Escalations
+from trainermon.agent.orders.deliveries import DumpDeliveries
+from trainermon.agent.orders.dumps import DumpDiagnoser, DumpEntry
+from trainermon.agent.orders.escalations import NodeEscalations
 from trainermon.agent.web.access import open_access
 from trainermon.agent.web.http import build_application
-from trainermon.agent.web.server import Server, certificate_of
+from trainermon.agent.web.server import WebServer, certificate_of
 from trainermon.core.errors import ConfigError
 from trainermon.exporters.discovery import clear_targets, write_targets
 from trainermon.exporters.export import SEGMENTS_FOLDER
@@ -56,7 +56,7 @@ DRAIN_LIMIT_S = 900.0
 _log = logging.getLogger(__name__)
 
 
-class Agent:
+class NodeAgent:
     """Follows one spool until its run is over.
 
     Args:
@@ -68,7 +68,7 @@ class Agent:
     """
 
     def __init__(
-        self, parts: Parts, spool: Path, executor: Executor, *, host: str, lock: RunLock | None = None
+        self, parts: AgentParts, spool: Path, executor: Executor, *, host: str, lock: RunLock | None = None
     ) -> None:
         self._lock = lock
         self._is_lost = False
@@ -92,12 +92,12 @@ class Agent:
             log=parts.node_dir / LOG_FILE,
         )
         self._node = RunNode(parts, executor=executor, host=host, flush=self._flush, stop=self.stop, hang=self._hang)
-        self._diagnoser = Diagnoser(
+        self._diagnoser = DumpDiagnoser(
             parts.settings.run_dir, executor=executor, commit=self._settle, finished=self._show_diagnosis
         )
-        self._deliveries = Deliveries(spool, parts.settings.run_dir)
+        self._deliveries = DumpDeliveries(spool, parts.settings.run_dir)
         self._health = MonitorHealth(lambda: readings_of(parts), parts.judge.report)
-        self._server: Server | None = None
+        self._server: WebServer | None = None
         self._stopping = False
         self._state = RUNNING
         self._num_ended = self._num_commits = 0
@@ -107,7 +107,7 @@ class Agent:
         self._last_turn_s = self._looked_s = self._gone_s = self._compacted_s = time.monotonic()
         self._compaction: asyncio.Task[None] | None = None
         self._draining: Future[None] | None = None
-        self._status: Status | None = None
+        self._status: AgentStatus | None = None
         self._rank_files: set[tuple[int, int]] = set()
 
     def stop(self) -> None:
@@ -268,9 +268,9 @@ class Agent:
         access = settings.access.completed()
         try:
             gate = open_access(access, own_token=self._parts.token)
-            escalations = Escalations(self._parts)
+            escalations = NodeEscalations(self._parts)
             application = build_application(self._node, access=gate, hosts=hosts, escalations=escalations)
-            self._server = Server(
+            self._server = WebServer(
                 application, host=settings.host, port=settings.port, certificate=certificate_of(access)
             )
         except (OSError, ConfigError) as error:
@@ -292,7 +292,7 @@ class Agent:
         if pipeline.num_commits != self._num_commits:
             self._num_commits = pipeline.num_commits
             self._parts.metrics.set("trainermon_last_commit_timestamp_seconds", time.time())
-        status = Status(
+        status = AgentStatus(
             pid=os.getpid(),
             run_id=self._parts.settings.run_id,
             output=self._parts.settings.output,

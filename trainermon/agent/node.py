@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 import trainermon
-from trainermon.agent.assembly import Parts
+from trainermon.agent.assembly import AgentParts
 from trainermon.agent.hang.report import FOLDER as REPORTS
 from trainermon.agent.hang.report import RULES as REPORTED
 from trainermon.agent.hang.report import report_name
@@ -57,7 +57,7 @@ class RunNode:
 
     def __init__(  # noqa: PLR0913 - what is asked of an agent
         self,
-        parts: Parts,
+        parts: AgentParts,
         *,
         executor: Executor,
         host: str,

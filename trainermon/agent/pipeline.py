@@ -27,12 +27,12 @@ from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any
 
-from trainermon.agent.follower import Followed, Follower
+from trainermon.agent.follower import FollowedRecord, JournalFollower
 from trainermon.core.errors import StoreError
 from trainermon.core.journal import BlockRecord, EndRecord, EventRecord, Header, HeaderRecord, remove_before
 from trainermon.core.values import SeriesKey, StatBlock
-from trainermon.exporters.store.segments import Position
-from trainermon.exporters.store.store import Batch, SegmentWriter, SetAside
+from trainermon.exporters.store.segments import JournalPosition
+from trainermon.exporters.store.store import SegmentBatch, SegmentWriter, SetAside
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ TURN_S = 0.05
 """Page, signals and the watch over ranks wait for the end of a turn."""
 
 
-class Consumer:
+class RecordConsumer:
     """Something on the hot path. Override what you need; each call must be quick, and runs on the thread of `step`.
 
     After a restart of the agent the records since the last commit come again: what a consumer does must be idempotent.
@@ -60,7 +60,7 @@ class Consumer:
         """The rank closed its journal in good order."""
 
 
-class Pipeline:
+class RecordPipeline:
     """Moves records from the journals in `spool` to the consumers, and to the segments in `directory`.
 
     `executor` must run one job at a time. All methods belong to one thread.
@@ -82,7 +82,7 @@ class Pipeline:
         directory: Path,
         *,
         executor: Executor,
-        consumers: Sequence[Consumer] = (),
+        consumers: Sequence[RecordConsumer] = (),
         flush_bytes: int = 8 << 20,
         flush_s: float = 30.0,
         clock: Callable[[], float] = time.monotonic,
@@ -98,16 +98,16 @@ class Pipeline:
         self._clock = clock
         self._writer = SegmentWriter(directory)
         self._committed = dict(self._writer.metadata.positions)
-        self.follower = Follower(spool, self._committed)
-        self._behind: Follower | None = None
-        self._batch: Batch | None = None
+        self.follower = JournalFollower(spool, self._committed)
+        self._behind: JournalFollower | None = None
+        self._batch: SegmentBatch | None = None
         self._commit: Future[Path] | None = None
         self._next_seal_s = clock() + flush_s
         self._retry_s = 0.0
-        self._waiting: list[tuple[dict[int, Position], Future[None]]] = []
+        self._waiting: list[tuple[dict[int, JournalPosition], Future[None]]] = []
 
     @property
-    def flushed(self) -> dict[int, Position]:
+    def flushed(self) -> dict[int, JournalPosition]:
         """By rank, the position up to which everything is stored, or there was nothing to store."""
         nothing_pending = self._batch is None and not self._writer.num_rows
         return {**self._committed, **(self._stored_from.positions if nothing_pending else {})}
@@ -130,7 +130,7 @@ class Pipeline:
         self._settle()
         if self._behind is None and self._writer.size_bytes >= 2 * self._flush_bytes:
             logger.warning("the store does not keep up; what is new waits in the journals")
-            self._behind = Follower(self._spool, self.follower.positions)
+            self._behind = JournalFollower(self._spool, self.follower.positions)
         num_records = self._follow(self._clock() + (TURN_S if self._behind is None else TURN_S / 2))
         self._catch_up(self._clock() + TURN_S / 2)
         if self._batch is None and self._is_due():
@@ -156,7 +156,7 @@ class Pipeline:
             self._behind.close()
 
     @property
-    def _stored_from(self) -> Follower:
+    def _stored_from(self) -> JournalFollower:
         return self._behind or self.follower
 
     def _follow(self, deadline_s: float) -> int:
@@ -183,18 +183,18 @@ class Pipeline:
             self._behind.close()
             self._behind = None
 
-    def _gather(self, followed: Followed) -> None:
+    def _gather(self, followed: FollowedRecord) -> None:
         header, record = followed
         if isinstance(record, BlockRecord):
             with self._surviving("the store"):
                 self._writer.add(header, header.series, record.block)
 
-    def _feed(self, followed: Followed) -> None:
+    def _feed(self, followed: FollowedRecord) -> None:
         self.num_blocks += isinstance(followed.record, BlockRecord)
         for consumer in self._consumers:
             self._feed_one(consumer, followed)
 
-    def _feed_one(self, consumer: Consumer, followed: Followed) -> None:
+    def _feed_one(self, consumer: RecordConsumer, followed: FollowedRecord) -> None:
         header, record = followed
         with self._surviving(type(consumer).__name__):
             if isinstance(record, BlockRecord):
@@ -254,7 +254,7 @@ class Pipeline:
                 done.set_result(None)
 
 
-def commit(batch: Batch, spool: Path) -> Path:
+def commit(batch: SegmentBatch, spool: Path) -> Path:
     """Write the segment, then remove the journal files that it makes superfluous; runs in the worker's thread.
 
     Raises:

@@ -13,17 +13,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from trainermon.agent.alerting import AlertBook
-from trainermon.agent.feed import Feed
+from trainermon.agent.feed import EventFeed
 from trainermon.agent.hang.report import report_url
 from trainermon.agent.orders.commands import CommandBook, ConflictError
-from trainermon.agent.orders.dumps import DumpEntry, Dumps
+from trainermon.agent.orders.dumps import DumpEntry, RunDumps
 from trainermon.agent.orders.reconfigure import REACH_S
-from trainermon.agent.pipeline import Consumer
+from trainermon.agent.pipeline import RecordConsumer
 from trainermon.agent.watch import RankWatch
 from trainermon.alerts.engine import RuleEngine
 from trainermon.alerts.escalation import Escalator
-from trainermon.alerts.reported import Statement
-from trainermon.alerts.rules import Rule
+from trainermon.alerts.reported import AgentStatement
+from trainermon.alerts.rules import AlertRule
 from trainermon.core.journal import Header
 from trainermon.core.values import Alert, Command, SeriesKey, StatBlock, as_plain
 from trainermon.exporters.prometheus.exposition import Exposition
@@ -35,7 +35,7 @@ _DUMPED = frozenset({"written", "nonfinite", "clean"})
 _log = logging.getLogger(__name__)
 
 
-class RuleConsumer(Consumer):
+class RuleConsumer(RecordConsumer):
     """Evaluates the rules on every block and hands on what changed."""
 
     def __init__(self, engine: RuleEngine, report: Callable[[Alert], None]) -> None:
@@ -47,7 +47,7 @@ class RuleConsumer(Consumer):
         for alert in self._engine.evaluate(header, keys, block):
             self._report(alert)
 
-    def report(self, statement: Statement) -> None:
+    def report(self, statement: AgentStatement) -> None:
         """Take a statement of the agent about a rank, or about itself."""
         for alert in self._engine.report(statement):
             self._report(alert)
@@ -58,7 +58,7 @@ class RuleConsumer(Consumer):
         self._report(alert)
 
 
-class MetricsConsumer(Consumer):
+class MetricsConsumer(RecordConsumer):
     """Feeds the exposition."""
 
     def __init__(self, metrics: Exposition) -> None:
@@ -69,7 +69,7 @@ class MetricsConsumer(Consumer):
         self._metrics.update(header, keys, block)
 
 
-class HistoryConsumer(Consumer):
+class HistoryConsumer(RecordConsumer):
     """Feeds what the page shows."""
 
     def __init__(self, history: RunHistory) -> None:
@@ -88,7 +88,7 @@ class HistoryConsumer(Consumer):
         self._history.end(header.coordinates.rank)
 
 
-class DumpReports(Consumer):
+class DumpReports(RecordConsumer):
     """What ranks have reported on the newest commands.
 
     Attributes:
@@ -107,7 +107,7 @@ class DumpReports(Consumer):
                 self.by_command.popitem(last=False)
 
 
-class Reactions(Consumer):
+class Reactions(RecordConsumer):
     """Brings alerts to page, log and ranks, and the ranks' events to page and diagnosis.
 
     Attributes:
@@ -122,11 +122,11 @@ class Reactions(Consumer):
         *,
         alerts: AlertBook,
         commands: CommandBook,
-        dumps: Dumps,
+        dumps: RunDumps,
         escalator: Escalator,
-        feed: Feed,
+        feed: EventFeed,
         metrics: Exposition,
-        rules: Sequence[Rule],
+        rules: Sequence[AlertRule],
         watch: RankWatch,
         host: str,
     ) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainermon.agent.pipeline import Consumer
+from trainermon.agent.pipeline import RecordConsumer
 from trainermon.alerts.across_ranks.peers import AXES, copy_axes
 from trainermon.core.journal import Header
 from trainermon.core.values import STATISTICS, Coordinates, Kind, Placement, SeriesKey, StatBlock
@@ -32,7 +32,7 @@ _Words = NDArray[np.uint64]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Copies:
+class CopyGroup:
     """What all copies of the same elements have in common.
 
     Attributes:
@@ -44,7 +44,7 @@ class Copies:
     group: str
 
 
-def copies_of(key: SeriesKey, placement: Placement, coordinates: Coordinates) -> Copies | None:
+def copies_of(key: SeriesKey, placement: Placement, coordinates: Coordinates) -> CopyGroup | None:
     """Return which copies a rank's tensor is one of, as the rules see it; None if there is no way to tell.
 
     >>> norm = Placement(dtype="float32", shape=(8,), replicated_over=("dp", "tp"))
@@ -57,10 +57,10 @@ def copies_of(key: SeriesKey, placement: Placement, coordinates: Coordinates) ->
     whole = placement.offset == 0 and placement.length is None
     part = "" if whole else f"[{placement.offset}:{placement.offset + (placement.length or 0)}]"
     group = " ".join(f"{axis}{getattr(coordinates, axis)}" for axis in AXES if axis not in axes)
-    return Copies(f"{key.label}{part}", group)
+    return CopyGroup(f"{key.label}{part}", group)
 
 
-class ReplicaChecksums(Consumer):
+class ReplicaChecksums(RecordConsumer):
     """The checksums of the last `MAX_STEPS` checked steps of this node's ranks; of the newest attempt only.
 
     A step without checksums costs a look at one byte per series.
@@ -68,7 +68,7 @@ class ReplicaChecksums(Consumer):
 
     def __init__(self) -> None:
         self._attempt = -1
-        self._tables: dict[int, _Table] = {}
+        self._tables: dict[int, _ChecksumSeries] = {}
         self._steps: dict[int, dict[int, tuple[NDArray[np.intp], _Words]]] = {}
 
     def on_block(self, header: Header, keys: Sequence[SeriesKey], block: StatBlock) -> None:
@@ -81,7 +81,7 @@ class ReplicaChecksums(Consumer):
             self._tables.clear()
             self._steps.clear()
         rank = header.coordinates.rank
-        found = self._tables.setdefault(rank, _Table()).read(header, block)
+        found = self._tables.setdefault(rank, _ChecksumSeries()).read(header, block)
         if found is None:
             return
         self._steps.setdefault(block.step, {})[rank] = found
@@ -110,11 +110,11 @@ class ReplicaChecksums(Consumer):
         return found
 
 
-class _Table:
+class _ChecksumSeries:
     """Of one rank's series: which are checksums, of which copies, and a hash of what those are called."""
 
     def __init__(self) -> None:
-        self.copies: list[Copies | None] = []
+        self.copies: list[CopyGroup | None] = []
         self._is_checksum = np.zeros(0, bool)
         self._hashes = np.zeros(0, np.uint64)
 

@@ -6,14 +6,14 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterable
 
-from trainermon.agent.assembly import Parts
+from trainermon.agent.assembly import AgentParts
 from trainermon.agent.watch import RankState
 from trainermon.alerts.engine import RuleEngine
 from trainermon.core.control import Phase
 from trainermon.exporters.prometheus.exposition import Exposition
 
 
-def show_agent(parts: Parts, *, num_faults: int) -> None:
+def show_agent(parts: AgentParts, *, num_faults: int) -> None:
     """Set what the agent's parts have counted; `num_faults` are those that its loop has survived."""
     metrics, pipeline, exports = parts.metrics, parts.pipeline, parts.exports
     metrics.set_alerts(parts.alerts.latest.values(), now_s=time.time())

@@ -31,7 +31,7 @@ _FLOAT = re.compile(r"^[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?
 _REPLACED = ("tag:yaml.org,2002:bool", "tag:yaml.org,2002:float")
 
 
-class _Loader(yaml.SafeLoader):
+class _RuleLoader(yaml.SafeLoader):
     """PyYAML's safe loader with the booleans and floats of YAML 1.2 and without repeated keys."""
 
     def construct_object(self, node: Any, deep: bool = False) -> Any:  # noqa: FBT001, FBT002 - as PyYAML calls it
@@ -44,16 +44,16 @@ class _Loader(yaml.SafeLoader):
             raise yaml.constructor.ConstructorError(None, None, what, node.start_mark) from error
 
 
-_Loader.yaml_implicit_resolvers = {
+_RuleLoader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if tag not in _REPLACED]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 # The integer resolver stands first in its lists, so a number without point or exponent stays an integer.
-_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", _BOOLEAN, list("tTfF"))
-_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))
+_RuleLoader.add_implicit_resolver("tag:yaml.org,2002:bool", _BOOLEAN, list("tTfF"))
+_RuleLoader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))
 
 
-def _construct_mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
+def _construct_mapping(loader: _RuleLoader, node: yaml.MappingNode) -> dict[Any, Any]:
     seen: set[Any] = set()
     for key_node, _ in node.value:
         key = loader.construct_object(key_node, deep=True)
@@ -67,7 +67,7 @@ def _construct_mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any
     return loader.construct_mapping(node, deep=True)
 
 
-_Loader.add_constructor("tag:yaml.org,2002:map", _construct_mapping)
+_RuleLoader.add_constructor("tag:yaml.org,2002:map", _construct_mapping)
 
 
 def read_document(path: Path) -> Any:
@@ -77,12 +77,12 @@ def read_document(path: Path) -> Any:
         RuleError: the file cannot be read, is not UTF-8, or is not YAML; the message names the file and the line.
     """
     try:
-        return documents.read_document(path, is_yaml=True, loader=_Loader)
+        return documents.read_document(path, is_yaml=True, loader=_RuleLoader)
     except ConfigError as error:
         raise RuleError(f"{path}: {error}") from error
 
 
-class Node:
+class DocumentNode:
     """One mapping of the file and the path to it.
 
     Args:
@@ -114,9 +114,9 @@ class Node:
         """Return the error that says `message` about `key`."""
         return self.error(self._at(key), message)
 
-    def child(self, key: str, known: Sequence[str]) -> Node:
+    def child(self, key: str, known: Sequence[str]) -> DocumentNode:
         """Return the mapping under `key`."""
-        return Node(self.raw(key), known, where=self.where, path=self._at(key))
+        return DocumentNode(self.raw(key), known, where=self.where, path=self._at(key))
 
     def raw(self, key: str) -> Any:
         """Return whatever stands under `key`."""

@@ -17,8 +17,8 @@ from trainermon.alerts.across_ranks.across import AcrossRanks
 from trainermon.alerts.conditions.criteria import Differs, Straggler
 from trainermon.alerts.conditions.watchers import history_of
 from trainermon.alerts.rank_rules import RankRules, RuleSet
-from trainermon.alerts.reported import ReportedAlerts, Statement
-from trainermon.alerts.rules import Rule
+from trainermon.alerts.reported import AgentStatement, ReportedAlerts
+from trainermon.alerts.rules import AlertRule
 from trainermon.core.values import Alert, AlertState, Kind, SeriesKey, StatBlock
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class RuleEngine:
         rules: From `load_rules`.
     """
 
-    def __init__(self, rules: Sequence[Rule]) -> None:
+    def __init__(self, rules: Sequence[AlertRule]) -> None:
         self._rules = tuple(rules)
         self._shared = RuleSet(self._rules)
         self._across = AcrossRanks(self._rules, self._shared.faults)
@@ -121,7 +121,7 @@ class RuleEngine:
             else:
                 self._rank(alert.rank).resume(alert)
 
-    def report(self, statement: Statement) -> list[Alert]:
+    def report(self, statement: AgentStatement) -> list[Alert]:
         """Return what changed by a statement of the agent: at most one alert that begins or ends.
 
         A statement that says what is known changes nothing, and neither does one about a rule that there is not.

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from trainermon.alerts.lines import append_line, read_lines
-from trainermon.alerts.rules import TASKS, Escalation, Rule
+from trainermon.alerts.rules import TASKS, AlertRule, RuleEscalation
 from trainermon.core.errors import ConfigError
 from trainermon.core.values import Action, Alert, AlertState, Command, Kind
 
@@ -58,7 +58,7 @@ class EscalationSettings:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
+class EscalationDecision:
     """What was decided about one alert.
 
     Attributes:
@@ -92,22 +92,22 @@ class Escalator:
             stand there count as made.
     """
 
-    def __init__(self, settings: EscalationSettings, rules: Sequence[Rule], *, path: Path | None = None) -> None:
+    def __init__(self, settings: EscalationSettings, rules: Sequence[AlertRule], *, path: Path | None = None) -> None:
         self._settings = settings
         self._escalations = {rule.name: rule.escalate for rule in rules if rule.escalate}
         self._path = path
-        self._decisions: dict[str, Decision] = {}
+        self._decisions: dict[str, EscalationDecision] = {}
         self._written: dict[tuple[str, int], int] = {}  # by command and rank
         for entry in read_lines(path) if path else ():
             self._apply(entry)
 
     @property
-    def decisions(self) -> list[Decision]:
+    def decisions(self) -> list[EscalationDecision]:
         """What was decided so far, in order."""
         return list(self._decisions.values())
 
     @property
-    def suppressed(self) -> list[Decision]:
+    def suppressed(self) -> list[EscalationDecision]:
         """The alerts whose rule says `escalate` that were not followed by a dump, with the reason."""
         return [decision for decision in self._decisions.values() if not decision.ranks]
 
@@ -145,13 +145,13 @@ class Escalator:
             _logger.info("no dump follows alert %s (%s): %s", alert.id, alert.rule, decision.reason)
         return {rank: [self._command(decision, escalation)] for rank in decision.ranks}
 
-    def decision(self, alert_id: str) -> Decision | None:
+    def decision(self, alert_id: str) -> EscalationDecision | None:
         """Return what was decided about an alert, or None if nothing was yet."""
         return self._decisions.get(alert_id)
 
     def admit(
         self, alert_ids: Sequence[str], command_id: str, ranks: Sequence[int], *, first_step: int, now_s: float
-    ) -> Decision:
+    ) -> EscalationDecision:
         """Decide, under the same limits, about alerts that somebody else found, such as Prometheus.
 
         All of them are one incident, and the first one's decision counts for all. One that was decided about before is
@@ -172,7 +172,7 @@ class Escalator:
         objection = self._limit(
             self._num_recent(followed, now_s, besides=command_id), share=share, num_ranks=len(ranks)
         )
-        decision = Decision(
+        decision = EscalationDecision(
             alert=alert_ids[0],
             incident=command_id,
             command=command_id,
@@ -198,7 +198,7 @@ class Escalator:
             self._written[command_id, rank] = num_bytes
             self._record({"settled": {"command": command_id, "rank": rank, "num_bytes": num_bytes}})
 
-    def _judge(self, alert: Alert, steps: Mapping[int, int], now_s: float, margin_steps: int) -> Decision:
+    def _judge(self, alert: Alert, steps: Mapping[int, int], now_s: float, margin_steps: int) -> EscalationDecision:
         incident = f"{alert.rule}/{alert.attempt}/{alert.first_step}"
         followed = [other for other in self._decisions.values() if other.ranks]
         same = [other for other in followed if other.incident == incident]
@@ -207,7 +207,7 @@ class Escalator:
         ranks = tuple(sorted(concerned - told))
         share = self._share(len(ranks))
         num_recent = self._num_recent(followed, now_s, besides=incident)
-        decision = Decision(
+        decision = EscalationDecision(
             alert=alert.id,
             incident=incident,
             command=same[0].command if same else alert.id,
@@ -235,7 +235,7 @@ class Escalator:
         """Return how many bytes each of `num_ranks` may write."""
         return min(self.bytes_left(), self._settings.max_bytes // _QUOTA_SHARE) // max(1, num_ranks)
 
-    def _num_recent(self, followed: Sequence[Decision], now_s: float, *, besides: str) -> int:
+    def _num_recent(self, followed: Sequence[EscalationDecision], now_s: float, *, besides: str) -> int:
         """Return how many incidents of the last hour were followed by a dump."""
         # A clock that was set back leaves decisions in the future; they count as recent.
         return len({other.incident for other in followed if now_s - other.time_s < _PERIOD_S} - {besides})
@@ -247,7 +247,7 @@ class Escalator:
             return f"{self.bytes_left()} of {self._settings.max_bytes} bytes are left, too few for {num_ranks} ranks"
         return ""
 
-    def _command(self, decision: Decision, escalation: Escalation) -> Command:
+    def _command(self, decision: EscalationDecision, escalation: RuleEscalation) -> Command:
         return Command(
             id=decision.command,
             action=Action.DUMP,
@@ -261,7 +261,7 @@ class Escalator:
     def _apply(self, entry: Mapping[str, Any]) -> None:
         try:
             if "decision" in entry:
-                decision = Decision(**{**entry["decision"], "ranks": tuple(entry["decision"]["ranks"])})
+                decision = EscalationDecision(**{**entry["decision"], "ranks": tuple(entry["decision"]["ranks"])})
                 self._decisions[decision.alert] = decision
             else:
                 settled = entry["settled"]

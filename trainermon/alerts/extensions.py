@@ -22,7 +22,7 @@ GROUP = "trainermon.conditions"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Custom:
+class CustomCondition:
     """A condition of another package: the name of its entry point, and what the rule says."""
 
     name: str

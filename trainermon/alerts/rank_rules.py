@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trainermon.alerts.across_ranks.partners import Divisors
+from trainermon.alerts.across_ranks.partners import RatioDivisors
 from trainermon.alerts.conditions.condition import Slots
-from trainermon.alerts.conditions.contained import Faults
+from trainermon.alerts.conditions.contained import ConditionFaults
 from trainermon.alerts.conditions.criteria import Reported
-from trainermon.alerts.rules import Rule, inhibitors, later_inhibitors
+from trainermon.alerts.rules import AlertRule, inhibitors, later_inhibitors
 from trainermon.alerts.statistics import SUM, Array
-from trainermon.alerts.watch import NO_SLOT, Watch, compact
-from trainermon.alerts.wording import Moment
+from trainermon.alerts.watch import NO_SLOT, RuleWatch, compact
+from trainermon.alerts.wording import AlertMoment
 from trainermon.core.catalogue import LOSS_SCALE_SERIES, SKIPPED_SERIES
 from trainermon.core.values import STATISTICS, Alert, AlertState, Kind, SeriesKey, StatBlock
 
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 _MAX_PLANS = 16  # kinds that are collected at different intervals give a few patterns of series, not many
 
 
-class Look(NamedTuple):
+class RuleRows(NamedTuple):
     """What one rule looks at in a step: rows of the block, their slots, and for a ratio what divides them."""
 
-    watch: Watch
+    watch: RuleWatch
     rows: Slots
     slots: Slots
-    divisors: Divisors | None
+    divisors: RatioDivisors | None
 
     def moments(self, values: Array) -> Array:
         """Return the rule's part of a block's values."""
@@ -40,10 +40,10 @@ class Look(NamedTuple):
         return own if self.divisors is None else self.divisors.join(own, values)
 
 
-class Plan(NamedTuple):
+class RowPlan(NamedTuple):
     """What all rules look at in steps that show the same series; the rows that tell of a skipped step, -1 if none."""
 
-    looks: tuple[Look, ...]
+    looks: tuple[RuleRows, ...]
     skipped: int
     loss_scale: int
 
@@ -67,9 +67,9 @@ class RuleSet:
             back its consequences on all ranks, as those who wait for a slow rank are slow too.
     """
 
-    def __init__(self, rules: Sequence[Rule]) -> None:
+    def __init__(self, rules: Sequence[AlertRule]) -> None:
         self.rules = tuple(rule for rule in rules if not isinstance(rule.when, Reported))
-        self.faults = Faults()
+        self.faults = ConditionFaults()
         self.firing_anywhere: dict[str, set[int]] = {}
         self._always = inhibitors(rules)
         self._later = later_inhibitors(rules)
@@ -79,7 +79,7 @@ class RuleSet:
         ranks = self.firing_anywhere.setdefault(rule, set())
         (ranks.add if is_firing else ranks.discard)(rank)
 
-    def is_consequence(self, watch: Watch, watches: Mapping[str, Watch]) -> bool:
+    def is_consequence(self, watch: RuleWatch, watches: Mapping[str, RuleWatch]) -> bool:
         """Return whether the alert of `watch` follows from another one; `watches` are the rank's."""
         name, began = watch.rule.name, watch.group.first_step
         if any(self.firing_anywhere.get(other) for other in self._always[name]):
@@ -101,13 +101,13 @@ class RankRules:
     """
 
     def __init__(self, number: int, shared: RuleSet) -> None:
-        self.moment = Moment(rank=number, attempt=-1, step=-1, time_s=0.0)
+        self.moment = AlertMoment(rank=number, attempt=-1, step=-1, time_s=0.0)
         self.took_step = False
-        self.compared: list[tuple[Watch, Slots, Array]] = []
+        self.compared: list[tuple[RuleWatch, Slots, Array]] = []
         self._shared = shared
-        self._watches = {rule.name: Watch(rule, shared.faults) for rule in shared.rules}
+        self._watches = {rule.name: RuleWatch(rule, shared.faults) for rule in shared.rules}
         self._num_keys = 0
-        self._plans: dict[bytes, Plan] = {}
+        self._plans: dict[bytes, RowPlan] = {}
         self._skipped_id = self._scale_id = -1
         self._compared_place = (-1, -1)  # attempt and step up to which ranks were compared
         self._resumed: dict[str, Alert] = {}  # by rule; not found again yet
@@ -142,7 +142,7 @@ class RankRules:
             self._observe(self._plan(np.asarray(block.series)), values, block.step)
         return ended + self._changes(self._watches.values(), self.moment)
 
-    def take_comparison(self, watch: Watch, step: int, time_s: float) -> list[Alert]:
+    def take_comparison(self, watch: RuleWatch, step: int, time_s: float) -> list[Alert]:
         """Return what changed by a comparison of ranks, which `watch` has taken; its step may be behind the rank's."""
         self._compared_place = (self.moment.attempt, step)
         moment = dataclasses.replace(self.moment, step=step, time_s=time_s)
@@ -208,26 +208,26 @@ class RankRules:
                 self._scale_id = number
         self._num_keys = len(keys)
 
-    def _plan(self, series: NDArray[Any]) -> Plan:
+    def _plan(self, series: NDArray[Any]) -> RowPlan:
         pattern = series.tobytes()
         if pattern not in self._plans:
             if len(self._plans) >= _MAX_PLANS:
                 self._plans.clear()
-            self._plans[pattern] = Plan(
+            self._plans[pattern] = RowPlan(
                 tuple(self._looks(series)), _place(series, self._skipped_id), _place(series, self._scale_id)
             )
         return self._plans[pattern]
 
-    def _looks(self, series: NDArray[Any]) -> Iterator[Look]:
+    def _looks(self, series: NDArray[Any]) -> Iterator[RuleRows]:
         for watch in self._watches.values():
             rows = np.flatnonzero(watch.slot_of_id[series] != NO_SLOT)
             divisors = None
             if watch.partners:
                 rows, divisors = watch.partners.find(series, rows)
             if rows.size:
-                yield Look(watch, compact(rows), compact(watch.slot_of_id[series[rows]]), divisors)
+                yield RuleRows(watch, compact(rows), compact(watch.slot_of_id[series[rows]]), divisors)
 
-    def _observe(self, plan: Plan, values: Array, step: int) -> None:
+    def _observe(self, plan: RowPlan, values: Array, step: int) -> None:
         is_excused = plan.is_excused(values)
         for look in plan.looks:
             if is_excused and not look.watch.rule.on.skipped:
@@ -237,7 +237,7 @@ class RankRules:
             else:
                 look.watch.observe(look.slots, look.moments(values), step)
 
-    def _changes(self, watches: Iterable[Watch], moment: Moment) -> list[Alert]:
+    def _changes(self, watches: Iterable[RuleWatch], moment: AlertMoment) -> list[Alert]:
         changes = []
         for watch in watches:
             if watch.group.firing and not watch.on:
@@ -252,7 +252,7 @@ def _place(series: NDArray[Any], number: int) -> int:
     return int(found[0]) if number >= 0 and found.size else -1
 
 
-def _lost(alert: Alert, moment: Moment) -> Alert:
+def _lost(alert: Alert, moment: AlertMoment) -> Alert:
     message = f"{alert.rule}: no longer on at step {moment.step} on rank {alert.rank}, began at step {alert.first_step}"
     return dataclasses.replace(
         alert, state=AlertState.RESOLVED, step=moment.step, time_s=moment.time_s, message=message

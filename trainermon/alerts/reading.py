@@ -27,8 +27,8 @@ from trainermon.alerts.conditions.criteria import (
     Threshold,
     Vanishing,
 )
-from trainermon.alerts.document import Node, nearest
-from trainermon.alerts.extensions import Custom, conditions_of_others
+from trainermon.alerts.document import DocumentNode, nearest
+from trainermon.alerts.extensions import CustomCondition, conditions_of_others
 from trainermon.core.values import Kind
 
 
@@ -37,7 +37,7 @@ def criterion_names() -> tuple[str, ...]:
     return (*READERS, *(name for name in conditions_of_others() if name not in READERS))
 
 
-def read_criterion(node: Node) -> Criterion:
+def read_criterion(node: DocumentNode) -> Criterion:
     """Return the condition of a rule, whose mapping is `node`.
 
     Raises:
@@ -53,17 +53,17 @@ def read_criterion(node: Node) -> Criterion:
         return _SCORED[given](when, keep)
     if given in READERS:
         return READERS[given](when)
-    return Custom(name=given, settings=when.plain(given))
+    return CustomCondition(name=given, settings=when.plain(given))
 
 
-def _nonfinite(when: Node) -> NonFinite:
+def _nonfinite(when: DocumentNode) -> NonFinite:
     if when.raw("nonfinite") is True:
         return NonFinite()
     node = when.child("nonfinite", ("allow_initial_inf",))
     return NonFinite(allow_initial_inf=node.flag("allow_initial_inf", default=False))
 
 
-def _limits(node: Node) -> tuple[float | None, float | None]:
+def _limits(node: DocumentNode) -> tuple[float | None, float | None]:
     above = node.number("above") if "above" in node else None
     below = node.number("below") if "below" in node else None
     if above is None and below is None:
@@ -73,20 +73,20 @@ def _limits(node: Node) -> tuple[float | None, float | None]:
     return above, below
 
 
-def _threshold(when: Node) -> Threshold:
+def _threshold(when: DocumentNode) -> Threshold:
     node = when.child("threshold", ("above", "below", "over"))
     above, below = _limits(node)
     return Threshold(above=above, below=below, over=node.whole("over", 1, at_least=1, at_most=MAX_WINDOW))
 
 
-def _clear(node: Node, keep: Node | None, score: float) -> float:
+def _clear(node: DocumentNode, keep: DocumentNode | None, score: float) -> float:
     clear = keep.number("score", score / 2, above=0.0) if keep else score / 2
     if keep and clear > score:
         raise keep.fail("score", f"found {clear:g}, expected at most {node.path}.score ({score:g})")
     return clear
 
 
-def _spike(when: Node, keep: Node | None) -> Spike:
+def _spike(when: DocumentNode, keep: DocumentNode | None) -> Spike:
     node = when.child("spike", ("score", "window", "warmup", "direction", "floor", "adopt", "share_of_first"))
     score = node.number("score", above=0.0)
     clear = _clear(node, keep, score)
@@ -106,11 +106,11 @@ def _spike(when: Node, keep: Node | None) -> Spike:
     )
 
 
-def _direction(node: Node) -> Direction:
+def _direction(node: DocumentNode) -> Direction:
     return Direction(node.choice("direction", tuple(Direction), Direction.BOTH))
 
 
-def _relative_to_mean(when: Node) -> RelativeToMean:
+def _relative_to_mean(when: DocumentNode) -> RelativeToMean:
     node = when.child("relative_to_mean", ("threshold", "beta", "direction", "floor"))
     beta = node.number("beta", 0.99, above=0.0)
     if beta >= 1.0:
@@ -120,27 +120,27 @@ def _relative_to_mean(when: Node) -> RelativeToMean:
     return RelativeToMean(threshold=threshold, beta=beta, direction=_direction(node), floor=floor)
 
 
-def _flat(when: Node) -> Flat:
+def _flat(when: DocumentNode) -> Flat:
     return Flat(relative_change=when.child("flat", ("relative_change", "steps")).number("relative_change", above=0.0))
 
 
-def _share(node: Node, key: str, default: float) -> float:
+def _share(node: DocumentNode, key: str, default: float) -> float:
     share = node.number(key, default, above=0.0)
     if share > 1.0:
         raise node.fail(key, f"found {share:g}, expected a share, at most 1")
     return share
 
 
-def _dead(when: Node) -> Dead:
+def _dead(when: DocumentNode) -> Dead:
     node = when.child("dead", ("zero_ratio", "steps", "lived"))
     return Dead(zero_ratio=_share(node, "zero_ratio", 1.0), lived=node.whole("lived", 20))
 
 
-def _frozen(when: Node) -> Frozen:
+def _frozen(when: DocumentNode) -> Frozen:
     return Frozen(lived=when.child("frozen", ("steps", "lived")).whole("lived", 20, at_least=1))
 
 
-def _exceeds(when: Node) -> Exceeds:
+def _exceeds(when: DocumentNode) -> Exceeds:
     node = when.child("exceeds", ("times", "warmup", "adopt"))
     return Exceeds(
         times=node.number("times", above=1.0),
@@ -149,7 +149,7 @@ def _exceeds(when: Node) -> Exceeds:
     )
 
 
-def _drift(when: Node) -> Drift:
+def _drift(when: DocumentNode) -> Drift:
     node = when.child("drift", ("factor", "direction", "steps", "levels", "warmup", "score", "share_of_first"))
     direction = Direction(node.choice("direction", (Direction.UP, Direction.DOWN), Direction.UP))
     return Drift(
@@ -163,7 +163,7 @@ def _drift(when: Node) -> Drift:
     )
 
 
-def _ratio(when: Node) -> Ratio:
+def _ratio(when: DocumentNode) -> Ratio:
     node = when.child("ratio", ("over", "above", "below", "times_learning_rate"))
     over = node.text("over")
     kinds = tuple(kind.value for kind in Kind)
@@ -174,22 +174,22 @@ def _ratio(when: Node) -> Ratio:
     return Ratio(over=Kind(over), above=above, below=below, times_rate=times_rate)
 
 
-def _vanishing(when: Node) -> Vanishing:
+def _vanishing(when: DocumentNode) -> Vanishing:
     node = when.child("vanishing", ("share", "warmup"))
     return Vanishing(share=_share(node, "share", 1e-4), warmup=node.whole("warmup", 64, at_least=1))
 
 
-def _saturated(when: Node) -> Saturated:
+def _saturated(when: DocumentNode) -> Saturated:
     return Saturated(share=_share(when.child("saturated", ("share",)), "share", 0.5))
 
 
-def _not_decreasing(when: Node) -> NotDecreasing:
+def _not_decreasing(when: DocumentNode) -> NotDecreasing:
     node = when.child("not_decreasing", ("steps", "improvement"))
     improvement = node.number("improvement", 0.0, above=-1e-300)
     return NotDecreasing(steps=node.whole("steps", at_least=2), improvement=improvement)
 
 
-def _spread(when: Node, keep: Node | None) -> Spread:
+def _spread(when: DocumentNode, keep: DocumentNode | None) -> Spread:
     node = when.child("spread", ("score", "floor", "ranks"))
     score = node.number("score", above=0.0)
     clear = _clear(node, keep, score)
@@ -197,28 +197,30 @@ def _spread(when: Node, keep: Node | None) -> Spread:
     return Spread(score=score, clear=clear, floor=node.number("floor", 0.1, above=0.0), ranks=ranks)
 
 
-def _differs(when: Node) -> Differs:
+def _differs(when: DocumentNode) -> Differs:
     if when.raw("differs") is True:
         return Differs()
     node = when.child("differs", ("tolerance", "fewest"))
     return Differs(tolerance=node.number("tolerance", 0.0, above=-1e-300), fewest=node.flag("fewest", default=False))
 
 
-def _straggler(when: Node) -> Straggler:
+def _straggler(when: DocumentNode) -> Straggler:
     node = when.child("straggler", ("ratio", "window"))
     window = node.whole("window", 10, at_least=1, at_most=MAX_WINDOW)
     return Straggler(ratio=node.number("ratio", 1.2, above=1.0), window=window)
 
 
-def _reported(when: Node) -> Reported:
+def _reported(when: DocumentNode) -> Reported:
     if when.raw("reported") is not True:
         raise when.fail("reported", "expected true: the agent itself says when it holds")
     return Reported()
 
 
-_SCORED: Mapping[str, Callable[[Node, Node | None], Criterion]] = MappingProxyType({"spike": _spike, "spread": _spread})
+_SCORED: Mapping[str, Callable[[DocumentNode, DocumentNode | None], Criterion]] = MappingProxyType(
+    {"spike": _spike, "spread": _spread}
+)
 
-READERS: Mapping[str, Callable[[Node], Criterion]] = MappingProxyType(
+READERS: Mapping[str, Callable[[DocumentNode], Criterion]] = MappingProxyType(
     {
         "nonfinite": _nonfinite,
         "threshold": _threshold,

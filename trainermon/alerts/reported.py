@@ -1,6 +1,6 @@
 """Alerts whose condition only the agent can see: a rank that hangs or is lost, a monitor that does not work.
 
-The agent says `Statement(rule="rank-hung", rank=3, …)` as often as it likes; what is new becomes an alert with the
+The agent says `AgentStatement(rule="rank-hung", rank=3, …)` as often as it likes; what is new becomes an alert with the
 severity, the words and the consequences of the rule of that name. Nothing has to hold for some time here: whoever makes
 the statement has waited already.
 """
@@ -12,14 +12,14 @@ import math
 from collections.abc import Mapping, Sequence
 
 from trainermon.alerts.conditions.criteria import Reported
-from trainermon.alerts.rules import Rule
+from trainermon.alerts.rules import AlertRule
 from trainermon.alerts.state import alert_id
 from trainermon.alerts.wording import filled_in
 from trainermon.core.values import Alert, AlertState, Finding, Kind, SeriesKey
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Statement:
+class AgentStatement:
     """What the agent says about a rank, or about itself (then `rank` is the first one of the node).
 
     Attributes:
@@ -58,8 +58,8 @@ class ReportedAlerts:
         rules: Of any kind; those that are not `reported` do not matter.
     """
 
-    def __init__(self, rules: Sequence[Rule]) -> None:
-        self._rules: Mapping[str, Rule] = {rule.name: rule for rule in rules if isinstance(rule.when, Reported)}
+    def __init__(self, rules: Sequence[AlertRule]) -> None:
+        self._rules: Mapping[str, AlertRule] = {rule.name: rule for rule in rules if isinstance(rule.when, Reported)}
         self._on: dict[tuple[str, int], Alert] = {}
 
     @property
@@ -71,7 +71,7 @@ class ReportedAlerts:
         """Return whether there is such a rule."""
         return rule in self._rules
 
-    def take(self, statement: Statement) -> list[Alert]:
+    def take(self, statement: AgentStatement) -> list[Alert]:
         """Return the alert that begins or ends by this statement; nothing if it says what is known, or has no rule."""
         rule = self._rules.get(statement.rule)
         place = (statement.rule, statement.rank)
@@ -98,7 +98,7 @@ class ReportedAlerts:
         return [_ended(alert, step=alert.step, time_s=time_s, why=f"attempt {attempt} began") for alert in ended]
 
 
-def _alert(rule: Rule, statement: Statement) -> Alert:
+def _alert(rule: AlertRule, statement: AgentStatement) -> Alert:
     fields = {
         "rank": statement.rank,
         "step": statement.step,

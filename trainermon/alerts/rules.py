@@ -28,8 +28,8 @@ from trainermon.alerts.conditions.criteria import (
     Reported,
     Spike,
 )
-from trainermon.alerts.document import Node, items, nearest, read_document
-from trainermon.alerts.extensions import Custom
+from trainermon.alerts.document import DocumentNode, items, nearest, read_document
+from trainermon.alerts.extensions import CustomCondition
 from trainermon.alerts.reading import criterion_names, read_criterion
 from trainermon.alerts.statistics import DERIVED, MOMENTS
 from trainermon.core.errors import RuleError
@@ -75,7 +75,7 @@ _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Selection:
+class SeriesSelection:
     """Which series a rule looks at.
 
     Attributes:
@@ -99,7 +99,7 @@ class Selection:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Escalation:
+class RuleEscalation:
     """What the ranks concerned shall do when the rule fires; None takes the run's setting."""
 
     action: Action
@@ -108,7 +108,7 @@ class Escalation:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class AlertRule:
     """One alert rule.
 
     Attributes:
@@ -129,20 +129,20 @@ class Rule:
 
     name: str
     severity: Severity
-    on: Selection
+    on: SeriesSelection
     when: Criterion
     for_steps: int = 1
     share: float = 0.0
     keep_steps: int = 5
     cooldown_steps: int = 0
-    escalate: Escalation | None = None
+    escalate: RuleEscalation | None = None
     inhibits: tuple[str, ...] = ()
     inhibits_later: tuple[str, ...] = ()
     summary: str
     runbook: str
 
 
-def load_rules(path: Path | str | None = None) -> tuple[Rule, ...]:
+def load_rules(path: Path | str | None = None) -> tuple[AlertRule, ...]:
     """Return the rules of a YAML file, or the default ones.
 
     Raises:
@@ -156,15 +156,15 @@ def load_rules(path: Path | str | None = None) -> tuple[Rule, ...]:
     return rules
 
 
-def read_rules(path: Path | str | None = None) -> tuple[tuple[Rule, ...], list[RuleError]]:
+def read_rules(path: Path | str | None = None) -> tuple[tuple[AlertRule, ...], list[RuleError]]:
     """Return the rules that can be meant as written, and what is wrong with the others, in their order.
 
     Raises:
         RuleError: the file cannot be read, or is no list of rules.
     """
     source = DEFAULT_RULES if path is None else Path(path)
-    document = Node(read_document(source), ("rules",), where=str(source))
-    rules: dict[str, Rule] = {}
+    document = DocumentNode(read_document(source), ("rules",), where=str(source))
+    rules: dict[str, AlertRule] = {}
     mistakes: list[RuleError] = []
     for number, entry in enumerate(items(document.raw("rules"), f"{source}: rules"), start=1):
         found = _rule_or_mistake(entry, source, number)
@@ -189,7 +189,7 @@ def read_rules(path: Path | str | None = None) -> tuple[tuple[Rule, ...], list[R
     return resolved, []
 
 
-def with_reported(rules: Sequence[Rule]) -> tuple[Rule, ...]:
+def with_reported(rules: Sequence[AlertRule]) -> tuple[AlertRule, ...]:
     """Return the rules and those built-in ones about ranks and monitor that a file of other rules does not name.
 
     Whether a rank hangs or the monitor fails is worth knowing whatever else is watched.
@@ -201,12 +201,12 @@ def with_reported(rules: Sequence[Rule]) -> tuple[Rule, ...]:
     return (*rules, *kept)
 
 
-def inhibitors(rules: Sequence[Rule]) -> Mapping[str, tuple[str, ...]]:
+def inhibitors(rules: Sequence[AlertRule]) -> Mapping[str, tuple[str, ...]]:
     """Return for every rule the rules that hold it back, whenever it begins."""
     return {rule.name: tuple(other.name for other in rules if rule.name in other.inhibits) for rule in rules}
 
 
-def later_inhibitors(rules: Sequence[Rule]) -> Mapping[str, tuple[str, ...]]:
+def later_inhibitors(rules: Sequence[AlertRule]) -> Mapping[str, tuple[str, ...]]:
     """Return for every rule the rules that hold it back if it begins after them."""
     return {rule.name: tuple(other.name for other in rules if rule.name in other.inhibits_later) for rule in rules}
 
@@ -233,17 +233,17 @@ _RULE_KEYS = (
 )
 
 
-def _rule_or_mistake(entry: Any, source: Path, number: int) -> Rule | RuleError:
+def _rule_or_mistake(entry: Any, source: Path, number: int) -> AlertRule | RuleError:
     try:
         return _read_rule(entry, source, number)
     except RuleError as error:
         return error
 
 
-def _read_rule(entry: Any, source: Path, number: int) -> Rule:
+def _read_rule(entry: Any, source: Path, number: int) -> AlertRule:
     name = entry.get("name") if isinstance(entry, Mapping) else None
     called = repr(name[:MAX_NAME]) if isinstance(name, str) and name else f"number {number}"
-    node = Node(entry, _RULE_KEYS, where=f"{source}: rule {called}")
+    node = DocumentNode(entry, _RULE_KEYS, where=f"{source}: rule {called}")
     if not _NAME.fullmatch(node.text("name")):
         raise node.fail("name", f"found {called}, expected lower case words joined by hyphens, such as 'loss-spike'")
     if len(node.text("name")) > MAX_NAME:
@@ -251,7 +251,7 @@ def _read_rule(entry: Any, source: Path, number: int) -> Rule:
     keep = node.child("keep", ("steps", "score")) if "keep" in node else None
     when = read_criterion(node)
     share = _read_share(node, when)
-    rule = Rule(
+    rule = AlertRule(
         name=node.text("name"),
         severity=Severity(node.choice("severity", tuple(Severity))),
         on=_read_selection(node, when),
@@ -270,11 +270,11 @@ def _read_rule(entry: Any, source: Path, number: int) -> Rule:
     return rule
 
 
-def _read_selection(node: Node, when: Criterion) -> Selection:
+def _read_selection(node: DocumentNode, when: Criterion) -> SeriesSelection:
     if isinstance(when, Reported):
         if "on" in node:
             raise node.fail("on", "stands beside when.reported, which looks at no series: leave it out")
-        return Selection(kinds=(), names=(), statistic=IMPLIED[Reported])
+        return SeriesSelection(kinds=(), names=(), statistic=IMPLIED[Reported])
     on = node.child("on", ("kind", "names", "statistic", "skipped"))
     kinds = on.texts("kind")
     known = tuple(kind.value for kind in Kind)
@@ -284,7 +284,7 @@ def _read_selection(node: Node, when: Criterion) -> Selection:
     names = on.texts("names", ("*",))
     if not kinds or not names:
         raise on.fail("names" if kinds else "kind", "found an empty list, expected at least one entry")
-    return Selection(
+    return SeriesSelection(
         kinds=tuple(Kind(kind) for kind in kinds),
         names=names,
         statistic=_read_statistic(on, when),
@@ -292,7 +292,7 @@ def _read_selection(node: Node, when: Criterion) -> Selection:
     )
 
 
-def _read_statistic(on: Node, when: Criterion) -> str:
+def _read_statistic(on: DocumentNode, when: Criterion) -> str:
     implied = IMPLIED.get(type(when))
     if implied and "statistic" in on and on.text("statistic") != implied:
         raise on.fail(
@@ -302,10 +302,10 @@ def _read_statistic(on: Node, when: Criterion) -> str:
         return implied
     if isinstance(when, Differs):
         return on.choice("statistic", (*DERIVED, MOMENTS), MOMENTS)
-    return on.choice("statistic", tuple(DERIVED), "rms" if isinstance(when, Custom) else None)
+    return on.choice("statistic", tuple(DERIVED), "rms" if isinstance(when, CustomCondition) else None)
 
 
-def _read_share(node: Node, when: Criterion) -> float:
+def _read_share(node: DocumentNode, when: Criterion) -> float:
     if "share" not in node:
         return 0.0
     if isinstance(when, (*ACROSS_RANKS, Reported)):
@@ -316,7 +316,7 @@ def _read_share(node: Node, when: Criterion) -> float:
     return share
 
 
-def _read_for(node: Node, when: Criterion, share: float) -> int:
+def _read_for(node: DocumentNode, when: Criterion, share: float) -> int:
     if isinstance(when, Flat | Dead | Frozen):
         given = type(when).__name__.lower()
         if "for" in node:
@@ -338,19 +338,19 @@ def _read_for(node: Node, when: Criterion, share: float) -> int:
     return node.whole("for", 1, at_least=1)
 
 
-def _read_escalation(node: Node) -> Escalation | None:
+def _read_escalation(node: DocumentNode) -> RuleEscalation | None:
     if node.raw("escalate") == "none":
         return None
     inner = node.child("escalate", ("action", "task", "steps"))
     inner.choice("action", (Action.DUMP.value,))
-    return Escalation(
+    return RuleEscalation(
         action=Action.DUMP,
         task=inner.choice("task", TASKS) if "task" in inner else None,
         steps=inner.whole("steps", at_least=1) if "steps" in inner else None,
     )
 
 
-def _read_summary(node: Node, known: Sequence[str]) -> str:
+def _read_summary(node: DocumentNode, known: Sequence[str]) -> str:
     summary = node.text("summary")
     try:
         pieces = [piece for piece in string.Formatter().parse(summary) if piece[1] is not None]
@@ -369,7 +369,7 @@ def _read_summary(node: Node, known: Sequence[str]) -> str:
     return summary
 
 
-def _try_summary(node: Node, summary: str, known: Sequence[str]) -> None:
+def _try_summary(node: DocumentNode, summary: str, known: Sequence[str]) -> None:
     """Refuse a summary that cannot be filled in, before there is an alert that it would be needed for."""
     for whole, text in _SAMPLES:
         try:
@@ -380,7 +380,7 @@ def _try_summary(node: Node, summary: str, known: Sequence[str]) -> None:
             raise node.fail("summary", f"comes to {len(filled)} characters, expected at most {MAX_SUMMARY}")
 
 
-def _refuse_impossible(node: Node, rule: Rule) -> None:
+def _refuse_impossible(node: DocumentNode, rule: AlertRule) -> None:
     if rule.severity is not Severity.FATAL:
         return
     if not isinstance(rule.when, NonFinite):
@@ -391,7 +391,7 @@ def _refuse_impossible(node: Node, rule: Rule) -> None:
         raise node.fail("escalate", "stands beside severity: fatal; the rank replays that step itself: leave it out")
 
 
-def _with_inhibited(rule: Rule, names: Sequence[str], source: Path) -> Rule:
+def _with_inhibited(rule: AlertRule, names: Sequence[str], source: Path) -> AlertRule:
     return dataclasses.replace(
         rule,
         inhibits=_named(rule, "inhibits", names, source),
@@ -399,7 +399,7 @@ def _with_inhibited(rule: Rule, names: Sequence[str], source: Path) -> Rule:
     )
 
 
-def _named(rule: Rule, key: str, names: Sequence[str], source: Path) -> tuple[str, ...]:
+def _named(rule: AlertRule, key: str, names: Sequence[str], source: Path) -> tuple[str, ...]:
     found: list[str] = []
     for pattern in getattr(rule, key):
         matching = [name for name in names if fnmatch.fnmatchcase(name, pattern) and name != rule.name]
@@ -410,7 +410,7 @@ def _named(rule: Rule, key: str, names: Sequence[str], source: Path) -> tuple[st
     return tuple(found)
 
 
-def _refuse_cycles(rules: Sequence[Rule], source: Path) -> None:
+def _refuse_cycles(rules: Sequence[AlertRule], source: Path) -> None:
     inhibited = {rule.name: rule.inhibits for rule in rules}
 
     def visit(name: str, path: tuple[str, ...]) -> None:

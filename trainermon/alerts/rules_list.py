@@ -8,8 +8,8 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from trainermon.alerts.conditions.criteria import Reported
-from trainermon.alerts.extensions import Custom
-from trainermon.alerts.rules import Rule, load_rules
+from trainermon.alerts.extensions import CustomCondition
+from trainermon.alerts.rules import AlertRule, load_rules
 
 _HEADINGS = ("rule", "severity", "condition", "for", "looks at")
 
@@ -29,27 +29,27 @@ def main(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def condition_name(rule: Rule) -> str:
+def condition_name(rule: AlertRule) -> str:
     """Return the name of a rule's condition, as it stands in the file.
 
     >>> from trainermon.alerts.rules import load_rules
     >>> condition_name(load_rules()[0])
     'nonfinite'
     """
-    if isinstance(rule.when, Custom):
+    if isinstance(rule.when, CustomCondition):
         return rule.when.name
     name = re.sub(r"(?<!^)(?=[A-Z])", "_", type(rule.when).__name__).lower()
     return "nonfinite" if name == "non_finite" else name
 
 
-def _table(rules: Sequence[Rule]) -> Iterator[str]:
+def _table(rules: Sequence[AlertRule]) -> Iterator[str]:
     rows = [_HEADINGS, *(_row(rule) for rule in rules)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS) - 1)]
     for *cells, last in rows:
         yield "  ".join((*(f"{cell:<{width}}" for cell, width in zip(cells, widths, strict=True)), last))
 
 
-def _row(rule: Rule) -> tuple[str, ...]:
+def _row(rule: AlertRule) -> tuple[str, ...]:
     if isinstance(rule.when, Reported):
         return rule.name, str(rule.severity), "reported", "", "what the agent sees"
     names = "" if rule.on.names == ("*",) else f" {' '.join(rule.on.names)}"

@@ -13,15 +13,15 @@ import hashlib
 import numpy as np
 from numpy.typing import NDArray
 
-from trainermon.alerts.conditions.condition import Mask, Verdict
-from trainermon.alerts.rules import Rule
+from trainermon.alerts.conditions.condition import ConditionVerdict, Mask
+from trainermon.alerts.rules import AlertRule
 from trainermon.alerts.statistics import COUNT, INFS, NANS, Array
 
 _NEVER = -1
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Peaks:
+class SeriesPeaks:
     """The worst value that each series has shown since its condition began; NaN before.
 
     `score`, `value` and `baseline` are those of the verdict; `count`, `nans` and `infs` the moments of that value.
@@ -35,20 +35,20 @@ class Peaks:
     infs: Array
 
     @classmethod
-    def empty(cls, size: int) -> Peaks:
+    def empty(cls, size: int) -> SeriesPeaks:
         """Return peaks of `size` series that have shown nothing."""
         return cls(*(np.full(size, np.nan) for _ in dataclasses.fields(cls)))
 
-    def grown(self, size: int) -> Peaks:
+    def grown(self, size: int) -> SeriesPeaks:
         """Return the same peaks with room for `size` series."""
-        grown = Peaks.empty(size)
+        grown = SeriesPeaks.empty(size)
         for field in dataclasses.fields(self):
             known: Array = getattr(self, field.name)
             getattr(grown, field.name)[: len(known)] = known
         return grown
 
 
-class Group:
+class RuleState:
     """State of one rule on one rank; all counters restart with `reset`.
 
     Attributes:
@@ -58,11 +58,11 @@ class Group:
         peaks: What the worst value of each series was.
     """
 
-    def __init__(self, rule: Rule) -> None:
+    def __init__(self, rule: AlertRule) -> None:
         self._for = rule.for_steps
         self._keep = rule.keep_steps
         self._cooldown = rule.cooldown_steps
-        self.peaks = Peaks.empty(0)
+        self.peaks = SeriesPeaks.empty(0)
         self.members: Mask = np.zeros(0, np.bool_)
         self._bad_run = np.zeros(0, np.int32)  # values in a row
         self._clear_run = np.zeros(0, np.int32)
@@ -112,7 +112,7 @@ class Group:
         slots = np.flatnonzero(series)
         return slots[np.argsort(-self.peaks.score[slots], kind="stable")]
 
-    def advance(self, indices: NDArray[np.intp], verdict: Verdict, step: int) -> None:
+    def advance(self, indices: NDArray[np.intp], verdict: ConditionVerdict, step: int) -> None:
         """Take the verdict of one step into account; `indices` are the slots of the series that it is about.
 
         Series that are neither bad nor restless may be left out, as nothing changes for them.
@@ -131,7 +131,7 @@ class Group:
             self.first_step = _NEVER
         self._active = bool(self._restless.any())
 
-    def record(self, indices: NDArray[np.intp], verdict: Verdict, moments: Array, baseline: Array) -> None:
+    def record(self, indices: NDArray[np.intp], verdict: ConditionVerdict, moments: Array, baseline: Array) -> None:
         """Keep the values that are worse than what the series showed since their condition began."""
         peaks = self.peaks
         worse = verdict.bad & ~(verdict.score <= peaks.score[indices])
@@ -147,7 +147,7 @@ class Group:
             peak: Array = getattr(peaks, name)
             peak[indices[worse]] = values[worse]
 
-    def _count(self, indices: NDArray[np.intp], verdict: Verdict, step: int) -> None:
+    def _count(self, indices: NDArray[np.intp], verdict: ConditionVerdict, step: int) -> None:
         bad, fired, bad_run = verdict.bad, self._fired[indices], self._bad_run[indices]
         blind = np.zeros_like(bad) if verdict.blind is None else verdict.blind
         begins = bad & (bad_run == 0) & ~fired

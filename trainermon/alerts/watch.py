@@ -8,21 +8,21 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from trainermon.alerts.across_ranks.partners import Partners
-from trainermon.alerts.conditions.condition import Indices, Slots, Verdict, as_indices
-from trainermon.alerts.conditions.contained import Faults
+from trainermon.alerts.across_ranks.partners import RatioPartners
+from trainermon.alerts.conditions.condition import ConditionVerdict, Indices, Slots, as_indices
+from trainermon.alerts.conditions.contained import ConditionFaults
 from trainermon.alerts.conditions.criteria import ACROSS_RANKS, Ratio
 from trainermon.alerts.conditions.watchers import make_watcher
-from trainermon.alerts.rules import Rule
-from trainermon.alerts.state import Group
+from trainermon.alerts.rules import AlertRule
+from trainermon.alerts.state import RuleState
 from trainermon.alerts.statistics import Array
-from trainermon.alerts.wording import Concern, Moment, make_alert
+from trainermon.alerts.wording import AlertConcern, AlertMoment, make_alert
 from trainermon.core.values import Alert, AlertState, Placement, SeriesKey
 
 NO_SLOT = -1
 
 
-class Watch:
+class RuleWatch:
     """One rule on one rank: its series, what it remembers of them, and what was reported.
 
     Attributes:
@@ -37,14 +37,14 @@ class Watch:
         placements: How each of them is placed.
     """
 
-    def __init__(self, rule: Rule, faults: Faults) -> None:
+    def __init__(self, rule: AlertRule, faults: ConditionFaults) -> None:
         self.rule = rule
-        self.group = Group(rule)
+        self.group = RuleState(rule)
         self.slot_of_id = np.zeros(0, np.intp)
         self.on = False
         self.announced = 0
         self.compares = isinstance(rule.when, ACROSS_RANKS)
-        self.partners = Partners(rule.when) if isinstance(rule.when, Ratio) else None
+        self.partners = RatioPartners(rule.when) if isinstance(rule.when, Ratio) else None
         self.keys: list[SeriesKey] = []
         self.placements: list[Placement | None] = []
         self._watcher = make_watcher(rule, faults)
@@ -93,12 +93,14 @@ class Watch:
             restless = self.group.restless
         self._watcher.learn(slots, None if restless is None else restless[slots])
 
-    def take_verdict(self, indices: Indices, verdict: Verdict, moments: Array, baseline: Array, step: int) -> None:
+    def take_verdict(
+        self, indices: Indices, verdict: ConditionVerdict, moments: Array, baseline: Array, step: int
+    ) -> None:
         """Advance by what a comparison of ranks has found about this rank."""
         self.group.advance(indices, verdict, step)
         self.group.record(indices, verdict, moments, baseline)
 
-    def begin(self, resumed: dict[str, Alert], moment: Moment) -> None:
+    def begin(self, resumed: dict[str, Alert], moment: AlertMoment) -> None:
         """Note that an alert has begun, perhaps one that was known before a restart."""
         self.on = True
         self._first_step = self.group.first_step
@@ -106,7 +108,7 @@ class Watch:
         if known and known.attempt == moment.attempt and known.first_step <= self._first_step:
             self._first_step = resumed.pop(self.rule.name).first_step
 
-    def change(self, moment: Moment, *, held: bool) -> list[Alert]:
+    def change(self, moment: AlertMoment, *, held: bool) -> list[Alert]:
         """Return what is to be reported of the alert that is on: its begin, its growth or its end."""
         if not self.group.firing:
             reported, self.on, self.announced = self.announced, False, 0
@@ -117,11 +119,11 @@ class Watch:
         self.announced = size
         return [self.alert(AlertState.FIRING, moment)]
 
-    def alert(self, state: AlertState, moment: Moment) -> Alert:
+    def alert(self, state: AlertState, moment: AlertMoment) -> Alert:
         """Return the alert that is on or has just ended."""
         return make_alert(self.rule, state, self._concern(self.group.members, self._first_step), moment)
 
-    def pending_alert(self, moment: Moment) -> Alert | None:
+    def pending_alert(self, moment: AlertMoment) -> Alert | None:
         """Return what is pending; None if nothing is, or an alert is on."""
         since = self.group.pending_since()
         if since is None:
@@ -135,9 +137,9 @@ class Watch:
             self.placements.append(None)
         return self._slot_of[key]
 
-    def _concern(self, series: NDArray[np.bool_], first_step: int) -> Concern:
+    def _concern(self, series: NDArray[np.bool_], first_step: int) -> AlertConcern:
         slots = self.group.worst_first(series)
-        return Concern(slots=slots, keys=self.keys, peaks=self.group.peaks, first_step=first_step)
+        return AlertConcern(slots=slots, keys=self.keys, peaks=self.group.peaks, first_step=first_step)
 
 
 def compact(indices: NDArray[np.intp]) -> Slots:

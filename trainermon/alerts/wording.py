@@ -9,8 +9,8 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from trainermon.alerts.rules import Rule
-from trainermon.alerts.state import Peaks, alert_id
+from trainermon.alerts.rules import AlertRule
+from trainermon.alerts.state import SeriesPeaks, alert_id
 from trainermon.core.values import Alert, AlertState, Finding, SeriesKey
 
 _logger = logging.getLogger(__name__)
@@ -20,7 +20,7 @@ MAX_FINDINGS = 20
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Moment:
+class AlertMoment:
     """Where and when an alert changed."""
 
     rank: int
@@ -30,7 +30,7 @@ class Moment:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Concern:
+class AlertConcern:
     """What an alert is about.
 
     Attributes:
@@ -42,11 +42,11 @@ class Concern:
 
     slots: NDArray[np.intp]
     keys: list[SeriesKey]
-    peaks: Peaks
+    peaks: SeriesPeaks
     first_step: int
 
 
-def make_alert(rule: Rule, state: AlertState, concern: Concern, moment: Moment) -> Alert:
+def make_alert(rule: AlertRule, state: AlertState, concern: AlertConcern, moment: AlertMoment) -> Alert:
     """Return the alert of a group; its message names the worst series with its numbers."""
     worst = concern.slots[0]
     peaks = concern.peaks
@@ -81,7 +81,7 @@ def filled_in(summary: str, fields: Mapping[str, object]) -> str:
         return summary
 
 
-def _sentence(rule: Rule, state: AlertState, concern: Concern, moment: Moment) -> str:
+def _sentence(rule: AlertRule, state: AlertState, concern: AlertConcern, moment: AlertMoment) -> str:
     worst, peaks = concern.slots[0], concern.peaks
     value, usual = float(peaks.value[worst]), float(peaks.baseline[worst])
     fields = {

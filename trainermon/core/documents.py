@@ -53,7 +53,7 @@ def _parse(text: str, *, is_yaml: bool, loader: Any) -> Any:
 def _load_yaml(text: str, loader: Any) -> Any:
     import yaml  # only users of YAML need the package in the training process
 
-    class Loader(loader or yaml.SafeLoader):  # type: ignore[misc]  # always a SafeLoader
+    class DocumentLoader(loader or yaml.SafeLoader):  # type: ignore[misc]  # always a SafeLoader
         num_repeated = 0
 
         def compose_node(self, parent: Any, index: Any) -> Any:
@@ -66,7 +66,7 @@ def _load_yaml(text: str, loader: Any) -> Any:
                     raise yaml.composer.ComposerError(None, None, trouble, event.start_mark)
             return node
 
-    return yaml.load(text, Loader=Loader)  # noqa: S506  # a subclass of SafeLoader
+    return yaml.load(text, Loader=DocumentLoader)  # noqa: S506  # a subclass of SafeLoader
 
 
 def _num_nodes(node: Any, known: dict[int, int]) -> int:

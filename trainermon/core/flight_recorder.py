@@ -28,7 +28,7 @@ _SIZE_BYTES: Mapping[str, int] = {
 _READERS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
 
 
-class Progress(NamedTuple):
+class GroupProgress(NamedTuple):
     """How far a group has come: sequence numbers of the last collective begun and of the last one completed."""
 
     enqueued: int
@@ -41,7 +41,7 @@ class Progress(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class RecordedCall:
     """One call as the recorder noted it.
 
     Attributes:
@@ -82,7 +82,7 @@ class Entry:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Recording:
+class RecorderReading:
     """One reading of a recorder.
 
     Attributes:
@@ -92,13 +92,13 @@ class Recording:
         entries: The notes, oldest first; empty in a short reading.
     """
 
-    progress: Mapping[str, Progress]
+    progress: Mapping[str, GroupProgress]
     names: Mapping[str, str]
     members: Mapping[str, tuple[int, ...]]
-    entries: tuple[Entry, ...]
+    entries: tuple[RecordedCall, ...]
 
 
-def parse(text: bytes | str) -> Recording:
+def parse(text: bytes | str) -> RecorderReading:
     """Return what a recorder's JSON says.
 
     Raises:
@@ -111,9 +111,9 @@ def parse(text: bytes | str) -> Recording:
     configured = [group for group in found.get("pg_config", {}).values() if group.get("name")]
     names = {number: group["name"] for number, group in found.get("pg_config", {}).items() if group.get("name")}
     names |= {str(entry["pg_id"]): entry["process_group"][0] for entry in raw if "process_group" in entry}
-    return Recording(
+    return RecorderReading(
         progress={
-            number: Progress(int(at["last_enqueued_collective"]), int(at["last_completed_collective"]))
+            number: GroupProgress(int(at["last_enqueued_collective"]), int(at["last_completed_collective"]))
             for number, at in found.get("pg_status", {}).items()
         },
         names=names,
@@ -134,24 +134,24 @@ class FlightRecorder:
         self._names: list[dict[str, str]] = [{} for _ in self._readers]
         self.reason = "" if self._readers else "this version of torch has no flight recorder that can be read as JSON"
 
-    def progress(self) -> dict[str, Progress]:
+    def progress(self) -> dict[str, GroupProgress]:
         """Return how far each group has come, by the name that torch gives it; several backends of a group add up.
 
         Costs 10 to 60 µs; when a group is seen for the first time, one full reading, to learn its name. A group that
         has never communicated is not there.
         """
-        found: dict[str, Progress] = {}
+        found: dict[str, GroupProgress] = {}
         for read, names in zip(self._readers, self._names, strict=True):
             recording = parse(read(False, False))  # noqa: FBT003  # C++ functions without keywords in some versions
             if recording.progress.keys() - names.keys():
                 names |= dict.fromkeys(recording.progress, "") | {**names, **parse(read(True, False)).names}  # noqa: FBT003
             for number, at in recording.progress.items():
-                before = found.get(names[number], Progress(0, 0))
-                found[names[number]] = Progress(before.enqueued + at.enqueued, before.completed + at.completed)
+                before = found.get(names[number], GroupProgress(0, 0))
+                found[names[number]] = GroupProgress(before.enqueued + at.enqueued, before.completed + at.completed)
         found.pop("", None)
         return found
 
-    def entries(self) -> tuple[Entry, ...]:
+    def entries(self) -> tuple[RecordedCall, ...]:
         """Return the notes of all calls that the recorders still hold (by default the last 2 000), oldest first.
 
         Costs 0.1 ms for ten and about 25 ms for 2 000: not for every step.
@@ -168,12 +168,12 @@ def _readers() -> list[Callable[[bool, bool], bytes]]:
     return [getattr(_distributed_c10d, name) for name in _READERS if hasattr(_distributed_c10d, name)]
 
 
-def _entry(raw: Mapping[str, Any]) -> Entry:
+def _entry(raw: Mapping[str, Any]) -> RecordedCall:
     is_p2p = bool(raw.get("is_p2p", False))
     name, description = (*raw.get("process_group", ("", "")), "")[:2]
     duration_ms = raw.get("duration_ms")
     state = str(raw.get("state", ""))
-    return Entry(
+    return RecordedCall(
         group=name,
         description=description,
         op=str(raw.get("profiling_name", "")).rpartition(":")[2],

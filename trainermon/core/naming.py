@@ -78,7 +78,7 @@ FEATURES: Mapping[str, tuple[str, str]] = {
 """File and column of the features that msprobe has too, by slot. The column holds the mean over rows, heads, tokens."""
 
 
-class Place(NamedTuple):
+class SeriesPlace(NamedTuple):
     """Where a series stands in files of msprobe's form.
 
     Attributes:
@@ -96,13 +96,13 @@ class Place(NamedTuple):
     column: str = ""
 
 
-class Names:
+class SeriesNames:
     """Places of the series of one rank. A name that was given once stays, whatever series join."""
 
     def __init__(self) -> None:
-        self._places: list[Place] = []
+        self._places: list[SeriesPlace] = []
 
-    def places(self, keys: Sequence[SeriesKey]) -> Sequence[Place]:
+    def places(self, keys: Sequence[SeriesKey]) -> Sequence[SeriesPlace]:
         """Return the place of each of `keys`, which begin with those of the last call."""
         known = len(self._places)
         if len(keys) > known:
@@ -121,25 +121,25 @@ def _tensors_of_modules(keys: Iterable[SeriesKey]) -> dict[tuple[str, int, str],
     return found
 
 
-def _place(key: SeriesKey, tensors: Mapping[tuple[str, int, str], set[str]]) -> Place:
+def _place(key: SeriesKey, tensors: Mapping[tuple[str, int, str], set[str]]) -> SeriesPlace:
     call = f"#{key.call}" if key.call else ""
     if key.kind in OF_MODULES:
         side, _, path = key.slot.partition(".")
         number = "_" + path.replace(".", "_") if len(tensors[key.name, key.stage, side]) > 1 else ""
-        return Place(FILES[key.kind], f"{key.name}.{side}{number}{call}", key.stage, key.micro_step or 0)
+        return SeriesPlace(FILES[key.kind], f"{key.name}.{side}{number}{call}", key.stage, key.micro_step or 0)
     if key.kind is Kind.FEATURE and key.slot in FEATURES:
         file, column = FEATURES[key.slot]
         form = FEATURE_FILES[file]
         micro_step = (key.micro_step or 0) if form.has_micro_step else None
-        return Place(file, f"{key.name}.{form.suffix}", key.stage, micro_step, column)
+        return SeriesPlace(file, f"{key.name}.{form.suffix}", key.stage, micro_step, column)
     name = f"{key.name}.{key.slot}" if key.slot else key.name
     if key.kind in OF_SCALARS:
-        return Place(SCALARS, name + call, key.stage, key.micro_step, "value")
+        return SeriesPlace(SCALARS, name + call, key.stage, key.micro_step, "value")
     file = FILES.get(key.kind, OTHER)
     if file != "grad_unreduced" and key.micro_step is not None:
         name += f":micro{key.micro_step}"
-        return Place(file, name + call, key.stage, None)
-    return Place(file, name + call, key.stage, key.micro_step)
+        return SeriesPlace(file, name + call, key.stage, None)
+    return SeriesPlace(file, name + call, key.stage, key.micro_step)
 
 
 def _finite_only(value: Callable[[Moments], float]) -> Callable[[Moments], float]:
@@ -167,13 +167,13 @@ min, max and mean.
 """
 
 
-def tag_of(place: Place, kind: Kind, rank: int) -> str:
+def tag_of(place: SeriesPlace, kind: Kind, rank: int) -> str:
     """Return the tag of a series of a kind in `METRICS`, as in `0:fc1.input:1/rank0/actv`."""
     micro_step = "" if place.micro_step is None else f":{place.micro_step}"
     return f"{place.stage}:{place.name}{micro_step}/rank{rank}/{METRICS[kind]}"
 
 
-def feature_value(place: Place, row: Moments) -> float:
+def feature_value(place: SeriesPlace, row: Moments) -> float:
     """Return what stands in the one column of a feature or scalar: the mean; for `sr` its root, a ratio of norms.
 
     A scalar that was not finite is NaN, or infinity, whose sign is not known.

@@ -119,7 +119,7 @@ def deliver(spool: Path, run_directory: Path) -> list[str]:
     return troubles
 
 
-class _Waiting(NamedTuple):
+class _WaitingParcel(NamedTuple):
     folder: Path
     rank: int
     place: str
@@ -129,7 +129,7 @@ class _Waiting(NamedTuple):
         return self.is_whole or not rank_alive(spool, self.rank)
 
 
-def _waiting(spool: Path) -> Iterator[_Waiting]:
+def _waiting(spool: Path) -> Iterator[_WaitingParcel]:
     try:
         names = sorted(os.listdir(spool / OUTBOX_FOLDER))
     except OSError:
@@ -137,10 +137,10 @@ def _waiting(spool: Path) -> Iterator[_Waiting]:
     for name in names:
         if match := _PARCEL.fullmatch(name):
             place = match[2].replace("~", "/")
-            yield _Waiting(spool / OUTBOX_FOLDER / name, int(match[1]), place, match[3] == _READY)
+            yield _WaitingParcel(spool / OUTBOX_FOLDER / name, int(match[1]), place, match[3] == _READY)
 
 
-def _deliver(parcel: _Waiting, run_directory: Path) -> None:
+def _deliver(parcel: _WaitingParcel, run_directory: Path) -> None:
     if not _PLACE.fullmatch(parcel.place):
         raise ValueError("its name tells no place below the run directory")
     try:

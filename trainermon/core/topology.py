@@ -29,7 +29,7 @@ _monitors_of_this_process = itertools.count()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class RunIdentity:
     """The run's name, which start of it this is (from 1), and its directory (absolute)."""
 
     run_id: str
@@ -65,7 +65,7 @@ def name_run(
     run_id: str | None = None,
     output_dir: str | None = None,
     environ: Mapping[str, str] = os.environ,
-) -> Run:
+) -> RunIdentity:
     """Return the run that this rank belongs to; every rank of the job gets the same.
 
     The id is the configured one, TRAINERMON_RUN_ID, the scheduler's job id, or one that rank 0 makes; the second
@@ -98,7 +98,7 @@ def name_run(
             "call set_monitor on every rank (module_ranks chooses which ones collect), or set TRAINERMON_RUN_ID"
         ) from error
     name, attempt, directory = json.loads(store.get(key))
-    return Run(run_id=name, attempt=attempt, directory=Path(directory))
+    return RunIdentity(run_id=name, attempt=attempt, directory=Path(directory))
 
 
 def _initialised_distributed() -> Any:
@@ -131,7 +131,7 @@ def _fresh_run_id() -> str:
     return f"{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
 
 
-def _new_attempt(root: Path, run_id: str) -> Run:
+def _new_attempt(root: Path, run_id: str) -> RunIdentity:
     directory = root / run_id
     try:
         known = json.loads((directory / "run.json").read_text(encoding="utf-8"))["attempt"]
@@ -141,14 +141,14 @@ def _new_attempt(root: Path, run_id: str) -> Run:
         raise ConfigError(
             f"{directory / 'run.json'} cannot be read ({error}): remove the folder or choose another run_id"
         ) from error
-    return Run(run_id=run_id, attempt=int(known) + 1, directory=directory)
+    return RunIdentity(run_id=run_id, attempt=int(known) + 1, directory=directory)
 
 
-def _run_from_environment(root: Path, given: str | None, environ: Mapping[str, str]) -> Run:
+def _run_from_environment(root: Path, given: str | None, environ: Mapping[str, str]) -> RunIdentity:
     if given is None:
         raise AttachError(
             "several ranks (WORLD_SIZE is set) but torch.distributed is not initialised, so they cannot agree on a "
             "run id: call init_process_group before set_monitor, or set TRAINERMON_RUN_ID"
         )
     attempt = int(environ.get("TORCHELASTIC_RESTART_COUNT", "0")) + 1
-    return Run(run_id=given, attempt=attempt, directory=root / given)
+    return RunIdentity(run_id=given, attempt=attempt, directory=root / given)

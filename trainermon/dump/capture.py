@@ -17,13 +17,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from trainermon.dump.encode import Leaf, encode, encode_output
+from trainermon.dump.encode import TensorLeaf, encode, encode_output
 from trainermon.dump.files.records import BACKWARD, EXTRA, FORWARD, PARAMETERS_GRAD
 from trainermon.dump.forms import tensor_form
-from trainermon.dump.gradients import Backward, GradientHooks
+from trainermon.dump.gradients import BackwardEntry, GradientHooks
 from trainermon.dump.stacks import call_stack
 from trainermon.dump.writer import DumpWriter
-from trainermon.hooks.guard import Contained
+from trainermon.hooks.guard import ContainedCall
 from trainermon.hooks.names import chosen, plain_name
 
 ROOT_NAME = "root"
@@ -33,28 +33,28 @@ FLAT = "_flat_param"
 
 
 @dataclasses.dataclass(slots=True, eq=False)
-class _Watched:
+class _CapturedModule:
     """A module with the first part of its keys (`Module.<name>.<Class>`)."""
 
     module: nn.Module
     stem: str
     is_root: bool
     stage: int
-    calls: list[_Call] = dataclasses.field(default_factory=list)
+    calls: list[_ForwardCall] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass(slots=True, eq=False)
-class _Call:
+class _ForwardCall:
     """One forward call; recomputations find the call that they repeat by the order of its children."""
 
-    watched: _Watched
+    watched: _CapturedModule
     number: int
-    parent: _Call | None
+    parent: _ForwardCall | None
     value: dict[str, Any]
     stack: tuple[str, ...]
-    backward: Backward
+    backward: BackwardEntry
     has_gradients: bool
-    children: list[_Call] = dataclasses.field(default_factory=list)
+    children: list[_ForwardCall] = dataclasses.field(default_factory=list)
     next_child: int = 0
     recomputed: bool = False
 
@@ -99,10 +99,10 @@ class ModuleCapture:
         self.writer = writer
         self._gathered = gathered
         self.quiet = False
-        self._border = _Border(writer)
+        self._border = _EntryBorder(writer)
         self._handles: list[RemovableHandle] = []
-        self._stack: list[tuple[nn.Module, _Call | None]] = []
-        self._backwards: list[Backward] = []
+        self._stack: list[tuple[nn.Module, _ForwardCall | None]] = []
+        self._backwards: list[BackwardEntry] = []
         self._gradients = GradientHooks(writer, self._contain, self._extra_of_gradients)
         self._calls_of_stem: Counter[str] = Counter()
         self._watched = [
@@ -163,10 +163,12 @@ class ModuleCapture:
         self._root_calls = earlier._root_calls
         self._gradients.go_on_from(earlier._gradients)
 
-    def _before(self, watched: _Watched, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _before(
+        self, watched: _CapturedModule, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
         recomputing = torch._C._current_graph_task_id() != -1
         self._stack.append((module, None))
-        leaves: list[Leaf] = []
+        leaves: list[TensorLeaf] = []
         inputs = [encode(value, f"input.{index}", leaves) for index, value in enumerate(args)]
         if watched.is_root and self.handed:
             kwargs = {**kwargs, **self.handed}
@@ -189,7 +191,7 @@ class ModuleCapture:
         call = self._leave(module)
         if call is None or (output is None and sys.exc_info()[0] is not None):
             return
-        leaves: list[Leaf] = []
+        leaves: list[TensorLeaf] = []
         outputs = encode_output(output, leaves)
         if torch._C._current_graph_task_id() == -1:
             self._finish(call, outputs, leaves)
@@ -197,18 +199,18 @@ class ModuleCapture:
             call.has_gradients = True
             self._gradients.watch_outputs(call.backward, leaves)
 
-    def _new_call(self, watched: _Watched, value: dict[str, Any]) -> _Call:
+    def _new_call(self, watched: _CapturedModule, value: dict[str, Any]) -> _ForwardCall:
         parent = self._innermost()
         if watched.is_root and self.counts_micro_steps:
             self.stage, self.micro_step = watched.stage, self._root_calls[watched.stage]
             self._root_calls[watched.stage] += 1
-        call = _Call(
+        call = _ForwardCall(
             watched=watched,
             number=self._calls_of_stem[watched.stem],
             parent=parent,
             value=value,
             stack=() if watched.is_root else call_stack(),
-            backward=Backward("", self._sink(watched, parent)),
+            backward=BackwardEntry("", self._sink(watched, parent)),
             has_gradients=False,
         )
         call.backward.key = call.key(BACKWARD)
@@ -220,7 +222,7 @@ class ModuleCapture:
             parent.children.append(call)
         return call
 
-    def _recomputed(self, watched: _Watched) -> _Call | None:
+    def _recomputed(self, watched: _CapturedModule) -> _ForwardCall | None:
         """Find the call that is being repeated: within its parent in order, at the top the latest one first."""
         parent = self._innermost()
         if parent is None:
@@ -235,7 +237,7 @@ class ModuleCapture:
             repeated.recomputed = True
         return repeated
 
-    def _finish(self, call: _Call, outputs: Any, leaves: list[Leaf]) -> None:
+    def _finish(self, call: _ForwardCall, outputs: Any, leaves: list[TensorLeaf]) -> None:
         key = call.key(FORWARD)
         value, call.value = call.value, {}
         value["output"] = outputs
@@ -249,12 +251,12 @@ class ModuleCapture:
         else:
             self.writer.add(key, value, parent=_parent_key(call.parent, FORWARD), stack=call.stack)
 
-    def _sink(self, watched: _Watched, parent: _Call | None) -> Callable[[str, dict[str, Any]], None]:
+    def _sink(self, watched: _CapturedModule, parent: _ForwardCall | None) -> Callable[[str, dict[str, Any]], None]:
         if watched.is_root:
             return self.writer.add_root
         return functools.partial(self.writer.add, parent=_parent_key(parent, BACKWARD))
 
-    def _leave(self, module: nn.Module) -> _Call | None:
+    def _leave(self, module: nn.Module) -> _ForwardCall | None:
         """Pop the stack down to the call of `module`; what lies above was left by an exception."""
         for position in range(len(self._stack) - 1, -1, -1):
             if self._stack[position][0] is module:
@@ -263,7 +265,7 @@ class ModuleCapture:
                 return call
         return None
 
-    def _innermost(self) -> _Call | None:
+    def _innermost(self) -> _ForwardCall | None:
         """Return the innermost recorded call that is running."""
         for _, call in reversed(self._stack):
             if call is not None:
@@ -282,8 +284,8 @@ class ModuleCapture:
             return self._extra()
         return {"stage": self._stages.get(key.rpartition(f".{PARAMETERS_GRAD}.")[0], 0)}
 
-    def _contain(self, function: Callable[..., None], *bound: Any) -> Contained:
-        return Contained(self._border, function, bound)
+    def _contain(self, function: Callable[..., None], *bound: Any) -> ContainedCall:
+        return ContainedCall(self._border, function, bound)
 
 
 def _quietly(function: Callable[..., Any], *args: Any) -> None:
@@ -291,7 +293,7 @@ def _quietly(function: Callable[..., Any], *args: Any) -> None:
         function(*args)
 
 
-class _Border:
+class _EntryBorder:
     """Where a fault costs one entry; `tripped` while nothing is to be recorded."""
 
     def __init__(self, writer: DumpWriter) -> None:
@@ -304,11 +306,13 @@ class _Border:
 
 def _watched_below(
     root: nn.Module, scope: Sequence[str], names: Mapping[nn.Module, str], stage: int
-) -> Iterator[_Watched]:
+) -> Iterator[_CapturedModule]:
     for path, module in root.named_modules():
         name = names.get(module, plain_name(path))
         if module is root or (chosen(name, scope) and type(module).__name__ != FSDP1):
-            yield _Watched(module, _stem("" if module is root else name, module), is_root=module is root, stage=stage)
+            yield _CapturedModule(
+                module, _stem("" if module is root else name, module), is_root=module is root, stage=stage
+            )
 
 
 def _own_parameters(module: nn.Module, *, gathered: bool) -> Iterator[tuple[str, Tensor]]:
@@ -321,16 +325,16 @@ def _own_parameters(module: nn.Module, *, gathered: bool) -> Iterator[tuple[str,
             yield name, value
 
 
-def _parameters(module: nn.Module, leaves: list[Leaf], *, gathered: bool) -> dict[str, Any]:
+def _parameters(module: nn.Module, leaves: list[TensorLeaf], *, gathered: bool) -> dict[str, Any]:
     """Return the forms of a module's own parameters, which join `leaves`; of a DTensor the local part is read."""
     forms = {}
     for name, parameter in _own_parameters(module, gathered=gathered):
         forms[name] = tensor_form(parameter)
-        leaves.append(Leaf(f"parameters.{name}", parameter, forms[name]))
+        leaves.append(TensorLeaf(f"parameters.{name}", parameter, forms[name]))
     return forms
 
 
-def _owners(watched: Sequence[_Watched], *, gathered: bool) -> dict[Tensor, list[tuple[str, str]]]:
+def _owners(watched: Sequence[_CapturedModule], *, gathered: bool) -> dict[Tensor, list[tuple[str, str]]]:
     """Return by parameter the key stems of the modules that own it, and what it is called there."""
     owners: dict[Tensor, list[tuple[str, str]]] = {}
     for each in watched:
@@ -344,6 +348,6 @@ def _stem(name: str, module: nn.Module) -> str:
     return f"Module.{plain_name(name) or ROOT_NAME}.{type(module).__name__}"
 
 
-def _parent_key(parent: _Call | None, direction: str) -> str | None:
+def _parent_key(parent: _ForwardCall | None, direction: str) -> str | None:
     """Return the key of the nearest enclosing call that the files know: not the root."""
     return None if parent is None or parent.watched.is_root else parent.key(direction)

@@ -19,10 +19,10 @@ from trainermon.core.log import make_log_visible
 from trainermon.core.values import well_formed
 from trainermon.dump.debugger_config import DebuggerConfig, default_file, read_debugger_config
 from trainermon.dump.files.layout import layout_of
-from trainermon.dump.files.records import DumpInfo, Layout
-from trainermon.dump.recording import CustomFunction, Models, Recording, named_models
+from trainermon.dump.files.records import DumpInfo, RankLayout
+from trainermon.dump.recording import CustomFunction, DumpRecording, Models, named_models
 from trainermon.dump.seeds import DEFAULT_SEED, seed_all
-from trainermon.hooks.guard import Guard
+from trainermon.hooks.guard import FaultGuard
 
 logger = logging.getLogger("trainermon")
 
@@ -78,10 +78,10 @@ class PrecisionDebugger:
             logger.log(logging.INFO if _rank() else logging.WARNING, "%s", note)  # once in a job of many ranks
         self._step = self._num_overflows = 0
         self._pid = os.getpid()
-        self._recording: Recording | None = None
+        self._recording: DumpRecording | None = None
         self._custom: list[CustomFunction] = []
         self._is_interrupted = self._is_only_inside = False
-        self._guard = Guard(lambda _message: self._abandon())
+        self._guard = FaultGuard(lambda _message: self._abandon())
         PrecisionDebugger._instance = self
 
     @property
@@ -243,11 +243,11 @@ class PrecisionDebugger:
             return
         if self._recording is None:
             directory = Path(config.dump_path) / f"step{self._step}" / f"rank{rank}"
-            layout = self._guard.wrap(layout_of)(named_models(model)) or Layout()
+            layout = self._guard.wrap(layout_of)(named_models(model)) or RankLayout()
             info = DumpInfo(
                 step=self._step, rank=rank, reason="ordered by the script", notes=self._notes, layout=layout
             )
-            self._recording = self._guard.wrap(Recording)(directory, config, info)
+            self._recording = self._guard.wrap(DumpRecording)(directory, config, info)
         if self._recording is not None:
             self._is_only_inside = only_inside
             self._guard.wrap(functools.partial(self._recording.begin, only_inside=only_inside))(model, self._custom)

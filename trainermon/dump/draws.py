@@ -21,7 +21,7 @@ from trainermon.dump.function_names import name_of, unreplaced
 from trainermon.dump.seeds import rank
 from trainermon.dump.selecting_writer import checksum
 from trainermon.dump.stacks import call_stack
-from trainermon.hooks.guard import Guard
+from trainermon.hooks.guard import FaultGuard
 from trainermon.hooks.patch import CallPatch
 
 DRAWING = frozenset(
@@ -81,8 +81,8 @@ class RandomLog:
         self._writer = csv.writer(self._file)
         self._writer.writerow(["api_name", "stack", "crc32"])
         self._counts: Counter[str] = Counter()
-        self._guard = Guard(lambda _message: self.close())
-        self._mode = _Draws(self._guard.wrap(self._drawn))
+        self._guard = FaultGuard(lambda _message: self.close())
+        self._mode = _DrawRecorder(self._guard.wrap(self._drawn))
         self._patches = list(self._followed())
         for patch in self._patches:
             patch.put()
@@ -125,7 +125,7 @@ class RandomLog:
         self._writer.writerow([f"{library}.{name}.{number}", "\n".join(call_stack()), _crc(result)])
 
 
-class _Draws(TorchFunctionMode):
+class _DrawRecorder(TorchFunctionMode):
     def __init__(self, drawn: Callable[..., Any]) -> None:
         super().__init__()
         self._drawn = drawn

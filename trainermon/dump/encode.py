@@ -24,7 +24,7 @@ MAX_ITEMS = 1024
 MAX_DEPTH = 16
 
 
-class Leaf(NamedTuple):
+class TensorLeaf(NamedTuple):
     """A tensor that was met, its place (`input.0.mask`), and what stands for it in the file."""
 
     slot: str
@@ -32,7 +32,7 @@ class Leaf(NamedTuple):
     form: TensorForm
 
 
-def encode(value: Any, slot: str, leaves: list[Leaf], depth: int = MAX_DEPTH) -> Any:
+def encode(value: Any, slot: str, leaves: list[TensorLeaf], depth: int = MAX_DEPTH) -> Any:
     """Return the form of `value` (see `forms.json_text`), and append every tensor inside to `leaves`.
 
     The forms of tensors have no numbers yet. Types that msprobe does not know become None, containers beyond 1 024
@@ -40,7 +40,7 @@ def encode(value: Any, slot: str, leaves: list[Leaf], depth: int = MAX_DEPTH) ->
     """
     if isinstance(value, Tensor):
         form = tensor_form(value)
-        leaves.append(Leaf(slot, value, form))
+        leaves.append(TensorLeaf(slot, value, form))
         return form
     if value is None or depth == 0:
         return None
@@ -50,14 +50,14 @@ def encode(value: Any, slot: str, leaves: list[Leaf], depth: int = MAX_DEPTH) ->
     return _encode_container(value, slot, leaves, depth - 1)
 
 
-def encode_output(output: Any, leaves: list[Leaf]) -> Any:
+def encode_output(output: Any, leaves: list[TensorLeaf]) -> Any:
     """Return the form of what a module returned: the items of a tuple, else a list of the one value."""
     if isinstance(output, tuple):
         return encode(output, "output", leaves)
     return [encode(output, "output.0", leaves)]
 
 
-def _encode_container(value: Any, slot: str, leaves: list[Leaf], depth: int) -> Any:
+def _encode_container(value: Any, slot: str, leaves: list[TensorLeaf], depth: int) -> Any:
     if _P2P is not None and isinstance(value, _P2P):
         return _message(value, slot, leaves, depth)
     items = _named_items(value)
@@ -68,7 +68,7 @@ def _encode_container(value: Any, slot: str, leaves: list[Leaf], depth: int) -> 
     return None
 
 
-def _message(operation: Any, slot: str, leaves: list[Leaf], depth: int) -> dict[str, Any]:
+def _message(operation: Any, slot: str, leaves: list[TensorLeaf], depth: int) -> dict[str, Any]:
     return {
         "class_type": "torch.distributed.P2POp",
         "tensor": encode(operation.tensor, f"{slot}.tensor", leaves, depth),

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from trainermon.dump.function_names import FunctionName
-from trainermon.hooks.guard import Contained
+from trainermon.hooks.guard import ContainedCall
 from trainermon.hooks.patch import CallPatch
 
 DISTRIBUTED, FUNCTIONAL = "Distributed", "Functional"
@@ -43,7 +43,7 @@ MESSAGES = frozenset(["send", "recv", "isend", "irecv"])
 MAX_FRAMES_BETWEEN = 8
 
 
-class Recorder(Protocol):
+class CallRecorder(Protocol):
     """What records the calls."""
 
     def open(self, named: FunctionName, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -57,7 +57,7 @@ class Recorder(Protocol):
 
 
 @dataclasses.dataclass(slots=True, eq=False)
-class _Followed:
+class _FollowedCall:
     """A call that runs, or is to be waited for. `call` is None if it is not recorded."""
 
     call: Any
@@ -71,12 +71,12 @@ class FollowedCalls:
     `contain` makes a callable of a function and its first arguments that never raises.
     """
 
-    def __init__(self, recorder: Recorder, contain: Callable[..., Contained]) -> None:
+    def __init__(self, recorder: CallRecorder, contain: Callable[..., ContainedCall]) -> None:
         self.running = False
         self._recorder = recorder
         self._contain = contain
         self._thread = threading.get_ident()
-        self._waiting: dict[int, _Followed] = {}
+        self._waiting: dict[int, _FollowedCall] = {}
         self._patches = list(self._replaced_functions())
         if dist.is_available() and dist.is_initialized():
             self._patches += self._communication()
@@ -98,7 +98,7 @@ class FollowedCalls:
             self._contain(self._finish)(followed, None)
         self._waiting.clear()
 
-    def _patch(self, owner: Any, name: str, begins: Contained) -> CallPatch:
+    def _patch(self, owner: Any, name: str, begins: ContainedCall) -> CallPatch:
         return CallPatch(owner, name, begins=begins, ends=self._contain(self._ends), fails=self._contain(self._fails))
 
     def _replaced_functions(self) -> Iterator[CallPatch]:
@@ -119,7 +119,7 @@ class FollowedCalls:
                 waits = self._contain(lambda args, _kwargs: self._waiting.pop(id(args[0]), None))
                 yield CallPatch(work, "wait", begins=waits, ends=self._contain(self._waited))
 
-    def _begins(self, named: FunctionName, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Followed | None:
+    def _begins(self, named: FunctionName, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _FollowedCall | None:
         if self.running or torch.compiler.is_compiling():
             return None
         if threading.get_ident() != self._thread and torch._C._current_graph_task_id() == -1:
@@ -127,16 +127,16 @@ class FollowedCalls:
         with torch._C.DisableTorchFunction():
             call = self._recorder.open(named, args, kwargs)
         self.running = True
-        return _Followed(call, (*args, *kwargs.values()) if named.prefix == DISTRIBUTED else ())
+        return _FollowedCall(call, (*args, *kwargs.values()) if named.prefix == DISTRIBUTED else ())
 
-    def _begins_message(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Followed | None:
+    def _begins_message(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _FollowedCall | None:
         group, tensors, *rest = args
         peer = dist.get_global_rank(group, rest[0]) if method != "recv_anysource" else None
         tag = rest[-1] if rest else kwargs.get("tag", 0)
         named = FunctionName(DISTRIBUTED, _sender(method.partition("_")[0]))
         return self._begins(named, (*tensors, peer), {"group": group, "tag": tag})
 
-    def _ends(self, followed: _Followed, result: Any) -> None:
+    def _ends(self, followed: _FollowedCall, result: Any) -> None:
         self.running = False
         works = [result] if isinstance(result, dist.Work) else result if _are_works(result) else []
         if followed.call is None:
@@ -147,14 +147,14 @@ class FollowedCalls:
         for work in works:
             self._waiting[id(work)] = followed
 
-    def _fails(self, _followed: _Followed) -> None:
+    def _fails(self, _followed: _FollowedCall) -> None:
         self.running = False
 
-    def _waited(self, followed: _Followed, _result: Any) -> None:
+    def _waited(self, followed: _FollowedCall, _result: Any) -> None:
         if not any(id(work) in self._waiting for work in followed.works):
             self._finish(followed, None)
 
-    def _finish(self, followed: _Followed, result: Any) -> None:
+    def _finish(self, followed: _FollowedCall, result: Any) -> None:
         """Record what is in the operands of a collective now; of any other function its result."""
         operands = tuple(item for item in followed.operands if isinstance(item, Tensor | list))
         self._recorder.forget([tensor for operand in operands for tensor in _tensors(operand)])

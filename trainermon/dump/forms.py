@@ -25,7 +25,7 @@ NO_NUMBERS = '"Max": null, "Min": null, "Mean": null, "Norm": null'
 
 
 @dataclasses.dataclass(slots=True, eq=False)
-class Reading:
+class TensorReading:
     """What is known of a tensor as it was at one moment; shared by all its forms.
 
     `order` is that moment's place in the sequence of what became known, `numbers` are the statistics as JSON items,
@@ -49,7 +49,7 @@ class TensorForm:
     """Stands for a tensor in one place: the JSON items of what it is, what was read of it, and what else is said."""
 
     head: str
-    reading: Reading | None = None
+    reading: TensorReading | None = None
     extras: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property

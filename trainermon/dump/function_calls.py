@@ -16,16 +16,16 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from trainermon.dump.capture import ModuleCapture
-from trainermon.dump.encode import Leaf, encode, encode_output
+from trainermon.dump.encode import TensorLeaf, encode, encode_output
 from trainermon.dump.files.records import BACKWARD, EXTRA, FORWARD
 from trainermon.dump.followed_calls import DISTRIBUTED, FollowedCalls
 from trainermon.dump.function_modes import is_in, put_in, take_out
 from trainermon.dump.function_names import FunctionName, name_of, unreplaced
-from trainermon.dump.gradients import Backward, GradientHooks
+from trainermon.dump.gradients import BackwardEntry, GradientHooks
 from trainermon.dump.recomputed_calls import RecomputedCalls
 from trainermon.dump.stacks import call_stack
 from trainermon.dump.writer import DumpWriter
-from trainermon.hooks.guard import Contained
+from trainermon.hooks.guard import ContainedCall
 from trainermon.hooks.patch import CallPatch
 
 # The engine is entered by it, after torch has taken the modes off for the call of `backward`.
@@ -33,7 +33,7 @@ ENTERS_ENGINE = "_engine_run_backward"
 
 
 @dataclasses.dataclass(slots=True, eq=False)
-class _Call:
+class _FunctionCall:
     """One call of a function: its key without direction, what it took, and where its gradients go.
 
     Without a `stem` only its gradients are recorded.
@@ -43,7 +43,7 @@ class _Call:
     value: dict[str, Any]
     parent: str | None
     stack: tuple[str, ...]
-    backward: Backward | None
+    backward: BackwardEntry | None
 
 
 class FunctionCapture(TorchFunctionMode):
@@ -73,7 +73,7 @@ class FunctionCapture(TorchFunctionMode):
         self._modules = modules
         self._namespaces = frozenset(namespaces)
         self._calls: Counter[str] = Counter()
-        self._backwards: list[Backward] = []
+        self._backwards: list[BackwardEntry] = []
         self._gradients = GradientHooks(writer, self._contain)
         self._begins = self._contain(self._begin)
         self._ends = self._contain(self.end)
@@ -137,7 +137,7 @@ class FunctionCapture(TorchFunctionMode):
         """Read these again, which something has written to that torch does not count."""
         self.writer.forget(tensors)
 
-    def open(self, named: FunctionName, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call | None:
+    def open(self, named: FunctionName, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _FunctionCall | None:
         """Record what a call takes, or watch what one in a backward repeats; return the call, None if neither."""
         if torch._C._current_graph_task_id() != -1 and named.prefix != DISTRIBUTED:
             return self._repeat(named, args, kwargs)
@@ -152,21 +152,21 @@ class FunctionCapture(TorchFunctionMode):
         if not (is_chosen or watches):
             return None
         value, leaves = _taken(args, kwargs)
-        call = _Call("", {}, None, (), None)
+        call = _FunctionCall("", {}, None, (), None)
         if is_chosen:
             self.writer.record(f"{stem}.{FORWARD}", leaves)
-            call = _Call(stem, value, parent, call_stack(), None)
+            call = _FunctionCall(stem, value, parent, call_stack(), None)
         if named.prefix == DISTRIBUTED:
             self.writer.flush_at_once()
         if watches and any(leaf.tensor.requires_grad for leaf in leaves):
-            call.backward = Backward("", _nowhere)
+            call.backward = BackwardEntry("", _nowhere)
             self._bind(call.backward, (stem, parent))
             self._watch(call.backward, leaves)
         return call
 
-    def end(self, call: _Call, result: Any, *, readable: bool = True) -> None:
+    def end(self, call: _FunctionCall, result: Any, *, readable: bool = True) -> None:
         """Record what the call gave; not `readable`: its shape only."""
-        leaves: list[Leaf] = []
+        leaves: list[TensorLeaf] = []
         outputs = encode_output(tuple(result) if isinstance(result, list) else result, leaves)
         if call.stem:
             key = f"{call.stem}.{FORWARD}"
@@ -180,7 +180,7 @@ class FunctionCapture(TorchFunctionMode):
 
     def _begin(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], caller: Any
-    ) -> _Call | None:
+    ) -> _FunctionCall | None:
         if self.only_inside and not (self._modules and self._modules.is_running):
             return None
         named = None if self._followed.running else name_of(function, args, caller)
@@ -191,7 +191,7 @@ class FunctionCapture(TorchFunctionMode):
     def _watches(self, key: str) -> bool:
         return torch.is_grad_enabled() and self.writer.could_want(key)
 
-    def _repeat(self, named: FunctionName, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call | None:
+    def _repeat(self, named: FunctionName, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _FunctionCall | None:
         """Watch the gradients of a call that a checkpoint repeats."""
         backward = self._recomputed.repeat(named.stem)
         if backward is None:
@@ -200,14 +200,14 @@ class FunctionCapture(TorchFunctionMode):
         if not any(leaf.tensor.requires_grad for leaf in leaves):
             return None
         self._watch(backward, leaves)
-        return _Call("", {}, None, (), backward)
+        return _FunctionCall("", {}, None, (), backward)
 
-    def _bind(self, backward: Backward, call: tuple[str, str | None]) -> None:
+    def _bind(self, backward: BackwardEntry, call: tuple[str, str | None]) -> None:
         stem, parent = call
         backward.key = f"{stem}.{BACKWARD}"
         backward.sink = functools.partial(self.writer.add, parent=_backward_of(parent))
 
-    def _watch(self, backward: Backward, leaves: Sequence[Leaf]) -> None:
+    def _watch(self, backward: BackwardEntry, leaves: Sequence[TensorLeaf]) -> None:
         # the hooks on the outputs may be the only ones that ever fire: nothing is complete before they are there
         backward.missing += 1
         self._gradients.watch_inputs(backward, leaves)
@@ -225,13 +225,13 @@ class FunctionCapture(TorchFunctionMode):
         put_in(self)
         return True
 
-    def _contain(self, function: Callable[..., Any], *bound: Any) -> Contained:
-        return Contained(self, function, bound)
+    def _contain(self, function: Callable[..., Any], *bound: Any) -> ContainedCall:
+        return ContainedCall(self, function, bound)
 
 
-def _taken(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, Any], list[Leaf]]:
+def _taken(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, Any], list[TensorLeaf]]:
     """Return the form of what a call takes, and the tensors in it."""
-    leaves: list[Leaf] = []
+    leaves: list[TensorLeaf] = []
     value = {
         "input_args": [encode(item, f"input.{index}", leaves) for index, item in enumerate(args)],
         "input_kwargs": {name: encode(item, f"kwargs.{name}", leaves) for name, item in kwargs.items()},

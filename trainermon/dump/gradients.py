@@ -15,17 +15,17 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from torch._C import DisableTorchFunction
 
-from trainermon.dump.encode import Leaf
+from trainermon.dump.encode import TensorLeaf
 from trainermon.dump.files.records import EXTRA
 from trainermon.dump.forms import TensorForm, tensor_form
 from trainermon.dump.statistics import TensorMemory
 from trainermon.dump.writer import DumpWriter
-from trainermon.hooks.guard import Contained
+from trainermon.hooks.guard import ContainedCall
 
 Sink = Callable[[str, dict[str, Any]], None]
 
 
-class Slot(NamedTuple):
+class GradientSlot(NamedTuple):
     """Where in a backward entry a gradient belongs: its side, and the number or the keyword of the tensor."""
 
     side: str
@@ -38,7 +38,7 @@ class Slot(NamedTuple):
 
 
 @dataclasses.dataclass(slots=True, eq=False)
-class Backward:
+class BackwardEntry:
     """The backward entry of one module call, filled as gradients arrive, in any order.
 
     `inputs` and `outputs` are lists of forms (None: no gradient), `kwargs` the gradients of keyword arguments.
@@ -56,7 +56,7 @@ class Backward:
     written: bool = False
     settle: Callable[[], None] | None = None
 
-    def place(self, slot: Slot, form: TensorForm | None) -> None:
+    def place(self, slot: GradientSlot, form: TensorForm | None) -> None:
         """Put what arrived into `slot` (None: no gradient); the entry is written when none is missing any more."""
         self.missing -= 1
         if form is not None:
@@ -80,21 +80,21 @@ class Backward:
         self.sink(self.key, {**value, EXTRA: self.extra})
 
 
-class _Place(NamedTuple):
-    backward: Backward
-    slot: Slot
+class _GradientPlace(NamedTuple):
+    backward: BackwardEntry
+    slot: GradientSlot
 
 
 @dataclasses.dataclass(slots=True, eq=False)
-class _Watched:
+class _WatchedTensor:
     """A tensor whose gradients are awaited in `places`; `is_leaf` if the graphs of several micro steps share it."""
 
-    places: list[_Place]
+    places: list[_GradientPlace]
     num_hooks: int
     hooked: bool
     is_leaf: bool
 
-    def due(self) -> list[_Place]:
+    def due(self) -> list[_GradientPlace]:
         """Return the places that a gradient which arrives now belongs to.
 
         Of a leaf those of the oldest micro step, once: pipelines begin the next one's forward before its backward.
@@ -107,11 +107,11 @@ class _Watched:
         return due
 
 
-def _micro_step(place: _Place) -> int:
+def _micro_step(place: _GradientPlace) -> int:
     return int(place.backward.extra.get("micro_step", 0))
 
 
-class _Owned(NamedTuple):
+class _OwnedParameter(NamedTuple):
     """The (key stem, name) of a parameter in every module that owns it, and whether the script has hooks on it."""
 
     places: list[tuple[str, str]]
@@ -128,24 +128,24 @@ class GradientHooks:
     def __init__(
         self,
         writer: DumpWriter,
-        contain: Callable[..., Contained],
+        contain: Callable[..., ContainedCall],
         extra: Callable[[str], dict[str, Any]] = lambda _key: {},
     ) -> None:
         self._writer = writer
         self._contain = contain
         self._extra = extra
-        self._memory: TensorMemory[_Watched] = TensorMemory()
+        self._memory: TensorMemory[_WatchedTensor] = TensorMemory()
         self._leaf_handles: list[Any] = []
         self._watched_parameters: dict[int, weakref.ref[Tensor]] = {}
         self._parameter_calls: Counter[tuple[str, str]] = Counter()
         self._num_parameters: dict[str, int] = {}
         self._open: dict[str, dict[str, list[TensorForm]]] = {}
 
-    def watch_outputs(self, backward: Backward, leaves: Sequence[Leaf]) -> None:
+    def watch_outputs(self, backward: BackwardEntry, leaves: Sequence[TensorLeaf]) -> None:
         """Watch the gradients of what a module returned: the inputs of its backward."""
         backward.inputs = self._watch(backward, "input", leaves)
 
-    def watch_inputs(self, backward: Backward, leaves: Sequence[Leaf]) -> None:
+    def watch_inputs(self, backward: BackwardEntry, leaves: Sequence[TensorLeaf]) -> None:
         """Watch the gradients of what a module took: the outputs of its backward."""
         if leaves and leaves[-1].slot.startswith("input"):  # keyword arguments come last
             backward.outputs = self._watch(backward, "output", leaves)
@@ -153,7 +153,9 @@ class GradientHooks:
         backward.outputs = self._watch(backward, "output", [leaf for leaf in leaves if leaf.slot.startswith("input")])
         for leaf in leaves:
             if leaf.slot.startswith("kwargs") and leaf.tensor.requires_grad:
-                self._register(leaf.tensor, _Place(backward, Slot("kwargs", leaf.slot.removeprefix("kwargs."))))
+                self._register(
+                    leaf.tensor, _GradientPlace(backward, GradientSlot("kwargs", leaf.slot.removeprefix("kwargs.")))
+                )
 
     def watch_parameters(self, owners: dict[Tensor, list[tuple[str, str]]]) -> None:
         """Watch the gradients of parameters that are not watched yet.
@@ -167,7 +169,7 @@ class GradientHooks:
                 continue
             self._watched_parameters[id(parameter)] = weakref.ref(parameter)
             hooked = any(map(is_foreign, (parameter._backward_hooks or {}).values()))
-            owned = _Owned(places, hooked)
+            owned = _OwnedParameter(places, hooked)
             hook = self._contain(self._parameter_gradient, owned)
             self._leaf_handles.append(parameter.register_hook(hook))  # type: ignore[no-untyped-call]
 
@@ -184,15 +186,15 @@ class GradientHooks:
             self._add(key, forms)
         self._open.clear()
 
-    def _watch(self, backward: Backward, side: str, leaves: Sequence[Leaf]) -> list[TensorForm | None]:
+    def _watch(self, backward: BackwardEntry, side: str, leaves: Sequence[TensorLeaf]) -> list[TensorForm | None]:
         any_wanted = False
         for index, leaf in enumerate(leaves):
             if leaf.tensor.requires_grad:
                 any_wanted = True
-                self._register(leaf.tensor, _Place(backward, Slot(side, index)))
+                self._register(leaf.tensor, _GradientPlace(backward, GradientSlot(side, index)))
         return [None] * len(leaves) if any_wanted else []
 
-    def _register(self, tensor: Tensor, place: _Place) -> None:
+    def _register(self, tensor: Tensor, place: _GradientPlace) -> None:
         # Reading grad_fn brings up to date that of a view whose base was written to through another view; without it
         # torch 2.13 dies of a segmentation fault in register_hook.
         is_leaf = tensor.grad_fn is None
@@ -203,16 +205,16 @@ class GradientHooks:
             if watched is not None and watched.num_hooks == len(hooks):
                 watched.places.append(place)
                 return
-            watched = _Watched([place], len(hooks) + 1, any(map(is_foreign, hooks.values())), is_leaf)
+            watched = _WatchedTensor([place], len(hooks) + 1, any(map(is_foreign, hooks.values())), is_leaf)
         else:
-            watched = _Watched([place], 1, hooked=False, is_leaf=is_leaf)
+            watched = _WatchedTensor([place], 1, hooked=False, is_leaf=is_leaf)
         hook = self._contain(self._gradient, watched)
         handle = tensor.register_hook(hook)  # type: ignore[no-untyped-call]
         self._memory.remember(tensor, watched)
         if is_leaf:  # the hook of any other tensor goes with its graph
             self._leaf_handles.append(handle)
 
-    def _gradient(self, watched: _Watched, gradient: Tensor | None) -> None:
+    def _gradient(self, watched: _WatchedTensor, gradient: Tensor | None) -> None:
         for backward, slot in watched.due():
             if backward.settle is not None:
                 backward.settle()
@@ -226,7 +228,7 @@ class GradientHooks:
                 form.extras["hooked"] = True
             backward.place(slot, form)
 
-    def _parameter_gradient(self, owned: _Owned, gradient: Tensor | None) -> None:
+    def _parameter_gradient(self, owned: _OwnedParameter, gradient: Tensor | None) -> None:
         call = self._parameter_calls[owned.places[0]]
         self._parameter_calls[owned.places[0]] += 1
         if gradient is None:
@@ -248,10 +250,10 @@ class GradientHooks:
     def _record(self, key: str, slot: str, gradient: Tensor) -> TensorForm:
         with DisableTorchFunction():  # a mode that is on in the backward would see every look at the gradient
             form = tensor_form(gradient)
-            self._writer.record(key, [Leaf(slot, gradient, form)])
+            self._writer.record(key, [TensorLeaf(slot, gradient, form)])
         return form
 
 
 def is_foreign(hook: Any) -> bool:
     """Return whether a gradient hook is the script's own, not one of this package's."""
-    return not isinstance(hook, Contained)
+    return not isinstance(hook, ContainedCall)

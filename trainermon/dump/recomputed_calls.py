@@ -10,19 +10,19 @@ import torch
 from torch.autograd.function import BackwardCFunction
 
 from trainermon.dump.function_names import only_moves
-from trainermon.dump.gradients import Backward
+from trainermon.dump.gradients import BackwardEntry
 
 # Beyond this many calls all are forgotten.
 MAX_CALLS = 100_000
 
 
 @dataclasses.dataclass(slots=True, eq=False)
-class _Segment:
+class _NodeSegment:
     """What one node of the graph has run so far: functions, and None for those that have no graph here either."""
 
     node: Any
     names: list[str] = dataclasses.field(default_factory=list)
-    backwards: list[Backward | None] = dataclasses.field(default_factory=list)
+    backwards: list[BackwardEntry | None] = dataclasses.field(default_factory=list)
 
 
 class RecomputedCalls:
@@ -32,12 +32,12 @@ class RecomputedCalls:
     where they are the same between two landmarks. `bind(backward, call)` gives a backward the key of a call.
     """
 
-    def __init__(self, bind: Callable[[Backward, Any], None]) -> None:
+    def __init__(self, bind: Callable[[BackwardEntry, Any], None]) -> None:
         self._bind = bind
         self._calls: list[Any] = []
         self._names: list[str] = []
         self._landmarks: list[int] = []
-        self._segment = _Segment(None)
+        self._segment = _NodeSegment(None)
 
     def note(self, name: str, call: Any) -> None:
         """Note a call of the forward: its function, and what `bind` is to be given. Not None."""
@@ -48,7 +48,7 @@ class RecomputedCalls:
         self._calls.append(call)
         self._names.append(name)
 
-    def repeat(self, name: str) -> Backward | None:
+    def repeat(self, name: str) -> BackwardEntry | None:
         """Return the backward of a call that a node of the running backward makes; None if it has no graph.
 
         Its key is known when the first gradient arrives: by then the whole segment was repeated.
@@ -57,16 +57,16 @@ class RecomputedCalls:
         if not self._calls or not isinstance(node, BackwardCFunction):
             return None
         if self._segment.node is not node:
-            self._segment = _Segment(node)
+            self._segment = _NodeSegment(node)
         segment = self._segment
         backward = None
         if torch.is_grad_enabled():
-            backward = Backward("", sink=_nowhere, settle=lambda: self._settle(segment))
+            backward = BackwardEntry("", sink=_nowhere, settle=lambda: self._settle(segment))
         segment.names.append(name)
         segment.backwards.append(backward)
         return backward
 
-    def _settle(self, segment: _Segment) -> None:
+    def _settle(self, segment: _NodeSegment) -> None:
         """Bind the backwards of a segment to the calls that it has repeated, and have it begin afresh."""
         segment.node = None
         for here, there in self._pairs(segment):
@@ -79,7 +79,7 @@ class RecomputedCalls:
                 backward.settle = None
                 backward.written = not backward.key  # nobody knows of which call
 
-    def _pairs(self, segment: _Segment) -> Iterator[tuple[int, int]]:
+    def _pairs(self, segment: _NodeSegment) -> Iterator[tuple[int, int]]:
         """Yield the positions of functions in a segment, and of the same ones in the forward."""
         real = [position for position, backward in enumerate(segment.backwards) if backward is not None]
         own = [at for at in range(real[0], real[-1] + 1) if _is_landmark(segment.names[at])]

@@ -16,7 +16,7 @@ from trainermon.dump.files.records import DumpInfo
 from trainermon.dump.function_calls import FunctionCapture
 from trainermon.dump.overflow_writer import OverflowWriter
 from trainermon.dump.selecting_writer import SelectingWriter
-from trainermon.dump.variables import Variables
+from trainermon.dump.variables import VariableWriter
 
 EAGER_NOTE = "compiled code ran eagerly while this was recorded: not bit-identical with the compiled step"
 # Classes of torch, Megatron and DeepSpeed that do nothing but call the `module` in them.
@@ -34,7 +34,7 @@ class CustomFunction(NamedTuple):
     prefix: str
 
 
-class Recording:
+class DumpRecording:
     """Records into `directory` until `close`; between `end` and the next `begin` the run is as if it were not there.
 
     Raises:
@@ -44,7 +44,7 @@ class Recording:
     def __init__(self, directory: Path, config: DebuggerConfig, info: DumpInfo) -> None:
         writer = OverflowWriter if config.task == "overflow_check" else SelectingWriter
         self.writer = writer(directory, info, config)
-        self._variables = Variables(self.writer)
+        self._variables = VariableWriter(self.writer)
         self._config = config
         self._modules: ModuleCapture | None = None
         self._functions: FunctionCapture | None = None

@@ -34,7 +34,7 @@ _VARIABLES = ("PYTHONHASHSEED", "CUBLAS_WORKSPACE_CONFIG", *_COLLECTIVES)
 _CUDNN = ("enabled", "deterministic", "benchmark")
 
 
-class Seeded:
+class SeededState:
     """What `seed_all` has set; as a context manager it puts all of that back, the states of the generators included."""
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class Seeded:
         self._functions: list[tuple[Any, str, Any]] = [(functional, n, getattr(functional, n)) for n in DROPOUTS]
         self._functions.append((DataLoader, "__iter__", DataLoader.__iter__))
 
-    def __enter__(self) -> Seeded:
+    def __enter__(self) -> SeededState:
         """Return itself."""
         return self
 
@@ -80,7 +80,7 @@ def seed_all(  # noqa: PLR0913  # msprobe has them in this order
     *,
     rank_offset: int | bool = False,
     warn_only: bool = False,
-) -> Seeded:
+) -> SeededState:
     """Seed every generator, and let what can be repeated be repeated, for this process and those that it starts.
 
     Generators go on from there as always: two layers that are made after it differ. Two runs that call it alike draw
@@ -111,7 +111,7 @@ def seed_all(  # noqa: PLR0913  # msprobe has them in this order
             "seed_all: is_enhanced would draw the same numbers again and again, and give layers equal weights; "
             "to find the draw in which two runs part, use random_save"
         )
-    before = Seeded()
+    before = SeededState()
     own = (seed + (rank() if rank_offset is True else int(rank_offset))) % (MAX_SEED + 1)
     random.seed(own)
     if importlib.util.find_spec("numpy") is not None:

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from trainermon.dump.debugger_config import MIB, DebuggerConfig, TensorSlice
-from trainermon.dump.encode import Leaf
+from trainermon.dump.encode import TensorLeaf
 from trainermon.dump.files.records import DEBUG_FILE, DUMP_FILE, PARAMETERS_GRAD, DumpInfo
 from trainermon.dump.files.tensor_files import bytes_of, save_tensor
-from trainermon.dump.selection import Selection
+from trainermon.dump.selection import NameSelection
 from trainermon.dump.statistics import has_elements
 from trainermon.dump.writer import DumpWriter
 
@@ -32,7 +32,7 @@ class SelectingWriter(DumpWriter):
         self.max_wait_s = config.flush_s
         self.file_format = config.file_format
         self._config = config
-        self._selection = Selection(config)
+        self._selection = NameSelection(config)
         # what is not wanted is left out then, and not asked about again
         self._with_checksums = config.with_checksums
         self._takes_all = self._selection.is_by_function and config.task != "structure"
@@ -60,7 +60,7 @@ class SelectingWriter(DumpWriter):
             bool(self._config.tensor_list) and any(part in key for part in self._config.tensor_list)
         )
 
-    def record(self, key: str, leaves: Sequence[Leaf]) -> None:
+    def record(self, key: str, leaves: Sequence[TensorLeaf]) -> None:
         """Take the statistics, the checksums and the tensors that are asked for."""
         chosen = leaves if self._takes_all else self._chosen(key, leaves)
         super().record(key, chosen)
@@ -100,7 +100,7 @@ class SelectingWriter(DumpWriter):
         self._waiting_bytes = 0
         return super().publish(**changes)
 
-    def _chosen(self, key: str, leaves: Sequence[Leaf]) -> Sequence[Leaf]:
+    def _chosen(self, key: str, leaves: Sequence[TensorLeaf]) -> Sequence[TensorLeaf]:
         if self.task == "structure" or not self._selection.records(key):
             return ()
         return [leaf for leaf in leaves if PARAMETERS_GRAD in key or self._selection.has_side(leaf.slot)]
@@ -114,7 +114,7 @@ class SelectingWriter(DumpWriter):
         self._waiting_bytes += size
         return size
 
-    def _add_checksum(self, leaf: Leaf) -> None:
+    def _add_checksum(self, leaf: TensorLeaf) -> None:
         reading = leaf.form.reading
         if reading is not None:
             reading.checksum = reading.checksum or checksum(leaf.tensor)

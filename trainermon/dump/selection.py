@@ -13,7 +13,7 @@ MODULE_PREFIXES = ("Module.", "Cell.")
 OUTPUTS = ("output",)
 
 
-class Selection:
+class NameSelection:
     """Decides by name, as msprobe does; asked at the beginning of an entry, told of its end.
 
     A scope is a window: it opens with the entry of its first name and closes with the end of that of its last. An item

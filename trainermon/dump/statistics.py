@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from trainermon.core.values import STATISTICS
-from trainermon.dump.forms import Reading, numbers_text
+from trainermon.dump.forms import TensorReading, numbers_text
 from trainermon.statistics.kernel import write
 from trainermon.statistics.layout import PLAIN_TYPES
 
@@ -60,18 +60,18 @@ class TensorMemory(Generic[_T]):
         self._seen[id(tensor)] = (weakref.ref(tensor), tensor._version, note)
 
 
-class Statistics:
+class TensorStatistics:
     """Takes the statistics of tensors as they are, and brings the numbers into their readings later, all at once.
 
     Up to 4 096 tensors of a device wait; on an accelerator they are taken in stream order, and one copy brings them.
     """
 
     def __init__(self) -> None:
-        self._rows: dict[torch.device, _Rows] = {}
+        self._rows: dict[torch.device, _WrittenRows] = {}
 
-    def fill(self, fresh: Sequence[tuple[Tensor, Reading]]) -> None:
+    def fill(self, fresh: Sequence[tuple[Tensor, TensorReading]]) -> None:
         """Take the statistics of tensors as they are now; those without elements have none."""
-        groups: dict[torch.device, list[tuple[Tensor, Reading]]] = {}
+        groups: dict[torch.device, list[tuple[Tensor, TensorReading]]] = {}
         for each in fresh:
             tensor = each[0]
             if tensor.numel() and has_elements(tensor):
@@ -79,7 +79,7 @@ class Statistics:
         for device, group in groups.items():
             rows = self._rows.get(device)
             if rows is None:
-                rows = self._rows[device] = _Rows(device)
+                rows = self._rows[device] = _WrittenRows(device)
             rows.take(group)
 
     @property
@@ -93,18 +93,18 @@ class Statistics:
             rows.bring()
 
 
-class _Rows:
+class _WrittenRows:
     """The rows of one device that were written and not brought to their readings yet."""
 
     def __init__(self, device: torch.device) -> None:
         self._rows = torch.empty(MAX_ROWS, len(STATISTICS), dtype=torch.float64, device=device)
-        self._waiting: list[tuple[Reading, torch.dtype]] = []
+        self._waiting: list[tuple[TensorReading, torch.dtype]] = []
 
     @property
     def waits(self) -> bool:
         return bool(self._waiting)
 
-    def take(self, group: Sequence[tuple[Tensor, Reading]]) -> None:
+    def take(self, group: Sequence[tuple[Tensor, TensorReading]]) -> None:
         for first in range(0, len(group), MAX_ROWS):
             part = group[first : first + MAX_ROWS]
             if len(self._waiting) + len(part) > MAX_ROWS:

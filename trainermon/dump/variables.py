@@ -7,13 +7,13 @@ from typing import Any
 
 from torch import Tensor
 
-from trainermon.dump.encode import Leaf, encode
+from trainermon.dump.encode import TensorLeaf, encode
 from trainermon.dump.forms import TensorForm, tensor_form
 from trainermon.dump.writer import DumpWriter
-from trainermon.hooks.guard import Contained
+from trainermon.hooks.guard import ContainedCall
 
 
-class Variables:
+class VariableWriter:
     """Writes `<name>.<count>.debug`, and `<name>_grad.<count>.debug` with the same structure when gradients arrived."""
 
     def __init__(self, writer: DumpWriter) -> None:
@@ -27,7 +27,7 @@ class Variables:
         """Record `variable` as it is now; containers may be nested."""
         count = self._counts[name]
         self._counts[name] += 1
-        leaves: list[Leaf] = []
+        leaves: list[TensorLeaf] = []
         value = encode(variable, "", leaves)
         key = f"{name}.{count}.debug"
         self._writer.record(key, [_placed(leaf) for leaf in leaves])
@@ -48,23 +48,23 @@ class Variables:
         """Count what was lost."""
         self._writer.count_error(error)
 
-    def _watch(self, key: str, value: Any, leaves: list[Leaf]) -> None:
+    def _watch(self, key: str, value: Any, leaves: list[TensorLeaf]) -> None:
         self._open[key] = _emptied(value)
         for leaf in leaves:
             if leaf.tensor.requires_grad:
                 is_leaf = leaf.tensor.grad_fn is None
-                hook = Contained(self, self._gradient, (key, leaf.slot))
+                hook = ContainedCall(self, self._gradient, (key, leaf.slot))
                 handle = leaf.tensor.register_hook(hook)  # type: ignore[no-untyped-call]
                 if is_leaf:
                     self._handles.append(handle)
 
     def _gradient(self, key: str, slot: str, gradient: Tensor) -> None:
         form = tensor_form(gradient)
-        self._writer.record(key, [_placed(Leaf(slot, gradient, form))])
+        self._writer.record(key, [_placed(TensorLeaf(slot, gradient, form))])
         self._open[key] = _put(self._open[key], slot.split(".")[1:], form)
 
 
-def _placed(leaf: Leaf) -> Leaf:
+def _placed(leaf: TensorLeaf) -> TensorLeaf:
     return leaf._replace(slot=leaf.slot.removeprefix("."))
 
 

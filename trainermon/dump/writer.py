@@ -21,7 +21,7 @@ from torch import Tensor
 
 from trainermon.core.errors import DumpError
 from trainermon.core.private_files import open_private, replace_file
-from trainermon.dump.encode import Leaf
+from trainermon.dump.encode import TensorLeaf
 from trainermon.dump.files.lines import LineFile, Places
 from trainermon.dump.files.records import (
     CONSTRUCT_FILE,
@@ -34,8 +34,8 @@ from trainermon.dump.files.records import (
     DumpInfo,
 )
 from trainermon.dump.files.tensor_files import SUFFIXES, save_tensor, suffix_for
-from trainermon.dump.forms import Reading, json_text, quoted
-from trainermon.dump.statistics import Statistics, TensorMemory
+from trainermon.dump.forms import TensorReading, json_text, quoted
+from trainermon.dump.statistics import TensorMemory, TensorStatistics
 
 TASKS = ("statistics", "tensor", "structure")
 MAX_NAME = 200
@@ -77,8 +77,8 @@ class DumpWriter:
         self.info = dataclasses.replace(info, complete=False)
         self.with_tensors = task == "tensor"
         self._max_bytes = max_bytes
-        self._statistics = Statistics()
-        self._memory: TensorMemory[Reading] = TensorMemory()
+        self._statistics = TensorStatistics()
+        self._memory: TensorMemory[TensorReading] = TensorMemory()
         self._data: Places = {}
         self._root: Places = {}
         self._construct: dict[str, str | None] = {}
@@ -115,17 +115,17 @@ class DumpWriter:
         self._order += 1
         return self._order
 
-    def record(self, key: str, leaves: Sequence[Leaf]) -> None:
+    def record(self, key: str, leaves: Sequence[TensorLeaf]) -> None:
         """Take the statistics of tensors as they are now, and save them if the task asks for it.
 
         A tensor that was recorded before and is unchanged gets the numbers and the order that it had.
         """
-        fresh: list[tuple[Tensor, Reading]] = []
+        fresh: list[tuple[Tensor, TensorReading]] = []
         for _, tensor, form in leaves:
             reading = self._memory.recall(tensor)
             if reading is None:
                 self._order += 1
-                reading = Reading(self._order)
+                reading = TensorReading(self._order)
                 fresh.append((tensor, reading))
                 self._memory.remember(tensor, reading)
             form.reading = reading
@@ -289,7 +289,7 @@ class DumpWriter:
         known[1].append(key)
         return known[0]
 
-    def _fill(self, fresh: Sequence[tuple[Tensor, Reading]]) -> None:
+    def _fill(self, fresh: Sequence[tuple[Tensor, TensorReading]]) -> None:
         """Take statistics; a tensor that has none (quantized, or within `vmap`) costs its own, not the entry."""
         try:
             self._statistics.fill(fresh)
@@ -300,7 +300,7 @@ class DumpWriter:
                 for each in fresh:
                     self._fill([each])
 
-    def _save(self, name: str, leaf: Leaf) -> None:
+    def _save(self, name: str, leaf: TensorLeaf) -> None:
         """Save a tensor as it is now; one that was saved before gets a second name for the same file."""
         tensor, reading = leaf.tensor, leaf.form.reading
         if reading is None or not tensor.numel() or tensor.is_meta:

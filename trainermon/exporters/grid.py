@@ -13,7 +13,7 @@ MIN_COLUMNS = 64
 _LARGEST = float(np.finfo(np.float32).max)
 
 
-class Pooled(NamedTuple):
+class PooledGrid(NamedTuple):
     """A grid at the resolution that was asked for: `values` is float32 [rows, columns], `stride` steps per column."""
 
     first_step: int
@@ -86,7 +86,7 @@ class StepGrid:
         copy._values[:, known] = self._values[: self._used, rows[known]]
         return copy
 
-    def pool(self, max_columns: int) -> Pooled:
+    def pool(self, max_columns: int) -> PooledGrid:
         """Return the grid in at most `max_columns` columns.
 
         Where data comes only every few steps, the columns are at least as wide, so that no empty ones lie between.
@@ -99,7 +99,7 @@ class StepGrid:
         padded = np.full((num_columns * factor, values.shape[1]), np.nan, np.float32)
         padded[: self._used] = values
         pooled = np.fmax.reduce(padded.reshape(num_columns, factor, values.shape[1]), axis=1)
-        return Pooled(self._origin or 0, self._stride * factor, np.ascontiguousarray(pooled.T))
+        return PooledGrid(self._origin or 0, self._stride * factor, np.ascontiguousarray(pooled.T))
 
     def _capacity(self, num_rows: int) -> int:
         return min(self._max_columns, max(MIN_COLUMNS, self._max_cells // max(1, num_rows)))

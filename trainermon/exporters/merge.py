@@ -59,7 +59,7 @@ class StepSummary:
     tokens_per_second: float = math.nan
 
 
-class SeriesTable(NamedTuple):
+class MergeTable(NamedTuple):
     """How the series of one rank are used; all arrays run by series id."""
 
     header: Header
@@ -80,7 +80,7 @@ class RankStep(NamedTuple):
     scalars: Mapping[str, float]
 
 
-class _Merge(NamedTuple):
+class _MergeRule(NamedTuple):
     """How a number is made of a rank's rows (micro steps, groups, calls), and of the numbers of the ranks."""
 
     rows: Callable[[Rows], float]
@@ -95,17 +95,17 @@ def _mean(values: list[float]) -> float:
     return sum(values) / len(values)
 
 
-SCALARS: Mapping[str, _Merge] = MappingProxyType(
+SCALARS: Mapping[str, _MergeRule] = MappingProxyType(
     {
-        LOSS_SERIES: _Merge(_mean_of_rows, _mean),
-        STEP_TIME: _Merge(_mean_of_rows, max),
-        WAIT: _Merge(lambda rows: sum(row[_SUM] for row in rows), max),
-        GLOBAL_NORM_SERIES: _Merge(_mean_of_rows, max),
-        LEARNING_RATE_SERIES: _Merge(lambda rows: max(row[_MAX] for row in rows), max),
-        CLIP_RATIO_SERIES: _Merge(_mean_of_rows, min),
-        LOSS_SCALE_SERIES: _Merge(_mean_of_rows, min),
-        SKIPPED_SERIES: _Merge(_mean_of_rows, max),
-        TOKENS_PER_SECOND_SERIES: _Merge(_mean_of_rows, sum),
+        LOSS_SERIES: _MergeRule(_mean_of_rows, _mean),
+        STEP_TIME: _MergeRule(_mean_of_rows, max),
+        WAIT: _MergeRule(lambda rows: sum(row[_SUM] for row in rows), max),
+        GLOBAL_NORM_SERIES: _MergeRule(_mean_of_rows, max),
+        LEARNING_RATE_SERIES: _MergeRule(lambda rows: max(row[_MAX] for row in rows), max),
+        CLIP_RATIO_SERIES: _MergeRule(_mean_of_rows, min),
+        LOSS_SCALE_SERIES: _MergeRule(_mean_of_rows, min),
+        SKIPPED_SERIES: _MergeRule(_mean_of_rows, max),
+        TOKENS_PER_SECOND_SERIES: _MergeRule(_mean_of_rows, sum),
     }
 )
 """What is merged to one number per rank, and per step; infinity wherever something was not finite."""
@@ -120,7 +120,7 @@ class OpenStep:
         self.moments = np.empty((len(STATISTICS), 0))
         self.ranks: dict[int, RankStep] = {}
 
-    def add(self, table: SeriesTable, block: StatBlock) -> None:
+    def add(self, table: MergeTable, block: StatBlock) -> None:
         """Merge the block of one rank."""
         series = np.asarray(block.series)
         values = np.asarray(block.values)
@@ -172,11 +172,11 @@ class OpenStep:
 _MERGE = [{_MIN: np.minimum, _MAX: np.maximum}.get(statistic, np.add) for statistic in range(len(STATISTICS))]
 
 
-def series_table(header: Header, keys: Sequence[SeriesKey], row_of: Callable[[SeriesKey, int], int]) -> SeriesTable:
+def series_table(header: Header, keys: Sequence[SeriesKey], row_of: Callable[[SeriesKey, int], int]) -> MergeTable:
     """Return the table of a rank; `row_of` gives the heat maps' row for a key and its place in the table, or -1."""
     placements = [*header.placements[: len(keys)], *[None] * (len(keys) - len(header.placements))]
     is_first_copy = header.coordinates.dp == 0
-    return SeriesTable(
+    return MergeTable(
         header=header,
         rows=np.array([row_of(key, place) for place, key in enumerate(keys)], np.intp),
         weights=np.array([_weight(key, at) for key, at in zip(keys, placements, strict=True)], np.float64),
@@ -221,7 +221,7 @@ def _weight(key: SeriesKey, placement: Placement | None) -> float:
     return placement.scale**-2 if placement else 1.0
 
 
-def _rank_step(table: SeriesTable, series: Indices, values: Floats, time_s: float) -> RankStep:
+def _rank_step(table: MergeTable, series: Indices, values: Floats, time_s: float) -> RankStep:
     weights = table.weights[series]
     is_grad = weights > 0
     counts = is_grad & table.in_global_norm[series]
@@ -244,7 +244,7 @@ def _sum_sq(moments: Floats, weights: Floats) -> float:
     return float(moments[_SUM_SQ] @ weights)
 
 
-def _scalar(rows: Rows, merge: _Merge) -> float:
+def _scalar(rows: Rows, merge: _MergeRule) -> float:
     """Return the rank's number; NaN of nothing, infinity with a non-finite element."""
     if any(row[_NANS] or row[_INFS] for row in rows):
         return math.inf

@@ -21,13 +21,13 @@ import numpy as np
 from trainermon.core.errors import QueryError
 from trainermon.core.journal import Header
 from trainermon.core.values import STATISTICS, Kind, SeriesKey, StatBlock, as_plain
-from trainermon.exporters.grid import MIN_COLUMNS, Pooled, StepGrid
+from trainermon.exporters.grid import MIN_COLUMNS, PooledGrid, StepGrid
 from trainermon.exporters.heat_rows import HEATMAP_STATISTICS, HeatRow, heat_row, statistics_of
 from trainermon.exporters.merge import (
     STEP_TIME,
     WAIT,
+    MergeTable,
     OpenStep,
-    SeriesTable,
     StepSummary,
     heat,
     series_table,
@@ -76,7 +76,7 @@ class RunHistory:
         self._sizes = np.zeros(0, np.bool_)  # the same, as far as it was asked for
         self._max_rows = cells // MIN_COLUMNS
         self._places: dict[int, tuple[int, int]] = {}  # by row: pipeline chunk, and place in the rank's table
-        self._tables: dict[int, SeriesTable] = {}
+        self._tables: dict[int, MergeTable] = {}
         self._rank_rows: dict[int, int] = {}
         self._open: dict[int, OpenStep] = {}
         self._attempt = -1
@@ -219,7 +219,7 @@ class RunHistory:
         for grid in self._grids():
             grid.cut(step)
 
-    def _table(self, header: Header, keys: Sequence[SeriesKey]) -> SeriesTable:
+    def _table(self, header: Header, keys: Sequence[SeriesKey]) -> MergeTable:
         """Return how the rank's series are used; worked out again when its table has changed."""
         rank = header.coordinates.rank
         table = self._tables.get(rank)
@@ -293,7 +293,7 @@ def _require(name: str, known: Sequence[str], what: str) -> str:
     return name
 
 
-def _encode(pooled: Pooled, rows: Sequence[str], **what: str) -> bytes:
+def _encode(pooled: PooledGrid, rows: Sequence[str], **what: str) -> bytes:
     """Return uint32 length of the JSON header, the header (padded to a multiple of 4 bytes), float32 cells by row."""
     header = {
         "rows": list(rows),

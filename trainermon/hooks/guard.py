@@ -1,8 +1,8 @@
 """The one place where an error of the monitor meets training: it is caught, told once, and the monitor lets go.
 
-Every callable that torch calls on the monitor's behalf is a `Contained`: it never raises, and it stays behind when the
-model it is registered on is copied or pickled. Under a `Guard` the first exception detaches everything; from then on
-contained callables return at once.
+Every callable that torch calls on the monitor's behalf is a `ContainedCall`: it never raises, and it stays behind when
+the model it is registered on is copied or pickled. Under a `FaultGuard` the first exception detaches everything; from
+then on contained callables return at once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ logger = logging.getLogger("trainermon")
 NOTHING = (contextlib.nullcontext, "__exit__")
 
 
-class Border(Protocol):
+class FaultBorder(Protocol):
     """Where the errors of contained callables go. While `tripped` is true they are not called."""
 
     tripped: bool
@@ -31,7 +31,7 @@ class Border(Protocol):
         """Deal with `error`; does not raise."""
 
 
-class Contained:
+class ContainedCall:
     """Calls `function(*bound, *args)`, never raises, and returns None where that would have raised.
 
     Neither copies nor pickles lead to the monitor: both are a function that does nothing. So a model can be copied,
@@ -41,7 +41,7 @@ class Contained:
     __slots__ = ("_border", "_function")
     __torch_unserializable__: ClassVar[bool] = True  # torch need not warn that this hook of a tensor is not saved
 
-    def __init__(self, border: Border, function: Callable[..., Any], bound: tuple[Any, ...] = ()) -> None:
+    def __init__(self, border: FaultBorder, function: Callable[..., Any], bound: tuple[Any, ...] = ()) -> None:
         self._border = border
         self._function = functools.partial(function, *bound) if bound else function
 
@@ -60,7 +60,7 @@ class Contained:
         return getattr, NOTHING
 
 
-class Guard:
+class FaultGuard:
     """Contains the monitor's own faults.
 
     `on_fault` is called once, with a one-line message, after the first fault; it detaches what is attached.
@@ -70,12 +70,12 @@ class Guard:
         self._on_fault = on_fault
         self.tripped = False
 
-    def wrap(self, function: Callable[..., Any], *bound: Any) -> Contained:
-        """Return `function`, its first arguments being `bound`, such that it never raises; see `Contained`.
+    def wrap(self, function: Callable[..., Any], *bound: Any) -> ContainedCall:
+        """Return `function`, its first arguments being `bound`, such that it never raises; see `ContainedCall`.
 
         After a fault it does nothing and returns None.
         """
-        return Contained(self, function, bound)
+        return ContainedCall(self, function, bound)
 
     def trip(self, error: BaseException) -> None:
         """Record the first fault, tell about it once, and detach."""

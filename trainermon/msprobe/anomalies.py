@@ -15,11 +15,11 @@ import numpy as np
 
 from trainermon.alerts.conditions.condition import Mask, RelativeToMeanWatcher
 from trainermon.alerts.conditions.criteria import Criterion, NonFinite, RelativeToMean, Threshold
-from trainermon.alerts.rules import Rule, Selection
+from trainermon.alerts.rules import AlertRule, SeriesSelection
 from trainermon.alerts.statistics import DERIVED, INFS, NANS, Array
 from trainermon.core.errors import RuleError
 from trainermon.core.journal import Header
-from trainermon.core.naming import METRICS, Names, tag_of
+from trainermon.core.naming import METRICS, SeriesNames, tag_of
 from trainermon.core.values import STATISTICS, Coordinates, Kind, SeriesKey, Severity, StatBlock
 
 TURBULENCE = "AnomalyTurbulence"
@@ -65,9 +65,9 @@ class AnomalySettings:
         return tuple(op for op in self.ops if op in JUDGED)
 
 
-def anomaly_rules(settings: AnomalySettings) -> tuple[Rule, ...]:
+def anomaly_rules(settings: AnomalySettings) -> tuple[AlertRule, ...]:
     """Return the settings as alert rules: one per rule and statistic, and one for what is not finite."""
-    found: list[Rule] = []
+    found: list[AlertRule] = []
     for number, rule in enumerate(settings.rules, start=1):
         suffix = f"-{number}" if number > 1 else ""
         if rule.rule_name == NAN:
@@ -84,11 +84,11 @@ def anomaly_rules(settings: AnomalySettings) -> tuple[Rule, ...]:
     return tuple(found)
 
 
-def _rule(name: str, when: Criterion, statistic: str) -> Rule:
-    return Rule(
+def _rule(name: str, when: Criterion, statistic: str) -> AlertRule:
+    return AlertRule(
         name=name,
         severity=Severity.WARNING,
-        on=Selection(kinds=tuple(METRICS), statistic=statistic),
+        on=SeriesSelection(kinds=tuple(METRICS), statistic=statistic),
         when=when,
         keep_steps=1,
         summary=_SUMMARIES[type(when)].replace("STATISTIC", statistic),
@@ -124,7 +124,7 @@ class Anomaly:
         return f"{self.tag_name}_step_{self.step}_call_{self.call_id}"
 
 
-class _Seen(NamedTuple):
+class _HoldingRule(NamedTuple):
     """A rule that holds for a statistic of a row, and what it is in words."""
 
     row: int
@@ -142,7 +142,7 @@ class AnomalyScanner:
     def __init__(self, settings: AnomalySettings, coordinates: Coordinates) -> None:
         self._settings = settings
         self._coordinates = coordinates
-        self._names = Names()
+        self._names = SeriesNames()
         self._num_series = 0
         self._is_judged: Mask = np.zeros(0, np.bool_)
         self._watchers = [
@@ -174,7 +174,7 @@ class AnomalyScanner:
             for watcher in watchers.values():
                 watcher.grow(len(keys))
 
-    def _judge(self, series: Any, moments: Array) -> Iterator[_Seen]:
+    def _judge(self, series: Any, moments: Array) -> Iterator[_HoldingRule]:
         nonfinite = moments[NANS] + moments[INFS] > 0
         for op in self._settings.judged:
             value = DERIVED[JUDGED[op]](moments)
@@ -191,10 +191,10 @@ class AnomalyScanner:
                     continue
                 for row in np.flatnonzero(bad & new):
                     counts = f" ({moments[NANS, row]:.0f} NaN, {moments[INFS, row]:.0f} Inf)" if nonfinite[row] else ""
-                    yield _Seen(int(row), rule.rule_name, op, f"{value[row]}{counts}, history mean {usual[row]}")
+                    yield _HoldingRule(int(row), rule.rule_name, op, f"{value[row]}{counts}, history mean {usual[row]}")
                 new &= ~bad
 
-    def _anomaly(self, keys: Sequence[SeriesKey], number: int, step: int, seen: _Seen) -> Anomaly:
+    def _anomaly(self, keys: Sequence[SeriesKey], number: int, step: int, seen: _HoldingRule) -> Anomaly:
         key, place = keys[number], self._names.places(keys)[number]
         rank = self._coordinates.rank
         tag = tag_of(place, key.kind, rank)

@@ -16,7 +16,7 @@ from trainermon.core.errors import ConfigError, StoreError
 from trainermon.core.naming import SCALARS
 from trainermon.core.strict import shown
 from trainermon.msprobe.csv_files import TIME_FORMAT
-from trainermon.msprobe.csv_tables import KINDS, TableRow, rank_folders, read_tables
+from trainermon.msprobe.csv_tables import KINDS, CsvTableRow, rank_folders, read_tables
 from trainermon.msprobe.trend_database import FILE, write_database
 
 
@@ -65,7 +65,7 @@ def csv2tensorboard_by_step(  # noqa: PLR0913, PLR0917  (the signature that user
 def _convert_rank(folder: Path, output: Path, kinds: Sequence[str]) -> None:
     from trainermon.msprobe.tensorboard import EventFile
 
-    steps: dict[str, dict[int, list[TableRow]]] = {}
+    steps: dict[str, dict[int, list[CsvTableRow]]] = {}
     for kind, rows in read_tables(folder, kinds):
         of_kind = steps.setdefault(kind, {})
         for row in rows:
@@ -79,7 +79,7 @@ def _convert_rank(folder: Path, output: Path, kinds: Sequence[str]) -> None:
         file.close()
 
 
-def _scalars(kind: str, rows: Iterable[TableRow]) -> dict[str, float]:
+def _scalars(kind: str, rows: Iterable[CsvTableRow]) -> dict[str, float]:
     from trainermon.msprobe.tensorboard import tag_of, tagged
 
     if kind == SCALARS:

@@ -25,8 +25,8 @@ from trainermon.core.naming import (
     COLUMNS,
     FEATURE_FILES,
     SCALARS,
-    Names,
-    Place,
+    SeriesNames,
+    SeriesPlace,
     dtype_of,
     feature_value,
     shape_of,
@@ -48,17 +48,17 @@ ALWAYS_MICRO = frozenset({"actv", "actv_grad", SCALARS})
 _log = logging.getLogger(__name__)
 
 
-class Row(NamedTuple):
+class CsvRow(NamedTuple):
     """One series of one step, ready for any set of columns."""
 
-    place: Place
+    place: SeriesPlace
     number: int
     moments: Moments
     shape: list[int] | None
     dtype: str | None
 
 
-def rows_of(names: Names, header: Header, block: StatBlock) -> Iterator[Row]:
+def rows_of(names: SeriesNames, header: Header, block: StatBlock) -> Iterator[CsvRow]:
     """Yield the rows of a block; checksums are left out, which no column could show."""
     places = names.places(header.series)
     values = np.asarray(block.values, np.float64).reshape(len(STATISTICS), -1)
@@ -68,7 +68,7 @@ def rows_of(names: Names, header: Header, block: StatBlock) -> Iterator[Row]:
         moments, placement = Moments(*column), header.placements[number]
         shown = statistics_row(header.series[number], moments)
         shape = shape_of(placement, moments) if shown is moments else []
-        yield Row(places[number], number, shown, shape, dtype_of(placement))
+        yield CsvRow(places[number], number, shown, shape, dtype_of(placement))
 
 
 class CsvExporter(Exporter):
@@ -77,7 +77,7 @@ class CsvExporter(Exporter):
     def __init__(self, settings: ExportSettings) -> None:
         self._settings = settings
         self._columns = with_shape(settings.ops)
-        self._names: dict[tuple[int, int], Names] = {}
+        self._names: dict[tuple[int, int], SeriesNames] = {}
         self._folders: dict[tuple[int, int], Path] = {}
 
     def write(self, header: Header, block: StatBlock) -> None:
@@ -87,8 +87,8 @@ class CsvExporter(Exporter):
         if folder is None:
             folder = self._folders[start] = self._open(header)
             forget_from(folder, block.step)
-        files: dict[str, list[Row]] = {}
-        for row in rows_of(self._names.setdefault(start, Names()), header, block):
+        files: dict[str, list[CsvRow]] = {}
+        for row in rows_of(self._names.setdefault(start, SeriesNames()), header, block):
             files.setdefault(row.place.file, []).append(row)
         for kind, rows in files.items():
             self._append(folder, kind, block.step, rows)
@@ -106,7 +106,7 @@ class CsvExporter(Exporter):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         return folder
 
-    def _append(self, folder: Path, kind: str, step: int, rows: Sequence[Row]) -> None:
+    def _append(self, folder: Path, kind: str, step: int, rows: Sequence[CsvRow]) -> None:
         per_file = self._settings.step_count_per_record
         first = step // per_file * per_file
         path = folder / f"{kind}_{first}-{first + per_file - 1}.csv"
@@ -127,7 +127,7 @@ class CsvExporter(Exporter):
         with open(descriptor, "w", encoding="utf-8", errors="replace", newline="") as file:
             file.write(text.getvalue())
 
-    def _line(self, columns: Sequence[str], rows: Sequence[Row], step: int) -> list[str]:
+    def _line(self, columns: Sequence[str], rows: Sequence[CsvRow], step: int) -> list[str]:
         row = rows[0]
         said = {
             "vpp_stage": str(row.place.stage),
@@ -149,8 +149,8 @@ class CsvExporter(Exporter):
         return f"{value:.{self._settings.ndigits}g}"
 
 
-def _by_name(rows: Iterable[Row]) -> list[list[Row]]:
-    found: dict[Place, list[Row]] = {}
+def _by_name(rows: Iterable[CsvRow]) -> list[list[CsvRow]]:
+    found: dict[SeriesPlace, list[CsvRow]] = {}
     for row in rows:
         found.setdefault(row.place._replace(column=""), []).append(row)
     return list(found.values())

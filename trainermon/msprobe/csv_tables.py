@@ -35,7 +35,7 @@ WITHOUT_NUMBERS = frozenset({"vpp_stage", "name", "step", MICRO_STEP, "shape", "
 _log = logging.getLogger(__name__)
 
 
-class TableRow(NamedTuple):
+class CsvTableRow(NamedTuple):
     """One row: where it belongs, and its statistics by name; NaN where the file says so."""
 
     stage: int
@@ -63,7 +63,7 @@ def rank_folders(path: Path, start: str | None = None, end: str | None = None) -
     return found
 
 
-def read_tables(folder: Path, kinds: Sequence[str] = KINDS) -> Iterator[tuple[str, list[TableRow]]]:
+def read_tables(folder: Path, kinds: Sequence[str] = KINDS) -> Iterator[tuple[str, list[CsvTableRow]]]:
     """Yield (kind, rows) for each file of the folder, by kind and step. Files of other kinds are passed over.
 
     A row that is not as wide as its header, which msprobe writes of collectives, is left out and counted in the log.
@@ -78,7 +78,7 @@ def read_tables(folder: Path, kinds: Sequence[str] = KINDS) -> Iterator[tuple[st
             yield kind, _read(path)
 
 
-def _read(path: Path) -> list[TableRow]:
+def _read(path: Path) -> list[CsvTableRow]:
     with path.open(encoding="utf-8", newline="") as file:
         reader = csv.reader(file)
         header = next(reader, [])
@@ -90,10 +90,10 @@ def _read(path: Path) -> list[TableRow]:
     return rows
 
 
-def _row(header: list[str], values: list[str]) -> TableRow | None:
+def _row(header: list[str], values: list[str]) -> CsvTableRow | None:
     try:
         cells = dict(zip(header, values, strict=True))
-        return TableRow(
+        return CsvTableRow(
             stage=int(cells["vpp_stage"]),
             name=cells["name"],
             step=int(cells["step"]),

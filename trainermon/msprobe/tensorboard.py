@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 
 from trainermon.core.errors import ConfigError
 from trainermon.core.journal import Header
-from trainermon.core.naming import COLUMNS, SCALARS, Names, feature_value
+from trainermon.core.naming import COLUMNS, SCALARS, SeriesNames, feature_value
 from trainermon.core.values import StatBlock
 from trainermon.exporters.export import Exporter, ExportSettings
 from trainermon.msprobe.csv_files import rows_of
@@ -80,14 +80,14 @@ class TensorBoardExporter(Exporter):
         self._root = settings.run_dir / FOLDER
         self._ops = [op for op in settings.ops if op in COLUMNS]
         self._attempts: dict[int, int] = {}
-        self._names: dict[int, Names] = {}
+        self._names: dict[int, SeriesNames] = {}
         self._files: dict[tuple[int, str], EventFile] = {}
 
     def write(self, header: Header, block: StatBlock) -> None:
         """Add one step of one rank."""
         rank = header.coordinates.rank
         if self._attempts.get(rank) != header.attempt:
-            self._attempts[rank], self._names[rank] = header.attempt, Names()
+            self._attempts[rank], self._names[rank] = header.attempt, SeriesNames()
             self._close([place for place in self._files if place[0] == rank])
         scalars: dict[str, list[tuple[str, float]]] = {}
         numbers: dict[str, dict[int | None, float]] = {}

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from trainermon.core.errors import StoreError
-from trainermon.msprobe.csv_tables import KINDS, TableRow, read_tables
+from trainermon.msprobe.csv_tables import KINDS, CsvTableRow, read_tables
 
 FILE = "monitor_data.trend.db"
 STATISTICS = (
@@ -63,7 +63,7 @@ CREATE TABLE tag_target_mapping (
 """
 
 
-class Target(NamedTuple):
+class TrendTarget(NamedTuple):
     """What a line of the trend analyser is about."""
 
     name: str
@@ -71,11 +71,11 @@ class Target(NamedTuple):
     micro_step: int
 
 
-class _Contents(NamedTuple):
+class _TrendContents(NamedTuple):
     """What the files hold: statistics and targets by metric, and how many micro steps each step has."""
 
     statistics: dict[str, set[str]]
-    targets: dict[str, dict[Target, None]]
+    targets: dict[str, dict[TrendTarget, None]]
     micro_steps: dict[int, int]
 
 
@@ -143,13 +143,13 @@ def tags_of(name: str) -> set[tuple[str, str]]:
     return found | {(f"{one}.{other}", "layer") for one, other in pairs if other.isdigit() and not one.isdigit()}
 
 
-def _statistics(row: TableRow) -> Mapping[str, float]:
+def _statistics(row: CsvTableRow) -> Mapping[str, float]:
     """Return the numbers of a row by names that the analyser knows, which has none for a number of the step."""
     return {"mean": row.values["value"]} if "value" in row.values else row.values
 
 
-def _survey(folders: Mapping[int, Path], renames: Mapping[str, str], *, micro_steps: bool) -> _Contents:
-    contents = _Contents(defaultdict(set), defaultdict(dict), defaultdict(int))
+def _survey(folders: Mapping[int, Path], renames: Mapping[str, str], *, micro_steps: bool) -> _TrendContents:
+    contents = _TrendContents(defaultdict(set), defaultdict(dict), defaultdict(int))
     for folder in folders.values():
         for kind, rows in read_tables(folder):
             for row in rows:
@@ -159,17 +159,17 @@ def _survey(folders: Mapping[int, Path], renames: Mapping[str, str], *, micro_st
     return contents
 
 
-def _target(row: TableRow, renames: Mapping[str, str], *, micro_steps: bool) -> Target:
+def _target(row: CsvTableRow, renames: Mapping[str, str], *, micro_steps: bool) -> TrendTarget:
     name = row.name
     for part, other in renames.items():
         name = name.replace(part, other)
-    return Target(name, row.stage, 0 if micro_steps else row.micro_step or 0)
+    return TrendTarget(name, row.stage, 0 if micro_steps else row.micro_step or 0)
 
 
 def _fill(
     connection: sqlite3.Connection,
     folders: Mapping[int, Path],
-    contents: _Contents,
+    contents: _TrendContents,
     renames: Mapping[str, str],
     *,
     micro_steps: bool,
@@ -202,9 +202,9 @@ def _first_indices(micro_steps: Mapping[int, int]) -> dict[int, int]:
 
 def _fill_tags(
     connection: sqlite3.Connection,
-    of_metrics: Mapping[str, Iterable[Target]],
+    of_metrics: Mapping[str, Iterable[TrendTarget]],
     metrics: Mapping[str, int],
-    targets: Mapping[Target, int],
+    targets: Mapping[TrendTarget, int],
 ) -> None:
     tags: dict[tuple[str, str, int], int] = {}
     pairs: set[tuple[int, int]] = set()
@@ -234,7 +234,7 @@ def _values(  # noqa: PLR0913  (the numbers that every row refers to)
     folders: Mapping[int, Path],
     first_of: Mapping[int, int],
     metrics: Mapping[str, int],
-    targets: Mapping[Target, int],
+    targets: Mapping[TrendTarget, int],
     *,
     renames: Mapping[str, str],
     micro_steps: bool,

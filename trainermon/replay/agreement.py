@@ -23,14 +23,14 @@ class DisagreedError(Exception):
     """The ranks do not replay together; the text says why."""
 
 
-class Answer(NamedTuple):
+class ReplayAnswer(NamedTuple):
     """What all ranks do: replay the last `micro_steps` of each root, or, with 0, nothing, for `reason`."""
 
     micro_steps: int
     reason: str = ""
 
 
-class Agreement:
+class ReplayAgreement:
     """Asks the ranks of the default process group; `store` serves them all.
 
     A rank that does not ask within `wait_s` of the first one makes the answer no. So does one with a reason against it.
@@ -43,12 +43,12 @@ class Agreement:
         self._wait_s = wait_s
 
     @classmethod
-    def of_all_ranks(cls) -> Agreement:
+    def of_all_ranks(cls) -> ReplayAgreement:
         """Return the one between all ranks of the default process group, which must be initialised."""
         store = dist.distributed_c10d._get_default_store()
         return cls(store, rank=dist.get_rank(), num_ranks=dist.get_world_size(), wait_s=WAIT_S)
 
-    def reach(self, question: str, *, kept: Sequence[tuple[int, int]], reason: str = "") -> Answer:
+    def reach(self, question: str, *, kept: Sequence[tuple[int, int]], reason: str = "") -> ReplayAnswer:
         """Return the answer of all ranks to `question`, a name that they all give to the same step.
 
         `kept` is, for each root, how many micro steps the step had and how many of the last ones can be replayed;
@@ -57,24 +57,24 @@ class Agreement:
         try:
             return self._reach(f"trainermon/replay/{question}", kept, reason)
         except RuntimeError as error:  # the store is gone, and with it the job
-            return Answer(0, f"the ranks could not agree: {error}")
+            return ReplayAnswer(0, f"the ranks could not agree: {error}")
 
-    def _reach(self, key: str, kept: Sequence[tuple[int, int]], reason: str) -> Answer:
+    def _reach(self, key: str, kept: Sequence[tuple[int, int]], reason: str) -> ReplayAnswer:
         totals = json.dumps([total for total, _ in kept])
         agreed = self._store.compare_set(f"{key}/totals", "", totals).decode()
         if agreed != totals and not reason:
             reason = f"the step had {totals} micro steps, that of another rank {agreed}"
         if reason:
-            return self._decide(key, Answer(0, f"rank {self._rank}: {reason}"))
+            return self._decide(key, ReplayAnswer(0, f"rank {self._rank}: {reason}"))
         self._lower(f"{key}/kept", min(count for _, count in kept))
         if self._store.add(f"{key}/ready", 1) == self._num_ranks:
-            return self._decide(key, Answer(int(self._store.get(f"{key}/kept"))))
+            return self._decide(key, ReplayAnswer(int(self._store.get(f"{key}/kept"))))
         if self._comes(f"{key}/answer"):
             return self._answer(self._store.get(f"{key}/answer"))
         missing = self._num_ranks - self._store.add(f"{key}/ready", 0)
         return self._decide(
             key,
-            Answer(0, f"{missing} of {self._num_ranks} ranks did not ask for it within {self._wait_s:g} s"),
+            ReplayAnswer(0, f"{missing} of {self._num_ranks} ranks did not ask for it within {self._wait_s:g} s"),
         )
 
     def _comes(self, key: str) -> bool:
@@ -87,12 +87,12 @@ class Agreement:
             pause_s = min(2 * pause_s, MAX_POLL_S)
         return True
 
-    def _decide(self, key: str, answer: Answer) -> Answer:
+    def _decide(self, key: str, answer: ReplayAnswer) -> ReplayAnswer:
         """Give `answer` unless there is one, and return the one that holds."""
         return self._answer(self._store.compare_set(f"{key}/answer", "", json.dumps(answer)))
 
-    def _answer(self, text: bytes) -> Answer:
-        return Answer(*json.loads(text))
+    def _answer(self, text: bytes) -> ReplayAnswer:
+        return ReplayAnswer(*json.loads(text))
 
     def _lower(self, key: str, count: int) -> None:
         """Make the number at `key` at most `count`."""
@@ -101,10 +101,10 @@ class Agreement:
             known = int(self._store.compare_set(key, str(known), str(count)))
 
 
-class Vote:
+class ReplayVote:
     """This rank's part in the ranks' decision to replay a step; without an agreement it decides alone."""
 
-    def __init__(self, agreement: Agreement | None, question: str, counts: Sequence[tuple[int, int]]) -> None:
+    def __init__(self, agreement: ReplayAgreement | None, question: str, counts: Sequence[tuple[int, int]]) -> None:
         self._agreement = agreement
         self._question = question
         self._counts = counts

@@ -40,14 +40,14 @@ _OF_THREADS = frozenset({"threading", "_thread"})
 MAX_COPY_BYTES = 256 << 20
 
 
-class _Found(NamedTuple):
+class _FoundValue(NamedTuple):
     """A value to look at, and whether it was reached through an object of a class that we do not know."""
 
     value: Any
     is_deep: bool = False
 
 
-class Attributes:
+class ModuleAttributes:
     """The attributes of the modules of `model` as they are now, training flags among them, and what `given` holds.
 
     `given` is what forwards were called with; tensors that are given by themselves are not copied.
@@ -67,8 +67,8 @@ class Attributes:
             own = {name: value for name, value in vars(module).items() if name not in OF_TORCH}
             self._undo.callback(_set_attributes, module, own)
             hooks = [hook for name in _HOOKS for hook in vars(module)[name].values()]
-            self._note_all([_Found(value) for value in (*own.values(), *hooks, *global_generators(type(module)))])
-        self._note_all([_Found(value) for value in given if not isinstance(value, Tensor)])
+            self._note_all([_FoundValue(value) for value in (*own.values(), *hooks, *global_generators(type(module)))])
+        self._note_all([_FoundValue(value) for value in given if not isinstance(value, Tensor)])
 
     def put_back(self) -> None:
         """Make the attributes what they were, bit for bit; what did not change is not written to.
@@ -77,7 +77,7 @@ class Attributes:
         """
         self._undo.close()
 
-    def _note_all(self, waiting: list[_Found]) -> None:
+    def _note_all(self, waiting: list[_FoundValue]) -> None:
         while waiting:
             value, is_deep = waiting.pop()
             if id(value) in self._known or isinstance(value, _NOT_STATE):
@@ -87,7 +87,7 @@ class Attributes:
                 inside, is_deep = self._note_pairs(vars(value)), True
             if inside is not None:
                 self._known.add(id(value))  # stays its own: what holds the value is held by the undo functions
-                waiting += [_Found(item, is_deep) for item in inside]
+                waiting += [_FoundValue(item, is_deep) for item in inside]
 
     def _count(self, num_bytes: int) -> None:
         self._copied_bytes += num_bytes

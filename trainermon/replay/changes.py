@@ -20,7 +20,7 @@ from trainermon.dump.selecting_writer import checksum
 from trainermon.hooks.names import plain_name
 from trainermon.replay.attributes import OF_TORCH, global_generators, has_attributes
 from trainermon.replay.precise import has_memory
-from trainermon.replay.rerun import Fidelity
+from trainermon.replay.rerun import ReplayFidelity
 
 MAX_DEPTH = 4
 MAX_ITEMS = 256
@@ -33,7 +33,7 @@ def fingerprint(models: Sequence[nn.Module]) -> dict[str, str]:
     Covered are numbers, texts, tensors that are no parameters or buffers, arrays, generators of random numbers, and
     containers and objects of the script's classes that hold them, four levels deep. Waits for the device.
     """
-    return dict(_Walk(models).run())
+    return dict(_ValueWalk(models).run())
 
 
 def changed(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
@@ -42,7 +42,7 @@ def changed(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
 
 
 def verdict_on(
-    first: Sequence[Fidelity], second: Sequence[Fidelity], changes: Sequence[str], *, is_eager: bool = False
+    first: Sequence[ReplayFidelity], second: Sequence[ReplayFidelity], changes: Sequence[str], *, is_eager: bool = False
 ) -> tuple[Reproducibility, str]:
     """Return whether a step is reproducible, and why, from what each of its forwards gave in two replays.
 
@@ -61,7 +61,7 @@ def verdict_on(
 
 
 def _differing(
-    first: Sequence[Fidelity], second: Sequence[Fidelity], changes: Sequence[str]
+    first: Sequence[ReplayFidelity], second: Sequence[ReplayFidelity], changes: Sequence[str]
 ) -> tuple[Reproducibility, str]:
     if [fidelity.marks for fidelity in first] != [fidelity.marks for fidelity in second]:
         reason = "two replays from the same state differ: a race, or a kernel that is not deterministic"
@@ -77,7 +77,7 @@ def _differing(
     )
 
 
-class _Walk:
+class _ValueWalk:
     def __init__(self, models: Sequence[nn.Module]) -> None:
         self._models = models
         self._seen = {id(tensor) for model in models for tensor in (*model.parameters(), *model.buffers())}

@@ -20,9 +20,9 @@ from torch.utils import _pytree as pytree
 
 from trainermon.core.errors import DumpError
 from trainermon.dump.files.reader import load_raw, split_key
-from trainermon.dump.files.records import FORWARD, TENSOR_FOLDER, Entry
+from trainermon.dump.files.records import FORWARD, TENSOR_FOLDER, EntryRecord
 from trainermon.dump.files.tensor_files import load_tensor
-from trainermon.replay.precise import Called, Judgement, judge
+from trainermon.replay.precise import OperationCall, OperationJudgement, judge
 
 # By the first part of a key; a function of torch's that nn.functional calls is Functional there too.
 _HOMES: Mapping[str, tuple[Any, ...]] = {
@@ -84,7 +84,7 @@ _MODULES: Mapping[str, Callable[..., Any]] = {
 }
 
 
-def judge_dumped(directory: Path, entry: Entry) -> Judgement:
+def judge_dumped(directory: Path, entry: EntryRecord) -> OperationJudgement:
     """Return why what a dumped forward call gave is not finite, from the call run again on its dumped inputs.
 
     Raises:
@@ -96,15 +96,15 @@ def judge_dumped(directory: Path, entry: Entry) -> Judgement:
     value = load_raw(directory).data.get(entry.key)
     if not isinstance(value, dict):
         raise DumpError(f"{directory} has no entry {entry.key}")
-    decode = _Decoder(directory / TENSOR_FOLDER)
+    decode = _CallDecoder(directory / TENSOR_FOLDER)
     args, kwargs = decode(value.get("input_args", [])), decode(value.get("input_kwargs", {}))
     if entry.key.startswith("Module."):
         function = _module_function(entry.class_name)
         weights = decode(value.get("parameters", {}))
         args = [*args[:1], *(weights[name] for name in ("weight", "bias") if name in weights)]
-        return judge(Called(function, args, {}), decode(value.get("output")))
+        return judge(OperationCall(function, args, {}), decode(value.get("output")))
     prefix, name = entry.class_name, split_key(entry.key)[0]
-    called = Called(function_of(prefix, name), args, kwargs, prefix not in _HOMES)
+    called = OperationCall(function_of(prefix, name), args, kwargs, prefix not in _HOMES)
     result = decode(value.get("output"))
     _refuse_large(called, result)
     return judge(called, result)
@@ -167,7 +167,7 @@ def _custom_operator(namespace: str, name: str) -> Callable[..., Any] | None:
     return found if any("Tensor" in str(argument.type) for argument in arguments) else None
 
 
-def _refuse_large(called: Called, result: Any) -> None:
+def _refuse_large(called: OperationCall, result: Any) -> None:
     """Raise a DumpError if a call would make far more elements than it took and gave: then a size in it is not true."""
     given = [leaf for leaf in pytree.tree_leaves((called.args, called.kwargs, result)) if isinstance(leaf, Tensor)]
     limit = max(MAX_ELEMENTS, _MAX_RATIO * sum(leaf.numel() for leaf in given))
@@ -195,7 +195,7 @@ def _module_function(class_name: str) -> Callable[..., Any]:
     return _MODULES[class_name]
 
 
-class _Decoder:
+class _CallDecoder:
     """Turns the JSON form of what a call took back into what it took."""
 
     def __init__(self, folder: Path) -> None:

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from trainermon.dump.files.records import FORWARD
 from trainermon.replay.operations import RunningCalls
-from trainermon.replay.precise import Health, health
+from trainermon.replay.precise import TensorHealth, health
 
 # These cast; in float64 they are to leave things as they are.
 _CASTS = frozenset({"half", "bfloat16", "float", "double"})
@@ -102,7 +102,7 @@ class GradientCheck:
             handle.remove()
 
     def _see(self, gradient: Tensor) -> None:
-        self.finite = self.finite and health(gradient) is Health.FINITE
+        self.finite = self.finite and health(gradient) is TensorHealth.FINITE
 
 
 def stem_of(key: str) -> str:

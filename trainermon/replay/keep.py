@@ -11,17 +11,17 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
 
-from trainermon.hooks.guard import Contained
+from trainermon.hooks.guard import ContainedCall
 from trainermon.hooks.replayable import Replayable
 from trainermon.hooks.tracing import is_traced
 from trainermon.hooks.tree import tensors_of
 from trainermon.replay.attributes import restore_generator
 from trainermon.replay.graph import has_reentrant_checkpoint
-from trainermon.replay.state import AutocastState, Buffers, KeptBuffer, NotCoveredError, RandomState, accelerators
-from trainermon.replay.suitability import Stage, stage_of
+from trainermon.replay.state import AutocastState, BufferKeeper, KeptBuffer, NotCoveredError, RandomState, accelerators
+from trainermon.replay.suitability import ModelStage, stage_of
 
 
-class Handed(NamedTuple):
+class HandedValue(NamedTuple):
     """What a module was handed in an attribute, as a later pipeline stage is its activation."""
 
     module: nn.Module
@@ -42,7 +42,7 @@ class KeptForward:
     stage: int
     leaves: list[Any]
     tree: pytree.TreeSpec
-    handed: list[Handed]
+    handed: list[HandedValue]
     generators: Callable[[], None]
     versions: tuple[int, ...]
     random: RandomState
@@ -97,7 +97,7 @@ class ForwardKeeper:
     tripped = False  # a fault costs one forward, not those that follow
 
     def __init__(
-        self, stages: Sequence[Stage] | nn.Module, replayable: Replayable | None = None, *, memory_bytes: int
+        self, stages: Sequence[ModelStage] | nn.Module, replayable: Replayable | None = None, *, memory_bytes: int
     ) -> None:
         self.stages = [stage_of(stages)] if isinstance(stages, nn.Module) else list(stages)
         self.forwards: list[KeptForward] = []
@@ -109,7 +109,7 @@ class ForwardKeeper:
         self._modules = [list(stage.model.modules()) for stage in self.stages]
         self._parameters = [list(stage.model.parameters()) for stage in self.stages]
         self.devices = sorted({device for stage in self.stages for device in accelerators(stage.model)}, key=str)
-        self._buffers = [Buffers(stage.model) for stage in self.stages]
+        self._buffers = [BufferKeeper(stage.model) for stage in self.stages]
         self._handed = [list(self._replayable.handed(number)) for number in range(len(self.stages))]
         self._can_repeat: bool | None = None
         self._handles: list[RemovableHandle] = []
@@ -129,9 +129,9 @@ class ForwardKeeper:
         """Watch the forwards from now on: before all other pre hooks, behind all other hooks."""
         if self._handles:
             return
-        behind = Contained(self, self._behind)
+        behind = ContainedCall(self, self._behind)
         for number, stage in enumerate(self.stages):
-            before = Contained(self, self._before, (number,))
+            before = ContainedCall(self, self._before, (number,))
             self._handles.append(stage.entry.register_forward_pre_hook(before, prepend=True, with_kwargs=True))
             self._handles.append(stage.entry.register_forward_hook(behind))
 
@@ -170,7 +170,7 @@ class ForwardKeeper:
         if is_traced():  # what is copied here would become part of the trace
             return
         leaves, tree = pytree.tree_flatten((args, kwargs))
-        handed = [Handed(module, name, getattr(module, name, None)) for module, name in self._handed[stage]]
+        handed = [HandedValue(module, name, getattr(module, name, None)) for module, name in self._handed[stage]]
         self._current = KeptForward(
             stage=stage,
             leaves=leaves,
@@ -204,7 +204,7 @@ class ForwardKeeper:
         kept.buffers = self._buffers[kept.stage].learn(kept.buffers)
         kept.gradients = [None] * len(returned)
         for index, tensor in enumerate(returned):
-            hook = Contained(self, self._gradient, (kept, index))
+            hook = ContainedCall(self, self._gradient, (kept, index))
             tensor.register_hook(hook)  # type: ignore[no-untyped-call]
         clones = [buffer.clone for buffer in kept.buffers if buffer.clone is not None]
         kept.outputs = [(tensor.detach(), tensor._version) for tensor in returned]

@@ -22,17 +22,28 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
 
 from trainermon.dump.files.records import BACKWARD, FORWARD
-from trainermon.dump.files.verdicts import Cause, OperationVerdict
+from trainermon.dump.files.verdicts import NonfiniteCause, OperationVerdict
 from trainermon.dump.stacks import innermost_line
 from trainermon.hooks.names import plain_name
-from trainermon.replay.precise import Called, Health, Judgement, floating, has_memory, health, is_finite_number, judge
+from trainermon.replay.precise import (
+    OperationCall,
+    OperationJudgement,
+    TensorHealth,
+    floating,
+    has_memory,
+    health,
+    is_finite_number,
+    judge,
+)
 
 logger = logging.getLogger("trainermon")
 
 MAX_OPERATIONS = 8
 MAX_MASKS = 4096
-_SENT = Judgement(Cause.INHERITED, "what this rank gave to it was finite, what another one gave was not")
-_MADE_SO = Judgement(Cause.INHERITED, "the script made a constant that is not finite")
+_SENT = OperationJudgement(
+    NonfiniteCause.INHERITED, "what this rank gave to it was finite, what another one gave was not"
+)
+_MADE_SO = OperationJudgement(NonfiniteCause.INHERITED, "the script made a constant that is not finite")
 EVIDENCE = "the operation was run again on its inputs in the replay"
 # What they return was not computed: it is whatever was in memory.
 _UNINITIALISED = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
@@ -79,7 +90,9 @@ class RunningCalls:
         for root in self._roots:
             for path, module in root.named_modules():
                 stem = f"Module.{self._names.get(module, plain_name(path))}.{type(module).__name__}"
-                self._handles.append(module.register_forward_pre_hook(_Entered(self, "" if module is root else stem)))
+                self._handles.append(
+                    module.register_forward_pre_hook(_EnteredModule(self, "" if module is root else stem))
+                )
                 self._handles.append(module.register_forward_hook(self._left, always_call=True))
 
     def detach(self) -> None:
@@ -117,7 +130,7 @@ class RunningCalls:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Entered:
+class _EnteredModule:
     calls: RunningCalls
     stem: str
 
@@ -191,7 +204,7 @@ class OperationWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Remember what a collective writes to, if this rank gives nothing bad to it."""
         if getattr(func, "namespace", "") in _COLLECTIVE:
             tensors = list(floating(args))
-            if not any(health(tensor) is Health.BAD for tensor in tensors):
+            if not any(health(tensor) is TensorHealth.BAD for tensor in tensors):
                 verdict = self._verdict_of(str(func), _SENT)
                 self._received |= {_address(tensor): verdict for tensor in tensors}
 
@@ -208,11 +221,11 @@ class OperationWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         states = [health(tensor) for tensor in tensors]
         for tensor in tensors if self._masks else ():
             self._masks.pop(_address(tensor), None)  # what is there now is not what was there then
-        if all(state is Health.FINITE for state in states):
+        if all(state is TensorHealth.FINITE for state in states):
             return
         is_constant = func._opname in _CONSTANTS
         masked = [] if is_constant else _masked_inputs(given)
-        is_mask = Health.BAD not in states
+        is_mask = TensorHealth.BAD not in states
         is_filled = is_constant or not all(map(is_finite_number, pytree.tree_leaves(given)))
         if masked is None and not (self._harmful or self._has_bad_input):
             self._has_bad_input = True  # of a weight, or of the batch, if no collective brought it
@@ -229,7 +242,7 @@ class OperationWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _received_from_others(self, given: Any) -> list[OperationVerdict]:
         """Return the verdict on the collective that brought the first bad value, if one did."""
-        bad = (tensor for tensor in floating(given) if health(tensor) is Health.BAD)
+        bad = (tensor for tensor in floating(given) if health(tensor) is TensorHealth.BAD)
         return [self._received[address] for address in map(_address, bad) if address in self._received][:1]
 
     def _verdict(self, func: Any, given: tuple[Any, Any], result: Any) -> OperationVerdict:
@@ -237,11 +250,11 @@ class OperationWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         judged = (
             _MADE_SO
             if func._opname in _CONSTANTS
-            else judge(Called(func, *given, func.namespace not in ("aten", "prims"), is_random), result)
+            else judge(OperationCall(func, *given, func.namespace not in ("aten", "prims"), is_random), result)
         )
         return self._verdict_of(str(func), judged)
 
-    def _verdict_of(self, operation: str, judged: Judgement) -> OperationVerdict:
+    def _verdict_of(self, operation: str, judged: OperationJudgement) -> OperationVerdict:
         call, direction, source = self._place()
         return OperationVerdict(
             operation=operation,
@@ -273,9 +286,9 @@ def _masked_inputs(given: Any) -> list[Tensor] | None:
     masked = []
     for tensor in floating(given):
         state = health(tensor)
-        if state is Health.BAD:
+        if state is TensorHealth.BAD:
             return None
-        if state is Health.MASKED:
+        if state is TensorHealth.MASKED:
             masked.append(tensor)
     return masked
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils import _pytree as pytree
 
-from trainermon.dump.files.verdicts import Cause
+from trainermon.dump.files.verdicts import NonfiniteCause
 
 # An operation on more than that is not run again: its inputs in float64 are copied to the host.
 MAX_ELEMENTS = 1 << 28
@@ -26,15 +26,15 @@ _NARROW_BITS = 32
 _WITH_IMAGINARY = {torch.float64: torch.complex128, torch.float32: torch.complex64}
 
 
-class Judgement(NamedTuple):
+class OperationJudgement(NamedTuple):
     """Why an operation's result was not finite, in a sentence; `collect` says what would tell if that is unknown."""
 
-    cause: Cause
+    cause: NonfiniteCause
     reason: str
     collect: str = ""
 
 
-class Called(NamedTuple):
+class OperationCall(NamedTuple):
     """A call of an operation: what it was given, as it was before the call.
 
     With `is_custom` the operation is not torch's own, so that a result that is not finite in float64 either may be its
@@ -48,7 +48,7 @@ class Called(NamedTuple):
     is_random: bool = False
 
 
-def judge(called: Called, result: Any) -> Judgement:
+def judge(called: OperationCall, result: Any) -> OperationJudgement:
     """Return why `result`, what the call gave, is not finite.
 
     Nothing given is written to, no generator is moved. Cost: up to three calls on the CPU.
@@ -56,19 +56,21 @@ def judge(called: Called, result: Any) -> Judgement:
     inputs = pytree.tree_leaves((list(called.args), dict(called.kwargs)))
     number = next((value for value in inputs if not is_finite_number(value)), None)
     if number is not None:
-        return Judgement(Cause.INHERITED, f"the script gave it the number {number}")
+        return OperationJudgement(NonfiniteCause.INHERITED, f"the script gave it the number {number}")
     if not all(map(_is_sound, inputs)):
-        return Judgement(Cause.INHERITED, "what it was given was not finite")
+        return OperationJudgement(NonfiniteCause.INHERITED, "what it was given was not finite")
     if sum(value.numel() for value in inputs if isinstance(value, Tensor)) > MAX_ELEMENTS:
-        return Judgement(Cause.UNKNOWN, f"its inputs have more than {MAX_ELEMENTS:,} elements: not run again")
+        return OperationJudgement(
+            NonfiniteCause.UNKNOWN, f"its inputs have more than {MAX_ELEMENTS:,} elements: not run again"
+        )
     state = torch.get_rng_state()
     try:
-        return _judge(_Again(called), called, result)
+        return _judge(_RepeatableCall(called), called, result)
     finally:
         torch.set_rng_state(state)
 
 
-class Health(enum.Enum):
+class TensorHealth(enum.Enum):
     """Whether the elements of a tensor are finite, but for the minus infinity of attention scores under a mask."""
 
     FINITE = enum.auto()
@@ -76,7 +78,7 @@ class Health(enum.Enum):
     BAD = enum.auto()
 
 
-def health(tensor: Tensor) -> Health:
+def health(tensor: Tensor) -> TensorHealth:
     """Return whether `tensor` has NaN or plus infinity, minus infinity alone, or neither. Waits for the device.
 
     A finite tensor costs one pass: a sum that is finite has no part that is not.
@@ -84,10 +86,10 @@ def health(tensor: Tensor) -> Health:
     plain = tensor.float() if tensor.element_size() == 1 else tensor
     total = plain.sum(dtype=torch.float32 if plain.element_size() < 4 else None)
     if bool(total.isfinite()) or (plain.is_complex() and bool(plain.isfinite().all())):
-        return Health.FINITE
+        return TensorHealth.FINITE
     if plain.is_complex() or bool(plain.isnan().any()) or bool(plain.isposinf().any()):
-        return Health.BAD
-    return Health.MASKED if bool(plain.isneginf().any()) else Health.FINITE
+        return TensorHealth.BAD
+    return TensorHealth.MASKED if bool(plain.isneginf().any()) else TensorHealth.FINITE
 
 
 def floating(value: Any) -> Iterator[Tensor]:
@@ -114,10 +116,10 @@ def _has_numbers(tensor: Tensor) -> bool:
     return (tensor.is_floating_point() or tensor.is_complex()) and has_memory(tensor)
 
 
-class _Again:
+class _RepeatableCall:
     """An operation that can be run once more on the CPU in any type."""
 
-    def __init__(self, called: Called) -> None:
+    def __init__(self, called: OperationCall) -> None:
         self._function, self._args, self._kwargs = _portable(called.function, tuple(called.args), dict(called.kwargs))
 
     def run(self, dtype: torch.dtype) -> list[Tensor] | Exception:
@@ -130,17 +132,17 @@ class _Again:
             return error
 
 
-def _judge(again: _Again, called: Called, result: Any) -> Judgement:
+def _judge(again: _RepeatableCall, called: OperationCall, result: Any) -> OperationJudgement:
     recorded = list(floating(result))
     exact = again.run(torch.float64)
     if isinstance(exact, Exception) or len(exact) < len(recorded):
         why = str(exact).splitlines()[0][:120] if isinstance(exact, Exception) else "it returns something else there"
-        return Judgement(
-            Cause.UNKNOWN,
+        return OperationJudgement(
+            NonfiniteCause.UNKNOWN,
             f"it cannot be run in float64 on the CPU ({why})",
             "compare it with a reference implementation on the dumped inputs (task tensor)",
         )
-    places = [_Place(old, new, is_random=called.is_random) for old, new in zip(recorded, exact, strict=False)]
+    places = [_NonfiniteResult(old, new, is_random=called.is_random) for old, new in zip(recorded, exact, strict=False)]
     fitting = [number for number, place in enumerate(places) if place.is_bad and place.exact_finite]
     if not fitting:
         return _not_finite_in_float64(places, is_custom=called.is_custom)
@@ -148,7 +150,7 @@ def _judge(again: _Again, called: Called, result: Any) -> Judgement:
     return _judge_type(again, place, fitting[0], is_custom=called.is_custom)
 
 
-class _Place:
+class _NonfiniteResult:
     """One result of an operation, as it was and in float64, where it was not finite."""
 
     def __init__(self, recorded: Tensor, exact: Tensor, *, is_random: bool) -> None:
@@ -169,19 +171,19 @@ class _Place:
         return bool(values.isfinite().any()) if self.is_nan else bool(values.isfinite().all())
 
 
-def _not_finite_in_float64(places: Sequence[_Place], *, is_custom: bool) -> Judgement:
+def _not_finite_in_float64(places: Sequence[_NonfiniteResult], *, is_custom: bool) -> OperationJudgement:
     what = "NaN" if any(place.is_nan and place.is_bad for place in places) else "infinite"
     reason = f"in float64 the result is {what} too"
     if not is_custom:
-        return Judgement(Cause.RANGE, f"{reason}: for these inputs it has no finite value")
-    return Judgement(
-        Cause.UNKNOWN,
+        return OperationJudgement(NonfiniteCause.RANGE, f"{reason}: for these inputs it has no finite value")
+    return OperationJudgement(
+        NonfiniteCause.UNKNOWN,
         f"{reason}; as it is no operation of torch's, that is its mathematics or its kernel",
         "compare it with a reference implementation on the dumped inputs (task tensor)",
     )
 
 
-def _judge_type(again: _Again, place: _Place, number: int, *, is_custom: bool) -> Judgement:
+def _judge_type(again: _RepeatableCall, place: _NonfiniteResult, number: int, *, is_custom: bool) -> OperationJudgement:
     """Judge a result that is finite in float64."""
     dtype = torch.float64 if place.dtype.is_complex else place.dtype
     name, limit = str(place.dtype).removeprefix("torch."), torch.finfo(dtype).max
@@ -192,24 +194,28 @@ def _judge_type(again: _Again, place: _Place, number: int, *, is_custom: bool) -
     if place.largest > limit:
         beyond = f"{exact}, {name} ends at {limit:.3g}"
         return (
-            Judgement(Cause.PRECISION, f"{beyond}; float32 holds it")
+            OperationJudgement(NonfiniteCause.PRECISION, f"{beyond}; float32 holds it")
             if is_narrow and holds
-            else Judgement(Cause.RANGE, f"{beyond}; float64 holds it")
+            else OperationJudgement(NonfiniteCause.RANGE, f"{beyond}; float64 holds it")
         )
     own = single if dtype is torch.float32 else again.run(place.dtype)
     if isinstance(own, Exception) and is_narrow and not holds:
-        return Judgement(Cause.UNKNOWN, f"{exact}, which {name} holds, but the CPU cannot repeat it in {name}")
+        return OperationJudgement(
+            NonfiniteCause.UNKNOWN, f"{exact}, which {name} holds, but the CPU cannot repeat it in {name}"
+        )
     if is_custom or isinstance(own, Exception) or place.is_finite_in(own, number):
-        return Judgement(Cause.KERNEL, f"{exact}, which {name} holds: the device or its kernel is to blame")
+        return OperationJudgement(
+            NonfiniteCause.KERNEL, f"{exact}, which {name} holds: the device or its kernel is to blame"
+        )
     between = f"{exact}, which {name} holds, but what is computed on the way leaves {name}"
     if is_narrow and holds:
-        return Judgement(Cause.PRECISION, f"{between}; float32 suffices")
-    return Judgement(Cause.RANGE, f"{between}; float64 suffices")
+        return OperationJudgement(NonfiniteCause.PRECISION, f"{between}; float32 suffices")
+    return OperationJudgement(NonfiniteCause.RANGE, f"{between}; float64 suffices")
 
 
 def _is_sound(value: Any) -> bool:
     """Return whether an input is finite, or is not on purpose."""
-    return is_finite_number(value) and all(health(tensor) is not Health.BAD for tensor in floating(value))
+    return is_finite_number(value) and all(health(tensor) is not TensorHealth.BAD for tensor in floating(value))
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:

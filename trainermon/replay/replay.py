@@ -28,10 +28,10 @@ from torch import nn
 from trainermon.dump.capture import ModuleCapture
 from trainermon.dump.files.reader import read_dump, split_key
 from trainermon.dump.files.records import BACKWARD, FORWARD, DumpInfo
-from trainermon.dump.files.verdicts import Cause, OperationVerdict
+from trainermon.dump.files.verdicts import NonfiniteCause, OperationVerdict
 from trainermon.dump.writer import DumpWriter
 from trainermon.hooks.replayable import Replayable
-from trainermon.replay.agreement import Agreement, DisagreedError, Vote
+from trainermon.replay.agreement import DisagreedError, ReplayAgreement, ReplayVote
 from trainermon.replay.changes import changed, fingerprint, verdict_on
 from trainermon.replay.in_float64 import Float64Calls, GradientCheck, stem_of
 from trainermon.replay.keep import ForwardKeeper, KeptForward
@@ -39,9 +39,9 @@ from trainermon.replay.kept_step import KEPT_FILE, KeptStep, save_step
 from trainermon.replay.operations import OperationWatch, RunningCalls
 from trainermon.replay.rerun import (
     CommunicationError,
-    Fidelity,
-    Rerunning,
-    Watcher,
+    ReplayFidelity,
+    ReplayWatcher,
+    StepRerun,
     eager,
     rerun,
     shadow_parameters,
@@ -50,7 +50,7 @@ from trainermon.replay.rerun import (
 from trainermon.replay.room import lack_of_memory
 from trainermon.replay.shards import nonfinite_names
 from trainermon.replay.state import NotCoveredError
-from trainermon.replay.suitability import Stage, is_compiled, refusal_of, stage_of
+from trainermon.replay.suitability import ModelStage, is_compiled, refusal_of, stage_of
 
 logger = logging.getLogger("trainermon")
 
@@ -79,7 +79,7 @@ class ReplayResult:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Examination:
+class StepExamination:
     """What is done about a step that is not finite, or did not give the same bits, beside replaying it.
 
     With `classify` it is run once more: then the dump's info tells which operation made the first non-finite value and
@@ -111,12 +111,12 @@ class StepKeeper:
 
     def __init__(
         self,
-        stages: nn.Module | Sequence[Stage],
+        stages: nn.Module | Sequence[ModelStage],
         replayable: Replayable | None = None,
         *,
         names: Mapping[nn.Module, str] | None = None,
         memory_bytes: int = 256 << 20,
-        examination: Examination = Examination(),
+        examination: StepExamination = StepExamination(),
     ) -> None:
         self.replaying = False
         self._stages = [stage_of(stages)] if isinstance(stages, nn.Module) else list(stages)
@@ -174,28 +174,28 @@ class StepKeeper:
         """
         started = time.perf_counter()
         if self.refusal:
-            return _unreplayed(_Outcome(REFUSED, self.refusal), started)
-        vote = Vote(self._agreement(), question, self._counts())
-        outcome, writer = _Outcome(), None
+            return _unreplayed(_ReplayOutcome(REFUSED, self.refusal), started)
+        vote = ReplayVote(self._agreement(), question, self._counts())
+        outcome, writer = _ReplayOutcome(), None
         try:
             reason = self._reason_against()
             if reason:
-                outcome = _Outcome(REFUSED, reason)
+                outcome = _ReplayOutcome(REFUSED, reason)
             else:
                 shards = tuple(nonfinite_names(self._replayable.own_shards()))
                 info = dataclasses.replace(info, replay=True, joint=self._replayable.joint, bad_shards=shards)
                 writer = DumpWriter(directory, info, task=task, max_bytes=max_bytes, final=final)
                 outcome = self._attempt(self._capture(writer), vote)
         except Exception as error:  # noqa: BLE001  # the border to training: no dump, but the step goes on
-            outcome = _Outcome(FAILED, f"{type(error).__name__}: {error}")
+            outcome = _ReplayOutcome(FAILED, f"{type(error).__name__}: {error}")
         vote.against(outcome.reason)
         if writer is None:
             return _unreplayed(outcome, started)
-        again = Vote(self._agreement(), f"{question}/again", self._counts())
+        again = ReplayVote(self._agreement(), f"{question}/again", self._counts())
         return self._finished(writer, outcome, started, again)
 
-    def _agreement(self) -> Agreement | None:
-        return Agreement.of_all_ranks() if self._replayable.joint else None
+    def _agreement(self) -> ReplayAgreement | None:
+        return ReplayAgreement.of_all_ranks() if self._replayable.joint else None
 
     def _counts(self) -> list[tuple[int, int]]:
         """Return how many micro steps each root had, and how many of them are kept."""
@@ -219,37 +219,41 @@ class StepKeeper:
         gathered = not self._replayable.shadowed
         return ModuleCapture(self._models, writer, names=self._names, gathered=gathered)
 
-    def _attempt(self, watcher: Watcher, vote: Vote, mode: AbstractContextManager[Any] | None = None) -> _Outcome:
+    def _attempt(
+        self, watcher: ReplayWatcher, vote: ReplayVote, mode: AbstractContextManager[Any] | None = None
+    ) -> _ReplayOutcome:
         """Run what the ranks agree on once more, with `watcher` on the modules and under `mode`."""
         return self._guarded(watcher, functools.partial(self._rerun, vote, mode))
 
-    def _guarded(self, watcher: Watcher, body: Callable[[Rerunning], _Outcome]) -> _Outcome:
+    def _guarded(self, watcher: ReplayWatcher, body: Callable[[StepRerun], _ReplayOutcome]) -> _ReplayOutcome:
         """Run `body` with everything in place; whatever it raises, the step goes on."""
         self.replaying = self._keeper.muted = True
         try:
             with self._prepared(watcher) as using:
                 return body(using)
         except (CommunicationError, DisagreedError, NotCoveredError) as error:
-            return _Outcome(REFUSED, str(error))
+            return _ReplayOutcome(REFUSED, str(error))
         except Exception as error:  # the border to training: whatever the model raises, the step goes on
             logger.warning("the replay of a step failed: %s", error, exc_info=error)
-            return _Outcome(FAILED, f"{type(error).__name__}: {error}")
+            return _ReplayOutcome(FAILED, f"{type(error).__name__}: {error}")
         finally:
             self.replaying = self._keeper.muted = False
 
-    def _rerun(self, vote: Vote, mode: AbstractContextManager[Any] | None, using: Rerunning) -> _Outcome:
+    def _rerun(self, vote: ReplayVote, mode: AbstractContextManager[Any] | None, using: StepRerun) -> _ReplayOutcome:
         before = {} if mode is None else fingerprint(self._models)  # before the vote: it may fail on this rank alone
         chosen = self._last(vote.cast())
         fidelities = _rerun_all(chosen, using._replace(mode=mode))
         num_micro_steps = len({micro_step for micro_step, _ in chosen})
-        return _Outcome(
+        return _ReplayOutcome(
             micro_steps=num_micro_steps,
             left_out=max(kept for _, kept in self._counts()) - num_micro_steps,
             fidelities=fidelities,
             changes=() if mode is None else changed(before, fingerprint(self._models)),
         )
 
-    def _examined(self, outcome: _Outcome, directory: Path, *, nonfinite: bool, vote: Vote) -> dict[str, Any]:
+    def _examined(
+        self, outcome: _ReplayOutcome, directory: Path, *, nonfinite: bool, vote: ReplayVote
+    ) -> dict[str, Any]:
         """Return what else the dump's info says of the step; the dump is whole already, whatever goes wrong here."""
         try:
             said = self._again(outcome, nonfinite=nonfinite, vote=vote)
@@ -261,7 +265,7 @@ class StepKeeper:
             return {}
         return said
 
-    def _again(self, first: _Outcome, *, nonfinite: bool, vote: Vote) -> dict[str, Any]:
+    def _again(self, first: _ReplayOutcome, *, nonfinite: bool, vote: ReplayVote) -> dict[str, Any]:
         """Return what the dump's info says of a second replay: of the first bad operations, and of reproducibility.
 
         Where the ranks replay together they all do so twice: none of them knows what another one found.
@@ -269,7 +273,7 @@ class StepKeeper:
         if not self._examination.classify:
             return {}
         calls = RunningCalls(self._models, self._names)
-        second, watch = _Outcome(REFUSED), OperationWatch(calls)
+        second, watch = _ReplayOutcome(REFUSED), OperationWatch(calls)
         if first.status != CLEAN:
             vote.against(first.reason or first.status)
             return {}
@@ -286,25 +290,25 @@ class StepKeeper:
         """Return whether the step is finite with the modules of `operations` in float64, where one rank can tell."""
         if self._replayable.joint or not self._replayable.shadowed or self._compiled:
             return {}
-        computed = [operation.call for operation in operations if operation.cause is not Cause.INHERITED]
+        computed = [operation.call for operation in operations if operation.cause is not NonfiniteCause.INHERITED]
         keys = [call.replace(f".{BACKWARD}.", f".{FORWARD}.") for call in computed]
         if not keys:
             return {}
         stems = dict.fromkeys(map(stem_of, keys))
         finite: list[bool] = []
 
-        def body(using: Rerunning) -> _Outcome:
+        def body(using: StepRerun) -> _ReplayOutcome:
             with GradientCheck(using.leaves or ()) as gradients:
                 fidelities = _rerun_all(self._last(max(kept for _, kept in self._counts())), using)
             finite.append(gradients.finite and all(fidelity.finite for fidelity in fidelities))
-            return _Outcome()
+            return _ReplayOutcome()
 
         self._guarded(Float64Calls(self._models, self._names, stems=stems, gave=calls.gave), body)
         names = tuple(split_key(f"{stem}.{FORWARD}.0")[0] if stem else "(model)" for stem in stems)
         return {"float64_finite": finite[0], "float64_modules": names} if finite else {}
 
     @contextmanager
-    def _prepared(self, watcher: Watcher) -> Iterator[Rerunning]:
+    def _prepared(self, watcher: ReplayWatcher) -> Iterator[StepRerun]:
         """Put everything in place, such that from now on only the model itself can fail."""
         with (
             undisturbed(
@@ -315,7 +319,7 @@ class StepKeeper:
         ):
             watcher.attach()
             try:
-                yield Rerunning(self._stages, self._replayable, watcher, leaves)
+                yield StepRerun(self._stages, self._replayable, watcher, leaves)
             finally:
                 watcher.detach()
 
@@ -327,7 +331,7 @@ class StepKeeper:
                 chosen[id(kept)] = micro_step
         return [(chosen[id(kept)], kept) for kept in self._keeper.forwards if id(kept) in chosen]
 
-    def _finished(self, writer: DumpWriter, outcome: _Outcome, started: float, vote: Vote) -> ReplayResult:
+    def _finished(self, writer: DumpWriter, outcome: _ReplayOutcome, started: float, vote: ReplayVote) -> ReplayResult:
         uncovered = "; ".join(filter(None, [self._uncovered(), outcome.shortened]))
         notes = ["the compiled model was replayed in eager mode: values may differ in the last bits"]
         try:
@@ -342,7 +346,7 @@ class StepKeeper:
             nonfinite = read_dump(writer.directory).nonfinite
             written = writer.close(**self._examined(outcome, writer.directory, nonfinite=nonfinite, vote=vote))
         except Exception as error:  # noqa: BLE001  # the border to training
-            failed = _Outcome(FAILED, outcome.reason or f"{type(error).__name__}: {error}")
+            failed = _ReplayOutcome(FAILED, outcome.reason or f"{type(error).__name__}: {error}")
             vote.against(failed.reason)
             return _unreplayed(failed, started)
         lost = "the step's own output was not finite, the replay's is: a transient fault"
@@ -381,12 +385,12 @@ class StepKeeper:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Outcome:
+class _ReplayOutcome:
     status: str = CLEAN
     reason: str = ""
     micro_steps: int = 0
     left_out: int = 0
-    fidelities: Sequence[Fidelity] = ()
+    fidelities: Sequence[ReplayFidelity] = ()
     changes: Sequence[str] = ()
 
     @property
@@ -405,7 +409,7 @@ class _Outcome:
         return any(fidelity.lost_nonfinite for fidelity in self.fidelities)
 
 
-def _rerun_all(forwards: Sequence[tuple[int, KeptForward]], using: Rerunning) -> list[Fidelity]:
+def _rerun_all(forwards: Sequence[tuple[int, KeptForward]], using: StepRerun) -> list[ReplayFidelity]:
     fidelities = []
     for micro_step, kept in forwards:
         using.watcher.micro_step, using.watcher.stage = micro_step, kept.stage
@@ -414,6 +418,6 @@ def _rerun_all(forwards: Sequence[tuple[int, KeptForward]], using: Rerunning) ->
     return fidelities
 
 
-def _unreplayed(outcome: _Outcome, started: float) -> ReplayResult:
+def _unreplayed(outcome: _ReplayOutcome, started: float) -> ReplayResult:
     seconds = time.perf_counter() - started
     return ReplayResult(status=outcome.status, nonfinite=False, micro_steps=0, seconds=seconds, reason=outcome.reason)

@@ -17,11 +17,11 @@ from trainermon.dump.gradients import is_foreign
 from trainermon.dump.selecting_writer import checksum
 from trainermon.hooks.replayable import Replayable
 from trainermon.hooks.tree import tensors_of
-from trainermon.replay.attributes import Attributes
+from trainermon.replay.attributes import ModuleAttributes
 from trainermon.replay.graph import has_reentrant_checkpoint, nodes_behind
 from trainermon.replay.keep import KeptForward, differentiable
 from trainermon.replay.state import NotCoveredError, RandomState, accelerators, clone_buffers, same_bits
-from trainermon.replay.suitability import Stage
+from trainermon.replay.suitability import ModelStage
 
 
 class CommunicationError(Exception):
@@ -45,7 +45,7 @@ def _is_alone(args: tuple[Any, ...]) -> bool:
     return bool(groups) and all(dist.ProcessGroup.unbox(group).size() == 1 for group in groups)
 
 
-class Fidelity(NamedTuple):
+class ReplayFidelity(NamedTuple):
     """Whether a replayed forward returned what the step itself had, bit for bit; None where that was not kept.
 
     `lost_nonfinite`: the step's output was not finite, the replay's is. The fault did not come back. `finite`: so is
@@ -59,7 +59,7 @@ class Fidelity(NamedTuple):
     marks: tuple[str, ...] = ()
 
 
-class Watcher(Protocol):
+class ReplayWatcher(Protocol):
     """What watches the modules of a replay; it is told which micro step and stage runs, and what the root is handed."""
 
     micro_step: int | None
@@ -73,16 +73,16 @@ class Watcher(Protocol):
         """Take them away."""
 
 
-class Rerunning(NamedTuple):
+class StepRerun(NamedTuple):
     """With what the micro steps of a step are run again.
 
     `leaves` are the shadows that gradients go to; None: the parameters are the true ones, and `replayable` says how far
     a backward may go. The model's forwards and backwards run under `mode`, if there is one.
     """
 
-    stages: Sequence[Stage]
+    stages: Sequence[ModelStage]
     replayable: Replayable
-    watcher: Watcher
+    watcher: ReplayWatcher
     leaves: list[nn.Parameter] | None
     mode: AbstractContextManager[Any] | None = None
 
@@ -91,7 +91,7 @@ class Rerunning(NamedTuple):
         return self.mode or nullcontext()
 
 
-def rerun(kept: KeptForward, using: Rerunning) -> Fidelity:
+def rerun(kept: KeptForward, using: StepRerun) -> ReplayFidelity:
     """Run a root on what it was given, under the kept state, and a backward from the kept gradients.
 
     Call it inside `undisturbed`, and inside `shadow_parameters` where the parameters are shadowed.
@@ -131,15 +131,15 @@ def _put_back_state(model: nn.Module, kept: KeptForward) -> None:
     kept.generators()
 
 
-def _compare(originals: list[Tensor], returned: list[Tensor]) -> Fidelity:
+def _compare(originals: list[Tensor], returned: list[Tensor]) -> ReplayFidelity:
     finite = all(bool(tensor.isfinite().all()) for tensor in returned)
     if not originals:
-        return Fidelity(None, lost_nonfinite=False, finite=finite, marks=tuple(map(checksum, returned)))
+        return ReplayFidelity(None, lost_nonfinite=False, finite=finite, marks=tuple(map(checksum, returned)))
     pairs = list(zip(originals, returned, strict=True))
     if all(same_bits(old, new) for old, new in pairs):
-        return Fidelity(same=True, lost_nonfinite=False, finite=finite)
+        return ReplayFidelity(same=True, lost_nonfinite=False, finite=finite)
     lost = any(bool(new.isfinite().all()) and not bool(old.isfinite().all()) for old, new in pairs)
-    return Fidelity(same=False, lost_nonfinite=lost, finite=finite, marks=tuple(map(checksum, returned)))
+    return ReplayFidelity(same=False, lost_nonfinite=lost, finite=finite, marks=tuple(map(checksum, returned)))
 
 
 def _beginnings(returned: list[Tensor], totals: Sequence[Tensor | None]) -> list[tuple[Tensor, Tensor]]:
@@ -166,7 +166,7 @@ def _instead(total: Tensor, _gradient: Tensor) -> Tensor:
     return total
 
 
-def _backward(tensors: list[Tensor], gradients: list[Tensor], using: Rerunning, fresh: list[Tensor]) -> None:
+def _backward(tensors: list[Tensor], gradients: list[Tensor], using: StepRerun, fresh: list[Tensor]) -> None:
     """Run the backward into leaves of ours, or into what the framework has put aside.
 
     Reentrant checkpointing refuses to be told where to stop. There every leaf in the graph is a shadow or a fresh copy
@@ -254,7 +254,7 @@ def undisturbed(models: Sequence[nn.Module], replayable: Replayable, given: Sequ
     """
     with ExitStack() as undo:
         for number, model in enumerate(models):
-            undo.callback(Attributes(model, () if number else given).put_back)
+            undo.callback(ModuleAttributes(model, () if number else given).put_back)
             for buffer in clone_buffers(model):
                 undo.callback(buffer.put_back)
             undo.callback(RandomState.take(accelerators(model)).put_back)

@@ -115,7 +115,7 @@ class KeptBuffer:
                 self.tensor.copy_(self.clone)
 
 
-class Buffers:
+class BufferKeeper:
     """Keeps the buffers of a model, and learns which of them are constants (masks, tables) that need no copy.
 
     A version alone does not tell: BatchNorm writes its running statistics without counting one. So a buffer counts as
@@ -171,7 +171,7 @@ class Buffers:
 
 def clone_buffers(model: nn.Module) -> list[KeptBuffer]:
     """Return all buffers of `model` with a clone each, whatever is known of them."""
-    return Buffers(model).take()
+    return BufferKeeper(model).take()
 
 
 def same_bits(left: Tensor, right: Tensor) -> bool:

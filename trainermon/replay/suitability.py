@@ -13,7 +13,7 @@ from trainermon.dump.gradients import is_foreign
 from trainermon.hooks.replayable import Replayable
 
 
-class Stage(NamedTuple):
+class ModelStage(NamedTuple):
     """One root of the model, or a virtual pipeline stage of it.
 
     Attributes:
@@ -29,10 +29,10 @@ class Stage(NamedTuple):
     wrapper: nn.Module | None = None
 
 
-def stage_of(root: nn.Module) -> Stage:
+def stage_of(root: nn.Module) -> ModelStage:
     """Return how to see and to repeat the calls of `root`, which may be in DistributedDataParallel or compiled."""
     entry, model = unwrap(root)
-    return Stage(entry, model, model, root if isinstance(root, DistributedDataParallel) else None)
+    return ModelStage(entry, model, model, root if isinstance(root, DistributedDataParallel) else None)
 
 
 def unwrap(root: nn.Module) -> tuple[nn.Module, nn.Module]:
@@ -56,12 +56,12 @@ def is_compiled(entry: nn.Module, model: nn.Module) -> bool:
     return any(hasattr(module, "_orig_mod") or module._compiled_call_impl is not None for module in modules)
 
 
-def refusal_of(stages: Sequence[Stage], replayable: Replayable) -> str:
+def refusal_of(stages: Sequence[ModelStage], replayable: Replayable) -> str:
     """Return why this model cannot be replayed, "" if it can."""
     return next(filter(None, (_refusal_of(stage, replayable) for stage in stages)), "")
 
 
-def _refusal_of(stage: Stage, replayable: Replayable) -> str:
+def _refusal_of(stage: ModelStage, replayable: Replayable) -> str:
     if stage.entry._compiled_call_impl is not None:
         return "the model was compiled in place (model.compile()): its calls cannot be seen"
     if getattr(stage.wrapper, "mixed_precision", None) is not None:

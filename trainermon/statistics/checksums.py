@@ -103,7 +103,7 @@ def _of_device_piece(piece: Tensor) -> Tensor:
     return (wide * wide).sum(dtype=torch.int64) + piece.sum(dtype=torch.int64) * MULTIPLIER
 
 
-class _Kernel:
+class _ChecksumKernel:
     """The compiled function, see checksums.c."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
@@ -122,6 +122,6 @@ class _Kernel:
 
 
 @functools.cache
-def _compiled() -> _Kernel | None:
+def _compiled() -> _ChecksumKernel | None:
     library = compiled.library()
-    return None if library is None or not hasattr(library, "trainermon_checksums") else _Kernel(library)
+    return None if library is None or not hasattr(library, "trainermon_checksums") else _ChecksumKernel(library)

@@ -61,7 +61,7 @@ def load() -> Callable[[Sequence[Tensor], Tensor, int], None] | None:
         ValueError: TRAINERMON_KERNEL cannot be meant.
     """
     found = library()
-    return None if found is None else _Kernel(found).moments
+    return None if found is None else _MomentsKernel(found).moments
 
 
 def library() -> ctypes.CDLL | None:
@@ -94,7 +94,7 @@ def _open_library() -> ctypes.CDLL | None:
     return None
 
 
-class _Kernel:
+class _MomentsKernel:
     """The library's two functions, with the arguments that they take, and what was packed for lists seen last."""
 
     def __init__(self, library: ctypes.CDLL) -> None:

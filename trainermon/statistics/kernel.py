@@ -98,9 +98,9 @@ class _Triton:
             return
         try:
             if self._launch is None:
-                from trainermon.statistics.launches import Launcher
+                from trainermon.statistics.launches import KernelLauncher
 
-                self._launch = Launcher(self._device).moments
+                self._launch = KernelLauncher(self._device).moments
             self._launch(tensors, out, first_row)
         except Exception as error:  # noqa: BLE001  # of a compiler, a linker or a driver: there is no common type
             fallback.moments(tensors, out, first_row)  # raises by itself what is the tensors' own fault

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from trainermon.statistics import fallback, triton_kernel
 from trainermon.statistics.layout import (
+    ElementRuns,
     OtherDeviceError,
-    Runs,
     are_contiguous,
     are_plain,
     no_memory,
@@ -36,16 +36,16 @@ TABLE_BYTES = 8 << 20
 MAX_CHUNKS = WORKSPACE_BYTES // PARTIAL_BYTES
 
 
-class _Layout(NamedTuple):
+class _TensorLayout(NamedTuple):
     """How the tensors of a list lie in memory, and which rows they have; equal layouts share their tables."""
 
     places: Sequence[int]  # rows
     dtypes: Sequence[torch.dtype]
     counts: Sequence[int]  # elements in memory
-    runs: Sequence[Runs] | None  # None: each tensor is one run
+    runs: Sequence[ElementRuns] | None  # None: each tensor is one run
 
 
-class _Launch(NamedTuple):
+class _ChunkLaunch(NamedTuple):
     """The chunks of tensors of one dtype, all dense and aligned or all not."""
 
     dtype: torch.dtype
@@ -54,8 +54,8 @@ class _Launch(NamedTuple):
     num_chunks: int
 
 
-class _Tables(NamedTuple):
-    launches: Sequence[_Launch]
+class _LaunchTables(NamedTuple):
+    launches: Sequence[_ChunkLaunch]
     tensor_of: Tensor  # int32, one per chunk
     layouts: Tensor  # int64, four per tensor
     tensors: Tensor  # int64, five per tensor
@@ -65,7 +65,7 @@ class _Tables(NamedTuple):
         return self.tensor_of.nbytes + self.layouts.nbytes + self.tensors.nbytes
 
 
-class Launcher:
+class KernelLauncher:
     """Computes moments on one device by the Triton kernels; see `kernel.moments` for the contract.
 
     Keeps at most 32 MiB of partial moments (per stream that was used) and 16 MiB of tables on the device. A tensor that
@@ -77,8 +77,8 @@ class Launcher:
         self._is_gpu = device.type == "cuda"  # else Triton's interpreter, in tests
         self._likes = {dtype: torch.empty(1, dtype=dtype, device=device) for dtype in DTYPES}
         self._workspaces: dict[int, Tensor] = {}
-        self._tables: _Kept[_Tables] = _Kept(TABLE_BYTES)
-        self._addresses: _Kept[Tensor] = _Kept(TABLE_BYTES)
+        self._tables: _KeptTables[_LaunchTables] = _KeptTables(TABLE_BYTES)
+        self._addresses: _KeptTables[Tensor] = _KeptTables(TABLE_BYTES)
 
     @torch.no_grad()
     def moments(self, tensors: Sequence[Tensor], out: Tensor, first_row: int) -> None:
@@ -101,7 +101,7 @@ class Launcher:
             and DTYPES.issuperset(dtypes := [tensor.dtype for tensor in tensors])
         ):
             counts = tuple(map(Tensor.numel, tensors))
-            self._many(tensors, _Layout(range(len(tensors)), tuple(dtypes), counts, None), rows)
+            self._many(tensors, _TensorLayout(range(len(tensors)), tuple(dtypes), counts, None), rows)
         else:
             self._mixed(tensors, rows)
 
@@ -127,7 +127,7 @@ class Launcher:
         """Take what the kernels can read together, and the others one by one."""
         places: list[int] = []
         readable: list[Tensor] = []
-        found: list[Runs] = []
+        found: list[ElementRuns] = []
         for place, tensor in enumerate(map(plain, tensors)):
             lies = _runs_of(tensor)
             if lies is None:
@@ -139,9 +139,9 @@ class Launcher:
         if readable:
             dtypes = tuple(tensor.dtype for tensor in readable)
             counts = tuple(lies.num_runs * lies.length for lies in found)
-            self._many(readable, _Layout(tuple(places), dtypes, counts, tuple(found)), rows)
+            self._many(readable, _TensorLayout(tuple(places), dtypes, counts, tuple(found)), rows)
 
-    def _many(self, tensors: Sequence[Tensor], layout: _Layout, rows: Tensor) -> None:
+    def _many(self, tensors: Sequence[Tensor], layout: _TensorLayout, rows: Tensor) -> None:
         if sum(layout.counts) > (MAX_CHUNKS - len(tensors)) * CHUNK:
             self._in_parts(tensors, layout, rows)
             return
@@ -167,14 +167,14 @@ class Launcher:
             )
         triton_kernel.finish_many[(len(tensors),)](partials, tables.tensors, rows)
 
-    def _in_parts(self, tensors: Sequence[Tensor], layout: _Layout, rows: Tensor) -> None:
+    def _in_parts(self, tensors: Sequence[Tensor], layout: _TensorLayout, rows: Tensor) -> None:
         """Take a list that is too large for the workspace in two halves, or alone what is too large alone."""
         if len(tensors) == 1:
             self._one(tensors[0], rows[layout.places[0]])
             return
         middle = len(tensors) // 2
         for part in (slice(None, middle), slice(middle, None)):
-            half = _Layout(
+            half = _TensorLayout(
                 layout.places[part],
                 layout.dtypes[part],
                 layout.counts[part],
@@ -182,10 +182,10 @@ class Launcher:
             )
             self._many(tensors[part], half, rows)
 
-    def _build(self, layout: _Layout, aligned: NDArray[np.bool_]) -> _Tables:
+    def _build(self, layout: _TensorLayout, aligned: NDArray[np.bool_]) -> _LaunchTables:
         """Build the tables of a layout: chunks in the order of launches, tensors in that of the list."""
         counts = np.array(layout.counts, np.int64)
-        lies = np.array(layout.runs or [Runs(1, count, count, 1) for count in layout.counts], np.int64)
+        lies = np.array(layout.runs or [ElementRuns(1, count, count, 1) for count in layout.counts], np.int64)
         is_dense = aligned & (lies[:, 0] == 1)
         chunks_of = -(-counts // CHUNK)
         first_of = np.zeros_like(counts)
@@ -197,9 +197,9 @@ class Launcher:
             first_of[members] = ends - chunks_of[members]
             tensor_of.append(np.repeat(members, chunks_of[members]).astype(np.int32))
             if ends[-1] > num_chunks:
-                launches.append(_Launch(dtype, dense, num_chunks, int(ends[-1]) - num_chunks))
+                launches.append(_ChunkLaunch(dtype, dense, num_chunks, int(ends[-1]) - num_chunks))
             num_chunks = int(ends[-1])
-        return _Tables(
+        return _LaunchTables(
             launches,
             self._upload(np.concatenate(tensor_of)),
             self._upload(np.stack((first_of, counts, lies[:, 1], lies[:, 2]), axis=1)),
@@ -225,15 +225,15 @@ class Launcher:
         return int(torch.cuda.current_stream(self._device).cuda_stream) if self._is_gpu else 0
 
 
-class _Sized(Protocol):
+class _SizedTables(Protocol):
     @property
     def nbytes(self) -> int: ...
 
 
-Table = TypeVar("Table", bound=_Sized)
+Table = TypeVar("Table", bound=_SizedTables)
 
 
-class _Kept(Generic[Table]):
+class _KeptTables(Generic[Table]):
     """The tables that were used last, of at most `budget` bytes together (but for the last one)."""
 
     def __init__(self, budget: int) -> None:
@@ -254,7 +254,7 @@ class _Kept(Generic[Table]):
         return table
 
 
-def _runs_of(tensor: Tensor) -> Runs | None:
+def _runs_of(tensor: Tensor) -> ElementRuns | None:
     """Return how a tensor's elements lie; None if the kernels cannot read them."""
     if tensor.dtype not in DTYPES or tensor.layout is not torch.strided:
         return None

@@ -18,7 +18,7 @@ from torch import Tensor
 PLAIN_TYPES = {Tensor, torch.nn.Parameter}
 
 
-class Runs(NamedTuple):
+class ElementRuns(NamedTuple):
     """Elements in memory: `num_runs` runs of `length`, `stride` elements apart, each standing for `repeats` of them."""
 
     num_runs: int
@@ -72,7 +72,7 @@ def no_memory(tensor: Tensor) -> ValueError:
 
 
 @functools.lru_cache(maxsize=4096)
-def runs(shape: tuple[int, ...], strides: tuple[int, ...]) -> Runs | None:
+def runs(shape: tuple[int, ...], strides: tuple[int, ...]) -> ElementRuns | None:
     """Return how the elements of a strided tensor lie in memory, or None if that is more than runs at one distance.
 
     >>> runs((6, 4), (1, 6))  # transposed
@@ -81,7 +81,7 @@ def runs(shape: tuple[int, ...], strides: tuple[int, ...]) -> Runs | None:
     Runs(num_runs=4, length=2, stride=6, repeats=5)
     """
     if 0 in shape:
-        return Runs(num_runs=1, length=0, stride=0, repeats=1)
+        return ElementRuns(num_runs=1, length=0, stride=0, repeats=1)
     repeats = math.prod(size for size, stride in zip(shape, strides, strict=True) if stride == 0)
     blocks = [[1, 1]]
     for stride, size in sorted((b, a) for a, b in zip(shape, strides, strict=True) if a != 1 and b != 0):
@@ -93,7 +93,7 @@ def runs(shape: tuple[int, ...], strides: tuple[int, ...]) -> Runs | None:
         return None
     length = blocks[0][1]
     stride, num_runs = blocks[1] if len(blocks) == 2 else (length, 1)
-    return Runs(num_runs, length, stride, repeats)
+    return ElementRuns(num_runs, length, stride, repeats)
 
 
 def _unwrap(tensor: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ from trainermon.agent.controller import journal as journal_module
 from trainermon.agent.controller.client import AgentClient
 from trainermon.agent.controller.command import serve
 from trainermon.agent.controller.controller import Controller
-from trainermon.agent.controller.journal import Journal
+from trainermon.agent.controller.journal import EscalationJournal
 from trainermon.agent.controller.settings import load_settings
 
 NUM_AGENTS = 3
@@ -130,14 +130,14 @@ def start_controller(root, addresses, variant, kill_at=-1):
 def _publish_url(path):
     from trainermon.agent.web import server
 
-    original = server.Server.__init__
+    original = server.WebServer.__init__
 
     def init(self, *arguments, **options):
         original(self, *arguments, **options)
         path.with_suffix(".new").write_text(self.url)
         os.link(path.with_suffix(".new"), path)
 
-    server.Server.__init__ = init
+    server.WebServer.__init__ = init
 
 
 def request(root, method, path, body=None):
@@ -228,12 +228,12 @@ def correct():
 
 
 def answers_before_it_is_on_disk():
-    accept = Journal.accept
+    accept = EscalationJournal.accept
 
     async def lazy(self, requests):
         now_s = time.time()
         for request in requests:
-            escalation = journal_module.Escalation(request=request, accepted_s=now_s)
+            escalation = journal_module.EscalationRecord(request=request, accepted_s=now_s)
             self.journal.escalations[request.id] = escalation
 
         async def later():
@@ -252,7 +252,7 @@ def keeps_its_plan_in_memory():
     def plan(self, escalation, plan):
         self._apply({"planned": {**journal_module.as_plain(plan), "escalation": escalation.request.id}})
 
-    Journal.plan = plan
+    EscalationJournal.plan = plan
     make_plan = dispatch_module.make_plan
 
     def other_step(*arguments, **options):  # as when training has gone on meanwhile
@@ -270,11 +270,11 @@ def names_each_plan_anew():
         return plan and journal_module.dataclasses.replace(plan, id=f"x-{uuid.uuid4().hex}")
 
     dispatch_module.make_plan = renamed
-    Journal.plan = lambda self, escalation, plan: setattr(escalation, "plan", plan)
+    EscalationJournal.plan = lambda self, escalation, plan: setattr(escalation, "plan", plan)
 
 
 def forgets_what_it_followed():
-    Journal.knows = lambda self, key: False
+    EscalationJournal.knows = lambda self, key: False
     make_requests = controller_module.make_requests
 
     def renamed(*arguments, **options):

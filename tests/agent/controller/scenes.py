@@ -8,7 +8,7 @@ import time
 from benchmarks.simulated_agents import start
 from tests.agent.controller.test_planning import request
 from trainermon.agent.controller.controller import Controller
-from trainermon.agent.controller.journal import Journal
+from trainermon.agent.controller.journal import EscalationJournal
 from trainermon.agent.controller.settings import load_settings
 
 
@@ -32,7 +32,7 @@ class Scene:
             "agents": self._speech,
             "limits": {"give_up_s": self._give_up_s},
         }
-        self.journal = Journal(self._folder, now_s=time.time())
+        self.journal = EscalationJournal(self._folder, now_s=time.time())
         self.controller = Controller(load_settings(None, words), self.journal, token="t")
         self.task = asyncio.ensure_future(self.controller.run())
         await asyncio.wait_for(self.controller.fleet.is_known.wait(), 10)

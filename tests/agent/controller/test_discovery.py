@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 
 from tests.certificates import make_certificate
-from trainermon.agent.controller.client import Target
+from trainermon.agent.controller.client import AgentAddress
 from trainermon.agent.controller.discovery import DnsFinder, RunDirectoryFinder, StaticFinder, make_finders
 from trainermon.agent.controller.kubernetes import KubernetesFinder
 from trainermon.agent.controller.settings import ControllerSettings, DiscoverySettings, KubernetesSettings
@@ -23,7 +23,7 @@ def find(finder):
 
 
 def test_a_list_is_what_it_says():
-    assert find(StaticFinder(("a:1", "b:2"), "https")) == [Target("https://a:1/"), Target("https://b:2/")]
+    assert find(StaticFinder(("a:1", "b:2"), "https")) == [AgentAddress("https://a:1/"), AgentAddress("https://b:2/")]
 
 
 def test_every_address_of_a_name_is_an_agent(monkeypatch):
@@ -66,7 +66,7 @@ def test_agents_of_a_run_directory_bring_their_own_token(tmp_path):
 
     found = find(RunDirectoryFinder(tmp_path, "http"))
 
-    assert found == [Target("http://n1:4711/", "secret-of-n1"), Target("http://n2:4712/", "secret-of-n2")]
+    assert found == [AgentAddress("http://n1:4711/", "secret-of-n1"), AgentAddress("http://n2:4712/", "secret-of-n2")]
     assert "secret" not in repr(found)
 
 
@@ -81,7 +81,7 @@ def test_a_broken_file_of_one_node_leaves_out_that_node_only_and_is_told_once(tm
 
     found = [find(finder), find(finder)]
 
-    assert found == [[Target("http://good:1/", "")]] * 2  # and nobody has vouched for it
+    assert found == [[AgentAddress("http://good:1/", "")]] * 2  # and nobody has vouched for it
     assert [record.getMessage().count("nodes/bad/") for record in caplog.records] == [1]
 
 

@@ -8,10 +8,10 @@ import os
 import pytest
 
 from tests.agent.controller.test_planning import request
-from trainermon.agent.controller.journal import MIN_KEPT_S, Journal, Plan
+from trainermon.agent.controller.journal import MIN_KEPT_S, EscalationJournal, EscalationPlan
 from trainermon.core.errors import ConfigError
 
-PLAN = Plan(id="Spike-1", issue=1, attempt=2, first_step=40, ranks=(0, 3))
+PLAN = EscalationPlan(id="Spike-1", issue=1, attempt=2, first_step=40, ranks=(0, 3))
 
 
 @pytest.fixture
@@ -20,13 +20,13 @@ def folder(tmp_path):
 
 
 def reopened(folder, now_s=0.0):
-    journal = Journal(folder, now_s=now_s)
+    journal = EscalationJournal(folder, now_s=now_s)
     journal.close()
     return journal
 
 
 def test_everything_comes_back_after_a_restart(folder):
-    journal = Journal(folder, now_s=0.0)
+    journal = EscalationJournal(folder, now_s=0.0)
     first = journal.accept(request((0, 3)), now_s=1.0)
     journal.plan(first, PLAN)
     first.coverage = {0: "written", 3: "late"}
@@ -46,14 +46,14 @@ def test_everything_comes_back_after_a_restart(folder):
 
 @pytest.mark.parametrize("kept", range(0, 120, 20))
 def test_a_torn_last_line_costs_only_itself(folder, kept):
-    journal = Journal(folder, now_s=0.0)
+    journal = EscalationJournal(folder, now_s=0.0)
     journal.accept(request(), now_s=1.0)
     size = (folder / "escalations.jsonl").stat().st_size
     journal.accept(request(id="Spike-2"), now_s=2.0)
     journal.close()
     os.truncate(folder / "escalations.jsonl", size + kept)
 
-    again = Journal(folder, now_s=0.0)
+    again = EscalationJournal(folder, now_s=0.0)
     again.accept(request(id="Spike-3"), now_s=3.0)
     again.close()
 
@@ -61,7 +61,7 @@ def test_a_torn_last_line_costs_only_itself(folder, kept):
 
 
 def test_what_could_not_be_written_was_never_accepted(folder, monkeypatch):
-    journal = Journal(folder, now_s=0.0)
+    journal = EscalationJournal(folder, now_s=0.0)
     write = os.write
     monkeypatch.setattr(os, "write", lambda file, line: write(file, line[:10]))
     with pytest.raises(OSError, match="only 10 of"):
@@ -75,7 +75,7 @@ def test_what_could_not_be_written_was_never_accepted(folder, monkeypatch):
 
 
 def test_a_failed_fsync_is_not_called_accepted(folder, monkeypatch):
-    journal = Journal(folder, now_s=0.0)
+    journal = EscalationJournal(folder, now_s=0.0)
 
     def fail(file):
         raise OSError(28, "No space left on device")
@@ -90,7 +90,7 @@ def test_a_failed_fsync_is_not_called_accepted(folder, monkeypatch):
 
 
 def test_what_is_over_for_long_is_forgotten_but_never_what_is_open(folder):
-    journal = Journal(folder, now_s=0.0)
+    journal = EscalationJournal(folder, now_s=0.0)
     closed = journal.accept(request(), now_s=1.0)
     journal.finish(closed, "done", "")
     journal.accept(request(id="Spike-2"), now_s=1.0)
@@ -106,9 +106,9 @@ def test_what_is_over_for_long_is_forgotten_but_never_what_is_open(folder):
 
 
 def test_two_controllers_never_share_a_folder(folder):
-    first = Journal(folder, now_s=0.0)
+    first = EscalationJournal(folder, now_s=0.0)
     with pytest.raises(ConfigError, match="another controller uses it"):
-        Journal(folder, now_s=0.0)
+        EscalationJournal(folder, now_s=0.0)
     first.close()
     reopened(folder)
 
@@ -117,18 +117,18 @@ def test_a_line_of_another_version_is_named_and_nothing_is_lost(folder):
     folder.mkdir()
     (folder / "escalations.jsonl").write_text('{"transmogrified": {"id": "x"}}\n')
     with pytest.raises(ConfigError, match="transmogrified"):
-        Journal(folder, now_s=0.0)
+        EscalationJournal(folder, now_s=0.0)
     assert "transmogrified" in (folder / "escalations.jsonl").read_text()
 
 
 def test_a_folder_that_cannot_be_used_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="state_dir"):
-        Journal(tmp_path / "file" / "state", now_s=0.0)
+        EscalationJournal(tmp_path / "file" / "state", now_s=0.0)
 
 
 def test_what_one_body_asks_for_is_one_write(folder, monkeypatch):
-    journal = Journal(folder, now_s=0.0)
+    journal = EscalationJournal(folder, now_s=0.0)
     syncs = []
     fsync = os.fsync
     monkeypatch.setattr(os, "fsync", lambda file: syncs.append(fsync(file)))

@@ -6,37 +6,37 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainermon.agent.controller.client import Target
-from trainermon.agent.controller.fleet import Agent
-from trainermon.agent.controller.journal import Plan
+from trainermon.agent.controller.client import AgentAddress
+from trainermon.agent.controller.fleet import AgentHandle
+from trainermon.agent.controller.journal import EscalationPlan
 from trainermon.agent.controller.planning import (
-    Answer,
-    Margin,
-    Told,
+    AgentAnswer,
+    OrderMargin,
+    OrderReceipt,
     assign,
     coverage_of,
     make_plan,
     outcome_of,
     read_answer,
 )
-from trainermon.agent.controller.report import AgentReport, RankState
-from trainermon.agent.orders.webhook import Request
+from trainermon.agent.controller.report import AgentReport, RankSummary
+from trainermon.agent.orders.webhook import DumpRequest
 
-MARGIN = Margin(tries=3, timeout_s=0.5)
+MARGIN = OrderMargin(tries=3, timeout_s=0.5)
 
 
 def request(ranks=None, **changes):
     plain = {"id": "Spike-1", "run": "run", "task": "statistics", "num_steps": 1, "reason": "", "alerts": ("a/1/dump",)}
-    return Request(**{**plain, "ranks": ranks, **changes})
+    return DumpRequest(**{**plain, "ranks": ranks, **changes})
 
 
 def agent(url, steps, *, pace=1.0, attempt=1, seen_s=0.0, problem="", dead=()):
     """An agent whose ranks are on the steps given, by rank."""
-    ranks = {rank: RankState(rank, step, rank not in dead, "step", 0.0, {}) for rank, step in steps.items()}
+    ranks = {rank: RankSummary(rank, step, rank not in dead, "step", 0.0, {}) for rank, step in steps.items()}
     report = AgentReport(
         run_id="run", attempt=attempt, host=url, world_size=8, steps_per_s=pace, ranks=ranks, alerts=(), dumps={}
     )
-    return Agent(Target(url), report, seen_s, problem)
+    return AgentHandle(AgentAddress(url), report, seen_s, problem)
 
 
 @pytest.mark.parametrize(("pace", "steps"), [(10.0, 17), (2.0, 5), (1.0, 4), (0.01, 3), (0.0, 2)])
@@ -50,7 +50,7 @@ def test_the_step_is_ahead_of_the_fastest_rank_of_any_agent():
 
     plan = make_plan(request(), agents, 1, MARGIN, now_s=0.0)
 
-    assert plan == Plan(id="Spike-1", issue=1, attempt=1, first_step=103 + 5, ranks=(0, 1, 2, 3))
+    assert plan == EscalationPlan(id="Spike-1", issue=1, attempt=1, first_step=103 + 5, ranks=(0, 1, 2, 3))
 
 
 def test_an_agent_that_does_not_answer_is_thought_to_have_gone_on():
@@ -86,16 +86,16 @@ def test_ranks_go_to_the_agent_that_has_them_now():
 @pytest.mark.parametrize(
     ("status", "body", "told"),
     [
-        (202, {"status": "accepted", "ranks": [0], "late": []}, Told.ORDERED),
-        (200, {"status": "duplicate", "ranks": [0]}, Told.ORDERED),
-        (200, {"status": "suppressed", "reason": "3 dumps in the last hour"}, Told.SUPPRESSED),
-        (200, {"status": "late", "late": [0]}, Told.LATE),
-        (409, {"detail": "attempt: found 1"}, Told.LATE),
-        (401, {"detail": "token"}, Told.REFUSED),
-        (400, {"detail": "run"}, Told.REFUSED),
-        (503, {"detail": "disk"}, Told.UNREACHABLE),
-        (200, {"status": "something new"}, Told.UNREACHABLE),
-        (200, "text", Told.UNREACHABLE),
+        (202, {"status": "accepted", "ranks": [0], "late": []}, OrderReceipt.ORDERED),
+        (200, {"status": "duplicate", "ranks": [0]}, OrderReceipt.ORDERED),
+        (200, {"status": "suppressed", "reason": "3 dumps in the last hour"}, OrderReceipt.SUPPRESSED),
+        (200, {"status": "late", "late": [0]}, OrderReceipt.LATE),
+        (409, {"detail": "attempt: found 1"}, OrderReceipt.LATE),
+        (401, {"detail": "token"}, OrderReceipt.REFUSED),
+        (400, {"detail": "run"}, OrderReceipt.REFUSED),
+        (503, {"detail": "disk"}, OrderReceipt.UNREACHABLE),
+        (200, {"status": "something new"}, OrderReceipt.UNREACHABLE),
+        (200, "text", OrderReceipt.UNREACHABLE),
     ],
 )
 def test_an_answer_means_what_it_says(status, body, told):
@@ -103,12 +103,12 @@ def test_an_answer_means_what_it_says(status, body, told):
 
 
 def test_coverage_tells_of_every_rank():
-    plan = Plan(id="x", issue=1, attempt=1, first_step=9, ranks=(0, 1, 2, 3, 4))
+    plan = EscalationPlan(id="x", issue=1, attempt=1, first_step=9, ranks=(0, 1, 2, 3, 4))
     assigned = {"a/": (0, 1), "b/": (2,), "c/": (3,)}
     answers = {
-        "a/": Answer(Told.ORDERED, (0,), (1,)),
-        "b/": Answer(Told.SUPPRESSED),
-        "c/": Answer(Told.ORDERED, ()),
+        "a/": AgentAnswer(OrderReceipt.ORDERED, (0,), (1,)),
+        "b/": AgentAnswer(OrderReceipt.SUPPRESSED),
+        "c/": AgentAnswer(OrderReceipt.ORDERED, ()),
     }
 
     assert coverage_of(plan, assigned, answers) == {
@@ -146,7 +146,7 @@ def test_no_rank_reaches_the_step_before_it_can_have_heard_of_it(steps, pace, tr
     numbers = iter(range(100))
     agents = [agent(f"{n}/", {next(numbers): step for step in own}, pace=pace) for n, own in enumerate(steps)]
 
-    plan = make_plan(request(), agents, 1, Margin(tries=tries, timeout_s=timeout_s), now_s=0.0)
+    plan = make_plan(request(), agents, 1, OrderMargin(tries=tries, timeout_s=timeout_s), now_s=0.0)
 
     newest = max(step for own in steps for step in own)
     assert plan.first_step > newest + pace * tries * timeout_s

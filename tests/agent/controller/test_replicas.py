@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from trainermon.agent.controller.replicas import Divergence, ReplicaWatch, divergences
+from trainermon.agent.controller.replicas import CopyDivergence, ReplicaWatch, divergences
 
 GROUP = "tp0 pp0 cp0"
 
@@ -23,7 +23,7 @@ GROUP = "tp0 pp0 cp0"
 def test_the_ranks_that_differ_from_most_are_named_or_all_where_nobody_can_tell(held, ranks, others):
     reports = {rank: {"w": checksum} for rank, checksum in held.items()}
 
-    assert divergences(reports) == [Divergence(copies="w", ranks=ranks, others=others)]
+    assert divergences(reports) == [CopyDivergence(copies="w", ranks=ranks, others=others)]
 
 
 def test_equal_copies_and_a_rank_without_fellows_are_no_divergence():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from trainermon.agent.controller import standstill
-from trainermon.agent.hang.evidence import Call, GroupState, RankEvidence
+from trainermon.agent.hang.evidence import GroupState, PendingCall, RankEvidence
 from trainermon.core.values import as_plain
 
 HANG = {"id": "h", "rule": "hang", "severity": "critical", "rank": 0, "step": 100, "message": "hang: rank 0 hangs"}
@@ -13,7 +13,7 @@ HANG = {"id": "h", "rule": "hang", "severity": "critical", "rank": 0, "step": 10
 
 def evidence(rank, *, entered, waits=True, attempt=1):
     """A rank in the group of all four, which waits in its newest collective or has left that for something else."""
-    calls = (Call(op="all_reduce", sequence=entered),) if waits else ()
+    calls = (PendingCall(op="all_reduce", sequence=entered),) if waits else ()
     world = GroupState(name="world", ranks=(0, 1, 2, 3), entered=entered, in_flight=calls)
     known = RankEvidence(rank=rank, attempt=attempt, silent_s=60.0, process_state="S", groups=(world,))
     return as_plain(known)

@@ -5,14 +5,14 @@ import dataclasses
 import pytest
 
 from trainermon.agent.hang.crash import crash_verdict, last_line, memory_hint
-from trainermon.agent.hang.evidence import Exit, RankEvidence
+from trainermon.agent.hang.evidence import ProcessExit, RankEvidence
 
 PEER = "Traceback (most recent call last):\n  File …\nRuntimeError: [gloo] Connection closed by peer [10.0.0.2]:1234\n"
 BUG = 'Traceback (most recent call last):\n  File "train.py", line 3, in main\nValueError: bad batch\n'
 
 
 def dead(rank, *, error="", signal=None, status=None, step=12):
-    how = Exit(signal=signal, status=status)
+    how = ProcessExit(signal=signal, status=status)
     return RankEvidence(rank=rank, life="dead", error=error, exit=how, step=step, phase="step")
 
 
@@ -57,7 +57,7 @@ def test_end_that_explains_itself_counts_more_than_one_that_does_not(order, foll
 
 def test_rank_that_left_is_to_blame_for_those_that_lost_it():
     def left(status):
-        return RankEvidence(rank=1, life="ended", step=11, exit=Exit(status=status))
+        return RankEvidence(rank=1, life="ended", step=11, exit=ProcessExit(status=status))
 
     followers = [dead(0, error=PEER, status=1), dead(2, error=PEER, status=1)]
     hang = crash_verdict([*followers, left(3)], [0, 2])

@@ -9,7 +9,7 @@ import pytest
 
 from tests.agent.nodes import wait_for
 from trainermon.agent.hang import exits as exits_module
-from trainermon.agent.hang.evidence import Exit
+from trainermon.agent.hang.evidence import ProcessExit
 from trainermon.agent.hang.exits import ExitWatch
 
 
@@ -54,9 +54,9 @@ def kernel(request, monkeypatch):
 @pytest.mark.parametrize(
     ("code", "expected"),
     [
-        ("input(); raise SystemExit(7)", Exit(status=7)),
-        ("input()", Exit(status=0)),
-        ("import os; input(); os.kill(os.getpid(), 9)", Exit(signal=9)),
+        ("input(); raise SystemExit(7)", ProcessExit(status=7)),
+        ("input()", ProcessExit(status=0)),
+        ("import os; input(); os.kill(os.getpid(), 9)", ProcessExit(signal=9)),
     ],
 )
 def test_exit_of_a_process_that_nobody_has_collected_yet(watch, start, code, expected):
@@ -77,15 +77,15 @@ def test_exit_that_cannot_be_known_is_told_as_such(watch, start, monkeypatch):
     watch.follow(0, child.pid)
     child.wait()
 
-    assert ended(watch, 0) == Exit()
-    assert Exit().text.endswith("(exit status not known here)")
+    assert ended(watch, 0) == ProcessExit()
+    assert ProcessExit().text.endswith("(exit status not known here)")
 
 
 def test_next_process_of_a_rank_takes_the_place_of_the_last_one(watch, start):
     first, second = start("input()"), start("input()")
     watch.follow(0, first.pid)
     first.kill()
-    assert ended(watch, 0) == Exit(signal=signal.SIGKILL)
+    assert ended(watch, 0) == ProcessExit(signal=signal.SIGKILL)
 
     watch.follow(0, second.pid)
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from trainermon.agent.hang.limits import WINDOW, Limits
+from trainermon.agent.hang.limits import WINDOW, HangLimits
 from trainermon.core.config import HangConfig
 from trainermon.core.control import Phase
 from trainermon.core.errors import ConfigError
@@ -13,7 +13,7 @@ SETTINGS = HangConfig(step_s=10, checkpoint_s=100, evaluation_s=50, setup_s=1000
 
 
 def learnt(*silences_s, phase=Phase.STEP):
-    limits = Limits(SETTINGS)
+    limits = HangLimits(SETTINGS)
     for silent_s in silences_s:
         limits.learn(0, phase, silent_s)
     return limits
@@ -35,11 +35,11 @@ def learnt(*silences_s, phase=Phase.STEP):
     ],
 )
 def test_before_anything_is_known_the_least_limit_of_the_phase_holds(phase, limit_s):
-    assert Limits(SETTINGS).limit_s(0, phase) == limit_s
+    assert HangLimits(SETTINGS).limit_s(0, phase) == limit_s
 
 
 def test_every_phase_has_a_limit():
-    assert all(Limits(SETTINGS).limit_s(0, phase) > 0 for phase in Phase)
+    assert all(HangLimits(SETTINGS).limit_s(0, phase) > 0 for phase in Phase)
 
 
 def test_long_steps_raise_the_limit_of_steps_only_and_of_this_rank_only():

@@ -8,12 +8,12 @@ import threading
 
 import pytest
 
-from trainermon.agent.hang.evidence import Call, GroupState
-from trainermon.agent.hang.recorder import About, group_states, read_about, read_recorder
+from trainermon.agent.hang.evidence import GroupState, PendingCall
+from trainermon.agent.hang.recorder import RankGroups, group_states, read_about, read_recorder
 from trainermon.core.flight_recorder import parse
 
-ABOUT = About(groups={"0": ("world", (0, 1)), "7": ("dp", (0, 1))})
-NOTHING = About()
+ABOUT = RankGroups(groups={"0": ("world", (0, 1)), "7": ("dp", (0, 1))})
+NOTHING = RankGroups()
 
 
 def entry(group, op, sequence, *, retired=False, state="scheduled", p2p=0, pg_id=0, description="undefined"):
@@ -46,7 +46,7 @@ def test_gloo_call_that_is_not_retired_is_in_flight():
     found = states(recording(entry("0", "gloo:all_reduce", 3, retired=True), entry("0", "gloo:all_reduce", 4)))
 
     assert found["world"] == GroupState(
-        name="world", ranks=(0, 1), entered=4, in_flight=(Call(op="all_reduce", sequence=4, shapes=((3, 2),)),)
+        name="world", ranks=(0, 1), entered=4, in_flight=(PendingCall(op="all_reduce", sequence=4, shapes=((3, 2),)),)
     )
     assert found["dp"] == GroupState(name="dp", ranks=(0, 1))
 
@@ -151,7 +151,7 @@ def test_groups_of_two_backends_are_known_by_both_recorders(rank_socket):
         (200, recording(entry("0", "gloo:barrier", 2)).encode()),
     ]
 
-    found = read(folder, about=About(groups=ABOUT.groups, mixed=frozenset({"0"})))
+    found = read(folder, about=RankGroups(groups=ABOUT.groups, mixed=frozenset({"0"})))
 
     assert [(state.name, state.entered) for state in found] == [("world", 9), ("dp", 3), ("world on CPU", 2)]
 
@@ -187,4 +187,4 @@ def test_about_that_is_damaged_is_nothing(tmp_path):
         '{"torch_name": "0", "name": "world", "ranks": [0, 1], "is_mixed": true},'
         '{"torch_name": "7", "name": "dp", "ranks": [0, 1]}]}'
     )
-    assert read_about(tmp_path, 4) == About(main_thread=5, signal=39, groups=ABOUT.groups, mixed=frozenset({"0"}))
+    assert read_about(tmp_path, 4) == RankGroups(main_thread=5, signal=39, groups=ABOUT.groups, mixed=frozenset({"0"}))

@@ -4,31 +4,41 @@ import array
 import json
 import math
 
-from trainermon.agent.hang.evidence import Call, Child, Exit, Frame, GroupState, RankEvidence, Rung, Stack, spans
+from trainermon.agent.hang.evidence import (
+    ChildProcess,
+    GroupState,
+    PendingCall,
+    ProcessExit,
+    RankAnswer,
+    RankEvidence,
+    StackFrame,
+    ThreadStack,
+    spans,
+)
 from trainermon.agent.hang.records import KEPT_STEPS, LastRecords, StepRecord
 from trainermon.agent.hang.report import PostMortem, read_tail, render_report, write_report
 from trainermon.agent.hang.verdict import verdict
 from trainermon.core.journal import Header
 from trainermon.core.values import Coordinates, Kind, SeriesKey, StatBlock
 
-FRAMES = (Frame(function="train", file="/job/train.py", line=31),)
+FRAMES = (StackFrame(function="train", file="/job/train.py", line=31),)
 RANKS = (
     RankEvidence(
         rank=0,
         step=7,
         silent_s=61.4,
         process_state="S",
-        groups=(GroupState(name="dp", ranks=(0, 1), entered=5, in_flight=(Call(op="all_reduce", sequence=5),)),),
-        rungs=(Rung(name="py-spy", said="not installed"),),
-        children=(Child(pid=99, name="pt_data_worker", state="D"),),
+        groups=(GroupState(name="dp", ranks=(0, 1), entered=5, in_flight=(PendingCall(op="all_reduce", sequence=5),)),),
+        rungs=(RankAnswer(name="py-spy", said="not installed"),),
+        children=(ChildProcess(pid=99, name="pt_data_worker", state="D"),),
     ),
     RankEvidence(
         rank=1,
         step=7,
         life="dead",
-        exit=Exit(signal=9),
+        exit=ProcessExit(signal=9),
         error="Traceback\nValueError: a|b",
-        stacks=(Stack(thread="MainThread", is_main=True, frames=FRAMES),),
+        stacks=(ThreadStack(thread="MainThread", is_main=True, frames=FRAMES),),
     ),
 )
 

@@ -4,10 +4,10 @@ import dataclasses
 
 import pytest
 
-from trainermon.agent.hang.evidence import Call, Frame, GroupState, RankEvidence, Stack
-from trainermon.agent.hang.recorder import About
+from trainermon.agent.hang.evidence import GroupState, PendingCall, RankEvidence, StackFrame, ThreadStack
+from trainermon.agent.hang.recorder import RankGroups
 from trainermon.agent.hang.sources import joined_sources, noted_groups
-from trainermon.agent.hang.verdict import Kind, verdict
+from trainermon.agent.hang.verdict import StandstillKind, verdict
 from trainermon.core.call_notes import (
     MARK,
     NOTES_BYTES,
@@ -18,10 +18,10 @@ from trainermon.core.call_notes import (
     pack_call,
 )  # fmt: skip
 
-ABOUT = About(groups={"0": ("world", (4, 5, 6)), "7": ("dp", (4, 6))})
-TRAIN = Frame(function="train", file="/job/train.py", line=31)
+ABOUT = RankGroups(groups={"0": ("world", (4, 5, 6)), "7": ("dp", (4, 6))})
+TRAIN = StackFrame(function="train", file="/job/train.py", line=31)
 BACKWARD = (
-    Frame(function="_engine_run_backward", file="/env/site-packages/torch/autograd/graph.py", line=8),
+    StackFrame(function="_engine_run_backward", file="/env/site-packages/torch/autograd/graph.py", line=8),
     TRAIN,
 )
 
@@ -40,13 +40,13 @@ def state(entered, *calls, name="world"):
 
 
 def rank(number, recorded=None, noted=None, *, frames=(TRAIN,), **options):
-    stacks = (Stack(thread="MainThread", is_main=True, frames=frames),)
+    stacks = (ThreadStack(thread="MainThread", is_main=True, frames=frames),)
     known = {"silent_s": 60.0, "process_state": "S", "world_size": 2, "stacks": stacks}
     return RankEvidence(rank=number, groups=recorded, noted=noted, **(known | options))
 
 
 def wait(sequence, op="all_reduce", **options):
-    return Call(op=op, sequence=sequence, **options)
+    return PendingCall(op=op, sequence=sequence, **options)
 
 
 def blamed(evidence):
@@ -58,9 +58,14 @@ def test_notes_are_named_like_the_recorders():
 
     assert noted_groups(received, ABOUT, 4) == (
         GroupState(
-            name="world", ranks=(4, 5, 6), entered=5, in_flight=(Call(op="all_reduce", sequence=5, shapes=((8,),)),)
+            name="world",
+            ranks=(4, 5, 6),
+            entered=5,
+            in_flight=(PendingCall(op="all_reduce", sequence=5, shapes=((8,),)),),
         ),
-        GroupState(name="dp", ranks=(4, 6), entered=12, in_flight=(Call(op="recv 0<-1", sequence=3, is_p2p=True),)),
+        GroupState(
+            name="dp", ranks=(4, 6), entered=12, in_flight=(PendingCall(op="recv 0<-1", sequence=3, is_p2p=True),)
+        ),
     )
     assert noted_groups(content(), ABOUT, 4)[0] == GroupState(name="world", ranks=(4, 5, 6))
 
@@ -75,7 +80,7 @@ def test_without_a_recorder_the_notes_tell_who_has_not_entered():
 
     hang = verdict(evidence)
 
-    assert (hang.kind, hang.op, hang.sequence, blamed(evidence)) == (Kind.NOT_ENTERED, "all_reduce", 5, [1])
+    assert (hang.kind, hang.op, hang.sequence, blamed(evidence)) == (StandstillKind.NOT_ENTERED, "all_reduce", 5, [1])
 
 
 def test_recorder_that_tells_of_no_collective_leaves_it_to_the_notes():
@@ -117,7 +122,7 @@ def test_two_that_receive_from_each_other_wait_for_each_other():
         rank(number, None, (state(0, wait(1, f"recv {number}<-{1 - number}", is_p2p=True)),)) for number in (0, 1)
     ]
 
-    assert (verdict(evidence).kind, blamed(evidence)) == (Kind.DEADLOCK, [])
+    assert (verdict(evidence).kind, blamed(evidence)) == (StandstillKind.DEADLOCK, [])
 
 
 @pytest.mark.parametrize("noted", [None, (state(0),)])
@@ -130,7 +135,7 @@ def test_rank_that_sleeps_in_a_backward_waits_for_the_one_that_does_something_el
 
 
 def test_rank_that_computes_in_a_backward_is_blamed_for_it():
-    busy = Frame(function="backward", file="/job/function.py", line=3)
+    busy = StackFrame(function="backward", file="/job/function.py", line=3)
     for culprit in (
         rank(0, None, frames=BACKWARD, process_state="R"),
         rank(0, None, frames=(busy, *BACKWARD), process_state="S"),

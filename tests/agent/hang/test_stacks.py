@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from trainermon.agent.hang.evidence import Frame
+from trainermon.agent.hang.evidence import StackFrame
 from trainermon.agent.hang.stacks import (
     find_py_spy,
     parse_faulthandler,
@@ -60,7 +60,7 @@ def test_stacks_of_faulthandler_begin_with_the_main_thread():
     main, other = parse_faulthandler(FAULTHANDLER, 0x7F0000000001)
 
     assert (main.thread, main.is_main, other.is_main) == ("trainer", True, False)
-    assert main.frames[0] == Frame(function="<listcomp>", file="/job/my file.py", line=31)
+    assert main.frames[0] == StackFrame(function="<listcomp>", file="/job/my file.py", line=31)
     assert [frame.function for frame in main.frames] == ["<listcomp>", "main"]
     assert [frame.function for frame in other.frames] == ["wait"]
 

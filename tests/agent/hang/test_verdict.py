@@ -9,27 +9,27 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from trainermon.agent.hang.evidence import (
-    Call,
-    Child,
-    Exit,
-    Frame,
+    ChildProcess,
     GroupState,
+    PendingCall,
+    ProcessExit,
+    RankAnswer,
     RankEvidence,
-    Rung,
-    Stack,
+    StackFrame,
+    ThreadStack,
     parse_evidence,
 )
-from trainermon.agent.hang.verdict import Kind, verdict
+from trainermon.agent.hang.verdict import StandstillKind, verdict
 from trainermon.core.errors import ConfigError
 from trainermon.core.values import as_plain
 
 LIBRARY = "/env/lib/python3.11/site-packages"
-IN_RECV = Frame(function="recv", file=f"{LIBRARY}/torch/distributed/distributed_c10d.py", line=2799)
-IN_TRAIN = Frame(function="train", file="/job/train.py", line=31)
+IN_RECV = StackFrame(function="recv", file=f"{LIBRARY}/torch/distributed/distributed_c10d.py", line=2799)
+IN_TRAIN = StackFrame(function="train", file="/job/train.py", line=31)
 
 
 def stack(*frames):
-    return (Stack(thread="MainThread", is_main=True, frames=frames),)
+    return (ThreadStack(thread="MainThread", is_main=True, frames=frames),)
 
 
 def group(name="world", ranks=(0, 1), entered=0, *calls):
@@ -37,7 +37,7 @@ def group(name="world", ranks=(0, 1), entered=0, *calls):
 
 
 def call(op="all_reduce", sequence=5, **options):
-    return Call(op=op, sequence=sequence, **options)
+    return PendingCall(op=op, sequence=sequence, **options)
 
 
 def rank(number, *groups, frames=(), **options):
@@ -102,7 +102,7 @@ def test_of_a_job_that_stands_still_ranks_that_stopped_are_named_and_none_that_w
 
     hang = verdict(ranks)
 
-    assert hang.kind is Kind.NOT_ENTERED
+    assert hang.kind is StandstillKind.NOT_ENTERED
     assert set(blamed(hang)) <= stopped
     assert blamed(hang)
     assert list(hang.waiting) == waiting
@@ -142,7 +142,7 @@ def test_rank_that_has_not_entered_is_named_with_what_it_does_and_where():
     assert hang.text == (
         "rank 1 has not entered all_reduce #812 of dp, in which rank 0 waits: it is busy in train (/job/train.py:31)"
     )
-    assert (hang.kind, hang.group, hang.op, hang.sequence) == (Kind.NOT_ENTERED, "dp", "all_reduce", 812)
+    assert (hang.kind, hang.group, hang.op, hang.sequence) == (StandstillKind.NOT_ENTERED, "dp", "all_reduce", 812)
 
 
 def test_the_question_goes_on_to_the_rank_that_is_waited_for_in_another_group():
@@ -175,14 +175,14 @@ def rank_without_groups(number, **options):
 def test_missing_ranks_of_another_node_are_not_blamed_but_told():
     hang = verdict([rank(number, group("world", (0, 1, 2, 3), 5, call())) for number in (0, 1)])
 
-    assert (hang.kind, hang.culprits, hang.absent) == (Kind.ELSEWHERE, (), (2, 3))
+    assert (hang.kind, hang.culprits, hang.absent) == (StandstillKind.ELSEWHERE, (), (2, 3))
     assert hang.text == "ranks 0–1 wait in all_reduce #5 of world for ranks 2–3, of which nothing is known here"
 
 
 def test_rank_that_tells_nothing_is_not_blamed():
     hang = verdict([rank(0, group("world", (0, 1), 5, call())), rank_without_groups(1)])
 
-    assert (hang.kind, hang.culprits, hang.absent) == (Kind.ELSEWHERE, (), (1,))
+    assert (hang.kind, hang.culprits, hang.absent) == (StandstillKind.ELSEWHERE, (), (1,))
 
 
 def test_without_a_recorder_a_rank_whose_stack_is_in_a_collective_waits():
@@ -209,7 +209,7 @@ def test_receives_that_no_recorder_notes_are_seen_on_the_stacks():
         ]
     )
 
-    assert (hang.kind, blamed(hang), hang.waiting) == (Kind.NOT_ENTERED, [0], (1, 2, 3))
+    assert (hang.kind, blamed(hang), hang.waiting) == (StandstillKind.NOT_ENTERED, [0], (1, 2, 3))
 
 
 def test_receives_of_nccl_lead_along_the_pipeline():
@@ -229,14 +229,14 @@ def test_receives_of_nccl_lead_along_the_pipeline():
 def test_only_receives_and_one_rank_elsewhere():
     hang = verdict([rank(0, group(), frames=(IN_RECV, IN_TRAIN)), rank(1, group(), frames=(IN_TRAIN,))])
 
-    assert (hang.kind, blamed(hang), hang.waiting) == (Kind.BUSY, [1], (0,))
+    assert (hang.kind, blamed(hang), hang.waiting) == (StandstillKind.BUSY, [1], (0,))
     assert hang.text == "rank 1 is blocked in train (/job/train.py:31); rank 0 waits in recv"
 
 
 def test_all_in_receives_and_nobody_to_blame():
     hang = verdict([rank(number, group(), frames=(IN_RECV, IN_TRAIN)) for number in (0, 1)])
 
-    assert (hang.kind, hang.culprits, hang.waiting) == (Kind.UNKNOWN, (), (0, 1))
+    assert (hang.kind, hang.culprits, hang.waiting) == (StandstillKind.UNKNOWN, (), (0, 1))
 
 
 def test_odd_one_of_three_calls_is_named():
@@ -244,13 +244,13 @@ def test_odd_one_of_three_calls_is_named():
     calls = ("all_reduce", "all_gather", "all_reduce")
     hang = verdict([rank(number, group("world", world, 5, call(op))) for number, op in enumerate(calls)])
 
-    assert (hang.kind, blamed(hang), hang.waiting) == (Kind.MISMATCH, [1], (0, 2))
+    assert (hang.kind, blamed(hang), hang.waiting) == (StandstillKind.MISMATCH, [1], (0, 2))
 
 
 def test_of_two_different_calls_neither_is_named_but_both_are_told():
     hang = verdict([rank(0, group("world", (0, 1), 5, call())), rank(1, group("world", (0, 1), 5, call("broadcast")))])
 
-    assert (hang.kind, hang.culprits, hang.waiting) == (Kind.MISMATCH, (), (0, 1))
+    assert (hang.kind, hang.culprits, hang.waiting) == (StandstillKind.MISMATCH, (), (0, 1))
     assert [(one.rank, one.op) for one in hang.calls] == [(0, "all_reduce"), (1, "broadcast")]
 
 
@@ -259,15 +259,15 @@ def test_sums_of_different_size_do_not_fit_but_gathered_pieces_may():
         shapes = (((10,),), ((20,),))
         return verdict([rank(n, group("world", (0, 1), 5, call(op, shapes=shapes[n]))) for n in (0, 1)])
 
-    assert job("all_reduce").kind is Kind.MISMATCH
+    assert job("all_reduce").kind is StandstillKind.MISMATCH
     assert "rank 0 is in all_reduce of 10; rank 1 is in all_reduce of 20" in job("all_reduce").text
-    assert job("all_gather").kind is Kind.STUCK
+    assert job("all_gather").kind is StandstillKind.STUCK
 
 
 def test_collective_that_all_have_entered_is_the_networks_affair():
     hang = verdict([rank(number, group("world", (0, 1), 5, call())) for number in (0, 1)])
 
-    assert (hang.kind, hang.culprits, hang.waiting) == (Kind.STUCK, (), (0, 1))
+    assert (hang.kind, hang.culprits, hang.waiting) == (StandstillKind.STUCK, (), (0, 1))
     assert hang.text == (
         "ranks 0–1 have all entered all_reduce #5 of world, and none comes out of it: "
         "look at the network and at its library"
@@ -279,7 +279,7 @@ def test_device_that_has_not_begun_what_the_others_have_is_named():
     world = (0, 1, 2)
     hang = verdict([rank(n, group("world", world, 5, call(state=states[n]))) for n in world])
 
-    assert (hang.kind, blamed(hang), hang.culprits[0].cause) == (Kind.STUCK, [1], "device")
+    assert (hang.kind, blamed(hang), hang.culprits[0].cause) == (StandstillKind.STUCK, [1], "device")
 
 
 def test_groups_entered_in_different_order_are_a_deadlock_without_a_culprit():
@@ -291,7 +291,7 @@ def test_groups_entered_in_different_order_are_a_deadlock_without_a_culprit():
         ]
     )
 
-    assert (hang.kind, hang.culprits, hang.waiting) == (Kind.DEADLOCK, (), (0, 1))
+    assert (hang.kind, hang.culprits, hang.waiting) == (StandstillKind.DEADLOCK, (), (0, 1))
     assert hang.text == (
         "ranks 0–1 wait for each other: rank 0 is in all_reduce #5 of a; rank 1 is in broadcast #3 of b"
     )
@@ -313,15 +313,15 @@ def test_in_a_circle_whoever_is_not_in_a_call_by_its_stack_is_named():
 def test_ended_and_dead_ranks_are_named_as_such():
     waits = rank(0, group("world", (0, 1), 5, call()))
     ended = verdict([waits, rank(1, life="ended", phase="closed")])
-    dead = verdict([waits, rank(1, life="dead", exit=Exit(signal=9))])
+    dead = verdict([waits, rank(1, life="dead", exit=ProcessExit(signal=9))])
 
     assert ended.text == "rank 1 has ended its training; rank 0 waits in all_reduce #5 of world"
     assert dead.text == "rank 1 was killed by SIGKILL; rank 0 waits in all_reduce #5 of world"
 
 
 def test_single_rank_that_stands_still_is_told_what_it_does():
-    frames = (Frame(function="get", file="/env/lib/python3.11/queue.py", line=1), IN_TRAIN)
-    loader = Frame(function="_next_data", file=f"{LIBRARY}/torch/utils/data/dataloader.py", line=9)
+    frames = (StackFrame(function="get", file="/env/lib/python3.11/queue.py", line=1), IN_TRAIN)
+    loader = StackFrame(function="_next_data", file=f"{LIBRARY}/torch/utils/data/dataloader.py", line=9)
 
     assert verdict([rank(0, frames=frames)]).text == "rank 0 is blocked in train (/job/train.py:31)"
     hang = verdict([rank(0, frames=(frames[0], loader, IN_TRAIN))])
@@ -335,7 +335,7 @@ def test_rank_that_still_gives_signs_is_not_named_beside_silent_ones():
 
 
 def test_nothing_known_is_said():
-    assert verdict([]).kind is Kind.UNKNOWN
+    assert verdict([]).kind is StandstillKind.UNKNOWN
     assert verdict([rank_without_groups(0, process_state="")]).text == "nothing tells what the ranks are doing"
 
 
@@ -347,9 +347,9 @@ def test_evidence_survives_the_way_to_another_agent():
         3,
         group("dp", (1, 3), 7, call("recv 0<-1", 7, is_p2p=True, shapes=((2, 3),))),
         frames=(IN_RECV, IN_TRAIN),
-        exit=Exit(status=3),
-        children=(Child(pid=9, name="pt_data_worker", state="S", stacks=stack(IN_TRAIN)),),
-        rungs=(Rung(name="py-spy", said="5 threads", answered=True),),
+        exit=ProcessExit(status=3),
+        children=(ChildProcess(pid=9, name="pt_data_worker", state="S", stacks=stack(IN_TRAIN)),),
+        rungs=(RankAnswer(name="py-spy", said="5 threads", answered=True),),
         error="Traceback …",
     )
 
@@ -379,5 +379,5 @@ def test_the_cost_of_a_verdict_does_not_grow_with_the_square_of_the_ranks():
     began_s = time.process_time()
     hang = verdict(evidence)
 
-    assert (hang.kind, blamed(hang), len(hang.waiting)) == (Kind.NOT_ENTERED, [5], num_ranks - 1)
+    assert (hang.kind, blamed(hang), len(hang.waiting)) == (StandstillKind.NOT_ENTERED, [5], num_ranks - 1)
     assert time.process_time() - began_s < 1.5  # 0.02 s; where every rank asks every other, 12 s

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from trainermon.agent.hang.evidence import parse_evidence
-from trainermon.agent.hang.ladder import Ladder
+from trainermon.agent.hang.ladder import EvidenceLadder
 from trainermon.agent.hang.records import LastRecords
 from trainermon.agent.hang.report import report_name
 from trainermon.agent.hang.watch import NOBODY, READ_LIMIT_S, SETTLE_ALONE_S, SETTLE_S, HangWatch
@@ -240,7 +240,7 @@ def test_rank_that_was_only_slow_is_not_told(play, monkeypatch):
             node.ranks.look(10.6)
             return known
 
-        monkeypatch.setattr(Ladder, "climb", climb)
+        monkeypatch.setattr(EvidenceLadder, "climb", climb)
         await node.look(0.0)
         assert await node.look(10.5) == []
 
@@ -252,7 +252,7 @@ def test_alert_that_no_rank_here_is_to_blame_for_has_no_rank(play, monkeypatch):
         async def climb(ladder, known):
             return known
 
-        monkeypatch.setattr(Ladder, "climb", climb)  # nothing can be found out
+        monkeypatch.setattr(EvidenceLadder, "climb", climb)  # nothing can be found out
         await node.look(0.0)
         assert told(await node.look(10.5)) == [("hang", "firing", NOBODY, 7)]
 

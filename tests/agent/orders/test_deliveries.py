@@ -3,7 +3,7 @@
 import asyncio
 
 from trainermon.agent.orders import deliveries
-from trainermon.agent.orders.deliveries import Deliveries
+from trainermon.agent.orders.deliveries import DumpDeliveries
 from trainermon.core.outbox import Outbox
 from trainermon.core.spool import open_spool
 
@@ -30,7 +30,7 @@ def test_a_dump_that_cannot_be_delivered_is_told_once_and_tried_again(tmp_path, 
     parcel.send()
 
     async def main():
-        delivered = Deliveries(spool, run_dir)
+        delivered = DumpDeliveries(spool, run_dir)
         assert not delivered.idle
         delivered.poll()
         await until(lambda: delivered.problem)

@@ -9,14 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from trainermon.agent.orders.dumps import Diagnoser, DumpKey, Dumps
+from trainermon.agent.orders.dumps import DumpDiagnoser, DumpKey, RunDumps
 
 REPLAY = {"type": "replay", "step": 7, "status": "nonfinite", "reason": "", "seconds": 0.1, "micro_steps": 1}
 FOLDER = "dumps/a1/attempt1/step7/rank"
 
 
 def test_dumps_are_known_by_what_ranks_report():
-    dumps = Dumps()
+    dumps = RunDumps()
     dumps.record({**REPLAY, "dump": f"{FOLDER}0", "status": "clean"})
     entry = dumps.record({**REPLAY, "dump": f"{FOLDER}1"})
 
@@ -34,12 +34,12 @@ def test_dumps_are_known_by_what_ranks_report():
 
 @pytest.mark.parametrize("path", [None, "", "/etc", "dumps/../x/attempt1/step7/rank0", f"{FOLDER}0/../../..", 3])
 def test_a_path_that_is_no_dump_is_left_out(path):
-    assert Dumps().record({**REPLAY, "dump": path}) is None
+    assert RunDumps().record({**REPLAY, "dump": path}) is None
 
 
 def test_dumps_and_reports_are_found_again_on_disk(tmp_path):
     (tmp_path / f"{FOLDER}0").mkdir(parents=True)
-    dumps = Dumps()
+    dumps = RunDumps()
     dumps.scan(tmp_path)
     assert not dumps.entries[DumpKey("a1", 1, 7)].diagnosed
 
@@ -59,9 +59,9 @@ def diagnose(tmp_path, script, *, num=1):
         return True
 
     async def main():
-        dumps = Dumps()
+        dumps = RunDumps()
         with ThreadPoolExecutor(1) as executor:
-            diagnoser = Diagnoser(
+            diagnoser = DumpDiagnoser(
                 tmp_path,
                 executor=executor,
                 commit=committed,

@@ -14,9 +14,9 @@ import pytest
 
 from tests.agent.web.test_http import FakeNode
 from tests.certificates import make_certificate
-from trainermon.agent.web.access import Access, AccessSettings, open_access
+from trainermon.agent.web.access import AccessSettings, TokenAccess, open_access
 from trainermon.agent.web.http import build_application
-from trainermon.agent.web.server import Server
+from trainermon.agent.web.server import WebServer
 from trainermon.core.errors import ConfigError
 
 READING = ("/", "/metrics", "/api/run", "/events")
@@ -38,7 +38,7 @@ def ask(access, method, path, authorization=None, host="127.0.0.1:1"):
 
 @pytest.fixture
 def closed():
-    return Access("orders", "own", read_token="reads", user="prometheus", password="pass:wörd")
+    return TokenAccess("orders", "own", read_token="reads", user="prometheus", password="pass:wörd")
 
 
 @pytest.mark.parametrize("path", ["/metrics", "/api/run", "/", "/static/app.js"])
@@ -87,7 +87,7 @@ def test_probes_need_no_credentials(closed):
     [("10.1.2.3:9461", 200), ("[fd00::1]:9461", 200), ("10.1.2.3.evil.example", 421), ("evil.example", 421)],
 )
 def test_an_address_is_no_rebound_name(host, status):
-    assert ask(Access("t"), "GET", "/api/run", host=host).status_code == status
+    assert ask(TokenAccess("t"), "GET", "/api/run", host=host).status_code == status
 
 
 @pytest.mark.parametrize(
@@ -95,12 +95,12 @@ def test_an_address_is_no_rebound_name(host, status):
     [("a.training.svc:80", 200), ("A.B.Training.svc", 200), ("training.svc", 421), ("xtraining.svc", 421)],
 )
 def test_a_pattern_allows_the_names_below_it(host, status):
-    assert ask(Access("t"), "GET", "/api/run", host=host).status_code == status
+    assert ask(TokenAccess("t"), "GET", "/api/run", host=host).status_code == status
 
 
 def test_whoever_holds_a_secret_may_use_any_name():
-    assert ask(Access("t"), "GET", "/api/run", "Bearer t", host="agent.elsewhere.svc").status_code == 200
-    assert ask(Access("t"), "POST", "/api/flush", "Bearer t", host="agent.elsewhere.svc").status_code == 200
+    assert ask(TokenAccess("t"), "GET", "/api/run", "Bearer t", host="agent.elsewhere.svc").status_code == 200
+    assert ask(TokenAccess("t"), "POST", "/api/flush", "Bearer t", host="agent.elsewhere.svc").status_code == 200
 
 
 def test_secrets_come_from_files_and_the_environment(tmp_path):
@@ -159,8 +159,8 @@ def test_over_tls_the_page_is_served_to_whoever_trusts_the_certificate(tmp_path,
             return answer.status
 
     async def scenario():
-        application = build_application(FakeNode(), access=Access("t"))
-        server = Server(application, host="127.0.0.1", port=0, certificate=certificate)
+        application = build_application(FakeNode(), access=TokenAccess("t"))
+        server = WebServer(application, host="127.0.0.1", port=0, certificate=certificate)
         try:
             assert server.url.startswith("https://127.0.0.1:")
             status = await asyncio.to_thread(get, server.url + "healthz", trusting)
@@ -180,7 +180,9 @@ def test_a_certificate_that_cannot_be_used_is_an_error_at_the_start(tmp_path):
     (tmp_path / "key.pem").write_text("no key")
 
     async def scenario():
-        Server(build_application(FakeNode(), access=Access("t")), host="127.0.0.1", port=0, certificate=certificate)
+        WebServer(
+            build_application(FakeNode(), access=TokenAccess("t")), host="127.0.0.1", port=0, certificate=certificate
+        )
 
     with pytest.raises(OSError, match=r"."):
         asyncio.run(scenario())
@@ -188,7 +190,7 @@ def test_a_certificate_that_cannot_be_used_is_an_error_at_the_start(tmp_path):
 
 def test_a_server_that_listens_everywhere_is_told_to_others_by_its_name():
     async def scenario():
-        server = Server(build_application(FakeNode(), access=Access("t")), host="0.0.0.0", port=0)
+        server = WebServer(build_application(FakeNode(), access=TokenAccess("t")), host="0.0.0.0", port=0)
         try:
             return server.url, server.target
         finally:

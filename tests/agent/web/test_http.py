@@ -10,12 +10,12 @@ import httpx
 import pytest
 
 import trainermon.agent.web.server
-from trainermon.agent.feed import MAX_CLIENTS, MAX_PENDING, Feed
+from trainermon.agent.feed import MAX_CLIENTS, MAX_PENDING, EventFeed
 from trainermon.agent.orders.commands import DuplicateError, parse_command
-from trainermon.agent.web.access import Access
-from trainermon.agent.web.guard import MAX_BODY_BYTES, MAX_REQUESTS_OF_PEER, MAX_UNREAD_BYTES, Guard
+from trainermon.agent.web.access import TokenAccess
+from trainermon.agent.web.guard import MAX_BODY_BYTES, MAX_REQUESTS_OF_PEER, MAX_UNREAD_BYTES, RequestGuard
 from trainermon.agent.web.http import build_application
-from trainermon.agent.web.server import MAX_CONNECTIONS, Server
+from trainermon.agent.web.server import MAX_CONNECTIONS, WebServer
 from trainermon.core.errors import QueryError
 from trainermon.core.values import Action, Command
 
@@ -27,7 +27,7 @@ class FakeNode:
     """Answers like an agent and keeps what it was asked to do."""
 
     def __init__(self) -> None:
-        self.feed = Feed()
+        self.feed = EventFeed()
         self.orders: list[object] = []
         self.flushed = True
         self.stopped = False
@@ -79,7 +79,7 @@ def node():
 
 def request(node, method, path, **options):
     async def send():
-        application = build_application(node, access=Access(TOKEN), hosts=("gpu7",))
+        application = build_application(node, access=TokenAccess(TOKEN), hosts=("gpu7",))
         transport = httpx.ASGITransport(app=application)
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:1") as client:
             return await client.request(method, path, **options)
@@ -282,7 +282,7 @@ def test_a_body_that_is_refused_is_read_off_so_that_its_sender_sees_the_answer(n
 
 def test_events_reach_an_open_page_and_closing_ends_them(node):
     async def scenario():
-        server = Server(build_application(node, access=Access(TOKEN)), host="127.0.0.1", port=0)
+        server = WebServer(build_application(node, access=TokenAccess(TOKEN)), host="127.0.0.1", port=0)
         received: list[str] = []
         async with httpx.AsyncClient() as client, client.stream("GET", f"{server.url}events") as stream:
             assert stream.headers["content-type"].startswith("text/event-stream")
@@ -303,7 +303,7 @@ def test_events_reach_an_open_page_and_closing_ends_them(node):
 
 def test_a_server_ends_although_a_page_is_open(node):
     async def scenario():
-        server = Server(build_application(node, access=Access(TOKEN)), host="127.0.0.1", port=0)
+        server = WebServer(build_application(node, access=TokenAccess(TOKEN)), host="127.0.0.1", port=0)
         loop = asyncio.get_running_loop()
         async with httpx.AsyncClient() as client, client.stream("GET", f"{server.url}events") as stream:
             await stream.aiter_lines().__anext__()
@@ -333,7 +333,7 @@ def test_connections_that_never_finish_their_header_are_closed(node, monkeypatch
     half = b"GET /api/v1/run HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 
     async def scenario():
-        server = Server(build_application(node, access=Access(TOKEN)), host="127.0.0.1", port=0)
+        server = WebServer(build_application(node, access=TokenAccess(TOKEN)), host="127.0.0.1", port=0)
         waited = await asyncio.gather(*(silence_of(server, half) for _ in range(300)), silence_of(server))
         second = await silence_of(server, half + b"\r\n", half)  # on a connection that was used before
         async with httpx.AsyncClient() as client:
@@ -349,7 +349,7 @@ def test_connections_that_never_finish_their_header_are_closed(node, monkeypatch
 
 def test_silent_connections_keep_nobody_out_and_are_bounded(node):
     async def scenario():
-        server = Server(build_application(node, access=Access(TOKEN)), host="127.0.0.1", port=0)
+        server = WebServer(build_application(node, access=TokenAccess(TOKEN)), host="127.0.0.1", port=0)
         port = int(server.target.rpartition(":")[2])
         silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2 * MAX_CONNECTIONS)]
         statuses = []
@@ -378,7 +378,7 @@ def test_requests_under_way_are_bounded_but_for_probes_and_whoever_may_order():
             await send({"type": "http.response.start", "status": 200, "headers": []})
             await send({"type": "http.response.body", "body": b""})
 
-        guard = Guard(hang, access=Access(TOKEN))
+        guard = RequestGuard(hang, access=TokenAccess(TOKEN))
 
         async def ask(path, peer="10.0.0.1", **options):
             transport = httpx.ASGITransport(app=guard, client=(peer, 1))
@@ -409,7 +409,7 @@ def test_requests_under_way_are_bounded_but_for_probes_and_whoever_may_order():
 
 def test_a_slow_page_loses_the_oldest_events_and_they_are_counted():
     async def scenario():
-        feed = Feed()
+        feed = EventFeed()
         stream = feed.subscribe()
         await stream.__anext__()
         for step in range(MAX_PENDING + 10):
@@ -427,7 +427,7 @@ def test_a_slow_page_loses_the_oldest_events_and_they_are_counted():
 
 def test_the_number_of_open_pages_is_bounded():
     async def scenario():
-        feed = Feed()
+        feed = EventFeed()
         streams = [feed.subscribe() for _ in range(MAX_CLIENTS)]
         for stream in streams:
             await stream.__anext__()

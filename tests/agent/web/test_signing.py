@@ -11,9 +11,9 @@ import pytest
 from aiohttp import web
 
 from tests.agent.web.test_http import FakeNode
-from trainermon.agent.controller.client import AgentClient, Target
-from trainermon.agent.controller.settings import AgentSettings
-from trainermon.agent.web.access import Access
+from trainermon.agent.controller.client import AgentAddress, AgentClient
+from trainermon.agent.controller.settings import AgentAccess
+from trainermon.agent.web.access import TokenAccess
 from trainermon.agent.web.http import build_application
 from trainermon.agent.web.signing import MAX_AGE_S, sign
 
@@ -24,7 +24,7 @@ BODY = b'{"id": "m1", "action": "dump"}'
 
 def ask(method, path, authorization, body=b"", *, access=None):
     async def send():
-        application = build_application(FakeNode(), access=access or Access(TOKEN, read_token="reads"))
+        application = build_application(FakeNode(), access=access or TokenAccess(TOKEN, read_token="reads"))
         async with httpx.AsyncClient(
             transport=httpx.ASGITransport(app=application), base_url="http://127.0.0.1"
         ) as client:
@@ -84,10 +84,10 @@ def heard_by_a_stranger(*targets, **settings):
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         url = f"http://127.0.0.1:{runner.addresses[0][1]}/"
-        client = AgentClient(AgentSettings(timeout_s=30.0, **settings), token=TOKEN)
+        client = AgentClient(AgentAccess(timeout_s=30.0, **settings), token=TOKEN)
         for token in targets:
-            await client.get(Target(url, token), "api/v1/checksums?after=3")
-            await client.post(Target(url, token), "api/v1/escalations", {"id": "a", "run": "r"})
+            await client.get(AgentAddress(url, token), "api/v1/checksums?after=3")
+            await client.post(AgentAddress(url, token), "api/v1/escalations", {"id": "a", "run": "r"})
         await client.close()
         await runner.cleanup()
 
@@ -110,7 +110,7 @@ def test_nothing_is_signed_for_an_address_that_nobody_has_vouched_for():
 
 def test_an_agents_own_token_signs_for_it_alone():
     _, (_, path, headers, body) = heard_by_a_stranger("its-own")
-    mine, others = Access("its-own"), Access(TOKEN)
+    mine, others = TokenAccess("its-own"), TokenAccess(TOKEN)
 
     assert json.loads(body)["run"] == "r"
     assert ask("POST", path, headers["Authorization"], body, access=others) == 401
@@ -120,9 +120,9 @@ def test_an_agents_own_token_signs_for_it_alone():
 @pytest.mark.parametrize("url", ["http://192.0.2.1:9/", "http://agents.example:9/"])
 def test_plain_http_to_other_machines_is_not_spoken_unless_it_is_told_so(url):
     async def main():
-        client = AgentClient(AgentSettings(), token=TOKEN)
+        client = AgentClient(AgentAccess(), token=TOKEN)
         try:
-            await client.get(Target(url), "healthz")
+            await client.get(AgentAddress(url), "healthz")
         finally:
             await client.close()
 

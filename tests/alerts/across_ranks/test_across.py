@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.alerts.series import INF, NAN, PATIENT, block, rules
 from trainermon.alerts.across_ranks.across import MAX_OPEN_STEPS, OpenSteps
 from trainermon.alerts.engine import RuleEngine
-from trainermon.alerts.rules import Rule, load_rules
+from trainermon.alerts.rules import AlertRule, load_rules
 from trainermon.core.journal import Header
 from trainermon.core.values import Alert, AlertState, Coordinates, Kind, Placement, SeriesKey
 
@@ -66,7 +66,7 @@ class Job:
     """All ranks of a node, which show the same series, with their rules."""
 
     def __init__(
-        self, loaded: Sequence[Rule], at: Sequence[Coordinates], keys: Sequence[SeriesKey], placements: object = ()
+        self, loaded: Sequence[AlertRule], at: Sequence[Coordinates], keys: Sequence[SeriesKey], placements: object = ()
     ) -> None:
         self.engine = RuleEngine(loaded)
         self.keys = list(keys)
@@ -275,7 +275,7 @@ def test_mismatches_of_checksums_are_counted_by_rank() -> None:
 # -- stragglers --------------------------------------------------------------------------------------------------------
 
 
-def straggler_rule() -> list[Rule]:
+def straggler_rule() -> list[AlertRule]:
     return [dataclasses.replace(rule, inhibits=()) for rule in load_rules() if rule.name == "straggler"]
 
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.alerts.series import INF, NAN, PATIENT, row
-from trainermon.alerts.conditions.condition import NonFiniteWatcher, Watcher
+from trainermon.alerts.conditions.condition import ConditionWatcher, NonFiniteWatcher
 from trainermon.alerts.conditions.criteria import Flat, NonFinite, Threshold
 from trainermon.alerts.conditions.limits import ThresholdWatcher
 from trainermon.alerts.conditions.trends import FlatWatcher
@@ -20,7 +20,7 @@ ELEMENTS = st.lists(
 ALL = slice(None)
 
 
-def judge(watcher: Watcher, *elements: list[float]) -> list[bool | None]:
+def judge(watcher: ConditionWatcher, *elements: list[float]) -> list[bool | None]:
     """Return for each of several series: bad, clear (False), or nothing can be said (None)."""
     with np.errstate(all="ignore"):
         verdict = watcher.judge(ALL, np.array([row(each) for each in elements]).T)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.alerts.series import INF, NAN, PATIENT, block, feed, row
-from trainermon.alerts.conditions.condition import Verdict
+from trainermon.alerts.conditions.condition import ConditionVerdict
 from trainermon.alerts.conditions.criteria import Direction, Spike
 from trainermon.alerts.conditions.spikes import SpikeWatcher, median_and_deviation
 from trainermon.alerts.engine import RuleEngine
@@ -33,7 +33,7 @@ class Series:
         self.watcher.grow(size)
         self.size = size
 
-    def feed(self, *values: float | list[float], restless: bool | None = None) -> Verdict:
+    def feed(self, *values: float | list[float], restless: bool | None = None) -> ConditionVerdict:
         """Show the elements of each series; a bad one counts as restless, unless it is said which is."""
         moments = np.array([row(value) for value in values]).T
         with np.errstate(all="ignore"):

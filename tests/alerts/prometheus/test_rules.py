@@ -13,7 +13,7 @@ import yaml
 
 from tests.server_programs import find_program
 from trainermon.alerts.prometheus.alertmanager import LADDER
-from trainermon.alerts.prometheus.rules import BASE_RUNBOOK, Site, alert_name, heading, rule_groups
+from trainermon.alerts.prometheus.rules import BASE_RUNBOOK, SiteSettings, alert_name, heading, rule_groups
 from trainermon.alerts.rules import RUNBOOK, load_rules, with_reported
 from trainermon.cli import main
 from trainermon.core.errors import RuleError
@@ -274,7 +274,7 @@ def test_a_rule_may_not_take_the_name_of_one_of_prometheus_own(tmp_path: Path) -
     path.write_text(OWN_RULE.replace("loss-too-high", "run-stalled"))
 
     with pytest.raises(RuleError, match="'run-stalled': its alert TrainermonRunStalled is one of Prometheus' own"):
-        rule_groups(load_rules(path), Site())
+        rule_groups(load_rules(path), SiteSettings())
 
 
 @pytest.mark.parametrize(

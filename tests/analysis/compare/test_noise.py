@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from trainermon.analysis.compare import CompareOptions, Mode, compare
-from trainermon.analysis.compare.items import Item
+from trainermon.analysis.compare.items import DumpRow
 from trainermon.analysis.compare.metrics import relative_size, statistics_differences
 
 SIZE = 256
@@ -219,7 +219,7 @@ def test_many_rows_at_once_are_measured_as_each_of_them():
         norm = norm and abs(norm)
         counted = int(random.integers(0, 2)) if random.random() < 0.5 else None
         dtype = ("torch.float32", "torch.int64", None)[random.integers(0, 3)]
-        return Item("output.0", "output", dtype, (4, 2), False, max_, min_, mean, norm, counted, counted)
+        return DumpRow("output.0", "output", dtype, (4, 2), False, max_, min_, mean, norm, counted, counted)
 
     pairs = [(item(), item()) for _ in range(3000)]
     found = [difference.relative for difference in statistics_differences(pairs)]

@@ -8,7 +8,7 @@ from trainermon.analysis.diagnosis.across import first_of, in_pipeline, lost_ups
 from trainermon.analysis.diagnosis.evidence import RankDump
 from trainermon.analysis.diagnosis.findings import FaultPhase
 from trainermon.analysis.diagnosis.origin import INPUT, LOSS, Origin
-from trainermon.dump.files.records import Dump, DumpInfo, Entry, TensorRecord
+from trainermon.dump.files.records import Dump, DumpInfo, EntryRecord, TensorRecord
 
 
 def tensor(slot, *, bad=False, order=None):
@@ -92,7 +92,7 @@ def test_ends_of_a_stage_are_not_taken_for_ends_of_the_model(rank, module, expec
 
 def call(module, *, bad, order):
     outputs = (tensor("output.0", bad=bad, order=order),)
-    return Entry(
+    return EntryRecord(
         key=f"Module.{module}.Linear.forward.0",
         module=module,
         class_name="Linear",

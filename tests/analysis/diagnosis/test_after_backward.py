@@ -4,7 +4,7 @@ import pytest
 
 from tests.analysis.stored_run import ALL_NAN, FINITE, ONE_INF, dump, grad, store
 from trainermon.analysis.diagnosis.diagnose import diagnose
-from trainermon.analysis.diagnosis.findings import FaultPhase, Verdict
+from trainermon.analysis.diagnosis.findings import DiagnosisVerdict, FaultPhase
 from trainermon.analysis.diagnosis.report import render_text
 from trainermon.core.catalogue import GRADIENT_AT_STEP
 from trainermon.core.values import Kind, SeriesKey
@@ -35,7 +35,7 @@ def test_what_the_reduction_spoils_on_one_rank_is_its_own(tmp_path):
 
     diagnosis = diagnose(tmp_path)
 
-    assert (diagnosis.verdict, diagnosis.rank, diagnosis.module) == (Verdict.LOCATED, 1, "head")
+    assert (diagnosis.verdict, diagnosis.rank, diagnosis.module) == (DiagnosisVerdict.LOCATED, 1, "head")
     assert diagnosis.phase is FaultPhase.REDUCTION
     assert diagnosis.headline == "The reduction made a non-finite gradient of head on rank 1 in step 5"
     text = render_text(diagnosis)
@@ -49,7 +49,11 @@ def test_what_the_reduction_spoils_on_every_rank_is_no_ranks(tmp_path):
 
     diagnosis = diagnose(tmp_path)
 
-    assert (diagnosis.verdict, diagnosis.rank, diagnosis.phase) == (Verdict.LOCATED, None, FaultPhase.REDUCTION)
+    assert (diagnosis.verdict, diagnosis.rank, diagnosis.phase) == (
+        DiagnosisVerdict.LOCATED,
+        None,
+        FaultPhase.REDUCTION,
+    )
 
 
 def test_a_reduction_that_was_given_something_bad_is_not_to_blame(tmp_path):
@@ -72,7 +76,7 @@ def test_a_gradient_that_was_written_to_after_the_backward_is_named(tmp_path):
 
     diagnosis = diagnose(tmp_path)
 
-    assert (diagnosis.verdict, diagnosis.step, diagnosis.rank) == (Verdict.LOCATED, 5, 1)
+    assert (diagnosis.verdict, diagnosis.step, diagnosis.rank) == (DiagnosisVerdict.LOCATED, 5, 1)
     assert (diagnosis.module, diagnosis.phase) == ("h.0.up", FaultPhase.BEFORE_STEP)
     assert (diagnosis.classification, diagnosis.reproducibility) == (None, None)
     assert "transient" not in render_text(diagnosis)

@@ -5,15 +5,15 @@ import pytest
 from benchmarks.diagnosis.cases import all_cases
 from benchmarks.diagnosis.judge import judge
 from benchmarks.diagnosis.record import record
-from trainermon.dump.files.verdicts import Cause, Reproducibility
+from trainermon.dump.files.verdicts import NonfiniteCause, Reproducibility
 
 CAUSES = {
-    "float16-overflow": Cause.PRECISION,
-    "division-by-zero": Cause.RANGE,
-    "nan": Cause.INHERITED,
-    "inf": Cause.INHERITED,
-    "stale-memory": Cause.INHERITED,
-    "bit-flip": Cause.INHERITED,
+    "float16-overflow": NonfiniteCause.PRECISION,
+    "division-by-zero": NonfiniteCause.RANGE,
+    "nan": NonfiniteCause.INHERITED,
+    "inf": NonfiniteCause.INHERITED,
+    "stale-memory": NonfiniteCause.INHERITED,
+    "bit-flip": NonfiniteCause.INHERITED,
 }
 # A loss and an optimizer are no part of a replay; a fault that comes once is in none.
 IN_REPLAY = ("weight", "output", "own-operation", "batch", "gradient", "own-gradient", "weight-gradient")

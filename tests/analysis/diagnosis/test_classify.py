@@ -14,8 +14,8 @@ from trainermon.analysis.diagnosis.report import render_text
 from trainermon.core.errors import DumpError
 from trainermon.dump.capture import ModuleCapture
 from trainermon.dump.files.reader import read_dump
-from trainermon.dump.files.records import DumpInfo, Entry, TensorRecord
-from trainermon.dump.files.verdicts import Cause, OperationVerdict, Reproducibility
+from trainermon.dump.files.records import DumpInfo, EntryRecord, TensorRecord
+from trainermon.dump.files.verdicts import NonfiniteCause, OperationVerdict, Reproducibility
 from trainermon.dump.function_calls import FunctionCapture
 from trainermon.dump.writer import DumpWriter
 from trainermon.replay.dumped_calls import function_of, judge_dumped
@@ -56,8 +56,13 @@ def replayed(run, function, value):
 @pytest.mark.parametrize(
     ("function", "value", "cause", "word"),
     [
-        (lambda x: x.half() @ x.half().T @ torch.ones(2, 4).half(), 300.0, Cause.PRECISION, "float32 holds it"),
-        (torch.exp, 1000.0, Cause.RANGE, "in float64 the result is infinite too"),
+        (
+            lambda x: x.half() @ x.half().T @ torch.ones(2, 4).half(),
+            300.0,
+            NonfiniteCause.PRECISION,
+            "float32 holds it",
+        ),
+        (torch.exp, 1000.0, NonfiniteCause.RANGE, "in float64 the result is infinite too"),
     ],
     ids=["precision", "range"],
 )
@@ -80,13 +85,13 @@ def test_bad_parameter_is_inherited(tmp_path):
     verdict = diagnose(tmp_path).classification
 
     assert (verdict.cause, verdict.reason) == (
-        Cause.INHERITED,
+        NonfiniteCause.INHERITED,
         "the parameter was not finite before anything was computed with it",
     )
 
 
 def test_a_rank_that_was_sent_its_first_bad_value_is_not_the_first(tmp_path):
-    sent = OperationVerdict(operation="c10d.allreduce_.default", cause=Cause.INHERITED, reason="sent")
+    sent = OperationVerdict(operation="c10d.allreduce_.default", cause=NonfiniteCause.INHERITED, reason="sent")
     hand_made(tmp_path, 0, (2.0, 0, 1), operations=(sent,))
     hand_made(tmp_path, 1, (2.0, 0, 1))
 
@@ -116,10 +121,10 @@ def first_bad(dump):
 @pytest.mark.parametrize(
     ("function", "value", "key", "cause"),
     [
-        (lambda x: torch.matmul(x.half(), x.half().T), 300.0, "Torch.matmul", Cause.PRECISION),
-        (torch.exp, 1000.0, "Torch.exp", Cause.RANGE),
-        (torch.exp, 100.0, "Torch.exp", Cause.RANGE),
-        (lambda x: torch.softmax(torch.where(x > 0, -INF, x), dim=-1), 1.0, "Torch.softmax", Cause.RANGE),
+        (lambda x: torch.matmul(x.half(), x.half().T), 300.0, "Torch.matmul", NonfiniteCause.PRECISION),
+        (torch.exp, 1000.0, "Torch.exp", NonfiniteCause.RANGE),
+        (torch.exp, 100.0, "Torch.exp", NonfiniteCause.RANGE),
+        (lambda x: torch.softmax(torch.where(x > 0, -INF, x), dim=-1), 1.0, "Torch.softmax", NonfiniteCause.RANGE),
     ],
     ids=["product", "float64", "float32", "fully masked"],
 )
@@ -142,7 +147,7 @@ def test_dumped_result_that_its_inputs_do_not_give_is_the_kernels(tmp_path):
 
     judged = judge_dumped(tmp_path, entry)
 
-    assert judged.cause is Cause.KERNEL
+    assert judged.cause is NonfiniteCause.KERNEL
     assert "the device or its kernel is to blame" in judged.reason
 
 
@@ -160,7 +165,7 @@ def record(slot, high, low=0.0, *, dtype="float32", shape=(8, 8), bad=False, zer
 
 def call(name, *inputs, dtype="float32"):
     output = record("output.0", 1.0, dtype=dtype, bad=True)
-    entry = Entry(key=f"Torch.{name}.0.forward", module=name, class_name="Torch", direction="forward", call=0)
+    entry = EntryRecord(key=f"Torch.{name}.0.forward", module=name, class_name="Torch", direction="forward", call=0)
     return dataclasses.replace(entry, inputs=inputs, outputs=(output,))
 
 
@@ -168,20 +173,23 @@ def call(name, *inputs, dtype="float32"):
     ("entry", "cause"),
     [
         # 8 terms of 100 * 100 are 80 000: more than 65 504, far less than 3.4e38
-        (call("matmul", record("input.0", 100.0), record("input.1", 100.0), dtype="float16"), Cause.PRECISION),
+        (call("matmul", record("input.0", 100.0), record("input.1", 100.0), dtype="float16"), NonfiniteCause.PRECISION),
         # 8 terms of 10 * 10 are 800, which float16 holds
-        (call("matmul", record("input.0", 10.0), record("input.1", -1.0, -10.0), dtype="float16"), Cause.KERNEL),
+        (
+            call("matmul", record("input.0", 10.0), record("input.1", -1.0, -10.0), dtype="float16"),
+            NonfiniteCause.KERNEL,
+        ),
         (call("matmul", record("input.0", 1e30), record("input.1", 1e30)), None),
-        (call("exp", record("input.0", 1000.0)), Cause.RANGE),
-        (call("exp", record("input.0", 100.0)), Cause.RANGE),
-        (call("exp", record("input.0", 20.0), dtype="float16"), Cause.PRECISION),
-        (call("exp", record("input.0", 20.0)), Cause.KERNEL),
-        (call("log", record("input.0", 1.0, -2.0)), Cause.RANGE),
-        (call("div", record("input.0", 1.0), record("input.1", 1.0, zeros=3)), Cause.RANGE),
+        (call("exp", record("input.0", 1000.0)), NonfiniteCause.RANGE),
+        (call("exp", record("input.0", 100.0)), NonfiniteCause.RANGE),
+        (call("exp", record("input.0", 20.0), dtype="float16"), NonfiniteCause.PRECISION),
+        (call("exp", record("input.0", 20.0)), NonfiniteCause.KERNEL),
+        (call("log", record("input.0", 1.0, -2.0)), NonfiniteCause.RANGE),
+        (call("div", record("input.0", 1.0), record("input.1", 1.0, zeros=3)), NonfiniteCause.RANGE),
         (call("div", record("input.0", 1.0), record("input.1", 1.0)), None),
-        (call("softmax", record("input.0", 9e9)), Cause.KERNEL),
-        (call("softmax", record("input.0", 9.0, bad=True)), Cause.INHERITED),
-        (call("add", record("input.0", 60000.0), record("input.1", 6000.0), dtype="float16"), Cause.PRECISION),
+        (call("softmax", record("input.0", 9e9)), NonfiniteCause.KERNEL),
+        (call("softmax", record("input.0", 9.0, bad=True)), NonfiniteCause.INHERITED),
+        (call("add", record("input.0", 60000.0), record("input.1", 6000.0), dtype="float16"), NonfiniteCause.PRECISION),
         (call("fft", record("input.0", 1.0)), None),
     ],
 )  # fmt: skip

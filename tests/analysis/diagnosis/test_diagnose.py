@@ -13,7 +13,7 @@ from trainermon import cli
 from trainermon.analysis.diagnosis import findings
 from trainermon.analysis.diagnosis.diagnose import diagnose
 from trainermon.analysis.diagnosis.evidence import modules_of
-from trainermon.analysis.diagnosis.findings import FaultPhase, Role, Verdict
+from trainermon.analysis.diagnosis.findings import DiagnosisVerdict, FaultPhase, RankRole
 from trainermon.analysis.diagnosis.report import render_text
 from trainermon.core.errors import DumpError
 from trainermon.core.values import Kind, SeriesKey, as_plain
@@ -36,7 +36,7 @@ def test_no_run_directory_is_refused(tmp_path):
 def test_empty_run_has_no_evidence(tmp_path):
     diagnosis = diagnose(tmp_path)
 
-    assert diagnosis.verdict is Verdict.NO_EVIDENCE
+    assert diagnosis.verdict is DiagnosisVerdict.NO_EVIDENCE
     assert diagnosis.step is None
     assert "Nothing is known" in render_text(diagnosis)
 
@@ -49,7 +49,7 @@ def test_finite_run_says_so_and_names_the_largest(tmp_path):
 
     diagnosis = diagnose(tmp_path)
 
-    assert (diagnosis.verdict, diagnosis.step) == (Verdict.FINITE, 2)
+    assert (diagnosis.verdict, diagnosis.step) == (DiagnosisVerdict.FINITE, 2)
     assert "7e+09, in grad_reduced of fc.weight on rank 0" in diagnosis.reason
 
 
@@ -117,11 +117,11 @@ def test_replays_tell_the_ranks_and_the_store_the_consequences(tmp_path):
 
     diagnosis = diagnose(tmp_path)
 
-    assert (diagnosis.verdict, diagnosis.step, diagnosis.attempt) == (Verdict.LOCATED, 5, 1)
+    assert (diagnosis.verdict, diagnosis.step, diagnosis.attempt) == (DiagnosisVerdict.LOCATED, 5, 1)
     assert (diagnosis.rank, diagnosis.module, diagnosis.phase) == (1, "fc", FaultPhase.PARAMETER)
     zero, one = diagnosis.ranks
-    assert (zero.role, zero.replay, zero.unreduced, zero.reduced) == (Role.INNOCENT, "clean", 0, 2)
-    assert (one.role, one.replay, one.unreduced, one.reduced) == (Role.ORIGIN, "nonfinite", 1, 2)
+    assert (zero.role, zero.replay, zero.unreduced, zero.reduced) == (RankRole.INNOCENT, "clean", 0, 2)
+    assert (one.role, one.replay, one.unreduced, one.reduced) == (RankRole.ORIGIN, "nonfinite", 1, 2)
     assert diagnosis.consequences == (
         "the reduction carried it to ranks 0, 1: 2 gradients each",
         "the loss was not finite on rank 1",
@@ -140,7 +140,7 @@ def test_clean_replays_mean_a_transient_fault_located_by_the_store(tmp_path):
 
     diagnosis = diagnose(tmp_path)
 
-    assert diagnosis.verdict is Verdict.NOT_REPRODUCED
+    assert diagnosis.verdict is DiagnosisVerdict.NOT_REPRODUCED
     assert (diagnosis.rank, diagnosis.module, diagnosis.phase) == (1, "h.0.up", FaultPhase.BACKWARD)
     assert "not reproduced, so transient" in diagnosis.reason
 
@@ -150,7 +150,7 @@ def test_clean_replays_alone_still_mean_a_transient_fault(tmp_path):
 
     diagnosis = diagnose(tmp_path)
 
-    assert (diagnosis.verdict, diagnosis.rank, diagnosis.step) == (Verdict.NOT_REPRODUCED, None, 5)
+    assert (diagnosis.verdict, diagnosis.rank, diagnosis.step) == (DiagnosisVerdict.NOT_REPRODUCED, None, 5)
 
 
 LONG = "an input of the model was overwritten after the forward; " * 4 + "end of the reason"
@@ -168,7 +168,7 @@ def test_a_replay_that_was_given_up_is_shown_with_its_whole_reason(tmp_path, abo
     zero, one = diagnosis.ranks
     assert (zero.replay, zero.replay_reason) == (aborted, LONG)
     assert (one.replay, one.replay_reason) == ("clean", "")
-    assert (diagnosis.verdict, diagnosis.rank) == (Verdict.LOCATED, 0)
+    assert (diagnosis.verdict, diagnosis.rank) == (DiagnosisVerdict.LOCATED, 0)
     assert "transient" not in diagnosis.headline + diagnosis.reason
     text = render_text(diagnosis)
     assert f"replay {aborted}: {LONG}" in text
@@ -182,8 +182,8 @@ def test_a_replay_that_was_given_up_elsewhere_does_not_hide_a_transient_fault(tm
 
     diagnosis = diagnose(tmp_path)
 
-    assert (diagnosis.verdict, diagnosis.rank) == (Verdict.NOT_REPRODUCED, 0)
-    assert diagnosis.ranks[1].role is Role.UNKNOWN
+    assert (diagnosis.verdict, diagnosis.rank) == (DiagnosisVerdict.NOT_REPRODUCED, 0)
+    assert diagnosis.ranks[1].role is RankRole.UNKNOWN
 
 
 def test_a_clean_replay_beside_one_that_was_given_up_proves_nothing(tmp_path):
@@ -193,7 +193,7 @@ def test_a_clean_replay_beside_one_that_was_given_up_proves_nothing(tmp_path):
 
     diagnosis = diagnose(tmp_path)
 
-    assert diagnosis.verdict is Verdict.LOCATED
+    assert diagnosis.verdict is DiagnosisVerdict.LOCATED
     assert "The replay of rank 1 did not come to its end" in diagnosis.reason
 
 
@@ -209,7 +209,7 @@ def test_lost_output_names_the_rank_and_stored_activations_the_module(tmp_path):
 
     diagnosis = diagnose(tmp_path)
 
-    assert diagnosis.verdict is Verdict.NOT_REPRODUCED
+    assert diagnosis.verdict is DiagnosisVerdict.NOT_REPRODUCED
     assert (diagnosis.rank, diagnosis.module, diagnosis.phase) == (1, "h.0.up", FaultPhase.FORWARD)
 
 
@@ -224,7 +224,7 @@ def test_without_a_replay_the_store_locates_as_well_as_it_can(tmp_path):
 
     diagnosis = diagnose(tmp_path)
 
-    assert (diagnosis.verdict, diagnosis.rank, diagnosis.module) == (Verdict.LOCATED, 1, "h.0.up")
+    assert (diagnosis.verdict, diagnosis.rank, diagnosis.module) == (DiagnosisVerdict.LOCATED, 1, "h.0.up")
     assert diagnosis.phase is FaultPhase.PARAMETER
     assert diagnosis.reason.startswith("No replay of the step was found")
 
@@ -304,7 +304,7 @@ def test_a_step_too_late_points_at_the_first(tmp_path):
     dump(tmp_path, 0, BAD)
 
     late = diagnose(tmp_path, step=5)
-    assert (late.verdict, late.rank, late.module) == (Verdict.CONSEQUENCE, None, "")
+    assert (late.verdict, late.rank, late.module) == (DiagnosisVerdict.CONSEQUENCE, None, "")
     assert late.headline == "Step 4 was the first that was not finite: this is a consequence; see --step 4"
     assert diagnose(tmp_path).step == 4
 
@@ -317,8 +317,8 @@ def test_the_first_of_several_bad_steps_is_pointed_at(tmp_path, kind):
 
     assert "see --step 40" in diagnose(tmp_path, step=42).headline
     assert "see --step 40" in diagnose(tmp_path, step=41).headline
-    assert diagnose(tmp_path, step=40).verdict is Verdict.LOCATED
-    assert diagnose(tmp_path, step=43).verdict is Verdict.FINITE
+    assert diagnose(tmp_path, step=40).verdict is DiagnosisVerdict.LOCATED
+    assert diagnose(tmp_path, step=43).verdict is DiagnosisVerdict.FINITE
 
 
 @pytest.mark.parametrize("known_by", ["dump", "parameters", "loss"])
@@ -329,7 +329,7 @@ def test_a_second_fault_on_sound_weights_is_no_consequence(tmp_path, known_by):
     if known_by == "dump":
         dump(tmp_path, 0, SOUND)
 
-    assert diagnose(tmp_path, step=5).verdict is not Verdict.CONSEQUENCE
+    assert diagnose(tmp_path, step=5).verdict is not DiagnosisVerdict.CONSEQUENCE
 
 
 def test_the_newest_attempt_is_explained(tmp_path):
@@ -410,11 +410,11 @@ def test_command_prints_text_and_json(tmp_path, capsys):
 
 def test_every_field_is_documented():
     text = (Path(__file__).parents[3] / "trainermon/analysis/README.md").read_text()
-    values = (findings.Diagnosis, findings.BadTensor, findings.Link, findings.RankFinding, findings.BadParameter)
+    values = (findings.Diagnosis, findings.BadTensor, findings.PathLink, findings.RankFinding, findings.BadParameter)
     for value in (*values, findings.LevelFinding, findings.Contrast, findings.NextCollection):
         for field in dataclasses.fields(value):
             assert f"`{field.name}`" in text, f"{value.__name__}.{field.name}"
-    for kind in (Verdict, FaultPhase, Role, findings.Symptom, findings.Level):
+    for kind in (DiagnosisVerdict, FaultPhase, RankRole, findings.Symptom, findings.PlaceLevel):
         for member in kind:
             assert f"`{member.value}`" in text
 

@@ -9,7 +9,7 @@ from tests.analysis import fault_grid
 from tests.analysis.fault_grid import EXTRA, FAULT_STEP, GRID
 from tests.ranks import run_ranks
 from trainermon.analysis.diagnosis.diagnose import diagnose
-from trainermon.analysis.diagnosis.findings import Role, Verdict
+from trainermon.analysis.diagnosis.findings import DiagnosisVerdict, RankRole
 from trainermon.analysis.diagnosis.report import render_text
 
 pytestmark = pytest.mark.distributed
@@ -46,7 +46,7 @@ def test_other_ways_to_fail_are_found_too(run, fault):
 def test_a_fault_that_does_not_come_back_is_named_as_such(run):
     diagnosis = diagnose(run[0] / EXTRA[-1].name)
 
-    assert (diagnosis.verdict, diagnosis.rank, diagnosis.phase) == (Verdict.NOT_REPRODUCED, 1, "forward")
+    assert (diagnosis.verdict, diagnosis.rank, diagnosis.phase) == (DiagnosisVerdict.NOT_REPRODUCED, 1, "forward")
     assert "transient" in diagnosis.headline
 
 
@@ -63,7 +63,7 @@ def test_report_names_the_innocent_rank_and_the_way_to_the_loss(run, fault):
     diagnosis = diagnose(run[0] / fault.name)
 
     roles = {finding.rank: finding.role for finding in diagnosis.ranks}
-    assert roles == {fault.rank: Role.ORIGIN, 1 - fault.rank: Role.INNOCENT}
+    assert roles == {fault.rank: RankRole.ORIGIN, 1 - fault.rank: RankRole.INNOCENT}
     assert diagnosis.chain[0].module == fault.module
     if fault.phase != "backward":
         assert diagnosis.chain[-1].module == "(model)"

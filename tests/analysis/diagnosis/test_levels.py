@@ -5,7 +5,7 @@ import pytest
 from tests.analysis.stored_run import ALL_NAN, FINITE, dump, grad, store
 from trainermon import PrecisionDebugger
 from trainermon.analysis.diagnosis.diagnose import diagnose
-from trainermon.analysis.diagnosis.findings import Level
+from trainermon.analysis.diagnosis.findings import PlaceLevel
 from trainermon.analysis.diagnosis.next_collection import write_configurations
 from trainermon.analysis.diagnosis.report import render_text
 from trainermon.core.config import load_config
@@ -29,13 +29,13 @@ def test_every_level_is_told_with_its_source(tmp_path):
 
     diagnosis = diagnose(tmp_path)
 
-    assert [level.level for level in diagnosis.levels] == list(Level)
+    assert [level.level for level in diagnosis.levels] == list(PlaceLevel)
     answers = {level.level: (level.answer, level.source) for level in diagnosis.levels}
-    assert answers[Level.STEP] == ("5", "stored rows, dumps")
-    assert answers[Level.DOMAIN] == ("tp 1, dp 1", "ranks")
-    assert answers[Level.RANK] == ("3", "dumps")
-    assert answers[Level.MODULE] == ("fc", "dumps")
-    assert answers[Level.API][0] == ""
+    assert answers[PlaceLevel.STEP] == ("5", "stored rows, dumps")
+    assert answers[PlaceLevel.DOMAIN] == ("tp 1, dp 1", "ranks")
+    assert answers[PlaceLevel.RANK] == ("3", "dumps")
+    assert answers[PlaceLevel.MODULE] == ("fc", "dumps")
+    assert answers[PlaceLevel.API][0] == ""
     assert "domain     tp 1, dp 1: rank 3 and no other" in render_text(diagnosis)
 
 

@@ -12,8 +12,8 @@ from tests.ranks import run_ranks
 from trainermon import cli
 from trainermon.analysis.diagnosis.against.against import diagnose_against
 from trainermon.analysis.diagnosis.diagnose import diagnose
-from trainermon.analysis.diagnosis.findings import Role, Symptom
-from trainermon.analysis.diagnosis.order import Communication, Event, communications, earliest
+from trainermon.analysis.diagnosis.findings import RankRole, Symptom
+from trainermon.analysis.diagnosis.order import CallEvent, CommunicationCall, communications, earliest
 from trainermon.dump.files.reader import RawDump
 
 NONFINITE = [fault for fault in FAULTS if not math.isfinite(fault.factor)]
@@ -34,7 +34,7 @@ def test_a_value_that_others_received_is_blamed_on_the_rank_that_made_it(dumps, 
 
     assert (diagnosis.rank, diagnosis.api) == (fault.rank, fault.api), diagnosis.headline
     roles = {finding.rank: finding.role for finding in diagnosis.ranks}
-    assert [rank for rank, role in roles.items() if role is Role.ORIGIN] == [fault.rank]
+    assert [rank for rank, role in roles.items() if role is RankRole.ORIGIN] == [fault.rank]
 
 
 @pytest.mark.distributed
@@ -56,11 +56,11 @@ def test_command_takes_dumps_alone(dumps, capsys):
 
 
 def bad(rank, order):
-    return Event(rank, order, f"Tensor.mul.{order}.forward")
+    return CallEvent(rank, order, f"Tensor.mul.{order}.forward")
 
 
 def call(rank, order, operation, *, group=(), peer=None):
-    return Communication(Event(rank, order, f"Distributed.{operation}.{order}.forward"), operation, group, peer)
+    return CommunicationCall(CallEvent(rank, order, f"Distributed.{operation}.{order}.forward"), operation, group, peer)
 
 
 def test_what_comes_after_a_collective_may_be_a_consequence_and_what_comes_before_is_none():

@@ -8,7 +8,7 @@ import pytest
 
 from trainermon.analysis.diagnosis.findings import FaultPhase
 from trainermon.analysis.diagnosis.origin import INPUT, LOSS, MAX_LINKS, MODEL, bad_parameters, find_origin
-from trainermon.dump.files.records import Dump, DumpInfo, Entry, TensorRecord
+from trainermon.dump.files.records import Dump, DumpInfo, EntryRecord, TensorRecord
 
 _orders = itertools.count(1)
 
@@ -32,7 +32,7 @@ def forward(name, given="", output="", *, weight=None, parent=None, taken=None):
 
 
 def entry(name, direction, inputs, outputs, *, parameters=(), parent=None):
-    return Entry(
+    return EntryRecord(
         key=f"Module.{name}.Layer.{direction}.0", module=name, class_name="Layer", direction=direction, call=0,
         order=next(_orders), inputs=tuple(inputs), outputs=tuple(outputs), parameters=tuple(parameters),
         parent=None if parent is None else f"Module.{parent}.Layer.{direction}.0",

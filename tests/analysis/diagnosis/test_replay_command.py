@@ -16,7 +16,7 @@ from trainermon.core.errors import DumpError
 from trainermon.dump.files.reader import read_dump
 from trainermon.dump.files.records import DumpInfo
 from trainermon.replay.kept_step import KEPT_FILE
-from trainermon.replay.replay import Examination, StepKeeper
+from trainermon.replay.replay import StepExamination, StepKeeper
 
 MODEL = '''
 import torch
@@ -77,7 +77,7 @@ def run(tmp_path, script):
 
 
 def keep(model, directory, *, keep_bytes=1 << 20, **given):
-    keeper = StepKeeper(model, examination=Examination(keep_bytes=keep_bytes))
+    keeper = StepKeeper(model, examination=StepExamination(keep_bytes=keep_bytes))
     keeper.attach()
     given = given or {"batch": {"x": torch.randn(6, 4), "ids": [1, 2]}, "factor": 1.0}
     for _ in range(2):

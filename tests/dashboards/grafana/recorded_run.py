@@ -27,7 +27,7 @@ from trainermon.core.values import (
     Severity,
     StatBlock,
 )
-from trainermon.exporters.influxdb.points import RankPoints, TableRow
+from trainermon.exporters.influxdb.points import RankPoints, StoredSeries
 from trainermon.exporters.prometheus.budget import SeriesBudget
 from trainermon.exporters.prometheus.exposition import Exposition
 
@@ -238,7 +238,7 @@ class GrafanaRun:
         """Return the points that InfluxDB's exporter would send, times in microseconds."""
         for rank in self.ranks:
             table = [
-                TableRow(key, _ELEMENTS, placement)
+                StoredSeries(key, _ELEMENTS, placement)
                 for key, placement in zip(rank.keys, rank.header.placements, strict=True)
             ]
             points = RankPoints(RUN_ID, rank.number, table, budget=300)

@@ -12,9 +12,9 @@ from tests.exporters.recorded_run import commit
 from trainermon.core.config import InfluxDBConfig
 from trainermon.exporters.export import ExportSettings
 from trainermon.exporters.influxdb.exporter import FIRST_PAUSE_S, InfluxDBExporter
-from trainermon.exporters.influxdb.server import Answer
+from trainermon.exporters.influxdb.server import ServerAnswer
 
-TAKEN = Answer(204)
+TAKEN = ServerAnswer(204)
 POINTS = "trainermon_exported_points_total"
 REJECTED = "trainermon_export_rejected_points_total"
 RETRIES = "trainermon_export_retries_total"
@@ -99,7 +99,7 @@ def test_everything_committed_is_sent_once(tmp_path, make, go_on):
 
 def test_a_server_that_is_away_for_ten_minutes_costs_no_point(tmp_path, make, go_on):
     commit(tmp_path / "segments", range(3))
-    away = [lambda server: Answer(0, "refused") if sum(server.pauses) < 600 else TAKEN] * 100
+    away = [lambda server: ServerAnswer(0, "refused") if sum(server.pauses) < 600 else TAKEN] * 100
     server = Memory(*away)
     exporter = make(server)
 
@@ -113,7 +113,7 @@ def test_a_server_that_is_away_for_ten_minutes_costs_no_point(tmp_path, make, go
 
 def test_pauses_grow_are_spread_and_stay_below_the_limit(tmp_path, make, go_on):
     commit(tmp_path / "segments", [0])
-    server = Memory(*[Answer(503)] * 40)
+    server = Memory(*[ServerAnswer(503)] * 40)
 
     make(server, max_backoff_s=8).send(go_on)
 
@@ -125,7 +125,7 @@ def test_pauses_grow_are_spread_and_stay_below_the_limit(tmp_path, make, go_on):
 
 def test_the_pause_that_the_server_asks_for_is_kept(tmp_path, make, go_on):
     commit(tmp_path / "segments", [0])
-    server = Memory(Answer(429, "slow down", 30.0), Answer(503, "", 1e9))
+    server = Memory(ServerAnswer(429, "slow down", 30.0), ServerAnswer(503, "", 1e9))
 
     make(server).send(go_on)
 
@@ -135,7 +135,7 @@ def test_the_pause_that_the_server_asks_for_is_kept(tmp_path, make, go_on):
 @pytest.mark.parametrize("status", [0, 302, 401, 403, 404, 408, 429, 500, 503])
 def test_what_can_be_mended_is_tried_again(tmp_path, make, go_on, status):
     commit(tmp_path / "segments", [0])
-    server = Memory(Answer(status, "why"), Answer(status, "why"))
+    server = Memory(ServerAnswer(status, "why"), ServerAnswer(status, "why"))
 
     make(server).send(go_on)
 
@@ -148,7 +148,7 @@ def test_a_batch_that_is_refused_goes_to_the_dead_letter_file_and_holds_nothing_
     tmp_path, make, go_on, caplog, status
 ):
     commit(tmp_path / "segments", range(3))
-    server = Memory(TAKEN, Answer(status, 'field "loss" is\na string'))
+    server = Memory(TAKEN, ServerAnswer(status, 'field "loss" is\na string'))
     exporter = make(server, batch_points=20)
 
     exporter.send(go_on)
@@ -167,7 +167,7 @@ def test_a_batch_that_is_refused_goes_to_the_dead_letter_file_and_holds_nothing_
 def test_the_dead_letter_file_is_bounded(tmp_path, make, go_on, monkeypatch):
     monkeypatch.setattr("trainermon.exporters.influxdb.exporter.MAX_REJECTED_BYTES", 1000)
     commit(tmp_path / "segments", range(3))
-    server = Memory(*[Answer(400)] * 1000)
+    server = Memory(*[ServerAnswer(400)] * 1000)
     exporter = make(server, batch_points=5)
 
     exporter.send(go_on)
@@ -178,7 +178,7 @@ def test_the_dead_letter_file_is_bounded(tmp_path, make, go_on, monkeypatch):
 
 def test_a_batch_that_is_too_large_is_halved(tmp_path, make, go_on):
     commit(tmp_path / "segments", [0])
-    server = Memory(Answer(413), Answer(413))
+    server = Memory(ServerAnswer(413), ServerAnswer(413))
 
     make(server).send(go_on)
 
@@ -194,7 +194,7 @@ def test_stopping_keeps_the_place_and_a_restart_sends_the_segment_again(tmp_path
 
     def end(server):
         stop.set()
-        return Answer(503)
+        return ServerAnswer(503)
 
     first = Memory(*[TAKEN] * 4, end)  # in the middle of the second segment
     make(first, batch_points=30).send(stop)
@@ -210,7 +210,7 @@ def test_a_failure_is_logged_now_and_then_and_its_end_once(tmp_path, make, go_on
     commit(tmp_path / "segments", [0])
 
     with caplog.at_level(logging.INFO):
-        make(Memory(*[Answer(503, "busy")] * 9)).send(go_on)
+        make(Memory(*[ServerAnswer(503, "busy")] * 9)).send(go_on)
 
     lines = [record.getMessage() for record in caplog.records]
     assert [line for line in lines if "takes no points" in line] == [

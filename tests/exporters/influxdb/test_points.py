@@ -12,14 +12,14 @@ from tests.exporters.influxdb.test_line_protocol import read
 from tests.exporters.runs import LOSS, STEP_TIME, LargeRun, block_of
 from trainermon.core.values import Kind, Placement, SeriesKey
 from trainermon.exporters.influxdb.points import RankPoints
-from trainermon.exporters.store.segment_follower import TableRow
+from trainermon.exporters.store.segment_follower import StoredSeries
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "exporters.md"
 
 
 def table_of(keys, *, not_counted=()):
     return [
-        TableRow(key, 10, Placement(dtype="float32", shape=(10,), in_global_norm=key not in not_counted))
+        StoredSeries(key, 10, Placement(dtype="float32", shape=(10,), in_global_norm=key not in not_counted))
         for key in keys
     ]
 

@@ -11,7 +11,7 @@ from tests.exporters.recorded_run import BAD_STEP, FIRST_TIME_S, GRADIENTS, comm
 from tests.exporters.runs import LOSS
 from tests.server_programs import free_port, wait_until
 from trainermon.agent import export_process
-from trainermon.agent.export_process import Follower
+from trainermon.agent.export_process import ExporterThread
 from trainermon.core.config import InfluxDBConfig
 from trainermon.exporters.export import ExportSettings, make_exporter
 from trainermon.exporters.influxdb.server import TOKEN_VARIABLE, InfluxDBServer
@@ -130,7 +130,7 @@ def test_a_server_that_comes_late_gets_everything_and_nobody_waits_for_it(tmp_pa
     monkeypatch.setattr(export_process, "LOOK_S", 0.05)
     port = free_port()
     options = {"url": f"http://127.0.0.1:{port}", "api": "v1", "max_backoff_s": 0.1}
-    follower = Follower("influxdb", lambda: exporter_of(tmp_path, **options))
+    follower = ExporterThread("influxdb", lambda: exporter_of(tmp_path, **options))
     for step in STEPS:
         commit(tmp_path / "segments", [step])
     metrics = follower.counts
@@ -150,7 +150,7 @@ def test_a_server_that_stays_away_does_not_keep_the_agent_from_ending(tmp_path, 
     monkeypatch.setattr(export_process, "PATIENCE_S", 0.2)
     commit(tmp_path / "segments", STEPS)
     url = f"http://127.0.0.1:{free_port()}"
-    follower = Follower("influxdb", lambda: exporter_of(tmp_path, url=url, api="v1"))
+    follower = ExporterThread("influxdb", lambda: exporter_of(tmp_path, url=url, api="v1"))
 
     with caplog.at_level(logging.WARNING):
         wait_until(lambda: "takes no points (failure 1)" in caplog.text, what="the first attempt")

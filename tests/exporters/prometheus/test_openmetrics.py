@@ -10,9 +10,9 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from trainermon.core.metrics import METRICS, Metric, MetricType
 from trainermon.exporters.prometheus.openmetrics import (
-    Exemplar,
-    Histogram,
-    Samples,
+    BucketCounts,
+    BucketExemplar,
+    MetricSamples,
     label_text,
     prefers_openmetrics,
     render_families,
@@ -43,7 +43,7 @@ def bits(value: float) -> bytes:
 def test_parsers_read_back_every_label_and_every_bit_of_the_value(openmetrics: bool, rows: dict[str, float]):
     prefixes = [sample_prefix(GAUGE, {"run": "r", "rank": "0", "module": module}) for module in rows]
 
-    (family,) = parsed([(GAUGE, [Samples(prefixes, list(rows.values()))])], openmetrics=openmetrics)
+    (family,) = parsed([(GAUGE, [MetricSamples(prefixes, list(rows.values()))])], openmetrics=openmetrics)
 
     assert {s.labels["module"]: bits(s.value) for s in family.samples} == {m: bits(v) for m, v in rows.items()}
     assert {(s.name, s.labels["run"], s.labels["rank"], s.timestamp) for s in family.samples} == {
@@ -54,8 +54,8 @@ def test_parsers_read_back_every_label_and_every_bit_of_the_value(openmetrics: b
 @both_formats
 def test_types_units_and_help_come_from_the_catalogue(openmetrics: bool):
     labels = {"run": "r", "rank": "0"}
-    families = [(m, [Samples([sample_prefix(m, labels)], [1.0])]) for m in (GAUGE, COUNTER, INFO)]
-    families.append((HISTOGRAM, [Histogram(HISTOGRAM, labels)]))
+    families = [(m, [MetricSamples([sample_prefix(m, labels)], [1.0])]) for m in (GAUGE, COUNTER, INFO)]
+    families.append((HISTOGRAM, [BucketCounts(HISTOGRAM, labels)]))
 
     found = {family.name: family for family in parsed(families, openmetrics=openmetrics)}
 
@@ -71,9 +71,9 @@ def test_types_units_and_help_come_from_the_catalogue(openmetrics: bool):
 @both_formats
 @given(values=st.lists(st.floats(0, 1e6), max_size=30))
 def test_a_histogram_counts_as_numpy_does(openmetrics: bool, values: list[float]):
-    histogram = Histogram(HISTOGRAM, {"run": "r"})
+    histogram = BucketCounts(HISTOGRAM, {"run": "r"})
     for step, value in enumerate(values):
-        histogram.observe(Exemplar(label_text({"step": str(step)}), value, 1.7e9 + step))
+        histogram.observe(BucketExemplar(label_text({"step": str(step)}), value, 1.7e9 + step))
 
     (family,) = parsed([(HISTOGRAM, [histogram])], openmetrics=openmetrics)
 
@@ -85,9 +85,9 @@ def test_a_histogram_counts_as_numpy_does(openmetrics: bool, values: list[float]
 
 
 def test_exemplars_are_the_newest_of_their_bucket_and_only_in_openmetrics():
-    histogram = Histogram(HISTOGRAM, {"run": "r"})
+    histogram = BucketCounts(HISTOGRAM, {"run": "r"})
     for step, value in ((1, 0.2), (2, 0.15), (3, 40.0)):
-        histogram.observe(Exemplar(label_text({"step": str(step)}), value, 1.7e9 + step))
+        histogram.observe(BucketExemplar(label_text({"step": str(step)}), value, 1.7e9 + step))
 
     (family,) = parsed([(HISTOGRAM, [histogram])], openmetrics=True)
 
@@ -101,10 +101,10 @@ def test_exemplars_are_the_newest_of_their_bucket_and_only_in_openmetrics():
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -0.001])
 def test_a_histogram_ignores_what_would_spoil_its_sum(value: float):
-    histogram = Histogram(HISTOGRAM, {"run": "r"})
+    histogram = BucketCounts(HISTOGRAM, {"run": "r"})
     before = list(histogram.lines(openmetrics=True))
 
-    histogram.observe(Exemplar("", value, 0.0))
+    histogram.observe(BucketExemplar("", value, 0.0))
 
     assert list(histogram.lines(openmetrics=True)) == before
 
@@ -113,27 +113,29 @@ def test_a_histogram_ignores_what_would_spoil_its_sum(value: float):
 def test_help_is_escaped(openmetrics: bool):
     metric = Metric(name="trainermon_x", type=MetricType.GAUGE, help='a "b" \\ c\nd\\n.')
 
-    (family,) = parsed([(metric, [Samples(["trainermon_x "], [1.0])])], openmetrics=openmetrics)
+    (family,) = parsed([(metric, [MetricSamples(["trainermon_x "], [1.0])])], openmetrics=openmetrics)
 
     assert family.documentation == metric.help
 
 
 @both_formats
 def test_metrics_without_samples_are_left_out_and_an_empty_exposition_is_valid(openmetrics: bool):
-    body = render_families([(GAUGE, []), (COUNTER, [Samples([], [])])], openmetrics=openmetrics)
+    body = render_families([(GAUGE, []), (COUNTER, [MetricSamples([], [])])], openmetrics=openmetrics)
 
     assert body == (b"# EOF\n" if openmetrics else b"")
 
 
 @pytest.mark.parametrize("values", [[0.5, 3], [0.5, np.nan]])
 def test_numpy_values_are_written_as_plain_numbers(values: list[float]):
-    body = render_families([(GAUGE, [Samples(["x "] * 2, np.array(values))])], openmetrics=False)
+    body = render_families([(GAUGE, [MetricSamples(["x "] * 2, np.array(values))])], openmetrics=False)
 
     assert body.decode().splitlines()[2:] == ["x 0.5", "x NaN" if np.isnan(values[1]) else "x 3.0"]
 
 
 def test_a_name_that_is_no_unicode_costs_a_question_mark_and_not_the_scrape():
-    body = render_families([(GAUGE, [Samples([sample_prefix(GAUGE, {"module": "a\udc80"})], [1.0])])], openmetrics=True)
+    body = render_families(
+        [(GAUGE, [MetricSamples([sample_prefix(GAUGE, {"module": "a\udc80"})], [1.0])])], openmetrics=True
+    )
 
     assert b'module="a?"' in body
 

@@ -16,13 +16,13 @@ from trainermon.core.values import Kind, SeriesKey
 from trainermon.exporters.store import store
 from trainermon.exporters.store.blocks import read_blocks
 from trainermon.exporters.store.refused import culprits
-from trainermon.exporters.store.segments import Position
+from trainermon.exporters.store.segments import JournalPosition
 from trainermon.exporters.store.store import SegmentWriter, read_cursors
 
 HALF = SeriesKey(Kind.ACTV, "half \ud800")
 MANY_CALLS = dataclasses.replace(HALF, name="calls", call=1 << 40)
 COUNT = "SELECT name, count(*) FROM all_stats GROUP BY ALL ORDER BY ALL"
-AT = {0: Position(1, Cursor(3, 77))}
+AT = {0: JournalPosition(1, Cursor(3, 77))}
 
 
 def quarantine_of(segments: Path) -> list[dict]:

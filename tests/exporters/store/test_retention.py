@@ -12,8 +12,8 @@ from trainermon.core.errors import StoreError
 from trainermon.core.journal import Cursor, Header
 from trainermon.core.values import NO_ELEMENTS, STATISTICS, Coordinates, Kind, Moments, SeriesKey, StatBlock
 from trainermon.exporters.store import retention as subject
-from trainermon.exporters.store.retention import Retention, compact
-from trainermon.exporters.store.segments import LOCK_FILE, Position, cover, read_metadata
+from trainermon.exporters.store.retention import RetentionPolicy, compact
+from trainermon.exporters.store.segments import LOCK_FILE, JournalPosition, cover, read_metadata
 from trainermon.exporters.store.store import SegmentWriter, open_run, read_cursors
 
 KEYS = (
@@ -21,8 +21,8 @@ KEYS = (
     SeriesKey(Kind.GRAD_REDUCED, "w"),
     SeriesKey(Kind.GRAD_REDUCED, "w", micro_step=0),
 )
-FOREVER = Retention(max_bytes=1 << 40, full_detail_s=math.inf)
-AT_ONCE = Retention(max_bytes=1 << 40, full_detail_s=0.0)
+FOREVER = RetentionPolicy(max_bytes=1 << 40, full_detail_s=math.inf)
+AT_ONCE = RetentionPolicy(max_bytes=1 << 40, full_detail_s=0.0)
 
 
 def header(rank=0, attempt=1):
@@ -69,7 +69,7 @@ def store(directory, steps, *, attempt=1, ranks=(0, 1), rng=None):
             )
             writer.add(header(rank, attempt), KEYS, block)
             rows |= {(attempt, rank, step, key): Moments(*row) for key, row in zip(KEYS, values.tolist(), strict=True)}
-    writer.commit({rank: Position(attempt, Cursor(1, int(max(steps)))) for rank in ranks})
+    writer.commit({rank: JournalPosition(attempt, Cursor(1, int(max(steps)))) for rank in ranks})
     return rows
 
 
@@ -119,12 +119,12 @@ def test_young_segments_keep_full_detail_and_old_ones_do_not(segments, tmp_path)
     for begin in range(0, 100, 20):
         store(segments, range(begin, begin + 20))
 
-    compact(segments, Retention(full_detail_s=45.0), now_s=100.0)
+    compact(segments, RetentionPolicy(full_detail_s=45.0), now_s=100.0)
 
     assert [read_metadata(file.path).window_steps for file in cover(segments)] == [10, 1, 1, 1]
     steps = sorted({step for _, _, step, _ in stored(tmp_path)})
     assert steps == [9, 19, 29, 39, *range(40, 100)]
-    assert compact(segments, Retention(full_detail_s=45.0), now_s=100.0) == 0
+    assert compact(segments, RetentionPolicy(full_detail_s=45.0), now_s=100.0) == 0
 
 
 def test_a_budget_is_kept_and_the_newest_steps_stay_the_finest(segments, tmp_path):
@@ -133,7 +133,7 @@ def test_a_budget_is_kept_and_the_newest_steps_stay_the_finest(segments, tmp_pat
     size = sum(file.path.stat().st_size for file in cover(segments))
     total = sum(row.count for _, row in stored(tmp_path).values())
 
-    compact(segments, Retention(max_bytes=size // 2, full_detail_s=math.inf), now_s=3001.0)
+    compact(segments, RetentionPolicy(max_bytes=size // 2, full_detail_s=math.inf), now_s=3001.0)
 
     assert sum(file.path.stat().st_size for file in cover(segments)) <= size // 2
     windows = [read_metadata(file.path).window_steps for file in cover(segments)]
@@ -145,7 +145,7 @@ def test_a_budget_is_kept_and_the_newest_steps_stay_the_finest(segments, tmp_pat
 def test_a_budget_that_cannot_be_met_ends_and_loses_nothing(segments, tmp_path):
     rows = store(segments, range(50))
 
-    compact(segments, Retention(max_bytes=1), now_s=100.0)
+    compact(segments, RetentionPolicy(max_bytes=1), now_s=100.0)
 
     found = stored(tmp_path)
     assert len(found) == 2 * len(KEYS)
@@ -181,7 +181,7 @@ def test_a_writer_goes_on_where_it_was_after_a_merge_and_beside_it(segments):
 
     compact(segments, FOREVER, now_s=100.0)
 
-    assert read_cursors(segments) == {0: Position(2, Cursor(1, 11)), 1: Position(2, Cursor(1, 11))}
+    assert read_cursors(segments) == {0: JournalPosition(2, Cursor(1, 11)), 1: JournalPosition(2, Cursor(1, 11))}
     assert read_metadata(cover(segments)[-1].path).attempts == {1: 0, 2: 6}
     values = np.ones((8, 1))
     writer.add(header(), KEYS, StatBlock(step=12, time_s=12.0, series=np.zeros(1, np.uint32), values=values))

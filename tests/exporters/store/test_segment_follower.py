@@ -11,7 +11,7 @@ from tests.exporters import recorded_run
 from tests.exporters.recorded_run import GRADIENTS, KEYS, commit
 from trainermon.core.errors import StoreError
 from trainermon.core.values import STATISTICS
-from trainermon.exporters.store.retention import Retention, compact
+from trainermon.exporters.store.retention import RetentionPolicy, compact
 from trainermon.exporters.store.segment_follower import SegmentFollower
 
 
@@ -107,7 +107,7 @@ def test_a_merge_of_done_and_new_segments_gives_the_new_steps_only(segments):
         follower.read(segment)
         follower.done(segment)
 
-    compact(segments, Retention(), now_s=recorded_run.FIRST_TIME_S)
+    compact(segments, RetentionPolicy(), now_s=recorded_run.FIRST_TIME_S)
     assert len(follower.waiting()) == 1
 
     assert set(read_all(follower)) == places(range(8, 24))

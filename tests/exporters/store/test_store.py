@@ -18,7 +18,7 @@ from trainermon.core.journal import Cursor, Header
 from trainermon.core.values import STATISTICS, Coordinates, Kind, Moments, Placement, SeriesKey, StatBlock
 from trainermon.exporters.store import segments
 from trainermon.exporters.store.blocks import read_blocks
-from trainermon.exporters.store.segments import LOCK_FILE, Position, clean, cover, read_metadata
+from trainermon.exporters.store.segments import LOCK_FILE, JournalPosition, clean, cover, read_metadata
 from trainermon.exporters.store.store import SegmentWriter, open_run, read_cursors
 
 LOSS = SeriesKey(Kind.LOSS, "loss")
@@ -167,14 +167,14 @@ def test_positions_and_attempts_go_on_over_restarts(tmp_path):
     first = SegmentWriter(tmp_path)
     first.add(header(0), KEYS, block(7, [plain(1.0)] * 4))
     first.add(header(1), KEYS, block(6, [plain(1.0)] * 4))
-    first.commit({0: Position(1, Cursor(3, 70)), 1: Position(1, Cursor(3, 80))})
+    first.commit({0: JournalPosition(1, Cursor(3, 70)), 1: JournalPosition(1, Cursor(3, 80))})
 
     second = SegmentWriter(tmp_path)
     second.add(header(0, attempt=2), KEYS, block(4, [plain(1.0)] * 4))
-    path = second.commit({0: Position(2, Cursor(4, 50))})
+    path = second.commit({0: JournalPosition(2, Cursor(4, 50))})
 
     assert path == tmp_path / "0000000002-0000000002.parquet"
-    assert read_cursors(tmp_path) == {0: Position(2, Cursor(4, 50)), 1: Position(1, Cursor(3, 80))}
+    assert read_cursors(tmp_path) == {0: JournalPosition(2, Cursor(4, 50)), 1: JournalPosition(1, Cursor(3, 80))}
     metadata = read_metadata(path)
     assert metadata.attempts == {1: 6, 2: 4}
     assert metadata.coordinates[1]["dp"] == 1
@@ -185,7 +185,7 @@ def test_without_rows_there_is_nothing_to_commit(tmp_path):
     writer = SegmentWriter(tmp_path)
     writer.add(header(), KEYS, block(0, []))
 
-    assert writer.commit({0: Position(1, Cursor(1, 1))}) is None
+    assert writer.commit({0: JournalPosition(1, Cursor(1, 1))}) is None
     assert read_cursors(tmp_path) == {}
     assert read_cursors(tmp_path / "nowhere") == {}
 
@@ -316,7 +316,7 @@ def test_a_damaged_or_foreign_segment_is_named(tmp_path):
 def test_the_newest_segment_may_be_merged_away_while_it_is_looked_for(tmp_path, monkeypatch):
     writer = SegmentWriter(tmp_path)
     writer.add(header(), KEYS, block(0, [plain(1.0)] * 4))
-    path = writer.commit({0: Position(1, Cursor(2, 3))})
+    path = writer.commit({0: JournalPosition(1, Cursor(2, 3))})
     real = segments.read_metadata
 
     def read(wanted):
@@ -326,7 +326,7 @@ def test_the_newest_segment_may_be_merged_away_while_it_is_looked_for(tmp_path, 
 
     monkeypatch.setattr(segments, "read_metadata", read)
 
-    assert read_cursors(tmp_path) == {0: Position(1, Cursor(2, 3))}
+    assert read_cursors(tmp_path) == {0: JournalPosition(1, Cursor(2, 3))}
 
 
 def test_a_run_without_any_segment_has_empty_tables(tmp_path):

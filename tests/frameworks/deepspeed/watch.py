@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from trainermon.core.values import NO_ELEMENTS, Coordinates, Moments
-from trainermon.hooks.guard import Guard
+from trainermon.hooks.guard import FaultGuard
 from trainermon.monitor.frameworks.deepspeed import describe
 from trainermon.statistics.kernel import moments
 
@@ -28,7 +28,7 @@ class Watch:
         self.faults = []
         self.outcomes, self.decisions = [], []
         self.forget()
-        guard = Guard(self.faults.append)
+        guard = FaultGuard(self.faults.append)
         self._handles = [
             *self.training.watch_step(guard, entry=self._entry, exit=self._exit),
             *self.training.watch_decision(guard, self._decide),

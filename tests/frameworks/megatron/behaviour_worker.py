@@ -14,7 +14,7 @@ from tests.frameworks.megatron.gpt import Layout
 from tests.frameworks.megatron.truth import Step, Watch, merge
 from trainermon.core.errors import AttachError
 from trainermon.core.values import Coordinates, Kind
-from trainermon.hooks.guard import Guard
+from trainermon.hooks.guard import FaultGuard
 from trainermon.monitor.frameworks import detect
 from trainermon.monitor.frameworks.megatron import coordinates_of, describe
 from trainermon.monitor.frameworks.megatron.groups import PARALLEL_STATE
@@ -126,7 +126,7 @@ def test_without_a_loss_scale_a_norm_that_is_not_finite_decides_before_anything_
     def decide(nonfinite):
         seen.append((nonfinite, all(map(torch.equal, before, (v for v in training.values() if v is not None)))))
 
-    handles = training.watch_decision(Guard(seen.append), decide)
+    handles = training.watch_decision(FaultGuard(seen.append), decide)
     gpt.train_step(layout, chunks, optimizer, 0, damage=float("nan") if dist.get_rank() == 0 else 1.0)
     assert seen == [(True, True)]  # on every rank, also those whose own gradients are finite
     for handle in handles:
@@ -174,7 +174,7 @@ def test_other_optimizers_in_a_chain_show_their_own_state():
 def test_gradients_of_single_backwards_are_refused_where_the_gemm_adds_them_up():
     _, _, training = built(Layout(fused=True))
     with pytest.raises(AttachError, match="gradient_accumulation_fusion"):
-        training.watch_micro_gradients(Guard(print), lambda index, gradient: None)
+        training.watch_micro_gradients(FaultGuard(print), lambda index, gradient: None)
 
 
 def test_the_loss_of_each_token_is_found_on_the_last_stage():

@@ -10,7 +10,7 @@ from tests.frameworks.megatron import gpt
 from tests.frameworks.megatron.float64_gpt import token_losses
 from tests.reference import reference
 from trainermon.core.values import NO_ELEMENTS, Coordinates, Kind
-from trainermon.hooks.guard import Guard
+from trainermon.hooks.guard import FaultGuard
 from trainermon.monitor.frameworks.megatron import describe
 
 STEPS = 2
@@ -39,7 +39,7 @@ class Watch:
         self.training = training
         self.faults = []
         self.step = Step()
-        guard = Guard(self.faults.append)
+        guard = FaultGuard(self.faults.append)
         self.handles = [
             *training.watch_step(guard, entry=self._entry, exit=self._exit),
             *training.watch_unreduced(guard, self._unreduced),

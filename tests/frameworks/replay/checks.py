@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.ranks import run_ranks
 from trainermon.analysis.diagnosis.diagnose import diagnose
-from trainermon.analysis.diagnosis.findings import Diagnosis, Role
+from trainermon.analysis.diagnosis.findings import Diagnosis, RankRole
 from trainermon.dump.files.reader import read_dump
 from trainermon.dump.files.records import Dump
 
@@ -57,7 +57,7 @@ def assert_located(results: Results, name: str) -> None:
     for rank in range(len(found)):
         info = results.dump(name, rank).info
         assert (info.reproduced, info.errors, info.uncovered) == (True, 0, "")
-    origins = [finding.rank for finding in diagnosis.ranks if finding.role == Role.ORIGIN]
+    origins = [finding.rank for finding in diagnosis.ranks if finding.role == RankRole.ORIGIN]
     assert origins == [fault["rank"]]
 
 

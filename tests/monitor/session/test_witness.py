@@ -24,7 +24,7 @@ from tests.journal_rows import only_spool
 from trainermon import TrainerMon
 from trainermon.core.config import HangConfig
 from trainermon.core.control import ControlReader, Phase
-from trainermon.monitor.session.witness import STACKS_SIGNAL, Witness
+from trainermon.monitor.session.witness import STACKS_SIGNAL, RankWitness
 
 QUIET = {"agent": {"start": False}}
 ROOT = Path(__file__).parents[3]
@@ -38,7 +38,7 @@ def witness(tmp_path):
     made = []
 
     def make(**settings):
-        made.append(Witness(folder, 3, HangConfig(**settings), {}))
+        made.append(RankWitness(folder, 3, HangConfig(**settings), {}))
         return folder
 
     yield make
@@ -95,7 +95,7 @@ def test_groups_are_described_by_purpose_and_members(witness, one_rank):
 
 
 def test_group_that_is_made_later_is_noticed(tmp_path, one_rank):
-    one = Witness(tmp_path, 3, HangConfig(), {})
+    one = RankWitness(tmp_path, 3, HangConfig(), {})
     try:
         path = tmp_path / "rank00003.about"
         before = path.stat().st_ino
@@ -111,7 +111,7 @@ def test_group_that_is_made_later_is_noticed(tmp_path, one_rank):
 
 
 def test_process_without_groups_has_no_socket_until_there_is_one(tmp_path):
-    one = Witness(tmp_path, 3, HangConfig(), {})
+    one = RankWitness(tmp_path, 3, HangConfig(), {})
     try:
         assert not (tmp_path / "rank00003.sock").exists()
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -124,7 +124,7 @@ def test_process_without_groups_has_no_socket_until_there_is_one(tmp_path):
 
 def test_forked_child_that_lets_go_of_it_ends(tmp_path, one_rank):
     """Its destructor would wait for threads that the child has not got."""
-    one = Witness(tmp_path, 3, HangConfig(), {})
+    one = RankWitness(tmp_path, 3, HangConfig(), {})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12: this process has threads
         child = os.fork()
@@ -152,10 +152,10 @@ def test_nothing_is_said_on_standard_error_and_what_others_say_is_kept(witness, 
 
 
 def test_nothing_stays_behind(tmp_path, one_rank):
-    Witness(tmp_path, 3, HangConfig(), {}).close()  # whatever torch loads once
+    RankWitness(tmp_path, 3, HangConfig(), {}).close()  # whatever torch loads once
     files, threads, handler = len(os.listdir("/proc/self/fd")), native_threads(), signal.getsignal(STACKS_SIGNAL)
 
-    one = Witness(tmp_path, 3, HangConfig(), {})
+    one = RankWitness(tmp_path, 3, HangConfig(), {})
     one.close()
     one.close()
 
@@ -195,7 +195,7 @@ def test_stacks_are_written_on_the_signal(witness):
 def test_fault_handler_of_the_script_stays_its_own(witness):
     assert faulthandler.is_enabled()  # pytest's
 
-    one = Witness(witness(), 4, HangConfig(), {})
+    one = RankWitness(witness(), 4, HangConfig(), {})
     one.close()
 
     assert faulthandler.is_enabled()

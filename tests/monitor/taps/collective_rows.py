@@ -5,7 +5,7 @@ import torch
 
 from trainermon.core.config import CollectivesConfig
 from trainermon.core.values import NO_ELEMENTS, Kind, Moments, SeriesKey
-from trainermon.hooks.guard import Guard
+from trainermon.hooks.guard import FaultGuard
 from trainermon.monitor.taps.collectives import CollectiveTaps
 from trainermon.monitor.taps.collector import Collector
 
@@ -20,7 +20,9 @@ class Steps:
         self.keys = []
         self.block = None
         self.collector = Collector(torch.device("cpu"), self)
-        self.taps = CollectiveTaps(self.collector, Guard(self.faults.append), purposes=purposes or {}, config=config)
+        self.taps = CollectiveTaps(
+            self.collector, FaultGuard(self.faults.append), purposes=purposes or {}, config=config
+        )
 
     def add_series(self, keys, placements):
         self.keys += keys

@@ -11,7 +11,7 @@ from tests.monitor.taps.collective_rows import EVERYTHING, Steps
 from trainermon.core.config import CollectivesConfig
 from trainermon.core.errors import ConfigError
 from trainermon.core.flight_recorder import FlightRecorder
-from trainermon.hooks.guard import Guard
+from trainermon.hooks.guard import FaultGuard
 from trainermon.monitor.taps.collectives import CollectiveTaps
 
 CPU = torch.device("cpu")
@@ -202,7 +202,7 @@ def test_bad_pattern_is_refused():
 def test_log_only_says_that_training_goes_on(caplog):
     caplog.set_level(logging.INFO, logger="trainermon")
 
-    CollectiveTaps(None, Guard(print), purposes={}, config=CollectivesConfig(enable=True, cc_log_only=True))
+    CollectiveTaps(None, FaultGuard(print), purposes={}, config=CollectivesConfig(enable=True, cc_log_only=True))
 
     assert "training goes on" in caplog.text
 

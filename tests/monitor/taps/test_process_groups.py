@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from trainermon.monitor.taps import process_groups
-from trainermon.monitor.taps.process_groups import Purposes, purpose_from
+from trainermon.monitor.taps.process_groups import GroupPurposes, purpose_from
 
 
 def group(name, description="undefined", size=2):
@@ -44,17 +44,17 @@ def test_purpose_is_read_from_the_description(description, purpose):
 def test_what_the_caller_says_comes_first():
     given = group("3", "mesh_tp")
 
-    assert Purposes({"3": "dp"}).name(given) == "dp"
+    assert GroupPurposes({"3": "dp"}).name(given) == "dp"
 
 
 def test_group_of_everybody_is_the_world_and_any_other_one_is_not():
-    purposes = Purposes({})
+    purposes = GroupPurposes({})
 
     assert (purposes.name(group("1", size=4)), purposes.name(group("2"))) == ("world", "other")
 
 
 def test_second_group_of_a_purpose_is_numbered_and_keeps_its_number():
-    purposes = Purposes({})
+    purposes = GroupPurposes({})
     first, second = group("1", "mesh_dp"), group("2", "mesh_dp")
 
     assert [purposes.name(each) for each in (first, second, first, second)] == ["dp", "dp-2", "dp", "dp-2"]

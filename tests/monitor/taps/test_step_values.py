@@ -10,7 +10,7 @@ from tests.monitor.taps.rows import Rows
 from trainermon.core.values import Coordinates, Kind
 from trainermon.monitor.frameworks import plain
 from trainermon.monitor.taps.step_values import StepValues
-from trainermon.monitor.taps.training import Outcome
+from trainermon.monitor.taps.training import StepOutcome
 
 
 class Run:
@@ -38,7 +38,7 @@ class Run:
             self.expected.append(min(1.0, limit / (norm.item() + 1e-6)))
             values.at_entry(is_scaled=is_scaled)
             optimizer.step()
-            values.at_exit(Outcome())
+            values.at_exit(StepOutcome())
             self.rows.collector.seal()
             schedule.step()
 
@@ -89,7 +89,7 @@ def values_of(outcome):
 @pytest.mark.parametrize("wrap", [float, torch.tensor])
 @pytest.mark.parametrize(("norm", "ratio"), [(4.0, 0.25), (0.5, 1.0), (0.0, 1.0)])
 def test_what_the_framework_tells_is_taken_wherever_it_is(wrap, norm, ratio):
-    found = values_of(Outcome(skipped=False, grad_norm=wrap(norm), max_norm=1.0, loss_scale=wrap(1024.0)))
+    found = values_of(StepOutcome(skipped=False, grad_norm=wrap(norm), max_norm=1.0, loss_scale=wrap(1024.0)))
 
     assert found["global_grad_norm"].sum == norm
     assert found["clip_ratio"].sum == pytest.approx(ratio, rel=1e-5)
@@ -98,7 +98,7 @@ def test_what_the_framework_tells_is_taken_wherever_it_is(wrap, norm, ratio):
 
 
 def test_a_skipped_step_says_so_and_a_norm_that_is_not_finite_is_counted():
-    found = values_of(Outcome(skipped=True, grad_norm=torch.tensor(math.inf), max_norm=1.0))
+    found = values_of(StepOutcome(skipped=True, grad_norm=torch.tensor(math.inf), max_norm=1.0))
 
     assert found["skipped"].sum == 1.0
     assert found["global_grad_norm"].infs == 1
@@ -115,7 +115,7 @@ def test_a_model_that_is_trained_in_eval_mode_says_so_and_when_it_is_over():
         model.train(training)
         model(torch.randn(4, 3)).sum().backward()
         optimizer.step()
-        values.at_exit(Outcome())
+        values.at_exit(StepOutcome())
         rows.collector.seal()
 
     shown = [rows.of(step, Kind.STEP) for step in range(4)]

@@ -17,7 +17,7 @@ from typing import Any
 import aiohttp
 from yarl import URL
 
-from trainermon.agent.controller.settings import AgentSettings
+from trainermon.agent.controller.settings import AgentAccess
 from trainermon.agent.web.signing import sign
 from trainermon.core.errors import ConfigError
 
@@ -29,7 +29,7 @@ FAULTS = (aiohttp.ClientError, asyncio.TimeoutError, OSError, ValueError)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Target:
+class AgentAddress:
     """Where an agent is: its address with a slash at the end, and the token that requests are signed with.
 
     None stands for the token of all agents, an empty one for no signature: nobody has vouched for this address.
@@ -63,7 +63,7 @@ class AgentClient:
         ConfigError: The certificates cannot be read.
     """
 
-    def __init__(self, settings: AgentSettings, *, token: str) -> None:
+    def __init__(self, settings: AgentAccess, *, token: str) -> None:
         self.keeps_connections = True
         self._token = token
         self._server_name = settings.server_name
@@ -75,14 +75,14 @@ class AgentClient:
         connector = aiohttp.TCPConnector(limit=0, limit_per_host=4)
         self._session = aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
 
-    async def get(self, target: Target, path: str) -> Any:
+    async def get(self, target: AgentAddress, path: str) -> Any:
         """Return the JSON at `path`. Raises one of `FAULTS` if there is none within the time limit."""
         status, answer = await self._request("GET", target, path, None)
         if status != 200:
             raise ValueError(f"status {status}: {str(answer)[:200]}")
         return answer
 
-    async def post(self, target: Target, path: str, body: Any) -> tuple[int, Any]:
+    async def post(self, target: AgentAddress, path: str, body: Any) -> tuple[int, Any]:
         """Return status and JSON of the answer to an order. Raises one of `FAULTS` if there is none in time."""
         return await self._request("POST", target, path, json.dumps(body).encode())
 
@@ -90,7 +90,7 @@ class AgentClient:
         """End every connection."""
         await self._session.close()
 
-    async def _request(self, method: str, target: Target, path: str, body: bytes | None) -> tuple[int, Any]:
+    async def _request(self, method: str, target: AgentAddress, path: str, body: bytes | None) -> tuple[int, Any]:
         url = URL(target.url + path)
         self._require_safe(url)
         token = self._token if target.token is None else target.token
@@ -139,7 +139,7 @@ async def _read(reply: aiohttp.ClientResponse) -> bytes:
     return bytes(content)
 
 
-def _ssl_context(settings: AgentSettings) -> ssl.SSLContext:
+def _ssl_context(settings: AgentAccess) -> ssl.SSLContext:
     try:
         return ssl.create_default_context(cafile=settings.ca_file)
     except OSError as error:

@@ -67,20 +67,20 @@ async def serve(settings: ControllerSettings) -> None:
     """
     from trainermon.agent.controller.controller import Controller
     from trainermon.agent.controller.http import build_application
-    from trainermon.agent.controller.journal import Journal
+    from trainermon.agent.controller.journal import EscalationJournal
     from trainermon.agent.lifecycle.open_files import LoopFaults
     from trainermon.agent.web.access import TOKEN_VARIABLE, open_access, read_secret
-    from trainermon.agent.web.server import Server, certificate_of
+    from trainermon.agent.web.server import WebServer, certificate_of
 
     asyncio.get_running_loop().set_exception_handler(LoopFaults())
     access = settings.access.completed()
     gate = open_access(access)
     token = read_secret(settings.agents.token_file) or read_secret(access.token_file, os.environ.get(TOKEN_VARIABLE))
-    journal = Journal(Path(settings.state_dir), now_s=time.time())
+    journal = EscalationJournal(Path(settings.state_dir), now_s=time.time())
     controller = Controller(settings, journal, token=token or "")
     application = build_application(controller, access=gate, hosts=settings.allowed_hosts)
     try:
-        server = Server(
+        server = WebServer(
             application, host=settings.host, port=settings.port, certificate=certificate_of(access), insists=True
         )
     except OSError as error:

@@ -12,15 +12,15 @@ from typing import Any
 
 from trainermon.agent.controller.client import AgentClient
 from trainermon.agent.controller.discovery import make_finders
-from trainermon.agent.controller.dispatch import Dispatcher
-from trainermon.agent.controller.fleet import Fleet
-from trainermon.agent.controller.journal import Journal
+from trainermon.agent.controller.dispatch import EscalationDispatcher
+from trainermon.agent.controller.fleet import AgentFleet
+from trainermon.agent.controller.journal import EscalationJournal
 from trainermon.agent.controller.replicas import LOOK_S as COMPARE_S
 from trainermon.agent.controller.replicas import ReplicaWatch
 from trainermon.agent.controller.settings import ControllerSettings
-from trainermon.agent.controller.standstill import LOOK_S, Standstill
+from trainermon.agent.controller.standstill import LOOK_S, StandstillInquiry
 from trainermon.agent.orders.commands import parse_command
-from trainermon.agent.orders.webhook import FiredAlert, Request, make_requests, parse_notification
+from trainermon.agent.orders.webhook import DumpRequest, FiredAlert, make_requests, parse_notification
 from trainermon.core.strict import build, require
 
 HOUR_S = 3600.0
@@ -60,17 +60,19 @@ class Controller:
         num_faults: Rounds that failed.
     """
 
-    def __init__(self, settings: ControllerSettings, journal: Journal, *, token: str) -> None:
+    def __init__(self, settings: ControllerSettings, journal: EscalationJournal, *, token: str) -> None:
         self.settings = settings
         self.journal = journal
         self.counts: Counter[str] = Counter()
         self.num_faults = 0
         self._client = AgentClient(settings.agents, token=token)
         self._lock = asyncio.Lock()
-        self.fleet = Fleet(self._client, make_finders(settings))
-        self.standstill = Standstill(self.fleet, self._client)
+        self.fleet = AgentFleet(self._client, make_finders(settings))
+        self.standstill = StandstillInquiry(self.fleet, self._client)
         self.replicas = ReplicaWatch(self.fleet, self._client, self._escalate)
-        self.dispatcher = Dispatcher(settings, fleet=self.fleet, client=self._client, journal=journal, lock=self._lock)
+        self.dispatcher = EscalationDispatcher(
+            settings, fleet=self.fleet, client=self._client, journal=journal, lock=self._lock
+        )
 
     async def run(self) -> None:
         """Watch and carry out until cancelled; goes on with what an earlier controller has left open."""
@@ -129,7 +131,7 @@ class Controller:
             (status,) = await self._accept([named])
             return {"status": status, "id": request.id}
 
-    async def _escalate(self, request: Request) -> None:
+    async def _escalate(self, request: DumpRequest) -> None:
         """Accept what this controller itself has found, once."""
         async with self._lock:
             if request.id not in self.journal.escalations:
@@ -143,7 +145,7 @@ class Controller:
         runs = self.fleet.runs
         return runs[0] if len(runs) == 1 else ""
 
-    async def _accept(self, requests: Sequence[Request]) -> list[str]:
+    async def _accept(self, requests: Sequence[DumpRequest]) -> list[str]:
         """Put requests of different runs on disk and have them carried out, unless there were too many.
 
         Returns, for each, `accepted` or `suppressed`. The lock is held.
@@ -177,7 +179,7 @@ class Controller:
             await asyncio.sleep(max(0.0, period_s - (time.monotonic() - began_s)))
 
 
-def parse_order(body: Any) -> Request:
+def parse_order(body: Any) -> DumpRequest:
     """Return what a client's JSON asks for: `id`, and if wanted `run`, `ranks`, `task`, `num_steps`, `reason`.
 
     Raises:
@@ -189,4 +191,4 @@ def parse_order(body: Any) -> Request:
     parse_command(plain, next_step=0)
     ranks = None if order.ranks is None else tuple(sorted(set(order.ranks)))
     require(ranks is None or (ranks and ranks[0] >= 0), "ranks", order.ranks, "at least one rank, or none for all")
-    return Request(**{**dataclasses.asdict(order), "ranks": ranks}, alerts=())
+    return DumpRequest(**{**dataclasses.asdict(order), "ranks": ranks}, alerts=())

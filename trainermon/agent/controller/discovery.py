@@ -11,7 +11,7 @@ import socket
 from pathlib import Path
 from typing import Protocol
 
-from trainermon.agent.controller.client import Target
+from trainermon.agent.controller.client import AgentAddress
 from trainermon.agent.controller.settings import ControllerSettings
 from trainermon.core.private_files import open_private
 
@@ -22,18 +22,18 @@ LIMIT_S = 5.0
 _log = logging.getLogger(__name__)
 
 
-class Finder(Protocol):
+class AgentFinder(Protocol):
     """One way to find agents; hashable, and its text says what it is."""
 
-    async def find(self) -> list[Target]:
+    async def find(self) -> list[AgentAddress]:
         """Return where agents are now. Raises OSError, ValueError, a time-out or aiohttp's errors if it is unknown."""
 
 
-def make_finders(settings: ControllerSettings) -> list[Finder]:
+def make_finders(settings: ControllerSettings) -> list[AgentFinder]:
     """Return the ways that `settings` name."""
     wanted = settings.discovery
     scheme = "https" if settings.agents.https else "http"
-    finders: list[Finder] = []
+    finders: list[AgentFinder] = []
     if wanted.agents:
         finders.append(StaticFinder(wanted.agents, scheme))
     finders += [DnsFinder(name, scheme) for name in wanted.dns]
@@ -53,9 +53,9 @@ class StaticFinder:
     addresses: tuple[str, ...]
     scheme: str
 
-    async def find(self) -> list[Target]:
+    async def find(self) -> list[AgentAddress]:
         """Return the list."""
-        return [Target(f"{self.scheme}://{address}/") for address in self.addresses]
+        return [AgentAddress(f"{self.scheme}://{address}/") for address in self.addresses]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class DnsFinder:
     name: str
     scheme: str
 
-    async def find(self) -> list[Target]:
+    async def find(self) -> list[AgentAddress]:
         """Return one target per address; none if the name has none now."""
         host, _, port = self.name.rpartition(":")
         loop = asyncio.get_running_loop()
@@ -76,7 +76,7 @@ class DnsFinder:
                 return []
             raise
         addresses = sorted({str(address[0]) for *_, address in found})
-        return [Target(f"{self.scheme}://{f'[{a}]' if ':' in a else a}:{port}/") for a in addresses]
+        return [AgentAddress(f"{self.scheme}://{f'[{a}]' if ':' in a else a}:{port}/") for a in addresses]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -90,20 +90,20 @@ class RunDirectoryFinder:
     scheme: str
     _broken: set[Path] = dataclasses.field(default_factory=set, init=False, repr=False, compare=False)
 
-    async def find(self) -> list[Target]:
+    async def find(self) -> list[AgentAddress]:
         """Return the agents of all nodes that have written a file; reads the directory in a thread.
 
         A node whose file is broken is left out; the log says so once.
         """
         return await asyncio.wait_for(asyncio.to_thread(self._read), LIMIT_S)
 
-    def _read(self) -> list[Target]:
+    def _read(self) -> list[AgentAddress]:
         found = []
         for path in sorted(self.run_directory.glob(f"nodes/*/{TARGETS_FILE}")):
             found += self._of_node(path)
         return found
 
-    def _of_node(self, path: Path) -> list[Target]:
+    def _of_node(self, path: Path) -> list[AgentAddress]:
         try:
             targets = self._targets(path)
         except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
@@ -114,14 +114,14 @@ class RunDirectoryFinder:
         self._broken.discard(path)
         return targets
 
-    def _targets(self, path: Path) -> list[Target]:
+    def _targets(self, path: Path) -> list[AgentAddress]:
         groups = json.loads(path.read_text(encoding="utf-8"))
         secret = _read_token(path.with_name(TOKEN_FILE))
         addresses = [address for group in groups for address in group["targets"]]
         wrong = [address for address in addresses if not isinstance(address, str)]
         if wrong:
             raise TypeError(f"found {wrong[0]!r} as an address")
-        return [Target(f"{self.scheme}://{address}/", secret) for address in addresses]
+        return [AgentAddress(f"{self.scheme}://{address}/", secret) for address in addresses]
 
 
 def _read_token(path: Path) -> str:

@@ -18,13 +18,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from trainermon.agent.controller.client import FAULTS, AgentClient, describe
-from trainermon.agent.controller.fleet import Fleet
-from trainermon.agent.controller.journal import Escalation, Journal, Plan
+from trainermon.agent.controller.fleet import AgentFleet
+from trainermon.agent.controller.journal import EscalationJournal, EscalationPlan, EscalationRecord
 from trainermon.agent.controller.planning import (
     NO_REPORT,
-    Answer,
-    Margin,
-    Told,
+    AgentAnswer,
+    OrderMargin,
+    OrderReceipt,
     assign,
     coverage_of,
     make_plan,
@@ -42,7 +42,7 @@ REPORT_LIMIT_S = 600.0
 _log = logging.getLogger(__name__)
 
 
-class Dispatcher:
+class EscalationDispatcher:
     """Carries out escalations, each in a task of its own.
 
     Args:
@@ -58,7 +58,13 @@ class Dispatcher:
     """
 
     def __init__(
-        self, settings: ControllerSettings, *, fleet: Fleet, client: AgentClient, journal: Journal, lock: asyncio.Lock
+        self,
+        settings: ControllerSettings,
+        *,
+        fleet: AgentFleet,
+        client: AgentClient,
+        journal: EscalationJournal,
+        lock: asyncio.Lock,
     ) -> None:
         self.num_failed = self.num_faults = 0
         self._settings = settings
@@ -68,7 +74,7 @@ class Dispatcher:
         self._lock = lock
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def start(self, escalation: Escalation) -> None:
+    def start(self, escalation: EscalationRecord) -> None:
         """Carry out `escalation` from wherever it stands."""
         task = asyncio.get_running_loop().create_task(self._carry_out(escalation))
         self._tasks.add(task)
@@ -87,7 +93,7 @@ class Dispatcher:
             self.num_faults += 1
             _log.error("an escalation is left open by a fault", exc_info=task.exception())
 
-    async def _carry_out(self, escalation: Escalation) -> None:
+    async def _carry_out(self, escalation: EscalationRecord) -> None:
         await self._fleet.is_known.wait()
         deadline_s = time.monotonic() + self._settings.limits.give_up_s
         while escalation.outcome is None:
@@ -97,20 +103,20 @@ class Dispatcher:
                 return
             reasons = await self._tell(escalation, plan)
             told = set(escalation.coverage.values())
-            if Told.ORDERED.value in told:
+            if OrderReceipt.ORDERED.value in told:
                 await self._await_reports(escalation, plan)
-            elif Told.UNREACHABLE.value in told and time.monotonic() < deadline_s:
+            elif OrderReceipt.UNREACHABLE.value in told and time.monotonic() < deadline_s:
                 await asyncio.sleep(self._settings.agents.poll_s)  # whoever does not answer may have taken the order
                 continue
             await self._conclude(escalation, plan, reasons, deadline_s=deadline_s)
 
-    async def _plan(self, escalation: Escalation, *, issue: int, deadline_s: float) -> Plan | None:
+    async def _plan(self, escalation: EscalationRecord, *, issue: int, deadline_s: float) -> EscalationPlan | None:
         """Return a new plan, on disk, or None if no rank could be found in time."""
         agents = self._settings.agents
         run = escalation.request.run
         while True:
             await self._fleet.poll(run)
-            margin = Margin(tries=agents.tries, timeout_s=agents.timeout_s)
+            margin = OrderMargin(tries=agents.tries, timeout_s=agents.timeout_s)
             plan = make_plan(escalation.request, self._fleet.of_run(run), issue, margin, now_s=time.monotonic())
             if plan is not None:
                 await self._write(partial(self._journal.plan, escalation, plan))
@@ -119,7 +125,7 @@ class Dispatcher:
                 return None
             await asyncio.sleep(agents.poll_s)
 
-    async def _tell(self, escalation: Escalation, plan: Plan) -> str:
+    async def _tell(self, escalation: EscalationRecord, plan: EscalationPlan) -> str:
         """Order the plan from all agents at once; afterwards the coverage says how they took it. Returns reasons."""
         assigned = assign(plan.ranks, self._fleet.of_run(escalation.request.run))
         orders = (self._order(escalation, plan, url, ranks) for url, ranks in assigned.items())
@@ -127,7 +133,9 @@ class Dispatcher:
         escalation.coverage = coverage_of(plan, assigned, answers)
         return reasons_of(answers.values())
 
-    async def _order(self, escalation: Escalation, plan: Plan, url: str, ranks: Sequence[int]) -> Answer:
+    async def _order(
+        self, escalation: EscalationRecord, plan: EscalationPlan, url: str, ranks: Sequence[int]
+    ) -> AgentAnswer:
         request = escalation.request
         order = {
             "id": plan.id,
@@ -139,7 +147,7 @@ class Dispatcher:
             "ranks": list(ranks),
             "reason": request.reason,
         }
-        answer = Answer(Told.UNREACHABLE, reason=f"{url} is gone")
+        answer = AgentAnswer(OrderReceipt.UNREACHABLE, reason=f"{url} is gone")
         for _ in range(self._settings.agents.tries):
             agent = self._fleet.agents.get(url)
             if agent is None:
@@ -147,12 +155,12 @@ class Dispatcher:
             try:
                 answer = read_answer(*await self._client.post(agent.target, ORDER_PATH, order))
             except FAULTS as error:
-                answer = Answer(Told.UNREACHABLE, reason=f"{url}: {describe(error)}")
-            if answer.told is not Told.UNREACHABLE:
+                answer = AgentAnswer(OrderReceipt.UNREACHABLE, reason=f"{url}: {describe(error)}")
+            if answer.told is not OrderReceipt.UNREACHABLE:
                 break
         return answer
 
-    async def _await_reports(self, escalation: Escalation, plan: Plan) -> None:
+    async def _await_reports(self, escalation: EscalationRecord, plan: EscalationPlan) -> None:
         """Wait until every rank that was told has reported, or can no more."""
         deadline_s = time.monotonic() + REPORT_LIMIT_S
         while True:
@@ -160,22 +168,24 @@ class Dispatcher:
             reports = [agent.report for agent in agents if agent.report]
             for report in reports:
                 escalation.coverage |= {r: s for r, s in report.dumps.get(plan.id, {}).items() if r in plan.ranks}
-            waiting = [rank for rank, status in escalation.coverage.items() if status == Told.ORDERED.value]
+            waiting = [rank for rank, status in escalation.coverage.items() if status == OrderReceipt.ORDERED.value]
             living = {rank for report in reports if report.attempt == plan.attempt for rank in report.living_ranks}
             if not living.intersection(waiting) or time.monotonic() > deadline_s:
                 escalation.coverage |= dict.fromkeys(waiting, NO_REPORT)
                 return
             await asyncio.sleep(self._settings.agents.poll_s)
 
-    async def _conclude(self, escalation: Escalation, plan: Plan, reasons: str, *, deadline_s: float) -> None:
+    async def _conclude(
+        self, escalation: EscalationRecord, plan: EscalationPlan, reasons: str, *, deadline_s: float
+    ) -> None:
         """Close the escalation, or issue it anew if it came too late for every rank."""
-        if set(escalation.coverage.values()) == {Told.LATE.value} and plan.issue < MAX_ISSUES:
+        if set(escalation.coverage.values()) == {OrderReceipt.LATE.value} and plan.issue < MAX_ISSUES:
             _log.warning("%s came too late for every rank; it is issued anew", plan.id)
             if await self._plan(escalation, issue=plan.issue + 1, deadline_s=deadline_s) is not None:
                 return
         await self._finish(escalation, reasons)
 
-    async def _finish(self, escalation: Escalation, detail: str) -> None:
+    async def _finish(self, escalation: EscalationRecord, detail: str) -> None:
         outcome = outcome_of(escalation.coverage.values())
         await self._write(partial(self._journal.finish, escalation, outcome, detail))
         self.num_failed += outcome == "failed"

@@ -13,9 +13,9 @@ import resource
 import time
 from collections.abc import Iterable, Sequence
 
-from trainermon.agent.controller.client import FAULTS, AgentClient, Target, describe
-from trainermon.agent.controller.discovery import Finder
-from trainermon.agent.controller.report import AgentReport, RankState, parse_report
+from trainermon.agent.controller.client import FAULTS, AgentAddress, AgentClient, describe
+from trainermon.agent.controller.discovery import AgentFinder
+from trainermon.agent.controller.report import AgentReport, RankSummary, parse_report
 
 STATES_PATH = "api/v1/ranks"
 NOT_ASKED = "not asked yet"
@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(slots=True)
-class Agent:
+class AgentHandle:
     """One agent.
 
     Attributes:
@@ -34,7 +34,7 @@ class Agent:
         problem: Why there was no answer to the last question, or empty.
     """
 
-    target: Target
+    target: AgentAddress
     report: AgentReport | None = None
     seen_s: float = 0.0
     problem: str = NOT_ASKED
@@ -45,7 +45,7 @@ class Agent:
         return not self.problem
 
 
-class Fleet:
+class AgentFleet:
     """All agents that are found.
 
     Attributes:
@@ -57,15 +57,15 @@ class Fleet:
         poll_duration_s: Wall time of the last round.
     """
 
-    def __init__(self, client: AgentClient, finders: Sequence[Finder]) -> None:
-        self.agents: dict[str, Agent] = {}
+    def __init__(self, client: AgentClient, finders: Sequence[AgentFinder]) -> None:
+        self.agents: dict[str, AgentHandle] = {}
         self.is_known = asyncio.Event()
         self.num_polls = self.num_poll_failures = self.num_discovery_failures = 0
         self.poll_duration_s = 0.0
         self.discovered_s = 0.0
         self._client = client
         self._finders = finders
-        self._found: dict[Finder, list[Target]] = {}
+        self._found: dict[AgentFinder, list[AgentAddress]] = {}
 
     async def discover(self) -> None:
         """Bring the set of agents up to date."""
@@ -85,7 +85,7 @@ class Fleet:
             if len(self._found) == len(self._finders) and all(a.problem != NOT_ASKED for a in self.agents.values()):
                 self.is_known.set()
 
-    def of_run(self, run: str) -> list[Agent]:
+    def of_run(self, run: str) -> list[AgentHandle]:
         """Return the agents of the newest attempt of a run, whether they answer now or not."""
         found = [agent for agent in self.agents.values() if agent.report is not None and agent.report.run_id == run]
         newest = max((agent.report.attempt for agent in found if agent.report), default=0)
@@ -96,7 +96,7 @@ class Fleet:
         """Every run that an agent has named, sorted."""
         return sorted({agent.report.run_id for agent in self.agents.values() if agent.report})
 
-    async def _look(self, finder: Finder) -> None:
+    async def _look(self, finder: AgentFinder) -> None:
         try:
             self._found[finder] = await finder.find()
             self.discovered_s = time.time()
@@ -104,14 +104,14 @@ class Fleet:
             self.num_discovery_failures += 1
             _log.warning("%s: %s", finder, describe(error))
 
-    def _kept(self, target: Target) -> Agent:
+    def _kept(self, target: AgentAddress) -> AgentHandle:
         known = self.agents.get(target.url)
         if known is None:
-            return Agent(target)
+            return AgentHandle(target)
         known.target = target
         return known
 
-    async def _ask(self, agent: Agent) -> None:
+    async def _ask(self, agent: AgentHandle) -> None:
         self.num_polls += 1
         try:
             agent.report = parse_report(await self._client.get(agent.target, STATES_PATH))
@@ -124,10 +124,10 @@ class Fleet:
             agent.problem = describe(error)
 
 
-def living_ranks(agents: Iterable[Agent]) -> dict[int, tuple[Agent, RankState]]:
+def living_ranks(agents: Iterable[AgentHandle]) -> dict[int, tuple[AgentHandle, RankSummary]]:
     """Return, by number, each living rank of `agents` with its agent."""
     return {state.rank: (agent, state) for agent in agents if agent.report for state in agent.report.living}
 
 
-def _may_be_of(agent: Agent, run: str) -> bool:
+def _may_be_of(agent: AgentHandle, run: str) -> bool:
     return agent.report is None or agent.report.run_id == run

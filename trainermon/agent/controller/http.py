@@ -1,6 +1,6 @@
 """The web application of a controller: page, JSON, `/metrics`, probes, and the two ways in for escalations.
 
-It runs behind the agent's `Guard`, which has already checked host, origin, credentials and size of the body.
+It runs behind the agent's `RequestGuard`, which has already checked host, origin, credentials and size of the body.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from fastapi.responses import Response
 from trainermon.agent.controller.controller import Controller
 from trainermon.agent.controller.metrics import render_metrics
 from trainermon.agent.controller.overview import describe_escalations, describe_job
-from trainermon.agent.web.access import Access
-from trainermon.agent.web.guard import Application, Guard
+from trainermon.agent.web.access import TokenAccess
+from trainermon.agent.web.guard import Application, RequestGuard
 from trainermon.agent.web.http import add_page, json_answer, parse_json, refuse
 from trainermon.core.errors import TrainermonError
 
 PAGE = "job.html"
 
 
-def build_application(controller: Controller, *, access: Access, hosts: tuple[str, ...] = ()) -> Application:
+def build_application(controller: Controller, *, access: TokenAccess, hosts: tuple[str, ...] = ()) -> Application:
     """Return the guarded ASGI application of `controller`."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     app.add_exception_handler(TrainermonError, refuse)
     add_page(app, PAGE, "trainermon.agent.controller")
     _add_reading(app, controller)
     _add_orders(app, controller)
-    return Guard(app, access=access, hosts=hosts)
+    return RequestGuard(app, access=access, hosts=hosts)
 
 
 def _add_reading(app: FastAPI, controller: Controller) -> None:

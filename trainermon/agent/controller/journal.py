@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainermon.agent.orders.webhook import Request
+from trainermon.agent.orders.webhook import DumpRequest
 from trainermon.alerts.lines import read_lines
 from trainermon.core.errors import ConfigError
 from trainermon.core.values import as_plain
@@ -28,7 +28,7 @@ MIN_KEPT_S = 86400.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class EscalationPlan:
     """How an escalation is carried out.
 
     Attributes:
@@ -47,7 +47,7 @@ class Plan:
 
 
 @dataclasses.dataclass(slots=True)
-class Escalation:
+class EscalationRecord:
     """A request and what has become of it.
 
     Attributes:
@@ -59,15 +59,15 @@ class Escalation:
         coverage: By rank, what became of its dump.
     """
 
-    request: Request
+    request: DumpRequest
     accepted_s: float
-    plan: Plan | None = None
+    plan: EscalationPlan | None = None
     outcome: str | None = None
     detail: str = ""
     coverage: dict[int, str] = dataclasses.field(default_factory=dict)
 
 
-class Journal:
+class EscalationJournal:
     """The escalations of a controller. One process at a time; calls must not overlap.
 
     Args:
@@ -82,7 +82,7 @@ class Journal:
     """
 
     def __init__(self, folder: Path, *, now_s: float) -> None:
-        self.escalations: dict[str, Escalation] = {}
+        self.escalations: dict[str, EscalationRecord] = {}
         self.suppressed: dict[str, str] = {}
         self._path = folder / JOURNAL_FILE
         self._torn = False
@@ -98,7 +98,7 @@ class Journal:
             raise ConfigError(f"state_dir {folder} cannot be used: {error}") from error
 
     @property
-    def open(self) -> list[Escalation]:
+    def open(self) -> list[EscalationRecord]:
         """The escalations that are not closed, oldest first."""
         return [escalation for escalation in self.escalations.values() if escalation.outcome is None]
 
@@ -112,7 +112,7 @@ class Journal:
         accepted = self.escalations.values()
         return sum(entry.request.run == run and entry.accepted_s >= since_s for entry in accepted)
 
-    def accept(self, request: Request, *, now_s: float) -> Escalation:
+    def accept(self, request: DumpRequest, *, now_s: float) -> EscalationRecord:
         """Return the escalation; it is on disk.
 
         Raises:
@@ -121,8 +121,8 @@ class Journal:
         return self.take([request], {}, now_s=now_s)[0]
 
     def take(
-        self, requests: Sequence[Request], suppressed: Mapping[tuple[str, ...], str], *, now_s: float
-    ) -> list[Escalation]:
+        self, requests: Sequence[DumpRequest], suppressed: Mapping[tuple[str, ...], str], *, now_s: float
+    ) -> list[EscalationRecord]:
         """Return the escalations of `requests`; they are on disk, all with one write.
 
         `suppressed` are alerts that are not followed, and why. Raises OSError as `accept`.
@@ -139,11 +139,11 @@ class Journal:
         """Note that alerts are not followed. Raises OSError as `accept`."""
         self.take((), {tuple(alert_keys): reason}, now_s=now_s)
 
-    def plan(self, escalation: Escalation, plan: Plan) -> None:
+    def plan(self, escalation: EscalationRecord, plan: EscalationPlan) -> None:
         """Note how it will be carried out; afterwards that is on disk. Raises OSError as `accept`."""
         self._append({"planned": {**as_plain(plan), "escalation": escalation.request.id}})
 
-    def finish(self, escalation: Escalation, outcome: str, detail: str) -> None:
+    def finish(self, escalation: EscalationRecord, outcome: str, detail: str) -> None:
         """Note how it ended, with its coverage. Raises OSError as `accept`."""
         coverage = {str(rank): status for rank, status in escalation.coverage.items()}
         entry = {"id": escalation.request.id, "outcome": outcome, "detail": detail, "coverage": coverage}
@@ -180,8 +180,8 @@ class Journal:
         accepted_s = float(plain.pop("accepted_s"))
         ranks = plain.pop("ranks")
         alerts = tuple(plain.pop("alerts"))
-        request = Request(**plain, alerts=alerts, ranks=None if ranks is None else tuple(ranks))
-        self.escalations.setdefault(request.id, Escalation(request=request, accepted_s=accepted_s))
+        request = DumpRequest(**plain, alerts=alerts, ranks=None if ranks is None else tuple(ranks))
+        self.escalations.setdefault(request.id, EscalationRecord(request=request, accepted_s=accepted_s))
 
     def _apply_suppressed(self, body: Mapping[str, Any]) -> None:
         self.suppressed |= dict.fromkeys(body["alerts"], str(body["reason"]))
@@ -189,7 +189,7 @@ class Journal:
     def _apply_planned(self, body: Mapping[str, Any]) -> None:
         plain = dict(body)
         escalation = self.escalations[plain.pop("escalation")]
-        escalation.plan = Plan(**{**plain, "ranks": tuple(plain["ranks"])})
+        escalation.plan = EscalationPlan(**{**plain, "ranks": tuple(plain["ranks"])})
         escalation.coverage = {}
 
     def _apply_closed(self, body: Mapping[str, Any]) -> None:
@@ -221,14 +221,14 @@ class Journal:
 
 
 _APPLY = {
-    "accepted": Journal._apply_accepted,
-    "suppressed": Journal._apply_suppressed,
-    "planned": Journal._apply_planned,
-    "closed": Journal._apply_closed,
+    "accepted": EscalationJournal._apply_accepted,
+    "suppressed": EscalationJournal._apply_suppressed,
+    "planned": EscalationJournal._apply_planned,
+    "closed": EscalationJournal._apply_closed,
 }
 
 
-def _is_old(escalation: Escalation, now_s: float) -> bool:
+def _is_old(escalation: EscalationRecord, now_s: float) -> bool:
     return now_s - escalation.accepted_s > MIN_KEPT_S
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import aiohttp
 
-from trainermon.agent.controller.client import Target
+from trainermon.agent.controller.client import AgentAddress
 from trainermon.agent.controller.settings import KubernetesSettings
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -36,7 +36,7 @@ class KubernetesFinder:
     scheme: str
     account: Path = ACCOUNT
 
-    async def find(self) -> list[Target]:
+    async def find(self) -> list[AgentAddress]:
         """Return one target per running pod that has an address and the port."""
         pods = await asyncio.wait_for(self._list_pods(), LIMIT_S)
         found = (self._target(pod) for pod in pods)
@@ -66,14 +66,14 @@ class KubernetesFinder:
         namespace = self.settings.namespace or (self.account / "namespace").read_text(encoding="utf-8").strip()
         return f"https://{_bracketed(host)}:{port}/api/v1/namespaces/{namespace}/pods"
 
-    def _target(self, pod: Mapping[str, Any]) -> Target | None:
+    def _target(self, pod: Mapping[str, Any]) -> AgentAddress | None:
         status = pod.get("status", {})
         address = status.get("podIP")
         port = self._port(pod.get("spec", {}))
         is_leaving = "deletionTimestamp" in pod.get("metadata", {})
         if status.get("phase") != "Running" or is_leaving or not address or port is None:
             return None
-        return Target(f"{self.scheme}://{_bracketed(address)}:{port}/")
+        return AgentAddress(f"{self.scheme}://{_bracketed(address)}:{port}/")
 
     def _port(self, spec: Mapping[str, Any]) -> int | None:
         if self.settings.port.isdecimal():

@@ -10,7 +10,13 @@ from pathlib import Path
 
 from trainermon.agent.controller.controller import Controller
 from trainermon.core.metrics import Metric, MetricType
-from trainermon.exporters.prometheus.openmetrics import OPENMETRICS, TEXT, Samples, prefers_openmetrics, render_families
+from trainermon.exporters.prometheus.openmetrics import (
+    OPENMETRICS,
+    TEXT,
+    MetricSamples,
+    prefers_openmetrics,
+    render_families,
+)
 
 _START_S = time.time()
 
@@ -56,7 +62,7 @@ def render_metrics(controller: Controller, accept: str) -> tuple[bytes, str]:
     """Return the exposition and its content type, in the format that the `Accept` header asks for."""
     openmetrics = prefers_openmetrics(accept)
     values = _values(controller)
-    families = ((metric, [Samples((f"{metric.name} ",), (values[metric.name],))]) for metric in METRICS)
+    families = ((metric, [MetricSamples((f"{metric.name} ",), (values[metric.name],))]) for metric in METRICS)
     return render_families(families, openmetrics=openmetrics), OPENMETRICS if openmetrics else TEXT
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import trainermon
 from trainermon.agent.controller.controller import Controller
-from trainermon.agent.controller.fleet import Agent
-from trainermon.agent.controller.journal import Escalation
-from trainermon.agent.hang.verdict import Hang
+from trainermon.agent.controller.fleet import AgentHandle
+from trainermon.agent.controller.journal import EscalationRecord
+from trainermon.agent.hang.verdict import HangVerdict
 from trainermon.core.values import as_plain
 
 MAX_SHOWN = 100
@@ -39,7 +39,7 @@ def describe_escalations(controller: Controller) -> list[dict[str, Any]]:
     return [_describe_escalation(escalation) for escalation in reversed(newest)]
 
 
-def _describe_agent(agent: Agent, now_s: float) -> dict[str, Any]:
+def _describe_agent(agent: AgentHandle, now_s: float) -> dict[str, Any]:
     plain: dict[str, Any] = {"url": agent.target.url, "up": agent.is_up, "problem": agent.problem}
     report = agent.report
     if report is None:
@@ -56,7 +56,7 @@ def _describe_agent(agent: Agent, now_s: float) -> dict[str, Any]:
     }
 
 
-def _describe_hang(hang: Hang) -> dict[str, Any]:
+def _describe_hang(hang: HangVerdict) -> dict[str, Any]:
     return {
         "kind": hang.kind.value,
         "text": hang.text,
@@ -65,7 +65,7 @@ def _describe_hang(hang: Hang) -> dict[str, Any]:
     }
 
 
-def _describe_escalation(escalation: Escalation) -> dict[str, Any]:
+def _describe_escalation(escalation: EscalationRecord) -> dict[str, Any]:
     request, plan = escalation.request, escalation.plan
     return {
         "id": request.id,

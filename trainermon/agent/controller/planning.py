@@ -12,9 +12,9 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from trainermon.agent.controller.fleet import Agent, living_ranks
-from trainermon.agent.controller.journal import Plan
-from trainermon.agent.orders.webhook import Request
+from trainermon.agent.controller.fleet import AgentHandle, living_ranks
+from trainermon.agent.controller.journal import EscalationPlan
+from trainermon.agent.orders.webhook import DumpRequest
 
 SPARE_STEPS = 2  # the step a rank is on may end at once, and it reads orders when the next one begins
 
@@ -22,7 +22,7 @@ WRITTEN = frozenset({"written", "nonfinite", "clean"})
 NO_REPORT = "no report"
 
 
-class Told(str, enum.Enum):
+class OrderReceipt(str, enum.Enum):
     """How an agent has taken an order."""
 
     ORDERED = "ordered"
@@ -36,17 +36,17 @@ class Told(str, enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Answer:
+class AgentAnswer:
     """What one agent said: how it took the order, the ranks that were told, those that are too late, and why."""
 
-    told: Told
+    told: OrderReceipt
     ranks: tuple[int, ...] = ()
     late: tuple[int, ...] = ()
     reason: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Margin:
+class OrderMargin:
     """How long it may take until an agent has an order: `tries` requests of up to `timeout_s` seconds."""
 
     tries: int
@@ -61,7 +61,9 @@ class Margin:
         return math.ceil(self.tries * self.timeout_s * steps_per_s) + SPARE_STEPS
 
 
-def make_plan(request: Request, agents: Sequence[Agent], issue: int, margin: Margin, *, now_s: float) -> Plan | None:
+def make_plan(
+    request: DumpRequest, agents: Sequence[AgentHandle], issue: int, margin: OrderMargin, *, now_s: float
+) -> EscalationPlan | None:
     """Return how to carry out `request`, or None while none of its ranks is known to live.
 
     Args:
@@ -80,7 +82,7 @@ def make_plan(request: Request, agents: Sequence[Agent], issue: int, margin: Mar
     # Ranks of a job go in step: where an agent answers now, nobody is guessed at that has long been silent.
     asked = [found for found in living.values() if found[0].is_up] or list(living.values())
     newest = max(state.step + _steps_since(agent, pace, now_s) for agent, state in asked)
-    return Plan(
+    return EscalationPlan(
         id=request.id if issue == 1 else f"{request.id}-{issue}",
         issue=issue,
         attempt=max(report.attempt for report in reports),
@@ -89,26 +91,26 @@ def make_plan(request: Request, agents: Sequence[Agent], issue: int, margin: Mar
     )
 
 
-def read_answer(status: int, plain: Any) -> Answer:
+def read_answer(status: int, plain: Any) -> AgentAnswer:
     """Return what an agent's answer to an order means."""
     if status in (200, 202) and isinstance(plain, Mapping):
         ranks, late = _ranks(plain.get("ranks")), _ranks(plain.get("late"))
         match plain.get("status"):
             case "accepted" | "duplicate":
-                return Answer(Told.ORDERED, ranks, late)
+                return AgentAnswer(OrderReceipt.ORDERED, ranks, late)
             case "suppressed":
-                return Answer(Told.SUPPRESSED, reason=str(plain.get("reason", ""))[:200])
+                return AgentAnswer(OrderReceipt.SUPPRESSED, reason=str(plain.get("reason", ""))[:200])
             case "late":
-                return Answer(Told.LATE, (), late)
+                return AgentAnswer(OrderReceipt.LATE, (), late)
     detail = str(plain.get("detail", "") if isinstance(plain, Mapping) else plain)[:200]
     if status == 409:  # another attempt began, or the rank is gone: as good as late
-        return Answer(Told.LATE, reason=detail)
+        return AgentAnswer(OrderReceipt.LATE, reason=detail)
     if 400 <= status < 500:
-        return Answer(Told.REFUSED, reason=f"{status}: {detail}")
-    return Answer(Told.UNREACHABLE, reason=f"{status}: {detail}")
+        return AgentAnswer(OrderReceipt.REFUSED, reason=f"{status}: {detail}")
+    return AgentAnswer(OrderReceipt.UNREACHABLE, reason=f"{status}: {detail}")
 
 
-def assign(ranks: Sequence[int], agents: Sequence[Agent]) -> dict[str, tuple[int, ...]]:
+def assign(ranks: Sequence[int], agents: Sequence[AgentHandle]) -> dict[str, tuple[int, ...]]:
     """Return, by address of the agent that has them now, which of `ranks`; those of no agent are left out.
 
     An agent that was restarted has another address, but still its ranks.
@@ -121,31 +123,33 @@ def assign(ranks: Sequence[int], agents: Sequence[Agent]) -> dict[str, tuple[int
     return assigned
 
 
-def coverage_of(plan: Plan, assigned: Mapping[str, Sequence[int]], answers: Mapping[str, Answer]) -> dict[int, str]:
+def coverage_of(
+    plan: EscalationPlan, assigned: Mapping[str, Sequence[int]], answers: Mapping[str, AgentAnswer]
+) -> dict[int, str]:
     """Return, by rank of the plan, how its agent has taken the order."""
-    coverage = dict.fromkeys(plan.ranks, Told.UNREACHABLE.value)
+    coverage = dict.fromkeys(plan.ranks, OrderReceipt.UNREACHABLE.value)
     for url, ranks in assigned.items():
         answer = answers[url]
         for rank in ranks:
-            is_late = rank in answer.late or (answer.told is Told.ORDERED and rank not in answer.ranks)
-            coverage[rank] = (Told.LATE if is_late else answer.told).value
+            is_late = rank in answer.late or (answer.told is OrderReceipt.ORDERED and rank not in answer.ranks)
+            coverage[rank] = (OrderReceipt.LATE if is_late else answer.told).value
     return coverage
 
 
-def reasons_of(answers: Iterable[Answer]) -> str:
+def reasons_of(answers: Iterable[AgentAnswer]) -> str:
     """Return the different reasons that agents gave."""
     return "; ".join(dict.fromkeys(answer.reason for answer in answers if answer.reason))
 
 
 def outcome_of(statuses: Collection[str]) -> str:
     """Return `done`, `partial` or `failed` after what the ranks wrote, or `suppressed` if limits kept all from it."""
-    if statuses and set(statuses) == {Told.SUPPRESSED.value}:
+    if statuses and set(statuses) == {OrderReceipt.SUPPRESSED.value}:
         return "suppressed"
     num_written = sum(status in WRITTEN for status in statuses)
     return "done" if num_written and num_written == len(statuses) else "partial" if num_written else "failed"
 
 
-def _steps_since(agent: Agent, steps_per_s: float, now_s: float) -> int:
+def _steps_since(agent: AgentHandle, steps_per_s: float, now_s: float) -> int:
     return 0 if agent.is_up else math.ceil((now_s - agent.seen_s) * steps_per_s)
 
 

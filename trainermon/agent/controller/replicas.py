@@ -17,9 +17,9 @@ from typing import Any, Generic, TypeVar
 from urllib.parse import quote
 
 from trainermon.agent.controller.client import FAULTS, AgentClient, describe
-from trainermon.agent.controller.fleet import Agent, Fleet
+from trainermon.agent.controller.fleet import AgentFleet, AgentHandle
 from trainermon.agent.hang.evidence import spans
-from trainermon.agent.orders.webhook import Request
+from trainermon.agent.orders.webhook import DumpRequest
 
 LOOK_S = 10.0
 MAX_OPEN_STEPS = 16
@@ -28,13 +28,13 @@ MAX_RANKS = 16
 MAX_NAMES = 5
 
 Key = TypeVar("Key")
-_Digests = dict[str, dict[int, tuple[int, Agent]]]  # by group and rank
+_Digests = dict[str, dict[int, tuple[int, AgentHandle]]]  # by group and rank
 
 _log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Divergence(Generic[Key]):
+class CopyDivergence(Generic[Key]):
     """Copies that are not equal.
 
     Attributes:
@@ -49,7 +49,7 @@ class Divergence(Generic[Key]):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class DivergenceFinding:
     """Copies of one group of ranks that were not equal when they were last compared.
 
     Attributes:
@@ -95,18 +95,20 @@ class ReplicaWatch:
         num_mismatches: Those in which copies were not equal.
     """
 
-    def __init__(self, fleet: Fleet, client: AgentClient, escalate: Callable[[Request], Awaitable[object]]) -> None:
-        self.findings: dict[str, dict[str, Finding]] = {}
+    def __init__(
+        self, fleet: AgentFleet, client: AgentClient, escalate: Callable[[DumpRequest], Awaitable[object]]
+    ) -> None:
+        self.findings: dict[str, dict[str, DivergenceFinding]] = {}
         self.num_comparisons = self.num_mismatches = 0
         self._fleet = fleet
         self._client = client
         self._escalate = escalate
-        self._runs: dict[str, _Run] = {}
+        self._runs: dict[str, _AttemptReports] = {}
 
     async def look(self) -> None:
         """Compare what has come since the last look; asks nobody of a run that one agent sees whole."""
         runs = self._fleet.runs
-        self._runs = {run: self._runs.get(run) or _Run() for run in runs}
+        self._runs = {run: self._runs.get(run) or _AttemptReports() for run in runs}
         self.findings = {run: found for run, found in self.findings.items() if run in self._runs}
         for run in runs:
             await self._look_at(run)
@@ -115,7 +117,7 @@ class ReplicaWatch:
         agents = [agent for agent in self._fleet.of_run(run) if agent.is_up]
         attempt = max((agent.report.attempt for agent in agents if agent.report), default=0)
         if self._runs[run].attempt != attempt:
-            self._runs[run] = _Run(attempt)
+            self._runs[run] = _AttemptReports(attempt)
             self.findings.pop(run, None)
         if len(agents) < 2:
             return
@@ -148,7 +150,9 @@ class ReplicaWatch:
         if new:
             await self._escalate(_request(run, step, new))
 
-    async def _judge(self, run: str, step: int, group: str, held: Mapping[int, tuple[int, Agent]]) -> Finding:
+    async def _judge(
+        self, run: str, step: int, group: str, held: Mapping[int, tuple[int, AgentHandle]]
+    ) -> DivergenceFinding:
         agents = list({agent.target.url: agent for _, agent in held.values()}.values())
         path = f"api/v1/copies?step={step}&group={quote(group)}"
         answers = await asyncio.gather(*(self._ask(agent, path) for agent in agents))
@@ -160,7 +164,7 @@ class ReplicaWatch:
         whole = divergences({rank: {"": digest} for rank, (digest, _) in held.items()})
         found = single or whole
         ranks = {rank for each in found for rank in each.ranks}
-        return Finding(
+        return DivergenceFinding(
             attempt=self._runs[run].attempt,
             step=step,
             ranks=tuple(sorted(ranks)),
@@ -168,7 +172,7 @@ class ReplicaWatch:
             names=tuple(each.copies for each in single),
         )
 
-    async def _ask(self, agent: Agent, path: str) -> Any:
+    async def _ask(self, agent: AgentHandle, path: str) -> Any:
         try:
             return await self._client.get(agent.target, path)
         except FAULTS as error:
@@ -176,7 +180,7 @@ class ReplicaWatch:
             return None
 
 
-class _Run:
+class _AttemptReports:
     """What the agents of an attempt have told, of the steps that are not compared yet."""
 
     def __init__(self, attempt: int = -1) -> None:
@@ -185,7 +189,7 @@ class _Run:
         self._open: dict[int, _Digests] = {}
         self._compared = -1
 
-    def take(self, agent: Agent, answer: Any) -> None:
+    def take(self, agent: AgentHandle, answer: Any) -> None:
         """Take an agent's digests. Raises ValueError, KeyError, TypeError or AttributeError if they are none."""
         if answer["attempt"] != self.attempt:
             return
@@ -209,7 +213,7 @@ class _Run:
         return [(step, self._open.pop(step)) for step in ready]
 
 
-def divergences(reports: Mapping[int, Mapping[Key, int]]) -> list[Divergence[Key]]:
+def divergences(reports: Mapping[int, Mapping[Key, int]]) -> list[CopyDivergence[Key]]:
     """Return the copies that are not equal, in the order of the model.
 
     The value that most ranks have is taken for the right one. Where two values are equally frequent nobody can tell,
@@ -225,21 +229,21 @@ def divergences(reports: Mapping[int, Mapping[Key, int]]) -> list[Divergence[Key
     return [_divergence(copies, held) for copies, held in holders.items() if len(set(held.values())) > 1]
 
 
-def _divergence(copies: Key, held: Mapping[int, int]) -> Divergence[Key]:
+def _divergence(copies: Key, held: Mapping[int, int]) -> CopyDivergence[Key]:
     (usual, most), (_, second), *_ = Counter(held.values()).most_common()
     if most == second:
-        return Divergence(copies=copies, ranks=tuple(held))
-    return Divergence(
+        return CopyDivergence(copies=copies, ranks=tuple(held))
+    return CopyDivergence(
         copies=copies,
         ranks=tuple(rank for rank, checksum in held.items() if checksum != usual),
         others=tuple(rank for rank, checksum in held.items() if checksum == usual),
     )
 
 
-def _request(run: str, step: int, found: Sequence[Finding]) -> Request:
+def _request(run: str, step: int, found: Sequence[DivergenceFinding]) -> DumpRequest:
     ranks = sorted({rank for each in found for rank in each.ranks})[:MAX_RANKS]
     identity = hashlib.blake2b(f"{run} {found[0].attempt} {step}".encode(), digest_size=6).hexdigest()
-    return Request(
+    return DumpRequest(
         id=f"replica-divergence-{identity}",
         run=run,
         ranks=tuple(ranks),
@@ -260,7 +264,7 @@ def _copies(answer: Any) -> dict[int, dict[str, int]]:
 Result = TypeVar("Result")
 
 
-def _contained(agent: Agent, read: Callable[..., Result], *arguments: Any) -> Result | None:
+def _contained(agent: AgentHandle, read: Callable[..., Result], *arguments: Any) -> Result | None:
     """Return what `read` makes of an answer, None if it is not that of an agent of this version."""
     try:
         return read(*arguments)
@@ -269,5 +273,5 @@ def _contained(agent: Agent, read: Callable[..., Result], *arguments: Any) -> Re
         return None
 
 
-def _note_silent(agent: Agent, error: Exception) -> None:
+def _note_silent(agent: AgentHandle, error: Exception) -> None:
     _log.info("%s tells no checksums: %s", agent.target.url, describe(error))

@@ -12,7 +12,7 @@ MAX_RANKS = 100_000
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class RankState:
+class RankSummary:
     """One rank: its number, step, life, phase, seconds without a sign, and its place on each axis of the job."""
 
     rank: int
@@ -54,12 +54,12 @@ class AgentReport:
     host: str
     world_size: int
     steps_per_s: float
-    ranks: Mapping[int, RankState]
+    ranks: Mapping[int, RankSummary]
     alerts: tuple[FiringAlert, ...]
     dumps: Mapping[str, Mapping[int, str]]
 
     @property
-    def living(self) -> list[RankState]:
+    def living(self) -> list[RankSummary]:
         """The ranks that are alive."""
         return [state for state in self.ranks.values() if state.alive]
 
@@ -94,12 +94,12 @@ def parse_report(plain: Any) -> AgentReport:
         raise ConfigError(f"the answer is not that of an agent of this version: {error!r}") from None
 
 
-def _rank(plain: Mapping[str, Any]) -> RankState:
+def _rank(plain: Mapping[str, Any]) -> RankSummary:
     rank = int(plain["rank"])
     if not 0 <= rank < MAX_RANKS:
         raise ValueError(f"rank {rank}")
     place = {str(axis): int(index) for axis, index in plain["place"].items()}
-    return RankState(
+    return RankSummary(
         rank, int(plain["step"]), plain["alive"] is True, str(plain["phase"]), float(plain["lag_s"]), place
     )
 

@@ -59,7 +59,7 @@ class DiscoverySettings:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class AgentSettings:
+class AgentAccess:
     """How agents are spoken to.
 
     Attributes:
@@ -131,7 +131,7 @@ class ControllerSettings:
     port: int = PORT
     allowed_hosts: tuple[str, ...] = ()
     access: AccessSettings = dataclasses.field(default_factory=AccessSettings)
-    agents: AgentSettings = dataclasses.field(default_factory=AgentSettings)
+    agents: AgentAccess = dataclasses.field(default_factory=AgentAccess)
     limits: LimitSettings = dataclasses.field(default_factory=LimitSettings)
 
     def __post_init__(self) -> None:

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from trainermon.agent.controller.client import FAULTS, AgentClient, describe
-from trainermon.agent.controller.fleet import Agent, Fleet
+from trainermon.agent.controller.fleet import AgentFleet, AgentHandle
 from trainermon.agent.hang.evidence import RankEvidence, parse_evidence
-from trainermon.agent.hang.verdict import Hang, verdict
+from trainermon.agent.hang.verdict import HangVerdict, verdict
 
 EVIDENCE_PATH = "api/v1/evidence"
 RULES = frozenset({"hang", "rank-dead"})
@@ -22,22 +22,22 @@ LOOK_S = 2.0
 _log = logging.getLogger(__name__)
 
 
-class Standstill:
+class StandstillInquiry:
     """Asks the nodes of a run that stands still for their evidence.
 
     Attributes:
         verdicts: By run that stands still now, the answer for the whole job.
     """
 
-    def __init__(self, fleet: Fleet, client: AgentClient) -> None:
-        self.verdicts: dict[str, Hang] = {}
+    def __init__(self, fleet: AgentFleet, client: AgentClient) -> None:
+        self.verdicts: dict[str, HangVerdict] = {}
         self._fleet = fleet
         self._client = client
 
     async def look(self) -> None:
         """Bring the verdicts up to date; asks nobody while no rank hangs."""
         still = [run for run in self._fleet.runs if any(map(_stands_still, self._fleet.of_run(run)))]
-        verdicts: dict[str, Hang] = {}
+        verdicts: dict[str, HangVerdict] = {}
         for run in still:
             hang = await self._judge(run)
             if hang is not None:
@@ -47,7 +47,7 @@ class Standstill:
                 _log.warning("run %s stands still: %s", run, hang.text)
         self.verdicts = verdicts
 
-    async def _judge(self, run: str) -> Hang | None:
+    async def _judge(self, run: str) -> HangVerdict | None:
         agents = self._fleet.of_run(run)
         attempt = max((agent.report.attempt for agent in agents if agent.report), default=0)
         answers = await asyncio.gather(*map(self._ask, agents))
@@ -56,7 +56,7 @@ class Standstill:
             _judged, [(a.target.url, b) for a, b in zip(agents, answers, strict=True)], attempt
         )
 
-    async def _ask(self, agent: Agent) -> Any:
+    async def _ask(self, agent: AgentHandle) -> Any:
         try:
             return await self._client.get(agent.target, EVIDENCE_PATH)
         except FAULTS as error:
@@ -64,7 +64,7 @@ class Standstill:
             return None
 
 
-def _judged(answers: Sequence[tuple[str, Any]], attempt: int) -> Hang | None:
+def _judged(answers: Sequence[tuple[str, Any]], attempt: int) -> HangVerdict | None:
     """Return who holds up an attempt after the agents' answers, by address; None without any evidence."""
     evidence = [one for url, answer in answers if answer is not None for one in _parsed(url, answer)]
     known = [one for one in evidence if one.attempt == attempt]
@@ -83,5 +83,5 @@ def _note_silent(url: str, error: Exception) -> None:
     _log.info("%s gives no evidence: %s", url, describe(error))
 
 
-def _stands_still(agent: Agent) -> bool:
+def _stands_still(agent: AgentHandle) -> bool:
     return agent.report is not None and any(alert.rule in RULES for alert in agent.report.alerts)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import signal
 from collections.abc import Collection, Sequence
 
-from trainermon.agent.hang.evidence import DEAD, ENDED, Exit, RankEvidence, spans
-from trainermon.agent.hang.verdict import Culprit, Hang, Kind
+from trainermon.agent.hang.evidence import DEAD, ENDED, ProcessExit, RankEvidence, spans
+from trainermon.agent.hang.verdict import Culprit, HangVerdict, StandstillKind
 
 # What a communication library says when the rank at its other end has gone.
 _PEER_IS_GONE = (
@@ -25,7 +25,9 @@ _PEER_IS_GONE = (
 _MEMORY = ("out of memory", "OutOfMemoryError", "MemoryError", "bad_alloc")
 
 
-def crash_verdict(evidence: Sequence[RankEvidence], order: Sequence[int], *, unordered: Collection[int] = ()) -> Hang:
+def crash_verdict(
+    evidence: Sequence[RankEvidence], order: Sequence[int], *, unordered: Collection[int] = ()
+) -> HangVerdict:
     """Return whose end was the cause: the first of those that ended for a reason of their own.
 
     `order` lists the dead ranks as they were seen to die. Killed by a signal other than the launcher's SIGTERM, or an
@@ -40,14 +42,14 @@ def crash_verdict(evidence: Sequence[RankEvidence], order: Sequence[int], *, uno
     if dead and worst >= _FOLLOWED and _class(dead[0]) == _STOPPED:
         text = f"{spans(order)} ended by SIGTERM from outside (an operator, a scheduler, the launcher)"
         text += f" at step {dead[0].step} (phase {dead[0].phase})"
-        return Hang(kind=Kind.DEAD, waiting=waiting, text=text)
+        return HangVerdict(kind=StandstillKind.DEAD, waiting=waiting, text=text)
     left = _left_before(evidence, dead) if worst == _FOLLOWED else ()
     if left:
         return _left_verdict(left, dead)
     causes = [one for one in dead if _class(one) == worst]
     tied = [one for one in causes if one.rank in unordered]
     if worst == _UNEXPLAINED and len(tied) > 1 and causes[0] in tied:
-        return Hang(kind=Kind.DEAD, waiting=waiting, text=_unseen_text(tied))
+        return HangVerdict(kind=StandstillKind.DEAD, waiting=waiting, text=_unseen_text(tied))
     first = [one for one in causes if _same_end(one, causes[0])] if worst < _FOLLOWED else causes[:1]
     first.sort(key=lambda one: one.rank)
     culprits = tuple(Culprit(rank=one.rank, cause="dead", text=end_text(one)) for one in first)
@@ -62,7 +64,7 @@ def crash_verdict(evidence: Sequence[RankEvidence], order: Sequence[int], *, uno
     text += f" at step {step} (phase {first[0].phase})" if first else ""
     if followed:
         text += f"; {spans(followed)} ended after that"
-    return Hang(kind=Kind.DEAD, culprits=culprits, waiting=waiting, text=text)
+    return HangVerdict(kind=StandstillKind.DEAD, culprits=culprits, waiting=waiting, text=text)
 
 
 def _unseen_text(dead: Sequence[RankEvidence]) -> str:
@@ -91,13 +93,15 @@ def _left_before(evidence: Sequence[RankEvidence], dead: Sequence[RankEvidence])
     return tuple(one for one in ended if one.exit and one.exit.status) or ended
 
 
-def _left_verdict(left: Sequence[RankEvidence], dead: Sequence[RankEvidence]) -> Hang:
+def _left_verdict(left: Sequence[RankEvidence], dead: Sequence[RankEvidence]) -> HangVerdict:
     text = f"{spans(one.rank for one in left)} ended before the others, at step {left[0].step}"
     if left[0].exit and left[0].exit.status is not None:
         text += f", with exit status {left[0].exit.status}"
     culprits = tuple(Culprit(rank=one.rank, cause="ended", text="ended before the others") for one in left)
-    return Hang(
-        kind=Kind.DEAD, culprits=culprits, text=f"{text}; {spans(one.rank for one in dead)} lost the connection"
+    return HangVerdict(
+        kind=StandstillKind.DEAD,
+        culprits=culprits,
+        text=f"{text}; {spans(one.rank for one in dead)} lost the connection",
     )
 
 
@@ -112,7 +116,7 @@ def end_text(one: RankEvidence) -> str:
     """Return in words how a rank ended."""
     if one.error:
         return f"failed: {last_line(one.error)}"
-    return (one.exit or Exit()).text
+    return (one.exit or ProcessExit()).text
 
 
 def last_line(error: str) -> str:

@@ -26,7 +26,7 @@ _PEER = re.compile(r"(?:send|recv) \d+(?:->|<-)(\d+)")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class PendingCall:
     """A collective, or a send or receive, that the rank has begun and that is not complete.
 
     Attributes:
@@ -64,11 +64,11 @@ class GroupState:
     name: str
     ranks: tuple[int, ...] = ()
     entered: int = 0
-    in_flight: tuple[Call, ...] = ()
+    in_flight: tuple[PendingCall, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Frame:
+class StackFrame:
     """One line of a Python stack."""
 
     function: str
@@ -77,16 +77,16 @@ class Frame:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Stack:
+class ThreadStack:
     """A thread's Python stack, innermost frame first."""
 
     thread: str
     is_main: bool
-    frames: tuple[Frame, ...] = ()
+    frames: tuple[StackFrame, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Exit:
+class ProcessExit:
     """How a process ended: by a signal, or with an exit status; both None if nobody was there to see it."""
 
     signal: int | None = None
@@ -103,7 +103,7 @@ class Exit:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Rung:
+class RankAnswer:
     """What came of one way to look at a rank: `said` is "answered" and how, or why not."""
 
     name: str
@@ -112,13 +112,13 @@ class Rung:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Child:
+class ChildProcess:
     """A process that the rank has started (a data loader's worker), with its state as the kernel writes it."""
 
     pid: int
     name: str
     state: str
-    stacks: tuple[Stack, ...] = ()
+    stacks: tuple[ThreadStack, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,14 +161,14 @@ class RankEvidence:
     wchan: str = ""
     groups: tuple[GroupState, ...] | None = None
     noted: tuple[GroupState, ...] | None = None
-    stacks: tuple[Stack, ...] = ()
-    children: tuple[Child, ...] = ()
-    exit: Exit | None = None
+    stacks: tuple[ThreadStack, ...] = ()
+    children: tuple[ChildProcess, ...] = ()
+    exit: ProcessExit | None = None
     error: str = ""
-    rungs: tuple[Rung, ...] = ()
+    rungs: tuple[RankAnswer, ...] = ()
 
     @property
-    def main_frames(self) -> tuple[Frame, ...]:
+    def main_frames(self) -> tuple[StackFrame, ...]:
         """The main thread's stack, innermost frame first, without what only hands a call on; empty if not known."""
         frames = next((stack.frames for stack in self.stacks if stack.is_main), ())
         return tuple(itertools.dropwhile(lambda frame: frame.file.endswith(_HANDS_ON), frames))
@@ -217,7 +217,7 @@ def spans(ranks: Iterable[int]) -> str:
     return f"{'rank' if len(ordered) == 1 else 'ranks'} {text}"
 
 
-def innermost_own(frames: Sequence[Frame]) -> Frame | None:
+def innermost_own(frames: Sequence[StackFrame]) -> StackFrame | None:
     """Return the innermost frame that is the user's own code, else the innermost of all; None without frames."""
     own = (frame for frame in frames if not is_library(frame.file))
     return next(own, frames[0] if frames else None)

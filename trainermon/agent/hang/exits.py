@@ -15,7 +15,7 @@ import struct
 from collections.abc import Iterable
 from pathlib import Path
 
-from trainermon.agent.hang.evidence import Exit
+from trainermon.agent.hang.evidence import ProcessExit
 
 # struct pidfd_info, version 0: mask, cgroup id, eleven ids, exit code. Source: linux/include/uapi/linux/pidfd.h.
 _INFO = struct.Struct("@QQ11Ii")
@@ -29,7 +29,7 @@ class ExitWatch:
     def __init__(self) -> None:
         self._pids: dict[int, int] = {}
         self._open: dict[int, tuple[int, int]] = {}  # by descriptor: rank and pid
-        self._exits: dict[int, Exit] = {}  # in the order in which they ended
+        self._exits: dict[int, ProcessExit] = {}  # in the order in which they ended
         self._poller = select.epoll()
 
     def follow(self, rank: int, pid: int) -> None:
@@ -58,7 +58,7 @@ class ExitWatch:
                 self._exits[rank] = read_exit(descriptor, pid)
             os.close(descriptor)
 
-    def exit_of(self, rank: int) -> Exit | None:
+    def exit_of(self, rank: int) -> ProcessExit | None:
         """Return how the process ended; None if it has not, or was never followed."""
         return self._exits.get(rank)
 
@@ -75,15 +75,15 @@ class ExitWatch:
         self._poller.close()
 
 
-def read_exit(descriptor: int, pid: int) -> Exit:
+def read_exit(descriptor: int, pid: int) -> ProcessExit:
     """Return how the ended process of a pidfd ended, as far as that can be known."""
     code = _code_from_pidfd(descriptor)
     if code is None:
         code = _code_of_zombie(pid)
     if code is None:
-        return Exit()
+        return ProcessExit()
     number = os.waitstatus_to_exitcode(code)
-    return Exit(signal=-number) if number < 0 else Exit(status=number)
+    return ProcessExit(signal=-number) if number < 0 else ProcessExit(status=number)
 
 
 def _code_from_pidfd(descriptor: int) -> int | None:

@@ -13,9 +13,9 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
 
-from trainermon.agent.hang.evidence import Child, GroupState, RankEvidence, Rung, Stack
+from trainermon.agent.hang.evidence import ChildProcess, GroupState, RankAnswer, RankEvidence, ThreadStack
 from trainermon.agent.hang.process import child_pids, read_process
-from trainermon.agent.hang.recorder import About, read_about, read_recorder
+from trainermon.agent.hang.recorder import RankGroups, read_about, read_recorder
 from trainermon.agent.hang.sources import noted_groups, read_notes
 from trainermon.agent.hang.stacks import find_py_spy, parse_faulthandler, stacks_by_py_spy, stacks_by_signal
 from trainermon.core.config import HangConfig
@@ -30,7 +30,7 @@ MAX_TOGETHER = 16
 T = TypeVar("T")
 
 
-class Ladder:
+class EvidenceLadder:
     """Looks into the ranks of one spool."""
 
     def __init__(self, spool: Path, settings: HangConfig) -> None:
@@ -45,7 +45,7 @@ class Ladder:
             return await self._climb(known)
 
     async def _climb(self, known: RankEvidence) -> RankEvidence:
-        rungs = [Rung(name="control page", said=f"phase {known.phase}, step {known.step}", answered=True)]
+        rungs = [RankAnswer(name="control page", said=f"phase {known.phase}, step {known.step}", answered=True)]
         about = read_about(self._spool, known.rank)
         process = read_process(known.pid) if known.pid else None
         state = process.state if process else ""
@@ -55,7 +55,7 @@ class Ladder:
         rungs.append(_notes_rung(known, noted))
         groups = None
         if evidence.is_stopped:  # no thread of it can answer; a signal would only wait for it to go on
-            rungs.append(Rung(name="flight recorder", said="not asked: the process is stopped"))
+            rungs.append(RankAnswer(name="flight recorder", said="not asked: the process is stopped"))
         elif self._settings.recorder:
             asked = read_recorder(self._spool, known.rank, about, limit_s=RECORDER_LIMIT_S)
             groups = await _try(rungs, "flight recorder", asked, lambda found: f"{len(found)} groups")
@@ -70,15 +70,15 @@ class Ladder:
         text = ""
         with contextlib.suppress(OSError):
             text = rank_path(self._spool, known.rank, "stacks").read_text(encoding="utf-8", errors="replace")
-        stacks: tuple[Stack, ...] = ()
+        stacks: tuple[ThreadStack, ...] = ()
         if "Fatal Python error" in text:
             stacks = parse_faulthandler(text, read_about(self._spool, known.rank).main_thread)
         said = f"{len(stacks)} threads" if stacks else "nothing written"
         return dataclasses.replace(
-            known, stacks=stacks, rungs=(Rung(name="fatal error handler", said=said, answered=bool(stacks)),)
+            known, stacks=stacks, rungs=(RankAnswer(name="fatal error handler", said=said, answered=bool(stacks)),)
         )
 
-    async def _stacks(self, known: RankEvidence, about: About, rungs: list[Rung]) -> tuple[Stack, ...]:
+    async def _stacks(self, known: RankEvidence, about: RankGroups, rungs: list[RankAnswer]) -> tuple[ThreadStack, ...]:
         if not known.pid:
             return ()
         if self._py_spy:
@@ -87,7 +87,7 @@ class Ladder:
             if found and found[0].frames:
                 return found
         elif self._settings.py_spy:
-            rungs.append(Rung(name="py-spy", said="not installed"))
+            rungs.append(RankAnswer(name="py-spy", said="not installed"))
         if known.is_stopped or not about.signal or not self._settings.stacks:
             return ()
         signalled = stacks_by_signal(
@@ -99,49 +99,51 @@ class Ladder:
         )
         return await _try(rungs, "signal", signalled, _count_threads) or ()
 
-    async def _children(self, pid: int) -> tuple[Child, ...]:
-        found: list[Child] = []
+    async def _children(self, pid: int) -> tuple[ChildProcess, ...]:
+        found: list[ChildProcess] = []
         for child in child_pids(pid) if pid else ():
             process = read_process(child)
             if process is None:
                 continue
-            stacks: tuple[Stack, ...] = ()
+            stacks: tuple[ThreadStack, ...] = ()
             if self._py_spy and len(found) < MAX_CHILD_STACKS:
                 with contextlib.suppress(OSError, asyncio.TimeoutError):
                     stacks = await stacks_by_py_spy(self._py_spy, child, limit_s=1.0)
-            found.append(Child(pid=child, name=process.name, state=process.state, stacks=stacks))
+            found.append(ChildProcess(pid=child, name=process.name, state=process.state, stacks=stacks))
         return tuple(found)
 
 
-async def _try(rungs: list[Rung], name: str, asked: Awaitable[T], tell: Callable[[T], str]) -> T | None:
+async def _try(rungs: list[RankAnswer], name: str, asked: Awaitable[T], tell: Callable[[T], str]) -> T | None:
     began_s = time.monotonic()
     try:
         found = await asked
     except asyncio.TimeoutError:
-        rungs.append(Rung(name=name, said=f"no answer within {time.monotonic() - began_s:.1f} s"))
+        rungs.append(RankAnswer(name=name, said=f"no answer within {time.monotonic() - began_s:.1f} s"))
         return None
     except OSError as error:
-        rungs.append(Rung(name=name, said=str(error) or type(error).__name__))
+        rungs.append(RankAnswer(name=name, said=str(error) or type(error).__name__))
         return None
     took_ms = 1e3 * (time.monotonic() - began_s)
-    rungs.append(Rung(name=name, said=f"{tell(found)}, {took_ms:.0f} ms", answered=True))
+    rungs.append(RankAnswer(name=name, said=f"{tell(found)}, {took_ms:.0f} ms", answered=True))
     return found
 
 
-def _count_threads(stacks: tuple[Stack, ...]) -> str:
+def _count_threads(stacks: tuple[ThreadStack, ...]) -> str:
     return f"{len(stacks)} threads"
 
 
-def _process_rung(known: RankEvidence) -> Rung:
+def _process_rung(known: RankEvidence) -> RankAnswer:
     if not known.pid:
-        return Rung(name="/proc", said="the rank lives in another pid namespace")
+        return RankAnswer(name="/proc", said="the rank lives in another pid namespace")
     if not known.process_state:
-        return Rung(name="/proc", said=f"pid {known.pid} cannot be seen")
+        return RankAnswer(name="/proc", said=f"pid {known.pid} cannot be seen")
     where = f" in {known.wchan}" if known.wchan else ""
-    return Rung(name="/proc", said=f"pid {known.pid}, state {known.process_state}{where}", answered=True)
+    return RankAnswer(name="/proc", said=f"pid {known.pid}, state {known.process_state}{where}", answered=True)
 
 
-def _notes_rung(known: RankEvidence, noted: tuple[GroupState, ...] | None) -> Rung:
+def _notes_rung(known: RankEvidence, noted: tuple[GroupState, ...] | None) -> RankAnswer:
     if noted is not None:
-        return Rung(name="own notes", said=f"{len(noted)} groups", answered=True)
-    return Rung(name="own notes", said="none to be read" if known.pid else "the rank lives in another pid namespace")
+        return RankAnswer(name="own notes", said=f"{len(noted)} groups", answered=True)
+    return RankAnswer(
+        name="own notes", said="none to be read" if known.pid else "the rank lives in another pid namespace"
+    )

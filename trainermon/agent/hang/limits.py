@@ -29,7 +29,7 @@ _LIMITED_AS: Mapping[Phase, str | None] = MappingProxyType(
 )
 
 
-class Limits:
+class HangLimits:
     """The limits of the ranks of one node.
 
     A limit is the phase's least one, or `factor` times the longest silence that is usual in the phase, if that is more.

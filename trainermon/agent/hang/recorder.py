@@ -13,8 +13,8 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from trainermon.agent.hang.evidence import Call, GroupState
-from trainermon.core.flight_recorder import Entry, Recording, parse
+from trainermon.agent.hang.evidence import GroupState, PendingCall
+from trainermon.core.flight_recorder import RecordedCall, RecorderReading, parse
 from trainermon.core.spool import rank_path
 
 # That of an accelerator's backend, and that of every other one. Torch's CUDA build answers both in every process, and
@@ -27,7 +27,7 @@ _REQUEST = "POST /handler/{} HTTP/1.1\r\nHost: rank\r\nContent-Length: 0\r\nConn
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class About:
+class RankGroups:
     """What a rank wrote of itself in `rank00000.about`; groups are name and ranks by the name that torch has.
 
     `calls` is the descriptor of its notes of calls, -1 without them.
@@ -42,7 +42,7 @@ class About:
     mixed: frozenset[str] = frozenset()
 
 
-def read_about(spool: Path, rank: int) -> About:
+def read_about(spool: Path, rank: int) -> RankGroups:
     """Return what the rank wrote of itself; nothing where it cannot be read or is not as expected."""
     try:
         plain = json.loads(rank_path(spool, rank, "about").read_text(encoding="utf-8"))
@@ -50,7 +50,7 @@ def read_about(spool: Path, rank: int) -> About:
             str(group["torch_name"]): (str(group["name"]), tuple(map(int, group["ranks"]))) for group in plain["groups"]
         }
         mixed = frozenset(str(group["torch_name"]) for group in plain["groups"] if group.get("is_mixed"))
-        return About(
+        return RankGroups(
             main_thread=int(plain["main_thread"]),
             signal=int(plain["signal"]),
             calls=int(plain.get("calls", -1)),
@@ -58,10 +58,10 @@ def read_about(spool: Path, rank: int) -> About:
             mixed=mixed,
         )
     except (OSError, ValueError, TypeError, KeyError):
-        return About()
+        return RankGroups()
 
 
-async def read_recorder(spool: Path, rank: int, about: About, *, limit_s: float) -> tuple[GroupState, ...]:
+async def read_recorder(spool: Path, rank: int, about: RankGroups, *, limit_s: float) -> tuple[GroupState, ...]:
     """Return how far the rank has come in each of its groups.
 
     Raises:
@@ -71,7 +71,7 @@ async def read_recorder(spool: Path, rank: int, about: About, *, limit_s: float)
     return await asyncio.wait_for(_read(spool, rank, about), limit_s)
 
 
-async def _read(spool: Path, rank: int, about: About) -> tuple[GroupState, ...]:
+async def _read(spool: Path, rank: int, about: RankGroups) -> tuple[GroupState, ...]:
     problems, readings = [], []
     for handler in HANDLERS:
         status, body = await _ask(spool, rank, handler)
@@ -85,7 +85,7 @@ async def _read(spool: Path, rank: int, about: About) -> tuple[GroupState, ...]:
     return joined(readings)
 
 
-def _on_cpu(about: About) -> About:
+def _on_cpu(about: RankGroups) -> RankGroups:
     """Name the groups that both recorders know apart: each backend numbers its own collectives."""
     groups = {
         torch_name: (f"{name} on CPU", ranks) if torch_name in about.mixed else (name, ranks)
@@ -104,7 +104,7 @@ def joined(readings: Sequence[Sequence[GroupState]]) -> tuple[GroupState, ...]:
     return tuple(found.values())
 
 
-def _parsed(body: bytes) -> Recording:
+def _parsed(body: bytes) -> RecorderReading:
     try:
         return parse(body)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -134,9 +134,9 @@ async def _ask(spool: Path, rank: int, handler: str) -> tuple[int, bytes]:
     return int(words[1]) if len(words) > 1 and words[1].isdigit() else 0, body
 
 
-def group_states(recording: Recording, about: About) -> tuple[GroupState, ...]:
+def group_states(recording: RecorderReading, about: RankGroups) -> tuple[GroupState, ...]:
     """Return what a recording says of each group, by names that are the same on all ranks."""
-    entries: dict[str, list[Entry]] = {}
+    entries: dict[str, list[RecordedCall]] = {}
     for entry in recording.entries:
         entries.setdefault(entry.group, []).append(entry)
     progress = {recording.names.get(number, ""): at for number, at in recording.progress.items()}
@@ -154,5 +154,7 @@ def group_states(recording: Recording, about: About) -> tuple[GroupState, ...]:
     return tuple(states)
 
 
-def _call(entry: Entry) -> Call:
-    return Call(op=entry.op, sequence=entry.sequence, is_p2p=entry.is_p2p, shapes=entry.input_shapes, state=entry.state)
+def _call(entry: RecordedCall) -> PendingCall:
+    return PendingCall(
+        op=entry.op, sequence=entry.sequence, is_p2p=entry.is_p2p, shapes=entry.input_shapes, state=entry.state
+    )

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from trainermon.agent.pipeline import Consumer
+from trainermon.agent.pipeline import RecordConsumer
 from trainermon.alerts.statistics import COUNT, INFS, NANS, SUM
 from trainermon.core.journal import Header
 from trainermon.core.values import STATISTICS, Kind, SeriesKey, StatBlock
@@ -26,7 +26,7 @@ class StepRecord(NamedTuple):
     values: Mapping[str, float]
 
 
-class LastRecords(Consumer):
+class LastRecords(RecordConsumer):
     """The last ten steps of each rank, and the exception that ended its script, if one did."""
 
     def __init__(self) -> None:

@@ -9,9 +9,9 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from trainermon.agent.hang.evidence import RankEvidence, Stack, spans
+from trainermon.agent.hang.evidence import RankEvidence, ThreadStack, spans
 from trainermon.agent.hang.records import StepRecord
-from trainermon.agent.hang.verdict import Hang
+from trainermon.agent.hang.verdict import HangVerdict
 from trainermon.core.private_files import replace_file
 from trainermon.core.values import Alert, as_plain
 
@@ -49,7 +49,7 @@ class PostMortem:
     attempt: int
     step: int
     time_s: float
-    verdict: Hang
+    verdict: HangVerdict
     ranks: tuple[RankEvidence, ...]
     records: Mapping[int, Sequence[StepRecord]]
     hints: tuple[str, ...]
@@ -144,7 +144,7 @@ def _section(one: RankEvidence, records: Sequence[StepRecord]) -> Iterator[str]:
             yield from _stack_lines(stack, f"child {child.pid}, ")
 
 
-def _stack_lines(stack: Stack, of: str) -> Iterator[str]:
+def _stack_lines(stack: ThreadStack, of: str) -> Iterator[str]:
     yield from (
         "",
         f"{of}{'main thread' if stack.is_main else f'thread {stack.thread}'}, innermost frame first:",

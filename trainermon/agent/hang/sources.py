@@ -11,14 +11,14 @@ import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from trainermon.agent.hang.evidence import RUNNING, Call, GroupState, RankEvidence
-from trainermon.agent.hang.recorder import About
+from trainermon.agent.hang.evidence import RUNNING, GroupState, PendingCall, RankEvidence
+from trainermon.agent.hang.recorder import RankGroups
 from trainermon.core.call_notes import RECV, SEND, CallNote, check_sum, parse_notes
 
 GroupKey = tuple[str, tuple[int, ...]]
 
 
-def read_notes(pid: int, about: About) -> bytes:
+def read_notes(pid: int, about: RankGroups) -> bytes:
     """Return the notes of the process `pid`; nothing where it keeps none, or may not be read by this one."""
     try:
         return Path(f"/proc/{pid}/fd/{about.calls}").read_bytes() if pid and about.calls >= 0 else b""
@@ -26,7 +26,7 @@ def read_notes(pid: int, about: About) -> bytes:
         return b""
 
 
-def noted_groups(content: bytes, about: About, rank: int) -> tuple[GroupState, ...] | None:
+def noted_groups(content: bytes, about: RankGroups, rank: int) -> tuple[GroupState, ...] | None:
     """Return what the notes of `rank` say of each of its groups; None where there are none."""
     notes = parse_notes(content)
     if notes is None:
@@ -45,13 +45,13 @@ def _state(name: str, ranks: tuple[int, ...], note: CallNote | None, rank: int) 
     return GroupState(name=name, ranks=ranks, entered=note.collectives, in_flight=calls)
 
 
-def _call(note: CallNote, own: int) -> Call:
+def _call(note: CallNote, own: int) -> PendingCall:
     if note.operation in (SEND, RECV):
         arrow = "->" if note.operation == SEND else "<-"  # as NCCL's recorder writes it
         op = f"{note.operation} {own}{arrow}{note.peer}" if note.peer >= 0 else note.operation
-        return Call(op=op, sequence=note.number, is_p2p=True)
+        return PendingCall(op=op, sequence=note.number, is_p2p=True)
     shapes = ((note.elements,),) if note.elements else ()
-    return Call(op=note.operation, sequence=note.number, shapes=shapes)
+    return PendingCall(op=note.operation, sequence=note.number, shapes=shapes)
 
 
 def joined_sources(evidence: Sequence[RankEvidence]) -> list[RankEvidence]:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trainermon.agent.hang.evidence import Frame, Stack
+from trainermon.agent.hang.evidence import StackFrame, ThreadStack
 from trainermon.agent.hang.process import handles_signal
 from trainermon.agent.lifecycle.child import output_of
 
@@ -32,7 +32,7 @@ def find_py_spy() -> str | None:
     return str(beside) if beside.exists() else shutil.which("py-spy")
 
 
-async def stacks_by_py_spy(program: str, pid: int, *, limit_s: float) -> tuple[Stack, ...]:
+async def stacks_by_py_spy(program: str, pid: int, *, limit_s: float) -> tuple[ThreadStack, ...]:
     """Return the stacks of a process without stopping it; local variables are never read.
 
     Raises:
@@ -43,7 +43,7 @@ async def stacks_by_py_spy(program: str, pid: int, *, limit_s: float) -> tuple[S
     return parse_py_spy(output, pid)
 
 
-def parse_py_spy(output: bytes, pid: int) -> tuple[Stack, ...]:
+def parse_py_spy(output: bytes, pid: int) -> tuple[ThreadStack, ...]:
     """Return the stacks in what `py-spy dump --json` writes, the main thread's first.
 
     Raises:
@@ -56,7 +56,9 @@ def parse_py_spy(output: bytes, pid: int) -> tuple[Stack, ...]:
     return _ordered(stacks)
 
 
-async def stacks_by_signal(pid: int, *, number: int, path: Path, main_thread: int, limit_s: float) -> tuple[Stack, ...]:
+async def stacks_by_signal(
+    pid: int, *, number: int, path: Path, main_thread: int, limit_s: float
+) -> tuple[ThreadStack, ...]:
     """Have a process write its stacks by a signal, and return them.
 
     The signal goes only to a process that handles it. faulthandler asks for interrupted system calls to go on; a few,
@@ -83,12 +85,12 @@ async def stacks_by_signal(pid: int, *, number: int, path: Path, main_thread: in
     raise OSError(f"nothing was written within {limit_s:g} s")
 
 
-def parse_faulthandler(text: str, main_thread: int) -> tuple[Stack, ...]:
+def parse_faulthandler(text: str, main_thread: int) -> tuple[ThreadStack, ...]:
     """Return the stacks in the last traceback that faulthandler wrote, the main thread's first.
 
     `main_thread` is its identifier in the process; where it does not appear, the last thread is taken for it.
     """
-    stacks: list[tuple[int, str, list[Frame]]] = []
+    stacks: list[tuple[int, str, list[StackFrame]]] = []
     for line in text.splitlines():
         thread, frame = _THREAD.match(line), _FRAME.match(line)
         if line.startswith("Fatal Python error") and stacks:
@@ -96,24 +98,29 @@ def parse_faulthandler(text: str, main_thread: int) -> tuple[Stack, ...]:
         elif thread:
             stacks.append((int(thread[1], 16), thread[2] or f"0x{int(thread[1], 16):x}", []))
         elif frame and stacks and len(stacks[-1][2]) < MAX_FRAMES:
-            stacks[-1][2].append(Frame(function=frame[3], file=frame[1], line=int(frame[2])))
+            stacks[-1][2].append(StackFrame(function=frame[3], file=frame[1], line=int(frame[2])))
     identifiers = [identifier for identifier, _, _ in stacks]
     main = main_thread if main_thread in identifiers else identifiers[-1] if identifiers else 0
     return _ordered(
-        [Stack(thread=name, is_main=identifier == main, frames=tuple(frames)) for identifier, name, frames in stacks]
+        [
+            ThreadStack(thread=name, is_main=identifier == main, frames=tuple(frames))
+            for identifier, name, frames in stacks
+        ]
     )
 
 
-def _stack_of(thread: dict[str, Any], pid: int) -> Stack:
+def _stack_of(thread: dict[str, Any], pid: int) -> ThreadStack:
     frames = tuple(
-        Frame(function=str(frame["name"]), file=str(frame["filename"]), line=int(frame["line"]))
+        StackFrame(function=str(frame["name"]), file=str(frame["filename"]), line=int(frame["line"]))
         for frame in thread["frames"][:MAX_FRAMES]
     )
     name = thread.get("thread_name") or f"0x{int(thread['thread_id']):x}"
-    return Stack(thread=str(name), is_main=thread.get("os_thread_id") == pid or name == "MainThread", frames=frames)
+    return ThreadStack(
+        thread=str(name), is_main=thread.get("os_thread_id") == pid or name == "MainThread", frames=frames
+    )
 
 
-def _ordered(stacks: Sequence[Stack]) -> tuple[Stack, ...]:
+def _ordered(stacks: Sequence[ThreadStack]) -> tuple[ThreadStack, ...]:
     return tuple(sorted(stacks, key=lambda stack: not stack.is_main)[:MAX_THREADS])
 
 

@@ -13,7 +13,7 @@ import enum
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from trainermon.agent.hang.evidence import DEAD, RUNNING, Call, GroupState, RankEvidence, spans
+from trainermon.agent.hang.evidence import DEAD, RUNNING, GroupState, PendingCall, RankEvidence, spans
 from trainermon.agent.hang.sources import joined_sources
 from trainermon.agent.hang.wording import (
     MAX_NAMED,
@@ -35,7 +35,7 @@ _SAME_SIZE = SAME_SIZE | {"allreduce_coalesced"}
 _SILENT_SHARE = 0.5
 
 
-class Kind(str, enum.Enum):
+class StandstillKind(str, enum.Enum):
     """What kind of standstill it is.
 
     `not-entered`: the culprits have not entered the collective that others wait in. `mismatch`: the ranks' calls do not
@@ -78,7 +78,7 @@ class RankCall:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Hang:
+class HangVerdict:
     """The answer.
 
     Attributes:
@@ -93,7 +93,7 @@ class Hang:
         text: One sentence.
     """
 
-    kind: Kind
+    kind: StandstillKind
     culprits: tuple[Culprit, ...] = ()
     waiting: tuple[int, ...] = ()
     absent: tuple[int, ...] = ()
@@ -104,7 +104,7 @@ class Hang:
     text: str = ""
 
 
-class _Group:
+class _WaitingGroup:
     """What all ranks say of one process group, gathered once, as a job may have thousands of them.
 
     `states` is by rank, in the order of the evidence.
@@ -129,12 +129,12 @@ class _Group:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Wait:
+class _WaitingRank:
     """One rank in a call, and the ranks that keep it from ending."""
 
     rank: int
-    group: _Group
-    call: Call
+    group: _WaitingGroup
+    call: PendingCall
     targets: frozenset[int]
 
     @property
@@ -145,7 +145,7 @@ class _Wait:
 Known = Mapping[int, RankEvidence]
 
 
-def verdict(evidence: Sequence[RankEvidence]) -> Hang:
+def verdict(evidence: Sequence[RankEvidence]) -> HangVerdict:
     """Return who holds the others up, from whatever ranks are known. Pure; the order of `evidence` does not matter.
 
     The cost grows with the sum of the sizes of the ranks' groups: 0.25 s for 4096 ranks in one group.
@@ -167,27 +167,27 @@ def verdict(evidence: Sequence[RankEvidence]) -> Hang:
 # ---------------------------------------------------------------------- who waits for whom
 
 
-def _waits(known: Known) -> Iterator[_Wait]:
+def _waits(known: Known) -> Iterator[_WaitingRank]:
     for rank, state, group in _gathered(known):
         collective = next((call for call in state.in_flight if not call.is_p2p), None)
         if collective is not None:
             late = group.late(known, collective.sequence)
-            yield _Wait(rank, group, collective, late - {rank} if rank in late else late)
+            yield _WaitingRank(rank, group, collective, late - {rank} if rank in late else late)
         for call in state.in_flight:
             peer = call.peer
             if peer is not None and peer < len(group.ranks):
                 target = group.ranks[peer]
                 met = _meets(known.get(target), group, rank, call)
-                yield _Wait(rank, group, call, frozenset() if met else frozenset({target}))
+                yield _WaitingRank(rank, group, call, frozenset() if met else frozenset({target}))
 
 
-def _gathered(known: Known) -> list[tuple[int, GroupState, _Group]]:
+def _gathered(known: Known) -> list[tuple[int, GroupState, _WaitingGroup]]:
     """Return every rank's view of each of its groups, with what all ranks say of that group."""
-    groups: dict[tuple[str, tuple[int, ...]], _Group] = {}
+    groups: dict[tuple[str, tuple[int, ...]], _WaitingGroup] = {}
     found = []
     for rank, one in known.items():
         for state in one.groups or ():
-            group = groups.setdefault((state.name, state.ranks), _Group(state.name, state.ranks))
+            group = groups.setdefault((state.name, state.ranks), _WaitingGroup(state.name, state.ranks))
             group.states.setdefault(rank, state)
             found.append((rank, state, group))
     return found
@@ -202,7 +202,7 @@ def _progress(one: RankEvidence | None, state: GroupState | None) -> float:
     return -math.inf if state is None else state.entered
 
 
-def _meets(peer: RankEvidence | None, group: _Group, rank: int, call: Call) -> bool:
+def _meets(peer: RankEvidence | None, group: _WaitingGroup, rank: int, call: PendingCall) -> bool:
     """Whether the rank at the other end receives what `rank` sends in `call`, or the other way round."""
     if peer is None:
         return False
@@ -229,8 +229,8 @@ def _is_free(one: RankEvidence, edges: Mapping[int, object]) -> bool:
 
 
 def _judge_lacking(
-    known: Known, waits: Sequence[_Wait], edges: Mapping[int, frozenset[int]], lacking: frozenset[int]
-) -> Hang:
+    known: Known, waits: Sequence[_WaitingRank], edges: Mapping[int, frozenset[int]], lacking: frozenset[int]
+) -> HangVerdict:
     """Some members of a group have not entered what others are in."""
     blamed = {rank for rank in lacking & known.keys() if _is_free(known[rank], edges)}
     absent = {rank for rank in lacking if rank not in known or not _is_told(known[rank])}
@@ -245,8 +245,8 @@ def _judge_lacking(
     )
     culprits = _culprits(known, blamed)
     waiting = tuple(sorted(rank for rank in _waiting(known, edges) if rank not in blamed))
-    return Hang(
-        kind=Kind.NOT_ENTERED if culprits else Kind.ELSEWHERE,
+    return HangVerdict(
+        kind=StandstillKind.NOT_ENTERED if culprits else StandstillKind.ELSEWHERE,
         culprits=culprits,
         waiting=waiting,
         absent=tuple(sorted(absent)),
@@ -257,7 +257,7 @@ def _judge_lacking(
     )
 
 
-def _lacking_text(known: Known, wait: _Wait, culprits: Sequence[Culprit], absent: Sequence[int]) -> str:
+def _lacking_text(known: Known, wait: _WaitingRank, culprits: Sequence[Culprit], absent: Sequence[int]) -> str:
     inside = [rank for rank, state in wait.group.states.items() if wait.call in state.in_flight]
     if not culprits:
         return f"{they(inside, 'waits')} in {wait.place} for {spans(absent)}, of which nothing is known here"
@@ -278,8 +278,8 @@ def _astray(known: Known, edges: Mapping[int, frozenset[int]]) -> set[int]:
     return found if found != set(edges) else set()
 
 
-def _deadlock(known: Known, waits: Sequence[_Wait]) -> Hang:
-    first: dict[int, _Wait] = {}
+def _deadlock(known: Known, waits: Sequence[_WaitingRank]) -> HangVerdict:
+    first: dict[int, _WaitingRank] = {}
     for wait in sorted(waits, key=lambda wait: (not wait.targets, wait.call.sequence)):
         first.setdefault(wait.rank, wait)
     calls = tuple(_rank_call(known, first[rank]) for rank in sorted(first))
@@ -288,8 +288,8 @@ def _deadlock(known: Known, waits: Sequence[_Wait]) -> Hang:
         f"rank {call.rank} is in {call.op} #{call.sequence} of {call.group}{in_place(call.where)}" for call in calls
     ]
     said += [f"rank {rank} is{_in_function(known, [rank])}" for rank in waiting if rank not in first]
-    return Hang(
-        kind=Kind.DEADLOCK,
+    return HangVerdict(
+        kind=StandstillKind.DEADLOCK,
         waiting=tuple(waiting),
         group=calls[0].group,
         op=calls[0].op,
@@ -299,11 +299,11 @@ def _deadlock(known: Known, waits: Sequence[_Wait]) -> Hang:
     )
 
 
-def _judge_entered(known: Known, waits: Sequence[_Wait]) -> Hang:
+def _judge_entered(known: Known, waits: Sequence[_WaitingRank]) -> HangVerdict:
     """All members have entered what is waited in: their calls do not fit, or what carries them out does not move."""
     first = min(waits, key=lambda wait: (wait.call.sequence, wait.group.name, wait.rank))
     same = sorted((wait for wait in waits if wait.group is first.group), key=lambda wait: wait.rank)
-    forms: dict[object, list[_Wait]] = {}
+    forms: dict[object, list[_WaitingRank]] = {}
     for wait in same:
         forms.setdefault(_form(wait.call), []).append(wait)
     by_size = sorted(forms.values(), key=len)
@@ -311,16 +311,16 @@ def _judge_entered(known: Known, waits: Sequence[_Wait]) -> Hang:
     has_begun = any(wait.call.state == "started" for wait in same)
     late = [wait for wait in same if has_begun and wait.call.state == "scheduled"]
     if len(forms) > 1:
-        kind, text = Kind.MISMATCH, _mismatch_text(known, first, list(forms.values()))
+        kind, text = StandstillKind.MISMATCH, _mismatch_text(known, first, list(forms.values()))
         culprits = [Culprit(rank=w.rank, cause="mismatch", text=f"is in {form_text(w.call)}") for w in odd]
     else:
-        kind = Kind.STUCK
+        kind = StandstillKind.STUCK
         text = f"{they([wait.rank for wait in same], 'has')} all entered {first.place}, and none comes out of it"
         culprits = [Culprit(rank=w.rank, cause="device", text="has a device that has not begun it") for w in late]
         clauses = [(culprit.rank, culprit.text) for culprit in culprits]
         text += f": {reasons(clauses, named=False)}" if culprits else ": look at the network and at its library"
     blamed = {culprit.rank for culprit in culprits}
-    return Hang(
+    return HangVerdict(
         kind=kind,
         culprits=tuple(sorted(culprits, key=lambda culprit: culprit.rank)),
         waiting=tuple(wait.rank for wait in same if wait.rank not in blamed),
@@ -332,7 +332,7 @@ def _judge_entered(known: Known, waits: Sequence[_Wait]) -> Hang:
     )
 
 
-def _mismatch_text(known: Known, first: _Wait, forms: Sequence[Sequence[_Wait]]) -> str:
+def _mismatch_text(known: Known, first: _WaitingRank, forms: Sequence[Sequence[_WaitingRank]]) -> str:
     said = []
     for waits in forms:
         ranks = [wait.rank for wait in waits]
@@ -340,7 +340,7 @@ def _mismatch_text(known: Known, first: _Wait, forms: Sequence[Sequence[_Wait]])
     return f"the ranks of {first.group.name} call different collectives as #{first.call.sequence}: {'; '.join(said)}"
 
 
-def _judge_stacks(known: Known, in_flight: set[int]) -> Hang:
+def _judge_stacks(known: Known, in_flight: set[int]) -> HangVerdict:
     """No collective tells who is missing: whoever is in no communication call is."""
     inside = _waiting(known, in_flight)
     waiting = sorted(inside)
@@ -350,12 +350,12 @@ def _judge_stacks(known: Known, in_flight: set[int]) -> Hang:
         text = "nothing tells what the ranks are doing"
         if waiting:
             text = f"{they(waiting, 'waits')}{_in_function(known, waiting)}, and nothing tells for whom"
-        return Hang(kind=Kind.UNKNOWN, waiting=tuple(waiting), text=text)
+        return HangVerdict(kind=StandstillKind.UNKNOWN, waiting=tuple(waiting), text=text)
     culprits = _culprits(known, blamed)
     text = reasons(((culprit.rank, culprit.text) for culprit in culprits), named=False)
     if waiting:
         text += f"; {they(waiting, 'waits')}{_in_function(known, waiting)}"
-    return Hang(kind=Kind.BUSY, culprits=culprits, waiting=tuple(waiting), text=text)
+    return HangVerdict(kind=StandstillKind.BUSY, culprits=culprits, waiting=tuple(waiting), text=text)
 
 
 # ---------------------------------------------------------------------- parts of them
@@ -384,7 +384,7 @@ def _culprits(known: Known, ranks: Iterable[int]) -> tuple[Culprit, ...]:
     return tuple(Culprit(rank=rank, cause=cause, text=text) for rank, (cause, text) in causes.items())
 
 
-def _form(call: Call) -> object:
+def _form(call: PendingCall) -> object:
     sizes = tuple(_elements(shape) for shape in call.shapes) if call.op in _SAME_SIZE else ()
     return call.op, sizes
 
@@ -396,7 +396,7 @@ def _elements(shape: tuple[int, ...]) -> int:
     return product
 
 
-def _rank_call(known: Known, wait: _Wait) -> RankCall:
+def _rank_call(known: Known, wait: _WaitingRank) -> RankCall:
     group, call = wait.group.name, wait.call
     return RankCall(rank=wait.rank, group=group, op=call.op, sequence=call.sequence, where=where(known[wait.rank]))
 

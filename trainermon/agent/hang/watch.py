@@ -23,12 +23,12 @@ from typing import Any
 from trainermon.agent.hang.crash import crash_verdict, memory_hint
 from trainermon.agent.hang.evidence import DEAD, ENDED, RUNNING, RankEvidence
 from trainermon.agent.hang.exits import ExitWatch
-from trainermon.agent.hang.ladder import Ladder
-from trainermon.agent.hang.limits import Limits
+from trainermon.agent.hang.ladder import EvidenceLadder
+from trainermon.agent.hang.limits import HangLimits
 from trainermon.agent.hang.process import oom_kills, read_process
 from trainermon.agent.hang.records import LastRecords
 from trainermon.agent.hang.report import FOLDER, PostMortem, read_tail, report_name, write_report
-from trainermon.agent.hang.verdict import Hang, verdict
+from trainermon.agent.hang.verdict import HangVerdict, verdict
 from trainermon.agent.watch import RankState, RankWatch
 from trainermon.alerts.state import alert_id
 from trainermon.core.config import HangConfig
@@ -62,7 +62,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Open:
+class _OpenAlert:
     """An alert that is on, and the beats of the ranks that it is about when it began."""
 
     alert: Alert
@@ -121,16 +121,16 @@ class HangWatch:
         self._report = report
         self._severities = severities
         self._executor = executor
-        self._limits = Limits(settings)
-        self._ladder = Ladder(spool, settings)
+        self._limits = HangLimits(settings)
+        self._ladder = EvidenceLadder(spool, settings)
         self._exits = ExitWatch()
         self._dead: dict[int, float] = {}  # in the order in which they died
         self._told_dead: set[int] = set()
         self._inherited = [alert for alert in open_alerts if alert.rule in (HANG, RANK_DEAD)]
-        self._open: list[_Open] = []
+        self._open: list[_OpenAlert] = []
         self._followed: dict[int, int] = {}
         self._task: asyncio.Task[None] | None = None
-        self._latest: tuple[Hang | None, tuple[RankEvidence, ...]] = (None, ())
+        self._latest: tuple[HangVerdict | None, tuple[RankEvidence, ...]] = (None, ())
         self._oom_kills = oom_kills() or 0
         ranks.on_silence = self._limits.learn
 
@@ -228,7 +228,7 @@ class HangWatch:
         for alert in self._inherited if self._ranks.ranks else ():
             states = self._ranks.ranks.values()
             known = {state.rank: state.generation for state in states if alert.rule == HANG or state.rank == alert.rank}
-            self._open.append(_Open(alert, known))
+            self._open.append(_OpenAlert(alert, known))
             self._inherited = []
 
     # ------------------------------------------------------------------ standstill
@@ -349,10 +349,10 @@ class HangWatch:
         )
 
     async def _tell(
-        self, alert: Alert, generations: Mapping[int, int], found: Hang, evidence: Sequence[RankEvidence]
+        self, alert: Alert, generations: Mapping[int, int], found: HangVerdict, evidence: Sequence[RankEvidence]
     ) -> None:
         self._latest = found, tuple(evidence)
-        self._open.append(_Open(alert, generations))
+        self._open.append(_OpenAlert(alert, generations))
         self._report(alert)
         name = report_name(alert, self._host)
         report = PostMortem(
@@ -401,7 +401,7 @@ class HangWatch:
             )
 
     @staticmethod
-    def _is_over(entry: _Open, state: RankState) -> bool:
+    def _is_over(entry: _OpenAlert, state: RankState) -> bool:
         if not state.alive:
             return entry.alert.rule == HANG
         return state.generation != entry.generations[state.rank]

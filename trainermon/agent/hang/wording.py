@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from trainermon.agent.hang.evidence import DEAD, ENDED, Call, Exit, Frame, RankEvidence, innermost_own, spans
+from trainermon.agent.hang.evidence import (
+    DEAD,
+    ENDED,
+    PendingCall,
+    ProcessExit,
+    RankEvidence,
+    StackFrame,
+    innermost_own,
+    spans,
+)
 
 COMMUNICATION = (
     "/torch/distributed/",
@@ -28,7 +37,7 @@ _ACTIVITIES = (
 def cause_of(one: RankEvidence) -> tuple[str, str]:
     """Return what a rank that does not wait for others does instead: a word for programs, and a clause."""
     if one.life == DEAD:
-        return "dead", (one.exit or Exit()).text
+        return "dead", (one.exit or ProcessExit()).text
     if one.life == ENDED:
         return "ended", "has ended its training"
     if one.is_stopped:
@@ -72,7 +81,7 @@ def in_place(place: str) -> str:
     return f" in {place}" if place else ""
 
 
-def called(frames: Sequence[Frame]) -> str:
+def called(frames: Sequence[StackFrame]) -> str:
     """Return the communication function that was called: the outermost of the innermost run of such frames."""
     name = "backward" if frames and frames[0].function == _BACKWARD[0] else ""
     for frame in frames:
@@ -83,12 +92,12 @@ def called(frames: Sequence[Frame]) -> str:
     return name
 
 
-def call_text(call: Call, group: str) -> str:
+def call_text(call: PendingCall, group: str) -> str:
     """Return `all_reduce #12 of dp`."""
     return f"{call.op} #{call.sequence} of {group}"
 
 
-def form_text(call: Call) -> str:
+def form_text(call: PendingCall) -> str:
     """Return an operation with the shapes that the rank handed in."""
     shapes = ", ".join("×".join(map(str, shape)) or "a scalar" for shape in call.shapes[:3])
     return f"{call.op} of {shapes}" if shapes else call.op

@@ -56,11 +56,11 @@ def main(args: argparse.Namespace) -> int:
     if not command:
         raise ConfigError("found no command, expected `trainermon run -- COMMAND …`")
     folder = Path(tempfile.mkdtemp(prefix="trainermon-run-"))
-    job = Job(folder)
+    job = LaunchedJob(folder)
     try:
         with _signals(job.handle):
             status = job.run(command)
-            agents = [Agent(Path(file.read_text(encoding="utf-8"))) for file in sorted(folder.iterdir())]
+            agents = [LaunchedAgent(Path(file.read_text(encoding="utf-8"))) for file in sorted(folder.iterdir())]
             agents = list({agent.spool: agent for agent in agents}.values())
             if not args.serve:
                 _let_go(agents)
@@ -79,7 +79,7 @@ def main(args: argparse.Namespace) -> int:
     return status
 
 
-class Job:
+class LaunchedJob:
     """The command as a child process, and the signals that belong to it.
 
     Args:
@@ -136,7 +136,7 @@ class Job:
         return pid != 0
 
 
-class Agent:
+class LaunchedAgent:
     """The agent of one spool, seen from outside.
 
     Attributes:
@@ -177,7 +177,7 @@ class Agent:
         return not self.look() or (self.stored and not self._free)
 
 
-def _serve(job: Job, agents: Sequence[Agent]) -> None:
+def _serve(job: LaunchedJob, agents: Sequence[LaunchedAgent]) -> None:
     shown: set[str] = set()
     job.interrupted = False
     while not job.interrupted and sum(agent.look() for agent in agents):
@@ -189,7 +189,7 @@ def _serve(job: Job, agents: Sequence[Agent]) -> None:
     job.interrupted = False
 
 
-def _wait_for(job: Job, agents: Sequence[Agent], timeout_s: float) -> None:
+def _wait_for(job: LaunchedJob, agents: Sequence[LaunchedAgent], timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
     while not all(agent.is_done() for agent in agents) and time.monotonic() < deadline and not job.interrupted:
         job.pause()
@@ -201,7 +201,7 @@ def _wait_for(job: Job, agents: Sequence[Agent], timeout_s: float) -> None:
             )
 
 
-def _let_go(agents: Sequence[Agent]) -> None:
+def _let_go(agents: Sequence[LaunchedAgent]) -> None:
     for agent in agents:
         agent.let_go()
 

@@ -27,7 +27,7 @@ PATIENCE_S = 120.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Status:
+class AgentStatus:
     """What the agent says of itself in `agent.status.json`.
 
     `flushed` maps each rank, as text, to the journal position (file number, offset) up to which everything is stored
@@ -126,7 +126,7 @@ def is_followed(spool: Path) -> bool:
     return False
 
 
-def write_status(spool: Path, status: Status) -> None:
+def write_status(spool: Path, status: AgentStatus) -> None:
     """Replace the status file of `spool` in one step."""
     replace_file(spool / STATUS_FILE, json.dumps(dataclasses.asdict(status)).encode())
 

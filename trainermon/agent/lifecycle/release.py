@@ -13,7 +13,7 @@ from trainermon.core.errors import JournalError
 from trainermon.core.journal import START, JournalReader
 from trainermon.core.launcher import LINGER_FILE
 from trainermon.core.spool import list_ranks, rank_alive, remove_spool
-from trainermon.exporters.store.segments import Position
+from trainermon.exporters.store.segments import JournalPosition
 
 
 def linger_s(spool: Path, default_s: float) -> float:
@@ -31,7 +31,7 @@ def linger_s(spool: Path, default_s: float) -> float:
     return math.inf if _is_running(int(pid)) else default_s
 
 
-def remove_run_spool(spool: Path, stored: Mapping[int, Position]) -> bool:
+def remove_run_spool(spool: Path, stored: Mapping[int, JournalPosition]) -> bool:
     """Take the spool of a finished run away; return False if a rank is there again, or was, and left records.
 
     `stored` says, by rank, up to where the journals are stored. `remove_spool` and a starting rank keep each other out
@@ -41,17 +41,17 @@ def remove_run_spool(spool: Path, stored: Mapping[int, Position]) -> bool:
     return remove_spool(spool, partial(_is_all_stored, spool, stored))
 
 
-def is_needed(spool: Path, stored: Mapping[int, Position]) -> bool:
+def is_needed(spool: Path, stored: Mapping[int, JournalPosition]) -> bool:
     """Whether somebody has to follow the spool: a rank lives in it, or has left more than what is `stored`."""
     return any(rank_alive(spool, rank) for rank in list_ranks(spool)) or not _is_all_stored(spool, stored)
 
 
-def _is_all_stored(spool: Path, stored: Mapping[int, Position]) -> bool:
+def _is_all_stored(spool: Path, stored: Mapping[int, JournalPosition]) -> bool:
     """Whether no journal holds a record after its position; a torn frame at its end is none."""
     return not any(_has_more(spool, rank, stored.get(rank)) for rank in list_ranks(spool))
 
 
-def _has_more(spool: Path, rank: int, position: Position | None) -> bool:
+def _has_more(spool: Path, rank: int, position: JournalPosition | None) -> bool:
     start = position.cursor if position else START
     reader = JournalReader(spool, rank, start)
     try:

@@ -198,7 +198,7 @@ def is_living(path: Path) -> bool:
 
 
 @dataclasses.dataclass(slots=True)
-class _Start:
+class _AgentStart:
     """When an agent of a spool was started, and how long to wait with the next one."""
 
     started_s: float
@@ -223,7 +223,7 @@ class NodeService:
         self._options = tuple(options)
         self._start = start
         self._agents: dict[Path, subprocess.Popen[bytes]] = {}
-        self._starts: dict[Path, _Start] = {}
+        self._starts: dict[Path, _AgentStart] = {}
 
     def turn(self, now_s: float) -> None:
         """Reap agents that have ended and start those that are missing.
@@ -282,10 +282,10 @@ class NodeService:
     def _start_agent(self, spool: Path, now_s: float) -> None:
         last = self._starts.get(spool)
         again = last is not None and now_s - last.started_s < STEADY_S
-        self._starts[spool] = _Start(now_s)
+        self._starts[spool] = _AgentStart(now_s)
         if last is not None and again:
             pause_s = min(2 * last.pause_s, MAX_PAUSE_S)
-            self._starts[spool] = _Start(now_s, pause_s, last.num_ends, last.status)
+            self._starts[spool] = _AgentStart(now_s, pause_s, last.num_ends, last.status)
         command = [sys.executable, "-m", "trainermon.agent", str(spool), *self._options]
         environment = agent_environment(os.environ)
         self._agents[spool] = self._start(

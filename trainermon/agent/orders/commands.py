@@ -46,7 +46,7 @@ class DuplicateError(ConflictError):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class RankOrder:
     """A command, the ranks that carry it out, and the attempt it was given in."""
 
     command: Command
@@ -125,7 +125,7 @@ class CommandBook:
     def __init__(self, spool: Path, send: Sender) -> None:
         self._path = spool / BOOK_FILE
         self._send = send
-        self._orders: dict[str, Order] = {}
+        self._orders: dict[str, RankOrder] = {}
         for order in _read_orders(self._path):
             self._remember(order)
 
@@ -145,7 +145,7 @@ class CommandBook:
             if known.command != command:
                 raise DuplicateError(f"command id {command.id!r} was used before for another command; choose a new id")
             return False
-        order = Order(command=command, ranks=tuple(sorted(set(ranks))), attempt=attempt)
+        order = RankOrder(command=command, ranks=tuple(sorted(set(ranks))), attempt=attempt)
         for rank in order.ranks:
             waiting = self.outstanding(rank, attempt=attempt, step=steps.get(rank, 0))
             _require_room(rank, waiting, command)
@@ -180,7 +180,7 @@ class CommandBook:
             and order.command.first_step + order.command.num_steps > step
         ]
 
-    def _remember(self, order: Order) -> None:
+    def _remember(self, order: RankOrder) -> None:
         self._orders[order.command.id] = order
         while len(self._orders) > MAX_REMEMBERED:
             del self._orders[next(iter(self._orders))]
@@ -201,7 +201,7 @@ def _require_room(rank: int, waiting: Sequence[Command], command: Command) -> No
         )
 
 
-def _read_orders(path: Path) -> list[Order]:
+def _read_orders(path: Path) -> list[RankOrder]:
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
     except FileNotFoundError:
@@ -213,11 +213,11 @@ def _read_orders(path: Path) -> list[Order]:
     return [order for order in orders if order is not None]
 
 
-def _read_order(line: str) -> Order | None:
+def _read_order(line: str) -> RankOrder | None:
     try:
         plain = json.loads(line)
         command = parse_command(plain["command"], next_step=0)
-        return Order(command=command, ranks=tuple(plain["ranks"]), attempt=int(plain["attempt"]))
+        return RankOrder(command=command, ranks=tuple(plain["ranks"]), attempt=int(plain["attempt"]))
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
 

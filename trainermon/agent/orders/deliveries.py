@@ -21,7 +21,7 @@ EMPTY_LIMIT_S = 600.0
 _log = logging.getLogger(__name__)
 
 
-class Deliveries:
+class DumpDeliveries:
     """Delivers in the background, one process at a time; what fails is tried again, and told once.
 
     Args:

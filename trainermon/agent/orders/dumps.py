@@ -77,7 +77,7 @@ class DumpEntry:
         }
 
 
-class Dumps:
+class RunDumps:
     """The dumps of the run by key: those on disk when the agent started, and those reported since."""
 
     def __init__(self) -> None:
@@ -119,7 +119,7 @@ class Dumps:
         return entry
 
 
-class Diagnoser:
+class DumpDiagnoser:
     """Diagnoses dumps in the background, one at a time.
 
     Args:

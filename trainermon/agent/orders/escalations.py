@@ -12,10 +12,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainermon.agent.assembly import Parts
+from trainermon.agent.assembly import AgentParts
 from trainermon.agent.orders.commands import ConflictError, parse_command, require_possible
-from trainermon.agent.orders.webhook import Request, make_requests, parse_notification
-from trainermon.alerts.escalation import Decision
+from trainermon.agent.orders.webhook import DumpRequest, make_requests, parse_notification
+from trainermon.alerts.escalation import EscalationDecision
 from trainermon.core.errors import ConfigError
 from trainermon.core.strict import build
 from trainermon.core.values import Action, Command
@@ -50,10 +50,10 @@ class EscalationOrder:
     reason: str = ""
 
 
-class Escalations:
+class NodeEscalations:
     """Carries out escalations on the ranks of an agent, and tells a controller what it needs to plan them."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: AgentParts) -> None:
         self._run_id = parts.settings.run_id
         self._alerts = parts.alerts
         self._commands = parts.commands
@@ -164,7 +164,7 @@ class Escalations:
         decision = self._escalator.decision(key)
         return decision is None or (bool(decision.ranks) and self._commands.first_step(decision.command) is None)
 
-    def _follow(self, request: Request) -> dict[str, Any]:
+    def _follow(self, request: DumpRequest) -> dict[str, Any]:
         decision = self._escalator.decision(request.alerts[0])
         if decision is None:
             steps = self._watch.steps
@@ -200,10 +200,12 @@ class Escalations:
         in_time = [rank for rank in ranks if steps[rank] <= first_step]
         return in_time, [rank for rank in ranks if rank not in in_time]
 
-    def _admit(self, alerts: Sequence[str], command: str, ranks: Sequence[int], *, first_step: int) -> Decision:
+    def _admit(
+        self, alerts: Sequence[str], command: str, ranks: Sequence[int], *, first_step: int
+    ) -> EscalationDecision:
         return self._escalator.admit(alerts, command, ranks, first_step=first_step, now_s=time.time())
 
-    def _submit(self, command: Command, decision: Decision, *, asked: Sequence[int] | None) -> dict[str, Any]:
+    def _submit(self, command: Command, decision: EscalationDecision, *, asked: Sequence[int] | None) -> dict[str, Any]:
         if not decision.ranks:
             return {"status": "suppressed", "reason": decision.reason}
         known = self._commands.first_step(decision.command) is not None

@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Found:
+class _ConfigurationLook:
     """What one look at the file and the folder brought: an edit, orders of others, or what was wrong."""
 
     mtime_ns: int
@@ -83,7 +83,7 @@ class ConfigWatch:
         self._margin_steps = margin_steps
         self._mtime_ns = mtime_ns
         self._given: set[str] = set()
-        self._job: Future[_Found] | None = None
+        self._job: Future[_ConfigurationLook] | None = None
         self._next_s = 0.0
         self._attempt = 0
 
@@ -105,7 +105,7 @@ class ConfigWatch:
     def _leads(self) -> bool:
         return 0 in self._watch.ranks
 
-    def _act(self, found: _Found) -> None:
+    def _act(self, found: _ConfigurationLook) -> None:
         for command in found.orders:
             self._give(command)
         if found.mtime_ns == self._mtime_ns:
@@ -142,21 +142,21 @@ class ConfigWatch:
             self._submit(command)
 
 
-def _look(path: Path, known_mtime_ns: int, folder: Path, prefix: str, leads: bool) -> _Found:  # noqa: FBT001  # a job
+def _look(path: Path, known_mtime_ns: int, folder: Path, prefix: str, leads: bool) -> _ConfigurationLook:  # noqa: FBT001  # a job
     """Look at the file (rank 0's agent) or at the orders of rank 0's agent; runs in the worker's thread."""
     try:
         if not leads:
-            return _Found(mtime_ns=known_mtime_ns, orders=_read_orders(folder, prefix))
+            return _ConfigurationLook(mtime_ns=known_mtime_ns, orders=_read_orders(folder, prefix))
         mtime_ns = os.stat(path).st_mtime_ns
         if mtime_ns == known_mtime_ns:
-            return _Found(mtime_ns=mtime_ns)
+            return _ConfigurationLook(mtime_ns=mtime_ns)
         load_config(path)
-        return _Found(mtime_ns=mtime_ns, edited=read_mapping(path))
+        return _ConfigurationLook(mtime_ns=mtime_ns, edited=read_mapping(path))
     except TrainermonError as error:
-        return _Found(mtime_ns=mtime_ns, problem=str(error))
+        return _ConfigurationLook(mtime_ns=mtime_ns, problem=str(error))
     except OSError as error:  # between two saves of an editor there may be no file
         _log.debug("%s: %s", path, error)
-        return _Found(mtime_ns=known_mtime_ns)
+        return _ConfigurationLook(mtime_ns=known_mtime_ns)
 
 
 def _read_orders(folder: Path, prefix: str) -> tuple[Command, ...]:

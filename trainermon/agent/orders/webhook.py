@@ -58,7 +58,7 @@ class FiredAlert:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Notification:
+class AlertNotification:
     """A body that was understood.
 
     Attributes:
@@ -73,7 +73,7 @@ class Notification:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class DumpRequest:
     """A dump that follows from the new alerts of one run in one notification.
 
     Attributes:
@@ -95,7 +95,7 @@ class Request:
     alerts: tuple[str, ...]
 
 
-def parse_notification(body: Any, *, now_s: float, max_age_s: float = MAX_AGE_S) -> Notification:
+def parse_notification(body: Any, *, now_s: float, max_age_s: float = MAX_AGE_S) -> AlertNotification:
     """Return what Alertmanager's JSON `body` says at Unix time `now_s`; keys that are not needed are passed over.
 
     Raises:
@@ -113,14 +113,14 @@ def parse_notification(body: Any, *, now_s: float, max_age_s: float = MAX_AGE_S)
         _parse_alert(alert, f"alerts[{number}]", now_s=now_s, max_age_s=max_age_s)
         for number, alert in enumerate(alerts or ())
     ]
-    return Notification(
+    return AlertNotification(
         alerts=tuple(alert for alert in parsed if isinstance(alert, FiredAlert)),
         ignored=tuple(reason for reason in parsed if isinstance(reason, str)),
         truncated=truncated > 0,
     )
 
 
-def make_requests(alerts: Sequence[FiredAlert], *, truncated: bool) -> list[Request]:
+def make_requests(alerts: Sequence[FiredAlert], *, truncated: bool) -> list[DumpRequest]:
     """Return one request for each run that `alerts` name, in the order in which they name it."""
     by_run: dict[str, list[FiredAlert]] = {}
     for alert in alerts:
@@ -128,7 +128,7 @@ def make_requests(alerts: Sequence[FiredAlert], *, truncated: bool) -> list[Requ
     return [_request(run, members, truncated=truncated) for run, members in by_run.items()]
 
 
-def _request(run: str, members: Sequence[FiredAlert], *, truncated: bool) -> Request:
+def _request(run: str, members: Sequence[FiredAlert], *, truncated: bool) -> DumpRequest:
     keys = tuple(sorted({member.key for member in members}))
     ranks = {member.rank for member in members}
     named = sorted(rank for rank in ranks if rank is not None)
@@ -136,7 +136,7 @@ def _request(run: str, members: Sequence[FiredAlert], *, truncated: bool) -> Req
     name = _UNSAFE.sub("_", first.rule).strip("_-")[:64] or "alert"
     summary = f"{first.rule}: {first.summary}" if first.summary else first.rule
     others = f" (and {len(keys) - 1} more alerts)" if len(keys) > 1 else ""
-    return Request(
+    return DumpRequest(
         id=f"{name}-{uuid.uuid5(_NAMESPACE, ' '.join((run, *keys))).hex[:16]}",
         run=run,
         ranks=None if truncated or None in ranks else tuple(named),

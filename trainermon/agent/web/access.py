@@ -68,7 +68,7 @@ class AccessSettings:
         return AccessSettings(**found)
 
 
-class Access:
+class TokenAccess:
     """What a request's `Authorization` header opens.
 
     Args:
@@ -112,7 +112,9 @@ class Access:
         return f"Access(reading_is_open={self.reading_is_open})"
 
 
-def open_access(settings: AccessSettings, environ: Mapping[str, str] = os.environ, *, own_token: str = "") -> Access:
+def open_access(
+    settings: AccessSettings, environ: Mapping[str, str] = os.environ, *, own_token: str = ""
+) -> TokenAccess:
     """Return the access that `settings` and the environment describe; `own_token` opens orders too, if it is given.
 
     Raises:
@@ -122,7 +124,7 @@ def open_access(settings: AccessSettings, environ: Mapping[str, str] = os.enviro
     require(tokens, "access.token_file", None, f"a file with the token that orders need, or {TOKEN_VARIABLE}")
     password = read_secret(settings.password_file, environ.get(PREFIX + "PASSWORD"))
     require(not settings.user or password, "access.password_file", None, f"the user's password, or {PREFIX}PASSWORD")
-    return Access(
+    return TokenAccess(
         *tokens,
         read_token=read_secret(settings.read_token_file, environ.get(PREFIX + "READ_TOKEN")),
         user=settings.user,

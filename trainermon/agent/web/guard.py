@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterator, MutableMapping
 from typing import Any, NamedTuple
 
-from trainermon.agent.web.access import Access
+from trainermon.agent.web.access import TokenAccess
 from trainermon.agent.web.signing import body_digest
 
 Scope = MutableMapping[str, Any]
@@ -66,7 +66,7 @@ _HEADERS = (
 _log = logging.getLogger(__name__)
 
 
-class Refusal(Exception):  # noqa: N818 - not an error of ours: the answer to a request
+class RequestRefusal(Exception):  # noqa: N818 - not an error of ours: the answer to a request
     """A request that is answered here: HTTP status and what the client should know."""
 
     def __init__(self, status: int, reason: str, *, challenge: str = "") -> None:
@@ -83,7 +83,7 @@ class _Credentials(NamedTuple):
     may_order: bool
 
 
-class _Reception:
+class _BodyReception:
     """What arrives of a request; knows whether its body has come to its end."""
 
     def __init__(self, receive: Receive) -> None:
@@ -106,7 +106,7 @@ class _Reception:
             size_bytes += len((await self()).get("body", b""))
 
 
-class _Crowd:
+class _RequestLimits:
     """Counts the requests that are under way, by address of the client; some places are kept for those who matter."""
 
     def __init__(self) -> None:
@@ -127,7 +127,7 @@ class _Crowd:
         """
         is_full = self.num >= MAX_REQUESTS or self._num_of[peer] >= MAX_REQUESTS_OF_PEER
         if is_full and (not is_kept or self.num >= MAX_REQUESTS + KEPT_REQUESTS):
-            raise Refusal(503, "too many requests are under way; try again")
+            raise RequestRefusal(503, "too many requests are under way; try again")
         self._num_of[peer] += 1
         try:
             yield
@@ -137,12 +137,12 @@ class _Crowd:
                 del self._num_of[peer]
 
 
-class Guard:
+class RequestGuard:
     """ASGI application that lets through to `inner` what is allowed and answers the rest itself."""
 
-    def __init__(self, inner: Application, *, access: Access, hosts: Collection[str] = ()) -> None:
+    def __init__(self, inner: Application, *, access: TokenAccess, hosts: Collection[str] = ()) -> None:
         self._inner = inner
-        self._crowd = _Crowd()
+        self._crowd = _RequestLimits()
         self._access = access
         self._hosts = frozenset(host.lower() for host in (*LOOPBACK_NAMES, *hosts))
 
@@ -156,13 +156,13 @@ class Guard:
         if scope["type"] != "http":
             return  # no lifespan is needed and web sockets are not spoken
         send = _with_headers(scope["path"], send)
-        reception = _Reception(receive)
+        reception = _BodyReception(receive)
         credentials = self._credentials(scope)
         peer = scope["client"][0] if scope.get("client") else ""
         try:
             with self._crowd.entered(peer, is_kept=credentials.may_order or scope["path"] in OPEN_PATHS):
                 await self._serve(scope, await self._admit(scope, credentials, reception), send)
-        except Refusal as refusal:
+        except RequestRefusal as refusal:
             await reception.read_off()
             await _answer(send, refusal)
 
@@ -196,27 +196,27 @@ class Guard:
                 "this needs a token: Authorization: Bearer <token>; an agent's is in nodes/<host>/token of the run, a "
                 "controller's is that of its --token-file"
             )
-            raise Refusal(401, wanted, challenge="Bearer")
+            raise RequestRefusal(401, wanted, challenge="Bearer")
         try:
             body = await asyncio.wait_for(_read_body(headers, receive), BODY_TIMEOUT_S)
         except asyncio.TimeoutError:
-            raise Refusal(408, f"the body did not arrive within {BODY_TIMEOUT_S:g} s") from None
+            raise RequestRefusal(408, f"the body did not arrive within {BODY_TIMEOUT_S:g} s") from None
         if digest is not None and digest != body_digest(body):
-            raise Refusal(401, "the signature is for another body")
+            raise RequestRefusal(401, "the signature is for another body")
         return _replay(body, receive)
 
     def _check_reader(self, headers: list[tuple[str, bytes]], authorization: bytes | None, *, path: str) -> None:
         if path in OPEN_PATHS:
             return
         if not self._access.may_read(authorization):
-            raise Refusal(401, "reading this needs credentials", challenge=self._access.challenge)
+            raise RequestRefusal(401, "reading this needs credentials", challenge=self._access.challenge)
         if self._access.reading_is_open:
             self._check_host(headers)
 
     def _check_host(self, headers: list[tuple[str, bytes]]) -> None:
         values = [value for name, value in headers if name == "host"]
         if len(values) != 1 or not self._is_known(_host_name(values[0])):
-            raise Refusal(421, "this host name is not served here; add it to allowed_hosts if it is meant to be")
+            raise RequestRefusal(421, "this host name is not served here; add it to allowed_hosts if it is meant to be")
 
     def _is_known(self, host: str) -> bool:
         if host in self._hosts or _is_address(host):
@@ -227,7 +227,7 @@ class Guard:
         host = next((value for name, value in headers if name == "host"), b"")
         for name, value in headers:
             if name == "origin" and value.partition(b"://")[2].lower() != host.lower():
-                raise Refusal(403, "requests from other origins are refused")
+                raise RequestRefusal(403, "requests from other origins are refused")
 
 
 def _target(scope: Scope) -> str:
@@ -254,17 +254,17 @@ def _is_address(host: str) -> bool:
 async def _read_body(headers: list[tuple[str, bytes]], receive: Receive) -> bytes:
     for name, value in headers:
         if name == "content-length" and (not value.isdigit() or int(value) > MAX_BODY_BYTES):
-            raise Refusal(413, f"a body may have up to {MAX_BODY_BYTES} bytes")
+            raise RequestRefusal(413, f"a body may have up to {MAX_BODY_BYTES} bytes")
     parts: list[bytes] = []
     size_bytes = 0
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise Refusal(400, "the client left")
+            raise RequestRefusal(400, "the client left")
         parts.append(message.get("body", b""))
         size_bytes += len(parts[-1])
         if size_bytes > MAX_BODY_BYTES:
-            raise Refusal(413, f"a body may have up to {MAX_BODY_BYTES} bytes")
+            raise RequestRefusal(413, f"a body may have up to {MAX_BODY_BYTES} bytes")
         if not message.get("more_body", False):
             return b"".join(parts)
 
@@ -289,7 +289,7 @@ def _with_headers(path: str, send: Send) -> Send:
     return guarded_send
 
 
-async def _answer(send: Send, refusal: Refusal) -> None:
+async def _answer(send: Send, refusal: RequestRefusal) -> None:
     body = json.dumps({"detail": str(refusal)}).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     if refusal.challenge:

@@ -1,7 +1,8 @@
 """The web application of the agent: the page, its JSON and binary answers, `/metrics`, events and control calls.
 
-What is served comes from a `Node`; this module only speaks HTTP. It runs behind `trainermon.agent.web.guard.Guard`,
-which has already checked host, origin, token and size of the body when a request arrives here.
+What is served comes from a `NodeInterface`; this module only speaks HTTP. It runs behind
+`trainermon.agent.web.guard.RequestGuard`, which has already checked host, origin, token and size of the body when a
+request arrives here.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import Response, StreamingResponse
 
-from trainermon.agent.feed import Feed
+from trainermon.agent.feed import EventFeed
 from trainermon.agent.orders.commands import ConflictError
-from trainermon.agent.web.access import Access
-from trainermon.agent.web.guard import Application, Guard
+from trainermon.agent.web.access import TokenAccess
+from trainermon.agent.web.guard import Application, RequestGuard
 from trainermon.core.errors import TrainermonError
 from trainermon.core.values import as_plain
 
@@ -29,10 +30,10 @@ MAX_COLUMNS = 4000
 PAGE = "index.html"
 
 
-class Node(Protocol):
+class NodeInterface(Protocol):
     """What the application shows and hands on; every method returns at once unless it is a coroutine."""
 
-    feed: Feed
+    feed: EventFeed
 
     def run(self) -> dict[str, Any]:
         """Return the state of run and ranks."""
@@ -80,7 +81,7 @@ class Node(Protocol):
         """Flush and end, soon."""
 
 
-class Escalations(Protocol):
+class EscalationInterface(Protocol):
     """What others may ask of the ranks; every method returns at once."""
 
     def rank_states(self) -> dict[str, Any]:
@@ -94,7 +95,11 @@ class Escalations(Protocol):
 
 
 def build_application(
-    node: Node, *, access: Access, hosts: tuple[str, ...] = (), escalations: Escalations | None = None
+    node: NodeInterface,
+    *,
+    access: TokenAccess,
+    hosts: tuple[str, ...] = (),
+    escalations: EscalationInterface | None = None,
 ) -> Application:
     """Return the guarded ASGI application that shows `node`, and takes `escalations`."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
@@ -106,7 +111,7 @@ def build_application(
     _add_control(app, node)
     if escalations is not None:
         _add_escalation(app, escalations)
-    return Guard(app, access=access, hosts=hosts)
+    return RequestGuard(app, access=access, hosts=hosts)
 
 
 def add_page(app: FastAPI, page_file: str, *packages: str) -> None:
@@ -130,7 +135,7 @@ def add_page(app: FastAPI, page_file: str, *packages: str) -> None:
         return Response(status_code=204)
 
 
-def _add_reading(app: FastAPI, node: Node) -> None:
+def _add_reading(app: FastAPI, node: NodeInterface) -> None:
     @app.get("/healthz")
     async def healthz() -> Response:
         return json_answer({"status": "ok"})
@@ -167,7 +172,7 @@ def _add_reading(app: FastAPI, node: Node) -> None:
         return Response(report, media_type="application/json")
 
 
-def _add_evidence(app: FastAPI, node: Node) -> None:
+def _add_evidence(app: FastAPI, node: NodeInterface) -> None:
     @app.get("/api/v1/evidence")
     async def evidence() -> Response:
         return json_answer(node.evidence())
@@ -188,7 +193,7 @@ def _add_evidence(app: FastAPI, node: Node) -> None:
         return Response(text, media_type="text/plain; charset=utf-8")
 
 
-def _add_stream(app: FastAPI, node: Node) -> None:
+def _add_stream(app: FastAPI, node: NodeInterface) -> None:
     @app.get("/metrics")
     async def metrics(request: Request) -> Response:
         content, content_type = node.metrics(request.headers.get("accept", ""))
@@ -202,7 +207,7 @@ def _add_stream(app: FastAPI, node: Node) -> None:
         return StreamingResponse(stream, media_type="text/event-stream")
 
 
-def _add_escalation(app: FastAPI, escalations: Escalations) -> None:
+def _add_escalation(app: FastAPI, escalations: EscalationInterface) -> None:
     @app.get("/api/v1/ranks")
     async def rank_states() -> Response:
         return json_answer(escalations.rank_states())
@@ -216,7 +221,7 @@ def _add_escalation(app: FastAPI, escalations: Escalations) -> None:
         return answer_order(escalations.take_alerts, await request.body())
 
 
-def _add_control(app: FastAPI, node: Node) -> None:
+def _add_control(app: FastAPI, node: NodeInterface) -> None:
     @app.post("/api/commands")
     async def commands(request: Request) -> Response:
         return answer_order(node.order, await request.body())

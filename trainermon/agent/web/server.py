@@ -31,21 +31,21 @@ _log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Certificate:
+class ServerCertificate:
     """Files, in PEM form, of a certificate chain and its private key."""
 
     chain: str
     key: str
 
 
-def certificate_of(settings: AccessSettings) -> Certificate | None:
+def certificate_of(settings: AccessSettings) -> ServerCertificate | None:
     """Return the certificate that `settings` name, or None."""
     if not settings.tls_cert_file or not settings.tls_key_file:
         return None
-    return Certificate(chain=settings.tls_cert_file, key=settings.tls_key_file)
+    return ServerCertificate(chain=settings.tls_cert_file, key=settings.tls_key_file)
 
 
-class Server:
+class WebServer:
     """A listening socket and the task that answers on it.
 
     Args:
@@ -65,7 +65,7 @@ class Server:
         *,
         host: str,
         port: int,
-        certificate: Certificate | None = None,
+        certificate: ServerCertificate | None = None,
         insists: bool = False,
     ) -> None:
         self._scheme = "https" if certificate else "http"

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from trainermon.alerts.across_ranks.comparing import Comparison
+from trainermon.alerts.across_ranks.comparing import ComparisonMemory
 from trainermon.alerts.across_ranks.comparisons import make_comparison
-from trainermon.alerts.across_ranks.peers import Part
-from trainermon.alerts.conditions.condition import Indices, Slots, Verdict, as_indices
-from trainermon.alerts.conditions.contained import Faults
-from trainermon.alerts.rules import Rule
+from trainermon.alerts.across_ranks.peers import PeerPart
+from trainermon.alerts.conditions.condition import ConditionVerdict, Indices, Slots, as_indices
+from trainermon.alerts.conditions.contained import ConditionFaults
+from trainermon.alerts.rules import AlertRule
 from trainermon.alerts.statistics import Array
-from trainermon.alerts.watch import Watch
+from trainermon.alerts.watch import RuleWatch
 from trainermon.core.values import StatBlock
 
 if TYPE_CHECKING:
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 MAX_OPEN_STEPS = 16
 
 
-class Compared(NamedTuple):
+class ComparedRank(NamedTuple):
     """What a comparison says of one rank: its rule, the step, and for some of its series the verdict."""
 
     rank: int
-    watch: Watch
+    watch: RuleWatch
     step: int
     time_s: float
     indices: Indices
-    verdict: Verdict
+    verdict: ConditionVerdict
     moments: Array
     baseline: Array
 
@@ -54,9 +54,9 @@ class AcrossRanks:
         faults: Where it is noted that a comparison has failed; its rule then says nothing any more.
     """
 
-    def __init__(self, rules: Sequence[Rule], faults: Faults) -> None:
+    def __init__(self, rules: Sequence[AlertRule], faults: ConditionFaults) -> None:
         self._faults = faults
-        self._comparisons: dict[str, Comparison] = {
+        self._comparisons: dict[str, ComparisonMemory] = {
             rule.name: comparison for rule in rules if (comparison := make_comparison(rule)) is not None
         }
         self._attempt = -1
@@ -79,8 +79,8 @@ class AcrossRanks:
         return max((self._comparisons[name].num_compared for name in rules), default=0)
 
     def add(
-        self, header: Header, block: StatBlock, compared: Sequence[tuple[Watch, Slots, Array]]
-    ) -> Iterator[Compared]:
+        self, header: Header, block: StatBlock, compared: Sequence[tuple[RuleWatch, Slots, Array]]
+    ) -> Iterator[ComparedRank]:
         """Take what a rank has shown, and yield what is found on the steps that are complete now, oldest first.
 
         The rank's state may be advanced while this runs: nothing is computed ahead.
@@ -93,7 +93,7 @@ class AcrossRanks:
             for comparison in self._comparisons.values():
                 comparison.reset()
         parts = {
-            watch.rule.name: Part(
+            watch.rule.name: PeerPart(
                 rank=header.coordinates.rank,
                 place=header.coordinates,
                 time_s=block.time_s,
@@ -107,7 +107,7 @@ class AcrossRanks:
         for step, shown in self._steps.add(block.step, place.rank, parts, num_ranks=place.local_world_size):
             yield from self._compare(step, shown)
 
-    def _compare(self, step: int, shown: Mapping[int, Mapping[str, Part]]) -> Iterator[Compared]:
+    def _compare(self, step: int, shown: Mapping[int, Mapping[str, PeerPart]]) -> Iterator[ComparedRank]:
         for name, comparison in self._comparisons.items():
             parts = [shown[rank][name] for rank in sorted(shown) if name in shown[rank]]
             if not parts or name in self._faults.by_rule:
@@ -121,7 +121,7 @@ class AcrossRanks:
             for part, found in zip(parts, judged, strict=True):
                 if found is not None:
                     chosen, verdict, baseline = found
-                    yield Compared(
+                    yield ComparedRank(
                         part.rank,
                         part.watch,
                         step,
@@ -137,13 +137,13 @@ class OpenSteps:
     """The steps that not every rank has shown yet."""
 
     def __init__(self) -> None:
-        self._open: dict[int, dict[int, Mapping[str, Part]]] = {}
+        self._open: dict[int, dict[int, Mapping[str, PeerPart]]] = {}
         self._newest_done = -1
         self._num_missing = 0  # ranks that are not waited for
 
     def add(
-        self, step: int, rank: int, parts: Mapping[str, Part], *, num_ranks: int
-    ) -> list[tuple[int, dict[int, Mapping[str, Part]]]]:
+        self, step: int, rank: int, parts: Mapping[str, PeerPart], *, num_ranks: int
+    ) -> list[tuple[int, dict[int, Mapping[str, PeerPart]]]]:
         """Return the steps that are complete now, oldest first, with what each rank has shown of them."""
         if step <= self._newest_done:
             self._num_missing = max(0, self._num_missing - 1)  # it lives; from now on it is waited for
@@ -159,7 +159,7 @@ class OpenSteps:
             return self._close(oldest)
         return []
 
-    def _close(self, step: int) -> list[tuple[int, dict[int, Mapping[str, Part]]]]:
+    def _close(self, step: int) -> list[tuple[int, dict[int, Mapping[str, PeerPart]]]]:
         # A rank shows its steps in order: who has shown this one will show no earlier one any more.
         done = sorted(number for number in self._open if number <= step)
         self._newest_done = step

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trainermon.alerts.across_ranks.peers import Part
-from trainermon.alerts.conditions.condition import Indices, Verdict
+from trainermon.alerts.across_ranks.peers import PeerPart
+from trainermon.alerts.conditions.condition import ConditionVerdict, Indices
 from trainermon.alerts.statistics import Array
 
-Found = tuple[Indices, Verdict, Array]
+Found = tuple[Indices, ConditionVerdict, Array]
 """Which of a part's series are judged, what is said of them, and what they were compared with."""
 
 
-class Comparison:
+class ComparisonMemory:
     """What one rule that compares ranks remembers.
 
     Attributes:
@@ -26,7 +26,7 @@ class Comparison:
         self.num_compared = 0
         self.num_odd: dict[int, int] = {}
 
-    def judge(self, parts: Sequence[Part]) -> list[Found | None]:
+    def judge(self, parts: Sequence[PeerPart]) -> list[Found | None]:
         """Return what is said of each rank's part of one step; None where nothing can be said."""
         raise NotImplementedError
 

@@ -9,16 +9,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trainermon.alerts.across_ranks.comparing import Comparison, Found
+from trainermon.alerts.across_ranks.comparing import ComparisonMemory, Found
 from trainermon.alerts.across_ranks.copies import DiffersComparison
 from trainermon.alerts.across_ranks.few_ranks import FewRanks
-from trainermon.alerts.across_ranks.peers import Part, PeerTable, same_part, same_stage
+from trainermon.alerts.across_ranks.peers import PeerPart, PeerTable, same_part, same_stage
 from trainermon.alerts.across_ranks.shards import DeadComparison
-from trainermon.alerts.conditions.condition import Indices, Verdict
+from trainermon.alerts.conditions.condition import ConditionVerdict, Indices
 from trainermon.alerts.conditions.criteria import Dead, Differs, Spread, Straggler
 from trainermon.alerts.conditions.spikes import MAD_TO_SIGMA, median_and_deviation
 from trainermon.alerts.conditions.watchers import STRAGGLER_HISTORY
-from trainermon.alerts.rules import Rule
+from trainermon.alerts.rules import AlertRule
 from trainermon.alerts.statistics import DERIVED, INFS, NANS, NEVER_NEGATIVE, SUM, Array
 from trainermon.core.values import Kind
 
@@ -31,7 +31,7 @@ _MEDIAN_ERROR = 1.2533  # of the median against that of the mean, for a normal d
 _SIGNIFICANT = 4.0  # standard errors: jobs whose steps vary a lot have a slowest rank by chance all the time
 
 
-def make_comparison(rule: Rule) -> Comparison | None:
+def make_comparison(rule: AlertRule) -> ComparisonMemory | None:
     """Return the comparison of a rule, None for one that looks at one rank alone."""
     match rule.when:
         case Spread() as when:
@@ -45,7 +45,7 @@ def make_comparison(rule: Rule) -> Comparison | None:
     return None
 
 
-class SpreadComparison(Comparison):
+class SpreadComparison(ComparisonMemory):
     """The statistic of one rank is far from the median of its peers, in robust standard deviations.
 
     Of fewer than four ranks nobody is in the middle: there the usual distances and the rank's own past decide.
@@ -63,7 +63,7 @@ class SpreadComparison(Comparison):
         self._table.reset()
         self._few.reset()
 
-    def judge(self, parts: Sequence[Part]) -> list[Found | None]:  # noqa: D102
+    def judge(self, parts: Sequence[PeerPart]) -> list[Found | None]:  # noqa: D102
         seen = self._table.arrange(parts, [self._seen(part.moments) for part in parts])[:, 0]
         score, level = np.full_like(seen, np.nan), np.full_like(seen, np.nan)
         for group in self._table.groups():
@@ -86,17 +86,17 @@ class SpreadComparison(Comparison):
         score = np.abs(seen - level) / sigma
         return np.where(count >= max(_MANY, self._condition.ranks), score, np.nan), np.broadcast_to(level, seen.shape)
 
-    def _found(self, part: Part, score: Array, level: Array) -> Found:
+    def _found(self, part: PeerPart, score: Array, level: Array) -> Found:
         columns = self._table.columns_of(part)
         own, usual = score[columns], level[columns]
         blind = np.isnan(own)
-        verdict = Verdict(
+        verdict = ConditionVerdict(
             self._derive(part.moments), own, own > self._condition.score, own < self._condition.clear, blind
         )
         return np.arange(len(columns)), verdict, np.exp(usual) if self._logarithmic else usual
 
 
-class StragglerComparison(Comparison):
+class StragglerComparison(ComparisonMemory):
     """A rank's own work takes longer than its peers', or more so than it used to; a rank that waits does not work.
 
     Compared are medians of the last steps. What a rank usually needs is known relative to its peers only, so that ranks
@@ -107,15 +107,15 @@ class StragglerComparison(Comparison):
         super().__init__()
         self._ratio = condition.ratio
         self._window = condition.window
-        self._paces: dict[int, _Pace] = {}
+        self._paces: dict[int, _RankPace] = {}
 
     def reset(self) -> None:  # noqa: D102
         self._paces.clear()
         self.slowness.clear()
 
-    def judge(self, parts: Sequence[Part]) -> list[Found | None]:  # noqa: D102
+    def judge(self, parts: Sequence[PeerPart]) -> list[Found | None]:  # noqa: D102
         works = [_work_of(part) for part in parts]
-        paces = [self._paces.setdefault(part.rank, _Pace(self._window)) for part in parts]
+        paces = [self._paces.setdefault(part.rank, _RankPace(self._window)) for part in parts]
         for pace, work in zip(paces, works, strict=True):
             pace.take(work.own_s)
         logarithms = np.log([pace.last_s for pace in paces])
@@ -135,7 +135,7 @@ class StragglerComparison(Comparison):
                 found.append(None)
         return found
 
-    def _verdict(self, work: _Work, pace: _Pace, own: float, theirs: float, chance: float) -> Found:
+    def _verdict(self, work: _StepWork, pace: _RankPace, own: float, theirs: float, chance: float) -> Found:
         """Return what is said of a rank, by the logarithms of its own work and of that of its peers."""
         apart, usually_apart = own - theirs, pace.usually_apart
         excess = max(apart, apart - usually_apart)  # NaN is never greater
@@ -146,11 +146,11 @@ class StragglerComparison(Comparison):
             pace.learn(apart)
         bad = np.array([excess > max(limit, _SIGNIFICANT * chance)])
         clear = np.array([excess < limit / 2.0])
-        verdict = Verdict(np.array([math.exp(own)]), np.array([math.exp(excess)]), bad, clear)
+        verdict = ConditionVerdict(np.array([math.exp(own)]), np.array([math.exp(excess)]), bad, clear)
         return work.rows[:1], verdict, np.array([math.exp(theirs + usually_apart)])
 
 
-class _Work(NamedTuple):
+class _StepWork(NamedTuple):
     """What a rank did in a step: the rows that are times, its own work, and what peers have in common."""
 
     rows: Indices
@@ -158,17 +158,17 @@ class _Work(NamedTuple):
     label: Hashable
 
 
-def _work_of(part: Part) -> _Work:
+def _work_of(part: PeerPart) -> _StepWork:
     """Return the time less the waits. Ranks whose waits are known are no peers of those whose are not."""
     keys = [part.watch.keys[index] for index in part.indices]
     is_time = np.array([key.kind is Kind.STEP for key in keys], np.bool_)
     sums = part.moments[SUM]
     whole_s, waited_s = float(sums[is_time].sum()), float(sums[~is_time].sum())
     label = (same_stage(keys[0], None, part.place), bool(is_time.all()))
-    return _Work(np.flatnonzero(is_time), max(whole_s - waited_s, _LEAST_WORK * whole_s), label)
+    return _StepWork(np.flatnonzero(is_time), max(whole_s - waited_s, _LEAST_WORK * whole_s), label)
 
 
-class _Pace:
+class _RankPace:
     """How long a rank's own work took on the last steps, and how far it usually is from its peers.
 
     Attributes:

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from trainermon.alerts.across_ranks.comparing import Comparison, Found
-from trainermon.alerts.across_ranks.peers import Part, PeerGroup, PeerTable, same_elements
-from trainermon.alerts.conditions.condition import Mask, Verdict
+from trainermon.alerts.across_ranks.comparing import ComparisonMemory, Found
+from trainermon.alerts.across_ranks.peers import PeerGroup, PeerPart, PeerTable, same_elements
+from trainermon.alerts.conditions.condition import ConditionVerdict, Mask
 from trainermon.alerts.conditions.criteria import Differs
 from trainermon.alerts.statistics import COUNT, DERIVED, MOMENTS, SUM, Array
 
 _CLEARLY = 4.0  # times as far from what all had before as another copy: then it is that one which was changed
 
 
-class DiffersComparison(Comparison):
+class DiffersComparison(ComparisonMemory):
     """Ranks that must show the same do not; what most of them show is right.
 
     Where nothing has a majority, of counts those with the smallest one are named. Of other values it is the rank that
@@ -36,7 +36,7 @@ class DiffersComparison(Comparison):
         self._table.reset()
         self._agreed = np.zeros((0, 0))
 
-    def judge(self, parts: Sequence[Part]) -> list[Found | None]:  # noqa: D102
+    def judge(self, parts: Sequence[PeerPart]) -> list[Found | None]:  # noqa: D102
         compared = [part.moments if self._derive is None else self._derive(part.moments)[None] for part in parts]
         values = self._table.arrange(parts, compared)
         shown = self._table.arrange(parts, [part.moments[COUNT][None] for part in parts])[:, 0]
@@ -97,12 +97,12 @@ class DiffersComparison(Comparison):
         close = np.abs(one - other) <= self._tolerance * np.maximum(np.abs(one), np.abs(other))
         return np.asarray((close | (one == other)).all(axis=-2))
 
-    def _found(self, part: Part, status: Array, usual: Array) -> Found:
+    def _found(self, part: PeerPart, status: Array, usual: Array) -> Found:
         columns = self._table.columns_of(part)
         own = status[columns]
         self.num_odd[part.rank] = self.num_odd.get(part.rank, 0) + int((own > 0).sum())
         value = part.moments[SUM] if self._derive is None else self._derive(part.moments)
-        return np.arange(len(columns)), Verdict(value, own, own > 0, own == 0, np.isnan(own)), usual[columns]
+        return np.arange(len(columns)), ConditionVerdict(value, own, own > 0, own == 0, np.isnan(own)), usual[columns]
 
 
 def _of_others(same: Mask, votes: NDArray[np.intp], value: Array) -> Array:

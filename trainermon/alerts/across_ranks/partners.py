@@ -16,7 +16,7 @@ from trainermon.core.values import Kind, SeriesKey
 Indices = NDArray[np.intp]
 
 
-class Divisors(NamedTuple):
+class RatioDivisors(NamedTuple):
     """Rows of a block: the divisor of each series, and the learning rates."""
 
     rows: Indices
@@ -29,7 +29,7 @@ class Divisors(NamedTuple):
         return np.concatenate((moments, values[:, self.rows], rate))
 
 
-class Partners:
+class RatioPartners:
     """The divisors of all series of one rank, by name and virtual stage."""
 
     def __init__(self, ratio: Ratio) -> None:
@@ -50,7 +50,7 @@ class Partners:
             self._is_rate.append(key.kind is Kind.STEP and key.name == LEARNING_RATE_SERIES)
             self._names.append((key.name, key.stage))
 
-    def find(self, series: NDArray[Any], rows: Indices) -> tuple[Indices, Divisors]:
+    def find(self, series: NDArray[Any], rows: Indices) -> tuple[Indices, RatioDivisors]:
         """Return those of `rows` whose divisor is in the block too, and where.
 
         Args:
@@ -61,4 +61,4 @@ class Partners:
         divisors = [place_of.get(self._divisor_of.get(self._names[int(series[row])], -1), -1) for row in rows]
         found = np.array(divisors, np.intp).reshape(-1)
         rates = [place for place, number in enumerate(series) if self._is_rate[int(number)]]
-        return rows[found >= 0], Divisors(found[found >= 0], np.array(rates, np.intp))
+        return rows[found >= 0], RatioDivisors(found[found >= 0], np.array(rates, np.intp))

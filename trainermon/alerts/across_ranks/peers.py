@@ -9,20 +9,20 @@ import numpy as np
 
 from trainermon.alerts.conditions.condition import Indices
 from trainermon.alerts.statistics import Array
-from trainermon.alerts.watch import Watch
+from trainermon.alerts.watch import RuleWatch
 from trainermon.core.values import Coordinates, Kind, Placement, SeriesKey
 
 AXES = ("dp", "tp", "pp", "cp", "ep")
 Label = Callable[[SeriesKey, "Placement | None", Coordinates], Hashable]
 
 
-class Part(NamedTuple):
+class PeerPart(NamedTuple):
     """What one rule looks at on one rank in one step: `moments` `[8, n]` of the series `indices` of the watch."""
 
     rank: int
     place: Coordinates
     time_s: float
-    watch: Watch
+    watch: RuleWatch
     indices: Indices
     moments: Array
 
@@ -54,7 +54,7 @@ class PeerTable:
         self._columns_of.clear()
         self._known = ()
 
-    def arrange(self, parts: Sequence[Part], values: Sequence[Array]) -> Array:
+    def arrange(self, parts: Sequence[PeerPart], values: Sequence[Array]) -> Array:
         """Return `[ranks, statistics, columns]` of `values` `[statistics, n]` by rank; NaN where nothing is shown."""
         self._meet(parts)
         table = np.full((len(parts), len(values[0]), len(self._columns)), np.nan)
@@ -62,7 +62,7 @@ class PeerTable:
             table[place][:, self.columns_of(part)] = value
         return table
 
-    def columns_of(self, part: Part) -> Indices:
+    def columns_of(self, part: PeerPart) -> Indices:
         """Return the column of each series of a part."""
         return self._columns_of[part.rank][part.indices]
 
@@ -70,7 +70,7 @@ class PeerTable:
         """Return the groups of two and more among the parts that were arranged last."""
         return self._groups
 
-    def _meet(self, parts: Sequence[Part]) -> None:
+    def _meet(self, parts: Sequence[PeerPart]) -> None:
         known = tuple((part.rank, len(part.watch.keys)) for part in parts)
         if known == self._known:
             return
@@ -80,7 +80,7 @@ class PeerTable:
             self._columns_of[part.rank] = np.array(columns, np.intp)
         self._groups = list(self._group(parts))
 
-    def _group(self, parts: Sequence[Part]) -> Iterator[PeerGroup]:
+    def _group(self, parts: Sequence[PeerPart]) -> Iterator[PeerGroup]:
         """Columns whose ranks fall into the same groups are taken together: there are few such patterns."""
         by_column: list[dict[Hashable, list[int]]] = [{} for _ in self._columns]
         for place, part in enumerate(parts):

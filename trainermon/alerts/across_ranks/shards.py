@@ -6,15 +6,15 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 
-from trainermon.alerts.across_ranks.comparing import Comparison, Found
-from trainermon.alerts.across_ranks.peers import Part, PeerTable
-from trainermon.alerts.conditions.condition import Indices, Verdict, grown
+from trainermon.alerts.across_ranks.comparing import ComparisonMemory, Found
+from trainermon.alerts.across_ranks.peers import PeerPart, PeerTable
+from trainermon.alerts.conditions.condition import ConditionVerdict, Indices, grown
 from trainermon.alerts.conditions.criteria import Dead
 from trainermon.alerts.statistics import COUNT, ZEROS, Array
 from trainermon.core.values import Coordinates, Placement, SeriesKey
 
 
-class DeadComparison(Comparison):
+class DeadComparison(ComparisonMemory):
     """The share of zeros has reached a limit in something that lived; the score is the share.
 
     Ranks that each hold a part of a tensor are judged by what they hold together: of an embedding that is sharded over
@@ -31,7 +31,7 @@ class DeadComparison(Comparison):
     def reset(self) -> None:  # noqa: D102 - as in Comparison
         self._table.reset()
 
-    def judge(self, parts: Sequence[Part]) -> list[Found | None]:  # noqa: D102
+    def judge(self, parts: Sequence[PeerPart]) -> list[Found | None]:  # noqa: D102
         table = self._table.arrange(parts, [part.moments[[ZEROS, COUNT]] for part in parts])
         ratio = table[:, 0] / table[:, 1]
         for group in self._table.groups():
@@ -40,7 +40,7 @@ class DeadComparison(Comparison):
             ratio[place] = np.where(np.isnan(ratio[place]), np.nan, zeros / count)
         return [self._found(part, ratio[place, self._table.columns_of(part)]) for place, part in enumerate(parts)]
 
-    def _found(self, part: Part, ratio: Array) -> Found:
+    def _found(self, part: PeerPart, ratio: Array) -> Found:
         known = self._lives.get(part.rank, np.zeros(0, np.intp))
         if len(known) < len(part.watch.keys):
             known = self._lives[part.rank] = grown(known, len(part.watch.keys), 0)
@@ -49,7 +49,7 @@ class DeadComparison(Comparison):
         run = known[part.indices]
         lived = run >= needed
         known[part.indices] = np.where(lived | blind, run, np.where(is_dead, 0, run + 1))
-        verdict = Verdict(ratio, ratio, is_dead & lived, ~is_dead & ~blind, blind)
+        verdict = ConditionVerdict(ratio, ratio, is_dead & lived, ~is_dead & ~blind, blind)
         return np.arange(len(ratio)), verdict, np.full(len(ratio), np.nan)
 
 

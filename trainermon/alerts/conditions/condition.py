@@ -28,7 +28,7 @@ Slots = slice | Indices
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Verdict:
+class ConditionVerdict:
     """What a condition says about the observed series of one step.
 
     Attributes:
@@ -45,13 +45,13 @@ class Verdict:
     clear: Mask
     blind: Mask | None = None
 
-    def of(self, chosen: Indices) -> Verdict:
+    def of(self, chosen: Indices) -> ConditionVerdict:
         """Return the verdict on some of the series."""
         blind = None if self.blind is None else self.blind[chosen]
-        return Verdict(self.value[chosen], self.score[chosen], self.bad[chosen], self.clear[chosen], blind)
+        return ConditionVerdict(self.value[chosen], self.score[chosen], self.bad[chosen], self.clear[chosen], blind)
 
 
-class Watcher:
+class ConditionWatcher:
     """What one rule remembers about the series of one rank; this one remembers nothing."""
 
     def grow(self, size: int) -> None:
@@ -63,7 +63,7 @@ class Watcher:
     def reset(self) -> None:
         """Forget what belongs to the attempt that has ended; usual ranges stay."""
 
-    def judge(self, slots: Slots, moments: Array) -> Verdict:
+    def judge(self, slots: Slots, moments: Array) -> ConditionVerdict:
         """Return what the condition says about moments `[8, n]` of the series `slots`."""
         raise NotImplementedError
 
@@ -78,7 +78,7 @@ class Watcher:
         return np.full(len(slots), np.nan)
 
 
-class NonFiniteWatcher(Watcher):
+class NonFiniteWatcher(ConditionWatcher):
     """Some element is NaN or infinite; the score is the share of such elements."""
 
     _UNSEEN, _FINITE, _INFINITE = 0, 1, 2
@@ -93,13 +93,13 @@ class NonFiniteWatcher(Watcher):
     def reset(self) -> None:  # noqa: D102
         self._first[:] = self._UNSEEN
 
-    def judge(self, slots: Slots, moments: Array) -> Verdict:  # noqa: D102
+    def judge(self, slots: Slots, moments: Array) -> ConditionVerdict:  # noqa: D102
         infs = moments[INFS]
         if self._allow_initial_inf:
             infs = np.where(self._classify(slots, moments) == self._INFINITE, 0.0, infs)
         count = moments[NANS] + infs
         bad = count > 0
-        return Verdict(count, count / moments[COUNT], bad, ~bad)
+        return ConditionVerdict(count, count / moments[COUNT], bad, ~bad)
 
     def baseline(self, slots: Indices) -> Array:  # noqa: D102
         return np.zeros(len(slots))
@@ -114,7 +114,7 @@ class NonFiniteWatcher(Watcher):
         return first
 
 
-class RelativeToMeanWatcher(Watcher):
+class RelativeToMeanWatcher(ConditionWatcher):
     """The magnitude is far from the exponential mean of those before; the score is the ratio of the two, above 1.
 
     The first value that is not zero begins the mean. A value with a NaN or Inf among its elements is neither judged nor
@@ -134,7 +134,7 @@ class RelativeToMeanWatcher(Watcher):
     def grow(self, size: int) -> None:  # noqa: D102
         self._mean = grown(self._mean, size, 0.0)
 
-    def judge(self, slots: Slots, moments: Array) -> Verdict:  # noqa: D102
+    def judge(self, slots: Slots, moments: Array) -> ConditionVerdict:  # noqa: D102
         value = self._derive(moments)
         magnitude = np.abs(value)
         if self._condition.floor:
@@ -152,7 +152,7 @@ class RelativeToMeanWatcher(Watcher):
         score = np.where(mean > 0.0, score, 1.0)  # nothing is unusual before there is a mean
         blind = np.isnan(self._seen)
         bad = (score > 1.0 + self._condition.threshold) & ~blind
-        return Verdict(value, score, bad, ~(bad | blind), mask_or_none(blind))
+        return ConditionVerdict(value, score, bad, ~(bad | blind), mask_or_none(blind))
 
     def learn(self, slots: Slots, restless: Mask | None) -> None:  # noqa: ARG002, D102
         mean, beta = self._mean[slots], self._condition.beta

@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from trainermon.alerts.conditions.condition import Indices, Mask, Slots, Verdict, Watcher
-from trainermon.alerts.extensions import Custom, factory_of
+from trainermon.alerts.conditions.condition import ConditionVerdict, ConditionWatcher, Indices, Mask, Slots
+from trainermon.alerts.extensions import CustomCondition, factory_of
 from trainermon.alerts.statistics import Array
 from trainermon.core.values import Placement, SeriesKey
 
 _logger = logging.getLogger(__name__)
 
 
-class Faults:
+class ConditionFaults:
     """What conditions have failed at.
 
     Attributes:
@@ -33,7 +33,7 @@ class Faults:
             _logger.error("rule %s is switched off, as its condition failed", rule, exc_info=error)
 
 
-class ContainedWatcher(Watcher):
+class ContainedWatcher(ConditionWatcher):
     """Asks another watcher as long as it works; after its first fault there is nothing that it could say.
 
     Args:
@@ -42,10 +42,10 @@ class ContainedWatcher(Watcher):
         faults: Where a fault is noted. One on another rank ends the rule here too.
     """
 
-    def __init__(self, rule: str, make: Callable[[], Watcher], faults: Faults) -> None:
+    def __init__(self, rule: str, make: Callable[[], ConditionWatcher], faults: ConditionFaults) -> None:
         self._rule = rule
         self._faults = faults
-        self._watcher: Watcher = self._attempt(make) or Watcher()
+        self._watcher: ConditionWatcher = self._attempt(make) or ConditionWatcher()
 
     def grow(self, size: int) -> None:  # noqa: D102 - as in Watcher, here and below
         self._attempt(lambda: self._watcher.grow(size))
@@ -58,7 +58,7 @@ class ContainedWatcher(Watcher):
     def reset(self) -> None:  # noqa: D102
         self._attempt(self._watcher.reset)
 
-    def judge(self, slots: Slots, moments: Array) -> Verdict:  # noqa: D102
+    def judge(self, slots: Slots, moments: Array) -> ConditionVerdict:  # noqa: D102
         verdict = self._attempt(lambda: self._watcher.judge(slots, moments))
         return verdict or _silence(moments.shape[1])
 
@@ -79,7 +79,7 @@ class ContainedWatcher(Watcher):
             return None
 
 
-class ForeignWatcher(Watcher):
+class ForeignWatcher(ConditionWatcher):
     """Asks the condition of another package, which sees a copy of the moments and whose answers are checked.
 
     Raises:
@@ -87,7 +87,7 @@ class ForeignWatcher(Watcher):
         TypeError: It is no watcher.
     """
 
-    def __init__(self, condition: Custom, statistic: str) -> None:
+    def __init__(self, condition: CustomCondition, statistic: str) -> None:
         self._watcher = _make(condition, statistic)
 
     def grow(self, size: int) -> None:  # noqa: D102
@@ -104,7 +104,7 @@ class ForeignWatcher(Watcher):
     def learn(self, slots: Slots, restless: Mask | None) -> None:  # noqa: D102
         self._watcher.learn(slots, restless)
 
-    def judge(self, slots: Slots, moments: Array) -> Verdict:  # noqa: D102
+    def judge(self, slots: Slots, moments: Array) -> ConditionVerdict:  # noqa: D102
         return _checked(self._watcher.judge(slots, moments.copy()), moments.shape[1])
 
     def baseline(self, slots: Indices) -> Array:  # noqa: D102
@@ -112,22 +112,22 @@ class ForeignWatcher(Watcher):
         return found
 
 
-def _make(condition: Custom, statistic: str) -> Watcher:
+def _make(condition: CustomCondition, statistic: str) -> ConditionWatcher:
     watcher = factory_of(condition.name)(condition.settings, statistic)
-    if not isinstance(watcher, Watcher):
+    if not isinstance(watcher, ConditionWatcher):
         raise TypeError(
             f"condition {condition.name!r} made {watcher!r}, expected a trainermon.alerts.conditions.condition.Watcher"
         )
     return watcher
 
 
-def _checked(verdict: Verdict, size: int) -> Verdict:
+def _checked(verdict: ConditionVerdict, size: int) -> ConditionVerdict:
     """Return the verdict as the state machine needs it: one entry per series, never bad and clear at once."""
     bad = _column(verdict.bad, size).astype(np.bool_)
     blind = None if verdict.blind is None else _column(verdict.blind, size).astype(np.bool_)
     hidden = np.zeros(size, np.bool_) if blind is None else blind
     clear = _column(verdict.clear, size).astype(np.bool_) & ~bad & ~hidden
-    return Verdict(_column(verdict.value, size), _column(verdict.score, size), bad & ~hidden, clear, blind)
+    return ConditionVerdict(_column(verdict.value, size), _column(verdict.score, size), bad & ~hidden, clear, blind)
 
 
 def _column(found: Any, size: int) -> Any:
@@ -137,6 +137,6 @@ def _column(found: Any, size: int) -> Any:
     return array
 
 
-def _silence(size: int) -> Verdict:
+def _silence(size: int) -> ConditionVerdict:
     nothing, everything = np.zeros(size, np.bool_), np.ones(size, np.bool_)
-    return Verdict(np.full(size, np.nan), np.full(size, np.nan), nothing, nothing, everything)
+    return ConditionVerdict(np.full(size, np.nan), np.full(size, np.nan), nothing, nothing, everything)

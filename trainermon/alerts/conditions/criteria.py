@@ -11,7 +11,7 @@ import enum
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from trainermon.alerts.extensions import Custom
+from trainermon.alerts.extensions import CustomCondition
 from trainermon.core.values import Kind
 
 
@@ -285,7 +285,7 @@ Criterion = (
     | Differs
     | Straggler
     | Reported
-    | Custom
+    | CustomCondition
 )
 
 MAX_WINDOW = 100_000

@@ -6,11 +6,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainermon.alerts.conditions.condition import (
+    ConditionVerdict,
+    ConditionWatcher,
     Indices,
     Mask,
     Slots,
-    Verdict,
-    Watcher,
     as_indices,
     grown,
     mask_or_none,
@@ -23,7 +23,7 @@ _REMEMBERED = 32  # levels
 _FURTHER = 1.2  # than a series has swung before
 
 
-class DriftWatcher(Watcher):
+class DriftWatcher(ConditionWatcher):
     """The level of the last values is far from that of those before; the score is how far, in logs or in the limit.
 
     It is judged when the values of a level are together: in between nothing can be said, so `for` and `keep` of the
@@ -62,7 +62,7 @@ class DriftWatcher(Watcher):
     def reset(self) -> None:  # noqa: D102
         self._filled[:] = 0  # steps of the last checkpoint come again
 
-    def judge(self, slots: Slots, moments: Array) -> Verdict:  # noqa: D102
+    def judge(self, slots: Slots, moments: Array) -> ConditionVerdict:  # noqa: D102
         value = self._derive(moments)
         seen = (np.log(value) if self._logarithmic else value).astype(np.float32)
         usable = np.isfinite(seen) & (moments[NANS] + moments[INFS] == 0)
@@ -78,7 +78,7 @@ class DriftWatcher(Watcher):
         if whole.any():
             value = value.copy()
             value[whole], score[whole], bad[whole] = self._judge_levels(indices[whole])
-        return Verdict(value, score, bad, whole & ~bad, mask_or_none(~whole))
+        return ConditionVerdict(value, score, bad, whole & ~bad, mask_or_none(~whole))
 
     def baseline(self, slots: Indices) -> Array:  # noqa: D102
         compared: Array = self._compared[slots].astype(np.float64)
@@ -123,7 +123,7 @@ def _appended(rows: NDArray[np.float32], newest: NDArray[np.float32]) -> NDArray
     return np.concatenate((rows[:, 1:], newest[:, None]), axis=1)
 
 
-class ExceedsWatcher(Watcher):
+class ExceedsWatcher(ConditionWatcher):
     """The value is several times the largest one that there was before; the score is how many times.
 
     The first values are only learned. Zeros and what is no number are neither judged nor learned.
@@ -145,13 +145,13 @@ class ExceedsWatcher(Watcher):
     def reset(self) -> None:  # noqa: D102
         self._beyond[:] = 0
 
-    def judge(self, slots: Slots, moments: Array) -> Verdict:  # noqa: D102
+    def judge(self, slots: Slots, moments: Array) -> ConditionVerdict:  # noqa: D102
         value = self._derive(moments)
         self._seen = np.where(np.isfinite(value) & (value != 0.0), np.abs(value), np.nan)
         times = self._seen / self._largest[slots]
         bad = (times > self._condition.times) & (self._count[slots] >= self._condition.warmup)
         blind = np.isnan(self._seen)
-        return Verdict(value, times, bad, ~(bad | blind), mask_or_none(blind))
+        return ConditionVerdict(value, times, bad, ~(bad | blind), mask_or_none(blind))
 
     def learn(self, slots: Slots, restless: Mask | None) -> None:  # noqa: D102
         indices = as_indices(slots, len(self._count))

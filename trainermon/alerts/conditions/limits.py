@@ -7,7 +7,14 @@ from types import MappingProxyType
 
 import numpy as np
 
-from trainermon.alerts.conditions.condition import Indices, Slots, Verdict, Watcher, grown, mask_or_none
+from trainermon.alerts.conditions.condition import (
+    ConditionVerdict,
+    ConditionWatcher,
+    Indices,
+    Slots,
+    grown,
+    mask_or_none,
+)
 from trainermon.alerts.conditions.criteria import Ratio, Saturated, Threshold
 from trainermon.alerts.statistics import DERIVED, Array
 from trainermon.core.values import STATISTICS, Placement, SeriesKey
@@ -29,11 +36,11 @@ LARGEST = MappingProxyType(
 _FULL = 0.999
 
 
-class ThresholdWatcher(Watcher):
+class ThresholdWatcher(ConditionWatcher):
     """The statistic, or the mean of its last values, is above or below a limit; the score is the distance from it."""
 
     def __init__(self, condition: Threshold, statistic: str) -> None:
-        self._limits = _Limits(condition.above, condition.below)
+        self._limits = _ValueLimits(condition.above, condition.below)
         self._over = condition.over
         self._derive = DERIVED[statistic]
         self._last = np.full((0, condition.over), np.nan)
@@ -47,7 +54,7 @@ class ThresholdWatcher(Watcher):
     def reset(self) -> None:  # noqa: D102
         self._last[:] = np.nan
 
-    def judge(self, slots: Slots, moments: Array) -> Verdict:  # noqa: D102
+    def judge(self, slots: Slots, moments: Array) -> ConditionVerdict:  # noqa: D102
         value = self._derive(moments)
         return self._limits.verdict(value if self._over == 1 else self._mean(slots, value))
 
@@ -62,7 +69,7 @@ class ThresholdWatcher(Watcher):
         return mean
 
 
-class RatioWatcher(Watcher):
+class RatioWatcher(ConditionWatcher):
     """The ratio of two series of one name is beyond a limit.
 
     `judge` takes 17 rows: the moments of the series, those of the divisor, and the learning rate of the step. A ratio
@@ -70,11 +77,11 @@ class RatioWatcher(Watcher):
     """
 
     def __init__(self, condition: Ratio, statistic: str) -> None:
-        self._limits = _Limits(condition.above, condition.below)
+        self._limits = _ValueLimits(condition.above, condition.below)
         self._times_rate = condition.times_rate
         self._derive = DERIVED[statistic]
 
-    def judge(self, slots: Slots, moments: Array) -> Verdict:  # noqa: ARG002, D102
+    def judge(self, slots: Slots, moments: Array) -> ConditionVerdict:  # noqa: ARG002, D102
         size = len(STATISTICS)
         divisor = self._derive(moments[size : 2 * size])
         ratio = self._derive(moments[:size]) / np.where(divisor == 0.0, np.nan, divisor)
@@ -83,7 +90,7 @@ class RatioWatcher(Watcher):
         return self._limits.verdict(ratio)
 
 
-class SaturatedWatcher(Watcher):
+class SaturatedWatcher(ConditionWatcher):
     """The largest magnitude has come near the largest number of its type; the score is the share of it.
 
     Series of a type that is not known, or is not one of floating point, are not judged, and neither are those that held
@@ -106,7 +113,7 @@ class SaturatedWatcher(Watcher):
         self._largest[slots] = [LARGEST.get(place.dtype, np.nan) if place else np.nan for place in placements]
         self._unseen[slots] = True
 
-    def judge(self, slots: Slots, moments: Array) -> Verdict:  # noqa: D102
+    def judge(self, slots: Slots, moments: Array) -> ConditionVerdict:  # noqa: D102
         value = DERIVED["absmax"](moments)
         unseen = self._unseen[slots]
         if unseen.any():
@@ -116,22 +123,22 @@ class SaturatedWatcher(Watcher):
         share = value / self._largest[slots]
         bad = share >= self._share
         blind = np.isnan(share)
-        return Verdict(value, share, bad, ~(bad | blind), mask_or_none(blind))
+        return ConditionVerdict(value, share, bad, ~(bad | blind), mask_or_none(blind))
 
     def baseline(self, slots: Indices) -> Array:  # noqa: D102
         return self._largest[slots]
 
 
-class _Limits:
+class _ValueLimits:
     """One or two limits of a value."""
 
     def __init__(self, above: float | None, below: float | None) -> None:
         self._above = np.inf if above is None else above
         self._below = -np.inf if below is None else below
 
-    def verdict(self, value: Array) -> Verdict:
+    def verdict(self, value: Array) -> ConditionVerdict:
         """Return on which values the condition holds; of NaN nothing is said."""
         bad = (value > self._above) | (value < self._below)
         blind = np.isnan(value)
         score = np.maximum(value - self._above, self._below - value)
-        return Verdict(value, score, bad, ~(bad | blind), mask_or_none(blind))
+        return ConditionVerdict(value, score, bad, ~(bad | blind), mask_or_none(blind))

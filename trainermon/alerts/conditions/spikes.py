@@ -6,11 +6,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainermon.alerts.conditions.condition import (
+    ConditionVerdict,
+    ConditionWatcher,
     Indices,
     Mask,
     Slots,
-    Verdict,
-    Watcher,
     as_indices,
     grown,
     mask_or_none,
@@ -27,7 +27,7 @@ _FIRST_VALUES = 8
 _TINY = 1e-30  # a standard deviation of zero would make 0 / 0 of a constant series
 
 
-class SpikeWatcher(Watcher):
+class SpikeWatcher(ConditionWatcher):
     """The statistic left its usual range: that around a level which follows it, as wide as it usually misses it.
 
     The level is an exponential mean of the last calm values that begins at the median of the first ones, so that a wild
@@ -75,7 +75,7 @@ class SpikeWatcher(Watcher):
         self._num_learned = grown(self._num_learned, size, 0)
         self._first.grow(size)
 
-    def judge(self, slots: Slots, moments: Array) -> Verdict:  # noqa: D102
+    def judge(self, slots: Slots, moments: Array) -> ConditionVerdict:  # noqa: D102
         value = self._derive(moments)
         usable = (moments[NANS] + moments[INFS]) == 0
         seen = np.log(value) if self._logarithmic else value
@@ -94,7 +94,7 @@ class SpikeWatcher(Watcher):
         if self._condition.share_of_first and bad.any():
             matters = self._first.matters(slots, self._seen, self._level[slots])
             bad, clear = bad & matters, clear | (~matters & usable)
-        return Verdict(value, score, bad, clear, self._unusable)
+        return ConditionVerdict(value, score, bad, clear, self._unusable)
 
     def learn(self, slots: Slots, restless: Mask | None) -> None:  # noqa: D102
         if restless is None and self._unusable is None:

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import numpy as np
 
-from trainermon.alerts.conditions.condition import Indices, Slots, Verdict, Watcher, as_indices, grown, mask_or_none
+from trainermon.alerts.conditions.condition import (
+    ConditionVerdict,
+    ConditionWatcher,
+    Indices,
+    Slots,
+    as_indices,
+    grown,
+    mask_or_none,
+)
 from trainermon.alerts.conditions.criteria import Flat, Frozen, NotDecreasing, Vanishing
 from trainermon.alerts.statistics import DERIVED, INFS, NANS, SUM, SUM_SQ, Array
 
 
-class FlatWatcher(Watcher):
+class FlatWatcher(ConditionWatcher):
     """The statistic has not moved away from one value; the score is how little it moved, 1 for not at all."""
 
     def __init__(self, condition: Flat, statistic: str) -> None:
@@ -23,20 +31,20 @@ class FlatWatcher(Watcher):
     def reset(self) -> None:  # noqa: D102
         self._anchor[:] = np.nan
 
-    def judge(self, slots: Slots, moments: Array) -> Verdict:  # noqa: D102
+    def judge(self, slots: Slots, moments: Array) -> ConditionVerdict:  # noqa: D102
         value = self._derive(moments)
         anchor = self._anchor[slots]
         moved = np.abs(value - anchor)
         bad = moved <= self._share * np.abs(anchor)
         blind = np.isnan(value)
         self._anchor[slots] = np.where(bad | blind, anchor, value)
-        return Verdict(value, 1.0 / (1.0 + moved), bad, ~(bad | blind), mask_or_none(blind))
+        return ConditionVerdict(value, 1.0 / (1.0 + moved), bad, ~(bad | blind), mask_or_none(blind))
 
     def baseline(self, slots: Indices) -> Array:  # noqa: D102
         return self._anchor[slots]
 
 
-class FrozenWatcher(Watcher):
+class FrozenWatcher(ConditionWatcher):
     """The elements are the same as on the step before, by sum and sum of squares, although they always changed before.
 
     The score is 1 for a series that stands still. Values with a NaN or Inf among their elements, and zeros alone, are
@@ -55,7 +63,7 @@ class FrozenWatcher(Watcher):
     def reset(self) -> None:  # noqa: D102
         self._last[:] = np.nan
 
-    def judge(self, slots: Slots, moments: Array) -> Verdict:  # noqa: D102
+    def judge(self, slots: Slots, moments: Array) -> ConditionVerdict:  # noqa: D102
         value, square = moments[SUM], moments[SUM_SQ]
         last = self._last[slots]
         same = (value == last[:, 0]) & (square == last[:, 1])
@@ -66,10 +74,10 @@ class FrozenWatcher(Watcher):
         lives = changes >= self._lived
         self._changes[slots] = np.where(blind | lives, changes, np.where(same, 0, changes + 1))
         bad = same & lives & ~blind
-        return Verdict(value, same.astype(np.float64), bad, ~(bad | blind), mask_or_none(blind))
+        return ConditionVerdict(value, same.astype(np.float64), bad, ~(bad | blind), mask_or_none(blind))
 
 
-class VanishingWatcher(Watcher):
+class VanishingWatcher(ConditionWatcher):
     """The magnitude has sunk below a share of the geometric mean of its first values; the score is how far, in logs.
 
     Exact zeros and values with a NaN or Inf among their elements are neither judged nor learned. The first level is
@@ -88,7 +96,7 @@ class VanishingWatcher(Watcher):
         self._sum = grown(self._sum, size, 0.0)
         self._count = grown(self._count, size, 0.0)
 
-    def judge(self, slots: Slots, moments: Array) -> Verdict:  # noqa: D102
+    def judge(self, slots: Slots, moments: Array) -> ConditionVerdict:  # noqa: D102
         value = self._derive(moments)
         seen = np.log(np.abs(value))
         self._seen = np.where(np.isfinite(seen) & (moments[NANS] + moments[INFS] == 0), seen, np.nan)
@@ -96,7 +104,7 @@ class VanishingWatcher(Watcher):
         sunk = self._seen - np.where(count >= self._warmup, self._sum[slots] / count, np.nan)
         bad = sunk < self._limit
         blind = np.isnan(self._seen)
-        return Verdict(value, -sunk, bad, ~(bad | blind), mask_or_none(blind))
+        return ConditionVerdict(value, -sunk, bad, ~(bad | blind), mask_or_none(blind))
 
     def learn(self, slots: Slots, restless: np.ndarray | None) -> None:  # noqa: ARG002, D102
         count = self._count[slots]
@@ -111,7 +119,7 @@ class VanishingWatcher(Watcher):
         return level
 
 
-class NotDecreasingWatcher(Watcher):
+class NotDecreasingWatcher(ConditionWatcher):
     """The mean of so many values is not less than the least such mean before; the score is how much more it is.
 
     It is judged when the values are together: in between nothing can be said, so `for` and `keep` of the rule count
@@ -137,7 +145,7 @@ class NotDecreasingWatcher(Watcher):
         self._sum[:] = 0.0  # steps of the last checkpoint come again: half a mean would count them twice
         self._count[:] = 0.0
 
-    def judge(self, slots: Slots, moments: Array) -> Verdict:  # noqa: D102
+    def judge(self, slots: Slots, moments: Array) -> ConditionVerdict:  # noqa: D102
         value = self._derive(moments)
         known = np.isfinite(value)
         total = self._sum[slots] + np.where(known, value, 0.0)
@@ -150,7 +158,7 @@ class NotDecreasingWatcher(Watcher):
         self._best[slots] = np.where(mean < best, mean, best)
         self._sum[slots] = np.where(whole, 0.0, total)
         self._count[slots] = np.where(whole, 0.0, count)
-        return Verdict(np.where(whole, mean, value), mean - best, bad, whole & ~bad, mask_or_none(~whole))
+        return ConditionVerdict(np.where(whole, mean, value), mean - best, bad, whole & ~bad, mask_or_none(~whole))
 
     def baseline(self, slots: Indices) -> Array:  # noqa: D102
         return self._compared[slots]

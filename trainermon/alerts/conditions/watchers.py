@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from trainermon.alerts.conditions.condition import NonFiniteWatcher, RelativeToMeanWatcher, Watcher
-from trainermon.alerts.conditions.contained import ContainedWatcher, Faults, ForeignWatcher
+from trainermon.alerts.conditions.condition import ConditionWatcher, NonFiniteWatcher, RelativeToMeanWatcher
+from trainermon.alerts.conditions.contained import ConditionFaults, ContainedWatcher, ForeignWatcher
 from trainermon.alerts.conditions.criteria import (
     Dead,
     Drift,
@@ -28,33 +28,33 @@ from trainermon.alerts.conditions.drifts import DriftWatcher, ExceedsWatcher
 from trainermon.alerts.conditions.limits import RatioWatcher, SaturatedWatcher, ThresholdWatcher
 from trainermon.alerts.conditions.spikes import SpikeWatcher
 from trainermon.alerts.conditions.trends import FlatWatcher, FrozenWatcher, NotDecreasingWatcher, VanishingWatcher
-from trainermon.alerts.extensions import Custom
-from trainermon.alerts.rules import Rule
+from trainermon.alerts.extensions import CustomCondition
+from trainermon.alerts.rules import AlertRule
 
 STRAGGLER_HISTORY = 128
 """So many values of its own work are a rank's usual pace."""
 
 
-def make_watcher(rule: Rule, faults: Faults) -> Watcher:
+def make_watcher(rule: AlertRule, faults: ConditionFaults) -> ConditionWatcher:
     """Return what looks at the series of one rank for `rule`; one that says nothing for rules that compare ranks."""
     return ContainedWatcher(rule.name, lambda: _make(rule), faults)
 
 
-def _make(rule: Rule) -> Watcher:
+def _make(rule: AlertRule) -> ConditionWatcher:
     when = rule.when
-    if isinstance(when, Custom):
+    if isinstance(when, CustomCondition):
         return ForeignWatcher(when, rule.on.statistic)
     if type(when) in _OF_MOMENTS:
         return _OF_MOMENTS[type(when)](when)
     if type(when) in _OF_STATISTIC:
         return _OF_STATISTIC[type(when)](when, rule.on.statistic)
-    return Watcher()
+    return ConditionWatcher()
 
 
-_OF_MOMENTS: Mapping[type, Callable[[Any], Watcher]] = MappingProxyType(
+_OF_MOMENTS: Mapping[type, Callable[[Any], ConditionWatcher]] = MappingProxyType(
     {NonFinite: NonFiniteWatcher, Saturated: SaturatedWatcher, Frozen: FrozenWatcher}
 )
-_OF_STATISTIC: Mapping[type, Callable[[Any, str], Watcher]] = MappingProxyType(
+_OF_STATISTIC: Mapping[type, Callable[[Any, str], ConditionWatcher]] = MappingProxyType(
     {
         Threshold: ThresholdWatcher,
         Ratio: RatioWatcher,
@@ -69,7 +69,7 @@ _OF_STATISTIC: Mapping[type, Callable[[Any, str], Watcher]] = MappingProxyType(
 )
 
 
-def history_of(rule: Rule) -> int:
+def history_of(rule: AlertRule) -> int:
     """Return how many steps before a restart decide what the rule says after it."""
     kept = rule.for_steps + rule.keep_steps
     steps = 1

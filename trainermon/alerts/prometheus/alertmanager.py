@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from trainermon.alerts.prometheus.rules import PREFIX, alert_name
-from trainermon.alerts.rules import Rule
+from trainermon.alerts.rules import AlertRule
 
 EXAMPLE = Path(__file__).with_name("alertmanager.yaml")
 CONTROLLER = "http://trainermon-controller:9462"
@@ -33,7 +33,7 @@ LADDER = (
 
 
 def alertmanager_configuration(
-    rules: Sequence[Rule], *, controller: str = CONTROLLER, token_file: str = TOKEN_FILE
+    rules: Sequence[AlertRule], *, controller: str = CONTROLLER, token_file: str = TOKEN_FILE
 ) -> str:
     """Return the text of the configuration.
 
@@ -47,7 +47,7 @@ def alertmanager_configuration(
     return text + yaml.safe_dump(inhibitions, sort_keys=False, width=1000)
 
 
-def _ladder(rules: Sequence[Rule]) -> Iterator[dict[str, Any]]:
+def _ladder(rules: Sequence[AlertRule]) -> Iterator[dict[str, Any]]:
     known = {rule.name: alert_name(rule.name) for rule in rules}
     lines = [[known.get(name, name) for name in line if name in known or name.startswith(PREFIX)] for line in LADDER]
     lines = [line for line in lines if line]
@@ -55,7 +55,7 @@ def _ladder(rules: Sequence[Rule]) -> Iterator[dict[str, Any]]:
         yield _inhibition(sources, [name for line in lines[number:] for name in line])
 
 
-def _consequences(rules: Sequence[Rule]) -> Iterator[dict[str, Any]]:
+def _consequences(rules: Sequence[AlertRule]) -> Iterator[dict[str, Any]]:
     sources: dict[tuple[str, ...], list[str]] = {}
     for rule in rules:
         if rule.inhibits:

@@ -7,7 +7,7 @@ import re
 import sys
 
 from trainermon.alerts.prometheus.alertmanager import CONTROLLER, TOKEN_FILE, alertmanager_configuration
-from trainermon.alerts.prometheus.rules import JOB, RUNBOOK_URL, Site, custom_resource, rule_file, rule_groups
+from trainermon.alerts.prometheus.rules import JOB, RUNBOOK_URL, SiteSettings, custom_resource, rule_file, rule_groups
 from trainermon.alerts.rules import load_rules, with_reported
 from trainermon.core.errors import RuleError
 
@@ -68,7 +68,7 @@ def main(arguments: argparse.Namespace) -> int:
             rules, controller=arguments.controller.rstrip("/"), token_file=arguments.token_file
         )
     else:
-        site = Site(runbook_url=arguments.runbook_url.rstrip("/"), job=_checked(arguments.job))
+        site = SiteSettings(runbook_url=arguments.runbook_url.rstrip("/"), job=_checked(arguments.job))
         groups = rule_groups(rules, site)
         labels = dict(map(_label, arguments.label))
         is_file = arguments.format == "rules"

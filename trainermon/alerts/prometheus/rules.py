@@ -25,7 +25,7 @@ from typing import Any
 import yaml
 
 from trainermon.alerts.document import read_document
-from trainermon.alerts.rules import RUNBOOK, Rule
+from trainermon.alerts.rules import RUNBOOK, AlertRule
 from trainermon.core.errors import RuleError
 from trainermon.core.values import Severity
 
@@ -46,7 +46,7 @@ _WHERE = 'on rank {{ $labels.rank }} of run {{ $labels.run }} since step {{ prin
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Site:
+class SiteSettings:
     """What differs from site to site.
 
     Attributes:
@@ -76,7 +76,7 @@ def heading(alert: str) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", "-", alert.removeprefix(PREFIX)).lower()
 
 
-def rule_groups(rules: Sequence[Rule], site: Site | None = None) -> list[dict[str, Any]]:
+def rule_groups(rules: Sequence[AlertRule], site: SiteSettings | None = None) -> list[dict[str, Any]]:
     """Return the groups of the rule file, plain and in Prometheus' own terms.
 
     Args:
@@ -86,7 +86,7 @@ def rule_groups(rules: Sequence[Rule], site: Site | None = None) -> list[dict[st
     Raises:
         RuleError: A rule has the name of an alert that Prometheus has already.
     """
-    site = site or Site()
+    site = site or SiteSettings()
     groups: list[dict[str, Any]] = read_document(BASE_RULES)["groups"]
     base = {entry["alert"]: entry for group in groups for entry in group["rules"] if "alert" in entry}
     stood_for = {alert_name(rule.name): rule for rule in rules if _is_in_base(rule, base)}
@@ -118,14 +118,14 @@ def custom_resource(groups: Sequence[Mapping[str, Any]], *, name: str, labels: M
     )
 
 
-def _is_in_base(rule: Rule, base: Collection[str]) -> bool:
+def _is_in_base(rule: AlertRule, base: Collection[str]) -> bool:
     name = alert_name(rule.name)
     if name == OTHER_ALERT or (name in base and not rule.name.startswith(_ABOUT_THE_AGENT)):
         raise RuleError(f"rule {rule.name!r}: its alert {name} is one of Prometheus' own; rename it")
     return name in base
 
 
-def _severity(rule: Rule) -> str:
+def _severity(rule: AlertRule) -> str:
     return "critical" if rule.severity is Severity.FATAL else str(rule.severity)
 
 
@@ -134,7 +134,7 @@ def _literal(text: str) -> str:
     return text.replace("{{", '{{ "{{" }}')
 
 
-def _agent_alert(rule: Rule, site: Site) -> dict[str, Any]:
+def _agent_alert(rule: AlertRule, site: SiteSettings) -> dict[str, Any]:
     return {
         "alert": alert_name(rule.name),
         "expr": f'{ALERT_STATE}{{rule="{rule.name}"}}',
@@ -148,7 +148,7 @@ def _agent_alert(rule: Rule, site: Site) -> dict[str, Any]:
     }
 
 
-def _other_alert(rules: Sequence[Rule], site: Site) -> dict[str, Any]:
+def _other_alert(rules: Sequence[AlertRule], site: SiteSettings) -> dict[str, Any]:
     """Return the alert for rules that Prometheus does not know: those of another file, or of a later version."""
     return {
         "alert": OTHER_ALERT,

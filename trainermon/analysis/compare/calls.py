@@ -12,8 +12,8 @@ from trainermon.analysis.compare.comparison import CompareOptions, Comparison, c
 from trainermon.analysis.compare.distributed import outcomes
 from trainermon.analysis.compare.inputs import is_compare_input, read_compare_input
 from trainermon.analysis.compare.mappings import read_mappings
-from trainermon.analysis.compare.output.files import Destination, write_files
-from trainermon.analysis.compare.summary import Outcome
+from trainermon.analysis.compare.output.files import OutputDestination, write_files
+from trainermon.analysis.compare.summary import ComparisonOutcome
 from trainermon.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def compare_distributed(  # noqa: PLR0913  # as above; msprobe's names of the pa
     bench_dump_dir: Path | str | None = None,
     output_path: Path | str | None = None,
     **theirs: Unpack[MsprobeArguments],
-) -> list[Outcome]:
+) -> list[ComparisonOutcome]:
     """Compare every rank and step of two runs, write a set of files for each, and return the outcomes in their order.
 
     One process per core, at most as many as there are pairs; a single pair is compared in this process. With
@@ -143,8 +143,10 @@ def _options(options: CompareOptions | None, theirs: MsprobeArguments) -> Compar
     )
 
 
-def _destination(folder: Path | str | None, formats: tuple[str, ...], theirs: MsprobeArguments) -> Destination | None:
+def _destination(
+    folder: Path | str | None, formats: tuple[str, ...], theirs: MsprobeArguments
+) -> OutputDestination | None:
     if folder is None:
         return None
     more = ("xlsx",) if theirs.get("highlight") and "xlsx" not in formats else ()
-    return Destination(folder=Path(folder), formats=(*formats, *more), advisor=theirs.get("auto_analyze", True))
+    return OutputDestination(folder=Path(folder), formats=(*formats, *more), advisor=theirs.get("auto_analyze", True))

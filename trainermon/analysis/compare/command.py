@@ -14,7 +14,7 @@ from trainermon.analysis.compare.distributed import documents, outcomes
 from trainermon.analysis.compare.inputs import read_compare_input
 from trainermon.analysis.compare.mappings import read_mappings
 from trainermon.analysis.compare.merging.splits import parse_sizes
-from trainermon.analysis.compare.output.files import FORMATS, Destination
+from trainermon.analysis.compare.output.files import FORMATS, OutputDestination
 from trainermon.analysis.compare.progress import ProgressBar
 from trainermon.analysis.compare.summary import render_text
 from trainermon.analysis.compare.verdicts import ERROR, PASS, WARNING
@@ -137,12 +137,12 @@ def main(args: argparse.Namespace) -> int:
     return _status([outcome.rows for outcome in found]) if args.exit_code else 0
 
 
-def _destination(args: argparse.Namespace) -> Destination | None:
+def _destination(args: argparse.Namespace) -> OutputDestination | None:
     folder = args.output or (DEFAULT_FOLDER if args.input else None)
     if folder is None:
         return None
     formats = dict.fromkeys((*(args.format or DEFAULT), *(("xlsx",) if args.highlight else ())))
-    return Destination(folder=folder, formats=tuple(formats), advisor=not args.compare_only)
+    return OutputDestination(folder=folder, formats=tuple(formats), advisor=not args.compare_only)
 
 
 def _status(rows: Iterable[Mapping[str, int]]) -> int:

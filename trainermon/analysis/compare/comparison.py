@@ -12,15 +12,15 @@ from enum import Enum
 from functools import partial
 from pathlib import Path
 
-from trainermon.analysis.compare.items import Rows, read_rows
-from trainermon.analysis.compare.judge import Judge, Nesting
-from trainermon.analysis.compare.mappings import Mappings
+from trainermon.analysis.compare.items import DumpRows, read_rows
+from trainermon.analysis.compare.judge import CallJudge, CallNesting
+from trainermon.analysis.compare.mappings import NameMappings
 from trainermon.analysis.compare.matching import match_calls
 from trainermon.analysis.compare.merging.merge import read_sides
 from trainermon.analysis.compare.merging.places import PlacePair, find_places, pair_places
 from trainermon.analysis.compare.merging.splits import find_pairs
 from trainermon.analysis.compare.metrics import (
-    Difference,
+    DumpRowDifference,
     ItemPair,
     checksum_differences,
     statistics_differences,
@@ -28,7 +28,7 @@ from trainermon.analysis.compare.metrics import (
 from trainermon.analysis.compare.naming import unused_names
 from trainermon.analysis.compare.noise import ELEMENTWISE_SAFETY, SAFETY
 from trainermon.analysis.compare.progress import Report, no_report
-from trainermon.analysis.compare.verdicts import CallResult, Measure, Row
+from trainermon.analysis.compare.verdicts import CallResult, Measure, ResultRow
 from trainermon.core.errors import DumpError
 
 _REPORT_ROWS = 256
@@ -63,7 +63,7 @@ class CompareOptions:
     fuzzy: bool = False
     baseline: tuple[Path, Path] | None = None
     stack: bool = True
-    mappings: Mappings = field(default_factory=Mappings)
+    mappings: NameMappings = field(default_factory=NameMappings)
     ray: str | None = None
     target_sizes: Mapping[str, int] = field(default_factory=dict)
     golden_sizes: Mapping[str, int] = field(default_factory=dict)
@@ -87,7 +87,7 @@ class Comparison:
     notes: tuple[str, ...] = ()
     empty: str = ""
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[ResultRow]:
         """Yield every row."""
         for call in self.calls:
             yield from call.rows
@@ -148,9 +148,9 @@ def _compare_pair(pair: PlacePair, options: CompareOptions, threads: int, report
     target, golden, notes = read_sides(pair.target, pair.golden)
     mode = _mode(target, golden, options.mode)
     measure = _measure(target, golden, mode, threads)
-    calls = Judge(
+    calls = CallJudge(
         match_calls(target, golden, fuzzy=options.fuzzy, mappings=options.mappings),
-        nesting=Nesting(target.parents, is_same=not (target.scoped or golden.scoped)),
+        nesting=CallNesting(target.parents, is_same=not (target.scoped or golden.scoped)),
         measure=partial(_reported, measure, report),
         baseline=_baseline(pair, options, mode, threads),
         safety=_SAFETY[mode],
@@ -167,7 +167,7 @@ def _compare_pair(pair: PlacePair, options: CompareOptions, threads: int, report
     )
 
 
-def _mode(target: Rows, golden: Rows, wanted: Mode | None) -> Mode:
+def _mode(target: DumpRows, golden: DumpRows, wanted: Mode | None) -> Mode:
     possible = [Mode.STATISTICS]
     if target.has_checksums and golden.has_checksums:
         possible.insert(0, Mode.CHECKSUM)
@@ -183,7 +183,7 @@ def _mode(target: Rows, golden: Rows, wanted: Mode | None) -> Mode:
     return wanted
 
 
-def _measure(target: Rows, golden: Rows, mode: Mode, threads: int) -> Measure:
+def _measure(target: DumpRows, golden: DumpRows, mode: Mode, threads: int) -> Measure:
     if mode is Mode.TENSOR:
         from trainermon.analysis.compare.tensors import tensor_differences  # perhaps torch, only when needed
 
@@ -191,7 +191,7 @@ def _measure(target: Rows, golden: Rows, mode: Mode, threads: int) -> Measure:
     return checksum_differences if mode is Mode.CHECKSUM else statistics_differences
 
 
-def _reported(measure: Measure, report: Report, pairs: Sequence[ItemPair]) -> Iterator[Difference]:
+def _reported(measure: Measure, report: Report, pairs: Sequence[ItemPair]) -> Iterator[DumpRowDifference]:
     for done, difference in enumerate(measure(pairs)):
         if done % _REPORT_ROWS == 0:
             report(done, len(pairs), "rows")

@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 
 from trainermon.analysis.compare.comparison import CompareOptions, compare_pair, num_cores, pairs_of
 from trainermon.analysis.compare.merging.places import PlacePair
-from trainermon.analysis.compare.output.files import Destination, as_document, write_files
+from trainermon.analysis.compare.output.files import OutputDestination, as_document, write_files
 from trainermon.analysis.compare.progress import Report, no_report
 from trainermon.analysis.compare.ray_pool import ray_map
-from trainermon.analysis.compare.summary import RESULTS, Outcome, failed, summarise
+from trainermon.analysis.compare.summary import RESULTS, ComparisonOutcome, failed, summarise
 from trainermon.core.errors import DumpError
 
 _T = TypeVar("_T")
@@ -26,11 +26,11 @@ _Function = Callable[..., _T]
 def outcomes(
     target: Path,
     golden: Path,
-    destination: Destination | None,
+    destination: OutputDestination | None,
     *,
     options: CompareOptions,
     report: Report = no_report,
-) -> Iterator[Outcome]:
+) -> Iterator[ComparisonOutcome]:
     """Yield the outcome of every pair as soon as it and those before it are done.
 
     `report` is told of every pair that is done; of a single pair, which rows. Of a damaged dump among several the
@@ -93,9 +93,9 @@ def _outcome(
     *,
     options: CompareOptions,
     is_alone: bool,
-    destination: Destination | None,
+    destination: OutputDestination | None,
     **how: Any,
-) -> Outcome:
+) -> ComparisonOutcome:
     try:
         comparison = compare_pair(pair, options, **how)
     except DumpError as error:

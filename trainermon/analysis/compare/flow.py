@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from trainermon.analysis.compare.items import INPUT, MODULE, OUTPUT, Call, Item
+from trainermon.analysis.compare.items import INPUT, MODULE, OUTPUT, DumpCall, DumpRow
 from trainermon.analysis.compare.matching import CallPair
-from trainermon.analysis.compare.noise import Size, condition, overwrites, roundoff, size_of, sums_up
+from trainermon.analysis.compare.noise import TensorSize, condition, overwrites, roundoff, size_of, sums_up
 from trainermon.analysis.compare.verdicts import Compared, worst
 from trainermon.dump.files.reader import split_key
 from trainermon.dump.files.records import BACKWARD, FORWARD, PARAMETERS_GRAD
@@ -22,7 +22,7 @@ from trainermon.dump.files.records import BACKWARD, FORWARD, PARAMETERS_GRAD
 Value = tuple[object, ...]
 
 
-def value_of(item: Item) -> Value | None:
+def value_of(item: DumpRow) -> Value | None:
     """Return what tells a tensor from others; None if all its elements are one number or NaN, or nothing is known."""
     if not item.is_tensor or (item.max is not None and (item.max == item.min or item.max != item.max)):
         return None
@@ -31,38 +31,38 @@ def value_of(item: Item) -> Value | None:
     return item.checksum
 
 
-def is_comparable(ours: Item, theirs: Item) -> bool:
+def is_comparable(ours: DumpRow, theirs: DumpRow) -> bool:
     """Return whether two tensors can differ by a size: they have one shape, and both are floating or both not."""
     if ours.shape != theirs.shape:
         return False
     return ours.dtype == theirs.dtype or (not roundoff((ours,))) == (not roundoff((theirs,)))
 
 
-class Error(NamedTuple):
+class TensorError(NamedTuple):
     """By how much the tensors of a row are apart."""
 
-    item: Item
-    golden: Item
+    item: DumpRow
+    golden: DumpRow
     size: float
 
 
 @dataclass(slots=True)
-class Facts:
+class CallFacts:
     """What is known of one call that both sides made.
 
     `given` and `made` are what differs of its inputs and parameters, and of its results; `before` and `after` the
     largest of each. `is_mispaired`: a tensor has another shape on the other side.
     """
 
-    given: list[Error] = field(default_factory=list)
-    made: list[Error] = field(default_factory=list)
+    given: list[TensorError] = field(default_factory=list)
+    made: list[TensorError] = field(default_factory=list)
     before: float = 0.0
     after: float = 0.0
     unit: float = 0.0
     is_mispaired: bool = False
 
 
-class Flow:
+class CallFlow:
     """All calls of both sides with what is known of them, by the target's keys.
 
     Attributes:
@@ -75,7 +75,7 @@ class Flow:
     def __init__(
         self, pairs: Sequence[CallPair], compared: Sequence[list[Compared]], parents: Mapping[str, str]
     ) -> None:
-        self.facts: dict[str, Facts] = {}
+        self.facts: dict[str, CallFacts] = {}
         self.inner: Counter[str] = Counter()
         self.unit: dict[str, float] = {}
         self.around: dict[str, str | None] = {}
@@ -83,7 +83,7 @@ class Flow:
         self._forward: dict[tuple[str, int], float] = {}
         self._gradients: dict[str, float] = {}
         self._made: dict[str, int] = {}
-        self._given: defaultdict[tuple[str, str], Size] = defaultdict(Size)
+        self._given: defaultdict[tuple[str, str], TensorSize] = defaultdict(TensorSize)
         self._worst_forward = 0.0
         self._consumers: dict[Value | None, list[str]] = defaultdict(list)
         self._handed: dict[Value | None, list[str]] = defaultdict(list)
@@ -96,7 +96,7 @@ class Flow:
             assert pair.target
             self._nest(pair.target)
 
-    def forward_error(self, call: Call) -> float:
+    def forward_error(self, call: DumpCall) -> float:
         """Return the error of the forward that a backward belongs to, and of all within it."""
         return self._forward.get((call.name, call.number), 0.0)
 
@@ -107,16 +107,16 @@ class Flow:
         name, family, _, number = split_key(key)
         return self._forward.get((f"{name}.{family}", number), 0.0)
 
-    def gradient_error(self, call: Call) -> float:
+    def gradient_error(self, call: DumpCall) -> float:
         """Return the error of the gradients that a parameter's module was given; if it has none, of all forwards."""
         return self._gradients.get(call.name, self._worst_forward)
 
-    def spread(self, call: Call) -> float:
+    def spread(self, call: DumpCall) -> float:
         """Return how many elements of what a module made there are for each of a gradient of its parameters."""
         smallest = min((item.num_elements for item in call.items if item.is_tensor), default=1)
         return self._made.get(call.name, 1) / max(1, smallest)
 
-    def condition(self, call: Call, error: Error) -> float:
+    def condition(self, call: DumpCall, error: TensorError) -> float:
         """Return by how much what cancels in a gradient makes its relative error larger, at least 1."""
         place = _operation(call)
         given = self._given[BACKWARD, place]
@@ -139,7 +139,7 @@ class Flow:
         gradients = self.facts.get(f"{key.rpartition(f'.{BACKWARD}.')[0]}.{PARAMETERS_GRAD}.0")
         return max((error.size for error in [*made, *(gradients.made if gradients else ())]), default=0.0)
 
-    def hands_on(self, item: Item, key: str) -> bool:
+    def hands_on(self, item: DumpRow, key: str) -> bool:
         """Return whether a backward beside `key` was given a gradient and returned it as it was."""
         value = value_of(item)
         handed = self._handed.get(value, ()) if value is not None else ()
@@ -149,12 +149,12 @@ class Flow:
         """Return whether the call `other` is around the call `key`."""
         return other in self.above(key)
 
-    def num_consumers(self, error: Error) -> tuple[int, int]:
+    def num_consumers(self, error: TensorError) -> tuple[int, int]:
         """Return in how many results of backwards a gradient stands, on each side."""
         ours, theirs = value_of(error.item), value_of(error.golden)
         return (len(self._consumers.get(ours, ())) if ours else 1), (self._theirs[theirs] if theirs else 1)
 
-    def consumers(self, item: Item) -> Sequence[str]:
+    def consumers(self, item: DumpRow) -> Sequence[str]:
         """Return the backwards of which a gradient is a result: it is the sum of what all of these make."""
         value = value_of(item)
         return self._consumers.get(value, ()) if value else ()
@@ -181,8 +181,8 @@ class Flow:
             yield above
             above = self._parents.get(above)
 
-    def _facts(self, call: Call, rows: list[Compared]) -> Facts:
-        facts = Facts()
+    def _facts(self, call: DumpCall, rows: list[Compared]) -> CallFacts:
+        facts = CallFacts()
         is_gradient = call.direction != FORWARD
         passed = {value_of(item) for item in call.items if item.state != OUTPUT} if is_gradient else set()
         their_given = [theirs for _, theirs, _ in rows if theirs and theirs.state != OUTPUT] if is_gradient else []
@@ -201,20 +201,20 @@ class Flow:
             if not size or not is_comparable(ours, theirs) or overwrites(call, ours.place):
                 continue
             if ours.state == OUTPUT and not (is_gradient and value_of(ours) in passed):
-                facts.made.append(Error(ours, theirs, size))
+                facts.made.append(TensorError(ours, theirs, size))
                 facts.after = worst(facts.after, size)
             elif ours.state != OUTPUT:
-                facts.given.append(Error(ours, theirs, size))
+                facts.given.append(TensorError(ours, theirs, size))
                 facts.before = worst(facts.before, size)
         return facts
 
-    def _nest(self, call: Call) -> None:
+    def _nest(self, call: DumpCall) -> None:
         facts = self.facts[call.key]
         unit = roundoff(call.items)
         if call.direction != PARAMETERS_GRAD:
             given = [size_of(item) for item in call.items if item.state == INPUT]
-            so_far, more = self._given[call.direction, _operation(call)], max(given, default=Size())
-            together = Size(math.hypot(so_far.norm, more.norm), so_far.number + more.number)
+            so_far, more = self._given[call.direction, _operation(call)], max(given, default=TensorSize())
+            together = TensorSize(math.hypot(so_far.norm, more.norm), so_far.number + more.number)
             self._given[call.direction, _operation(call)] = together
         error = 0.0 if facts.is_mispaired else worst(facts.before, facts.after)
         is_forward = call.direction == FORWARD
@@ -244,6 +244,6 @@ class Flow:
         self._forward[place] = worst(self._forward.get(place, 0.0), error)
 
 
-def _operation(call: Call) -> str:
+def _operation(call: DumpCall) -> str:
     """Return what a forward, its backward and the gradients of its parameters share: the module, or the call."""
     return call.name if call.family == MODULE else f"{call.name}.{call.number}"

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from trainermon.analysis.compare.frameworks import MINDSPORE, PYTORCH
-from trainermon.analysis.compare.merging.assembly import Assembly
+from trainermon.analysis.compare.merging.assembly import TensorAssembly
 from trainermon.dump.files.reader import RawDump, load_raw, split_key, well_formed
 from trainermon.dump.files.records import BACKWARD, CONSTRUCT_FILE, DUMP_FILE, PARAMETERS_GRAD, TENSOR_FOLDER
 
@@ -30,7 +30,7 @@ _NUMBERS = {"int", "float", "bool"}
 _MODULES = ("Module.", "Cell.")  # Cell: MindSpore's word
 
 
-class Item(NamedTuple):
+class DumpRow(NamedTuple):
     """One row of one side.
 
     `place` is its position in the call (`input.0`, `parameters.weight`), `state` the first word of it. `dtype` and
@@ -84,7 +84,7 @@ def _unbounded(value: Any) -> bool:
     return value.__class__ is float and not -math.inf < value < math.inf
 
 
-class Call(NamedTuple):
+class DumpCall(NamedTuple):
     """One entry of a dump: a forward or backward of a module or an API, or the gradients of a module's parameters.
 
     `scope` is the path of the innermost module around it, "" if there is none or it is not known.
@@ -96,10 +96,10 @@ class Call(NamedTuple):
     direction: str
     number: int
     scope: str
-    items: tuple[Item, ...]
+    items: tuple[DumpRow, ...]
 
 
-class Rows(NamedTuple):
+class DumpRows(NamedTuple):
     """All calls of one dump, in the order of the file. `parents` holds the enclosing call of each.
 
     `sources` says where the tensors are that do not lie in the dump's own folder; `scoped` that functions are to be
@@ -108,10 +108,10 @@ class Rows(NamedTuple):
 
     directory: Path
     task: str
-    calls: tuple[Call, ...]
+    calls: tuple[DumpCall, ...]
     parents: Mapping[str, str]
     stacks: Mapping[str, tuple[str, ...]]
-    sources: Mapping[str, Path | Assembly] = MappingProxyType({})
+    sources: Mapping[str, Path | TensorAssembly] = MappingProxyType({})
     scoped: bool = False
 
     @property
@@ -130,14 +130,14 @@ class Rows(NamedTuple):
         """Whether a tensor has a checksum."""
         return any(item.checksum for call in self.calls for item in call.items)
 
-    def tensor_path(self, item: Item) -> Path | Assembly | None:
+    def tensor_path(self, item: DumpRow) -> Path | TensorAssembly | None:
         """Return where the tensor of a row is stored, or its parts; of a name that the dump gives, only the base."""
         if item.data_name is not None and item.data_name in self.sources:
             return self.sources[item.data_name]
         return self.directory / TENSOR_FOLDER / Path(item.data_name).name if item.data_name else None
 
 
-def read_rows(path: Path) -> Rows:
+def read_rows(path: Path) -> DumpRows:
     """Return the rows of the dump in the directory `path`, or of which `path` is the dump.json.
 
     Raises:
@@ -149,10 +149,10 @@ def read_rows(path: Path) -> Rows:
         return _rows(directory, raw)
 
 
-def _rows(directory: Path, raw: RawDump) -> Rows:
+def _rows(directory: Path, raw: RawDump) -> DumpRows:
     parents = {key: parent for key, value in raw.construct.items() if (parent := _parent(value)) is not None}
     _refuse_cycles(parents)
-    return Rows(
+    return DumpRows(
         directory=directory,
         task=raw.task,
         calls=tuple(_calls(raw, parents)),
@@ -186,13 +186,13 @@ def _refuse_cycles(parents: Mapping[str, str]) -> None:
         sound.update(path)
 
 
-def _calls(raw: RawDump, parents: Mapping[str, str]) -> Iterator[Call]:
+def _calls(raw: RawDump, parents: Mapping[str, str]) -> Iterator[DumpCall]:
     for key, value in raw.data.items():
         if not isinstance(value, dict):
             continue
         name, family, direction, number = split_key(key)
         is_module = key.startswith(_MODULES)
-        yield Call(
+        yield DumpCall(
             key=key,
             family=MODULE if is_module else family,
             name=f"{name}.{family}" if is_module else name,
@@ -203,8 +203,8 @@ def _calls(raw: RawDump, parents: Mapping[str, str]) -> Iterator[Call]:
         )
 
 
-def _items(value: Mapping[str, Any], direction: str) -> list[Item]:
-    items: list[Item] = []
+def _items(value: Mapping[str, Any], direction: str) -> list[DumpRow]:
+    items: list[DumpRow] = []
     if direction == PARAMETERS_GRAD:
         for name, forms in value.items():
             if isinstance(forms, list) and forms:
@@ -218,19 +218,19 @@ def _items(value: Mapping[str, Any], direction: str) -> list[Item]:
     return items
 
 
-def _add_positional(items: list[Item], forms: Any, state: str) -> None:
+def _add_positional(items: list[DumpRow], forms: Any, state: str) -> None:
     if isinstance(forms, list):
         for index, form in enumerate(forms):
             _add(items, form, f"{state}.{index}", state)
 
 
-def _add_named(items: list[Item], forms: Any, word: str, state: str) -> None:
+def _add_named(items: list[DumpRow], forms: Any, word: str, state: str) -> None:
     if isinstance(forms, dict):
         for name, form in forms.items():
             _add(items, form, f"{word}.{name}", state)
 
 
-def _add(items: list[Item], form: Any, place: str, state: str) -> None:
+def _add(items: list[DumpRow], form: Any, place: str, state: str) -> None:
     """Append the rows of a value; a list and not a generator, as a dump has hundreds of thousands of values."""
     if isinstance(form, dict):
         kind = form.get("type")
@@ -245,17 +245,17 @@ def _add(items: list[Item], form: Any, place: str, state: str) -> None:
         for index, inner in enumerate(form):
             _add(items, inner, f"{place}.{index}", state)
     else:
-        items.append(Item(sys.intern(place), state))
+        items.append(DumpRow(sys.intern(place), state))
 
 
-def _tensor(form: Mapping[str, Any], place: str, state: str) -> Item:
+def _tensor(form: Mapping[str, Any], place: str, state: str) -> DumpRow:
     get = form.get
     name = get("data_name")
     checksum = None
     if not _CHECKSUMS.isdisjoint(form):
         kind = next(kind for kind in CHECKSUM_KEYS if kind in form)
         checksum = kind, str(form[kind])
-    return Item(
+    return DumpRow(
         place,
         state,
         sys.intern(str(get("dtype"))),
@@ -280,11 +280,11 @@ def _shape(sizes: tuple[Any, ...]) -> tuple[int, ...]:
     return sizes
 
 
-def _argument(form: Mapping[str, Any], place: str, state: str) -> Item:
+def _argument(form: Mapping[str, Any], place: str, state: str) -> DumpRow:
     kind, value = form["type"], form.get("value")
     if kind in _NUMBERS or kind == "str":
-        return Item(place, state, f"<class '{kind}'>", (), None, value, value, value, value)
+        return DumpRow(place, state, f"<class '{kind}'>", (), None, value, value, value, value)
     if isinstance(value, list):
         shape = tuple(part for part in value if isinstance(part, int))
-        return Item(place, state, kind, shape)
-    return Item(place, state, kind, (), None, value, value, value, value)
+        return DumpRow(place, state, kind, shape)
+    return DumpRow(place, state, kind, (), None, value, value, value, value)

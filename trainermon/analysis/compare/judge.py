@@ -12,10 +12,10 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from trainermon.analysis.compare.flow import Error, Facts, Flow, Value, value_of
-from trainermon.analysis.compare.items import INPUT, MODULE, OUTPUT, PARAMETERS, Call, Item
+from trainermon.analysis.compare.flow import CallFacts, CallFlow, TensorError, Value, value_of
+from trainermon.analysis.compare.items import INPUT, MODULE, OUTPUT, PARAMETERS, DumpCall, DumpRow
 from trainermon.analysis.compare.matching import CallPair
-from trainermon.analysis.compare.metrics import Difference
+from trainermon.analysis.compare.metrics import DumpRowDifference
 from trainermon.analysis.compare.noise import (
     SAFETY,
     cancelled,
@@ -35,9 +35,9 @@ from trainermon.analysis.compare.verdicts import (
     UNMATCHED,
     CallResult,
     Compared,
-    Judged,
+    JudgedCall,
     Measure,
-    Row,
+    ResultRow,
     most_severe,
     row_of,
     worst,
@@ -45,7 +45,7 @@ from trainermon.analysis.compare.verdicts import (
 from trainermon.dump.files.reader import split_key
 from trainermon.dump.files.records import BACKWARD, FORWARD, PARAMETERS_GRAD
 
-_NOTHING = Difference(None)
+_NOTHING = DumpRowDifference(None)
 # What these return is not yet written, or only a view: msprobe leaves them out as well.
 _UNDEFINED = frozenset(
     [
@@ -64,14 +64,14 @@ _HIDDEN = 2.0
 """How many times the error that statistics showed of a value earlier on is expected where they show less of it."""
 
 
-class Nesting(NamedTuple):
+class CallNesting(NamedTuple):
     """The enclosing call of each; `is_same`: what a call gives those within it is the same thing on both sides."""
 
     parents: Mapping[str, str]
     is_same: bool = True
 
 
-class Judge:
+class CallJudge:
     """Judges the calls of one pair of dumps, in the order in which they ran.
 
     `baseline` gives for a row's name how far two runs of the same side were apart: noise that no model knows. `safety`
@@ -83,7 +83,7 @@ class Judge:
         self,
         pairs: Iterable[CallPair],
         *,
-        nesting: Nesting,
+        nesting: CallNesting,
         measure: Measure,
         baseline: Mapping[str, float] | None = None,
         safety: float = SAFETY,
@@ -93,7 +93,7 @@ class Judge:
         self._safety = safety
         self._sees_gaps = nesting.is_same
         self._compared = _measured(self._pairs, measure)
-        self._flow = Flow(self._pairs, self._compared, nesting.parents)
+        self._flow = CallFlow(self._pairs, self._compared, nesting.parents)
         self._known: dict[Value, float] = {}
         self._available: dict[str | None, float] = {}
         self._hiding: dict[tuple[str, int], float] = {}
@@ -111,7 +111,7 @@ class Judge:
     def _call(self, pair: CallPair, compared: list[Compared]) -> CallResult:
         call, golden = pair.target, pair.golden
         if call is None or golden is None:
-            rows = tuple(Row(ours, theirs, difference, UNMATCHED) for ours, theirs, difference in compared)
+            rows = tuple(ResultRow(ours, theirs, difference, UNMATCHED) for ours, theirs, difference in compared)
             return CallResult(target=call, golden=golden, rows=rows, result=UNMATCHED)
         facts = self._flow.facts[call.key]
         if not (facts.given or facts.made or facts.is_mispaired):
@@ -157,7 +157,7 @@ class Judge:
                 return False
         return False
 
-    def _is_input(self, call: Call, error: Error) -> bool:
+    def _is_input(self, call: DumpCall, error: TensorError) -> bool:
         """Return whether a tensor is what the outermost calls are given: no call made it, and it takes no gradient."""
         if error.item.requires_grad is not False or takes_weight(call, error.item.place):
             return False
@@ -166,35 +166,37 @@ class Judge:
         outermost = (facts for key, facts in self._flow.facts.items() if self._flow.around[key] is None)
         return not made and any(value_of(each.item) == value for facts in outermost for each in facts.given)
 
-    def _equal(self, call: Call) -> Judged:
+    def _equal(self, call: DumpCall) -> JudgedCall:
         """Return what is known of a call of which nothing differs, though it may have given something else within."""
         given_to, size = self._gaps.get(call.key, ("", 0.0))
         if not given_to:
-            return Judged()
+            return JudgedCall()
         return self._blame(
-            call, Judged(output_error=size, given_to=given_to, blamed=call.key not in self._blamed_within)
+            call, JudgedCall(output_error=size, given_to=given_to, blamed=call.key not in self._blamed_within)
         )
 
-    def _is_rounded(self, call: Call, facts: Facts) -> bool:
+    def _is_rounded(self, call: DumpCall, facts: CallFacts) -> bool:
         """Return whether there is nothing to judge: most calls of two sound runs differ by less than any may."""
         least = least_rounding(self._flow.unit[call.key])
         is_small = facts.before <= least and facts.after <= least and not facts.is_mispaired
         return is_small and bool(self._safety) and call.key not in self._gaps and call.key not in self._blamed_within
 
-    def _rounded(self, call: Call, facts: Facts) -> Judged:
+    def _rounded(self, call: DumpCall, facts: CallFacts) -> JudgedCall:
         around = self._flow.around[call.key]
         self._available[around] = worst(self._available.get(around, 0.0), facts.after)
         least = least_rounding(self._flow.unit[call.key])
-        return Judged(input_error=facts.before, output_error=facts.after, expected=least, floor=least, tolerance=least)
+        return JudgedCall(
+            input_error=facts.before, output_error=facts.after, expected=least, floor=least, tolerance=least
+        )
 
-    def _judged(self, call: Call, golden: Call, facts: Facts) -> Judged:
+    def _judged(self, call: DumpCall, golden: DumpCall, facts: CallFacts) -> JudgedCall:
         floor = self._floor(call, golden)
         tolerance = self._tolerance(call, golden)
         origins = self._origins(call, golden, facts, floor)
         if facts.is_mispaired:
             self._scatter(call, facts)
             return self._blame(
-                call, Judged(input_error=facts.before, tolerance=tolerance, origins=origins, blamed=bool(origins))
+                call, JudgedCall(input_error=facts.before, tolerance=tolerance, origins=origins, blamed=bool(origins))
             )
         apart = self._apart(call, facts)
         made = [error for error in facts.made if error.item.place not in apart]
@@ -207,7 +209,7 @@ class Judge:
         )
         given_to, gap = self._gaps.get(call.key, ("", 0.0))
         is_whole = call.key not in self._blamed_within
-        judged = Judged(
+        judged = JudgedCall(
             input_error=facts.before if given_to and not unexplained else before,
             output_error=gap if given_to and not unexplained else facts.after,
             expected=expected,
@@ -223,20 +225,20 @@ class Judge:
         self._remember(call, made)
         return self._blame(call, judged)
 
-    def _floor(self, call: Call, golden: Call) -> float:
+    def _floor(self, call: DumpCall, golden: DumpCall) -> float:
         """Return by how much a row may differ whatever was given."""
         if not self._safety:
             return 0.0
         unit = max(self._flow.unit[call.key], roundoff(golden.items))
         return rounding(call, self._flow.inner[call.key], unit)
 
-    def _tolerance(self, call: Call, golden: Call) -> float:
+    def _tolerance(self, call: DumpCall, golden: DumpCall) -> float:
         """Return by how much a row may differ that nobody is blamed for, and still is rounding: several operations'."""
         if not self._safety:
             return 0.0
         return SAFETY * rounding(call, self._flow.inner[call.key], max(roundoff(call.items), roundoff(golden.items)))
 
-    def _earlier(self, call: Call, made: list[Error]) -> float:
+    def _earlier(self, call: DumpCall, made: list[TensorError]) -> float:
         """Return the error of what a backward also depends on: its forward, and what else makes the same gradient."""
         if call.direction == FORWARD:
             return 0.0
@@ -253,7 +255,7 @@ class Judge:
                     error = worst(error, self._flow.own_error(key))
         return error
 
-    def _expected(self, call: Call, golden: Call, before: float, floor: float) -> float:
+    def _expected(self, call: DumpCall, golden: DumpCall, before: float, floor: float) -> float:
         if not self._safety:
             return math.inf if before else 0.0
         if not before:
@@ -272,10 +274,10 @@ class Judge:
             kinks += cancelled(call, max(self._flow.unit[call.key], roundoff(golden.items)), self._flow.spread(call))
         return seen + kinks + floor + 2 * self._own_noise(call, golden)
 
-    def _flips(self, call: Call) -> float:
+    def _flips(self, call: DumpCall) -> float:
         return flips(call, self._flow.inner[call.key], self._flow.forward_error(call))
 
-    def _hidden(self, call: Call) -> float:
+    def _hidden(self, call: DumpCall) -> float:
         """Return the largest error that was seen of what the call was given, wherever it stood before.
 
         Where code that was not dumped made it, of all that this code had.
@@ -287,7 +289,7 @@ class Judge:
         given = (value_of(item) for item in call.items if item.state == INPUT)
         return max((self._known.get(value, had) for value in given if value is not None), default=0.0)
 
-    def _is_unexplained(self, call: Call, error: Error, before: float, expected: float) -> bool:
+    def _is_unexplained(self, call: DumpCall, error: TensorError, before: float, expected: float) -> bool:
         if math.isnan(error.size):
             return math.isfinite(before)  # other indices and masks, as well as NaN, may put a NaN or Inf elsewhere
         if math.isinf(error.size):  # an index, or bits of which no more is known
@@ -302,7 +304,7 @@ class Judge:
             return False  # a call within this one is judged for it: a backward may be complete before those within it
         return not (is_trivial(call) and any(key != call.key for key in others))
 
-    def _apart(self, call: Call, facts: Facts) -> dict[str, str]:
+    def _apart(self, call: DumpCall, facts: CallFacts) -> dict[str, str]:
         """Return which gradients are sums over other calls on either side, so that they are not the same thing."""
         found = {}
         for error in facts.made if call.direction == BACKWARD else ():
@@ -313,7 +315,7 @@ class Judge:
                 )
         return found
 
-    def _origins(self, call: Call, golden: Call, facts: Facts, floor: float) -> tuple[str, ...]:
+    def _origins(self, call: DumpCall, golden: DumpCall, facts: CallFacts, floor: float) -> tuple[str, ...]:
         """Return the places of what differs before the call without a call that made it, and note gaps around it."""
         found = []
         around = self._flow.around[call.key]
@@ -333,10 +335,10 @@ class Judge:
             self._available[around] = worst(self._available.get(around, 0.0), error.size)
         return tuple(found)
 
-    def _limit(self, call: Call, golden: Call, error: Error, floor: float) -> float:
+    def _limit(self, call: DumpCall, golden: DumpCall, error: TensorError, floor: float) -> float:
         return max(floor, 2 * self._noise(call, golden, error.item, error.golden), cast_roundoff(*error[:2]))
 
-    def _is_made(self, call: Call, error: Error, floor: float) -> bool:
+    def _is_made(self, call: DumpCall, error: TensorError, floor: float) -> bool:
         """Return whether an input may come of what the call around this one had at that time."""
         if call.direction == BACKWARD and (
             self._flow.consumers(error.item) or self._flow.hands_on(error.item, call.key)
@@ -350,7 +352,7 @@ class Judge:
         kinks = math.sqrt(had) if call.direction == BACKWARD else 0.0
         return error.size <= self._safety * gap_growth(call.direction) * had + kinks + 2 * floor
 
-    def _around(self, call: Call) -> float:
+    def _around(self, call: DumpCall) -> float:
         """Return the largest error of what the call around this one had at that time."""
         around = self._flow.around[call.key]
         had = self._available.get(around, 0.0)
@@ -358,7 +360,7 @@ class Judge:
             had = worst(had, self._flow.facts[around].before)
         return had if call.direction == FORWARD else worst(had, self._flow.forward_of(around))
 
-    def _scatter(self, call: Call, facts: Facts) -> None:
+    def _scatter(self, call: DumpCall, facts: CallFacts) -> None:
         """Expect anything of what encloses a call that was given other elements on either side, if anything differs."""
         for key in (*self._flow.above(call.key), None):
             had = self._flow.facts[key].before if key in self._flow.facts else self._available.get(key, 0.0)
@@ -367,7 +369,7 @@ class Judge:
             if key in self._flow.facts:
                 break
 
-    def _remember(self, call: Call, made: list[Error]) -> None:
+    def _remember(self, call: DumpCall, made: list[TensorError]) -> None:
         around = self._flow.around[call.key]
         for error in made:
             value = value_of(error.item)
@@ -382,26 +384,26 @@ class Judge:
         if call.direction == BACKWARD:
             self._hidden_given[call.name] = worst(self._hidden_given.get(call.name, 0.0), self._hidden(call))
 
-    def _outermost(self, call: Call) -> tuple[str, int]:
+    def _outermost(self, call: DumpCall) -> tuple[str, int]:
         """Return the place of what is not within any call; micro steps are told apart by the numbers of modules."""
         top = call.key
         for top in self._flow.above(call.key):  # noqa: B007
             pass
         return call.direction, split_key(top)[3] if top.startswith(MODULE) else 0
 
-    def _blame(self, call: Call, judged: Judged) -> Judged:
+    def _blame(self, call: DumpCall, judged: JudgedCall) -> JudgedCall:
         if judged.blamed:
             self._blamed_within.update(self._flow.above(call.key))
         return judged
 
-    def _noise(self, call: Call, golden: Call, ours: Item | None, theirs: Item | None) -> float:
+    def _noise(self, call: DumpCall, golden: DumpCall, ours: DumpRow | None, theirs: DumpRow | None) -> float:
         """Return by how much a row differs between two runs of one side, whichever that is."""
         if not self._baseline or ours is None or theirs is None:
             return 0.0
         names = f"{call.key}.{ours.place}", f"{golden.key}.{theirs.place}"
         return max(self._baseline.get(name, 0.0) for name in names)
 
-    def _own_noise(self, *calls: Call) -> float:
+    def _own_noise(self, *calls: DumpCall) -> float:
         """Return by how much the results of a call differ between two runs of one side."""
         if not self._baseline:
             return 0.0

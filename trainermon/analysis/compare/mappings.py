@@ -46,7 +46,7 @@ class ApiRule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mappings:
+class NameMappings:
     """What the target's names stand for in the golden dump.
 
     Attributes:
@@ -72,13 +72,13 @@ def read_mappings(
     cell: Path | str | None = None,
     data: Path | str | None = None,
     layer: Path | str | None = None,
-) -> Mappings:
+) -> NameMappings:
     """Return what the given files say.
 
     Raises:
         ConfigError: a file cannot be read, or is not of the form that its kind has; it names the file and the place.
     """
-    return Mappings(
+    return NameMappings(
         api=_read(api, "API mapping", _api),
         cell=_read(cell, "cell mapping", _names),
         data=_read(data, "data mapping", _names),

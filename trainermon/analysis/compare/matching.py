@@ -9,9 +9,9 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from trainermon.analysis.compare.alignment import align
-from trainermon.analysis.compare.items import INPUT, MODULE, Call, Item, Rows
-from trainermon.analysis.compare.mappings import Mappings
-from trainermon.analysis.compare.naming import Naming
+from trainermon.analysis.compare.items import INPUT, MODULE, DumpCall, DumpRow, DumpRows
+from trainermon.analysis.compare.mappings import NameMappings
+from trainermon.analysis.compare.naming import CallNaming
 from trainermon.dump.files.records import BACKWARD
 
 
@@ -21,11 +21,11 @@ class CallPair(NamedTuple):
     `places` gives the golden place of a row of the target where it is another one.
     """
 
-    target: Call | None
-    golden: Call | None
+    target: DumpCall | None
+    golden: DumpCall | None
     places: Mapping[str, str] = MappingProxyType({})
 
-    def rows(self) -> Iterator[tuple[Item | None, Item | None]]:
+    def rows(self) -> Iterator[tuple[DumpRow | None, DumpRow | None]]:
         """Yield the rows of both, paired by their place; those of the golden call alone come last."""
         if self.target and self.golden and not self.places and _places(self.target) == _places(self.golden):
             yield from zip(self.target.items, self.golden.items, strict=True)
@@ -41,11 +41,13 @@ class CallPair(NamedTuple):
                 yield None, item
 
 
-def _places(call: Call) -> list[str]:
+def _places(call: DumpCall) -> list[str]:
     return [item.place for item in call.items]
 
 
-def match_calls(target: Rows, golden: Rows, *, fuzzy: bool = False, mappings: Mappings | None = None) -> list[CallPair]:
+def match_calls(
+    target: DumpRows, golden: DumpRows, *, fuzzy: bool = False, mappings: NameMappings | None = None
+) -> list[CallPair]:
     """Return every call of both dumps once: the target's in its order, then those that only the golden dump has.
 
     Modules match by name and number, also without what wrappers such as DDP add to their names; functions in their
@@ -55,8 +57,8 @@ def match_calls(target: Rows, golden: Rows, *, fuzzy: bool = False, mappings: Ma
     what is left by what is called, within which module, in which direction, in order, whatever its number and prefix. A
     data mapping may give the rows of one call to several golden calls: then there is a pair for each of these.
     """
-    mappings = mappings or Mappings()
-    naming = Naming(mappings, target, golden)
+    mappings = mappings or NameMappings()
+    naming = CallNaming(mappings, target, golden)
     if naming.is_in_order:
         left = dict(_counted(golden.calls, naming.theirs))
         ours = _counted(target.calls, naming.ours)
@@ -74,13 +76,13 @@ def match_calls(target: Rows, golden: Rows, *, fuzzy: bool = False, mappings: Ma
     return match_rows(pairs, target, golden, mappings.data) if mappings.data else pairs
 
 
-def _pair(call: Call, partner: Call | None, naming: Naming) -> CallPair:
+def _pair(call: DumpCall, partner: DumpCall | None, naming: CallNaming) -> CallPair:
     if partner is None or not naming.is_needed:
         return CallPair(call, partner)
     return CallPair(call, partner, naming.places(call, partner))
 
 
-def _partners(target: Rows, golden: Rows, naming: Naming) -> dict[str, Call]:
+def _partners(target: DumpRows, golden: DumpRows, naming: CallNaming) -> dict[str, DumpCall]:
     """Return the golden call of every call of the target that has one, by its key."""
     ours, theirs = _split_by_kind(target.calls), _split_by_kind(golden.calls)
     partners = _same_modules(ours.modules, theirs.modules, naming)
@@ -92,16 +94,16 @@ def _partners(target: Rows, golden: Rows, naming: Naming) -> dict[str, Call]:
     return partners | {call.key: left[key] for key, call in lone if key in left}
 
 
-class _Kinds(NamedTuple):
+class _CallKinds(NamedTuple):
     """Calls by what they are matched by; `backwards` are those of functions and modules."""
 
-    modules: list[Call]
-    functions: list[Call]
-    backwards: list[Call]
+    modules: list[DumpCall]
+    functions: list[DumpCall]
+    backwards: list[DumpCall]
 
 
-def _split_by_kind(calls: Iterable[Call]) -> _Kinds:
-    kinds = _Kinds([], [], [])
+def _split_by_kind(calls: Iterable[DumpCall]) -> _CallKinds:
+    kinds = _CallKinds([], [], [])
     for call in calls:
         if call.direction == BACKWARD:
             kinds.backwards.append(call)
@@ -112,7 +114,7 @@ def _split_by_kind(calls: Iterable[Call]) -> _Kinds:
     return kinds
 
 
-def _same_modules(ours: Iterable[Call], theirs: Iterable[Call], naming: Naming) -> dict[str, Call]:
+def _same_modules(ours: Iterable[DumpCall], theirs: Iterable[DumpCall], naming: CallNaming) -> dict[str, DumpCall]:
     """Return partners by name and number, and of what is left by the names without wrappers."""
     left = {(naming.theirs(call), call.direction, call.number): call for call in theirs}
     partners, lone = {}, []
@@ -131,8 +133,12 @@ def _same_modules(ours: Iterable[Call], theirs: Iterable[Call], naming: Naming) 
 
 
 def _same_functions(
-    ours: Iterable[Call], theirs: Iterable[Call], rows: tuple[Rows, Rows], partners: Mapping[str, Call], naming: Naming
-) -> dict[str, Call]:
+    ours: Iterable[DumpCall],
+    theirs: Iterable[DumpCall],
+    rows: tuple[DumpRows, DumpRows],
+    partners: Mapping[str, DumpCall],
+    naming: CallNaming,
+) -> dict[str, DumpCall]:
     """Return partners of functions, in order within the innermost call around both that has a partner.
 
     In order of the whole step where a side does not tell how calls nest, as without `construct.json`.
@@ -140,28 +146,28 @@ def _same_functions(
     target, golden = rows
     is_nested = bool(target.parents and golden.parents)
     back = {partner.key: key for key, partner in partners.items()}
-    groups: dict[str | None, tuple[list[Call], list[Call]]] = defaultdict(lambda: ([], []))
+    groups: dict[str | None, tuple[list[DumpCall], list[DumpCall]]] = defaultdict(lambda: ([], []))
     for call in ours:
         groups[_nearest(call, target.parents, partners) if is_nested else None][0].append(call)
     for call in theirs:
         above = _nearest(call, golden.parents, back) if is_nested else None
         groups[back[above] if above is not None else None][1].append(call)
-    found: dict[str, Call] = {}
+    found: dict[str, DumpCall] = {}
     for one, other in groups.values():
         found |= _in_order(one, other, naming)
     return found
 
 
-def _nearest(call: Call, parents: Mapping[str, str], known: Container[str]) -> str | None:
+def _nearest(call: DumpCall, parents: Mapping[str, str], known: Container[str]) -> str | None:
     above = parents.get(call.key)
     while above is not None and above not in known:
         above = parents.get(above)
     return above
 
 
-def _in_order(ours: list[Call], theirs: list[Call], naming: Naming) -> dict[str, Call]:
+def _in_order(ours: list[DumpCall], theirs: list[DumpCall], naming: CallNaming) -> dict[str, DumpCall]:
     """Return partners of equal names and shapes, and of what is left by names alone."""
-    found: dict[str, Call] = {}
+    found: dict[str, DumpCall] = {}
     for with_shapes in (True, False):
         one = [(naming.ours(call), _shapes(call) if with_shapes else None, call.direction) for call in ours]
         other = [(naming.theirs(call), _shapes(call) if with_shapes else None, call.direction) for call in theirs]
@@ -175,11 +181,11 @@ def _in_order(ours: list[Call], theirs: list[Call], naming: Naming) -> dict[str,
     return found
 
 
-def _shapes(call: Call) -> tuple[tuple[int, ...] | None, ...]:
+def _shapes(call: DumpCall) -> tuple[tuple[int, ...] | None, ...]:
     return tuple([item.shape for item in call.items if item.state == INPUT and item.is_tensor])
 
 
-def _backwards(ours: _Kinds, theirs: _Kinds, partners: Mapping[str, Call]) -> dict[str, Call]:
+def _backwards(ours: _CallKinds, theirs: _CallKinds, partners: Mapping[str, DumpCall]) -> dict[str, DumpCall]:
     """Return partners of the backwards of calls whose forwards are partners."""
     golden = {(call.family, call.name, call.number): call for call in theirs.backwards}
     forwards = {(call.family, call.name, call.number): call.key for call in (*ours.modules, *ours.functions)}
@@ -192,7 +198,7 @@ def _backwards(ours: _Kinds, theirs: _Kinds, partners: Mapping[str, Call]) -> di
     return found
 
 
-def _numbered(calls: Iterable[Call], name_of: Callable[[Call], str]) -> Iterator[tuple[Hashable, Call]]:
+def _numbered(calls: Iterable[DumpCall], name_of: Callable[[DumpCall], str]) -> Iterator[tuple[Hashable, DumpCall]]:
     """Yield backwards with their names and their numbers among those of that name."""
     counts: Counter[str] = Counter()
     for call in calls:
@@ -201,7 +207,7 @@ def _numbered(calls: Iterable[Call], name_of: Callable[[Call], str]) -> Iterator
         counts[name] += 1
 
 
-def _counted(calls: Iterable[Call], name_of: Callable[[Call], str]) -> Iterator[tuple[Hashable, Call]]:
+def _counted(calls: Iterable[DumpCall], name_of: Callable[[DumpCall], str]) -> Iterator[tuple[Hashable, DumpCall]]:
     counts: Counter[tuple[str, str]] = Counter()
     for call in calls:
         name = name_of(call), call.direction
@@ -209,7 +215,9 @@ def _counted(calls: Iterable[Call], name_of: Callable[[Call], str]) -> Iterator[
         counts[name] += 1
 
 
-def match_rows(pairs: Iterable[CallPair], target: Rows, golden: Rows, table: Mapping[str, str]) -> list[CallPair]:
+def match_rows(
+    pairs: Iterable[CallPair], target: DumpRows, golden: DumpRows, table: Mapping[str, str]
+) -> list[CallPair]:
     """Return `pairs` with every row that `table` names beside the golden row that it gives.
 
     `table` holds full names of rows. A golden row that it gives away is also that of its own name, if that is in the
@@ -222,7 +230,7 @@ def match_rows(pairs: Iterable[CallPair], target: Rows, golden: Rows, table: Map
 
 
 def _split(
-    pair: CallPair, homes: Mapping[str, tuple[Call, Item]], given: frozenset[str], table: Mapping[str, str]
+    pair: CallPair, homes: Mapping[str, tuple[DumpCall, DumpRow]], given: frozenset[str], table: Mapping[str, str]
 ) -> Iterator[CallPair]:
     """Yield one pair for every golden call that the rows of `pair` belong to, then what is left of its golden call."""
     call, partner = pair.target, pair.golden
@@ -232,7 +240,7 @@ def _split(
         for item in (partner.items if partner else ())
         if partner and (item.place in own or f"{partner.key}.{item.place}" not in given)
     )
-    groups: dict[str, list[Item]] = defaultdict(list)
+    groups: dict[str, list[DumpRow]] = defaultdict(list)
     for item in call.items if call else ():
         home = homes.get(table.get(f"{call.key}.{item.place}", "")) if call else None
         groups[home[0].key if home else partner.key if partner else ""].append(item)
@@ -252,8 +260,10 @@ def _split(
         yield CallPair(None, partner._replace(items=free))
 
 
-def _fuzzy(calls: Iterable[Call], left: Mapping[Any, Call], partners: Mapping[str, Call]) -> dict[str, Call]:
-    queues: dict[Hashable, list[Call]] = defaultdict(list)
+def _fuzzy(
+    calls: Iterable[DumpCall], left: Mapping[Any, DumpCall], partners: Mapping[str, DumpCall]
+) -> dict[str, DumpCall]:
+    queues: dict[Hashable, list[DumpCall]] = defaultdict(list)
     for call in left.values():
         queues[_likeness(call)].append(call)
     found = {}
@@ -264,7 +274,7 @@ def _fuzzy(calls: Iterable[Call], left: Mapping[Any, Call], partners: Mapping[st
     return found
 
 
-def _likeness(call: Call) -> Hashable:
+def _likeness(call: DumpCall) -> Hashable:
     is_module = call.family == MODULE
     path = call.name.rpartition(".")[0] if is_module else call.name.strip("_")
     return is_module, _unwrapped(path), _unwrapped(call.scope), call.direction

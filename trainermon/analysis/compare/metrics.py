@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trainermon.analysis.compare.frameworks import dtype_name
-from trainermon.analysis.compare.items import Item
+from trainermon.analysis.compare.items import DumpRow
 from trainermon.analysis.compare.noise import ROUNDOFF, is_limit
 
 TINY = 1e-38  # below the least normal float32, a difference means nothing
@@ -20,11 +20,11 @@ _numbers = attrgetter("max", "min", "mean", "norm")
 _LARGE = 1e38  # beyond, statistics may be those of a mask
 _BLOCK = 8192  # rows that are looked at together: bounds the memory, and fits a cache
 
-ItemPair = tuple[Item, Item]
+ItemPair = tuple[DumpRow, DumpRow]
 Array = npt.NDArray[np.float64]
 
 
-class Difference(NamedTuple):
+class DumpRowDifference(NamedTuple):
     """How a target's row differs from the golden one.
 
     `relative` is the size of the difference: 0 equal, NaN if one side alone is not finite, None if it cannot be told.
@@ -35,7 +35,7 @@ class Difference(NamedTuple):
     columns: tuple[Any, ...] = ()
 
 
-def statistics_differences(pairs: Sequence[ItemPair]) -> Iterator[Difference]:
+def statistics_differences(pairs: Sequence[ItemPair]) -> Iterator[DumpRowDifference]:
     """Yield how far the statistics of the rows of each pair are apart: `relative_size`, of many of them at once."""
     for start in range(0, len(pairs), _BLOCK):
         block = pairs[start : start + _BLOCK]
@@ -43,7 +43,7 @@ def statistics_differences(pairs: Sequence[ItemPair]) -> Iterator[Difference]:
         counts = np.array([max(1, block[index][1].num_elements) for index in chosen], dtype=np.float64)
         sizes = dict(zip(chosen, _relative_sizes(values, counts).tolist(), strict=True))
         for index, pair in enumerate(block):
-            yield Difference(sizes[index] if index in sizes else relative_size(*pair))
+            yield DumpRowDifference(sizes[index] if index in sizes else relative_size(*pair))
 
 
 def finite_statistics(pairs: Sequence[ItemPair]) -> tuple[list[int], Array]:
@@ -99,14 +99,14 @@ def norm_ratios(values: Array) -> Array:
     return ratio
 
 
-def norm_ratio(target: Item, golden: Item) -> float | None:
+def norm_ratio(target: DumpRow, golden: DumpRow) -> float | None:
     """Return the target's norm over the golden one: 1 if they are equal, infinite if that alone is zero."""
     for ours, theirs in _finite_pairs((target.norm, golden.norm)):
         return 1.0 if ours == theirs else ours / theirs if theirs else math.inf
     return None
 
 
-def statistics_columns(target: Item, golden: Item) -> tuple[float | None, ...]:
+def statistics_columns(target: DumpRow, golden: DumpRow) -> tuple[float | None, ...]:
     """Return the differences of max, min, mean and norm, and these in per cent of the golden ones."""
     pairs = (
         (target.max, golden.max),
@@ -118,7 +118,7 @@ def statistics_columns(target: Item, golden: Item) -> tuple[float | None, ...]:
     return (*differences, *(_share(ours, theirs) for ours, theirs in pairs))
 
 
-def relative_size(target: Item, golden: Item) -> float | None:
+def relative_size(target: DumpRow, golden: DumpRow) -> float | None:
     """Return how far the statistics of two rows are apart, relative to the size of the tensor.
 
     The largest of these: the extrema's difference relative to the largest magnitude, the norm's to the norm, and the
@@ -132,7 +132,7 @@ def relative_size(target: Item, golden: Item) -> float | None:
     return math.inf if is_discrete(target) and is_discrete(golden) else _size(target, golden)
 
 
-def _size(target: Item, golden: Item) -> float | None:
+def _size(target: DumpRow, golden: DumpRow) -> float | None:
     if not _same_nonfinite(target, golden):
         return math.nan
     if _has_limit(target) and _has_limit(golden):
@@ -153,7 +153,7 @@ def _size(target: Item, golden: Item) -> float | None:
     return max(sizes)
 
 
-def _size_without_extremes(target: Item, golden: Item) -> float | None:
+def _size_without_extremes(target: DumpRow, golden: DumpRow) -> float | None:
     if target.nonfinite:
         return 0.0
     if target.max is None and isinstance(target.mean, float):  # a sum over ranks, of which no more is known
@@ -161,17 +161,17 @@ def _size_without_extremes(target: Item, golden: Item) -> float | None:
     return None if target.dtype == golden.dtype and not isinstance(target.max, str) else math.inf
 
 
-def is_discrete(item: Item) -> bool:
+def is_discrete(item: DumpRow) -> bool:
     """Return whether a tensor holds whole numbers or truth values, of which another one is no small difference."""
     return item.is_tensor and dtype_name(item.dtype).startswith(("int", "uint", "bool"))
 
 
-def _has_limit(item: Item) -> bool:
+def _has_limit(item: DumpRow) -> bool:
     name = dtype_name(item.dtype)
     return any(is_limit(value, name) for value in map(_number, (item.max, item.min)) if value is not None)
 
 
-def _size_beside_limits(target: Item, golden: Item) -> float:
+def _size_beside_limits(target: DumpRow, golden: DumpRow) -> float:
     ours, theirs = dtype_name(target.dtype), dtype_name(golden.dtype)
     size = 0.0
     for one, other in _finite_pairs((target.max, golden.max), (target.min, golden.min)):
@@ -185,14 +185,14 @@ def _size_beside_limits(target: Item, golden: Item) -> float:
     return size
 
 
-def _mean_gap(mean: float, golden: Item) -> float | None:
+def _mean_gap(mean: float, golden: DumpRow) -> float | None:
     """Return how far a mean is from the golden one, relative to the root mean square; None if that is not known."""
     if not isinstance(golden.mean, float) or not isinstance(golden.norm, float) or golden.norm <= TINY:
         return None
     return abs(mean - golden.mean) * math.sqrt(max(1, golden.num_elements)) / golden.norm
 
 
-def _same_nonfinite(target: Item, golden: Item) -> bool:
+def _same_nonfinite(target: DumpRow, golden: DumpRow) -> bool:
     """Return whether both have as many NaN and Inf, or where one is not counted, whether both have any NaN, or any."""
     if not target.nonfinite and not golden.nonfinite:
         return True
@@ -201,7 +201,7 @@ def _same_nonfinite(target: Item, golden: Item) -> bool:
     return target.nonfinite == golden.nonfinite and _has_nan(target) == _has_nan(golden)
 
 
-def _has_nan(item: Item) -> bool:
+def _has_nan(item: DumpRow) -> bool:
     return item.nans > 0 if item.nans is not None else item.max != item.max or item.min != item.min
 
 
@@ -210,7 +210,7 @@ def _finite_pairs(*pairs: tuple[Any, Any]) -> list[tuple[float, float]]:
     return [(ours, theirs) for ours, theirs in numbers if ours is not None and theirs is not None]
 
 
-def _values(item: Item) -> tuple[Any, ...]:
+def _values(item: DumpRow) -> tuple[Any, ...]:
     return item.max, item.min, item.mean, item.norm, item.nans, item.infs
 
 
@@ -237,12 +237,12 @@ def _share(target: Any, golden: Any) -> float | None:
     return abs((target - golden) / golden) * 100
 
 
-def checksum_differences(pairs: Sequence[ItemPair]) -> list[Difference]:
+def checksum_differences(pairs: Sequence[ItemPair]) -> list[DumpRowDifference]:
     """Return whether the checksums of the rows of each pair are equal."""
     return [_checksum_difference(ours, theirs) for ours, theirs in pairs]
 
 
-def _checksum_difference(target: Item, golden: Item) -> Difference:
+def _checksum_difference(target: DumpRow, golden: DumpRow) -> DumpRowDifference:
     """Return whether the checksums of two rows are equal; the size of a difference is that of the statistics, if any.
 
     Checksums of different kinds cannot be compared.
@@ -250,9 +250,9 @@ def _checksum_difference(target: Item, golden: Item) -> Difference:
     ours, theirs = target.checksum, golden.checksum
     columns = (ours[1] if ours else None, theirs[1] if theirs else None)
     if ours is None or theirs is None:
-        return Difference(relative_size(target, golden) if ours == theirs else None, columns)
+        return DumpRowDifference(relative_size(target, golden) if ours == theirs else None, columns)
     if ours[0] != theirs[0]:
-        return Difference(None, columns)
+        return DumpRowDifference(None, columns)
     if ours == theirs:
-        return Difference(0.0, columns)
-    return Difference(relative_size(target, golden) or math.inf, columns)
+        return DumpRowDifference(0.0, columns)
+    return DumpRowDifference(relative_size(target, golden) or math.inf, columns)

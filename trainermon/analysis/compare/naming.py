@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from trainermon.analysis.compare.frameworks import MINDSPORE, function_name, parameter_name
-from trainermon.analysis.compare.items import MODULE, PARAMETERS, Call, Item, Rows
-from trainermon.analysis.compare.mappings import TOP_LAYER, ApiRule, Mappings
+from trainermon.analysis.compare.items import MODULE, PARAMETERS, DumpCall, DumpRow, DumpRows
+from trainermon.analysis.compare.mappings import TOP_LAYER, ApiRule, NameMappings
 from trainermon.dump.files.records import PARAMETERS_GRAD
 
 _NOTHING = "nothing"  # the place of a row that has no counterpart
 
 
-class Naming:
+class CallNaming:
     """Names the calls of two dumps such that those which belong together are called the same."""
 
-    def __init__(self, mappings: Mappings, target: Rows, golden: Rows) -> None:
+    def __init__(self, mappings: NameMappings, target: DumpRows, golden: DumpRows) -> None:
         self._mappings = mappings
         self._crosses = target.framework != golden.framework
         self._is_scoped = bool(mappings.layer) or target.scoped or golden.scoped
@@ -39,14 +39,14 @@ class Naming:
         """Whether calls of one name belong together in the order in which they ran, wherever that was."""
         return self._crosses or self._is_scoped
 
-    def ours(self, call: Call) -> str:
+    def ours(self, call: DumpCall) -> str:
         """Return the name of a call of the target."""
         if call.family == MODULE:
             return self._module(call)
         name = self._foreign_function(call) if self._target_is_foreign else _full_name(call)
         return self._scoped(self._path(call.scope), name)
 
-    def theirs(self, call: Call) -> str:
+    def theirs(self, call: DumpCall) -> str:
         """Return the name of a call of the golden dump."""
         if call.family == MODULE:
             return _path_of(call) if self._drops_classes else f"{MODULE}.{call.name}"
@@ -59,7 +59,7 @@ class Naming:
             return name
         return f"{scope}/{name.partition('.')[2] if self._mappings.layer else name}"
 
-    def places(self, target: Call, golden: Call) -> dict[str, str]:
+    def places(self, target: DumpCall, golden: DumpCall) -> dict[str, str]:
         """Return the golden place of every row of the target, where it is another one."""
         ours, theirs = (target, golden) if self._target_is_foreign else (golden, target)
         rule = self._mappings.api.get(_full_name(ours))
@@ -75,7 +75,7 @@ class Naming:
     def _drops_classes(self) -> bool:
         return self._crosses or bool(self._mappings.layer)
 
-    def _module(self, call: Call) -> str:
+    def _module(self, call: DumpCall) -> str:
         if self._mappings.layer:
             return self._path(_path_of(call))
         name = self._cell(call.name)
@@ -89,14 +89,14 @@ class Naming:
             name = name.replace(part, other, 1)
         return name
 
-    def _foreign_function(self, call: Call) -> str:
+    def _foreign_function(self, call: DumpCall) -> str:
         full = _full_name(call)
         rule = self._mappings.api.get(full)
         if rule is not None:
             return rule.pt_api
         return function_name(call.family, call.name, self._functions) if self._crosses else full
 
-    def _place(self, item: Item, call: Call, rule: ApiRule | None) -> str:
+    def _place(self, item: DumpRow, call: DumpCall, rule: ApiRule | None) -> str:
         if rule is not None:
             state = "" if call.direction == PARAMETERS_GRAD else item.state
             return rule.places.get(item.place, _NOTHING if state in rule.listed else item.place)
@@ -128,20 +128,20 @@ class Naming:
         return 1, parts[0]
 
 
-def _full_name(call: Call) -> str:
+def _full_name(call: DumpCall) -> str:
     return f"{call.family}.{call.name}" if call.family else call.key
 
 
-def _path_of(call: Call) -> str:
+def _path_of(call: DumpCall) -> str:
     return call.name.rpartition(".")[0]
 
 
-def _classes(calls: Iterable[Call]) -> Mapping[str, str]:
+def _classes(calls: Iterable[DumpCall]) -> Mapping[str, str]:
     modules = (call.name.rpartition(".") for call in calls if call.family == MODULE)
     return {path: name for path, _, name in modules}
 
 
-def unused_names(mappings: Mappings, target: Rows) -> Iterator[str]:
+def unused_names(mappings: NameMappings, target: DumpRows) -> Iterator[str]:
     """Yield a sentence for every file of which no name, or not every name, is one of the target."""
     modules = [call.name for call in target.calls if call.family == MODULE]
     known = {_full_name(call) for call in target.calls if call.family != MODULE}

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import NamedTuple
 
-from trainermon.analysis.compare.items import INPUT, MODULE, OUTPUT, Call, Item
+from trainermon.analysis.compare.items import INPUT, MODULE, OUTPUT, DumpCall, DumpRow
 from trainermon.dump.files.records import FORWARD, PARAMETERS_GRAD
 
 ROUNDOFF = {
@@ -137,12 +137,12 @@ _MOVES = frozenset(
 )
 
 
-def roundoff(items: Iterable[Item]) -> float:
+def roundoff(items: Iterable[DumpRow]) -> float:
     """Return the coarsest unit roundoff among tensors; 0 if there is no floating point tensor."""
     return max([_BY_DTYPE.get(item.dtype or "", 0.0) for item in items if item.is_tensor], default=0.0)
 
 
-def rounding(call: Call, inner: int, unit: float) -> float:
+def rounding(call: DumpCall, inner: int, unit: float) -> float:
     """Return by how much the results of two sound computations of one call may differ, each being given the same.
 
     A function rounds once on either side, and sums with the error of its accumulator (float32, or what is finer);
@@ -161,7 +161,7 @@ def least_rounding(unit: float) -> float:
     return 2 * unit + _SUMS_SAFETY * min(unit, ROUNDOFF["float32"])
 
 
-def flips(call: Call, inner: int, error: float) -> float:
+def flips(call: DumpCall, inner: int, error: float) -> float:
     """Return what a backward may differ by as elements pass a kink, such as zero in relu, on one side alone.
 
     `error` is that of its forward. The share of elements that lie within `error` of the kink is about `error`, and
@@ -177,7 +177,7 @@ def flips(call: Call, inner: int, error: float) -> float:
     return 2 * math.sqrt(error + (1 / count if error * count > _RARE else 0.0))
 
 
-def cancelled(call: Call, unit: float, spread: float) -> float:
+def cancelled(call: DumpCall, unit: float, spread: float) -> float:
     """Return by how much a gradient of parameters may differ once what it sums up was rounded in other places.
 
     Of `spread` terms for each element, which cancel one another, each is off by a rounding.
@@ -187,12 +187,12 @@ def cancelled(call: Call, unit: float, spread: float) -> float:
     return 2 * unit * math.sqrt(_terms(call)) if call.name in _NORMALISATIONS or call.name in _WEIGHTED else 0.0
 
 
-def is_sparse(ours: Item, theirs: Item) -> bool:
+def is_sparse(ours: DumpRow, theirs: DumpRow) -> bool:
     """Return whether a difference is one of few elements: the extrema are the same bit for bit."""
     return bool(roundoff((ours,))) and ours.max is not None and (ours.max, ours.min) == (theirs.max, theirs.min)
 
 
-def cast_roundoff(ours: Item, theirs: Item) -> float:
+def cast_roundoff(ours: DumpRow, theirs: DumpRow) -> float:
     """Return by how much a cast may have changed one of two tensors that now have the same type: dumps hold no casts.
 
     A tensor comes of the coarsest type that holds its extrema exactly. 0 if this is the same on both sides, or is not
@@ -202,7 +202,7 @@ def cast_roundoff(ours: Item, theirs: Item) -> float:
     return max(units) if len(units) > 1 and all(units) else 0.0
 
 
-def _source_roundoff(item: Item) -> float:
+def _source_roundoff(item: DumpRow) -> float:
     extrema = [item.max, item.min]
     if not roundoff((item,)) or not all(isinstance(each, int | float) and math.isfinite(each) for each in extrema):
         return 0.0
@@ -215,21 +215,21 @@ def _significant_bits(number: float) -> int:
     return 53 - ((mantissa & -mantissa).bit_length() - 1) if mantissa else 0
 
 
-class Size(NamedTuple):
+class TensorSize(NamedTuple):
     """Norm and number of elements of a tensor, or of all that a module was given."""
 
     norm: float = 0.0
     number: int = 0
 
 
-def size_of(item: Item) -> Size:
+def size_of(item: DumpRow) -> TensorSize:
     """Return the size of a tensor, nothing if it is not known."""
     if not roundoff((item,)) or not isinstance(item.norm, int | float) or not math.isfinite(item.norm):
-        return Size()
-    return Size(float(item.norm), item.num_elements)
+        return TensorSize()
+    return TensorSize(float(item.norm), item.num_elements)
 
 
-def sums_up(call: Call, item: Item, given: Size) -> bool:
+def sums_up(call: DumpCall, item: DumpRow, given: TensorSize) -> bool:
     """Return whether a row of a backward sums over positions: the gradient of a parameter, or of what was spread."""
     if call.direction == PARAMETERS_GRAD:
         return True
@@ -240,7 +240,7 @@ def sums_up(call: Call, item: Item, given: Size) -> bool:
     return (call.name in _SUMS or call.name in _PRODUCTS) and item.num_elements < given.number
 
 
-def condition(item: Item, norm: float, given: Size, taken: Size) -> float:
+def condition(item: DumpRow, norm: float, given: TensorSize, taken: TensorSize) -> float:
     """Return the norm of the terms that a gradient sums up over `norm`, its own; at least 1, and infinite if that is 0.
 
     Rounding of a sum, and errors of its terms, are as large as the terms make them, however much of these cancels: the
@@ -259,22 +259,22 @@ def gap_growth(direction: str) -> float:
     return _FORWARD_GROWTH if direction == FORWARD else _BACKWARD_GROWTH
 
 
-def is_trivial(call: Call) -> bool:
+def is_trivial(call: DumpCall) -> bool:
     """Return whether a call only hands on or adds up what it is given."""
     return call.name in _MOVES or call.name in _SUMS
 
 
-def overwrites(call: Call, place: str) -> bool:
+def overwrites(call: DumpCall, place: str) -> bool:
     """Return whether a call writes into what it is given in a place, so that chance may be what stood there before."""
     return call.name in _WRITES and place == "input.0"
 
 
-def takes_weight(call: Call, place: str) -> bool:
+def takes_weight(call: DumpCall, place: str) -> bool:
     """Return whether a function takes a weight or a bias in a place."""
     return call.name in _WEIGHTED and place in _WEIGHTS
 
 
-def _passes(call: Call) -> float:
+def _passes(call: DumpCall) -> float:
     """Return by how much rounding adds up in a call that goes through a sequence step by step."""
     if call.name not in _RECURRENT and not call.name.endswith(_RECURRENT_MODULES):
         return 1.0
@@ -282,7 +282,7 @@ def _passes(call: Call) -> float:
     return math.sqrt(max(shape[:2]))
 
 
-def growth(call: Call, inner: int) -> float:
+def growth(call: DumpCall, inner: int) -> float:
     """Return by how much a call may make the relative error of its inputs larger, at least 1."""
     if call.direction != FORWARD:
         return _BACKWARD_GROWTH
@@ -292,7 +292,7 @@ def growth(call: Call, inner: int) -> float:
     return max(1.0, _forward_growth(call, inner, inputs, min(outputs)))
 
 
-def _forward_growth(call: Call, inner: int, inputs: list[float], output: float) -> float:
+def _forward_growth(call: DumpCall, inner: int, inputs: list[float], output: float) -> float:
     if call.name in _LINEAR or call.name.endswith(_LINEAR_MODULES):
         return _product(call) / output
     if call.name in _LIPSCHITZ or call.name.endswith(_LIPSCHITZ_MODULES):
@@ -306,7 +306,7 @@ def _forward_growth(call: Call, inner: int, inputs: list[float], output: float) 
     return 1.0 if not inner and call.name in _MOVES else _FORWARD_GROWTH
 
 
-def _cancellation(call: Call) -> float:
+def _cancellation(call: DumpCall) -> float:
     """Return the norm of the first input over its norm without its mean, which normalisations take away."""
     item = next(item for item in call.items if item.state == INPUT and item.is_tensor)
     if not isinstance(item.norm, int | float) or not isinstance(item.mean, int | float) or not item.norm:
@@ -315,7 +315,7 @@ def _cancellation(call: Call) -> float:
     return 1 / math.sqrt(max(1 - share, 1e-6))
 
 
-def _product(call: Call) -> float:
+def _product(call: DumpCall) -> float:
     """Return the norm of the product of two tensors that have nothing to do with one another."""
     factors = [item for item in call.items if item.state != OUTPUT and item.is_tensor and len(item.shape or ()) > 1]
     norms = [float(item.norm) for item in factors if isinstance(item.norm, int | float)]
@@ -324,12 +324,12 @@ def _product(call: Call) -> float:
     return norms[0] * norms[1] / math.sqrt(_terms(call))
 
 
-def _norms(call: Call, state: str) -> list[float]:
+def _norms(call: DumpCall, state: str) -> list[float]:
     found = (item.norm for item in call.items if item.state == state and item.is_tensor)
     return [float(norm) for norm in found if isinstance(norm, int | float) and math.isfinite(norm)]
 
 
-def _terms(call: Call) -> float:
+def _terms(call: DumpCall) -> float:
     """Return how many numbers are summed up into one element of the result, as far as the shapes tell."""
     return _terms_of(tuple((item.state, item.shape or ()) for item in call.items if item.is_tensor))
 

@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 
 
-class _Loader(yaml.SafeLoader):
+class _PlainLoader(yaml.SafeLoader):
     def compose_node(self, parent: Any, index: Any) -> Any:
         """Return the next node, unless it stands for another one."""
         if self.check_event(yaml.AliasEvent):
@@ -25,4 +25,4 @@ def load_plain(text: str) -> Any:
         yaml.YAMLError: It is no YAML, or has an alias.
         ValueError, RecursionError: A date or a number is none, or it is nested too deeply.
     """
-    return yaml.load(text, Loader=_Loader)  # noqa: S506  (a SafeLoader)
+    return yaml.load(text, Loader=_PlainLoader)  # noqa: S506  (a SafeLoader)

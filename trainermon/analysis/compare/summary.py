@@ -9,7 +9,7 @@ from pathlib import Path
 
 from trainermon.analysis.compare.comparison import Comparison
 from trainermon.analysis.compare.items import OUTPUT, PARAMETERS
-from trainermon.analysis.compare.verdicts import ERROR, PASS, UNMATCHED, WARNING, CallResult, Row
+from trainermon.analysis.compare.verdicts import ERROR, PASS, UNMATCHED, WARNING, CallResult, ResultRow
 from trainermon.dump.files.reader import split_key
 from trainermon.dump.files.records import FORWARD
 
@@ -22,7 +22,7 @@ _MAX_DUMPS = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class ComparisonOutcome:
     """What is kept of a comparison once its files are written: small enough to come back from another process.
 
     `rows` and `calls` are numbers by result. `blamed` are the blamed calls in the order in which they ran, with a few
@@ -52,12 +52,12 @@ class Outcome:
         return bool(self.rows[ERROR] + self.rows[WARNING])
 
 
-def summarise(comparison: Comparison, files: tuple[Path, ...] = ()) -> Outcome:
+def summarise(comparison: Comparison, files: tuple[Path, ...] = ()) -> ComparisonOutcome:
     """Return the outcome of a comparison."""
     rows, calls = comparison.row_counts(), comparison.call_counts()
     blamed = comparison.blamed
     only_target, only_golden = unmatched_sides(comparison)
-    return Outcome(
+    return ComparisonOutcome(
         target=str(comparison.target),
         golden=str(comparison.golden),
         label=comparison.label,
@@ -75,10 +75,10 @@ def summarise(comparison: Comparison, files: tuple[Path, ...] = ()) -> Outcome:
     )
 
 
-def failed(target: Path, golden: Path, label: str, failure: str) -> Outcome:
+def failed(target: Path, golden: Path, label: str, failure: str) -> ComparisonOutcome:
     """Return the outcome of two dumps that could not be compared."""
     counts = dict.fromkeys(RESULTS, 0)
-    return Outcome(
+    return ComparisonOutcome(
         target=str(target),
         golden=str(golden),
         label=label,
@@ -95,7 +95,7 @@ def failed(target: Path, golden: Path, label: str, failure: str) -> Outcome:
     )
 
 
-def render_text(outcomes: Sequence[Outcome], *, colour: bool = False) -> str:
+def render_text(outcomes: Sequence[ComparisonOutcome], *, colour: bool = False) -> str:
     """Return the summary of all comparisons for a terminal, at most 40 lines."""
     lines: list[str] = []
     if len(outcomes) > 1:
@@ -104,7 +104,7 @@ def render_text(outcomes: Sequence[Outcome], *, colour: bool = False) -> str:
     return "\n".join(lines[:_MAX_LINES]) + "\n"
 
 
-def first_different(outcomes: Sequence[Outcome]) -> Outcome:
+def first_different(outcomes: Sequence[ComparisonOutcome]) -> ComparisonOutcome:
     """Return the outcome to look at first: the earliest with a blamed call, a difference, a failure, or lone rows."""
     return min(outcomes, key=lambda one: (not one.blamed, not one.differs, not one.failure, not one.rows[UNMATCHED]))
 
@@ -184,7 +184,7 @@ def odd_within(comparison: Comparison, blamed: CallResult) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _argument(row: Row) -> str:
+def _argument(row: ResultRow) -> str:
     """Return what a number, text or the like is on both sides, "" if it is not another, or no argument."""
     ours, theirs = row.target, row.golden
     if row.result != ERROR or ours is None or theirs is None or ours.state == OUTPUT:
@@ -210,7 +210,7 @@ def _origin(call: CallResult) -> str:
     return "by what it was given"
 
 
-def _overview(outcomes: Sequence[Outcome]) -> Iterator[str]:
+def _overview(outcomes: Sequence[ComparisonOutcome]) -> Iterator[str]:
     yield f"{'dump':<18}{'error':>9}{'warning':>9}{'pass':>10}{'unmatched':>11}  first to blame"
     for one in sorted(outcomes, key=lambda one: not one.blamed)[:_MAX_DUMPS]:
         rows = one.rows
@@ -222,7 +222,7 @@ def _overview(outcomes: Sequence[Outcome]) -> Iterator[str]:
     yield ""
 
 
-def _one(outcome: Outcome, *, bold: bool) -> Iterator[str]:
+def _one(outcome: ComparisonOutcome, *, bold: bool) -> Iterator[str]:
     yield f"\033[1m{outcome.headline}\033[0m" if bold else outcome.headline
     yield ""
     yield f"target    {outcome.target}"

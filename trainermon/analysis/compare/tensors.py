@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from trainermon.analysis.compare.frameworks import dtype_name
-from trainermon.analysis.compare.items import Item, Rows
-from trainermon.analysis.compare.merging.assembly import Assembly
-from trainermon.analysis.compare.metrics import Difference, ItemPair, is_discrete, relative_size
+from trainermon.analysis.compare.items import DumpRow, DumpRows
+from trainermon.analysis.compare.merging.assembly import TensorAssembly
+from trainermon.analysis.compare.metrics import DumpRowDifference, ItemPair, is_discrete, relative_size
 from trainermon.analysis.compare.noise import LARGEST, ROUNDOFF
 from trainermon.core.errors import DumpError
 
@@ -104,7 +104,7 @@ class ElementSums:
             place = np.ldexp(ROUNDOFF[dtype], np.maximum(exponent, _LEAST_EXPONENT[dtype]))
             self.ulps = max(self.ulps, float((gap / place).max()))
 
-    def difference(self) -> Difference:
+    def difference(self) -> DumpRowDifference:
         """Return the columns of the result table, and the size of the difference."""
         norm, golden_norm = math.sqrt(self.square), math.sqrt(self.golden_square)
         if norm and golden_norm:
@@ -120,18 +120,18 @@ class ElementSums:
         msprobe = (cosine, distance, self.largest, self.largest_share, *share)
         ours = (mean_share, self.ulps, ratio, self.nonfinite, self.golden_nonfinite)
         size = math.nan if self.differing else distance / max(norm, golden_norm) if distance else 0.0
-        return Difference(size, (*msprobe, *ours))
+        return DumpRowDifference(size, (*msprobe, *ours))
 
 
 def tensor_differences(
-    pairs: Sequence[ItemPair], *, target: Rows, golden: Rows, threads: int = 1
-) -> Iterator[Difference]:
+    pairs: Sequence[ItemPair], *, target: DumpRows, golden: DumpRows, threads: int = 1
+) -> Iterator[DumpRowDifference]:
     """Yield how far the tensors of the rows of each pair are apart, see `tensor_difference`.
 
     Several threads read and reckon, as numpy holds no lock meanwhile; few tensors are on their way at any time.
     """
     with ThreadPoolExecutor(threads) as pool:
-        waiting: deque[Future[Difference]] = deque()
+        waiting: deque[Future[DumpRowDifference]] = deque()
         for ours, theirs in pairs:
             waiting.append(pool.submit(tensor_difference, ours, theirs, target=target, golden=golden))
             if len(waiting) > _WAITING_PER_THREAD * threads:
@@ -140,7 +140,7 @@ def tensor_differences(
             yield waiting.popleft().result()
 
 
-def tensor_difference(ours: Item, theirs: Item, *, target: Rows, golden: Rows) -> Difference:
+def tensor_difference(ours: DumpRow, theirs: DumpRow, *, target: DumpRows, golden: DumpRows) -> DumpRowDifference:
     """Return how far the tensors of two rows are apart; where one was not dumped, what the statistics tell.
 
     Elements that are NaN, or the same infinity, on both sides are equal. With other non-finite ones the size is NaN,
@@ -152,7 +152,7 @@ def tensor_difference(ours: Item, theirs: Item, *, target: Rows, golden: Rows) -
     """
     path, their_path = target.tensor_path(ours), golden.tensor_path(theirs)
     if path is None or their_path is None or ours.shape != theirs.shape:
-        return Difference(relative_size(ours, theirs), (None,) * _NUM_COLUMNS)
+        return DumpRowDifference(relative_size(ours, theirs), (None,) * _NUM_COLUMNS)
     flat, their_flat = _flat(path), _flat(their_path)
     if len(flat) != len(their_flat):
         raise DumpError(
@@ -191,9 +191,9 @@ def _chunks(flat: Any) -> Iterator[_Array]:
         yield np.asarray(part if isinstance(part, np.ndarray) else part.double().numpy(), dtype=np.float64)
 
 
-def _flat(source: Path | Assembly) -> Any:
+def _flat(source: Path | TensorAssembly) -> Any:
     """Return a tensor of one dimension, mapped from its file, or put together; of complex numbers both parts."""
-    whole = source.whole(_read) if isinstance(source, Assembly) else _load(source)
+    whole = source.whole(_read) if isinstance(source, TensorAssembly) else _load(source)
     if isinstance(whole, np.ndarray):
         flat = whole.reshape(-1)
         return flat.view(flat.real.dtype) if flat.dtype.kind == "c" else flat

@@ -13,27 +13,27 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from trainermon.analysis.compare.frameworks import dtype_name
-from trainermon.analysis.compare.items import OUTPUT, PARAMETERS, Call, Item
-from trainermon.analysis.compare.metrics import Difference, ItemPair
+from trainermon.analysis.compare.items import OUTPUT, PARAMETERS, DumpCall, DumpRow
+from trainermon.analysis.compare.metrics import DumpRowDifference, ItemPair
 from trainermon.analysis.compare.noise import PLAIN, is_limit
 
 PASS = "pass"  # noqa: S105
 WARNING = "warning"
 ERROR = "error"
 UNMATCHED = "unmatched"
-Measure = Callable[[Sequence[ItemPair]], Iterable[Difference]]
+Measure = Callable[[Sequence[ItemPair]], Iterable[DumpRowDifference]]
 """Returns how far the rows of each pair are apart, in their order."""
 
-Compared = tuple[Item | None, Item | None, Difference]
+Compared = tuple[DumpRow | None, DumpRow | None, DumpRowDifference]
 _kind = attrgetter("dtype", "shape", "requires_grad")
 
 
-class Row(NamedTuple):
+class ResultRow(NamedTuple):
     """One row of the result table; `messages` say why it does not pass."""
 
-    target: Item | None
-    golden: Item | None
-    difference: Difference
+    target: DumpRow | None
+    golden: DumpRow | None
+    difference: DumpRowDifference
     result: str
     messages: tuple[str, ...] = ()
 
@@ -48,9 +48,9 @@ class CallResult:
     gave to a call within it, if `given_to` names that; else in its results.
     """
 
-    target: Call | None
-    golden: Call | None
-    rows: tuple[Row, ...]
+    target: DumpCall | None
+    golden: DumpCall | None
+    rows: tuple[ResultRow, ...]
     result: str
     input_error: float = 0.0
     output_error: float = 0.0
@@ -67,7 +67,7 @@ class CallResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judged:
+class JudgedCall:
     """What is known of a call before its rows are judged.
 
     A row that differs by no more than `tolerance` passes, of a call that is to blame by no more than `floor`. `origins`
@@ -88,26 +88,28 @@ class Judged:
     apart: Mapping[str, str] = field(default_factory=dict)
 
 
-def row_of(call: Judged, noise: float, ours: Item | None, theirs: Item | None, difference: Difference) -> Row:
+def row_of(
+    call: JudgedCall, noise: float, ours: DumpRow | None, theirs: DumpRow | None, difference: DumpRowDifference
+) -> ResultRow:
     """Return a row with its result; `noise` is by how much it differs between two runs of one side."""
     if ours is None or theirs is None:
-        return Row(ours, theirs, difference, UNMATCHED)
+        return ResultRow(ours, theirs, difference, UNMATCHED)
     alike = _kind(ours) == _kind(theirs) and ours.is_tensor
     flaw = "" if alike else _flaw(ours, theirs)
     if flaw:
-        return Row(ours, theirs, difference, ERROR, (f"error: {flaw}",))
+        return ResultRow(ours, theirs, difference, ERROR, (f"error: {flaw}",))
     relative = difference.relative
     is_strict = ours.place in call.origins or (call.blamed and ours.state == OUTPUT)
     limit = call.floor if is_strict else call.tolerance
     if relative is None or relative <= limit or relative <= 2 * noise:
-        return Row(ours, theirs, difference, PASS)
+        return ResultRow(ours, theirs, difference, PASS)
     if ours.place in call.apart:
-        return Row(ours, theirs, difference, UNMATCHED, (f"unmatched: {call.apart[ours.place]}",))
+        return ResultRow(ours, theirs, difference, UNMATCHED, (f"unmatched: {call.apart[ours.place]}",))
     result, message = _meaning(call, ours, theirs, relative)
-    return Row(ours, theirs, difference, result, (f"{result}: {message}",))
+    return ResultRow(ours, theirs, difference, result, (f"{result}: {message}",))
 
 
-def most_severe(rows: Iterable[Row]) -> str:
+def most_severe(rows: Iterable[ResultRow]) -> str:
     """Return the worst result of rows."""
     found = {row.result for row in rows}
     return next((result for result in (ERROR, WARNING, PASS) if result in found), PASS)
@@ -118,7 +120,7 @@ def worst(one: float, other: float) -> float:
     return one if one > other or math.isnan(one) else other
 
 
-def _meaning(call: Judged, ours: Item, theirs: Item, relative: float) -> tuple[str, str]:
+def _meaning(call: JudgedCall, ours: DumpRow, theirs: DumpRow, relative: float) -> tuple[str, str]:
     if math.isnan(relative):
         side = "the target" if ours.nonfinite else "the golden dump"
         both = ours.nonfinite and theirs.nonfinite
@@ -136,7 +138,7 @@ def _meaning(call: Judged, ours: Item, theirs: Item, relative: float) -> tuple[s
     return _of_result(call, size)
 
 
-def _of_result(call: Judged, size: str) -> tuple[str, str]:
+def _of_result(call: JudgedCall, size: str) -> tuple[str, str]:
     if call.given_to and call.blamed:
         by = f", by {call.output_error:.2g}" if math.isfinite(call.output_error) else ""
         return ERROR, f"differs by {size}: so does what it gave to {call.given_to}{by}."
@@ -149,7 +151,7 @@ def _of_result(call: Judged, size: str) -> tuple[str, str]:
     return WARNING, f"differs by {size}, which is explained by its inputs ({inputs})."
 
 
-def _flaw(ours: Item, theirs: Item) -> str:
+def _flaw(ours: DumpRow, theirs: DumpRow) -> str:
     if dtype_name(ours.dtype) != dtype_name(theirs.dtype):
         return f"dtype {ours.dtype}, but {theirs.dtype} in the golden dump."
     if ours.shape != theirs.shape:
@@ -168,5 +170,5 @@ def _are_limits(ours: object, theirs: object) -> bool:
     return len(numbers) == 2 and all(is_limit(value, PLAIN) for value in numbers)  # two sides
 
 
-def _shape(item: Item) -> str:
+def _shape(item: DumpRow) -> str:
     return str(list(item.shape or ()))

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 from trainermon.analysis.diagnosis.evidence import RankDump
 from trainermon.analysis.diagnosis.findings import FaultPhase
-from trainermon.analysis.diagnosis.order import Event, communications, earliest
+from trainermon.analysis.diagnosis.order import CallEvent, communications, earliest
 from trainermon.analysis.diagnosis.origin import INPUT, LOSS, Origin, find_hidden_origin
 from trainermon.dump.files.reader import load_raw
 from trainermon.dump.files.records import BACKWARD, FORWARD
-from trainermon.dump.files.verdicts import Cause
+from trainermon.dump.files.verdicts import NonfiniteCause
 
 Found = tuple[RankDump, Origin]
 
@@ -41,7 +41,7 @@ def independent_of(found: Sequence[Found], dumps: Sequence[RankDump]) -> list[Fo
     if len(found) < 2 or all(entry.dump.level == "L0" for entry in dumps):
         return list(found)
     calls = {entry.rank: communications(load_raw(entry.dump.directory), entry.rank) for entry in dumps}
-    events = {Event(where.rank, origin.order, origin.key): (where, origin) for where, origin in found}
+    events = {CallEvent(where.rank, origin.order, origin.key): (where, origin) for where, origin in found}
     return [events[event] for event in earliest(events, calls)]
 
 
@@ -127,7 +127,7 @@ def _was_sent(where: RankDump, origin: Origin) -> bool:
     """Return whether the replay saw that the first bad value of this rank came to it in a collective."""
     direction = BACKWARD if origin.phase is FaultPhase.BACKWARD else FORWARD
     first = next((found for found in where.dump.info.operations if found.direction == direction), None)
-    is_it = first is not None and first.micro_step == origin.micro_step and first.cause is Cause.INHERITED
+    is_it = first is not None and first.micro_step == origin.micro_step and first.cause is NonfiniteCause.INHERITED
     return is_it and first is not None and first.operation.startswith(("c10d.", "_c10d_functional."))
 
 

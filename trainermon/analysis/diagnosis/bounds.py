@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from trainermon.dump.files.records import Entry, TensorRecord
-from trainermon.dump.files.verdicts import Cause
+from trainermon.dump.files.records import EntryRecord, TensorRecord
+from trainermon.dump.files.verdicts import NonfiniteCause
 
 # Largest finite numbers, IEEE 754 and the OCP 8-bit formats.
 LARGEST = {
@@ -36,14 +36,14 @@ _FACTORS = frozenset({"mul", "__mul__", "__imul__", "__rmul__", "mul_"})
 _RATIOS = frozenset({"div", "__div__", "__truediv__", "__itruediv__", "true_divide", "div_"})
 
 
-def proven_cause(entry: Entry) -> tuple[Cause, str] | None:
+def proven_cause(entry: EntryRecord) -> tuple[NonfiniteCause, str] | None:
     """Return why a forward's result is not finite, as far as statistics prove it; None if they do not."""
     output = next((record for record in entry.outputs if record.nonfinite), None)
     inputs = (*entry.inputs, *entry.parameters)
     if output is None or output.dtype not in LARGEST or not inputs:
         return None
     if any(record.nonfinite and not _is_masking(record) for record in inputs):
-        return Cause.INHERITED, "what it was given was not finite"
+        return NonfiniteCause.INHERITED, "what it was given was not finite"
     if any(record.nonfinite for record in inputs) or not all(
         record.max is not None and record.min is not None for record in inputs
     ):
@@ -60,13 +60,19 @@ def _is_masking(record: TensorRecord) -> bool:
     return not record.nans and (record.max is None or record.max <= 0)
 
 
-def _by_reach(reach: float, output: TensorRecord) -> tuple[Cause, str] | None:
+def _by_reach(reach: float, output: TensorRecord) -> tuple[NonfiniteCause, str] | None:
     name = output.dtype.removeprefix("torch.")
     bounded = f"its inputs bound the result by {reach:.3g}"
     if reach < LARGEST[output.dtype]:
-        return Cause.KERNEL, f"{bounded}, which {name} holds: not its arithmetic, but the device or the code that ran"
+        return (
+            NonfiniteCause.KERNEL,
+            f"{bounded}, which {name} holds: not its arithmetic, but the device or the code that ran",
+        )
     if output.dtype in _NARROW and reach < LARGEST["torch.float32"]:
-        return Cause.PRECISION, f"{bounded}: float32 would have held it, {name} ends at {LARGEST[output.dtype]:.3g}"
+        return (
+            NonfiniteCause.PRECISION,
+            f"{bounded}: float32 would have held it, {name} ends at {LARGEST[output.dtype]:.3g}",
+        )
     return None
 
 
@@ -99,39 +105,45 @@ def _size(record: TensorRecord) -> float:
     return max(abs(record.max or 0.0), abs(record.min or 0.0))
 
 
-def _of_exponential(inputs: Sequence[TensorRecord], output: TensorRecord) -> tuple[Cause, str] | None:
+def _of_exponential(inputs: Sequence[TensorRecord], output: TensorRecord) -> tuple[NonfiniteCause, str] | None:
     largest = inputs[0].max or 0.0
     ends = {name: math.log(number) for name, number in LARGEST.items()}
     given = f"its input reaches {largest:.5g}"
     if largest > ends["torch.float64"]:
-        return Cause.RANGE, f"{given}: float64 overflows too, beyond {ends['torch.float64']:.5g}"
+        return NonfiniteCause.RANGE, f"{given}: float64 overflows too, beyond {ends['torch.float64']:.5g}"
     if largest > ends["torch.float32"]:
-        return Cause.RANGE, f"{given}: float32 overflows beyond {ends['torch.float32']:.4g}, float64 holds it"
+        return NonfiniteCause.RANGE, f"{given}: float32 overflows beyond {ends['torch.float32']:.4g}, float64 holds it"
     if largest > ends[output.dtype]:
-        return Cause.PRECISION, f"{given}: {output.dtype.removeprefix('torch.')} overflows, float32 holds it"
+        return NonfiniteCause.PRECISION, f"{given}: {output.dtype.removeprefix('torch.')} overflows, float32 holds it"
     return _by_reach(math.exp(largest) * _MARGIN, output)
 
 
-def _of_logarithm(inputs: Sequence[TensorRecord], _output: TensorRecord) -> tuple[Cause, str] | None:
+def _of_logarithm(inputs: Sequence[TensorRecord], _output: TensorRecord) -> tuple[NonfiniteCause, str] | None:
     least = inputs[0].min if inputs[0].min is not None else 1.0
-    return (Cause.RANGE, f"its input goes down to {least:.3g}, where it has no finite value") if least <= 0 else None
+    return (
+        (NonfiniteCause.RANGE, f"its input goes down to {least:.3g}, where it has no finite value")
+        if least <= 0
+        else None
+    )
 
 
-def _of_root(inputs: Sequence[TensorRecord], _output: TensorRecord) -> tuple[Cause, str] | None:
+def _of_root(inputs: Sequence[TensorRecord], _output: TensorRecord) -> tuple[NonfiniteCause, str] | None:
     least = inputs[0].min if inputs[0].min is not None else 1.0
-    return (Cause.RANGE, f"its input goes down to {least:.3g}, where it has no real value") if least < 0 else None
+    return (
+        (NonfiniteCause.RANGE, f"its input goes down to {least:.3g}, where it has no real value") if least < 0 else None
+    )
 
 
-def _of_reciprocal(inputs: Sequence[TensorRecord], _output: TensorRecord) -> tuple[Cause, str] | None:
+def _of_reciprocal(inputs: Sequence[TensorRecord], _output: TensorRecord) -> tuple[NonfiniteCause, str] | None:
     zeros = inputs[-1].zeros
-    return (Cause.RANGE, f"it divides by {zeros:,} zeros") if zeros else None
+    return (NonfiniteCause.RANGE, f"it divides by {zeros:,} zeros") if zeros else None
 
 
-def _of_ratio(inputs: Sequence[TensorRecord], output: TensorRecord) -> tuple[Cause, str] | None:
+def _of_ratio(inputs: Sequence[TensorRecord], output: TensorRecord) -> tuple[NonfiniteCause, str] | None:
     return _of_reciprocal(inputs, output) if len(inputs) == 2 else None
 
 
-_Rule = Callable[[Sequence[TensorRecord], TensorRecord], "tuple[Cause, str] | None"]
+_Rule = Callable[[Sequence[TensorRecord], TensorRecord], "tuple[NonfiniteCause, str] | None"]
 _UNDEFINED: dict[str, _Rule] = {
     "exp": _of_exponential,
     "exp_": _of_exponential,

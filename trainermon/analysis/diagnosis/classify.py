@@ -12,12 +12,12 @@ from collections.abc import Sequence
 
 from trainermon.analysis.diagnosis.bounds import proven_cause
 from trainermon.analysis.diagnosis.evidence import RankDump
-from trainermon.analysis.diagnosis.findings import Diagnosis, FaultPhase, Verdict
+from trainermon.analysis.diagnosis.findings import Diagnosis, DiagnosisVerdict, FaultPhase
 from trainermon.analysis.diagnosis.origin import INPUT, LOSS, MODEL
 from trainermon.core.errors import DumpError
 from trainermon.dump.files.reader import split_key
-from trainermon.dump.files.records import BACKWARD, FORWARD, Dump, Entry
-from trainermon.dump.files.verdicts import Cause, OperationVerdict, Reproducibility
+from trainermon.dump.files.records import BACKWARD, FORWARD, Dump, EntryRecord
+from trainermon.dump.files.verdicts import NonfiniteCause, OperationVerdict, Reproducibility
 
 _MIX = "a dump of the same step with level mix and task tensor"
 _REPLAY = "a replay of the step (replay.enabled, replay.classify)"
@@ -27,7 +27,11 @@ def classified(diagnosis: Diagnosis, dumps: Sequence[RankDump]) -> Diagnosis:
     """Return `diagnosis` with the cause of the first bad operation, and the replay's verdict on the step."""
     where = next((entry for entry in dumps if entry.rank == diagnosis.rank), None)
     is_replayed = diagnosis.phase not in (FaultPhase.REDUCTION, FaultPhase.BEFORE_STEP)
-    if where is None or not is_replayed or diagnosis.verdict not in (Verdict.LOCATED, Verdict.NOT_REPRODUCED):
+    if (
+        where is None
+        or not is_replayed
+        or diagnosis.verdict not in (DiagnosisVerdict.LOCATED, DiagnosisVerdict.NOT_REPRODUCED)
+    ):
         return diagnosis
     return dataclasses.replace(
         diagnosis,
@@ -38,14 +42,14 @@ def classified(diagnosis: Diagnosis, dumps: Sequence[RankDump]) -> Diagnosis:
 
 
 def _classification(diagnosis: Diagnosis, dump: Dump) -> OperationVerdict:
-    if diagnosis.verdict is Verdict.NOT_REPRODUCED:
+    if diagnosis.verdict is DiagnosisVerdict.NOT_REPRODUCED:
         return _not_again(dump)
     if diagnosis.phase in (FaultPhase.PARAMETER, FaultPhase.OPTIMIZER) or diagnosis.module == INPUT:
         what = "the batch" if diagnosis.module == INPUT else "the parameter"
         is_huge = diagnosis.tensor is not None and diagnosis.tensor.nans == diagnosis.tensor.infs == 0
         how = "far too large" if is_huge and diagnosis.phase is FaultPhase.PARAMETER else "not finite"
         reason = f"{what} was {how} before anything was computed with it"
-        return OperationVerdict(operation="", cause=Cause.INHERITED, reason=reason, evidence="the dump")
+        return OperationVerdict(operation="", cause=NonfiniteCause.INHERITED, reason=reason, evidence="the dump")
     return (
         _from_replay(diagnosis, dump)
         or _from_call(dump, _function_calls(diagnosis, dump))
@@ -57,9 +61,11 @@ def _classification(diagnosis: Diagnosis, dump: Dump) -> OperationVerdict:
 def _not_again(dump: Dump) -> OperationVerdict:
     if dump.info.reproducibility in (Reproducibility.STATEFUL, Reproducibility.UNKNOWN):
         reason = f"the replay does not show the fault: {dump.info.reproducibility_reason}"
-        return OperationVerdict(operation="", cause=Cause.UNKNOWN, reason=reason, evidence="the replay", collect=_MIX)
+        return OperationVerdict(
+            operation="", cause=NonfiniteCause.UNKNOWN, reason=reason, evidence="the replay", collect=_MIX
+        )
     reason = "the same operations on the same inputs gave finite values: the device, a kernel, or a race"
-    return OperationVerdict(operation="", cause=Cause.KERNEL, reason=reason, evidence="the replay")
+    return OperationVerdict(operation="", cause=NonfiniteCause.KERNEL, reason=reason, evidence="the replay")
 
 
 def _from_replay(diagnosis: Diagnosis, dump: Dump) -> OperationVerdict | None:
@@ -73,7 +79,7 @@ def _from_replay(diagnosis: Diagnosis, dump: Dump) -> OperationVerdict | None:
     names = {diagnosis.module, *diagnosis.candidates}
     exact = [verdict for verdict in found if _module_of(verdict) in names]
     inside = [verdict for verdict in found if _module_of(verdict).startswith(f"{diagnosis.module}.")]
-    computed = [verdict for verdict in (*exact, *inside) if verdict.cause is not Cause.INHERITED]
+    computed = [verdict for verdict in (*exact, *inside) if verdict.cause is not NonfiniteCause.INHERITED]
     first = next(iter([*computed, *exact, *inside]), None)
     return None if first is None else dataclasses.replace(first, reason=f"{first.reason}{_in_float64(dump)}")
 
@@ -89,7 +95,7 @@ def _module_of(verdict: OperationVerdict) -> str:
     return split_key(verdict.call)[0] if verdict.call else MODEL
 
 
-def _function_calls(diagnosis: Diagnosis, dump: Dump) -> list[Entry]:
+def _function_calls(diagnosis: Diagnosis, dump: Dump) -> list[EntryRecord]:
     """Return the first bad call of a function in the module that is named, where the dump has functions."""
     if diagnosis.module == LOSS or diagnosis.phase is FaultPhase.BACKWARD:
         return []
@@ -100,7 +106,7 @@ def _function_calls(diagnosis: Diagnosis, dump: Dump) -> list[Entry]:
     return [entry for entry in calls if _is_bad(entry)][:1]
 
 
-def _is_in(entry: Entry, diagnosis: Diagnosis, by_key: dict[str, Entry]) -> bool:
+def _is_in(entry: EntryRecord, diagnosis: Diagnosis, by_key: dict[str, EntryRecord]) -> bool:
     parent = entry.parent
     while parent is not None:
         if split_key(parent)[0] == diagnosis.module:
@@ -110,7 +116,7 @@ def _is_in(entry: Entry, diagnosis: Diagnosis, by_key: dict[str, Entry]) -> bool
     return False
 
 
-def _module_calls(diagnosis: Diagnosis, dump: Dump) -> list[Entry]:
+def _module_calls(diagnosis: Diagnosis, dump: Dump) -> list[EntryRecord]:
     return [
         entry
         for entry in dump.entries
@@ -120,19 +126,19 @@ def _module_calls(diagnosis: Diagnosis, dump: Dump) -> list[Entry]:
     ][:1]
 
 
-def _is_bad(entry: Entry) -> bool:
+def _is_bad(entry: EntryRecord) -> bool:
     inputs = (*entry.inputs, *entry.parameters)
     return any(record.nonfinite for record in entry.outputs) and not any(record.nonfinite for record in inputs)
 
 
-def _from_call(dump: Dump, entries: Sequence[Entry]) -> OperationVerdict | None:
+def _from_call(dump: Dump, entries: Sequence[EntryRecord]) -> OperationVerdict | None:
     """Judge a dumped call by its tensors, else by its statistics."""
     for entry in entries:
         source = entry.stack[0].replace(", \n ", ": ") if entry.stack else ""
-        place = OperationVerdict(operation=entry.key, cause=Cause.UNKNOWN, reason="", call=entry.parent or "")
+        place = OperationVerdict(operation=entry.key, cause=NonfiniteCause.UNKNOWN, reason="", call=entry.parent or "")
         place = dataclasses.replace(place, micro_step=entry.micro_step, stage=entry.stage, source=source)
         judged = _run_again(dump, entry)
-        if judged is not None and judged.cause is not Cause.UNKNOWN:
+        if judged is not None and judged.cause is not NonfiniteCause.UNKNOWN:
             return dataclasses.replace(
                 place, cause=judged.cause, reason=judged.reason, evidence="the call run again on its dumped tensors"
             )
@@ -142,7 +148,7 @@ def _from_call(dump: Dump, entries: Sequence[Entry]) -> OperationVerdict | None:
     return None
 
 
-def _run_again(dump: Dump, entry: Entry) -> OperationVerdict | None:
+def _run_again(dump: Dump, entry: EntryRecord) -> OperationVerdict | None:
     if not any(record.data_path for record in entry.outputs) or importlib.util.find_spec("torch") is None:
         return None
     from trainermon.replay.dumped_calls import judge_dumped  # loads torch, so only where there is something to run
@@ -158,12 +164,12 @@ def _unknown(diagnosis: Diagnosis, dump: Dump) -> OperationVerdict:
     bad = next((parameter for parameter in diagnosis.parameters if parameter.name.startswith(diagnosis.module)), None)
     if bad is not None:
         reason = f"{bad.name} was not finite before anything was computed with it"
-        return OperationVerdict(operation="", cause=Cause.INHERITED, reason=reason, evidence="the dump")
+        return OperationVerdict(operation="", cause=NonfiniteCause.INHERITED, reason=reason, evidence="the dump")
     if diagnosis.module == LOSS:
         reason = "what follows the model is not part of a replay, and no function calls were dumped"
-        return OperationVerdict(operation="", cause=Cause.UNKNOWN, reason=reason, collect=_MIX)
+        return OperationVerdict(operation="", cause=NonfiniteCause.UNKNOWN, reason=reason, collect=_MIX)
     if dump.info.replay:
         reason = "no operation of the replay made it from finite values in that module"
-        return OperationVerdict(operation="", cause=Cause.UNKNOWN, reason=reason, collect=_MIX)
+        return OperationVerdict(operation="", cause=NonfiniteCause.UNKNOWN, reason=reason, collect=_MIX)
     reason = "the statistics of its inputs do not tell"
-    return OperationVerdict(operation="", cause=Cause.UNKNOWN, reason=reason, collect=f"{_REPLAY}, or {_MIX}")
+    return OperationVerdict(operation="", cause=NonfiniteCause.UNKNOWN, reason=reason, collect=f"{_REPLAY}, or {_MIX}")

@@ -11,7 +11,7 @@ from pathlib import Path
 from trainermon.analysis.compare.merging.places import find_places
 from trainermon.analysis.diagnosis.against.against import diagnose_against
 from trainermon.analysis.diagnosis.diagnose import diagnose
-from trainermon.analysis.diagnosis.findings import Diagnosis, Verdict
+from trainermon.analysis.diagnosis.findings import Diagnosis, DiagnosisVerdict
 from trainermon.analysis.diagnosis.next_collection import write_configurations
 from trainermon.analysis.diagnosis.page.page import render_page
 from trainermon.analysis.diagnosis.report import render_text
@@ -25,7 +25,7 @@ FOUND = 3
 UNKNOWN = 4
 """With --exit-code; 1 and 2 stand for what could not be done, as in every command."""
 
-_STATUS = {Verdict.FINITE: 0, Verdict.EQUAL: 0, Verdict.NO_EVIDENCE: UNKNOWN}
+_STATUS = {DiagnosisVerdict.FINITE: 0, DiagnosisVerdict.EQUAL: 0, DiagnosisVerdict.NO_EVIDENCE: UNKNOWN}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

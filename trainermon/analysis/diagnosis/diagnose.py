@@ -20,17 +20,17 @@ from trainermon.analysis.diagnosis.across import (
     with_hidden,
 )
 from trainermon.analysis.diagnosis.classify import classified
-from trainermon.analysis.diagnosis.evidence import SURE_KINDS, Evidence, RankDump, Row, gather
+from trainermon.analysis.diagnosis.evidence import SURE_KINDS, NonfiniteRow, RankDump, StepEvidence, gather
 from trainermon.analysis.diagnosis.findings import (
     BadParameter,
     BadTensor,
     Diagnosis,
+    DiagnosisVerdict,
     FaultPhase,
-    Link,
+    PathLink,
     RankFinding,
-    Role,
+    RankRole,
     Symptom,
-    Verdict,
 )
 from trainermon.analysis.diagnosis.huge_weight import find_huge_weight
 from trainermon.analysis.diagnosis.levels import with_levels
@@ -41,7 +41,7 @@ from trainermon.analysis.diagnosis.wording import counted, rank_list
 from trainermon.core.values import Kind
 from trainermon.dump.files.reader import split_key
 from trainermon.dump.files.records import Dump
-from trainermon.dump.files.verdicts import Cause
+from trainermon.dump.files.verdicts import NonfiniteCause
 
 MAX_PARAMETERS = 20
 # What no replay shows, since it runs forwards and backwards only.
@@ -77,10 +77,10 @@ def _may_follow(diagnosis: Diagnosis) -> bool:
     """Return whether a non-finite value can come of finite ones that grew: not of a batch, a weight or a device."""
     is_given = diagnosis.module == INPUT or diagnosis.phase in (FaultPhase.PARAMETER, *_NOT_IN_MODEL)
     verdict = diagnosis.classification
-    return not is_given and not (verdict is not None and verdict.cause is Cause.KERNEL)
+    return not is_given and not (verdict is not None and verdict.cause is NonfiniteCause.KERNEL)
 
 
-def _diagnose_nonfinite(evidence: Evidence) -> Diagnosis:
+def _diagnose_nonfinite(evidence: StepEvidence) -> Diagnosis:
     found = [(entry, find_origin(entry.dump)) for entry in evidence.dumps]
     # a fault that did not come back leaves but its gradient in the replay: nothing to locate it by
     origins = [
@@ -102,7 +102,7 @@ def _diagnose_nonfinite(evidence: Evidence) -> Diagnosis:
     return with_levels(classified(diagnosis, evidence.dumps), evidence)
 
 
-def _is_consequence(evidence: Evidence) -> bool:
+def _is_consequence(evidence: StepEvidence) -> bool:
     """Return whether an earlier step spoiled the weights of this one.
 
     Two bad steps in a row need not be one fault, as when the script skips a bad update: then the weights are finite.
@@ -116,10 +116,10 @@ def _is_consequence(evidence: Evidence) -> bool:
     return any(telling in (None, row.kind) and row.kind in SURE_KINDS for row in evidence.rows)
 
 
-def _consequence(evidence: Evidence) -> Diagnosis:
+def _consequence(evidence: StepEvidence) -> Diagnosis:
     first = evidence.bad_since
     return Diagnosis(
-        verdict=Verdict.CONSEQUENCE,
+        verdict=DiagnosisVerdict.CONSEQUENCE,
         symptom=Symptom.NONFINITE,
         run_id=evidence.run_id,
         headline=f"Step {first} was the first that was not finite: this is a consequence; see --step {first}",
@@ -129,7 +129,7 @@ def _consequence(evidence: Evidence) -> Diagnosis:
     )
 
 
-def _located(evidence: Evidence, origins: Sequence[tuple[RankDump, Origin]]) -> Diagnosis:
+def _located(evidence: StepEvidence, origins: Sequence[tuple[RankDump, Origin]]) -> Diagnosis:
     everywhere = {entry.rank for entry, _ in origins}
     origins = with_hidden(independent_of(origins, evidence.dumps), evidence.dumps)
     where, origin = first_of(origins)
@@ -140,7 +140,7 @@ def _located(evidence: Evidence, origins: Sequence[tuple[RankDump, Origin]]) -> 
     what = "The batch was not finite" if module == INPUT else f"{_WHAT[phase]} {module or api}"
     reason = _sentence(f"{api or module}: {origin.reason}")
     located = Diagnosis(
-        verdict=Verdict.LOCATED,
+        verdict=DiagnosisVerdict.LOCATED,
         symptom=Symptom.NONFINITE,
         run_id=evidence.run_id,
         headline=f"{what} on rank {where.rank} in step {evidence.step}",
@@ -164,7 +164,7 @@ def _located(evidence: Evidence, origins: Sequence[tuple[RankDump, Origin]]) -> 
     return _of_huge_weight(located, where, evidence)
 
 
-def _of_huge_weight(located: Diagnosis, where: RankDump, evidence: Evidence) -> Diagnosis:
+def _of_huge_weight(located: Diagnosis, where: RankDump, evidence: StepEvidence) -> Diagnosis:
     """Return `located` if no weight is out of all proportion; else the diagnosis that names it."""
     is_computed = located.phase in (FaultPhase.FORWARD, FaultPhase.BACKWARD) and located.module != INPUT
     weight = find_huge_weight(where, evidence) if is_computed else None
@@ -175,7 +175,7 @@ def _of_huge_weight(located: Diagnosis, where: RankDump, evidence: Evidence) -> 
         f"The largest element of {weight.name} was {weight.size:.2g} when the forward began, that of others about"
         f" {weight.usual:.2g}: finite, and far too large. What is computed with it overflowed first in {located.module}"
     )
-    reached = {finding.rank for finding in located.ranks if finding.role is Role.ORIGIN} - {weight.rank}
+    reached = {finding.rank for finding in located.ranks if finding.role is RankRole.ORIGIN} - {weight.rank}
     return dataclasses.replace(
         located,
         headline=f"A parameter was far too large in {module} on rank {weight.rank} in step {evidence.step}",
@@ -215,7 +215,7 @@ _WHAT = {
 }
 
 
-def _history(evidence: Evidence, where: RankDump, origin: Origin) -> tuple[FaultPhase, str]:
+def _history(evidence: StepEvidence, where: RankDump, origin: Origin) -> tuple[FaultPhase, str]:
     """Return the phase, and what made a parameter bad, as far as the stored step before tells."""
     losses = [row for row in evidence.rows if row.kind == Kind.LOSS and row.rank == where.rank]
     if origin.module == LOSS and losses:
@@ -246,15 +246,15 @@ def _reached(ranks: set[int]) -> str:
     return f"Within the step it came to {rank_list(sorted(ranks))}" if ranks else ""
 
 
-def _to_loss(evidence: Evidence, rank: int, origin: Origin) -> tuple[Link, ...]:
+def _to_loss(evidence: StepEvidence, rank: int, origin: Origin) -> tuple[PathLink, ...]:
     loss = next((row for row in evidence.rows if row.kind == Kind.LOSS and row.rank == rank), None)
     if loss is None or origin.phase is FaultPhase.BACKWARD:
         return origin.chain
     tensor = BadTensor(slot=loss.name, count=loss.count, nans=loss.nans, infs=loss.infs)
-    return (*origin.chain, Link(module=LOSS, class_name="", direction="forward", call=0, tensor=tensor))
+    return (*origin.chain, PathLink(module=LOSS, class_name="", direction="forward", call=0, tensor=tensor))
 
 
-def _ranks(evidence: Evidence, bad: set[int], reached: Collection[int] = ()) -> tuple[RankFinding, ...]:
+def _ranks(evidence: StepEvidence, bad: set[int], reached: Collection[int] = ()) -> tuple[RankFinding, ...]:
     replays = {entry.rank: entry.dump for entry in evidence.dumps if entry.dump.info.replay}
     unreduced = _count_bad(evidence, Kind.GRAD_UNREDUCED)
     reduced = _count_bad(evidence, Kind.GRAD_REDUCED)
@@ -262,9 +262,9 @@ def _ranks(evidence: Evidence, bad: set[int], reached: Collection[int] = ()) -> 
     for rank in sorted({*replays, *evidence.ranks, *bad}):
         dump = replays.get(rank)
         replay = _replay_of(dump)
-        role = Role.INNOCENT if replay == "clean" and bad else Role.UNKNOWN
+        role = RankRole.INNOCENT if replay == "clean" and bad else RankRole.UNKNOWN
         if rank in bad or rank in reached:
-            role = Role.ORIGIN if rank in bad else Role.REACHED
+            role = RankRole.ORIGIN if rank in bad else RankRole.REACHED
         findings.append(
             RankFinding(
                 rank=rank,
@@ -288,7 +288,7 @@ def _replay_of(dump: Dump | None) -> str:
     return "clean" if dump.info.complete else "unfinished"
 
 
-def _count_bad(evidence: Evidence, kind: Kind) -> Counter[int]:
+def _count_bad(evidence: StepEvidence, kind: Kind) -> Counter[int]:
     """Return by rank how many parameters have a non-finite gradient."""
     pairs = {(row.rank, row.name) for row in evidence.rows if row.kind == kind}
     return Counter(rank for rank, _ in pairs)
@@ -301,7 +301,7 @@ def _parameters(where: RankDump) -> tuple[BadParameter, ...]:
     )
 
 
-def _consequences(evidence: Evidence, bad: set[int], phase: FaultPhase = FaultPhase.UNKNOWN) -> tuple[str, ...]:
+def _consequences(evidence: StepEvidence, bad: set[int], phase: FaultPhase = FaultPhase.UNKNOWN) -> tuple[str, ...]:
     found = []
     reduced = _count_bad(evidence, Kind.GRAD_REDUCED)
     if len(reduced) > len(bad) and phase is not FaultPhase.REDUCTION:
@@ -319,7 +319,7 @@ def _consequences(evidence: Evidence, bad: set[int], phase: FaultPhase = FaultPh
     return tuple(found)
 
 
-def _not_in_replay(evidence: Evidence) -> Diagnosis:
+def _not_in_replay(evidence: StepEvidence) -> Diagnosis:
     """Explain a step from stored statistics: no replay was made, or none shows the fault."""
     started = [entry for entry in evidence.dumps if entry.dump.info.replay]
     replayed = [entry for entry in started if entry.dump.info.complete and not entry.dump.info.aborted]
@@ -348,7 +348,7 @@ def _not_in_replay(evidence: Evidence) -> Diagnosis:
         what = f"A transient non-finite value appeared{f' in {place.module}' if place.module else ''}"
     where = f" on rank {place.rank}" if place.rank is not None else ""
     return Diagnosis(
-        verdict=Verdict.NOT_REPRODUCED if is_transient else Verdict.LOCATED,
+        verdict=DiagnosisVerdict.NOT_REPRODUCED if is_transient else DiagnosisVerdict.LOCATED,
         symptom=Symptom.NONFINITE,
         run_id=evidence.run_id,
         headline=f"{what}{where} in step {evidence.step}",
@@ -364,7 +364,7 @@ def _not_in_replay(evidence: Evidence) -> Diagnosis:
 
 
 def _not_in_model(
-    evidence: Evidence, place: StoredPlace, replayed: Sequence[RankDump], started: Sequence[RankDump]
+    evidence: StepEvidence, place: StoredPlace, replayed: Sequence[RankDump], started: Sequence[RankDump]
 ) -> Diagnosis:
     """Explain what arose after the backward: a clean replay is what is to be expected."""
     bad = set() if place.rank is None else {place.rank}
@@ -372,7 +372,7 @@ def _not_in_model(
     where = f" on rank {place.rank}" if place.rank is not None else ""
     clean = f"The replay of {rank_list([entry.rank for entry in replayed])} is clean" if replayed else ""
     return Diagnosis(
-        verdict=Verdict.LOCATED,
+        verdict=DiagnosisVerdict.LOCATED,
         symptom=Symptom.NONFINITE,
         run_id=evidence.run_id,
         headline=f"{what}{where} in step {evidence.step}",
@@ -393,7 +393,7 @@ _AFTER_BACKWARD = {
 }
 
 
-def _row_tensor(row: Row) -> BadTensor:
+def _row_tensor(row: NonfiniteRow) -> BadTensor:
     finite = row.count > row.nans + row.infs
     return BadTensor(
         slot=row.slot or row.kind,
@@ -405,10 +405,10 @@ def _row_tensor(row: Row) -> BadTensor:
     )
 
 
-def _nothing(evidence: Evidence) -> Diagnosis:
+def _nothing(evidence: StepEvidence) -> Diagnosis:
     if not evidence.dumps and not evidence.kinds:
         return Diagnosis(
-            verdict=Verdict.NO_EVIDENCE,
+            verdict=DiagnosisVerdict.NO_EVIDENCE,
             run_id=evidence.run_id,
             headline="Nothing is known",
             reason="No dump and no stored statistics were found in the run directory",
@@ -418,7 +418,7 @@ def _nothing(evidence: Evidence) -> Diagnosis:
     is_all = evidence.num_steps > 1 and not evidence.is_asked_for
     where = f"any of {evidence.num_steps} stored steps, of which {evidence.step} is the last" if is_all else ""
     return Diagnosis(
-        verdict=Verdict.FINITE,
+        verdict=DiagnosisVerdict.FINITE,
         run_id=evidence.run_id,
         headline=f"{what} was non-finite in {where or f'step {evidence.step}'}",
         reason=_sentence(inner or evidence.largest or "all values that were collected are finite"),
@@ -426,7 +426,7 @@ def _nothing(evidence: Evidence) -> Diagnosis:
     )
 
 
-def _inner(evidence: Evidence) -> str:
+def _inner(evidence: StepEvidence) -> str:
     """Return a few words on the first dumped value that is not finite where those that must be are; "" if none is."""
     for each in evidence.dumps:
         for entry in each.dump.entries:
@@ -437,7 +437,7 @@ def _inner(evidence: Evidence) -> str:
     return ""
 
 
-def _sources(evidence: Evidence) -> tuple[str, ...]:
+def _sources(evidence: StepEvidence) -> tuple[str, ...]:
     found = [_dump_source(entry) for entry in evidence.dumps]
     if evidence.kinds:
         found.append(

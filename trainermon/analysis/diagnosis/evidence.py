@@ -32,7 +32,7 @@ _MAX_ROWS = 100_000
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Row:
+class NonfiniteRow:
     """One stored row with non-finite elements; the columns are those of the store's `stats`."""
 
     kind: str
@@ -72,7 +72,7 @@ class LargeWeight(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
+class StepEvidence:
     """What is known about one step of a run.
 
     `rows` are the stored rows of the step with non-finite elements (masks left out), `rows_before` those of the stored
@@ -87,8 +87,8 @@ class Evidence:
     step: int | None = None
     attempt: int | None = None
     dumps: tuple[RankDump, ...] = ()
-    rows: tuple[Row, ...] = ()
-    rows_before: tuple[Row, ...] = ()
+    rows: tuple[NonfiniteRow, ...] = ()
+    rows_before: tuple[NonfiniteRow, ...] = ()
     kinds: frozenset[str] = frozenset()
     step_before: int | None = None
     bad_since: int | None = None
@@ -103,7 +103,7 @@ class Evidence:
     notes: tuple[str, ...] = ()
 
 
-class _Place(NamedTuple):
+class _DumpPlace(NamedTuple):
     id: str
     attempt: int
     step: int
@@ -111,7 +111,7 @@ class _Place(NamedTuple):
     path: Path
 
 
-def gather(run_dir: Path, step: int | None = None) -> Evidence:
+def gather(run_dir: Path, step: int | None = None) -> StepEvidence:
     """Return what `run_dir` tells about `step`; without one, about the first non-finite step of the newest attempt.
 
     Raises:
@@ -120,7 +120,7 @@ def gather(run_dir: Path, step: int | None = None) -> Evidence:
     if not run_dir.is_dir():
         raise DumpError(f"{run_dir} is not a directory: expected the directory of a run (<output>/<run id>)")
     places = list(_places(run_dir))
-    evidence = Evidence(
+    evidence = StepEvidence(
         run_id=run_id_of(run_dir),
         modules=modules_of(run_dir),
         places=read_places(run_dir),
@@ -141,22 +141,22 @@ def gather(run_dir: Path, step: int | None = None) -> Evidence:
         return evidence if connection is None else _with_store(evidence, connection, attempt, step)
 
 
-def _places(run_dir: Path) -> Iterator[_Place]:
+def _places(run_dir: Path) -> Iterator[_DumpPlace]:
     for path in sorted(run_dir.glob("dumps/*/attempt*/step*/rank*")):
         match = _PLACE.search(path.as_posix())
         if match and ((path / DUMP_FILE).exists() or (path / PARTIAL_FILE).exists()):
-            yield _Place(match[1], int(match[2]), int(match[3]), int(match[4]), path)
+            yield _DumpPlace(match[1], int(match[2]), int(match[3]), int(match[4]), path)
 
 
-def _loose_places(folder: Path) -> Iterator[_Place]:
+def _loose_places(folder: Path) -> Iterator[_DumpPlace]:
     """Yield the dumps at or below a folder that is no run, of ours or of msprobe's."""
     with contextlib.suppress(DumpError):
         for number, place in enumerate(find_places(folder)):
             rank = number if place.rank is None else place.rank
-            yield _Place("", place.attempt or 1, place.step or 0, rank, place.directory)
+            yield _DumpPlace("", place.attempt or 1, place.step or 0, rank, place.directory)
 
 
-def _first_bad(places: Sequence[_Place]) -> list[_Place]:
+def _first_bad(places: Sequence[_DumpPlace]) -> list[_DumpPlace]:
     """Return the dumps of the first step that is not finite, of the last step if none is."""
     steps = sorted({place.step for place in places})
     for step in steps:
@@ -198,7 +198,7 @@ def open_store(run_dir: Path) -> Iterator[duckdb.DuckDBPyConnection | None]:
 
 
 def _choose_step(
-    places: Sequence[_Place], connection: duckdb.DuckDBPyConnection | None, step: int | None
+    places: Sequence[_DumpPlace], connection: duckdb.DuckDBPyConnection | None, step: int | None
 ) -> tuple[int, int] | None:
     found = [(place.attempt, place.step) for place in places]
     if step is not None:
@@ -219,7 +219,7 @@ def _choose_step(
 
 
 def _no_such_step(
-    run_dir: Path, step: int, places: Sequence[_Place], connection: duckdb.DuckDBPyConnection | None
+    run_dir: Path, step: int, places: Sequence[_DumpPlace], connection: duckdb.DuckDBPyConnection | None
 ) -> str:
     known = {place.step for place in places}
     if connection is not None:
@@ -234,7 +234,7 @@ def _no_such_step(
     )
 
 
-def _read_dumps(run_dir: Path, places: Sequence[_Place]) -> tuple[tuple[RankDump, ...], tuple[str, ...]]:
+def _read_dumps(run_dir: Path, places: Sequence[_DumpPlace]) -> tuple[tuple[RankDump, ...], tuple[str, ...]]:
     """Read the best dump of each rank: a replay before an ordered dump, a complete one before a cut off one."""
     best: dict[int, RankDump] = {}
     notes = []
@@ -255,7 +255,7 @@ def _worth(dump: Dump) -> tuple[bool, bool, int]:
     return dump.info.replay, dump.info.complete, len(dump.entries)
 
 
-def _with_store(evidence: Evidence, connection: duckdb.DuckDBPyConnection, attempt: int, step: int) -> Evidence:
+def _with_store(evidence: StepEvidence, connection: duckdb.DuckDBPyConnection, attempt: int, step: int) -> StepEvidence:
     def column(query: str, *values: object) -> list[Any]:
         return [row[0] for row in connection.execute(query, list(values)).fetchall()]
 
@@ -296,13 +296,13 @@ def _large_weights(connection: duckdb.DuckDBPyConnection, attempt: int, step: in
     return tuple(LargeWeight._make(row) for row in connection.execute(query, [attempt, step]).fetchall())
 
 
-def _rows(connection: duckdb.DuckDBPyConnection, attempt: int, step: object) -> tuple[Row, ...]:
+def _rows(connection: duckdb.DuckDBPyConnection, attempt: int, step: object) -> tuple[NonfiniteRow, ...]:
     query = f"""
-        SELECT {", ".join(field.name for field in dataclasses.fields(Row))} FROM all_stats
+        SELECT {", ".join(field.name for field in dataclasses.fields(NonfiniteRow))} FROM all_stats
         WHERE attempt = ? AND step = ? AND nans + infs > 0 AND kind <> '{Kind.STEP}'
         ORDER BY rank, kind, name, slot LIMIT {_MAX_ROWS}
     """  # noqa: S608  # our own column names
-    rows = (Row(*row) for row in connection.execute(query, [attempt, step]).fetchall())
+    rows = (NonfiniteRow(*row) for row in connection.execute(query, [attempt, step]).fetchall())
     return tuple(row for row in rows if not _mask_like(row))
 
 
@@ -319,7 +319,7 @@ def _bad_since(connection: duckdb.DuckDBPyConnection, attempt: int, step: int) -
     return None if row is None else row[0]
 
 
-def _mask_like(row: Row) -> bool:
+def _mask_like(row: NonfiniteRow) -> bool:
     """Return whether infinities stand beside nothing but zeros and negative numbers: an additive attention mask."""
     finite = row.count > row.nans + row.infs
     return row.kind == Kind.ACTV and not row.nans and finite and row.max is not None and row.max <= 0

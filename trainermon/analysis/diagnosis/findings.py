@@ -14,7 +14,7 @@ from trainermon.dump.files.verdicts import OperationVerdict, Reproducibility
 SCHEMA_VERSION = 2
 
 
-class Verdict(str, enum.Enum):
+class DiagnosisVerdict(str, enum.Enum):
     """How far the diagnosis got."""
 
     LOCATED = "located"
@@ -42,7 +42,7 @@ class Symptom(str, enum.Enum):
         return self.value
 
 
-class Level(str, enum.Enum):
+class PlaceLevel(str, enum.Enum):
     """How closely a place is known, from the coarsest to the finest."""
 
     STEP = "step"
@@ -71,7 +71,7 @@ class FaultPhase(str, enum.Enum):
         return self.value
 
 
-class Role(str, enum.Enum):
+class RankRole(str, enum.Enum):
     """What a rank has to do with the fault. `reached`: the bad value came to it within the step's computation."""
 
     ORIGIN = "origin"
@@ -102,7 +102,7 @@ class BadTensor:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
+class PathLink:
     """One module on the way of the non-finite values. `omitted` links were left out right before this one."""
 
     module: str
@@ -123,7 +123,7 @@ class RankFinding:
     """
 
     rank: int
-    role: Role
+    role: RankRole
     replay: str
     replay_reason: str = ""
     unreduced: int | None = None
@@ -144,7 +144,7 @@ class BadParameter:
 class LevelFinding:
     """What was found at one level. `answer` is "" where nothing tells; `reason` says why, `source` by which files."""
 
-    level: Level
+    level: PlaceLevel
     answer: str
     reason: str
     source: str = ""
@@ -199,7 +199,7 @@ class Diagnosis:
     `gradient_chain` where along the gradients' way they part; () unless both sides are runs.
     """
 
-    verdict: Verdict
+    verdict: DiagnosisVerdict
     run_id: str
     headline: str
     reason: str
@@ -214,7 +214,7 @@ class Diagnosis:
     tensor: BadTensor | None = None
     source: str = ""
     candidates: tuple[str, ...] = ()
-    chain: tuple[Link, ...] = ()
+    chain: tuple[PathLink, ...] = ()
     ranks: tuple[RankFinding, ...] = ()
     parameters: tuple[BadParameter, ...] = ()
     consequences: tuple[str, ...] = ()

@@ -6,7 +6,7 @@ import statistics
 from typing import NamedTuple
 
 from trainermon.analysis.diagnosis.bounds import LARGEST
-from trainermon.analysis.diagnosis.evidence import Evidence, RankDump
+from trainermon.analysis.diagnosis.evidence import RankDump, StepEvidence
 from trainermon.dump.files.records import FORWARD, TensorRecord
 
 # Of the largest number of its type: its cube has no place there. Norms square their input, some activations cube it.
@@ -25,7 +25,7 @@ class HugeWeight(NamedTuple):
     record: TensorRecord
 
 
-def find_huge_weight(where: RankDump, evidence: Evidence) -> HugeWeight | None:
+def find_huge_weight(where: RankDump, evidence: StepEvidence) -> HugeWeight | None:
     """Return the weight in a rank's dump that nothing of ordinary size can come of; None if there is none.
 
     Of a weight that ranks hold in parts, stored rows tell whose part it is.

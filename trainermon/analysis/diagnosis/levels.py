@@ -5,19 +5,19 @@ from __future__ import annotations
 import dataclasses
 
 from trainermon.analysis.diagnosis.domains import describe_domain
-from trainermon.analysis.diagnosis.evidence import Evidence
+from trainermon.analysis.diagnosis.evidence import StepEvidence
 from trainermon.analysis.diagnosis.findings import (
     Diagnosis,
+    DiagnosisVerdict,
     FaultPhase,
-    Level,
     LevelFinding,
     NextCollection,
-    Role,
-    Verdict,
+    PlaceLevel,
+    RankRole,
 )
 from trainermon.analysis.diagnosis.next_collection import dump_of_step, more_statistics, together
 from trainermon.analysis.diagnosis.wording import phase_name
-from trainermon.dump.files.verdicts import Cause
+from trainermon.dump.files.verdicts import NonfiniteCause
 
 _REPLAY = NextCollection(
     reason="no replay of the step: let the ranks replay the step that fails",
@@ -25,16 +25,16 @@ _REPLAY = NextCollection(
 )
 
 
-def with_levels(diagnosis: Diagnosis, evidence: Evidence) -> Diagnosis:
+def with_levels(diagnosis: Diagnosis, evidence: StepEvidence) -> Diagnosis:
     """Return the diagnosis of a non-finite value with its levels, and with what to collect next."""
-    if diagnosis.verdict not in (Verdict.LOCATED, Verdict.NOT_REPRODUCED):
+    if diagnosis.verdict not in (DiagnosisVerdict.LOCATED, DiagnosisVerdict.NOT_REPRODUCED):
         return diagnosis
     return dataclasses.replace(diagnosis, levels=_levels(diagnosis, evidence), collect=_collect(diagnosis, evidence))
 
 
-def _levels(diagnosis: Diagnosis, evidence: Evidence) -> tuple[LevelFinding, ...]:
+def _levels(diagnosis: Diagnosis, evidence: StepEvidence) -> tuple[LevelFinding, ...]:
     source = "dumps" if diagnosis.dump is not None else "stored rows"
-    origins = [finding.rank for finding in diagnosis.ranks if finding.role is Role.ORIGIN]
+    origins = [finding.rank for finding in diagnosis.ranks if finding.role is RankRole.ORIGIN]
     domain, why = describe_domain(origins, evidence.places)
     known = "stored rows, dumps" if evidence.kinds and evidence.dumps else "dumps" if evidence.dumps else "stored rows"
     micro_step = "" if diagnosis.micro_step is None else str(diagnosis.micro_step)
@@ -44,19 +44,24 @@ def _levels(diagnosis: Diagnosis, evidence: Evidence) -> tuple[LevelFinding, ...
     has_functions = any(entry.dump.level in ("L1", "mix") for entry in evidence.dumps)
     functions = "the first call whose inputs are finite" if diagnosis.api else "no function call shows it"
     answers = (
-        (Level.STEP, str(diagnosis.step), "the first one that was not finite, or the one that was asked for", known),
-        (Level.MICRO_STEP, micro_step, "that of the first bad call" if micro_step else "not told apart", source),
-        (Level.DOMAIN, domain, why or "the run has one rank, or does not tell its groups", "ranks"),
-        (Level.RANK, rank, of_rank, source),
-        (Level.MODULE, diagnosis.module, f"phase: {phase_name(diagnosis.phase)}", source),
-        (Level.API, diagnosis.api, functions if has_functions else "no dump has functions", source),
+        (
+            PlaceLevel.STEP,
+            str(diagnosis.step),
+            "the first one that was not finite, or the one that was asked for",
+            known,
+        ),
+        (PlaceLevel.MICRO_STEP, micro_step, "that of the first bad call" if micro_step else "not told apart", source),
+        (PlaceLevel.DOMAIN, domain, why or "the run has one rank, or does not tell its groups", "ranks"),
+        (PlaceLevel.RANK, rank, of_rank, source),
+        (PlaceLevel.MODULE, diagnosis.module, f"phase: {phase_name(diagnosis.phase)}", source),
+        (PlaceLevel.API, diagnosis.api, functions if has_functions else "no dump has functions", source),
     )
     return tuple(
         LevelFinding(level=level, answer=answer, reason=why, source=files) for level, answer, why, files in answers
     )
 
 
-def _collect(diagnosis: Diagnosis, evidence: Evidence) -> NextCollection | None:
+def _collect(diagnosis: Diagnosis, evidence: StepEvidence) -> NextCollection | None:
     """Return what would tell more, if the step is run again from a checkpoint before it."""
     step = diagnosis.step
     inherited = diagnosis.phase in (FaultPhase.PARAMETER, FaultPhase.OPTIMIZER)
@@ -69,7 +74,7 @@ def _collect(diagnosis: Diagnosis, evidence: Evidence) -> NextCollection | None:
             None if diagnosis.module else more_statistics(evidence.kinds, "no stored rows tell the module"),
         )
     verdict = diagnosis.classification
-    if verdict is None or verdict.cause is not Cause.UNKNOWN or not verdict.collect:
+    if verdict is None or verdict.cause is not NonfiniteCause.UNKNOWN or not verdict.collect:
         return None
     calls = [verdict.call] if verdict.call.startswith("Module.") else []
     reason = "to know the cause, resume before it with tensors"

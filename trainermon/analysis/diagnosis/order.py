@@ -30,7 +30,7 @@ _RECEIVES = frozenset(("recv", "irecv"))
 _KEY = re.compile(r"Distributed\.(\w+)\.\d+\.forward$")
 
 
-class Event(NamedTuple):
+class CallEvent(NamedTuple):
     """One call: the rank, its place in the order of that rank, and its key in the dump."""
 
     rank: int
@@ -38,33 +38,33 @@ class Event(NamedTuple):
     key: str
 
 
-class Communication(NamedTuple):
+class CommunicationCall(NamedTuple):
     """A call that communicates. `group` are global ranks, empty for all; `peer` is the root, or the other side."""
 
-    event: Event
+    event: CallEvent
     operation: str
     group: tuple[int, ...]
     peer: int | None
 
 
-def communications(raw: RawDump, rank: int) -> list[Communication]:
+def communications(raw: RawDump, rank: int) -> list[CommunicationCall]:
     """Return the collectives and point-to-point calls of a rank's dump, in order."""
-    found: list[Communication] = []
+    found: list[CommunicationCall] = []
     for position, (key, value) in enumerate(raw.data.items()):
         match = _KEY.search(key)
         if match and isinstance(value, dict):
             order = value.get(EXTRA, {}).get("order", position)
-            found += _of_call(Event(rank, order, key), match[1], value)
+            found += _of_call(CallEvent(rank, order, key), match[1], value)
     return sorted(found, key=lambda one: one.event.order)
 
 
-def earliest(bad: Iterable[Event], calls: Mapping[int, Sequence[Communication]]) -> tuple[Event, ...]:
+def earliest(bad: Iterable[CallEvent], calls: Mapping[int, Sequence[CommunicationCall]]) -> tuple[CallEvent, ...]:
     """Return those of `bad` that none of the others can have caused, in the order of their ranks.
 
     `calls` has the communications of every rank; without any, ranks are not tied and each keeps its first bad call, as
     it does where the calls contradict one another (ranks called collectives in different orders).
     """
-    graph = _Graph(calls)
+    graph = _EventGraph(calls)
     events = sorted(set(bad))
     for event in events:
         graph.add(event)
@@ -79,7 +79,7 @@ def receives(key: str) -> bool:
     return match is not None and match[1] in _FILLS
 
 
-def _of_call(event: Event, operation: str, value: Mapping[str, Any]) -> Iterator[Communication]:
+def _of_call(event: CallEvent, operation: str, value: Mapping[str, Any]) -> Iterator[CommunicationCall]:
     args = value.get("input_args", value.get("input")) or []
     named = value.get("input_kwargs") or {}
     if operation == "batch_isend_irecv":
@@ -89,17 +89,17 @@ def _of_call(event: Event, operation: str, value: Mapping[str, Any]) -> Iterator
     side = _FROM_ONE.get(operation) or _TO_ONE.get(operation)
     if operation in _SENDS | _RECEIVES:
         side = "dst" if operation in _SENDS else "src"
-    yield Communication(event, operation, group, _peer(side, args, named, group) if side else None)
+    yield CommunicationCall(event, operation, group, _peer(side, args, named, group) if side else None)
 
 
-def _of_batch(event: Event, args: Sequence[Any], named: Mapping[str, Any]) -> Iterator[Communication]:
+def _of_batch(event: CallEvent, args: Sequence[Any], named: Mapping[str, Any]) -> Iterator[CommunicationCall]:
     operations = named.get("p2p_op_list", args[0] if args else None)
     for form in operations if isinstance(operations, list) else ():
         parts = form.get("value", form) if isinstance(form, dict) else None
         if isinstance(parts, dict) and "op" in parts:
             peer = parts.get("peer")
             name = parts["op"].get("value") if isinstance(parts["op"], dict) else parts["op"]
-            yield Communication(event, str(name), (), peer.get("value") if isinstance(peer, dict) else peer)
+            yield CommunicationCall(event, str(name), (), peer.get("value") if isinstance(peer, dict) else peer)
 
 
 def _ranks(form: Any) -> Sequence[int] | None:
@@ -122,11 +122,11 @@ def _number(form: Any) -> int | None:
     return form.get("value") if isinstance(form, dict) and form.get("type") == "int" else None
 
 
-class _Graph:
+class _EventGraph:
     """Events and what follows from what. A communication is two nodes: what it sends, and what it has received."""
 
-    def __init__(self, calls: Mapping[int, Sequence[Communication]]) -> None:
-        self._events: dict[int, set[Event]] = defaultdict(set)
+    def __init__(self, calls: Mapping[int, Sequence[CommunicationCall]]) -> None:
+        self._events: dict[int, set[CallEvent]] = defaultdict(set)
         self._edges: dict[Hashable, set[Hashable]] = defaultdict(set)
         everyone = tuple(sorted(calls))
         numbers: Counter[Hashable] = Counter()
@@ -135,11 +135,11 @@ class _Graph:
                 self._events[rank].add(call.event)
                 self._tie(call, everyone, numbers)
 
-    def add(self, event: Event) -> None:
+    def add(self, event: CallEvent) -> None:
         """Take in a call that may or may not communicate."""
         self._events[event.rank].add(event)
 
-    def reached_from(self, bad: Iterable[Event]) -> set[Event]:
+    def reached_from(self, bad: Iterable[CallEvent]) -> set[CallEvent]:
         """Return every event that one of `bad` came before."""
         for events in self._events.values():
             ordered = sorted(events)
@@ -156,7 +156,7 @@ class _Graph:
                     queue.append(node)
         return {event for events in self._events.values() for event in events if (event, "has") in seen}
 
-    def _tie(self, call: Communication, everyone: tuple[int, ...], numbers: Counter[Hashable]) -> None:
+    def _tie(self, call: CommunicationCall, everyone: tuple[int, ...], numbers: Counter[Hashable]) -> None:
         meeting = _meeting(call, everyone)
         if meeting is None:
             return
@@ -172,7 +172,7 @@ class _Graph:
             self._edges[hub].add((call.event, "has"))
 
 
-def _meeting(call: Communication, everyone: tuple[int, ...]) -> Hashable:
+def _meeting(call: CommunicationCall, everyone: tuple[int, ...]) -> Hashable:
     """Return what all sides of a communication have in common; None if they cannot be told."""
     rank = call.event.rank
     if call.operation in _SENDS | _RECEIVES:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 
-from trainermon.analysis.diagnosis.findings import BadTensor, FaultPhase, Link
+from trainermon.analysis.diagnosis.findings import BadTensor, FaultPhase, PathLink
 from trainermon.analysis.diagnosis.order import receives
-from trainermon.dump.files.records import BACKWARD, FORWARD, PARAMETERS_GRAD, Dump, Entry, TensorRecord
+from trainermon.dump.files.records import BACKWARD, FORWARD, PARAMETERS_GRAD, Dump, EntryRecord, TensorRecord
 
 MODEL = "(model)"
 INPUT = "(input)"
@@ -44,7 +44,7 @@ class Origin:
     stage: int = 0
     source: str = ""
     candidates: tuple[str, ...] = ()
-    chain: tuple[Link, ...] = ()
+    chain: tuple[PathLink, ...] = ()
 
 
 def find_origin(dump: Dump) -> Origin | None:
@@ -52,7 +52,7 @@ def find_origin(dump: Dump) -> Origin | None:
     only_functions = dump.level == "L1"
     if not dump.nonfinite and not (only_functions and any(_bad(entry.outputs) for entry in dump.entries)):
         return None
-    graph = _Calls(dump)
+    graph = _DumpCalls(dump)
     return _forward_origin(graph) or _parameter_origin(graph) or _backward_origin(graph)
 
 
@@ -62,7 +62,7 @@ def find_hidden_origin(dump: Dump, outer: Origin, seen: Dump) -> Origin | None:
     An expert's output may go to other ranks only: here it then looks as if it had gone nowhere. What is not finite in
     both dumps, as scores under a mask, is no such value.
     """
-    calls = _Calls(dump)
+    calls = _DumpCalls(dump)
     common = {entry.key for entry in seen.entries if entry.direction == FORWARD and _bad(entry.outputs)}
     for entry in calls.forwards:
         is_inside = entry.module.startswith(f"{outer.module}.") and entry.micro_step == outer.micro_step
@@ -96,7 +96,7 @@ def bad_tensor(record: TensorRecord) -> BadTensor:
     )
 
 
-class _Calls:
+class _DumpCalls:
     """The entries of a dump, found by key, by parent, and by the tensors that they pass on."""
 
     def __init__(self, dump: Dump) -> None:
@@ -111,26 +111,26 @@ class _Calls:
         self.producers = _by_order((entry, entry.outputs) for entry in self.forwards)
         self.consumers = _by_order((entry, entry.inputs) for entry in self.forwards)
 
-    def ancestors(self, entry: Entry) -> list[Entry]:
+    def ancestors(self, entry: EntryRecord) -> list[EntryRecord]:
         """Return the enclosing calls, innermost first, without the root."""
-        found: list[Entry] = []
+        found: list[EntryRecord] = []
         while entry.parent is not None and entry.parent in self.by_key:
             entry = self.by_key[entry.parent]
             found.append(entry)
         return found
 
-    def counterpart(self, entry: Entry, direction: str) -> Entry | None:
+    def counterpart(self, entry: EntryRecord, direction: str) -> EntryRecord | None:
         """Return the entry of the same module and call in another direction."""
         stem = entry.key.removesuffix(f".{entry.direction}.{entry.call}")
         return self.by_key.get(f"{stem}.{direction}.{entry.call}")
 
-    def root_of(self, entry: Entry, roots: Sequence[Entry]) -> Entry | None:
+    def root_of(self, entry: EntryRecord, roots: Sequence[EntryRecord]) -> EntryRecord | None:
         """Return the root's entry of the same micro step."""
         same = [root for root in roots if (root.micro_step, root.stage) == (entry.micro_step, entry.stage)]
         after = [root for root in same if (root.order or 0) >= (entry.order or 0)]
         return next(iter(after or same), None)
 
-    def harmless(self, entry: Entry) -> bool:
+    def harmless(self, entry: EntryRecord) -> bool:
         """Return whether a forward's non-finite output went nowhere: what took it, or encloses it, is finite."""
         root = self.root_of(entry, self.root_forwards)
         enclosing = [*self.ancestors(entry), *([root] if root else [])]
@@ -141,7 +141,13 @@ class _Calls:
         return bool(takers) and not any(_bad(taker.outputs) for taker in takers)
 
     def origin(
-        self, phase: FaultPhase, entry: Entry, record: TensorRecord, reason: str, *, follow: Entry | None = None
+        self,
+        phase: FaultPhase,
+        entry: EntryRecord,
+        record: TensorRecord,
+        reason: str,
+        *,
+        follow: EntryRecord | None = None,
     ) -> Origin:
         """Return an origin in a forward; its way is followed from `follow` on if that is not `entry`."""
         return Origin(
@@ -160,12 +166,12 @@ class _Calls:
         )
 
 
-def _forward_origin(calls: _Calls) -> Origin | None:
+def _forward_origin(calls: _DumpCalls) -> Origin | None:
     first = next((entry for entry in calls.forwards if _bad(entry.outputs) and not calls.harmless(entry)), None)
     return _root_origin(calls) if first is None else _explained(calls, first)
 
 
-def _explained(calls: _Calls, first: Entry) -> Origin:
+def _explained(calls: _DumpCalls, first: EntryRecord) -> Origin:
     """Return where the non-finite output of `first` arose: there, or where its inputs came from."""
     seen = {first.key}
     while True:
@@ -185,7 +191,7 @@ def _explained(calls: _Calls, first: Entry) -> Origin:
     return _origin_outside(calls, first, inputs[0])
 
 
-def _producer(calls: _Calls, entry: Entry) -> Entry | None:
+def _producer(calls: _DumpCalls, entry: EntryRecord) -> EntryRecord | None:
     """Return the call that made a non-finite input of `entry`, if it was a module's call."""
     for record in _bad(entry.inputs):
         for producer in calls.producers.get(record.order or -1, []):
@@ -194,7 +200,7 @@ def _producer(calls: _Calls, entry: Entry) -> Entry | None:
     return None
 
 
-def _origin_outside(calls: _Calls, entry: Entry, record: TensorRecord) -> Origin:
+def _origin_outside(calls: _DumpCalls, entry: EntryRecord, record: TensorRecord) -> Origin:
     """Name what encloses `entry`: one of its own operations gave `entry` a non-finite input."""
     root = calls.root_of(entry, calls.root_forwards)
     for enclosing in calls.ancestors(entry):
@@ -218,7 +224,7 @@ def _origin_outside(calls: _Calls, entry: Entry, record: TensorRecord) -> Origin
     return calls.origin(FaultPhase.FORWARD, outer, given, reason, follow=entry)
 
 
-def _last_before(calls: _Calls, entry: Entry) -> Entry | None:
+def _last_before(calls: _DumpCalls, entry: EntryRecord) -> EntryRecord | None:
     """Return the sibling that ended last before `entry`."""
     before = [
         other
@@ -231,13 +237,13 @@ def _last_before(calls: _Calls, entry: Entry) -> Entry | None:
     return before[-1] if before else None
 
 
-def _given_input(calls: _Calls, root: Entry, record: TensorRecord, first: Entry | None) -> Origin:
+def _given_input(calls: _DumpCalls, root: EntryRecord, record: TensorRecord, first: EntryRecord | None) -> Origin:
     reason = "the model was given a batch that is not finite"
     origin = calls.origin(FaultPhase.FORWARD, root, record, reason, follow=first)
     return dataclasses.replace(origin, module=INPUT, class_name="")
 
 
-def _root_origin(calls: _Calls) -> Origin | None:
+def _root_origin(calls: _DumpCalls) -> Origin | None:
     """Return the origin if only the model as a whole returned something non-finite."""
     root = next((entry for entry in calls.root_forwards if _bad(entry.outputs)), None)
     if root is None:
@@ -251,7 +257,7 @@ def _root_origin(calls: _Calls) -> Origin | None:
     return calls.origin(FaultPhase.FORWARD, root, _bad(root.outputs)[0], reason)
 
 
-def _parameter_origin(calls: _Calls) -> Origin | None:
+def _parameter_origin(calls: _DumpCalls) -> Origin | None:
     """Return a parameter that is not finite although everything that was computed with it is."""
     for entry in (*calls.forwards, *calls.root_forwards):
         weights = _nonfinite(entry.parameters)
@@ -262,21 +268,27 @@ def _parameter_origin(calls: _Calls) -> Origin | None:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Gradient:
+class _PlacedGradient:
     """A gradient in one of its places; `of_output` tells whether it is that of an output of the call."""
 
-    entry: Entry
+    entry: EntryRecord
     record: TensorRecord
     of_output: bool
 
 
-def _backward_origin(calls: _Calls) -> Origin | None:
+def _backward_origin(calls: _DumpCalls) -> Origin | None:
     places = [
-        *(_Gradient(entry, record, of_output=True) for entry in calls.backwards for record in entry.inputs),
-        *(_Gradient(entry, record, of_output=False) for entry in calls.backwards for record in entry.outputs),
-        *(_Gradient(entry, record, of_output=False) for entry in calls.parameter_gradients for record in entry.outputs),
+        *(_PlacedGradient(entry, record, of_output=True) for entry in calls.backwards for record in entry.inputs),
+        *(_PlacedGradient(entry, record, of_output=False) for entry in calls.backwards for record in entry.outputs),
+        *(
+            _PlacedGradient(entry, record, of_output=False)
+            for entry in calls.parameter_gradients
+            for record in entry.outputs
+        ),
     ]
-    roots = [_Gradient(entry, record, of_output=True) for entry in calls.root_backwards for record in entry.inputs]
+    roots = [
+        _PlacedGradient(entry, record, of_output=True) for entry in calls.root_backwards for record in entry.inputs
+    ]
     bad = [place for place in (*roots, *places) if place.record.nonfinite]
     if not bad:
         return None
@@ -295,7 +307,7 @@ def _backward_origin(calls: _Calls) -> Origin | None:
     return _made_by(calls, first)
 
 
-def _hooked(first: Sequence[_Gradient], places: Sequence[_Gradient]) -> _Gradient | None:
+def _hooked(first: Sequence[_PlacedGradient], places: Sequence[_PlacedGradient]) -> _PlacedGradient | None:
     share = sum(place.record.hooked for place in places) / max(1, len(places))
     found = [place for place in first if place.record.hooked and place in places]
     if not found or share > MAX_HOOKED_SHARE:
@@ -303,7 +315,7 @@ def _hooked(first: Sequence[_Gradient], places: Sequence[_Gradient]) -> _Gradien
     return _innermost([place for place in found if place.of_output] or found)
 
 
-def _made_by(calls: _Calls, first: Sequence[_Gradient]) -> Origin:
+def _made_by(calls: _DumpCalls, first: Sequence[_PlacedGradient]) -> Origin:
     """Name the innermost call that was given finite gradients and gave back this one."""
     returned = [place.entry for place in first if place.of_output]
     passed_on = {entry.key for entry in returned}
@@ -331,11 +343,11 @@ def _made_by(calls: _Calls, first: Sequence[_Gradient]) -> Origin:
     return dataclasses.replace(_backward(calls, blamed, reason), candidates=names)
 
 
-def _innermost(places: Sequence[_Gradient]) -> _Gradient:
+def _innermost(places: Sequence[_PlacedGradient]) -> _PlacedGradient:
     return max(places, key=lambda place: place.entry.module.count("."))
 
 
-def _backward(calls: _Calls, place: _Gradient, reason: str) -> Origin:
+def _backward(calls: _DumpCalls, place: _PlacedGradient, reason: str) -> Origin:
     record = _gradient_of(place.record)
     return Origin(
         phase=FaultPhase.BACKWARD,
@@ -359,7 +371,7 @@ def _gradient_of(record: TensorRecord) -> TensorRecord:
     return dataclasses.replace(record, slot=f"gradient of {_OTHER_SIDE.get(side, side)}{dot}{rest}")
 
 
-def _backward_chain(calls: _Calls, entry: Entry, record: TensorRecord) -> tuple[Link, ...]:
+def _backward_chain(calls: _DumpCalls, entry: EntryRecord, record: TensorRecord) -> tuple[PathLink, ...]:
     inner = calls.counterpart(entry, BACKWARD) or entry
     levels = {None, *(outer.key for outer in calls.ancestors(inner))}
     later = [
@@ -375,7 +387,9 @@ def _backward_chain(calls: _Calls, entry: Entry, record: TensorRecord) -> tuple[
     return _compressed([dataclasses.replace(first, module=MODEL) if entry in calls.root_backwards else first, *later])
 
 
-def _forward_chain(calls: _Calls, entry: Entry, record: TensorRecord, start: Entry) -> tuple[Link, ...]:
+def _forward_chain(
+    calls: _DumpCalls, entry: EntryRecord, record: TensorRecord, start: EntryRecord
+) -> tuple[PathLink, ...]:
     """Return the way to the model's output: what encloses the origin, and what comes after on the same levels."""
     levels = {None, *(outer.key for outer in calls.ancestors(start)), start.parent}
     later = [
@@ -394,7 +408,7 @@ def _forward_chain(calls: _Calls, entry: Entry, record: TensorRecord, start: Ent
     return _compressed([dataclasses.replace(first, module=MODEL) if entry in calls.root_forwards else first, *later])
 
 
-def _compressed(links: list[Link]) -> tuple[Link, ...]:
+def _compressed(links: list[PathLink]) -> tuple[PathLink, ...]:
     omitted = len(links) - MAX_LINKS
     if omitted <= 0:
         return tuple(links)
@@ -402,9 +416,9 @@ def _compressed(links: list[Link]) -> tuple[Link, ...]:
     return (*head, dataclasses.replace(tail[0], omitted=omitted), *tail[1:])
 
 
-def _link(entry: Entry, record: TensorRecord) -> Link:
+def _link(entry: EntryRecord, record: TensorRecord) -> PathLink:
     direction = FORWARD if entry.direction == FORWARD else BACKWARD
-    return Link(
+    return PathLink(
         module=entry.module,
         class_name=entry.class_name,
         direction=direction,
@@ -413,7 +427,7 @@ def _link(entry: Entry, record: TensorRecord) -> Link:
     )
 
 
-def _source(entry: Entry | None) -> str:
+def _source(entry: EntryRecord | None) -> str:
     return entry.stack[0].replace(", \n ", ": ") if entry is not None and entry.stack else ""
 
 
@@ -430,12 +444,12 @@ def _mask_like(record: TensorRecord) -> bool:
     return not record.nans and bool(record.infs) and record.max is not None and record.max <= 0
 
 
-def _order(place: _Gradient) -> int:
+def _order(place: _PlacedGradient) -> int:
     return place.record.order if place.record.order is not None else place.entry.order or 0
 
 
-def _by_order(entries: Iterable[tuple[Entry, Sequence[TensorRecord]]]) -> dict[int, list[Entry]]:
-    found: dict[int, list[Entry]] = {}
+def _by_order(entries: Iterable[tuple[EntryRecord, Sequence[TensorRecord]]]) -> dict[int, list[EntryRecord]]:
+    found: dict[int, list[EntryRecord]] = {}
     for entry, records in entries:
         for record in records:
             if record.order is not None and record.nonfinite:

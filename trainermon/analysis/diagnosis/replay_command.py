@@ -134,13 +134,13 @@ def _replay(path: Path, build: Callable[[], nn.Module], info: DumpInfo, args: ar
     from torch import nn
 
     from trainermon.replay.kept_step import load_step
-    from trainermon.replay.replay import Examination, StepKeeper
+    from trainermon.replay.replay import StepExamination, StepKeeper
 
     model = build()
     if not isinstance(model, nn.Module):
         raise DumpError(f"--model {args.model} returned a {type(model).__name__}, expected a torch.nn.Module")
     step = load_step(path, model, args.device)
-    keeper = StepKeeper(model, examination=Examination())
+    keeper = StepKeeper(model, examination=StepExamination())
     keeper.take_over(step)
     fresh = DumpInfo(
         id="replayed", step=info.step, attempt=info.attempt, rank=info.rank, reason=info.reason, notes=step.notes

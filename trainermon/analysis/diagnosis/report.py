@@ -13,12 +13,12 @@ from trainermon.analysis.diagnosis.findings import (
     BadTensor,
     Contrast,
     Diagnosis,
-    Level,
     LevelFinding,
-    Link,
     NextCollection,
+    PathLink,
+    PlaceLevel,
     RankFinding,
-    Role,
+    RankRole,
     Symptom,
 )
 from trainermon.analysis.diagnosis.wording import counted, phase_name
@@ -33,10 +33,10 @@ _MAX_EVIDENCE = 5
 _MAX_CONTRASTS = 3
 _MAX_LINKS_BESIDE_LEVELS = 5
 _BESIDE_REFERENCE = {
-    Role.ORIGIN: "differs first",
-    Role.REACHED: "differs as a consequence",
-    Role.INNOCENT: "agrees",
-    Role.UNKNOWN: "not known",
+    RankRole.ORIGIN: "differs first",
+    RankRole.REACHED: "differs as a consequence",
+    RankRole.INNOCENT: "agrees",
+    RankRole.UNKNOWN: "not known",
 }
 _SAID = {
     Reproducibility.REPRODUCIBLE: "reproducible",
@@ -136,7 +136,7 @@ def _facts(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
         kind = f" ({diagnosis.class_name})" if diagnosis.class_name else ""
         call = f", call {diagnosis.call}" if diagnosis.call and not diagnosis.api else ""
         yield "module", f"{diagnosis.module}{kind}{call}, phase: {phase_name(diagnosis.phase)}"
-    domain = next((level for level in diagnosis.levels if level.level is Level.DOMAIN and level.answer), None)
+    domain = next((level for level in diagnosis.levels if level.level is PlaceLevel.DOMAIN and level.answer), None)
     if domain is not None and diagnosis.symptom is Symptom.NONFINITE:
         yield "domain", f"{domain.answer}: {domain.reason}"
     if diagnosis.api:
@@ -179,7 +179,7 @@ def _chain_width(diagnosis: Diagnosis) -> int:
     return max((len(link.module) for link in diagnosis.chain), default=0)
 
 
-def _link_text(link: Link, width: int) -> str:
+def _link_text(link: PathLink, width: int) -> str:
     omitted = f"… {link.omitted} more …  " if link.omitted else ""
     return f"{omitted}{link.module:<{width}}  {describe_tensor(link.tensor)}"
 

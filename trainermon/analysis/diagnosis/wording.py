@@ -10,7 +10,7 @@ from trainermon.core.values import Kind
 _MAX_RANKS = 8
 
 
-class Named(Protocol):
+class SeriesName(Protocol):
     """What has the name of a series."""
 
     @property
@@ -23,7 +23,7 @@ class Named(Protocol):
     def micro_step(self) -> int | None: ...  # noqa: D102
 
 
-def series_name(row: Named) -> str:
+def series_name(row: SeriesName) -> str:
     """Return what a series is called in a sentence."""
     micro = "" if row.micro_step is None else f" micro step {row.micro_step}"
     if row.kind == Kind.LOSS:

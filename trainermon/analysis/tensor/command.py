@@ -21,7 +21,7 @@ from trainermon.analysis.tensor.histogram import histogram, render_histogram, re
 from trainermon.analysis.tensor.index import parse_index
 from trainermon.analysis.tensor.profile import profile
 from trainermon.analysis.tensor.screen import printable, table
-from trainermon.analysis.tensor.selection import Target, parse_target
+from trainermon.analysis.tensor.selection import TensorSelector, parse_target
 from trainermon.analysis.tensor.show import (
     profile_row,
     record_row,
@@ -133,7 +133,7 @@ def _show(args: argparse.Namespace) -> None:
         _print(render_profile(tensor, found, part, colour=sys.stdout.isatty()))
 
 
-def _list_rows(target: Target, *, only_bad: bool) -> Iterator[tuple[tuple[str, ...], Any]]:
+def _list_rows(target: TensorSelector, *, only_bad: bool) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Yield the line and the plain form of every tensor; of a dump without tensors, of its statistics."""
     records = [] if any(target.files()) else target.records()
     for name, record in records:
@@ -210,7 +210,7 @@ def _diff_folders(args: argparse.Namespace) -> None:
     _print(map(printable, [*(f"other shape  {text}" for text in refused), *lonely]))
 
 
-def _place(tensor: StoredTensor, target: Target) -> str:
+def _place(tensor: StoredTensor, target: TensorSelector) -> str:
     place = tensor.path.relative_to(target.path).as_posix().replace(f"{TENSOR_FOLDER}/", "")
     return f"{place}::{tensor.name}" if tensor.name else place
 

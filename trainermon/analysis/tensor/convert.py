@@ -25,7 +25,7 @@ _SAFETENSORS_NAMES = {dtype: name for name, dtype in SAFETENSORS.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Converted:
+class ConvertedFile:
     """A file that was written: `changed` counts elements that the new dtype cannot hold exactly."""
 
     path: Path
@@ -34,7 +34,7 @@ class Converted:
     changed: int
 
 
-def convert(tensor: StoredTensor, path: Path, *, dtype: str | None = None, overwrite: bool = False) -> Converted:
+def convert(tensor: StoredTensor, path: Path, *, dtype: str | None = None, overwrite: bool = False) -> ConvertedFile:
     """Write `tensor` into `path`, in the format of its suffix; a .bin gets a .bin.json beside it.
 
     Without `dtype` it is the tensor's own, in .npy float32 for what numpy does not know. The file is put in place by
@@ -53,7 +53,7 @@ def convert(tensor: StoredTensor, path: Path, *, dtype: str | None = None, overw
         if dtype is not None:
             raise DumpError(f"files of numpy cannot hold {dtype}: leave --dtype out (float32 is exact), or choose .pt")
         chosen = "float32"
-    values = _Recast(tensor, chosen)
+    values = _DtypeConversion(tensor, chosen)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         writer(values, temporary)
@@ -66,10 +66,10 @@ def convert(tensor: StoredTensor, path: Path, *, dtype: str | None = None, overw
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink()
-    return Converted(path=path, dtype=chosen, shape=tensor.shape, changed=values.changed)
+    return ConvertedFile(path=path, dtype=chosen, shape=tensor.shape, changed=values.changed)
 
 
-class _Recast:
+class _DtypeConversion:
     """The elements of a tensor as those of another dtype, by chunks; counts what is another number then."""
 
     def __init__(self, tensor: StoredTensor, dtype: str) -> None:
@@ -108,19 +108,19 @@ class _Recast:
         return result.reshape(self.tensor.shape)
 
 
-def _write_numpy(values: _Recast, path: Path) -> None:
+def _write_numpy(values: _DtypeConversion, path: Path) -> None:
     with path.open("wb") as file:
         head = {"descr": storage_dtype(values.dtype).str, "fortran_order": False, "shape": values.tensor.shape}
         np.lib.format.write_array_header_1_0(file, head)
         values.write_bytes(file)
 
 
-def _write_binary(values: _Recast, path: Path) -> None:
+def _write_binary(values: _DtypeConversion, path: Path) -> None:
     with path.open("wb") as file:
         values.write_bytes(file)
 
 
-def _write_safetensors(values: _Recast, path: Path) -> None:
+def _write_safetensors(values: _DtypeConversion, path: Path) -> None:
     if values.dtype not in _SAFETENSORS_NAMES:
         raise DumpError(f"safetensors cannot hold {values.dtype}: choose --dtype, or another format")
     size = values.tensor.raw.size * storage_dtype(values.dtype).itemsize
@@ -136,7 +136,7 @@ def _write_safetensors(values: _Recast, path: Path) -> None:
         values.write_bytes(file)
 
 
-def _write_torch(values: _Recast, path: Path) -> None:
+def _write_torch(values: _DtypeConversion, path: Path) -> None:
     try:
         import torch
     except ImportError as error:
@@ -145,7 +145,7 @@ def _write_torch(values: _Recast, path: Path) -> None:
     torch.save(tensor.view(getattr(torch, values.dtype)) if values.dtype in BITS else tensor, path)
 
 
-_WRITERS: dict[str, Callable[[_Recast, Path], None]] = {
+_WRITERS: dict[str, Callable[[_DtypeConversion, Path], None]] = {
     ".pt": _write_torch,
     ".npy": _write_numpy,
     ".bin": _write_binary,

@@ -11,7 +11,7 @@ import numpy as np
 
 from trainermon.analysis.compare.tensors import ElementSums
 from trainermon.analysis.tensor.dtypes import parts
-from trainermon.analysis.tensor.extremes import Extreme, check_shapes, distances, largest_differences
+from trainermon.analysis.tensor.extremes import ExtremeElement, check_shapes, distances, largest_differences
 from trainermon.analysis.tensor.files import StoredTensor
 from trainermon.analysis.tensor.profile import position_of
 from trainermon.analysis.tensor.screen import line, number, position, printable, table
@@ -44,8 +44,8 @@ class TensorDiff:
     max_ulps: float
     norm_ratio: float
     nonfinite: tuple[int, int]
-    first: tuple[Extreme, ...] = ()
-    largest: tuple[Extreme, ...] = ()
+    first: tuple[ExtremeElement, ...] = ()
+    largest: tuple[ExtremeElement, ...] = ()
 
 
 def diff_tensors(
@@ -58,7 +58,7 @@ def diff_tensors(
     """
     check_shapes(ours, theirs)
     sums = ElementSums()
-    first: list[Extreme] = []
+    first: list[ExtremeElement] = []
     differing = count = 0
     with np.errstate(over="ignore", invalid="ignore"):
         for mine, other in zip(ours.chunks(), theirs.chunks(), strict=True):
@@ -96,8 +96,10 @@ def diff_tensors(
     )
 
 
-def _element(index: int, columns: tuple[Any, ...], shape: tuple[int, ...], start: int) -> Extreme:
-    return Extreme(position=position_of(start + index, shape), values=tuple(column[index].item() for column in columns))
+def _element(index: int, columns: tuple[Any, ...], shape: tuple[int, ...], start: int) -> ExtremeElement:
+    return ExtremeElement(
+        position=position_of(start + index, shape), values=tuple(column[index].item() for column in columns)
+    )
 
 
 def render_diff(diff: TensorDiff) -> Iterator[str]:

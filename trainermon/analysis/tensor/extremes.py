@@ -19,20 +19,20 @@ _Piece = tuple[tuple[_Array, ...], npt.NDArray[np.float64]]  # the columns to sh
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Extreme:
+class ExtremeElement:
     """An element: `values` are its value, and of two tensors also the other's and the magnitude of the difference."""
 
     position: tuple[int, ...]
     values: tuple[Any, ...]
 
 
-def largest(tensor: StoredTensor, number: int) -> tuple[Extreme, ...]:
+def largest(tensor: StoredTensor, number: int) -> tuple[ExtremeElement, ...]:
     """Return the `number` elements of largest magnitude, non-finite ones first, equal ones in order."""
     pieces = (((chunk,), np.abs(magnitudes(chunk))) for chunk in tensor.chunks())
     return _largest(pieces, number, tensor.shape)
 
 
-def largest_differences(tensor: StoredTensor, other: StoredTensor, number: int) -> tuple[Extreme, ...]:
+def largest_differences(tensor: StoredTensor, other: StoredTensor, number: int) -> tuple[ExtremeElement, ...]:
     """Return the `number` positions at which two tensors are furthest apart, none where they are equal.
 
     A value that is not finite on one side only, or another one on each, is furthest.
@@ -78,7 +78,7 @@ def _pairs(tensor: StoredTensor, other: StoredTensor) -> Iterator[_Piece]:
         yield (ours, theirs, gap), gap
 
 
-def _largest(pieces: Iterator[_Piece], number: int, shape: tuple[int, ...]) -> tuple[Extreme, ...]:
+def _largest(pieces: Iterator[_Piece], number: int, shape: tuple[int, ...]) -> tuple[ExtremeElement, ...]:
     best: list[tuple[float, int, tuple[Any, ...]]] = []
     start = 0
     for columns, sizes in pieces:
@@ -88,7 +88,7 @@ def _largest(pieces: Iterator[_Piece], number: int, shape: tuple[int, ...]) -> t
         best += [(float(order[i]), start + int(i), tuple(column[i].item() for column in columns)) for i in keep]
         best = sorted(best, key=lambda item: (-item[0], item[1]))[:number]
         start += sizes.size
-    return tuple(Extreme(position=position_of(flat, shape), values=values) for _, flat, values in best)
+    return tuple(ExtremeElement(position=position_of(flat, shape), values=values) for _, flat, values in best)
 
 
 def _first_largest(order: npt.NDArray[np.float64], keep: npt.NDArray[np.intp], number: int) -> npt.NDArray[np.intp]:

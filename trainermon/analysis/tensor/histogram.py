@@ -25,7 +25,7 @@ RANGES = {"float16": (-14, 65504.0), "bfloat16": (-126, 3.3895313892515355e38), 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Histogram:
+class TensorHistogram:
     """Numbers of elements by bin: `edges` has one more than `counts`; the last bin holds its upper edge.
 
     With `by_power`, bins are powers of two of the magnitude. `zeros` are apart there (and 0 otherwise), non-finite
@@ -43,7 +43,7 @@ class Histogram:
     zeros: int
 
 
-def histogram(tensor: StoredTensor, *, bins: int = 20, by_power: bool = False) -> Histogram:
+def histogram(tensor: StoredTensor, *, bins: int = 20, by_power: bool = False) -> TensorHistogram:
     """Return how the finite elements of `tensor` are distributed over `bins` bins, or over powers of two."""
     counter = _by_power if by_power else _linear
     with np.errstate(over="ignore", invalid="ignore"):
@@ -53,7 +53,7 @@ def histogram(tensor: StoredTensor, *, bins: int = 20, by_power: bool = False) -
             values = magnitudes(chunk)
             nans += int(np.count_nonzero(np.isnan(values)))
             infs += int(np.count_nonzero(np.isinf(values)))
-    return Histogram(
+    return TensorHistogram(
         label=tensor.label,
         dtype=tensor.dtype,
         count=tensor.raw.size,
@@ -108,7 +108,7 @@ def _by_power(tensor: StoredTensor, _: int) -> tuple[list[float], list[int], int
     return edges, counts[first:last].tolist(), zeros
 
 
-def render_histogram(found: Histogram) -> Iterator[str]:
+def render_histogram(found: TensorHistogram) -> Iterator[str]:
     """Yield a line for each bin, with a bar."""
     yield printable(found.label)
     apart = ((found.zeros, "zero"), (found.nans, "NaN"), (found.infs, "Inf"))
@@ -122,7 +122,7 @@ def render_histogram(found: Histogram) -> Iterator[str]:
     yield from (line("", text) for text in limits(found))
 
 
-def limits(found: Histogram) -> Iterator[str]:
+def limits(found: TensorHistogram) -> Iterator[str]:
     """Yield what of the elements the narrower dtypes would cut off; only where bins are powers of two."""
     if not found.by_power or not found.counts:
         return
@@ -135,7 +135,7 @@ def limits(found: Histogram) -> Iterator[str]:
             yield f"{dtype}: {shares} above its range"
 
 
-def _bin_name(found: Histogram, index: int) -> str:
+def _bin_name(found: TensorHistogram, index: int) -> str:
     if found.by_power:
         return f"2^{round(math.log2(found.edges[index]))}"
     return f"{number(found.edges[index])} … {number(found.edges[index + 1])}"
@@ -146,7 +146,7 @@ def _bar(count: int, most: int) -> str:
     return "█" * (eighths // 8) + (_EIGHTHS[eighths % 8] if eighths % 8 else "")
 
 
-def render_svg(found: Histogram) -> str:
+def render_svg(found: TensorHistogram) -> str:
     """Return the histogram as an svg file, light or dark as the viewer is."""
     most = max(found.counts, default=1) or 1
     step = 640 / max(1, len(found.counts))
@@ -173,5 +173,5 @@ def render_svg(found: Histogram) -> str:
     )
 
 
-def _edge_name(found: Histogram, index: int) -> str:
+def _edge_name(found: TensorHistogram, index: int) -> str:
     return _bin_name(found, index) if found.by_power else number(found.edges[index])

@@ -12,7 +12,7 @@ _NUMBER = re.compile(r"[+-]?\d{1,18}")
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class IndexPart:
     """What an index selects of a tensor of `shape`: of every dimension a position, or a range."""
 
     shape: tuple[int, ...]
@@ -39,7 +39,7 @@ class Part:
         return tuple(dim if isinstance(dim, int) else dim[next(inner)] for dim in self.dims)
 
 
-def parse_index(text: str, shape: Sequence[int]) -> Part:
+def parse_index(text: str, shape: Sequence[int]) -> IndexPart:
     """Return the part of a tensor that `text` selects, in numpy's notation: integers, slices and one `...`.
 
     Raises:
@@ -56,7 +56,7 @@ def parse_index(text: str, shape: Sequence[int]) -> Part:
         raise DumpError(f"index {text!r} has {len(words)} dimensions, the tensor has {len(shape)}: {list(shape)}")
     words += [":"] * (len(shape) - len(words))
     dims = tuple(_parse_dim(word, size, text) for word, size in zip(words, shape, strict=True))
-    return Part(tuple(shape), dims)
+    return IndexPart(tuple(shape), dims)
 
 
 def _parse_dim(word: str, size: int, text: str) -> int | range:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from trainermon.analysis.tensor.dtypes import magnitudes
 from trainermon.analysis.tensor.files import StoredTensor
-from trainermon.analysis.tensor.index import Part
+from trainermon.analysis.tensor.index import IndexPart
 
 MAX_POSITIONS = 6
 # Of longer dimensions it is not noted which indices hold what is not finite.
@@ -20,7 +20,7 @@ _Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class ElementPlace:
     """An element: its position in the whole tensor, and its value."""
 
     position: tuple[int, ...]
@@ -28,7 +28,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spread:
+class IndexSpread:
     """Over how many indices of a dimension non-finite elements are spread, and the first of them."""
 
     dim: int
@@ -38,7 +38,7 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Profile:
+class TensorProfile:
     """What is in a tensor.
 
     Extremes and moments are over finite elements, None without any; of complex numbers they are of the magnitudes.
@@ -54,14 +54,14 @@ class Profile:
     positive_infs: int
     negative_infs: int
     zeros: int
-    min: Place | None
-    max: Place | None
+    min: ElementPlace | None
+    max: ElementPlace | None
     mean: float | None
     std: float | None
     rms: float | None
     norm: float | None
-    bad: tuple[Place, ...] = ()
-    spread: tuple[Spread, ...] = ()
+    bad: tuple[ElementPlace, ...] = ()
+    spread: tuple[IndexSpread, ...] = ()
 
     @property
     def finite(self) -> int:
@@ -75,7 +75,7 @@ class Profile:
 
 
 @dataclass(slots=True)
-class _Sums:
+class _ChunkSums:
     """What is known of all chunks so far, in float64."""
 
     shape: tuple[int, ...]
@@ -132,26 +132,26 @@ class _Sums:
                     self.hits[dim][indices] = True
 
 
-def profile(tensor: StoredTensor, part: Part | None = None) -> Profile:
+def profile(tensor: StoredTensor, part: IndexPart | None = None) -> TensorProfile:
     """Return what is in `tensor`, or in a `part` of it; positions are always those in the whole tensor."""
     seen = tensor if part is None else tensor.part(part.index)
-    sums = _Sums(seen.shape)
+    sums = _ChunkSums(seen.shape)
     with np.errstate(over="ignore"):
         for chunk in seen.chunks():
             sums.add(magnitudes(chunk))
     return _finish(sums, seen, part)
 
 
-def _finish(sums: _Sums, tensor: StoredTensor, part: Part | None) -> Profile:
-    def place(found: tuple[float, int] | None) -> Place | None:
+def _finish(sums: _ChunkSums, tensor: StoredTensor, part: IndexPart | None) -> TensorProfile:
+    def place(found: tuple[float, int] | None) -> ElementPlace | None:
         if found is None:
             return None
-        return Place(position=position_of(found[1], tensor.shape, part), value=found[0])
+        return ElementPlace(position=position_of(found[1], tensor.shape, part), value=found[0])
 
     finite = sums.count - sums.nans - sums.positive - sums.negative
     mean = sums.total / finite if finite else None
     rms = math.sqrt(sums.square / finite) if finite else None
-    return Profile(
+    return TensorProfile(
         label=tensor.label,
         dtype=tensor.dtype,
         shape=tensor.shape,
@@ -166,7 +166,9 @@ def _finish(sums: _Sums, tensor: StoredTensor, part: Part | None) -> Profile:
         std=_std(tensor, mean) if mean is not None else None,
         rms=rms,
         norm=math.sqrt(sums.square) if finite else None,
-        bad=tuple(Place(position=position_of(flat, tensor.shape, part), value=value) for flat, value in sums.bad),
+        bad=tuple(
+            ElementPlace(position=position_of(flat, tensor.shape, part), value=value) for flat, value in sums.bad
+        ),
         spread=tuple(_spread(sums, part)) if sums.bad else (),
     )
 
@@ -183,7 +185,7 @@ def _std(tensor: StoredTensor, mean: float) -> float:
     return math.sqrt(total / count)
 
 
-def _spread(sums: _Sums, part: Part | None) -> list[Spread]:
+def _spread(sums: _ChunkSums, part: IndexPart | None) -> list[IndexSpread]:
     ranges: list[Any] = [range(size) for size in sums.shape]
     numbers = list(range(len(sums.shape)))
     if part is not None:
@@ -193,11 +195,11 @@ def _spread(sums: _Sums, part: Part | None) -> list[Spread]:
     for dim, hits in sums.hits.items():
         indices = np.flatnonzero(hits)
         first = tuple(ranges[dim][int(index)] for index in indices[:MAX_POSITIONS])
-        found.append(Spread(dim=numbers[dim], size=len(hits), indices=len(indices), first=first))
+        found.append(IndexSpread(dim=numbers[dim], size=len(hits), indices=len(indices), first=first))
     return found
 
 
-def position_of(flat: int, shape: tuple[int, ...], part: Part | None = None) -> tuple[int, ...]:
+def position_of(flat: int, shape: tuple[int, ...], part: IndexPart | None = None) -> tuple[int, ...]:
     """Return where element number `flat` of a tensor of `shape` stands, in the whole tensor if that is a part."""
     position = tuple(int(index) for index in np.unravel_index(flat, shape)) if shape else ()
     return part.whole(position) if part is not None else position

@@ -10,7 +10,7 @@ import numpy as np
 
 from trainermon.analysis.tensor.dtypes import numbers
 from trainermon.analysis.tensor.files import StoredTensor
-from trainermon.analysis.tensor.index import Part
+from trainermon.analysis.tensor.index import IndexPart
 
 LABEL = 11
 ROWS, COLUMNS = 8, 8
@@ -66,7 +66,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) 
         yield "  " + "  ".join(cells).rstrip()
 
 
-def corner(tensor: StoredTensor, part: Part, *, colour: bool = False) -> Iterator[str]:
+def corner(tensor: StoredTensor, part: IndexPart, *, colour: bool = False) -> Iterator[str]:
     """Yield the first rows and columns of a part, with positions; of more than two dimensions the first matrix."""
     kept = [place for place, dim in enumerate(part.dims) if isinstance(dim, range)]
     dims = list(part.dims)
@@ -77,20 +77,20 @@ def corner(tensor: StoredTensor, part: Part, *, colour: bool = False) -> Iterato
     for place, limit in ((rows, ROWS), (columns, COLUMNS)):
         if place is not None:
             dims[place] = _range_of(dims[place])[:limit]
-    shown = Part(part.shape, tuple(dims))
+    shown = IndexPart(part.shape, tuple(dims))
     values = np.asarray(numbers(np.asarray(tensor.raw[shown.index]), tensor.dtype))
     values = values.reshape(1 if rows is None else len(_range_of(dims[rows])), -1)
     yield from _matrix(values, shown, rows, columns, colour=colour)
 
 
-def window(shape: Sequence[int], place: Sequence[int]) -> Part:
+def window(shape: Sequence[int], place: Sequence[int]) -> IndexPart:
     """Return the part around a position: a few rows and columns, and of the other dimensions the one it stands in."""
     dims: list[int | range] = list(place)
     for dim, limit in ((len(shape) - 2, ROWS), (len(shape) - 1, COLUMNS)):
         if dim >= 0:
             first = max(0, min(place[dim] - limit // 2, shape[dim] - limit))
             dims[dim] = range(first, min(first + limit, shape[dim]))
-    return Part(tuple(shape), tuple(dims))
+    return IndexPart(tuple(shape), tuple(dims))
 
 
 def _range_of(dim: int | range) -> range:
@@ -98,7 +98,7 @@ def _range_of(dim: int | range) -> range:
     return dim
 
 
-def _matrix(values: Any, shown: Part, rows: int | None, columns: int | None, *, colour: bool) -> Iterator[str]:
+def _matrix(values: Any, shown: IndexPart, rows: int | None, columns: int | None, *, colour: bool) -> Iterator[str]:
     dims = shown.dims
     names = [""] if rows is None else [str(index) for index in _range_of(dims[rows])]
     heads = [] if columns is None else [str(index) for index in _range_of(dims[columns])]

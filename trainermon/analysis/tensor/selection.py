@@ -9,13 +9,13 @@ from pathlib import Path
 from trainermon.analysis.tensor.files import SUFFIXES, StoredTensor, open_tensors
 from trainermon.core.errors import DumpError
 from trainermon.dump.files.reader import read_dump
-from trainermon.dump.files.records import DUMP_FILE, PARTIAL_FILE, Dump, Entry, TensorRecord
+from trainermon.dump.files.records import DUMP_FILE, PARTIAL_FILE, Dump, EntryRecord, TensorRecord
 
 MARK = "::"
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class TensorSelector:
     """What an argument `PATH` or `PATH::NAME` names. `pattern` is NAME, "" for everything."""
 
     path: Path
@@ -87,7 +87,7 @@ class Target:
         return f": expected files that end in {', '.join(SUFFIXES)}"
 
 
-def parse_target(text: str) -> Target:
+def parse_target(text: str) -> TensorSelector:
     """Return what `PATH` or `PATH::NAME` names.
 
     Raises:
@@ -96,7 +96,7 @@ def parse_target(text: str) -> Target:
     path, _, pattern = (text, "", "") if Path(text).exists() else text.partition(MARK)
     if not Path(path).exists():
         raise DumpError(f"{path} does not exist: expected a tensor file, or a folder of them")
-    return Target(Path(path), pattern)
+    return TensorSelector(Path(path), pattern)
 
 
 def called_in(path: Path) -> str:
@@ -115,7 +115,7 @@ def called_in(path: Path) -> str:
     return next((" ".join(entry.stack[0].split()) for entry in (found, *same) if entry.stack), "")
 
 
-def _call(entry: Entry) -> tuple[str, str, int]:
+def _call(entry: EntryRecord) -> tuple[str, str, int]:
     return entry.module, entry.class_name, entry.call
 
 
@@ -130,7 +130,7 @@ def _named(dump: Dump) -> Iterator[tuple[str, TensorRecord]]:
             yield f"{entry.key}.{record.slot}", record
 
 
-def _records(entry: Entry) -> Iterator[TensorRecord]:
+def _records(entry: EntryRecord) -> Iterator[TensorRecord]:
     yield from entry.inputs
     yield from entry.parameters
     yield from entry.outputs

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from trainermon.analysis.tensor.extremes import Extreme
+from trainermon.analysis.tensor.extremes import ExtremeElement
 from trainermon.analysis.tensor.files import StoredTensor
-from trainermon.analysis.tensor.index import Part, parse_index
-from trainermon.analysis.tensor.profile import Place, Profile, Spread
+from trainermon.analysis.tensor.index import IndexPart, parse_index
+from trainermon.analysis.tensor.profile import ElementPlace, IndexSpread, TensorProfile
 from trainermon.analysis.tensor.screen import corner, line, number, position, printable, size, table, window
 from trainermon.analysis.tensor.selection import called_in
 from trainermon.dump.files.records import TensorRecord
@@ -16,7 +16,9 @@ _NAME = 72
 _HEAD = ("tensor", "dtype", "shape", "NaN", "Inf", "min", "max", "rms")
 
 
-def render_profile(tensor: StoredTensor, found: Profile, part: Part | None, *, colour: bool = False) -> Iterator[str]:
+def render_profile(
+    tensor: StoredTensor, found: TensorProfile, part: IndexPart | None, *, colour: bool = False
+) -> Iterator[str]:
     """Yield the lines that tell what is in a tensor: numbers, positions, and values around what is not finite."""
     yield printable(found.label)
     stored = size(found.count * tensor.raw.dtype.itemsize)
@@ -37,7 +39,7 @@ def render_profile(tensor: StoredTensor, found: Profile, part: Part | None, *, c
     yield from _values(tensor, found, part, colour=colour)
 
 
-def _values(tensor: StoredTensor, found: Profile, part: Part | None, *, colour: bool) -> Iterator[str]:
+def _values(tensor: StoredTensor, found: TensorProfile, part: IndexPart | None, *, colour: bool) -> Iterator[str]:
     if not found.count:
         return
     if part is None and found.bad:
@@ -45,11 +47,11 @@ def _values(tensor: StoredTensor, found: Profile, part: Part | None, *, colour: 
     yield from corner(tensor, part or parse_index("", tensor.shape), colour=colour)
 
 
-def _bad_counts(found: Profile) -> tuple[tuple[int, str], ...]:
+def _bad_counts(found: TensorProfile) -> tuple[tuple[int, str], ...]:
     return (found.nans, "NaN"), (found.positive_infs, "Inf"), (found.negative_infs, "-Inf")
 
 
-def _bad_text(found: Profile) -> str:
+def _bad_text(found: TensorProfile) -> str:
     texts = [number(place.value) for place in found.bad]
     named = [
         f"{text if not index or text != texts[index - 1] else ''} {position(place.position)}".strip()
@@ -59,11 +61,11 @@ def _bad_text(found: Profile) -> str:
     return ", ".join(named) + (f" and {rest:,} more" if rest > 0 else "")
 
 
-def _place_text(place: Place) -> str:
+def _place_text(place: ElementPlace) -> str:
     return f"{number(place.value)} at {position(place.position)}"
 
 
-def _spread_text(spread: Spread) -> str:
+def _spread_text(spread: IndexSpread) -> str:
     share = f"dim {spread.dim}: {spread.indices:,} of {spread.size:,} indices"
     if spread.indices == spread.size:
         return f"{share}, all of them"
@@ -71,7 +73,7 @@ def _spread_text(spread: Spread) -> str:
     return f"{share}: {', '.join(map(str, spread.first))}{more}"
 
 
-def profile_row(found: Profile) -> tuple[str, ...]:
+def profile_row(found: TensorProfile) -> tuple[str, ...]:
     """Return the cells of a tensor's line in a list of many."""
     low, high = (None if place is None else place.value for place in (found.min, found.max))
     numbers = (low, high, found.rms)
@@ -101,7 +103,7 @@ def render_rows(rows: Sequence[tuple[str, ...]], *, colour: bool = False) -> Ite
         yield f"\033[1;31m{text}\033[0m" if colour and is_bad else text
 
 
-def render_extremes(found: Sequence[Extreme], *, against: bool) -> Iterator[str]:
+def render_extremes(found: Sequence[ExtremeElement], *, against: bool) -> Iterator[str]:
     """Yield a table of the largest elements, or of the largest differences."""
     head = ("position", "value", "other", "difference") if against else ("position", "value")
     rows = [

@@ -208,7 +208,7 @@ class AnomalyArguments:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class AnomalyRule:
+class AnomalyRuleConfig:
     """A rule of msprobe's monitor.
 
     Attributes:
@@ -235,7 +235,7 @@ class AlertConfig:
         dump: Write every anomaly to `anomaly_detected/rank<r>/anomaly.json` too.
     """
 
-    rules: tuple[AnomalyRule, ...] = ()
+    rules: tuple[AnomalyRuleConfig, ...] = ()
     dump: bool = False
 
 

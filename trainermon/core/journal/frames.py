@@ -114,7 +114,7 @@ Record = HeaderRecord | SeriesRecord | BlockRecord | EventRecord | EndRecord
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Head:
+class FrameHead:
     """A frame's head whose own checksum is right."""
 
     version: int
@@ -138,14 +138,14 @@ def num_bytes(buffers: Sequence[Any]) -> int:
     return sum(memoryview(buffer).nbytes for buffer in buffers)
 
 
-def decode_head(data: memoryview | bytes) -> Head | None:
+def decode_head(data: memoryview | bytes) -> FrameHead | None:
     """Return the head at the beginning of `data`, None if there is no intact one."""
     if len(data) < HEAD_BYTES:
         return None
     magic, version, frame_type, sequence, length, crc, _ = _HEAD.unpack_from(data)
     if magic != MAGIC or _HEAD_CRC.unpack_from(data, _HEAD.size)[0] != zlib.crc32(data[: _HEAD.size]):
         return None
-    return Head(version, frame_type, sequence, length, crc)
+    return FrameHead(version, frame_type, sequence, length, crc)
 
 
 def encode_series(keys: Sequence[SeriesKey], placements: Sequence[Placement | None]) -> bytes:

@@ -18,7 +18,7 @@ from trainermon.core.journal.frames import (
     START,
     BlockRecord,
     Cursor,
-    Head,
+    FrameHead,
     Header,
     HeaderRecord,
     Record,
@@ -142,7 +142,7 @@ class JournalReader:
             self._num_series = len(header.series)
         return header
 
-    def _take(self, offset: int, head: Head, payload: bytes) -> Iterator[tuple[Record, int]]:
+    def _take(self, offset: int, head: FrameHead, payload: bytes) -> Iterator[tuple[Record, int]]:
         cursor = Cursor(self.cursor.file, offset + HEAD_BYTES + head.length)
         record = frames.decode_record(head.type, payload, cursor)
         num_bytes = cursor.offset - self.cursor.offset

@@ -7,7 +7,7 @@ import zlib
 from pathlib import Path
 
 from trainermon.core.errors import JournalError
-from trainermon.core.journal.frames import FORMAT_VERSION, HEAD_BYTES, MAGIC, Head, decode_head
+from trainermon.core.journal.frames import FORMAT_VERSION, HEAD_BYTES, MAGIC, FrameHead, decode_head
 
 
 class FrameFile:
@@ -36,7 +36,7 @@ class FrameFile:
         """Whether the file has no name any more, so that nobody writes to it."""
         return os.fstat(self._descriptor).st_nlink == 0
 
-    def find(self, offset: int, *, finished: bool) -> tuple[int, Head, bytes] | None:
+    def find(self, offset: int, *, finished: bool) -> tuple[int, FrameHead, bytes] | None:
         """Return position, head and payload of the first intact frame at or after `offset`, None if there is none yet.
 
         In a file that is not finished a frame that reaches beyond the end is waited for; in a finished one it is
@@ -83,7 +83,7 @@ class FrameFile:
             begin = 0
         return memoryview(self._buffer)[begin : begin + count]
 
-    def _check_version(self, head: Head, position: int) -> None:
+    def _check_version(self, head: FrameHead, position: int) -> None:
         if head.version != FORMAT_VERSION:
             raise JournalError(
                 f"{self._path} has journal format version {head.version} at byte {position}, expected {FORMAT_VERSION}"

@@ -19,14 +19,14 @@ from grafana_foundation_sdk.models.dashboard import (
 from grafana_foundation_sdk.models.heatmap import HeatmapColorMode, HeatmapColorScale
 
 from trainermon.dashboards.grafana.links import data_link
-from trainermon.dashboards.grafana.panels import Board, Column, Panel, Query, Source, View
+from trainermon.dashboards.grafana.panels import Board, Panel, PanelQuery, PanelView, Source, TableColumn
 from trainermon.dashboards.grafana.queries import OF_RANK, RANK_COLOURS
 from trainermon.dashboards.grafana.sources import NOW, data_source, target
 
 _MOST_POINTS = 150
 """Columns of a heat map: more are finer than the eye, and cost the server."""
 
-_STACKED = frozenset({View.BARS, View.AREA})
+_STACKED = frozenset({PanelView.BARS, PanelView.AREA})
 
 
 def draw(panel: Panel, board: Board, source: Source) -> Any:
@@ -36,7 +36,7 @@ def draw(panel: Panel, board: Board, source: Source) -> Any:
     if panel.decimals is not None:
         made.decimals(panel.decimals)
     made.no_value(panel.empty)
-    if panel.view is not View.TABLE and panel.link:
+    if panel.view is not PanelView.TABLE and panel.link:
         made.data_links([data_link(panel, board, source)])
     for number, query in enumerate(panel.queries(source)):
         ref_id = chr(ord("A") + number)
@@ -46,12 +46,12 @@ def draw(panel: Panel, board: Board, source: Source) -> Any:
     if panel.queries(source)[0].legend.startswith(OF_RANK):
         for digit, colour in enumerate(RANK_COLOURS):
             made.override_by_regexp(rf"/^rank \d*{digit}( |$)/", [_property("color", _fixed_colour(colour))])
-    if panel.view is View.TABLE:
+    if panel.view is PanelView.TABLE:
         _arrange(made, panel, source)
         made.override_by_field_type("number", [_property("noValue", "–")])
         for column in panel.columns:
             _style(made, column, panel, board, source)
-    elif panel.view not in NOW | {View.STAT}:
+    elif panel.view not in NOW | {PanelView.STAT}:
         made.interval("15s")
     return made
 
@@ -73,7 +73,7 @@ def _lines(panel: Panel) -> timeseries.Panel:
     legend = common.VizLegendOptions().show_legend(True).display_mode(kinds.LegendDisplayMode.LIST)
     made.legend(legend.placement(kinds.LegendPlacement.BOTTOM).calcs([]))
     if panel.view in _STACKED:
-        is_area = panel.view is View.AREA
+        is_area = panel.view is PanelView.AREA
         made.draw_style(kinds.GraphDrawStyle.LINE if is_area else kinds.GraphDrawStyle.BARS)
         made.line_width(1 if is_area else 0).fill_opacity(40 if is_area else 85)
         made.stacking(common.StackingConfig().mode(kinds.StackingMode.NORMAL).group("A"))
@@ -104,18 +104,18 @@ def _heat(panel: Panel) -> heatmap.Panel:
     if scale.high is not None:
         colours.max(scale.high)
     # Cells at or below the limit are not drawn. Powers of ten are negative as a rule; counts are nothing at 0.
-    hidden = 1e-9 if scale.low == 0 or panel.view is View.BUCKETS else -1e9
+    hidden = 1e-9 if scale.low == 0 or panel.view is PanelView.BUCKETS else -1e9
     made = heatmap.Panel().calculate(False).color(colours).filter_values(heatmap.FilterValueRange().le(hidden))
     made.cell_gap(0).show_legend().max_data_points(_MOST_POINTS)
     made.cell_values(_cells(panel)).rows_frame(heatmap.RowsHeatmapOptions().layout(kinds.HeatmapCellLayout.AUTO))
     made.mode(kinds.TooltipDisplayMode.SINGLE).hide_y_histogram().show_color_scale(True)
-    is_buckets = panel.view is View.BUCKETS
+    is_buckets = panel.view is PanelView.BUCKETS
     axis = heatmap.YAxisConfig().axis_placement(kinds.AxisPlacement.LEFT).reverse(not is_buckets)
     return made.y_axis(axis.unit(panel.unit if is_buckets else "short"))
 
 
 def _cells(panel: Panel) -> heatmap.CellValues:
-    made = heatmap.CellValues().unit("short" if panel.view is View.BUCKETS else panel.unit)
+    made = heatmap.CellValues().unit("short" if panel.view is PanelView.BUCKETS else panel.unit)
     return made if panel.decimals is None else made.decimals(panel.decimals)
 
 
@@ -146,7 +146,7 @@ def _arrange(made: Any, panel: Panel, source: Source) -> None:
     made.with_transformation(DataTransformerConfig(id_val="organize", options=options))
 
 
-def _style(made: Any, column: Column, panel: Panel, board: Board, source: Source) -> None:
+def _style(made: Any, column: TableColumn, panel: Panel, board: Board, source: Source) -> None:
     """Give a column its unit, width, colours and link."""
     properties = []
     if column.unit:
@@ -172,7 +172,7 @@ def _last() -> common.ReduceDataOptions:
     return common.ReduceDataOptions().calcs(["lastNotNull"]).values(False).fields("")
 
 
-def _look(query: Query) -> list[DynamicConfigValue]:
+def _look(query: PanelQuery) -> list[DynamicConfigValue]:
     """Return how the series of a query differ from the others of the panel."""
     found = [_property("color", _fixed_colour(query.colour))]
     if query.band_to:
@@ -204,15 +204,15 @@ def _property(name: str, value: object) -> DynamicConfigValue:
     return DynamicConfigValue(id_val=name, value=value)
 
 
-_VIEWS: Mapping[View, Callable[[Panel], Any]] = MappingProxyType(
+_VIEWS: Mapping[PanelView, Callable[[Panel], Any]] = MappingProxyType(
     {
-        View.STAT: _stat,
-        View.LINES: _lines,
-        View.BARS: _lines,
-        View.AREA: _lines,
-        View.RANKING: _ranking,
-        View.HEAT: _heat,
-        View.BUCKETS: _heat,
-        View.TABLE: _table,
+        PanelView.STAT: _stat,
+        PanelView.LINES: _lines,
+        PanelView.BARS: _lines,
+        PanelView.AREA: _lines,
+        PanelView.RANKING: _ranking,
+        PanelView.HEAT: _heat,
+        PanelView.BUCKETS: _heat,
+        PanelView.TABLE: _table,
     }
 )

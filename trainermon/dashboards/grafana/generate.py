@@ -26,7 +26,7 @@ from trainermon.dashboards.grafana.boards import (
 from trainermon.dashboards.grafana.drawing import draw
 from trainermon.dashboards.grafana.files import FOLDER
 from trainermon.dashboards.grafana.links import navigation, uid_of
-from trainermon.dashboards.grafana.panels import Board, Panel, Row, Source
+from trainermon.dashboards.grafana.panels import Board, Panel, PanelRow, Source
 from trainermon.dashboards.grafana.sources import marks, variables
 
 BOARDS = tuple(part.BOARD for part in (overview, layers, module, ranks, collectives, optimizer, alerts, monitor))
@@ -53,7 +53,7 @@ def render(board: Board, source: Source) -> str:
     for variable in variables(board, source):
         made.with_variable(variable)
     for number, (part, place) in enumerate(_places(board, source), start=1):
-        if isinstance(part, Row):
+        if isinstance(part, PanelRow):
             made.with_row(builders.Row(part.title).grid_pos(place).id(number))
         else:
             made.with_panel(draw(part, board, source).grid_pos(place).id(number))
@@ -76,7 +76,7 @@ def write_all() -> None:
         (FOLDER / path).write_text(text, encoding="utf-8")
 
 
-def _places(board: Board, source: Source) -> Iterator[tuple[Row | Panel, GridPos]]:
+def _places(board: Board, source: Source) -> Iterator[tuple[PanelRow | Panel, GridPos]]:
     """Return rows and panels with their places; rows without a panel for this data source are left out."""
     y = 0
     for row in board.rows:

@@ -8,7 +8,7 @@ from grafana_foundation_sdk.builders.dashboard import DashboardLink
 from grafana_foundation_sdk.cog.builder import Builder
 from grafana_foundation_sdk.models.dashboard import DashboardLinkType
 
-from trainermon.dashboards.grafana.panels import Board, Column, Panel, Source
+from trainermon.dashboards.grafana.panels import Board, Panel, Source, TableColumn
 from trainermon.dashboards.grafana.queries import OF_RANK
 
 _TITLES = {
@@ -43,7 +43,7 @@ class DataLink(Builder[Any]):
         return self.body
 
 
-def data_link(panel: Panel, board: Board, source: Source, *, column: Column | None = None) -> DataLink:
+def data_link(panel: Panel, board: Board, source: Source, *, column: TableColumn | None = None) -> DataLink:
     """Return the link of a panel's series, or of a table's column of ranks."""
     name = column.link if column else panel.link
     parts = ["${datasource:queryparam}", "${run:queryparam}"]

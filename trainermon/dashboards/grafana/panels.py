@@ -10,7 +10,7 @@ import dataclasses
 import enum
 
 
-class View(str, enum.Enum):
+class PanelView(str, enum.Enum):
     """How a panel draws."""
 
     STAT = "one large number"
@@ -31,7 +31,7 @@ class Source(str, enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Query:
+class PanelQuery:
     """One query of a panel.
 
     Attributes:
@@ -50,7 +50,7 @@ class Query:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Scale:
+class ColourScale:
     """What the colours of a heat map, or the axis of lines, mean.
 
     Attributes:
@@ -68,7 +68,7 @@ class Scale:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
+class TableColumn:
     """A column of a table.
 
     Attributes:
@@ -114,27 +114,27 @@ class Panel:
 
     title: str
     text: str
-    view: View
-    prometheus: tuple[Query, ...] = ()
-    influxdb: tuple[Query, ...] = ()
+    view: PanelView
+    prometheus: tuple[PanelQuery, ...] = ()
+    influxdb: tuple[PanelQuery, ...] = ()
     unit: str = "short"
     decimals: int | None = None
     width: int = 12
     height: int = 8
     thresholds: tuple[tuple[float, str], ...] = ()
     colour: str = ""
-    scale: Scale = Scale()
-    columns: tuple[Column, ...] = ()
+    scale: ColourScale = ColourScale()
+    columns: tuple[TableColumn, ...] = ()
     link: str = ""
     empty: str = ""
 
-    def queries(self, source: Source) -> tuple[Query, ...]:
+    def queries(self, source: Source) -> tuple[PanelQuery, ...]:
         """Return the queries for a data source."""
         return self.prometheus if source is Source.PROMETHEUS else self.influxdb
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class PanelRow:
     """Panels under one heading; they flow from left to right and wrap."""
 
     title: str
@@ -156,7 +156,7 @@ class Board:
     name: str
     title: str
     text: str
-    rows: tuple[Row, ...]
+    rows: tuple[PanelRow, ...]
     picks: tuple[str, ...] = ()
 
     def picks_in(self, source: Source) -> tuple[str, ...]:

@@ -13,10 +13,10 @@ from grafana_foundation_sdk.cog.variants import Dataquery
 from grafana_foundation_sdk.models.dashboard import DataSourceRef, VariableRefresh, VariableSort
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
-from trainermon.dashboards.grafana.panels import Board, Panel, Query, Source, View
+from trainermon.dashboards.grafana.panels import Board, Panel, PanelQuery, PanelView, Source
 from trainermon.dashboards.grafana.queries import RUN
 
-NOW = frozenset({View.TABLE, View.RANKING})
+NOW = frozenset({PanelView.TABLE, PanelView.RANKING})
 """Views that show one moment, not a time."""
 
 _EVERY_MODULE = "trainermon_(gradient|parameter|activation|update)_rms"
@@ -67,15 +67,15 @@ def variables(board: Board, source: Source) -> Iterator[Builder[Any]]:
         yield variable if name in _SINGLE else variable.multi(True).include_all(True)
 
 
-def target(panel: Panel, query: Query, source: Source, ref_id: str) -> Builder[Dataquery]:
+def target(panel: Panel, query: PanelQuery, source: Source, ref_id: str) -> Builder[Dataquery]:
     """Return one query of a panel."""
     if source is Source.INFLUXDB:
-        return _InfluxQL(query, ref_id=ref_id, is_table=panel.view is View.TABLE)
+        return _InfluxQL(query, ref_id=ref_id, is_table=panel.view is PanelView.TABLE)
     made = prometheus.Dataquery().expr(query.text).ref_id(ref_id).datasource(data_source(source))
     made.legend_format(query.legend or "__auto")
-    if panel.view is View.TABLE:
+    if panel.view is PanelView.TABLE:
         made.format(PromQueryFormat.TABLE)
-    elif panel.view is View.BUCKETS:
+    elif panel.view is PanelView.BUCKETS:
         made.format(PromQueryFormat.HEATMAP)
     return made.instant() if panel.view in NOW else made.range()
 
@@ -105,7 +105,7 @@ def _annotation(name: str, expression: str, *, colour: str, title: str, tags: st
 
 
 @dataclasses.dataclass(frozen=True)
-class _Target(Dataquery):
+class _FluxTarget(Dataquery):
     """A query as Grafana's InfluxDB data source stores it; the library has none for it."""
 
     body: dict[str, object]
@@ -116,7 +116,7 @@ class _Target(Dataquery):
 
 
 class _InfluxQL(Builder[Dataquery]):
-    def __init__(self, query: Query, *, ref_id: str, is_table: bool) -> None:
+    def __init__(self, query: PanelQuery, *, ref_id: str, is_table: bool) -> None:
         self._body: dict[str, object] = {
             "refId": ref_id,
             "datasource": data_source(Source.INFLUXDB),
@@ -129,4 +129,4 @@ class _InfluxQL(Builder[Dataquery]):
 
     def build(self) -> Dataquery:
         """Return the query."""
-        return _Target(self._body)
+        return _FluxTarget(self._body)

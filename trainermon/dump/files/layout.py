@@ -12,7 +12,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
-from trainermon.dump.files.records import Layout
+from trainermon.dump.files.records import RankLayout
 from trainermon.hooks.names import plain_name
 
 _MEGATRON = "megatron.core.parallel_state"
@@ -26,21 +26,21 @@ _AXES = {
 }
 
 
-def layout_of(models: Mapping[str, nn.Module]) -> Layout:
+def layout_of(models: Mapping[str, nn.Module]) -> RankLayout:
     """Return where this rank stands and what it holds of `models`, given by the first part of their modules' names.
 
     Without Megatron all ranks are data parallel, as far as is known here.
     """
     state = sys.modules.get(_MEGATRON)
     if state is None or not state.model_parallel_is_initialized():
-        return Layout(axes={"dp": (dist.get_rank(), dist.get_world_size())} if _is_distributed() else {})
+        return RankLayout(axes={"dp": (dist.get_rank(), dist.get_world_size())} if _is_distributed() else {})
     axes = {axis: _place(state, name) for axis, name in _AXES.items()}
     parameters = [
         (plain_name(_joined(prefix, path)), parameter)
         for prefix, model in models.items()
         for path, parameter in model.named_parameters(remove_duplicate=False)
     ]
-    return Layout(
+    return RankLayout(
         axes=axes,
         splits={name: split for name, parameter in parameters if (split := _split(parameter)) is not None},
         partial=tuple(name for name, parameter in parameters if getattr(parameter, "sequence_parallel", False)),

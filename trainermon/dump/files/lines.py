@@ -21,7 +21,7 @@ MAX_WAIT_S = 0.25
 Places = dict[str, tuple[int, int]]
 
 
-class _Waiting(NamedTuple):
+class _WaitingLine(NamedTuple):
     """A line; with `places`, the text of `value` and a brace follow `head`, and its place is noted under `key`."""
 
     head: str
@@ -44,7 +44,7 @@ class LineFile:
         self._max_wait_s = MAX_WAIT_S if max_wait_s is None else max_wait_s
         self._path = path
         self._file = open_private(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        self._waiting: list[_Waiting] = []
+        self._waiting: list[_WaitingLine] = []
         self._flushed_s = time.monotonic()
 
     @property
@@ -59,7 +59,7 @@ class LineFile:
 
     def put(self, head: str, value: Any = None, places: Places | None = None, key: str = "") -> None:
         """Let a line wait: `head`, and with `places` the value and the brace that closes the line."""
-        self._waiting.append(_Waiting(head, value, places, key))
+        self._waiting.append(_WaitingLine(head, value, places, key))
 
     def flush(self) -> list[Exception]:
         """Write all lines that wait; return the errors of those that have no JSON.

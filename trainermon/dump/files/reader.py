@@ -26,11 +26,11 @@ from trainermon.dump.files.records import (
     TENSOR_FOLDER,
     Dump,
     DumpInfo,
-    Entry,
-    Layout,
+    EntryRecord,
+    RankLayout,
     TensorRecord,
 )
-from trainermon.dump.files.verdicts import Cause, OperationVerdict, Reproducibility
+from trainermon.dump.files.verdicts import NonfiniteCause, OperationVerdict, Reproducibility
 
 try:
     from orjson import loads as _loads_finite
@@ -199,11 +199,11 @@ def _check_plain(field: dataclasses.Field[Any], value: Any) -> None:
         raise TypeError(f"{field.name} is {value!r}, expected {field.type}")
 
 
-def read_layout(values: Mapping[str, Any] | None) -> Layout:
+def read_layout(values: Mapping[str, Any] | None) -> RankLayout:
     """Return the layout that a dump's info has; the default one where it has none."""
     if not values:
-        return Layout()
-    return Layout(
+        return RankLayout()
+    return RankLayout(
         axes={axis: (place, size) for axis, (place, size) in values.get("axes", {}).items()},
         splits={name: (dim, stride) for name, (dim, stride) in values.get("splits", {}).items()},
         partial=tuple(values.get("partial", ())),
@@ -213,20 +213,20 @@ def read_layout(values: Mapping[str, Any] | None) -> Layout:
 
 def _operation(value: Mapping[str, Any]) -> OperationVerdict:
     fields = {name: item for name, item in value.items() if name in _OPERATION_FIELDS}
-    return OperationVerdict(**{**fields, "cause": Cause(fields["cause"])})
+    return OperationVerdict(**{**fields, "cause": NonfiniteCause(fields["cause"])})
 
 
-def _entries(raw: RawDump, data: Mapping[str, Any], directory: Path) -> Iterator[Entry]:
+def _entries(raw: RawDump, data: Mapping[str, Any], directory: Path) -> Iterator[EntryRecord]:
     stack_of = {name: tuple(frames) for names, frames in raw.stacks.values() for name in names}
     for position, (key, value) in enumerate(data.items()):
         if not isinstance(value, dict):
             continue
         module, class_name, direction, call = split_key(key)
-        slots = _Slots(directory / TENSOR_FOLDER)
+        slots = _TensorSlots(directory / TENSOR_FOLDER)
         inputs, outputs, parameters = slots.of_entry(value, direction)
         parent = raw.construct.get(key)
         extra = value.get(EXTRA, {})
-        yield Entry(
+        yield EntryRecord(
             key=key,
             module=module,
             class_name=class_name,
@@ -262,7 +262,7 @@ def split_key(key: str) -> tuple[str, str, str, int]:
     return key, "", FORWARD, 0
 
 
-class _Slots:
+class _TensorSlots:
     """Finds the tensors in the nested value of an entry, and names their places."""
 
     def __init__(self, folder: Path) -> None:
@@ -325,5 +325,5 @@ def _entry_order(extra: Mapping[str, Any], outputs: tuple[TensorRecord, ...], po
     return min((record.order for record in outputs if record.order is not None), default=position)
 
 
-def _order(entry: Entry) -> int:
+def _order(entry: EntryRecord) -> int:
     return entry.order if entry.order is not None else 0

@@ -67,7 +67,7 @@ class TensorRecord:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class EntryRecord:
     """One forward or backward of one module call, or the gradients of its parameters.
 
     In a backward entry `inputs` are the gradients of the module's outputs and `outputs` those of its inputs, as
@@ -91,7 +91,7 @@ class Entry:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class RankLayout:
     """Where a rank stands in the job, and how what it dumps relates to the whole model.
 
     `axes` gives place and size by axis: `tp`, `cp`, `dp`, `pp`, `ep`. `splits` gives, of the parameters that are dealt
@@ -118,7 +118,7 @@ class Layout:
                 return ".".join([*([other] if other else []), *parts[length:]])
         return path
 
-    def in_whole(self) -> Layout:
+    def in_whole(self) -> RankLayout:
         """Return the same layout under the names of the whole model: those of a dump that has these already."""
         return dataclasses.replace(
             self,
@@ -174,7 +174,7 @@ class DumpInfo:
     joint: bool = False
     bad_shards: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    layout: Layout = dataclasses.field(default_factory=Layout)
+    layout: RankLayout = dataclasses.field(default_factory=RankLayout)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,8 +185,8 @@ class Dump:
     task: str
     level: str
     info: DumpInfo
-    entries: tuple[Entry, ...]
-    root: tuple[Entry, ...] = ()
+    entries: tuple[EntryRecord, ...]
+    root: tuple[EntryRecord, ...] = ()
 
     def vital(self) -> Iterator[TensorRecord]:
         """Yield the tensors that must be finite in a sound step: parameters, their gradients, and the model's output.

@@ -6,7 +6,7 @@ import dataclasses
 import enum
 
 
-class Cause(str, enum.Enum):
+class NonfiniteCause(str, enum.Enum):
     """Why an operation's result was not finite."""
 
     INHERITED = "inherited"
@@ -43,7 +43,7 @@ class OperationVerdict:
     """
 
     operation: str
-    cause: Cause
+    cause: NonfiniteCause
     reason: str
     call: str = ""
     direction: str = "forward"

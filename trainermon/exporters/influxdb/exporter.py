@@ -20,7 +20,7 @@ from typing import Protocol
 from trainermon.core.values import Coordinates
 from trainermon.exporters.export import ExportSettings, StoreExporter
 from trainermon.exporters.influxdb.points import RankPoints
-from trainermon.exporters.influxdb.server import Answer, InfluxDBServer
+from trainermon.exporters.influxdb.server import InfluxDBServer, ServerAnswer
 from trainermon.exporters.store.segment_follower import SegmentFollower, state_file
 from trainermon.exporters.store.segments import SegmentFile
 
@@ -44,10 +44,10 @@ _GZIP = 31  # window bits: the largest window, with a gzip header
 _log = logging.getLogger(__name__)
 
 
-class Server(Protocol):
+class LineServer(Protocol):
     """What takes the lines; `InfluxDBServer` is one."""
 
-    def write(self, lines_gz: bytes) -> Answer:
+    def write(self, lines_gz: bytes) -> ServerAnswer:
         """Take lines, gzip-compressed."""
 
     def close(self) -> None:
@@ -70,7 +70,7 @@ class InfluxDBExporter(StoreExporter):
     def __init__(
         self,
         settings: ExportSettings,
-        server: Server | None = None,
+        server: LineServer | None = None,
         *,
         wait: Callable[[threading.Event, float], object] = threading.Event.wait,
     ) -> None:
@@ -157,19 +157,19 @@ class InfluxDBExporter(StoreExporter):
         self._counts[_POINTS] += num_points
         self._counts[_LAST_SUCCESS] = time.time()
 
-    def _fail(self, answer: Answer) -> None:
+    def _fail(self, answer: ServerAnswer) -> None:
         self._failures += 1
         if self._failures.bit_count() == 1:  # 1st, 2nd, 4th …
             url, status, message = self._settings.influxdb.url, answer.status or "no answer", answer.message
             _log.warning("InfluxDB at %s takes no points (failure %d): %s %s", url, self._failures, status, message)
 
-    def _pause(self, answer: Answer) -> float:
+    def _pause(self, answer: ServerAnswer) -> float:
         """Return for how long to wait after a failure: twice as long each time, spread, as many agents fail at once."""
         longest = min(self._settings.influxdb.max_backoff_s, FIRST_PAUSE_S * 2.0 ** min(self._failures, 30))
         spread = random.uniform(0.5, 1.0)  # noqa: S311  (no secret)
         return max(longest * spread, min(answer.retry_after_s, MAX_RETRY_AFTER_S))
 
-    def _reject(self, lines: list[str], answer: Answer) -> None:
+    def _reject(self, lines: list[str], answer: ServerAnswer) -> None:
         path = self._settings.node_dir / REJECTED_FILE
         if not self._counts[_REJECTED]:
             _log.error("InfluxDB refuses points (%d %s); they are in %s", answer.status, answer.message, path)

@@ -16,7 +16,7 @@ _DELIMITER = re.compile(r"([,= ])")
 _UNSPEAKABLE = re.compile(r"[\n\r\t]|\\(?=[,= \\]|$)")
 
 
-class Lines(NamedTuple):
+class PointLines(NamedTuple):
     """Points as text, and how many values are missing from them because they are not finite."""
 
     text: list[str]

@@ -22,10 +22,10 @@ import orjson
 
 from trainermon.core.catalogue import STEP_TIME_SERIES
 from trainermon.core.values import STATISTICS, Kind, Placement, SeriesKey, StatBlock
-from trainermon.exporters.influxdb.line_protocol import Lines, point, series_text, time_text
+from trainermon.exporters.influxdb.line_protocol import PointLines, point, series_text, time_text
 from trainermon.exporters.prometheus.module_series import ModuleSeries
-from trainermon.exporters.prometheus.scalar_series import Scalar, collectives, losses, step_values
-from trainermon.exporters.store.segment_follower import TableRow
+from trainermon.exporters.prometheus.scalar_series import ScalarSeries, collectives, losses, step_values
+from trainermon.exporters.store.segment_follower import StoredSeries
 
 Array = npt.NDArray[Any]
 
@@ -53,12 +53,12 @@ _FIELDS: Mapping[str, tuple[str, str]] = MappingProxyType(
 )
 
 
-class _Field(NamedTuple):
+class _StepField(NamedTuple):
     """One number of the step: where it stands, and which rows it is made of."""
 
     series: str
     name: str
-    scalar: Scalar
+    scalar: ScalarSeries
 
 
 class RankPoints:
@@ -71,14 +71,14 @@ class RankPoints:
         budget: Most series.
     """
 
-    def __init__(self, run_id: str, rank: int, table: Sequence[TableRow], *, budget: int) -> None:
+    def __init__(self, run_id: str, rank: int, table: Sequence[StoredSeries], *, budget: int) -> None:
         keys = [row.key for row in table]
         placements = [Placement(dtype="", shape=(row.num_elements,)) for row in table]
         self._tags = {"run": run_id, "rank": str(rank)}
         self._step = series_text(_STEP, self._tags)
-        duration = Scalar("", {}, _ids(i for i, key in enumerate(keys) if _is_step_time(key)), adds_up=False)
+        duration = ScalarSeries("", {}, _ids(i for i, key in enumerate(keys) if _is_step_time(key)), adds_up=False)
         self._fields = [self._field(scalar) for scalar in (*losses(keys), *step_values(keys), *collectives(keys))]
-        self._fields.append(_Field(self._step, "duration_seconds", duration))
+        self._fields.append(_StepField(self._step, "duration_seconds", duration))
         self._kinds = list(dict.fromkeys(key.kind for key in keys))
         self._kind_of = _ids(self._kinds.index(key.kind) for key in keys)
         self._nonfinite = [
@@ -95,7 +95,7 @@ class RankPoints:
         self._prefixes = [self._text(f"trainermon_{shown.kind.value}", shown.labels) for shown in self._modules.shown]
         self._rows = np.zeros((len(STATISTICS), len(keys)))
 
-    def lines(self, block: StatBlock, *, attempt: int) -> Lines:
+    def lines(self, block: StatBlock, *, attempt: int) -> PointLines:
         """Return the points of a block, whose `series` are places in the table."""
         series, values = np.asarray(block.series), np.asarray(block.values)
         time = time_text(block.time_s)
@@ -107,7 +107,7 @@ class RankPoints:
         ]
         modules = self._module_points(block.step, series, values, time)
         text = [line for line, _ in points] + self._nonfinite_points(block.step, time) + modules.text
-        return Lines(text, sum(missing for _, missing in points) + modules.num_nonfinite)
+        return PointLines(text, sum(missing for _, missing in points) + modules.num_nonfinite)
 
     def _scalars(self) -> dict[str, dict[str, float]]:
         """Return what the step tells that is not about a module: by series, field and value."""
@@ -133,7 +133,7 @@ class RankPoints:
             if count and where
         ]
 
-    def _module_points(self, step: int, series: Array, values: Array, time: str) -> Lines:
+    def _module_points(self, step: int, series: Array, values: Array, time: str) -> PointLines:
         size = len(self._prefixes)
         groups = self._modules.groups[series]
         is_told = np.bincount(groups, minlength=size + 1)[:size] > 0
@@ -152,7 +152,7 @@ class RankPoints:
         end = f",step={step}i{time}"
         whole = np.isfinite(columns).all(axis=0)
         if whole.all():
-            return Lines(_module_lines(prefixes, columns, end), 0)
+            return PointLines(_module_lines(prefixes, columns, end), 0)
         lines = _module_lines(itertools.compress(prefixes, whole), columns[:, whole], end)
         num_nonfinite = 0
         for place in np.flatnonzero(~whole).tolist():
@@ -161,11 +161,11 @@ class RankPoints:
             text, missing = point(prefixes[place], integers, dict(zip(_NUMBERS, numbers, strict=True)), time)
             lines.append(text)
             num_nonfinite += missing
-        return Lines(lines, num_nonfinite)
+        return PointLines(lines, num_nonfinite)
 
-    def _field(self, scalar: Scalar) -> _Field:
+    def _field(self, scalar: ScalarSeries) -> _StepField:
         measurement, name = _FIELDS.get(scalar.metric, (scalar.metric, "value"))
-        return _Field(self._text(measurement, scalar.labels), name, scalar)
+        return _StepField(self._text(measurement, scalar.labels), name, scalar)
 
     def _text(self, measurement: str, tags: Mapping[str, str]) -> str:
         return series_text(measurement, {**self._tags, **tags})
@@ -188,7 +188,7 @@ def _texts(values: Array) -> list[str]:
     return text[1:-1].split(",") if plain.size else []
 
 
-def _value(rows: Array, scalar: Scalar) -> float:
+def _value(rows: Array, scalar: ScalarSeries) -> float:
     finite = float((rows[_COUNT, scalar.ids] - rows[_NANS, scalar.ids] - rows[_INFS, scalar.ids]).sum())
     total = float(rows[_SUM, scalar.ids].sum())
     if scalar.adds_up:

@@ -22,7 +22,7 @@ _MAX_MESSAGE = 500
 _UNAUTHORIZED = (401, 403)
 
 
-class Answer(NamedTuple):
+class ServerAnswer(NamedTuple):
     """What the server said: HTTP status, 0 if it said nothing; the reason; the pause that it asks for, in seconds."""
 
     status: int
@@ -49,7 +49,7 @@ class InfluxDBServer:
         self._environ = environ
         self._client: Any = None
 
-    def write(self, lines_gz: bytes) -> Answer:
+    def write(self, lines_gz: bytes) -> ServerAnswer:
         """Send lines of points, gzip-compressed, with times in microseconds. Never raises for what a server can do.
 
         Cost: one request, at most `timeout_s`.
@@ -72,8 +72,8 @@ class InfluxDBServer:
                 self.close()  # the token may have been replaced: it is read again
             return _answer(error.status or 0, error.body, error.headers)
         except (HTTPError, OSError) as error:
-            return Answer(0, f"{type(error).__name__}: {error}"[:_MAX_MESSAGE])
-        return Answer(204)
+            return ServerAnswer(0, f"{type(error).__name__}: {error}"[:_MAX_MESSAGE])
+        return ServerAnswer(204)
 
     def close(self) -> None:
         """Close the connections; the next write opens new ones."""
@@ -105,7 +105,7 @@ class InfluxDBServer:
         return [("org", self._config.org), ("bucket", self._config.bucket), ("precision", "us")]
 
 
-def _answer(status: int, body: object, headers: Mapping[str, str] | None) -> Answer:
+def _answer(status: int, body: object, headers: Mapping[str, str] | None) -> ServerAnswer:
     text = body.decode("utf-8", "replace") if isinstance(body, bytes) else str(body or "")
     retry_after = str((headers or {}).get("Retry-After", ""))
-    return Answer(status, text.strip()[:_MAX_MESSAGE], float(retry_after) if retry_after.isdecimal() else 0.0)
+    return ServerAnswer(status, text.strip()[:_MAX_MESSAGE], float(retry_after) if retry_after.isdecimal() else 0.0)

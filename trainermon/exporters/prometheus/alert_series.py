@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 from trainermon.core.metrics import METRICS
 from trainermon.core.values import Alert, AlertState, Severity
-from trainermon.exporters.prometheus.openmetrics import Samples, sample_prefix
+from trainermon.exporters.prometheus.openmetrics import MetricSamples, sample_prefix
 
 MAX_SHOWN = 100
 """Most alerts of a node that have a series of their own, the most severe and then the oldest ones."""
@@ -57,16 +57,16 @@ class AlertSeries:
         shown = sorted(recent, key=lambda alert: alert.first_step) + firing
         self._first_steps = {(*_rule(alert), alert.rank): alert.first_step for alert in shown}
 
-    def samples(self) -> Iterator[tuple[str, Samples]]:
+    def samples(self) -> Iterator[tuple[str, MetricSamples]]:
         """Return all series by metric name."""
         for metric, counts in ((FIRING, self._firing), (TOTAL, self._total)):
             for rule, severity in {**dict.fromkeys(self._rules), **dict.fromkeys(self._total)}:
                 labels = {"run": self._run_id, "rule": rule, "severity": severity}
-                yield metric.name, Samples((sample_prefix(metric, labels),), (counts[rule, severity],))
+                yield metric.name, MetricSamples((sample_prefix(metric, labels),), (counts[rule, severity],))
         worst_first = sorted(self._first_steps.items(), key=lambda item: (_URGENCY[item[0][1]], item[1]))
         for (rule, severity, rank), step in worst_first[:MAX_SHOWN]:
             labels = {"run": self._run_id, "rank": str(rank), "rule": rule, "severity": severity}
-            yield FIRST_STEP.name, Samples((sample_prefix(FIRST_STEP, labels),), (step,))
+            yield FIRST_STEP.name, MetricSamples((sample_prefix(FIRST_STEP, labels),), (step,))
 
 
 def _rule(alert: Alert) -> tuple[str, str]:

@@ -105,19 +105,19 @@ def roll_up(elements: Mapping[str, int], limit: int) -> dict[str, str]:
 
 
 @dataclasses.dataclass(slots=True)
-class _Node:
+class _ModuleNode:
     """A module: its path, the number of elements in and below it, whether its path is a name too."""
 
     path: str
     elements: int = 0
     named: bool = False
-    children: dict[str, _Node] = dataclasses.field(default_factory=dict)
+    children: dict[str, _ModuleNode] = dataclasses.field(default_factory=dict)
 
-    def below(self) -> list[_Node]:
+    def below(self) -> list[_ModuleNode]:
         """Return what it consists of, in natural order; nothing for a leaf."""
         if not self.children:
             return []
-        own = [_Node(self.path)] if self.named else []
+        own = [_ModuleNode(self.path)] if self.named else []
         return own + [self.children[part] for part in sorted(self.children, key=_natural)]
 
     @property
@@ -126,20 +126,20 @@ class _Node:
         return -self.elements, _natural(self.path)
 
 
-def _tree(elements: Mapping[str, int]) -> _Node:
-    root = _Node("")
+def _tree(elements: Mapping[str, int]) -> _ModuleNode:
+    root = _ModuleNode("")
     for name, count in elements.items():
         node = root
         path = ""
         for part in name.split("."):
             path = part if node is root else f"{path}.{part}"
-            node = node.children.setdefault(part, _Node(path))
+            node = node.children.setdefault(part, _ModuleNode(path))
             node.elements += count
         node.named = True
     return root
 
 
-def _partition(root: _Node, limit: int) -> dict[str, str]:
+def _partition(root: _ModuleNode, limit: int) -> dict[str, str]:
     """Return the labels by the path of each node of the cut; a name belongs to the longest path that it begins with."""
     level = root.below()
     if len(level) > limit:
@@ -152,7 +152,7 @@ def _partition(root: _Node, limit: int) -> dict[str, str]:
         level = deeper
 
 
-def _refine(level: list[_Node], free: int) -> dict[str, str]:
+def _refine(level: list[_ModuleNode], free: int) -> dict[str, str]:
     """Return the labels of the cut after its largest nodes were given `free` more."""
     shown = {node.path: node.path for node in level}
     queue = [(node.rank, node) for node in level if node.children]
@@ -174,7 +174,7 @@ def _refine(level: list[_Node], free: int) -> dict[str, str]:
     return shown
 
 
-def _ranges(node: _Node, below: list[_Node], limit: int) -> dict[str, str]:
+def _ranges(node: _ModuleNode, below: list[_ModuleNode], limit: int) -> dict[str, str]:
     """Return at most `limit` labels for contiguous ranges of numbered parts; none if they are not numbered."""
     numbers = [part.path.rpartition(".")[2] for part in below]
     if limit < 2 or node.named or not all(map(str.isdecimal, numbers)):

@@ -19,12 +19,12 @@ from trainermon.exporters.prometheus.node_series import NodeSeries
 from trainermon.exporters.prometheus.openmetrics import (
     OPENMETRICS,
     TEXT,
-    Histogram,
-    Samples,
+    BucketCounts,
+    MetricSamples,
     prefers_openmetrics,
     render_families,
 )
-from trainermon.exporters.prometheus.rank_series import RankSeries, Table
+from trainermon.exporters.prometheus.rank_series import RankSeries, RankTable
 from trainermon.exporters.prometheus.scalar_series import LOSS
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class Exposition:
         coordinates = header.coordinates
         self._node.see(header)
         series = self._rank(coordinates.rank)
-        table = Table(header, keys, header.placements if placements is None else placements)
+        table = RankTable(header, keys, header.placements if placements is None else placements)
         budget = self._budget.of_rank(coordinates, node_series=len(self._node), num_local=len(self._ranks))
         series.register(table, budget=budget, node=self._node.histograms)
         series.update(block)
@@ -123,7 +123,7 @@ class Exposition:
         values["trainermon_rolled_up_series"] = sum(rank.rolled_up for rank in self._ranks.values())
         values["trainermon_left_out_series"] = sum(rank.left_out for rank in self._ranks.values())
         self._node.refresh()
-        groups: dict[str, list[Samples | Histogram]] = {name: [] for name in METRICS}
+        groups: dict[str, list[MetricSamples | BucketCounts]] = {name: [] for name in METRICS}
         for name, group in self._collect():
             groups[name].append(_without_gaps(name, group))
         body = render_families(((METRICS[name], group) for name, group in groups.items()), openmetrics=openmetrics)
@@ -148,18 +148,18 @@ class Exposition:
             )
         return values, name
 
-    def _collect(self) -> Iterator[tuple[str, Samples | Histogram]]:
+    def _collect(self) -> Iterator[tuple[str, MetricSamples | BucketCounts]]:
         yield from self._node.samples()
         for rank in sorted(self._ranks):
             yield from self._ranks[rank].samples()
 
 
-def _without_gaps(name: str, group: Samples | Histogram) -> Samples | Histogram:
+def _without_gaps(name: str, group: MetricSamples | BucketCounts) -> MetricSamples | BucketCounts:
     """Return the samples whose value is known: no sample is better than a NaN that stands for "no value".
 
     A loss that is not finite is known: NaN says so, where a gap would look like a rank that tells nothing.
     """
-    if isinstance(group, Histogram) or all(map(math.isfinite, group.values)):
+    if isinstance(group, BucketCounts) or all(map(math.isfinite, group.values)):
         return group
     told = {math.inf: math.nan} if name == LOSS else {}
     known = [
@@ -167,4 +167,4 @@ def _without_gaps(name: str, group: Samples | Histogram) -> Samples | Histogram:
         for prefix, value in zip(group.prefixes, group.values, strict=True)
         if math.isfinite(value) or value in told
     ]
-    return Samples([prefix for prefix, _ in known], [value for _, value in known])
+    return MetricSamples([prefix for prefix, _ in known], [value for _, value in known])

@@ -28,7 +28,7 @@ SHOWN_BY_LARGEST = frozenset({"attention_max_logit", "expert_load", "fp8_amax.fo
 _LEFT_TO_THE_STORE = "expert_load."  # which experts have the most and the least load
 
 
-class _Quantity(NamedTuple):
+class _ModuleQuantity(NamedTuple):
     """What one metric shows, under one value of the label that it may have beside run, rank and module."""
 
     kind: Kind
@@ -124,8 +124,8 @@ class ModuleSeries:
             yield name, part, values[part].tolist()
 
 
-def _quantities(keys: Sequence[SeriesKey]) -> dict[_Quantity, list[int]]:
-    ids: dict[_Quantity, list[int]] = {}
+def _quantities(keys: Sequence[SeriesKey]) -> dict[_ModuleQuantity, list[int]]:
+    ids: dict[_ModuleQuantity, list[int]] = {}
     for i, key in enumerate(keys):
         quantity = _quantity_of(key)
         if quantity:
@@ -133,23 +133,25 @@ def _quantities(keys: Sequence[SeriesKey]) -> dict[_Quantity, list[int]]:
     return ids
 
 
-def _quantity_of(key: SeriesKey) -> _Quantity | None:
+def _quantity_of(key: SeriesKey) -> _ModuleQuantity | None:
     """Return what a series is shown as; None if it is not about a module, or too much detail."""
     metric = MODULE_METRICS.get(key.kind)
     if metric is None or (key.kind in OUTPUTS_ONLY and not key.slot.startswith("output")):
         return None
     if key.kind is Kind.COMM:
         side = key.slot.partition(".")[0]
-        return _Quantity(key.kind, metric.name, side) if side in ("pre", "post") else None
+        return _ModuleQuantity(key.kind, metric.name, side) if side in ("pre", "post") else None
     if key.kind is Kind.FEATURE:
         name = _LARGEST.name if key.slot in SHOWN_BY_LARGEST else metric.name
-        return None if key.slot.startswith(_LEFT_TO_THE_STORE) else _Quantity(key.kind, name, key.slot)
-    return _Quantity(key.kind, metric.name, key.slot if key.kind is Kind.STATE else "")
+        return None if key.slot.startswith(_LEFT_TO_THE_STORE) else _ModuleQuantity(key.kind, name, key.slot)
+    return _ModuleQuantity(key.kind, metric.name, key.slot if key.kind is Kind.STATE else "")
 
 
-def _share(quantities: Mapping[_Quantity, list[int]], keys: Sequence[SeriesKey], room: int) -> dict[_Quantity, int]:
+def _share(
+    quantities: Mapping[_ModuleQuantity, list[int]], keys: Sequence[SeriesKey], room: int
+) -> dict[_ModuleQuantity, int]:
     """Return how many modules each quantity may show: equal parts for kinds, then for the quantities of a kind."""
-    demands: dict[Kind, dict[_Quantity, int]] = {}
+    demands: dict[Kind, dict[_ModuleQuantity, int]] = {}
     for quantity, ids in quantities.items():
         demands.setdefault(quantity.kind, {})[quantity] = len({keys[i].name for i in ids})
     of_kind = share({kind: sum(parts.values()) for kind, parts in demands.items()}, room)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from trainermon.core.metrics import METRICS, MetricType
 from trainermon.core.values import Severity
 from trainermon.exporters.prometheus.alert_series import AlertSeries
-from trainermon.exporters.prometheus.openmetrics import Histogram, Samples, sample_prefix
+from trainermon.exporters.prometheus.openmetrics import BucketCounts, MetricSamples, sample_prefix
 from trainermon.exporters.prometheus.scalar_series import MOST
 
 if TYPE_CHECKING:
@@ -40,9 +40,9 @@ class NodeHistograms:
     """
 
     def __init__(self, run_id: str) -> None:
-        self.step: Histogram | None = None
+        self.step: BucketCounts | None = None
         self._run_id = run_id
-        self._waits: dict[str, Histogram] = {}
+        self._waits: dict[str, BucketCounts] = {}
 
     def __len__(self) -> int:
         """Return the number of series."""
@@ -51,15 +51,15 @@ class NodeHistograms:
     def share_steps(self) -> None:
         """Have one histogram of step durations for all ranks from now on."""
         if self.step is None:
-            self.step = Histogram(STEP_DURATION, {"run": self._run_id})
+            self.step = BucketCounts(STEP_DURATION, {"run": self._run_id})
 
-    def wait(self, purpose: str) -> Histogram | None:
+    def wait(self, purpose: str) -> BucketCounts | None:
         """Return the waiting times in the process groups with this purpose; None if there are too many already."""
         if purpose not in self._waits and len(self._waits) < MOST:
-            self._waits[purpose] = Histogram(WAIT_DURATION, {"run": self._run_id, "purpose": purpose})
+            self._waits[purpose] = BucketCounts(WAIT_DURATION, {"run": self._run_id, "purpose": purpose})
         return self._waits.get(purpose)
 
-    def all(self) -> Iterator[tuple[str, Histogram]]:
+    def all(self) -> Iterator[tuple[str, BucketCounts]]:
         """Return every histogram by metric name."""
         if self.step is not None:
             yield STEP_DURATION.name, self.step
@@ -138,16 +138,16 @@ class NodeSeries:
             "trainermon_agent_resident_memory_bytes": resident_pages * os.sysconf("SC_PAGE_SIZE"),
         }
 
-    def samples(self) -> Iterator[tuple[str, Samples | Histogram]]:
+    def samples(self) -> Iterator[tuple[str, MetricSamples | BucketCounts]]:
         """Return what is known now, by metric name; what is not known or not finite as NaN or infinity."""
         for name, value in self.values.items():
-            yield name, Samples((self._prefixes[name],), (value,))
+            yield name, MetricSamples((self._prefixes[name],), (value,))
         if self._info:
-            yield INFO.name, Samples((self._info,), (1.0,))
+            yield INFO.name, MetricSamples((self._info,), (1.0,))
         for name, values in self._labelled.items():
             label = METRICS[name].labels[1]
             for text, value in values.items():
-                yield name, Samples((sample_prefix(METRICS[name], {"run": self._run_id, label: text}),), (value,))
+                yield name, MetricSamples((sample_prefix(METRICS[name], {"run": self._run_id, label: text}),), (value,))
         yield from self.alerts.samples()
         yield from self.histograms.all()
 

@@ -24,7 +24,7 @@ OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Samples:
+class MetricSamples:
     """Samples of one metric: the text in front of each value, made by `sample_prefix`, and the values."""
 
     prefixes: Sequence[str]
@@ -35,7 +35,7 @@ class Samples:
         return len(self.prefixes)
 
 
-class Exemplar(NamedTuple):
+class BucketExemplar(NamedTuple):
     """One observation that stands for its bucket: label text, value, Unix time in seconds."""
 
     labels: str
@@ -43,13 +43,13 @@ class Exemplar(NamedTuple):
     time_s: float
 
 
-class Histogram:
+class BucketCounts:
     """Cumulative buckets of one series, and the newest observation of each bucket as its exemplar."""
 
     def __init__(self, metric: Metric, labels: Mapping[str, str]) -> None:
         self._bounds = metric.buckets
         self._counts = [0] * (len(metric.buckets) + 1)
-        self._exemplars: list[Exemplar | None] = [None] * len(self._counts)
+        self._exemplars: list[BucketExemplar | None] = [None] * len(self._counts)
         self._sum = 0.0
         texts = [format_number(bound) for bound in (*metric.buckets, math.inf)]
         self._buckets = [sample_prefix(metric, {**labels, "le": text}, suffix="_bucket") for text in texts]
@@ -60,7 +60,7 @@ class Histogram:
         """Return the number of series: buckets, count and sum."""
         return len(self._counts) + 2
 
-    def observe(self, exemplar: Exemplar) -> None:
+    def observe(self, exemplar: BucketExemplar) -> None:
         """Count one value; one that is negative (a clock was set back) or not finite would spoil the sum for ever."""
         if not 0 <= exemplar.value < math.inf:
             return
@@ -104,7 +104,9 @@ def format_number(value: float) -> str:
     return "NaN" if math.isnan(value) else ("+Inf" if value > 0 else "-Inf")
 
 
-def render_families(families: Iterable[tuple[Metric, Sequence[Samples | Histogram]]], *, openmetrics: bool) -> bytes:
+def render_families(
+    families: Iterable[tuple[Metric, Sequence[MetricSamples | BucketCounts]]], *, openmetrics: bool
+) -> bytes:
     """Return the exposition of `families`, each metric at most once, metrics without a sample left out."""
     parts: list[str] = []
     for metric, groups in families:
@@ -135,8 +137,8 @@ def prefers_openmetrics(accept: str | None) -> bool:
     return wanted > 0 and wanted >= quality["text/plain"]
 
 
-def _lines(group: Samples | Histogram, *, openmetrics: bool) -> Iterable[str]:
-    if isinstance(group, Histogram):
+def _lines(group: MetricSamples | BucketCounts, *, openmetrics: bool) -> Iterable[str]:
+    if isinstance(group, BucketCounts):
         return group.lines(openmetrics=openmetrics)
     to_text = repr if all(map(math.isfinite, group.values)) else format_number  # half the time for what is usual
     return map(operator.add, group.prefixes, map(to_text, map(float, group.values)))
@@ -152,7 +154,7 @@ def _header(metric: Metric, *, openmetrics: bool) -> str:
     return f"# HELP {metric.family} {text}\n# TYPE {metric.family} {metric.type}{unit}"
 
 
-def _exemplar_text(exemplar: Exemplar | None) -> str:
+def _exemplar_text(exemplar: BucketExemplar | None) -> str:
     if exemplar is None:
         return ""
     return f" # {{{exemplar.labels}}} {format_number(exemplar.value)} {exemplar.time_s:.3f}"

@@ -21,8 +21,14 @@ from trainermon.core.metrics import METRICS, MetricType
 from trainermon.core.values import STATISTICS, Kind, Placement, SeriesKey, StatBlock
 from trainermon.exporters.prometheus.module_series import ModuleSeries
 from trainermon.exporters.prometheus.node_series import STEP_DURATION, NodeHistograms
-from trainermon.exporters.prometheus.openmetrics import Exemplar, Histogram, Samples, label_text, sample_prefix
-from trainermon.exporters.prometheus.scalar_series import LOSS, WAITED, Scalar, collectives, losses, step_values
+from trainermon.exporters.prometheus.openmetrics import (
+    BucketCounts,
+    BucketExemplar,
+    MetricSamples,
+    label_text,
+    sample_prefix,
+)
+from trainermon.exporters.prometheus.scalar_series import LOSS, WAITED, ScalarSeries, collectives, losses, step_values
 
 if TYPE_CHECKING:
     from trainermon.core.journal import Header
@@ -45,7 +51,7 @@ _COUNT, _MAX, _SUM, _SUM_SQ, _NANS, _INFS = (
 )
 
 
-class Table(NamedTuple):
+class RankTable(NamedTuple):
     """A rank's series table: its header, keys, and placements parallel to the keys or shorter."""
 
     header: Header
@@ -73,11 +79,11 @@ class RankSeries:
         self._rows: Array = np.zeros((4, 0))  # finite elements, their sum, sum of squares, and the largest
         self._bad: Array = np.zeros(0)  # elements that are not finite
         self._totals: dict[tuple[str, str], float] = {}
-        self._index = _Index.of((), ())
+        self._index = _SeriesIndex.of((), ())
         self._node: NodeHistograms | None = None
-        self._histogram: Histogram | None = None
+        self._histogram: BucketCounts | None = None
         self._shows_histogram = False
-        self._single: list[_Single] = []
+        self._single: list[_SingleSeries] = []
         self._modules: ModuleSeries | None = None
         self._prefixes: list[str] = []
 
@@ -86,7 +92,7 @@ class RankSeries:
         """Whether a series table of this rank is known."""
         return bool(self._version)
 
-    def register(self, table: Table, *, budget: int, node: NodeHistograms) -> None:
+    def register(self, table: RankTable, *, budget: int, node: NodeHistograms) -> None:
         """Choose the series of a table; does nothing if it was registered with this budget before.
 
         Args:
@@ -102,7 +108,7 @@ class RankSeries:
         if version[:1] == self._version[:1]:
             rows[:, : self._rows.shape[1]] = self._rows
             bad[: len(self._bad)] = self._bad
-        self._version, self._rows, self._bad, self._index = version, rows, bad, _Index.of(keys, placements)
+        self._version, self._rows, self._bad, self._index = version, rows, bad, _SeriesIndex.of(keys, placements)
         for kind in self._index.kinds:
             self._nonfinite.setdefault(kind, 0.0)
         for scalar in self._index.scalars:
@@ -112,7 +118,7 @@ class RankSeries:
         self.left_out = len(candidates) - len(self._single)
         room = budget - len(self._single)
         self._node = node
-        self._histogram = node.step or self._histogram or Histogram(STEP_DURATION, self._labels)
+        self._histogram = node.step or self._histogram or BucketCounts(STEP_DURATION, self._labels)
         self._shows_histogram = node.step is None and room >= len(self._histogram)
         if self._shows_histogram:
             room -= len(self._histogram)
@@ -138,15 +144,15 @@ class RankSeries:
         self._step, self._time_s = block.step, block.time_s
         self._observe(block, series, values)
 
-    def samples(self) -> Iterator[tuple[str, Samples | Histogram]]:
+    def samples(self) -> Iterator[tuple[str, MetricSamples | BucketCounts]]:
         """Return what is known now, by metric name; what is not known or not finite as NaN or infinity."""
         for single in self._single:
-            yield single.metric, Samples((single.prefix,), (single.value(),))
+            yield single.metric, MetricSamples((single.prefix,), (single.value(),))
         if self._histogram is not None and self._shows_histogram:
             yield STEP_DURATION.name, self._histogram
         if self._modules is not None:
             for name, groups, values in self._modules.values(*self._rows):
-                yield name, Samples(self._prefixes[groups], values)
+                yield name, MetricSamples(self._prefixes[groups], values)
 
     def _forget_and_add(self, series: Array, sums: Array) -> None:
         """Forget all parts of the scalars that the step tells anew: it may have fewer micro steps; add to totals."""
@@ -165,15 +171,15 @@ class RankSeries:
         labels = label_text({"rank": self._labels["rank"], "step": str(block.step)})
         step_time = self._index.step_time
         if self._histogram is not None and np.isin(step_time, series).any():
-            self._histogram.observe(Exemplar(labels, self._mean(step_time), block.time_s))
+            self._histogram.observe(BucketExemplar(labels, self._mean(step_time), block.time_s))
         for purpose, is_wait in self._index.waits.items():
             histogram = self._node.wait(purpose) if self._node is not None else None
             if histogram is not None:
                 rows = is_wait[series] & (values[_COUNT] > 0)  # each row is one call
                 for wait_s in (values[_SUM, rows] / values[_COUNT, rows]).tolist():
-                    histogram.observe(Exemplar(labels, wait_s, block.time_s))
+                    histogram.observe(BucketExemplar(labels, wait_s, block.time_s))
 
-    def _candidates(self, header: Header) -> Iterator[_Single]:
+    def _candidates(self, header: Header) -> Iterator[_SingleSeries]:
         """Return the series that are not about a module, the most wanted first."""
         yield self._one("trainermon_step", lambda: self._step)
         yield self._one("trainermon_last_step_timestamp_seconds", lambda: self._time_s)
@@ -195,13 +201,13 @@ class RankSeries:
             yield self._one(name, partial(self.told.__getitem__, name))
         yield from map(self._scalar, self._index.collectives)
 
-    def _scalar(self, scalar: Scalar) -> _Single:
+    def _scalar(self, scalar: ScalarSeries) -> _SingleSeries:
         total = partial(self._totals.__getitem__, scalar.identity)
         mean = partial(self._loss if scalar.metric == LOSS else self._mean, scalar.ids)
         return self._one(scalar.metric, total if scalar.adds_up else mean, **scalar.labels)
 
-    def _one(self, metric: str, value: Callable[[], float], **labels: str) -> _Single:
-        return _Single(metric, sample_prefix(METRICS[metric], {**self._labels, **labels}), value)
+    def _one(self, metric: str, value: Callable[[], float], **labels: str) -> _SingleSeries:
+        return _SingleSeries(metric, sample_prefix(METRICS[metric], {**self._labels, **labels}), value)
 
     def _mean(self, ids: Array) -> float:
         finite = float(self._rows[0, ids].sum())
@@ -216,7 +222,7 @@ class RankSeries:
         return math.sqrt(float(self._rows[2, ids].sum())) if is_known else math.nan
 
 
-class _Single(NamedTuple):
+class _SingleSeries(NamedTuple):
     """A series of its own, and how to read its value."""
 
     metric: str
@@ -225,7 +231,7 @@ class _Single(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Index:
+class _SeriesIndex:
     """Where things stand: series ids, and for each id the places of its kind in `kinds` and in `scalars`, or -1.
 
     `waits` says by purpose of a process group for each id whether it is a waiting time.
@@ -233,10 +239,10 @@ class _Index:
 
     kinds: list[Kind]
     kind_of: Array
-    losses: list[Scalar]
-    step_values: list[Scalar]
-    collectives: list[Scalar]
-    scalars: list[Scalar]
+    losses: list[ScalarSeries]
+    step_values: list[ScalarSeries]
+    collectives: list[ScalarSeries]
+    scalars: list[ScalarSeries]
     scalar_of: Array
     waits: dict[str, Array]
     step_time: Array
@@ -244,7 +250,7 @@ class _Index:
     counted_gradients: Array
 
     @classmethod
-    def of(cls, keys: Sequence[SeriesKey], placements: Sequence[Placement | None]) -> _Index:
+    def of(cls, keys: Sequence[SeriesKey], placements: Sequence[Placement | None]) -> _SeriesIndex:
         kinds = list(dict.fromkeys(key.kind for key in keys))
         parts = losses(keys), step_values(keys), collectives(keys)
         scalars = [scalar for part in parts for scalar in part]

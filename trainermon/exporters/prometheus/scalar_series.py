@@ -58,7 +58,7 @@ _COLLECTIVES = MappingProxyType(
 _IS_TOTAL_ALREADY = "sequence"
 
 
-class Scalar(NamedTuple):
+class ScalarSeries(NamedTuple):
     """A value of its own.
 
     Attributes:
@@ -79,13 +79,13 @@ class Scalar(NamedTuple):
         return self.metric, "".join(self.labels.values())
 
 
-def losses(keys: Sequence[SeriesKey]) -> list[Scalar]:
+def losses(keys: Sequence[SeriesKey]) -> list[ScalarSeries]:
     """Return the training loss, if there is one."""
     ids = [number for number, key in enumerate(keys) if key.kind is Kind.LOSS and key.name == LOSS_SERIES]
     return [_scalar(LOSS, {}, ids)] if ids else []
 
 
-def step_values(keys: Sequence[SeriesKey]) -> list[Scalar]:
+def step_values(keys: Sequence[SeriesKey]) -> list[ScalarSeries]:
     """Return the numbers of the step but for its duration, what the rank measures before what the script records."""
     measured: dict[str, list[int]] = {}
     rates: dict[str, list[int]] = {}
@@ -106,7 +106,7 @@ def step_values(keys: Sequence[SeriesKey]) -> list[Scalar]:
     ]
 
 
-def collectives(keys: Sequence[SeriesKey]) -> list[Scalar]:
+def collectives(keys: Sequence[SeriesKey]) -> list[ScalarSeries]:
     """Return what is known of each process group; waiting times of all its operations and calls are one value."""
     found: dict[str, dict[str, list[int]]] = {}
     for number, key in enumerate(keys):
@@ -125,6 +125,6 @@ def _first(found: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     return ((name, found[name]) for name in list(found)[:MOST])
 
 
-def _scalar(metric: str, labels: Mapping[str, str], ids: Iterable[int], *, adds_up: bool = True) -> Scalar:
+def _scalar(metric: str, labels: Mapping[str, str], ids: Iterable[int], *, adds_up: bool = True) -> ScalarSeries:
     is_counter = METRICS[metric].type is MetricType.COUNTER
-    return Scalar(metric, labels, np.fromiter(ids, dtype=np.intp), is_counter and adds_up)
+    return ScalarSeries(metric, labels, np.fromiter(ids, dtype=np.intp), is_counter and adds_up)

@@ -18,7 +18,7 @@ from trainermon.core.values import STATISTICS, Coordinates, Kind, Placement, Ser
 from trainermon.exporters.store.segments import (
     COLUMNS,
     SERIES_COLUMNS,
-    Metadata,
+    SegmentMetadata,
     connect,
     cover,
     read_metadata,
@@ -47,13 +47,13 @@ def read_blocks(directory: Path, *, max_rows: int = MAX_ROWS) -> Iterator[tuple[
         yield from read_segment_blocks(path, metadata)
 
 
-def newest_segments(directory: Path, max_rows: int = MAX_ROWS) -> list[tuple[Path, Metadata]]:
+def newest_segments(directory: Path, max_rows: int = MAX_ROWS) -> list[tuple[Path, SegmentMetadata]]:
     """Return the newest segments that hold `max_rows` together (at least one), newest first.
 
     Raises:
         StoreError: A segment cannot be read.
     """
-    chosen: list[tuple[Path, Metadata]] = []
+    chosen: list[tuple[Path, SegmentMetadata]] = []
     num_rows = 0
     for segment in reversed(cover(directory)):
         metadata = read_metadata(segment.path)
@@ -80,7 +80,7 @@ def read_rows(path: Path) -> None:
         raise unreadable(path, error) from error
 
 
-def read_segment_blocks(path: Path, metadata: Metadata) -> Iterator[tuple[Header, StatBlock]]:
+def read_segment_blocks(path: Path, metadata: SegmentMetadata) -> Iterator[tuple[Header, StatBlock]]:
     """Yield the blocks of one segment by attempt, step and rank; headers and errors as for `read_blocks`."""
     series, columns = _read_segment(path)
     order = np.lexsort((columns["id"], columns["rank"], columns["step"], columns["attempt"]))
@@ -139,7 +139,7 @@ def _read_series(connection: duckdb.DuckDBPyConnection, path: Path) -> list[tupl
     ]
 
 
-def _header(attempt: int, rank: int, metadata: Metadata, series: list[tuple[SeriesKey, Placement]]) -> Header:
+def _header(attempt: int, rank: int, metadata: SegmentMetadata, series: list[tuple[SeriesKey, Placement]]) -> Header:
     return Header(
         run_id="",
         attempt=attempt,

@@ -68,7 +68,7 @@ Examples:
 """
 
 
-class Answer(NamedTuple):
+class QueryResult(NamedTuple):
     """The rows of a query; `is_cut` if there were more than the limit."""
 
     columns: list[str]
@@ -128,7 +128,7 @@ def find_run(run: str | None, root: Path | None = None) -> Path:
     return max(runs, key=lambda path: path.stat().st_mtime)
 
 
-def run_query(run_dir: Path, sql: str, *, limit: int | None = None) -> Answer:
+def run_query(run_dir: Path, sql: str, *, limit: int | None = None) -> QueryResult:
     """Return the answer to `sql` over the run as it is now, at most `limit` rows of it.
 
     A segment that is merged away while it is read makes the query begin again.
@@ -198,7 +198,7 @@ def _own() -> ssl.SSLContext:
     return context
 
 
-def _ask(run_dir: Path, sql: str, limit: int | None) -> Answer:
+def _ask(run_dir: Path, sql: str, limit: int | None) -> QueryResult:
     import duckdb
 
     with open_run(run_dir) as connection:
@@ -211,7 +211,7 @@ def _ask(run_dir: Path, sql: str, limit: int | None) -> Answer:
             raise StoreError(f"{run_dir}: {error}") from error
         except duckdb.Error as error:
             raise QueryError(f"{error}\n{_hint(run_dir, str(error))}") from error
-    return Answer(columns, rows[:limit], limit is not None and len(rows) > limit)
+    return QueryResult(columns, rows[:limit], limit is not None and len(rows) > limit)
 
 
 def _tables(run_dir: Path) -> dict[str, dict[str, str]]:
@@ -254,7 +254,7 @@ def _token(run_dir: Path) -> str:
     raise FileNotFoundError(f"no token for this node in {run_dir}")
 
 
-def _table(answer: Answer) -> Iterable[str]:
+def _table(answer: QueryResult) -> Iterable[str]:
     """Yield aligned lines: numbers to the right with six digits, text to the left, nothing for NULL."""
     texts = [[_text(value) for value in row] for row in answer.rows]
     widths = [max(len(row[place]) for row in [answer.columns, *texts]) for place in range(len(answer.columns))]
@@ -276,14 +276,14 @@ def _table(answer: Answer) -> Iterable[str]:
         yield f"({len(texts)} {'row' if len(texts) == 1 else 'rows'})\n"
 
 
-def _csv(answer: Answer) -> Iterable[str]:
+def _csv(answer: QueryResult) -> Iterable[str]:
     for row in [answer.columns, *answer.rows]:
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerow(row)
         yield text.getvalue()
 
 
-def _json(answer: Answer) -> Iterable[str]:
+def _json(answer: QueryResult) -> Iterable[str]:
     """Yield a JSON array with one object per row and line."""
     rows = [as_plain(dict(zip(answer.columns, row, strict=True))) for row in answer.rows]
     yield "["

@@ -32,7 +32,7 @@ from trainermon.exporters.store.segments import (
     COLUMNS,
     SERIES_COLUMNS,
     SPILL_DIRECTORY,
-    Metadata,
+    SegmentMetadata,
     connect,
     cover,
     merging,
@@ -60,7 +60,7 @@ _ORDER = (*SERIES_COLUMNS, "attempt", "rank", "step")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Retention:
+class RetentionPolicy:
     """How much of a run is kept on each node.
 
     What is older than `full_detail_s` seconds is merged over `FACTOR` steps. Where all segments together exceed
@@ -72,15 +72,15 @@ class Retention:
     full_detail_s: float = 24 * 3600.0
 
 
-class _Segment(NamedTuple):
+class _OldSegment(NamedTuple):
     first: int
     last: int
     path: Path
     size: int
-    metadata: Metadata
+    metadata: SegmentMetadata
 
 
-def compact(directory: Path, retention: Retention, *, now_s: float) -> int:
+def compact(directory: Path, retention: RetentionPolicy, *, now_s: float) -> int:
     """Merge segments of `directory` until it meets `retention`; return the number of merges.
 
     `now_s` is Unix time. Costs about 0.6 µs of CPU time a row that is merged over steps, and 2 µs one that is sorted
@@ -97,12 +97,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Compact one directory; returns 0, or 1 if it could not be read or written."""
     parser = argparse.ArgumentParser(description="Merge the segments of a node until they keep to their budget.")
     parser.add_argument("directory", type=Path)
-    parser.add_argument("--max-bytes", type=int, default=Retention.max_bytes)
-    parser.add_argument("--full-detail-hours", type=float, default=Retention.full_detail_s / 3600)
+    parser.add_argument("--max-bytes", type=int, default=RetentionPolicy.max_bytes)
+    parser.add_argument("--full-detail-hours", type=float, default=RetentionPolicy.full_detail_s / 3600)
     given = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     try:
-        retention = Retention(max_bytes=given.max_bytes, full_detail_s=3600 * given.full_detail_hours)
+        retention = RetentionPolicy(max_bytes=given.max_bytes, full_detail_s=3600 * given.full_detail_hours)
         compact(given.directory, retention, now_s=time.time())
     except (StoreError, OSError) as error:
         logger.error("%s", error)  # noqa: TRY400  (the message says it all)
@@ -110,16 +110,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _compact(directory: Path, retention: Retention, now_s: float) -> int:
+def _compact(directory: Path, retention: RetentionPolicy, now_s: float) -> int:
     import duckdb
 
-    known: dict[Path, Metadata] = {}
+    known: dict[Path, SegmentMetadata] = {}
     count = 0
     set_aside_truncated(directory)
     while True:
         files = cover(directory)
         known = {file.path: known.get(file.path) or read_metadata(file.path) for file in files}
-        live = [_Segment(*file, file.path.stat().st_size, known[file.path]) for file in files]
+        live = [_OldSegment(*file, file.path.stat().st_size, known[file.path]) for file in files]
         run, factor = _choose(live, retention, now_s)
         if not run:
             return count
@@ -133,7 +133,7 @@ def _compact(directory: Path, retention: Retention, now_s: float) -> int:
         count += 1
 
 
-def _choose(live: Sequence[_Segment], retention: Retention, now_s: float) -> tuple[Sequence[_Segment], int]:
+def _choose(live: Sequence[_OldSegment], retention: RetentionPolicy, now_s: float) -> tuple[Sequence[_OldSegment], int]:
     """Return the neighbours to merge next, and over how many of their windows; none if all is well."""
     old_s = now_s - retention.full_detail_s
     is_old = [segment.metadata.window_steps == 1 and segment.metadata.last_time_s < old_s for segment in live]
@@ -161,9 +161,9 @@ def _choose(live: Sequence[_Segment], retention: Retention, now_s: float) -> tup
     return (), 1
 
 
-def _run(live: Sequence[_Segment], max_rows: int, excess: float = math.inf) -> Sequence[_Segment]:
+def _run(live: Sequence[_OldSegment], max_rows: int, excess: float = math.inf) -> Sequence[_OldSegment]:
     """Return the first segment and neighbours of its window, until `max_rows` or the saving of `excess` bytes."""
-    run: list[_Segment] = []
+    run: list[_OldSegment] = []
     num_rows = 0
     for segment in live[:MAX_INPUTS]:
         num_rows += segment.metadata.num_rows
@@ -175,7 +175,7 @@ def _run(live: Sequence[_Segment], max_rows: int, excess: float = math.inf) -> S
     return run
 
 
-def _merge(directory: Path, run: Sequence[_Segment], factor: int, superseded_from: Mapping[int, int]) -> Path:
+def _merge(directory: Path, run: Sequence[_OldSegment], factor: int, superseded_from: Mapping[int, int]) -> Path:
     """Replace the segments by one and return its path."""
     path = segment_path(directory, run[0].first, run[-1].last)
     with connect(memory_bytes=MEMORY_BYTES, spill=directory / SPILL_DIRECTORY) as connection:

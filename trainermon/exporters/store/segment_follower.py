@@ -39,7 +39,7 @@ Integers: TypeAlias = npt.NDArray[np.int64]
 _COUNT = STATISTICS.index("count")
 
 
-class TableRow(NamedTuple):
+class StoredSeries(NamedTuple):
     """One series of a rank: its key, how many elements it has, and its placement as far as the store has it."""
 
     key: SeriesKey
@@ -55,13 +55,13 @@ class RankBlock(NamedTuple):
 
 
 @dataclasses.dataclass(slots=True)
-class _Table:
+class _SeriesTable:
     """The series of a rank in the order in which they were first seen."""
 
-    rows: list[TableRow] = dataclasses.field(default_factory=list)
+    rows: list[StoredSeries] = dataclasses.field(default_factory=list)
     places: dict[SeriesKey, int] = dataclasses.field(default_factory=dict)
 
-    def add(self, row: TableRow) -> int:
+    def add(self, row: StoredSeries) -> int:
         """Return the place of a series, which is added if it is new."""
         place = self.places.setdefault(row.key, len(self.rows))
         if place == len(self.rows):
@@ -85,7 +85,7 @@ class SegmentFollower:
         self._state = state
         self._last = 0
         self._newest: dict[int, tuple[int, int]] = {}  # by rank, attempt and step of the last block
-        self._tables: dict[int, _Table] = {}
+        self._tables: dict[int, _SeriesTable] = {}
         self._reading: dict[int, tuple[int, int]] = {}  # what `read` returned last
         self._lock = _locked(state.with_suffix(".lock"))
         try:
@@ -107,7 +107,7 @@ class SegmentFollower:
         """Return the size of the segments that are not done."""
         return sum(_size(segment.path) for segment in self.waiting())
 
-    def table(self, rank: int) -> list[TableRow]:
+    def table(self, rank: int) -> list[StoredSeries]:
         """Return the series of a rank that are known, including those of the segment that was read last."""
         return self._tables[rank].rows
 
@@ -159,12 +159,14 @@ class SegmentFollower:
         headers = {header.coordinates.rank: header for header, _ in blocks}
         for rank, header in headers.items():
             numbers = np.flatnonzero(counts[rank] >= 0).tolist()
-            table = self._tables.setdefault(rank, _Table())
+            table = self._tables.setdefault(rank, _SeriesTable())
             places[rank] = np.full(len(header.series), -1)
             for number in sorted(numbers, key=lambda number: _order(header.series[number])):
                 placement = header.placements[number]
                 assert placement is not None  # of a segment
-                places[rank][number] = table.add(TableRow(header.series[number], int(counts[rank][number]), placement))
+                places[rank][number] = table.add(
+                    StoredSeries(header.series[number], int(counts[rank][number]), placement)
+                )
         return places
 
     def _load(self) -> None:
@@ -185,7 +187,7 @@ class SegmentFollower:
         self._last = int(plain["last"])
         self._newest = {int(rank): (int(attempt), int(step)) for rank, (attempt, step) in plain["newest"].items()}
         for rank, rows in plain["tables"].items():
-            table = self._tables[int(rank)] = _Table()
+            table = self._tables[int(rank)] = _SeriesTable()
             for row in rows:
                 table.add(_row(row))
 
@@ -247,18 +249,18 @@ def _locked(path: Path) -> int:
     return descriptor
 
 
-def _plain(row: TableRow) -> list[Any]:
+def _plain(row: StoredSeries) -> list[Any]:
     key = row.key
     identity = [key.kind.value, key.name, key.slot, key.call, key.micro_step, key.stage]
     at = row.placement
     return [*identity, row.num_elements, at.in_global_norm, at.dtype, at.shape, at.scale]
 
 
-def _row(plain: list[Any]) -> TableRow:
+def _row(plain: list[Any]) -> StoredSeries:
     kind, name, slot, call, micro_step, stage, num_elements, in_global_norm, *rest = plain
     dtype, shape, scale = rest or ("", (), 1.0)  # earlier versions did not say
     placement = Placement(dtype=dtype, shape=tuple(shape), in_global_norm=in_global_norm, scale=scale)
-    return TableRow(SeriesKey(Kind(kind), name, slot, call, micro_step, stage), num_elements, placement)
+    return StoredSeries(SeriesKey(Kind(kind), name, slot, call, micro_step, stage), num_elements, placement)
 
 
 def _size(path: Path) -> int:

@@ -86,7 +86,7 @@ class SegmentFile(NamedTuple):
     path: Path
 
 
-class Position(NamedTuple):
+class JournalPosition(NamedTuple):
     """How far the journal of a rank has been stored, and by which attempt the record before it was written."""
 
     attempt: int
@@ -94,7 +94,7 @@ class Position(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Metadata:
+class SegmentMetadata:
     """What a segment knows beside its rows; everything except the last three is cumulative over the run's segments.
 
     `positions`: by rank, where to go on reading. `attempts`: by attempt, the first step that any rank of this node
@@ -103,7 +103,7 @@ class Metadata:
     merged into one row. `num_rows` and `last_time_s` (Unix time of the newest row) describe this file alone.
     """
 
-    positions: Mapping[int, Position] = dataclasses.field(default_factory=dict)
+    positions: Mapping[int, JournalPosition] = dataclasses.field(default_factory=dict)
     attempts: Mapping[int, int] = dataclasses.field(default_factory=dict)
     coordinates: Mapping[int, Mapping[str, int]] = dataclasses.field(default_factory=dict)
     started_s: Mapping[tuple[int, int], float] = dataclasses.field(default_factory=dict)
@@ -129,7 +129,7 @@ class Metadata:
         )
 
     @classmethod
-    def from_json(cls, text: str) -> Metadata:
+    def from_json(cls, text: str) -> SegmentMetadata:
         """Return the metadata that `to_json` wrote.
 
         Raises:
@@ -140,7 +140,7 @@ class Metadata:
             raise OtherFormatError(f"found format {plain['format']}, expected {FORMAT_VERSION}")
         return cls(
             positions={
-                int(rank): Position(attempt, Cursor(file, offset))
+                int(rank): JournalPosition(attempt, Cursor(file, offset))
                 for rank, (attempt, file, offset) in plain["positions"].items()
             },
             attempts={int(attempt): step for attempt, step in plain["attempts"].items()},
@@ -213,7 +213,7 @@ def segment_path(directory: Path, first: int, last: int) -> Path:
     return directory / f"{first:010d}-{last:010d}.parquet"
 
 
-def read_metadata(path: Path) -> Metadata:
+def read_metadata(path: Path) -> SegmentMetadata:
     """Return the metadata of one segment; reads its footer only.
 
     Raises:
@@ -227,7 +227,7 @@ def read_metadata(path: Path) -> Metadata:
                 "SELECT decode(value) FROM parquet_kv_metadata($1) WHERE decode(key) = $2",
                 [sql_path(path), METADATA_KEY],
             ).fetchall()
-        return Metadata.from_json(rows[0][0])
+        return SegmentMetadata.from_json(rows[0][0])
     except (OSError, duckdb.Error, LookupError, ValueError, TypeError) as error:
         raise unreadable(path, error) from error
 
@@ -274,7 +274,7 @@ def last_number(directory: Path) -> int:
     return 0
 
 
-def read_newest(directory: Path) -> tuple[int, Metadata]:
+def read_newest(directory: Path) -> tuple[int, SegmentMetadata]:
     """Return the last number of a directory's whole segments and its metadata; 0 and nothing if it has none.
 
     Raises:
@@ -283,7 +283,7 @@ def read_newest(directory: Path) -> tuple[int, Metadata]:
     for _ in range(_ATTEMPTS):
         newest = next((segment for segment in reversed(cover(directory)) if is_whole(segment.path)), None)
         try:
-            return (newest.last, read_metadata(newest.path)) if newest else (0, Metadata())
+            return (newest.last, read_metadata(newest.path)) if newest else (0, SegmentMetadata())
         except StoreError:
             if newest and newest.path.exists():
                 raise  # else it was merged away since it was listed
@@ -350,7 +350,7 @@ def scan(paths: Iterable[Path]) -> str:
     return f"(SELECT {columns} WHERE false{rows})"
 
 
-def write_segment(connection: duckdb.DuckDBPyConnection, query: str, path: Path, metadata: Metadata) -> None:
+def write_segment(connection: duckdb.DuckDBPyConnection, query: str, path: Path, metadata: SegmentMetadata) -> None:
     """Make the rows of `query` the segment `path`: afterwards it is there, whole and durable, or nothing has changed.
 
     Writing the same segment again replaces it by itself, so that a commit whose outcome is unknown may be repeated.

@@ -1,10 +1,10 @@
 """The store of a run: what the agents write is kept here exactly once, and read back from here.
 
 `SegmentWriter` gathers the blocks of all local ranks and makes one segment of them for all kinds, together with the
-position that was reached in every journal. What has been sealed into a `Batch` may be written in another thread while
-the next one is being gathered. `read_cursors` says where to go on after a restart, `open_run` is the run as SQL
-tables. When a commit is due, and which journal files may go after it, is
-the agent's decision (`trainermon.agent.pipeline`).
+position that was reached in every journal. What has been sealed into a `SegmentBatch` may be written in another thread
+while the next one is being gathered. `read_cursors` says where to go on after a restart, `open_run` is the run as SQL
+tables. When a commit is due, and which journal files may go after it, is the agent's decision
+(`trainermon.agent.pipeline`).
 """
 
 # ruff: noqa: S608  (the SQL consists of our own column names)
@@ -28,8 +28,8 @@ from trainermon.core.values import STATISTICS, Placement, SeriesKey, StatBlock
 from trainermon.exporters.store.damaged import damaged, set_aside_truncated
 from trainermon.exporters.store.refused import culprits, set_aside
 from trainermon.exporters.store.segments import (
-    Metadata,
-    Position,
+    JournalPosition,
+    SegmentMetadata,
     clean,
     connect,
     last_number,
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 Floats: TypeAlias = npt.NDArray[np.float64]
 Integers: TypeAlias = npt.NDArray[np.uint32]
 
-__all__ = ["Batch", "SegmentWriter", "open_run", "read_cursors"]
+__all__ = ["SegmentBatch", "SegmentWriter", "open_run", "read_cursors"]
 
 MAX_COUNT = 1 << 53
 """Above this not every integer is a float64."""
@@ -53,7 +53,7 @@ MAX_COUNT = 1 << 53
 _COUNTS = frozenset({"count", "zeros", "nans", "infs"})
 
 
-class _Series(NamedTuple):
+class _SeriesEntry(NamedTuple):
     """What a row says about its series; two ranks share an entry if they agree on all of it."""
 
     key: SeriesKey
@@ -63,7 +63,7 @@ class _Series(NamedTuple):
     shape: str
 
 
-class _Part(NamedTuple):
+class _BlockPart(NamedTuple):
     """One block, with the writer's own numbers for its series."""
 
     attempt: int
@@ -74,7 +74,7 @@ class _Part(NamedTuple):
     values: Floats
 
 
-class _Database:
+class _WriterDatabase:
     """The database that writes segments, with the series as a table; kept, as making it costs as much as 50 k rows.
 
     Attributes:
@@ -87,19 +87,21 @@ class _Database:
         self._places = np.zeros(0, np.uint32)
         self._num_left_out = 0
 
-    def write(self, series: Sequence[_Series], parts: Sequence[_Part], path: Path, metadata: Metadata) -> None:
+    def write(
+        self, series: Sequence[_SeriesEntry], parts: Sequence[_BlockPart], path: Path, metadata: SegmentMetadata
+    ) -> None:
         """Write rows of series that are not left out; after an error the next call begins with a new database."""
         with self._rows(series, parts) as (connection, rows):
             write_segment(connection, rows, path, metadata)
 
-    def try_out(self, series: Sequence[_Series], parts: Sequence[_Part]) -> None:
+    def try_out(self, series: Sequence[_SeriesEntry], parts: Sequence[_BlockPart]) -> None:
         """Do the same as `write`, without a file."""
         with self._rows(series, parts) as (connection, rows):
             connection.execute(f"COPY ({rows}) TO '/dev/null' (FORMAT parquet, USE_TMP_FILE false)")
 
     @contextlib.contextmanager
     def _rows(
-        self, series: Sequence[_Series], parts: Sequence[_Part]
+        self, series: Sequence[_SeriesEntry], parts: Sequence[_BlockPart]
     ) -> Iterator[tuple[duckdb.DuckDBPyConnection, str]]:
         try:
             connection, places = self._prepare(series)
@@ -110,7 +112,7 @@ class _Database:
             self._connection = None
             raise
 
-    def _prepare(self, series: Sequence[_Series]) -> tuple[duckdb.DuckDBPyConnection, Integers]:
+    def _prepare(self, series: Sequence[_SeriesEntry]) -> tuple[duckdb.DuckDBPyConnection, Integers]:
         """Return the database, and by the writer's number of a series its place in sorted order."""
         is_known = len(self._places) == len(series) and self._num_left_out == len(self.left_out)
         if self._connection is None or not is_known:
@@ -135,14 +137,14 @@ class SetAside:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
+class SegmentBatch:
     """A segment to be: its rows, its number and its metadata are settled, only the file is not there yet."""
 
     path: Path
-    parts: tuple[_Part, ...]
-    series: tuple[_Series, ...]
-    metadata: Metadata
-    database: _Database
+    parts: tuple[_BlockPart, ...]
+    series: tuple[_SeriesEntry, ...]
+    metadata: SegmentMetadata
+    database: _WriterDatabase
     set_aside: SetAside
 
     def write(self) -> Path:
@@ -165,7 +167,7 @@ class Batch:
             self._commit_storable(error)
         return self.path
 
-    def _commit(self, kept: Sequence[_Part], left: Sequence[_Part], reason: str) -> None:
+    def _commit(self, kept: Sequence[_BlockPart], left: Sequence[_BlockPart], reason: str) -> None:
         num_left = sum(len(part.ids) for part in left)
         if num_left:  # first: killed in between, the rows are there twice and not nowhere
             set_aside(self.path, reason, (_told(part, self.series) for part in left))
@@ -193,19 +195,19 @@ class Batch:
         except Exception as again:  # nothing was found that is to blame
             raise StoreError(f"{self.path}: the segment could not be written: {again}") from again
 
-    def _works(self, numbers: Sequence[int], parts: Sequence[_Part]) -> bool:
+    def _works(self, numbers: Sequence[int], parts: Sequence[_BlockPart]) -> bool:
         """Whether these series, and rows of them, can be stored by a new database."""
         import duckdb
 
         try:
-            _Database(set(range(len(self.series))).difference(numbers)).try_out(self.series, parts)
+            _WriterDatabase(set(range(len(self.series))).difference(numbers)).try_out(self.series, parts)
         except (MemoryError, duckdb.OutOfMemoryException) as error:
             raise StoreError(f"{self.path}: there is not enough memory: {error}") from error
         except Exception:  # noqa: BLE001 - whether it raises anything at all is what is asked
             return False
         return True
 
-    def _split(self, parts: Sequence[_Part]) -> tuple[list[_Part], list[_Part]]:
+    def _split(self, parts: Sequence[_BlockPart]) -> tuple[list[_BlockPart], list[_BlockPart]]:
         """Return the rows of parts that are stored, and those of series that are left out."""
         is_left = np.zeros(len(self.series), np.bool_)
         is_left[[number for number in self.database.left_out if number < len(is_left)]] = True
@@ -234,10 +236,10 @@ class SegmentWriter:
         self.size_bytes = 0
         self._next = last_number(directory) + 1
         self.set_aside = SetAside(damaged=damaged(directory))
-        self._database = _Database()
-        self._parts: list[_Part] = []
-        self._series: list[_Series] = []
-        self._index: dict[_Series, int] = {}
+        self._database = _WriterDatabase()
+        self._parts: list[_BlockPart] = []
+        self._series: list[_SeriesEntry] = []
+        self._index: dict[_SeriesEntry, int] = {}
         self._ids: dict[int, tuple[Header, Integers]] = {}
 
     def add(self, header: Header, keys: Sequence[SeriesKey], block: StatBlock) -> None:
@@ -247,12 +249,12 @@ class SegmentWriter:
             return
         values = np.asarray(block.values, np.float64)
         rank = header.coordinates.rank
-        part = _Part(header.attempt, rank, block.step, block.time_s, self._ids_of(header, keys)[series], values)
+        part = _BlockPart(header.attempt, rank, block.step, block.time_s, self._ids_of(header, keys)[series], values)
         self._parts.append(part)
         self.num_rows += len(series)
         self.size_bytes += values.nbytes + part.ids.nbytes
 
-    def seal(self, positions: Mapping[int, Position]) -> Batch | None:
+    def seal(self, positions: Mapping[int, JournalPosition]) -> SegmentBatch | None:
         """Return everything added so far as a batch that also says that the journals are stored up to `positions`.
 
         Positions of ranks that are not named stay what they were. None if nothing was added. The caller must see to it
@@ -261,7 +263,7 @@ class SegmentWriter:
         if not self._parts:
             return None
         self.metadata = self._next_metadata(positions)
-        batch = Batch(
+        batch = SegmentBatch(
             path=segment_path(self.directory, self._next, self._next),
             parts=tuple(self._parts),
             series=tuple(self._series),
@@ -273,7 +275,7 @@ class SegmentWriter:
         self._parts, self.num_rows, self.size_bytes = [], 0, 0
         return batch
 
-    def commit(self, positions: Mapping[int, Position]) -> Path | None:
+    def commit(self, positions: Mapping[int, JournalPosition]) -> Path | None:
         """Seal and write in one go; None if there was nothing to write."""
         batch = self.seal(positions)
         return batch.write() if batch else None
@@ -293,19 +295,19 @@ class SegmentWriter:
         self._ids[rank] = (header, ids)
         return ids
 
-    def _id(self, series: _Series) -> int:
+    def _id(self, series: _SeriesEntry) -> int:
         index = self._index.setdefault(series, len(self._series))
         if index == len(self._series):
             self._series.append(series)
         return index
 
-    def _next_metadata(self, positions: Mapping[int, Position]) -> Metadata:
+    def _next_metadata(self, positions: Mapping[int, JournalPosition]) -> SegmentMetadata:
         attempts = dict(self.metadata.attempts)
         for part in self._parts:
             attempts[part.attempt] = min(part.step, attempts.get(part.attempt, part.step))
         coordinates = {rank: dataclasses.asdict(header.coordinates) for rank, (header, _) in self._ids.items()}
         started_s = {(rank, header.attempt): header.started_s for rank, (header, _) in self._ids.items()}
-        return Metadata(
+        return SegmentMetadata(
             positions={**self.metadata.positions, **positions},
             attempts=attempts,
             coordinates={**self.metadata.coordinates, **coordinates},
@@ -315,16 +317,16 @@ class SegmentWriter:
         )
 
 
-def read_cursors(directory: Path) -> dict[int, Position]:
+def read_cursors(directory: Path) -> dict[int, JournalPosition]:
     """Return, by rank, how far the journals are stored in the segments of `directory`; empty without any."""
     return dict(read_newest(directory)[1].positions)
 
 
-def _of_rows(part: _Part, chosen: npt.NDArray[np.bool_]) -> _Part:
+def _of_rows(part: _BlockPart, chosen: npt.NDArray[np.bool_]) -> _BlockPart:
     return part._replace(ids=part.ids[chosen], values=part.values[:, chosen])
 
 
-def _told(part: _Part, series: Sequence[_Series]) -> dict[str, Any]:
+def _told(part: _BlockPart, series: Sequence[_SeriesEntry]) -> dict[str, Any]:
     """Return rows for the quarantine, with whatever is wrong with them."""
     return {
         **{name: getattr(part, name) for name in ("attempt", "rank", "step", "time_s")},
@@ -336,7 +338,7 @@ def _told(part: _Part, series: Sequence[_Series]) -> dict[str, Any]:
     }
 
 
-def _create_series(connection: duckdb.DuckDBPyConnection, series: Sequence[_Series]) -> None:
+def _create_series(connection: duckdb.DuckDBPyConnection, series: Sequence[_SeriesEntry]) -> None:
     """Create the table that joins the rows to their series; enumerations, which Parquet writes without hashing text."""
     keys = [entry.key for entry in series]
     texts = {
@@ -362,7 +364,7 @@ def _create_series(connection: duckdb.DuckDBPyConnection, series: Sequence[_Seri
     )
 
 
-def _columns(parts: Sequence[_Part], places: Integers) -> dict[str, npt.NDArray[Any]]:
+def _columns(parts: Sequence[_BlockPart], places: Integers) -> dict[str, npt.NDArray[Any]]:
     """Return the rows sorted by series (`id`, its place in sorted order), then by attempt, rank and step."""
     parts = sorted(parts, key=lambda part: part[:3])
     ids = places[np.concatenate([np.zeros(0, np.uint32), *(part.ids for part in parts)])]
@@ -377,11 +379,11 @@ def _columns(parts: Sequence[_Part], places: Integers) -> dict[str, npt.NDArray[
     return columns
 
 
-def _series_of(key: SeriesKey, placement: Placement | None, *, is_first_copy: bool) -> _Series:
+def _series_of(key: SeriesKey, placement: Placement | None, *, is_first_copy: bool) -> _SeriesEntry:
     """Without a placement, a tensor is taken for one that all data-parallel ranks hold alike."""
     if placement is None:
-        return _Series(key, is_first_copy, 1.0, "", "")
-    return _Series(
+        return _SeriesEntry(key, is_first_copy, 1.0, "", "")
+    return _SeriesEntry(
         key,
         placement.in_global_norm,
         placement.scale,

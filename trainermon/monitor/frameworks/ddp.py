@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from trainermon.core.values import Coordinates
-from trainermon.hooks.guard import Guard
+from trainermon.hooks.guard import FaultGuard
 from trainermon.monitor.frameworks import plain
-from trainermon.monitor.taps.training import Handle
+from trainermon.monitor.taps.training import TapHandle
 
 
 class DdpTraining(plain.PlainTraining):
@@ -22,7 +22,7 @@ class DdpTraining(plain.PlainTraining):
     reduces = True
     wrappers: Sequence[DistributedDataParallel]
 
-    def watch_unreduced(self, guard: Guard, see: Callable[[int, Tensor], None]) -> list[Handle]:
+    def watch_unreduced(self, guard: FaultGuard, see: Callable[[int, Tensor], None]) -> list[TapHandle]:
         """Report `.grad` from post-accumulate hooks, which run inside the node that the reducer hangs behind."""
 
         def hook_of(index: int) -> Callable[[Tensor], None]:

@@ -17,7 +17,7 @@ MODEL_AXES = frozenset({"tp", "cp", "ep"})
 SHARDS = frozenset({"Shard", "_StridedShard"})
 
 
-class Split(NamedTuple):
+class MeshSplit(NamedTuple):
     """What one mesh dimension does to a tensor: shards tensor dimension `dim`, or (None) holds copies.
 
     `place` of `size` is this rank's. `is_data` tells data parallelism from model parallelism.
@@ -101,7 +101,7 @@ def is_partial(gradient: Tensor) -> bool:
     return any(placement.is_partial() for placement in getattr(gradient, "placements", ()))
 
 
-def _splits(name: str, tensor: Any, data_dims: Collection[int]) -> list[Split]:
+def _splits(name: str, tensor: Any, data_dims: Collection[int]) -> list[MeshSplit]:
     mesh, place = tensor.device_mesh, tensor.device_mesh.get_coordinate()
     unknown = [p for p in tensor.placements if type(p).__name__ not in SHARDS and not p.is_replicate()]
     if place is None or unknown:
@@ -113,12 +113,12 @@ def _splits(name: str, tensor: Any, data_dims: Collection[int]) -> list[Split]:
     axes = ["" if i in data_dims else n if n in MODEL_AXES else "tp" for i, n in enumerate(names)]
     data_axis = "edp" if "ep" in axes else "dp"
     return [
-        Split(axis or data_axis, getattr(p, "dim", None), mesh.size(i), place[i], not axis)
+        MeshSplit(axis or data_axis, getattr(p, "dim", None), mesh.size(i), place[i], not axis)
         for i, (axis, p) in enumerate(zip(axes, tensor.placements, strict=True))
     ]
 
 
-def _local_shape(shape: tuple[int, ...], splits: Sequence[Split]) -> tuple[int, ...]:
+def _local_shape(shape: tuple[int, ...], splits: Sequence[MeshSplit]) -> tuple[int, ...]:
     sizes = list(shape)
     for split in splits:
         if split.dim is not None:
@@ -127,7 +127,7 @@ def _local_shape(shape: tuple[int, ...], splits: Sequence[Split]) -> tuple[int, 
     return tuple(sizes)
 
 
-def _range(shape: tuple[int, ...], shards: Sequence[Split]) -> tuple[int, int]:
+def _range(shape: tuple[int, ...], shards: Sequence[MeshSplit]) -> tuple[int, int]:
     """Return offset and length of this rank's part; -1 as length where several mesh dimensions shard it."""
     if not shards:
         return 0, math.prod(shape)
@@ -140,11 +140,11 @@ def _range(shape: tuple[int, ...], shards: Sequence[Split]) -> tuple[int, int]:
     return begin * row, (end - begin) * row
 
 
-def _chunk(size: int, split: Split) -> tuple[int, int]:
+def _chunk(size: int, split: MeshSplit) -> tuple[int, int]:
     """Return the range that `torch.chunk` gives to this place; the last ones may be short or empty."""
     step = -(-size // split.size)
     return min(split.place * step, size), min((split.place + 1) * step, size)
 
 
-def _axes(splits: Iterable[Split], *, sharded: bool) -> tuple[str, ...]:
+def _axes(splits: Iterable[MeshSplit], *, sharded: bool) -> tuple[str, ...]:
     return tuple(dict.fromkeys(split.axis for split in splits if (split.dim is not None) is sharded and split.size > 1))

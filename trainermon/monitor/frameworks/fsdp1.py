@@ -14,21 +14,21 @@ from torch import Tensor, nn
 
 from trainermon.core.errors import AttachError
 from trainermon.core.values import Coordinates, Placement
-from trainermon.hooks.guard import Guard
+from trainermon.hooks.guard import FaultGuard
 from trainermon.hooks.names import plain_name
 from trainermon.hooks.replayable import Replayable
 from trainermon.monitor.frameworks import plain
 from trainermon.monitor.frameworks.dtensor import dtype_name
 from trainermon.monitor.frameworks.fsdp_replay import FsdpReplayable
 from trainermon.monitor.frameworks.replicas import is_first_copy
-from trainermon.monitor.taps.training import Handle, OptimizerState, Parameter
+from trainermon.monitor.taps.training import HeldParameter, OptimizerState, TapHandle
 
 # What is read of torch's private records; found in torch 2.13.
 HANDLE_ATTRIBUTES = ("flat_param", "uses_sharded_strategy", "_use_orig_params", "_get_flat_param_offsets")
 FLAT_ATTRIBUTES = ("_fqns", "_shapes", "_numels", "_shard_param_infos", "_param_extensions", "_is_padding_mask")
 
 
-class Piece(NamedTuple):
+class FlatPiece(NamedTuple):
     """One original parameter within a flat one.
 
     Attributes:
@@ -59,7 +59,7 @@ class Fsdp1Training(plain.PlainTraining):
     reduces = True
     communicates = ("dp",)
     wrappers: Sequence[Any]
-    pieces: Sequence[Piece | None]
+    pieces: Sequence[FlatPiece | None]
 
     def replayable(self) -> Replayable:
         """Return how all ranks replay together, which is by the outermost wrapper."""
@@ -74,14 +74,14 @@ class Fsdp1Training(plain.PlainTraining):
 
     # ------------------------------------------------------------------ gradients
 
-    def watch_accumulation(self, guard: Guard, reached: Callable[[int], None]) -> list[Handle]:
+    def watch_accumulation(self, guard: FaultGuard, reached: Callable[[int], None]) -> list[TapHandle]:
         """Use post-accumulate hooks on the flat parameters and those that FSDP does not manage."""
         return [
             leaf.register_post_accumulate_grad_hook(guard.wrap(_call, reached, self.parameters[indices[0]].stage))  # type: ignore[no-untyped-call]
             for leaf, indices in self._leaves()
         ]
 
-    def watch_unreduced(self, guard: Guard, see: Callable[[int, Tensor], None]) -> list[Handle]:
+    def watch_unreduced(self, guard: FaultGuard, see: Callable[[int, Tensor], None]) -> list[TapHandle]:
         """Use post-accumulate hooks, which run inside the node that FSDP's reduction hangs behind."""
         return [
             leaf.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
@@ -90,7 +90,7 @@ class Fsdp1Training(plain.PlainTraining):
             for leaf, indices in self._leaves()
         ]
 
-    def watch_micro_gradients(self, guard: Guard, see: Callable[[int, Tensor], None]) -> list[Handle]:
+    def watch_micro_gradients(self, guard: FaultGuard, see: Callable[[int, Tensor], None]) -> list[TapHandle]:
         """Use tensor hooks on the same leaves."""
         return [
             leaf.register_hook(guard.wrap(lambda indices, gradient: self._cut(indices, gradient, see), indices))  # type: ignore[no-untyped-call]
@@ -186,7 +186,9 @@ def describe(chunks: Sequence[nn.Module], optimizer: torch.optim.Optimizer, coor
     return training
 
 
-def _parameters(chunk: nn.Module, stage: int, coordinates: Coordinates) -> Iterator[tuple[Parameter, Piece | None]]:
+def _parameters(
+    chunk: nn.Module, stage: int, coordinates: Coordinates
+) -> Iterator[tuple[HeldParameter, FlatPiece | None]]:
     seen: set[int] = set()
     for path, module in chunk.named_modules():
         if _is_fsdp(module) and module._handle is not None:
@@ -194,7 +196,7 @@ def _parameters(chunk: nn.Module, stage: int, coordinates: Coordinates) -> Itera
                 held = piece.flat if piece.original is None else piece.original
                 seen.add(id(held))
                 if held.requires_grad:
-                    yield Parameter(plain_name(name), held, placement[0], stage, placement[1]), piece
+                    yield HeldParameter(plain_name(name), held, placement[0], stage, placement[1]), piece
     for name, tensor in chunk.named_parameters():
         if id(tensor) not in seen and tensor.requires_grad:
             whole = Placement(
@@ -203,12 +205,12 @@ def _parameters(chunk: nn.Module, stage: int, coordinates: Coordinates) -> Itera
                 replicated_over=("dp",),
                 in_global_norm=coordinates.dp == 0 and coordinates.tp == 0,
             )
-            yield Parameter(plain_name(name), tensor, whole, stage), None
+            yield HeldParameter(plain_name(name), tensor, whole, stage), None
 
 
 def _pieces(
     path: str, wrapper: Any, coordinates: Coordinates
-) -> Iterator[tuple[str, tuple[Placement, Placement], Piece]]:
+) -> Iterator[tuple[str, tuple[Placement, Placement], FlatPiece]]:
     """Yield name, placements (of the gradient of one backward, and of the shard) and place of each parameter."""
     handle, flat = _checked(wrapper._handle), wrapper._handle.flat_param
     offsets = [
@@ -239,11 +241,11 @@ def _pieces(
             in_global_norm=counts,
         )
         begin = offsets[i][0]
-        piece = Piece(flat, slice(begin, begin + flat._numels[i]), slice(own[0], sum(own)), originals[i])
+        piece = FlatPiece(flat, slice(begin, begin + flat._numels[i]), slice(own[0], sum(own)), originals[i])
         yield name, (whole, shard), piece
 
 
-class _Copies(NamedTuple):
+class _FlatCopies(NamedTuple):
     """How many ranks hold a flat parameter, in how many shards, which shard this rank has, and which copy of it."""
 
     num_ranks: int
@@ -252,14 +254,14 @@ class _Copies(NamedTuple):
     place: int
 
 
-def _copies(wrapper: Any, handle: Any) -> _Copies:
+def _copies(wrapper: Any, handle: Any) -> _FlatCopies:
     group = wrapper.process_group
     if not handle.uses_sharded_strategy:
-        return _Copies(group.size(), 1, 0, group.rank())
+        return _FlatCopies(group.size(), 1, 0, group.rank())
     between = getattr(wrapper, "_inter_node_pg", None)
     if between is None:
-        return _Copies(group.size(), group.size(), group.rank(), 0)
-    return _Copies(group.size() * between.size(), group.size(), group.rank(), between.rank())
+        return _FlatCopies(group.size(), group.size(), group.rank(), 0)
+    return _FlatCopies(group.size() * between.size(), group.size(), group.rank(), between.rank())
 
 
 def _checked(handle: Any) -> Any:

@@ -19,14 +19,14 @@ from torch import Tensor, nn
 
 from trainermon.core.errors import AttachError
 from trainermon.core.values import Coordinates, Placement
-from trainermon.hooks.guard import Guard
+from trainermon.hooks.guard import FaultGuard
 from trainermon.hooks.names import plain_name
 from trainermon.hooks.patch import Patch
 from trainermon.hooks.replayable import Replayable
 from trainermon.monitor.frameworks import plain
 from trainermon.monitor.frameworks.dtensor import dtype_name, is_dtensor, is_partial, local, placements_of
 from trainermon.monitor.frameworks.fsdp_replay import FsdpReplayable
-from trainermon.monitor.taps.training import Handle, OptimizerState, Parameter
+from trainermon.monitor.taps.training import HeldParameter, OptimizerState, TapHandle
 
 logger = logging.getLogger("trainermon")
 
@@ -58,7 +58,7 @@ class Fsdp2Training(plain.PlainTraining):
 
     # ------------------------------------------------------------------ gradients
 
-    def watch_accumulation(self, guard: Guard, reached: Callable[[int], None]) -> list[Handle]:
+    def watch_accumulation(self, guard: FaultGuard, reached: Callable[[int], None]) -> list[TapHandle]:
         """Report each group at the end of its backward; hooks on sharded parameters would slow down offloading."""
         handles = self._post_accumulate(guard, lambda index, _parameter: reached(self.parameters[index].stage))
         for stage, group in self.groups:
@@ -66,7 +66,7 @@ class Fsdp2Training(plain.PlainTraining):
             handles.append(Patch(group, "post_backward", before=before))
         return handles
 
-    def watch_unreduced(self, guard: Guard, see: Callable[[int, Tensor], None]) -> list[Handle]:
+    def watch_unreduced(self, guard: FaultGuard, see: Callable[[int, Tensor], None]) -> list[TapHandle]:
         """Report what torch's own function is about to reduce."""
         index_of = self._index_of()
 
@@ -76,10 +76,10 @@ class Fsdp2Training(plain.PlainTraining):
                     see(index_of[id(managed)], gradient)
 
         modules = {sys.modules[type(group).__module__] for _, group in self.groups}
-        handles: list[Handle] = [Patch(module, REDUCE, before=guard.wrap(before)) for module in modules]
+        handles: list[TapHandle] = [Patch(module, REDUCE, before=guard.wrap(before)) for module in modules]
         return handles + self._post_accumulate(guard, lambda index, p: self._see_local(index, p.grad, see))
 
-    def watch_micro_gradients(self, guard: Guard, see: Callable[[int, Tensor], None]) -> list[Handle]:
+    def watch_micro_gradients(self, guard: FaultGuard, see: Callable[[int, Tensor], None]) -> list[TapHandle]:
         """Use tensor hooks on the unsharded parameters, which exist from the first forward on."""
         hooks, index_of = _LateHooks(), self._index_of()
 
@@ -138,7 +138,7 @@ class Fsdp2Training(plain.PlainTraining):
         """Return the index of each parameter by the id of FSDP's record of it."""
         return {id(managed): index for index, managed in enumerate(self.managed) if managed is not None}
 
-    def _post_accumulate(self, guard: Guard, call: Callable[[int, Tensor], None]) -> list[Handle]:
+    def _post_accumulate(self, guard: FaultGuard, call: Callable[[int, Tensor], None]) -> list[TapHandle]:
         """Have `call(index, parameter)` called when a parameter that FSDP does not manage got a gradient."""
         return [
             p.tensor.register_post_accumulate_grad_hook(guard.wrap(call, index))  # type: ignore[no-untyped-call]
@@ -167,10 +167,10 @@ class _LateHooks:
     """Tensor hooks on parameters that may not exist before the first forward."""
 
     def __init__(self) -> None:
-        self._handles: list[Handle] = []
+        self._handles: list[TapHandle] = []
 
     def register(
-        self, guard: Guard, modules: Sequence[nn.Module], wanted: Sequence[tuple[Any, Callable[[Tensor], None]]]
+        self, guard: FaultGuard, modules: Sequence[nn.Module], wanted: Sequence[tuple[Any, Callable[[Tensor], None]]]
     ) -> None:
         """Hook those that exist, and the others when one of `modules` begins its next forward."""
         missing = [(managed, hook) for managed, hook in wanted if not self._hook(managed, hook)]
@@ -233,7 +233,7 @@ def describe(chunks: Sequence[nn.Module], optimizer: torch.optim.Optimizer, coor
 # ---------------------------------------------------------------------- what is where
 
 
-def _parameters(chunk: nn.Module, stage: int, coordinates: Coordinates) -> Iterator[tuple[Parameter, Any]]:
+def _parameters(chunk: nn.Module, stage: int, coordinates: Coordinates) -> Iterator[tuple[HeldParameter, Any]]:
     """Yield every parameter that requires a gradient, with FSDP's record of it; a shared one once."""
     managed_by = {
         (id(managed._module_info.module), managed._module_info.param_name): managed
@@ -250,7 +250,7 @@ def _parameters(chunk: nn.Module, stage: int, coordinates: Coordinates) -> Itera
                 yield _parameter(full_name, tensor, managed, stage=stage, coordinates=coordinates), managed
 
 
-def _parameter(name: str, tensor: nn.Parameter, managed: Any, *, stage: int, coordinates: Coordinates) -> Parameter:
+def _parameter(name: str, tensor: nn.Parameter, managed: Any, *, stage: int, coordinates: Coordinates) -> HeldParameter:
     if tensor.is_meta or nn.parameter.is_lazy(tensor):
         raise AttachError(f"model: parameter {name} has no values yet; call set_monitor after it was initialised")
     if not is_dtensor(tensor):
@@ -260,7 +260,7 @@ def _parameter(name: str, tensor: nn.Parameter, managed: Any, *, stage: int, coo
             replicated_over=("dp",),
             in_global_norm=coordinates.dp == 0 and coordinates.tp == 0,
         )
-        return Parameter(name, tensor, whole, stage)
+        return HeldParameter(name, tensor, whole, stage)
     unsharded_dtype = managed.mp_policy.param_dtype or tensor.dtype if managed else tensor.dtype
     whole, shard = placements_of(
         name,
@@ -269,7 +269,7 @@ def _parameter(name: str, tensor: nn.Parameter, managed: Any, *, stage: int, coo
         unsharded_dtype=unsharded_dtype,
         coordinates=coordinates,
     )
-    return Parameter(name, tensor, whole, stage, shard)
+    return HeldParameter(name, tensor, whole, stage, shard)
 
 
 def _data_dims(name: str, tensor: Any, managed: Any) -> Collection[int]:

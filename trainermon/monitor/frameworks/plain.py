@@ -15,9 +15,16 @@ from torch import Tensor, nn
 
 from trainermon.core.errors import AttachError
 from trainermon.core.values import Coordinates, Placement
-from trainermon.hooks.guard import Guard
+from trainermon.hooks.guard import FaultGuard
 from trainermon.hooks.names import plain_name
-from trainermon.monitor.taps.training import Handle, Module, OptimizerState, Outcome, Parameter, Training
+from trainermon.monitor.taps.training import (
+    HeldParameter,
+    OptimizerState,
+    StepOutcome,
+    TapHandle,
+    Training,
+    WatchedModule,
+)
 
 logger = logging.getLogger("trainermon")
 
@@ -39,11 +46,11 @@ class PlainTraining(Training):
 
     def watch_step(
         self,
-        guard: Guard,
+        guard: FaultGuard,
         *,
         entry: Callable[[], None],
-        exit: Callable[[Outcome], None],
-    ) -> list[Handle]:
+        exit: Callable[[StepOutcome], None],
+    ) -> list[TapHandle]:
         """Use the optimizer's own hooks; with a closure, `entry` comes after its first call, when gradients exist."""
 
         def begins(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -51,7 +58,7 @@ class PlainTraining(Training):
 
         def ends(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             if _num_steps(optimizer) <= 1:
-                exit(Outcome())
+                exit(StepOutcome())
 
         before, after = guard.wrap(begins), guard.wrap(ends)
         return [self.optimizer.register_step_pre_hook(before), self.optimizer.register_step_post_hook(after)]
@@ -132,7 +139,7 @@ def describe(chunks: Sequence[nn.Module], optimizer: torch.optim.Optimizer, coor
     return training
 
 
-def modules_of(chunks: Sequence[nn.Module]) -> tuple[Module, ...]:
+def modules_of(chunks: Sequence[nn.Module]) -> tuple[WatchedModule, ...]:
     """Return every module below the roots, each once, by the name that the user's model gives it.
 
     Where a wrapper inside of the model (activation checkpointing, FSDP1) has the plain name of what it wraps, that one
@@ -146,7 +153,7 @@ def modules_of(chunks: Sequence[nn.Module]) -> tuple[Module, ...]:
             "model: found a torch.jit.script module, which takes no hooks; put it into a torch.nn.Module that calls it"
         )
     found = {
-        (stage, plain_name(name)): Module(plain_name(name), module, stage)
+        (stage, plain_name(name)): WatchedModule(plain_name(name), module, stage)
         for stage, chunk in enumerate(chunks)
         for name, module in chunk.named_modules()
         if plain_name(name)
@@ -157,7 +164,7 @@ def modules_of(chunks: Sequence[nn.Module]) -> tuple[Module, ...]:
     return tuple(module for module in found.values() if not isinstance(module.module, _SCRIPTED))
 
 
-def states_of(optimizer: torch.optim.Optimizer, parameters: Sequence[Parameter]) -> list[OptimizerState | None]:
+def states_of(optimizer: torch.optim.Optimizer, parameters: Sequence[HeldParameter]) -> list[OptimizerState | None]:
     """Return what `optimizer` keeps of each parameter; None where it has nothing yet or steps others only.
 
     A parameter that the script took out of its group may have left its state behind: it is stepped no more.
@@ -174,7 +181,7 @@ def states_of(optimizer: torch.optim.Optimizer, parameters: Sequence[Parameter])
 
 def parameters_of(
     chunks: Sequence[nn.Module], *, replicated_over: tuple[str, ...] = (), in_global_norm: bool = True
-) -> tuple[Parameter, ...]:
+) -> tuple[HeldParameter, ...]:
     """Return every parameter that requires a gradient; a shared one once, under its first name.
 
     Raises:
@@ -190,7 +197,7 @@ def parameters_of(
             if nn.parameter.is_lazy(parameter):
                 raise AttachError(f"model: parameter {name} has no shape yet; run one forward before set_monitor")
     return tuple(
-        Parameter(
+        HeldParameter(
             plain_name(name),
             parameter,
             Placement(
@@ -208,7 +215,7 @@ def parameters_of(
 
 
 def _places_of(
-    parameters: Sequence[Parameter], roots: Sequence[nn.Module]
+    parameters: Sequence[HeldParameter], roots: Sequence[nn.Module]
 ) -> list[tuple[str, dict[str, Any], str, Tensor]]:
     """Return where the modules hold each parameter: its name, and the dictionary and key of the first such place."""
     names = {id(parameter.tensor): parameter.name for parameter in parameters}

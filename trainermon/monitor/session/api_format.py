@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from trainermon.core.config import OPS, MonitorConfig
-from trainermon.core.naming import COLUMNS, Names, dtype_of, shape_of, tag_of, with_shape
+from trainermon.core.naming import COLUMNS, SeriesNames, dtype_of, shape_of, tag_of, with_shape
 from trainermon.core.values import STATISTICS, Kind, Moments, Placement, StatBlock
-from trainermon.monitor.taps.collector import SeriesTable
+from trainermon.monitor.taps.collector import SeriesNumbers
 from trainermon.statistics.kernel import moments
 
 if TYPE_CHECKING:
-    from trainermon.monitor.session.attached import Attached
+    from trainermon.monitor.session.attached import AttachedTraining
 
 logger = logging.getLogger("trainermon")
 
@@ -29,7 +29,7 @@ class CallsOfMsprobe:
     """What `TrainerMon` has from msprobe; every call is safe in a training loop and raises nothing but TypeError."""
 
     _config: MonitorConfig
-    _attached: Attached | None
+    _attached: AttachedTraining | None
     _ops: tuple[str, ...] | None = None
     _optimizer_of_old_call: Any = None
 
@@ -128,9 +128,9 @@ class CallsOfMsprobe:
         return {} if self._attached is None else self._attached.latest_rows(kind, self.ops)
 
 
-def metrics_of(block: StatBlock, table: SeriesTable, kind: Kind, rank: int, ops: Sequence[str]) -> Metrics:
+def metrics_of(block: StatBlock, table: SeriesNumbers, kind: Kind, rank: int, ops: Sequence[str]) -> Metrics:
     """Return the statistics of the series of `kind` in a block, by tag."""
-    places = Names().places(table.keys)
+    places = SeriesNames().places(table.keys)
     values = np.asarray(block.values, np.float64).reshape(len(STATISTICS), -1).T.tolist()
     return {
         tag_of(places[number], kind, rank): _chosen(Moments(*row), table.placements[number], ops)

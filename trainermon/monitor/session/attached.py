@@ -26,17 +26,17 @@ from trainermon.core.control import ControlPage, Phase
 from trainermon.core.journal import Header, JournalWriter
 from trainermon.core.outbox import Outbox
 from trainermon.core.spool import RankLock, memory_share_bytes, open_spool
-from trainermon.core.topology import Run
+from trainermon.core.topology import RunIdentity
 from trainermon.core.values import STATISTICS, Coordinates, Kind
-from trainermon.hooks.guard import Guard
+from trainermon.hooks.guard import FaultGuard
 from trainermon.monitor.session.api_format import metrics_of
 from trainermon.monitor.session.checks import check_against_model
-from trainermon.monitor.session.dumps import Dumps
-from trainermon.monitor.session.reconfigure import Reconfiguration
+from trainermon.monitor.session.dumps import RankDumps
+from trainermon.monitor.session.reconfigure import LiveReconfiguration
 from trainermon.monitor.session.run_files import MIB, write_agent_settings, write_run_files
 from trainermon.monitor.session.step_loop import StepLoop
 from trainermon.monitor.session.structure import FOLDER as STRUCTURE_FOLDER
-from trainermon.monitor.session.witness import Witness
+from trainermon.monitor.session.witness import RankWitness
 from trainermon.monitor.taps.training import Training
 from trainermon.statistics.kernel import kernel_name
 
@@ -56,7 +56,7 @@ _PHASES: Mapping[str, Phase] = MappingProxyType(
 
 _READABLE = (torch.strided, torch.sparse_coo)
 
-_living: weakref.WeakSet[Attached] = weakref.WeakSet()
+_living: weakref.WeakSet[AttachedTraining] = weakref.WeakSet()
 
 
 def _fall_silent_in_child() -> None:
@@ -67,12 +67,12 @@ def _fall_silent_in_child() -> None:
 os.register_at_fork(after_in_child=_fall_silent_in_child)
 
 
-class Attached:
+class AttachedTraining:
     """One watched training on one rank. Errors are raised up to the end of `start`, never after."""
 
     def __init__(
         self,
-        run: Run,
+        run: RunIdentity,
         coordinates: Coordinates,
         config: MonitorConfig,
         training: Training,
@@ -90,11 +90,11 @@ class Attached:
         budget = min(int(config.spool_mb * MIB), memory_share_bytes(self._spool, coordinates.local_world_size))
         self._journal = JournalWriter(self._spool, self._header(), budget_bytes=budget)
         self._outbox = Outbox(self._spool, run.directory, coordinates.rank)
-        self._dumps = Dumps(run, coordinates, training, journal=self._journal, page=self._page, outbox=self._outbox)
-        self._guard = Guard(self._let_go)
-        self._witness = Witness(self._spool, coordinates.rank, config.hang, self._groups)
+        self._dumps = RankDumps(run, coordinates, training, journal=self._journal, page=self._page, outbox=self._outbox)
+        self._guard = FaultGuard(self._let_go)
+        self._witness = RankWitness(self._spool, coordinates.rank, config.hang, self._groups)
         self._loop: StepLoop | None = None
-        self._reconfiguration = Reconfiguration(self._page, self._journal, self._reconfigure)
+        self._reconfiguration = LiveReconfiguration(self._page, self._journal, self._reconfigure)
 
     def start(self, *, num_micro_steps: int, step: int, config_source: object, notes: Sequence[str] = ()) -> None:
         """Attach the hooks, write what others need to know, and start the agent on local rank 0.

@@ -9,7 +9,7 @@ import torch
 from trainermon.core.config import MonitorConfig, is_waiting
 from trainermon.core.errors import ConfigError
 from trainermon.core.values import Coordinates
-from trainermon.hooks.guard import Guard
+from trainermon.hooks.guard import FaultGuard
 from trainermon.hooks.names import advice, chosen
 from trainermon.monitor.taps import compiled_regions, features, optimizer
 from trainermon.monitor.taps.training import Training
@@ -68,7 +68,7 @@ def parameters_without_optimizer(training: Training) -> str:
 
 def _check_micro_gradients(training: Training) -> None:
     """Watch the gradients of single backwards for a moment: a framework that cannot show them says so now."""
-    for handle in training.watch_micro_gradients(Guard(lambda _message: None), lambda _index, _gradient: None):
+    for handle in training.watch_micro_gradients(FaultGuard(lambda _message: None), lambda _index, _gradient: None):
         handle.remove()
 
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from trainermon.core.config import MonitorConfig
 from trainermon.core.outbox import Parcel
-from trainermon.hooks.guard import Guard
+from trainermon.hooks.guard import FaultGuard
 from trainermon.hooks.names import chosen
 from trainermon.monitor.session.structure import StructureRecorder
 from trainermon.monitor.taps.checksums import ChecksumTaps
@@ -24,12 +24,12 @@ from trainermon.monitor.taps.modules import ModuleTaps
 from trainermon.monitor.taps.optimizer import ParameterTaps, StateTaps
 from trainermon.monitor.taps.process_groups import purposes_of
 from trainermon.monitor.taps.step_values import StepValues
-from trainermon.monitor.taps.training import Outcome, Training
+from trainermon.monitor.taps.training import StepOutcome, Training
 
 logger = logging.getLogger("trainermon")
 
 
-class Collection:
+class TapCollection:
     """The taps of one configuration, between `attach` and `detach`.
 
     Args:
@@ -50,7 +50,7 @@ class Collection:
         *,
         collector: Collector,
         steps: MicroSteps,
-        guard: Guard,
+        guard: FaultGuard,
         num_micro_steps: int,
         groups: Mapping[str, Any],
         structure: Parcel,
@@ -144,7 +144,7 @@ class Collection:
         if self._config.wg_distribution:
             self.gradients.complete()
 
-    def after_optimizer(self, outcome: Outcome) -> None:
+    def after_optimizer(self, outcome: StepOutcome) -> None:
         """Take what the optimizer has made, and what there is to say of the step as a whole."""
         if self._config.param_distribution:
             self._parameters.at_exit()

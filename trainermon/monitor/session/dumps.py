@@ -10,16 +10,16 @@ from trainermon.core.control import ControlPage
 from trainermon.core.errors import DumpError
 from trainermon.core.journal import JournalWriter
 from trainermon.core.outbox import Outbox, Parcel
-from trainermon.core.topology import Run
+from trainermon.core.topology import RunIdentity
 from trainermon.core.values import Action, Command, Coordinates
 from trainermon.dump.capture import ModuleCapture
 from trainermon.dump.files.layout import layout_of
-from trainermon.dump.files.records import DumpInfo, Layout
+from trainermon.dump.files.records import DumpInfo, RankLayout
 from trainermon.dump.writer import DumpWriter
 from trainermon.hooks.names import chosen
 from trainermon.monitor.taps.training import Training
-from trainermon.replay.replay import Examination, StepKeeper
-from trainermon.replay.suitability import Stage, stage_of
+from trainermon.replay.replay import StepExamination, StepKeeper
+from trainermon.replay.suitability import ModelStage, stage_of
 
 logger = logging.getLogger("trainermon")
 
@@ -28,7 +28,7 @@ REPLAY_ID = "gradient-nonfinite"
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
-class _Order:
+class _ActiveOrder:
     """A command that this rank carries out, and how many bytes it may still write."""
 
     command: Command
@@ -38,7 +38,7 @@ class _Order:
         return self.command.first_step <= step < self.command.first_step + self.command.num_steps
 
 
-class Dumps:
+class RankDumps:
     """Decides what is dumped on which step, and says in the journal what became of it.
 
     A step is replayed when its gradients are not finite while those of the step before were: later steps only show the
@@ -47,7 +47,7 @@ class Dumps:
 
     def __init__(  # noqa: PLR0913  # the parts that it wires together
         self,
-        run: Run,
+        run: RunIdentity,
         coordinates: Coordinates,
         training: Training,
         *,
@@ -71,11 +71,11 @@ class Dumps:
         self._epoch = page.epoch()
         self._known: set[str] = set()
         self._said: set[str] = set()
-        self._orders: list[_Order] = []
+        self._orders: list[_ActiveOrder] = []
         self._capture: ModuleCapture | None = None
         self._writer: DumpWriter | None = None
         self._parcel: Parcel | None = None
-        self._order: _Order | None = None
+        self._order: _ActiveOrder | None = None
 
     def configure(self, config: MonitorConfig) -> None:
         """Follow `config` from the next step on."""
@@ -89,7 +89,7 @@ class Dumps:
                 self._replayable,
                 names=self._names,
                 memory_bytes=int(config.replay.memory_mb * MIB),
-                examination=Examination(
+                examination=StepExamination(
                     classify=config.replay.classify, keep_bytes=self._outbox.room(int(config.replay.keep_mb * MIB))
                 ),
             )
@@ -102,11 +102,11 @@ class Dumps:
                 self._keeper = None
                 self._say_once("a step cannot be replayed: that takes all ranks, and module_ranks leaves some out")
 
-    def _stages(self) -> list[Stage]:
+    def _stages(self) -> list[ModelStage]:
         """Return the roots, as the training loop calls them."""
         roots, entries = self._training.roots, self._replayable.entries
         if entries:
-            return [Stage(entry, entry, root) for entry, root in zip(entries, roots, strict=True)]
+            return [ModelStage(entry, entry, root) for entry, root in zip(entries, roots, strict=True)]
         whole, stages = stage_of(self._training.model), [stage_of(root) for root in roots]
         return [whole] if [whole.model] == [stage.model for stage in stages] else stages
 
@@ -248,9 +248,9 @@ class Dumps:
         elif command.scope and not any(chosen(m.name, command.scope) for m in self._training.modules):
             self._tell(command, step, "failed", reason=f"no module of the model is named by the scope {command.scope}")
         else:
-            self._orders.append(_Order(command=command, bytes_left=command.max_bytes))
+            self._orders.append(_ActiveOrder(command=command, bytes_left=command.max_bytes))
 
-    def _start_capture(self, step: int, order: _Order) -> None:
+    def _start_capture(self, step: int, order: _ActiveOrder) -> None:
         command = order.command
         info = self._info(command.id, step, command.reason)
         parcel = self._parcel_for(command.id, step)
@@ -290,7 +290,7 @@ class Dumps:
             layout=self._layout(),
         )
 
-    def _layout(self) -> Layout:
+    def _layout(self) -> RankLayout:
         roots = [stage.model for stage in self._stages()]
         numbered = {str(number) if len(roots) > 1 else "": root for number, root in enumerate(roots)}
         return layout_of(numbered).in_whole()  # as the names of its modules are

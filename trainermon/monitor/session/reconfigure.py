@@ -35,7 +35,7 @@ FIXED = [
 """Keys that are read once, when a run begins."""
 
 
-class Reconfiguration:
+class LiveReconfiguration:
     """Puts each configuration that arrives into force before its first step, or says why it does not.
 
     A rank that is past that step when it reads the command leaves everything as it is: otherwise ranks would differ

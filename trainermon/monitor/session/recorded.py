@@ -13,7 +13,7 @@ from trainermon.monitor.taps.micro_steps import MicroSteps
 from trainermon.monitor.taps.training import Training
 
 
-class Recorded:
+class StepRecorder:
     """Files numbers under the step that is open in the collector.
 
     With several micro steps per optimizer step the calls of one step are told apart by number, if there are several.

@@ -16,15 +16,15 @@ import trainermon
 from trainermon.core.config import InfluxDBConfig, MonitorConfig
 from trainermon.core.errors import AttachError
 from trainermon.core.private_files import make_private_directory, open_private, replace_file
-from trainermon.core.topology import Run
+from trainermon.core.topology import RunIdentity
 from trainermon.core.values import Coordinates, as_plain
-from trainermon.monitor.taps.training import Parameter, Training
+from trainermon.monitor.taps.training import HeldParameter, Training
 
 MIB = 1 << 20
 
 
 def write_run_files(  # noqa: PLR0913  # what the files say
-    run: Run,
+    run: RunIdentity,
     coordinates: Coordinates,
     config: MonitorConfig,
     training: Training,
@@ -79,7 +79,7 @@ def write_run_files(  # noqa: PLR0913  # what the files say
 
 
 def write_agent_settings(
-    spool: Path, run: Run, config: MonitorConfig, coordinates: Coordinates, *, edits: Path | None = None
+    spool: Path, run: RunIdentity, config: MonitorConfig, coordinates: Coordinates, *, edits: Path | None = None
 ) -> None:
     """Write `agent.json`, from which the node agent of this run learns everything.
 
@@ -137,7 +137,7 @@ def _absolute(path: str | None) -> str | None:
     return str(Path(path).absolute()) if path else None
 
 
-def _num_counted(parameter: Parameter) -> int:
+def _num_counted(parameter: HeldParameter) -> int:
     """Return how many elements of the whole model this rank accounts for: over all ranks they add up to its size."""
     placement = parameter.owned
     if not placement.in_global_norm:

@@ -26,14 +26,14 @@ from trainermon.core.journal import JournalWriter
 from trainermon.core.outbox import Parcel
 from trainermon.core.schedule import Schedule
 from trainermon.core.values import Kind, SeriesKey, StatBlock
-from trainermon.hooks.guard import Guard
+from trainermon.hooks.guard import FaultGuard
 from trainermon.hooks.names import chosen
-from trainermon.monitor.session.collection import Collection
-from trainermon.monitor.session.dumps import Dumps
-from trainermon.monitor.session.recorded import Recorded
+from trainermon.monitor.session.collection import TapCollection
+from trainermon.monitor.session.dumps import RankDumps
+from trainermon.monitor.session.recorded import StepRecorder
 from trainermon.monitor.taps.collector import Collector
 from trainermon.monitor.taps.micro_steps import MicroSteps
-from trainermon.monitor.taps.training import Handle, Outcome, Training
+from trainermon.monitor.taps.training import StepOutcome, TapHandle, Training
 
 logger = logging.getLogger("trainermon")
 
@@ -66,8 +66,8 @@ class StepLoop:
         num_micro_steps: int,
         journal: JournalWriter,
         page: ControlPage,
-        dumps: Dumps,
-        guard: Guard,
+        dumps: RankDumps,
+        guard: FaultGuard,
         between_steps: Callable[[int], None],
         groups: Mapping[str, Any],
         structure: Callable[[], Parcel],
@@ -84,8 +84,8 @@ class StepLoop:
         self._between_steps = between_steps
         self._groups = groups
         self._structure = structure
-        self._handles: list[Handle] = []
-        self._decision: list[Handle] | None = None
+        self._handles: list[TapHandle] = []
+        self._decision: list[TapHandle] | None = None
         self._due = self._unchecked = self._knows_replaced = self._knows_unseen = False
         self._num_writes = training.num_writes()
         self._place = RecordPlace.UNKNOWN
@@ -102,12 +102,12 @@ class StepLoop:
             on_forward_end=self._forward_ended,
             on_backward_end=self._backward_ended,
         )
-        self._recorded = Recorded(training, self.collector, self._steps, num_micro_steps=num_micro_steps)
+        self._recorded = StepRecorder(training, self.collector, self._steps, num_micro_steps=num_micro_steps)
         dumps.configure(config)
         self._collection = self._make_collection()
 
-    def _make_collection(self) -> Collection:
-        return Collection(
+    def _make_collection(self) -> TapCollection:
+        return TapCollection(
             self._training,
             self._config,
             collector=self.collector,
@@ -142,7 +142,7 @@ class StepLoop:
         self._phase = phase
         self._page.beat(self.step, phase, time.time())
 
-    def _watch_checkpoints(self) -> list[Handle]:
+    def _watch_checkpoints(self) -> list[TapHandle]:
         """Follow the state of one module of each stage being read, with which every kind of checkpoint begins."""
         hook = self._guard.wrap(self._saves)
         owners = map(_first_owner, self._training.roots)
@@ -360,7 +360,7 @@ class StepLoop:
         finally:
             self.collector.muted = self._steps.replaying = False
 
-    def _exit(self, outcome: Outcome) -> None:
+    def _exit(self, outcome: StepOutcome) -> None:
         self._steps.stepping = False
         if self._due:
             self._collection.after_optimizer(outcome)

@@ -22,9 +22,9 @@ from trainermon.core.outbox import Parcel
 from trainermon.core.private_files import open_private
 from trainermon.dump.stacks import call_stack
 from trainermon.dump.writer import make_private_folder
-from trainermon.hooks.guard import Guard
+from trainermon.hooks.guard import FaultGuard
 from trainermon.monitor.taps.micro_steps import MicroSteps
-from trainermon.monitor.taps.training import Handle, Module
+from trainermon.monitor.taps.training import TapHandle, WatchedModule
 
 logger = logging.getLogger("trainermon")
 
@@ -36,9 +36,9 @@ class StructureRecorder:
 
     def __init__(  # noqa: PLR0913  # what is looked at, and what is written
         self,
-        modules: Sequence[Module],
+        modules: Sequence[WatchedModule],
         steps: MicroSteps,
-        guard: Guard,
+        guard: FaultGuard,
         parcel: Parcel,
         *,
         structure: bool,
@@ -52,7 +52,7 @@ class StructureRecorder:
         self._wants_stacks = stacks
         self._structure: dict[str, dict[str, dict[str, str]]] = {}
         self._stacks: dict[str, tuple[str, ...]] = {}
-        self._handles: list[Handle] = []
+        self._handles: list[TapHandle] = []
         self.is_done = not (structure or stacks)
 
     def attach(self) -> None:
@@ -83,7 +83,9 @@ class StructureRecorder:
             self._parcel.send()
             logger.info("the structure of the model will be in %s", self._parcel.final)
 
-    def _behind(self, module: Module, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    def _behind(
+        self, module: WatchedModule, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> None:
         name = f"{module.stage}:{module.name}" if module.stage else module.name
         if not self._steps.counting or name in self._structure or name in self._stacks:
             return

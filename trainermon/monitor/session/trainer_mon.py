@@ -26,7 +26,7 @@ from trainermon.core.strict import shown
 from trainermon.core.topology import find_coordinates, name_run
 from trainermon.monitor.frameworks import detect
 from trainermon.monitor.session.api_format import CallsOfMsprobe
-from trainermon.monitor.session.attached import Attached
+from trainermon.monitor.session.attached import AttachedTraining
 from trainermon.monitor.session.checks import check_against_model, parameters_without_optimizer
 
 logger = logging.getLogger("trainermon")
@@ -57,7 +57,7 @@ class TrainerMon(CallsOfMsprobe):
         self._source = config_file_path
         self._config, self._notes = load_config(config_file_path)
         self._pipeline_group = process_group
-        self._attached: Attached | None = None
+        self._attached: AttachedTraining | None = None
         self._finalizer: multiprocessing.util.Finalize | None = None
 
     def set_monitor(  # noqa: PLR0913, PLR0917  # the signature that users know
@@ -101,7 +101,7 @@ class TrainerMon(CallsOfMsprobe):
         left_out = parameters_without_optimizer(training)
         notes = [*self._notes, *([left_out] if left_out else [])]
         run = name_run(coordinates, run_id=config.run_id, output_dir=config.output_dir)
-        attached = Attached(run, coordinates, config, training, {**training.process_groups(), **given})
+        attached = AttachedTraining(run, coordinates, config, training, {**training.process_groups(), **given})
         try:
             attached.start(
                 num_micro_steps=grad_acc_steps, step=start_iteration, config_source=self._source, notes=notes

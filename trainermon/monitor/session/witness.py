@@ -34,7 +34,7 @@ from trainermon.core.config import HangConfig
 from trainermon.core.private_files import open_private, replace_file
 from trainermon.core.spool import rank_path
 from trainermon.monitor.taps.noted_calls import NotedCalls
-from trainermon.monitor.taps.process_groups import Purposes, purposes_of
+from trainermon.monitor.taps.process_groups import GroupPurposes, purposes_of
 
 logger = logging.getLogger("trainermon")
 
@@ -45,7 +45,7 @@ _PING = b"POST /handler/ping HTTP/1.1\r\nHost: rank\r\nContent-Length: 0\r\nConn
 _SERVER_NOTES = b"WorkerServer.cpp:"
 
 
-class Witness:
+class RankWitness:
     """Opens this rank to its agent, until `close`.
 
     Args:
@@ -59,7 +59,7 @@ class Witness:
         self._directory = directory
         self._rank = rank
         self._groups = groups
-        self._purposes: Purposes | None = None
+        self._purposes: GroupPurposes | None = None
         self._num_groups = -1
         self._server: Any = None
         self._stacks: IO[bytes] | None = None
@@ -116,7 +116,7 @@ class Witness:
         if not self._num_groups:
             return
         if self._purposes is None:
-            self._purposes = Purposes(purposes_of(self._groups))
+            self._purposes = GroupPurposes(purposes_of(self._groups))
         for group in list(dist.distributed_c10d._world.pg_names):
             name, ranks = self._purposes.name(group), dist.get_process_group_ranks(group)
             yield {"torch_name": group.group_name, "name": name, "ranks": ranks, "is_mixed": _is_mixed(group)}

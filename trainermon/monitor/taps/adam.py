@@ -58,7 +58,7 @@ _FORMULAS: Mapping[str, Formula] = MappingProxyType(
 )
 
 
-class Formulas:
+class UpdateFormulas:
     """Which formula belongs to which parameter group of an optimizer, or of the several below a framework's one.
 
     Good for one step: loading a checkpoint gives an optimizer new groups.

@@ -14,7 +14,7 @@ from trainermon.core.values import Kind, SeriesKey
 from trainermon.monitor.taps.call_lines import CallLines
 from trainermon.monitor.taps.collector import Collector
 from trainermon.monitor.taps.micro_steps import in_backward
-from trainermon.monitor.taps.process_groups import Group, Groups
+from trainermon.monitor.taps.process_groups import WatchedGroup, WatchedGroups
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -25,7 +25,7 @@ logger = logging.getLogger("trainermon")
 MAX_LOGGED = 1000
 
 
-class _Rows:
+class _CallRows:
     """The series of one call: of the tensors before and after, and of the waiting time."""
 
     __slots__ = ("after", "before", "call", "name", "wait")
@@ -38,7 +38,7 @@ class _Rows:
         self.wait = -1
 
 
-class Operation:
+class GroupOperation:
     """One operation of one group: how many calls there were in this step, and the series of each.
 
     Attributes:
@@ -48,22 +48,22 @@ class Operation:
 
     __slots__ = ("calls", "group", "name", "rows")
 
-    def __init__(self, group: Group, name: str) -> None:
+    def __init__(self, group: WatchedGroup, name: str) -> None:
         self.group = group
         self.name = name
         self.calls = 0
-        self.rows: list[_Rows] = []
+        self.rows: list[_CallRows] = []
 
-    def next(self) -> _Rows:
+    def next(self) -> _CallRows:
         """Return the series of the call that begins."""
         number = self.calls
         self.calls = number + 1
         if number == len(self.rows):
-            self.rows.append(_Rows(self.name, number))
+            self.rows.append(_CallRows(self.name, number))
         return self.rows[number]
 
 
-class Call:
+class CollectiveCall:
     """A call that runs, or whose result is waited for.
 
     Attributes:
@@ -76,7 +76,7 @@ class Call:
 
     __slots__ = ("group", "rows", "sequence", "size_bytes", "written")
 
-    def __init__(self, group: Group, rows: _Rows | None, written: Sequence[Tensor], size_bytes: int) -> None:
+    def __init__(self, group: WatchedGroup, rows: _CallRows | None, written: Sequence[Tensor], size_bytes: int) -> None:
         self.group = group
         self.rows = rows
         self.written = written
@@ -93,7 +93,7 @@ class CallRows:
         ConfigError: `cc_codeline` holds what is no regular expression.
     """
 
-    def __init__(self, collector: Collector, groups: Groups, config: CollectivesConfig) -> None:
+    def __init__(self, collector: Collector, groups: WatchedGroups, config: CollectivesConfig) -> None:
         self._collector = collector
         self._groups = groups
         self._takes_before = config.cc_pre_hook
@@ -102,8 +102,8 @@ class CallRows:
         self._lines = CallLines(config.cc_codeline)
         self._logged: set[tuple[str, str]] = set()
         self._unreadable: set[str] = set()
-        self._operations: dict[tuple[ProcessGroup, str], Operation] = {}
-        self._rows: dict[str, list[_Rows]] = {}
+        self._operations: dict[tuple[ProcessGroup, str], GroupOperation] = {}
+        self._rows: dict[str, list[_CallRows]] = {}
         self._thread = 0
         # where a call comes from that no pattern is found in; None once a wanted one was seen, or this was told
         self._unwanted: str | None = ""
@@ -134,41 +134,41 @@ class CallRows:
         """Return whether this thread trains: it attached, or it is one of those that torch runs a backward in."""
         return get_ident() == self._thread or in_backward()
 
-    def operation(self, group: ProcessGroup, op: str) -> Operation:
+    def operation(self, group: ProcessGroup, op: str) -> GroupOperation:
         """Return the operation with the name `op` of `group`."""
         return self._operations.get((group, op)) or self._add(group, op)
 
-    def open(self, operation: Operation, read: Sequence[Tensor], written: Sequence[Tensor]) -> Call:
+    def open(self, operation: GroupOperation, read: Sequence[Tensor], written: Sequence[Tensor]) -> CollectiveCall:
         """Return the call that begins, what it reads taken if that was asked for; without rows where it was not."""
         size = size_bytes(read) if read is written else max(size_bytes(read), size_bytes(written))
         if self._collector.muted:
-            return Call(operation.group, None, written, size)
+            return CollectiveCall(operation.group, None, written, size)
         rows = operation.next()
         if not (self._takes_all or self._is_wanted(rows.name)):
-            return Call(operation.group, None, written, size)
+            return CollectiveCall(operation.group, None, written, size)
         if self._takes_before and read:
             self._take(rows, "pre", rows.before, read)
-        return Call(operation.group, rows, written, size)
+        return CollectiveCall(operation.group, rows, written, size)
 
-    def account(self, call: Call) -> None:
+    def account(self, call: CollectiveCall) -> None:
         """Count a call that has just returned for its group."""
         group = call.group
         group.accounted += group.sequence() - call.sequence
         group.size_bytes += call.size_bytes
 
-    def take_after(self, call: Call) -> None:
+    def take_after(self, call: CollectiveCall) -> None:
         """Take what `call` has written: it is there."""
         rows = call.rows
         if rows is not None and call.written:
             self._take(rows, "post", rows.after, call.written)
 
-    def take_one_after(self, call: Call, index: int, tensor: Tensor) -> None:
+    def take_one_after(self, call: CollectiveCall, index: int, tensor: Tensor) -> None:
         """Take the tensor with number `index` of those that `call` returned: it is there."""
         if call.rows is not None:
             series = self._series(call.rows, "post", call.rows.after, index + 1)[index:]
             self._take(call.rows, "post", series, (tensor,))
 
-    def put_wait(self, call: Call, wait_s: float) -> None:
+    def put_wait(self, call: CollectiveCall, wait_s: float) -> None:
         """Put how long `call` was waited for, in seconds."""
         rows = call.rows
         if rows is None:
@@ -177,13 +177,13 @@ class CallRows:
             rows.wait = self._collector.table.id_of(SeriesKey(Kind.COMM, rows.name, "wait_seconds", rows.call))
         self._collector.put(rows.wait, wait_s)
 
-    def _add(self, process_group: ProcessGroup, op: str) -> Operation:
+    def _add(self, process_group: ProcessGroup, op: str) -> GroupOperation:
         group = self._groups.of(process_group)
-        operation = self._operations[process_group, op] = Operation(group, f"{group.name}.{op}")
+        operation = self._operations[process_group, op] = GroupOperation(group, f"{group.name}.{op}")
         operation.rows = self._rows.setdefault(operation.name, operation.rows)
         return operation
 
-    def _take(self, rows: _Rows, side: str, series: list[int], tensors: Sequence[Tensor]) -> None:
+    def _take(self, rows: _CallRows, side: str, series: list[int], tensors: Sequence[Tensor]) -> None:
         if len(series) != len(tensors):
             series = self._series(rows, side, series, len(tensors))
         try:
@@ -191,13 +191,15 @@ class CallRows:
         except (TypeError, ValueError, RuntimeError) as error:  # what torch says of a tensor of an unusual kind
             self._take_readable(rows, series, tensors, error)
 
-    def _series(self, rows: _Rows, side: str, series: list[int], length: int) -> list[int]:
+    def _series(self, rows: _CallRows, side: str, series: list[int], length: int) -> list[int]:
         for index in range(len(series), length):
             key = SeriesKey(Kind.COMM, rows.name, f"{side}.{index}", rows.call)
             series.append(self._collector.table.id_of(key))
         return series[:length]
 
-    def _take_readable(self, rows: _Rows, series: Sequence[int], tensors: Sequence[Tensor], error: Exception) -> None:
+    def _take_readable(
+        self, rows: _CallRows, series: Sequence[int], tensors: Sequence[Tensor], error: Exception
+    ) -> None:
         """Take those of `tensors` that can be read, after they could not be taken together."""
         if len(tensors) > 1:
             for number, tensor in zip(series, tensors, strict=True):

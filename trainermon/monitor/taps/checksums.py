@@ -18,7 +18,7 @@ MAIN_COPY = "main"
 """Slot of what the optimizer steps in the place of the model's own parameter, where each rank holds all of it."""
 
 
-class _Copy(NamedTuple):
+class _ParameterCopy(NamedTuple):
     slot: str
     tensor: Tensor
     placement: Placement
@@ -70,19 +70,19 @@ class ChecksumTaps:
         if series:
             self._collector.repeat(series, rows_of(checksums(tensors)))
 
-    def _copies(self) -> Iterator[tuple[int, _Copy]]:
+    def _copies(self) -> Iterator[tuple[int, _ParameterCopy]]:
         values = self._training.values()
         for index in self._indices:
             parameter, value = self._training.parameters[index], values[index]
             tensor = parameter.tensor
             if parameter.placement.replicated_over and _is_whole(tensor):
-                yield index, _Copy("", tensor, placement_of_own(parameter))
+                yield index, _ParameterCopy("", tensor, placement_of_own(parameter))
             if value is None or value is tensor or not parameter.owned.replicated_over or _is_cut(parameter.owned):
                 continue
             if value.layout is torch.strided and value.data_ptr() != tensor.data_ptr():
-                yield index, _Copy(MAIN_COPY, value, placement_of(parameter, value))
+                yield index, _ParameterCopy(MAIN_COPY, value, placement_of(parameter, value))
 
-    def _number(self, index: int, copy: _Copy) -> int:
+    def _number(self, index: int, copy: _ParameterCopy) -> int:
         number = self._series.get((index, copy.slot))
         if number is None:
             key = self._training.parameters[index].key(Kind.CHECKSUM, slot=copy.slot)

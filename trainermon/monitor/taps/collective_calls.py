@@ -13,11 +13,11 @@ from typing import Any
 
 import torch.distributed as dist
 
-from trainermon.hooks.guard import Guard
+from trainermon.hooks.guard import FaultGuard
 from trainermon.hooks.patch import CallPatch, with_subclasses
-from trainermon.monitor.taps.call_rows import Arguments, Call, CallRows
-from trainermon.monitor.taps.operands import METHODS, Op, read_by, written_by
-from trainermon.monitor.taps.process_groups import Group, Groups
+from trainermon.monitor.taps.call_rows import Arguments, CallRows, CollectiveCall
+from trainermon.monitor.taps.operands import METHODS, CollectiveOp, read_by, written_by
+from trainermon.monitor.taps.process_groups import WatchedGroup, WatchedGroups
 
 
 class MethodTaps:
@@ -29,12 +29,12 @@ class MethodTaps:
         AttachError: This version of torch lacks one of these methods.
     """
 
-    def __init__(self, rows: CallRows, groups: Groups, guard: Guard) -> None:
+    def __init__(self, rows: CallRows, groups: WatchedGroups, guard: FaultGuard) -> None:
         self._rows = rows
         self._groups = groups
         self._guard = guard
-        self._blocks: dict[Group, list[Call]] = {}
-        self._pending: dict[int, tuple[dist.Work, list[Call]]] = {}
+        self._blocks: dict[WatchedGroup, list[CollectiveCall]] = {}
+        self._pending: dict[int, tuple[dist.Work, list[CollectiveCall]]] = {}
 
     def patches(self) -> Iterator[CallPatch]:
         """Return what has to be put in place."""
@@ -67,7 +67,7 @@ class MethodTaps:
                 call.group.unfinished += bool(call.written)
         self._pending.clear()
 
-    def _begins(self, op: Op, args: Arguments, kwargs: dict[str, Any]) -> Call | None:
+    def _begins(self, op: CollectiveOp, args: Arguments, kwargs: dict[str, Any]) -> CollectiveCall | None:
         if not self._rows.is_training_thread():
             return None
         operation = self._rows.operation(args[0], op.name)
@@ -75,7 +75,7 @@ class MethodTaps:
         written = read if op.is_in_place else written_by(op, args, kwargs, operation.group.rank)
         return self._rows.open(operation, read, written)
 
-    def _ends(self, call: Call, result: Any) -> None:
+    def _ends(self, call: CollectiveCall, result: Any) -> None:
         self._rows.account(call)
         if call.rows is None:
             return
@@ -89,16 +89,16 @@ class MethodTaps:
         if self._rows.is_training_thread():
             self._blocks[self._groups.of(args[0])] = []
 
-    def _block_closes(self, args: Arguments, _kwargs: dict[str, Any]) -> Call | None:
-        return Call(self._groups.of(args[0]), None, (), 0) if self._rows.is_training_thread() else None
+    def _block_closes(self, args: Arguments, _kwargs: dict[str, Any]) -> CollectiveCall | None:
+        return CollectiveCall(self._groups.of(args[0]), None, (), 0) if self._rows.is_training_thread() else None
 
-    def _block_ends(self, call: Call, result: Any) -> None:
+    def _block_ends(self, call: CollectiveCall, result: Any) -> None:
         self._rows.account(call)
         calls = self._blocks.pop(call.group, [])
         if calls:
             self._expect(result, calls)
 
-    def _expect(self, result: Any, calls: list[Call]) -> None:
+    def _expect(self, result: Any, calls: list[CollectiveCall]) -> None:
         """Take what `calls` have written once `result` was waited for; at once if there is nothing to wait for."""
         if isinstance(result, dist.Work):
             self._pending[id(result)] = (result, calls)
@@ -106,12 +106,12 @@ class MethodTaps:
             for call in calls:
                 self._rows.take_after(call)
 
-    def _wait_begins(self, args: Arguments, _kwargs: dict[str, Any]) -> tuple[list[Call], float] | None:
+    def _wait_begins(self, args: Arguments, _kwargs: dict[str, Any]) -> tuple[list[CollectiveCall], float] | None:
         if id(args[0]) not in self._pending or not self._rows.is_training_thread():
             return None
         return self._pending.pop(id(args[0]))[1], perf_counter()
 
-    def _wait_ends(self, token: tuple[list[Call], float], _result: Any) -> None:
+    def _wait_ends(self, token: tuple[list[CollectiveCall], float], _result: Any) -> None:
         calls, begin_s = token
         self._rows.put_wait(calls[0], perf_counter() - begin_s)  # the calls of a block were waited for at once
         for call in calls:

@@ -33,15 +33,15 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from trainermon.core.config import CollectivesConfig
-from trainermon.core.flight_recorder import Entry, FlightRecorder
+from trainermon.core.flight_recorder import FlightRecorder, RecordedCall
 from trainermon.core.values import Kind, SeriesKey
-from trainermon.hooks.guard import Guard
+from trainermon.hooks.guard import FaultGuard
 from trainermon.hooks.patch import CallPatch
 from trainermon.monitor.taps.call_rows import CallRows
 from trainermon.monitor.taps.collective_calls import MethodTaps
 from trainermon.monitor.taps.collector import Collector
 from trainermon.monitor.taps.functional_calls import FunctionTaps
-from trainermon.monitor.taps.process_groups import Group, Groups, Purposes
+from trainermon.monitor.taps.process_groups import GroupPurposes, WatchedGroup, WatchedGroups
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -69,13 +69,13 @@ class CollectiveTaps:
     def __init__(
         self,
         collector: Collector,
-        guard: Guard,
+        guard: FaultGuard,
         *,
         purposes: Mapping[ProcessGroup | str, str],
         config: CollectivesConfig,
     ) -> None:
         self._collector = collector
-        self._groups = Groups(Purposes(purposes))
+        self._groups = WatchedGroups(GroupPurposes(purposes))
         self._recorder = FlightRecorder()
         self._watches = config.enable
         self._series: dict[tuple[str, str], int] = {}
@@ -139,14 +139,14 @@ class CollectiveTaps:
                 self._put(group, "bytes", group.size_bytes)
                 self._put(group, "unfinished", group.unfinished)
 
-    def entries(self) -> tuple[Entry, ...]:
+    def entries(self) -> tuple[RecordedCall, ...]:
         """Return every call that the flight recorder still holds; about 25 ms for 2 000: not for every step."""
         return self._recorder.entries()
 
     def _make_patches(self) -> list[CallPatch]:
         return [patch for tap in self._taps for patch in tap.patches()]
 
-    def _put(self, group: Group, slot: str, value: float) -> None:
+    def _put(self, group: WatchedGroup, slot: str, value: float) -> None:
         series = self._series.get((group.name, slot))
         if series is None:
             key = SeriesKey(Kind.COMM, group.name, slot)

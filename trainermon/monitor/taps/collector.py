@@ -28,7 +28,7 @@ T = TypeVar("T")
 logger = logging.getLogger("trainermon")
 
 
-class SeriesTable:
+class SeriesNumbers:
     """Numbers series in the order in which they are first seen."""
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class SeriesTable:
             self._num_written = len(self.keys)
 
 
-class _Taken(NamedTuple):
+class _StepRows(NamedTuple):
     """What was taken for one step: its slab if it has one, the rows in it by series, and numbers of the host."""
 
     step: int
@@ -74,7 +74,7 @@ class Collector:
     """
 
     def __init__(self, device: torch.device, journal: JournalWriter) -> None:
-        self.table = SeriesTable()
+        self.table = SeriesNumbers()
         self.muted = False
         self.refused = 0
         self.latest: StatBlock | None = None
@@ -85,7 +85,7 @@ class Collector:
         self._slab: Slab | None = None
         self._rows: dict[int, int] = {}
         self._scalars: dict[int, float] = {}
-        self._ended: _Taken | None = None
+        self._ended: _StepRows | None = None
         self._sealed: deque[tuple[dict[int, int], dict[int, float]]] = deque()
 
     def begin(self, step: int) -> None:
@@ -97,14 +97,14 @@ class Collector:
         if self.is_empty:
             self.discard()
         else:
-            self._ended = _Taken(self._step, self._slab, self._rows, self._scalars)
-        self._become(_Taken(step, None, {}, {}))
+            self._ended = _StepRows(self._step, self._slab, self._rows, self._scalars)
+        self._become(_StepRows(step, None, {}, {}))
 
     @contextlib.contextmanager
     def late(self, step: int) -> Iterator[None]:
         """File what is taken inside under `step`, which has ended, and write it."""
-        ended, self._ended = self._ended or _Taken(step, None, {}, {}), None
-        coming = _Taken(self._step, self._slab, self._rows, self._scalars)
+        ended, self._ended = self._ended or _StepRows(step, None, {}, {}), None
+        coming = _StepRows(self._step, self._slab, self._rows, self._scalars)
         self._become(ended)
         try:
             yield
@@ -195,7 +195,7 @@ class Collector:
         else:
             self._sealed.append((self._rows, self._scalars))
             self._ring.seal(slab)
-            self._become(_Taken(self._step, None, {}, {}))
+            self._become(_StepRows(self._step, None, {}, {}))
         self.write_ready()
 
     def write_ready(self, *, wait: bool = False) -> None:
@@ -226,7 +226,7 @@ class Collector:
             self._slab = self._ring.begin(self._step)
         return self._slab
 
-    def _become(self, taken: _Taken) -> None:
+    def _become(self, taken: _StepRows) -> None:
         self._step, self._slab, self._rows, self._scalars = taken
 
 

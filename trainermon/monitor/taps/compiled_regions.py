@@ -21,11 +21,11 @@ from torch import Tensor, nn
 
 from trainermon.core.errors import AttachError, ConfigError
 from trainermon.core.values import Kind, Placement, SeriesKey
-from trainermon.hooks.guard import NOTHING, Guard
+from trainermon.hooks.guard import NOTHING, FaultGuard
 from trainermon.hooks.tree import tensors_of
 from trainermon.monitor.taps.collector import Collector
 from trainermon.monitor.taps.micro_steps import MicroSteps, in_backward
-from trainermon.monitor.taps.training import Handle, Module
+from trainermon.monitor.taps.training import TapHandle, WatchedModule
 
 logger = logging.getLogger("trainermon")
 
@@ -54,7 +54,7 @@ _library.impl("look", _look, "CompositeExplicitAutograd")  # type: ignore[no-unt
 _library.impl("look", lambda *_: None, "Meta")  # type: ignore[no-untyped-call]
 
 
-class _Hook:
+class _LastingHook:
     """A hook that stays: in a trace it leaves the operator in the graph, elsewhere it calls `eager` where that is set.
 
     To register and remove other hooks on a module whose hooks were traced would compile it again. `site` is the site's
@@ -82,7 +82,7 @@ class _Hook:
         return getattr, NOTHING
 
 
-class _Before(_Hook):
+class _BeforeRegion(_LastingHook):
     __slots__ = ()
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -94,7 +94,7 @@ class _Before(_Hook):
             self.eager(module, args, kwargs)
 
 
-class _Behind(_Hook):
+class _BehindRegion(_LastingHook):
     __slots__ = ()
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
@@ -110,7 +110,7 @@ def _trains(module: nn.Module) -> bool:
     return module.training and torch.is_grad_enabled()
 
 
-def register(module: nn.Module, before: Callable[..., Any], behind: Callable[..., Any]) -> list[Handle]:
+def register(module: nn.Module, before: Callable[..., Any], behind: Callable[..., Any]) -> list[TapHandle]:
     """Have both called around each forward of `module` that is not compiled code; `before` with keyword arguments.
 
     On a prepared module its own hooks do it, elsewhere `behind` is called after an exception too (non-reentrant
@@ -127,9 +127,9 @@ def register(module: nn.Module, before: Callable[..., Any], behind: Callable[...
     return list(hooks)
 
 
-def _hooks_of(module: nn.Module) -> tuple[_Before, _Behind] | None:
-    before = next((hook for hook in module._forward_pre_hooks.values() if isinstance(hook, _Before)), None)
-    behind = next((hook for hook in module._forward_hooks.values() if isinstance(hook, _Behind)), None)
+def _hooks_of(module: nn.Module) -> tuple[_BeforeRegion, _BehindRegion] | None:
+    before = next((hook for hook in module._forward_pre_hooks.values() if isinstance(hook, _BeforeRegion)), None)
+    behind = next((hook for hook in module._forward_hooks.values() if isinstance(hook, _BehindRegion)), None)
     return None if before is None or behind is None else (before, behind)
 
 
@@ -151,8 +151,8 @@ def compile_friendly(model: nn.Module) -> nn.Module:
     for name, module in model.named_modules():
         if name and site_of(module) is None:
             site = torch.tensor(next(_numbers), device="cpu")
-            module.register_forward_pre_hook(_Before(site), with_kwargs=True)
-            module.register_forward_hook(_Behind(site))
+            module.register_forward_pre_hook(_BeforeRegion(site), with_kwargs=True)
+            module.register_forward_hook(_BehindRegion(site))
     return model
 
 
@@ -175,12 +175,12 @@ def modules_inside(roots: Sequence[nn.Module]) -> Iterator[nn.Module]:
                 yield from module.modules()
 
 
-class _Watched:
+class _PreparedModule:
     """A prepared module: its series numbers, and how often each of its tensors was seen in which forward."""
 
     __slots__ = ("calls", "module", "serial", "series")
 
-    def __init__(self, module: Module) -> None:
+    def __init__(self, module: WatchedModule) -> None:
         self.module = module
         self.serial = -1
         self.calls: dict[str, int] = {}
@@ -199,10 +199,12 @@ class CompiledRegions:
             in compiled code that was not prepared. The log and the journal say so once.
     """
 
-    def __init__(self, modules: Sequence[Module], collector: Collector, steps: MicroSteps, guard: Guard) -> None:
+    def __init__(
+        self, modules: Sequence[WatchedModule], collector: Collector, steps: MicroSteps, guard: FaultGuard
+    ) -> None:
         self.num_seen = self.unseen_steps = 0
         self._num_modules = len(modules)
-        self._watched = {site: _Watched(m) for m in modules if (site := site_of(m.module)) is not None}
+        self._watched = {site: _PreparedModule(m) for m in modules if (site := site_of(m.module)) is not None}
         self._collector = collector
         self._steps = steps
         self._guard = guard
@@ -232,7 +234,7 @@ class CompiledRegions:
             )
         self.unseen_steps += 1
 
-    def _see(self, watched: _Watched, tensor: Tensor, slot: str) -> None:
+    def _see(self, watched: _PreparedModule, tensor: Tensor, slot: str) -> None:
         if in_backward() or self._steps.muted or self._collector.muted:
             return
         stage = watched.module.stage
@@ -254,7 +256,7 @@ class CompiledRegions:
         self._collector.take((series,), (tensor,))
 
 
-def check(modules: Sequence[Module], roots: Sequence[nn.Module], *, backward: bool) -> None:
+def check(modules: Sequence[WatchedModule], roots: Sequence[nn.Module], *, backward: bool) -> None:
     """Check that the activations of `modules`, and with `backward` their gradients, can be seen.
 
     Raises:

@@ -18,17 +18,17 @@ from torch import Tensor
 from torch._C._distributed_c10d import _resolve_process_group
 from torch.distributed.device_mesh import DeviceMesh
 
-from trainermon.hooks.guard import Guard
+from trainermon.hooks.guard import FaultGuard
 from trainermon.hooks.patch import CallPatch
-from trainermon.monitor.taps.call_rows import Arguments, Call, CallRows, size_bytes
-from trainermon.monitor.taps.operands import FUNCTIONS, Op, read_by, tensors_in
+from trainermon.monitor.taps.call_rows import Arguments, CallRows, CollectiveCall, size_bytes
+from trainermon.monitor.taps.operands import FUNCTIONS, CollectiveOp, read_by, tensors_in
 
 
-class _Awaited(NamedTuple):
+class _AwaitedTensor(NamedTuple):
     """A tensor that a call will have filled when it is waited for, and its number among the results."""
 
     tensor: Tensor
-    call: Call
+    call: CollectiveCall
     number: int
 
 
@@ -41,10 +41,10 @@ class FunctionTaps:
         AttachError: This version of torch waits for the results in another way.
     """
 
-    def __init__(self, rows: CallRows, guard: Guard) -> None:
+    def __init__(self, rows: CallRows, guard: FaultGuard) -> None:
         self._rows = rows
         self._guard = guard
-        self._awaited: dict[int, _Awaited] = {}
+        self._awaited: dict[int, _AwaitedTensor] = {}
 
     def patches(self) -> Iterator[CallPatch]:
         """Return what has to be put in place."""
@@ -71,14 +71,14 @@ class FunctionTaps:
         self._awaited.clear()
 
     def _begins(
-        self, op: Op, position: int, is_tracing: Callable[[], bool], args: Arguments, kwargs: dict[str, Any]
-    ) -> Call | None:
+        self, op: CollectiveOp, position: int, is_tracing: Callable[[], bool], args: Arguments, kwargs: dict[str, Any]
+    ) -> CollectiveCall | None:
         group = _process_group(args[position] if position < len(args) else kwargs.get("group"))
         if group is None or not self._rows.is_training_thread() or is_tracing():
             return None
         return self._rows.open(self._rows.operation(group, op.name), read_by(op, args, kwargs, -1), ())
 
-    def _ends(self, call: Call, result: Any) -> None:
+    def _ends(self, call: CollectiveCall, result: Any) -> None:
         results = tensors_in(result)
         call.size_bytes = max(call.size_bytes, size_bytes(results))
         self._rows.account(call)
@@ -89,14 +89,14 @@ class FunctionTaps:
             if inner is None:
                 self._rows.take_one_after(call, index, tensor)
             else:
-                self._awaited[id(inner)] = _Awaited(inner, call, index)
+                self._awaited[id(inner)] = _AwaitedTensor(inner, call, index)
 
-    def _wait_begins(self, args: Arguments, _kwargs: dict[str, Any]) -> tuple[_Awaited, float] | None:
+    def _wait_begins(self, args: Arguments, _kwargs: dict[str, Any]) -> tuple[_AwaitedTensor, float] | None:
         if not args or id(args[0]) not in self._awaited or not self._rows.is_training_thread():
             return None
         return self._awaited.pop(id(args[0])), perf_counter()
 
-    def _wait_ends(self, token: tuple[_Awaited, float], _result: Any) -> None:
+    def _wait_ends(self, token: tuple[_AwaitedTensor, float], _result: Any) -> None:
         awaited, begin_s = token
         if awaited.number == 0:
             self._rows.put_wait(awaited.call, perf_counter() - begin_s)

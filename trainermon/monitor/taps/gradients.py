@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from trainermon.core.catalogue import GRADIENT_AT_STEP
 from trainermon.core.values import Kind, SeriesKey
-from trainermon.hooks.guard import Contained, Guard
+from trainermon.hooks.guard import ContainedCall, FaultGuard
 from trainermon.monitor.taps.collector import Collector
 from trainermon.monitor.taps.micro_steps import MicroSteps
-from trainermon.monitor.taps.training import Handle, Training
+from trainermon.monitor.taps.training import TapHandle, Training
 
 logger = logging.getLogger("trainermon")
 
@@ -46,14 +46,14 @@ class GradientTaps:
         collector: Collector,
         steps: MicroSteps,
         *,
-        guard: Guard,
+        guard: FaultGuard,
     ) -> None:
         self._training = training
         self._indices = indices
         self._collector = collector
         self._steps = steps
         self._guard = guard
-        self._handles: list[Handle] = []
+        self._handles: list[TapHandle] = []
         self._is_taken = False
         self._is_mixed = False
         self._warned: set[str] = set()
@@ -171,7 +171,7 @@ class GradientTaps:
                 series = self._collector.table.id_of(self._training.parameters[i].key(Kind.STATE, GRADIENT_AT_STEP))
                 self._collector.take((series,), (gradients[i],))  # type: ignore[arg-type]
 
-    def _watch_final(self) -> list[Handle]:
+    def _watch_final(self) -> list[TapHandle]:
         parameters = self._training.parameters
         return [
             parameters[i].tensor.register_post_accumulate_grad_hook(self._guard.wrap(self._final, i))  # type: ignore[no-untyped-call]
@@ -182,7 +182,7 @@ class GradientTaps:
         """Return whether the script has hooks of its own that may change a gradient after it was accumulated."""
         for i in self._indices:
             hooks = self._training.parameters[i].tensor._post_accumulate_grad_hooks or {}
-            if any(not isinstance(hook, Contained) for hook in hooks.values()):
+            if any(not isinstance(hook, ContainedCall) for hook in hooks.values()):
                 return True
         return False
 

@@ -19,16 +19,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainermon.hooks.guard import Guard
+from trainermon.hooks.guard import FaultGuard
 from trainermon.hooks.tracing import is_traced
 from trainermon.hooks.tree import tensors_of
-from trainermon.monitor.taps.training import Handle, Training
+from trainermon.monitor.taps.training import TapHandle, Training
 
 # Forwards before one backward that are looked at: a root that is called for every token would make series without end.
 MAX_FORWARDS = 64
 
 
-class _Stage:
+class _StageProgress:
     """How far one virtual pipeline stage is in the open step, and how many passes it has made in all.
 
     `forward` is the micro step of the last forward, `pending` how many forwards of it there were, `forwards` a number
@@ -72,7 +72,7 @@ class MicroSteps:
     def __init__(  # noqa: PLR0913  # what it watches, and whom it tells
         self,
         training: Training,
-        guard: Guard,
+        guard: FaultGuard,
         *,
         num_expected: int,
         on_forward_begin: Callable[[], None],
@@ -87,10 +87,10 @@ class MicroSteps:
         self._training = training
         self._device_type = training.device.type
         self._guard = guard
-        self._stages = [_Stage() for _ in training.roots]
+        self._stages = [_StageProgress() for _ in training.roots]
         self._armed = False
         self._reached: set[int] = set()
-        self._handles: list[Handle] = []
+        self._handles: list[TapHandle] = []
         self._on_forward_begin = on_forward_begin
         self._on_forward_mode = on_forward_mode
         self._on_forward_end = on_forward_end

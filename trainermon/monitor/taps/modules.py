@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from trainermon.core.values import Kind, Placement, SeriesKey
-from trainermon.hooks.guard import Guard
+from trainermon.hooks.guard import FaultGuard
 from trainermon.hooks.tree import tensors_of
 from trainermon.monitor.taps.collector import Collector
 from trainermon.monitor.taps.compiled_regions import register
 from trainermon.monitor.taps.micro_steps import MAX_FORWARDS, MicroSteps, in_backward
-from trainermon.monitor.taps.training import Handle, Module
+from trainermon.monitor.taps.training import TapHandle, WatchedModule
 
 logger = logging.getLogger("trainermon")
 
@@ -29,19 +29,19 @@ logger = logging.getLogger("trainermon")
 MEMORY = 4
 
 
-class _Watched:
+class _TappedModule:
     """A module's series numbers, and how often it was called in which pass: forwards, recomputed forwards."""
 
     __slots__ = ("calls", "module", "passes", "series")
 
-    def __init__(self, module: Module) -> None:
+    def __init__(self, module: WatchedModule) -> None:
         self.module = module
         self.calls = [-1, -1]
         self.passes = [-1, -1]
         self.series: dict[tuple[Kind, str, str, int, int | None], int] = {}
 
 
-class _Seen:
+class _SeenTensor:
     """A tensor that was looked at just now: its row, and the series that its gradient will have."""
 
     __slots__ = ("gradient_series", "row", "tensor", "version")
@@ -64,15 +64,17 @@ class ModuleTaps:
         num_seen: Calls of modules seen since `attach`.
     """
 
-    def __init__(self, modules: Sequence[Module], collector: Collector, steps: MicroSteps, guard: Guard) -> None:
-        self._watched = [_Watched(module) for module in modules]
+    def __init__(
+        self, modules: Sequence[WatchedModule], collector: Collector, steps: MicroSteps, guard: FaultGuard
+    ) -> None:
+        self._watched = [_TappedModule(module) for module in modules]
         self._collector = collector
         self._steps = steps
         self._guard = guard
-        self._handles: list[Handle] = []
+        self._handles: list[TapHandle] = []
         self._leaf_handles: dict[tuple[int, int], list[RemovableHandle]] = {}
-        self._seen: list[_Seen] = []
-        self._seen_gradients: list[_Seen] = []
+        self._seen: list[_SeenTensor] = []
+        self._seen_gradients: list[_SeenTensor] = []
         self._unreadable: set[str] = set()
         self._forward = self._backward = True
         self.num_seen = 0
@@ -116,7 +118,9 @@ class ModuleTaps:
                 handle.remove()
         self._leaf_handles.clear()
 
-    def _before(self, watched: _Watched, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _before(
+        self, watched: _TappedModule, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
         recomputing = not self._steps.counting
         if self._is_passed_over(watched, recomputing=recomputing):
             return
@@ -132,7 +136,7 @@ class ModuleTaps:
         if kwargs:
             self._look_at_all(watched, "input", tensors_of(kwargs), recomputing=recomputing)
 
-    def _behind(self, watched: _Watched, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
+    def _behind(self, watched: _TappedModule, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
         recomputing = not self._steps.counting
         if self._is_passed_over(watched, recomputing=recomputing):
             return
@@ -141,7 +145,7 @@ class ModuleTaps:
         else:
             self._look_at_all(watched, "output", tensors_of(output), recomputing=recomputing)
 
-    def _is_passed_over(self, watched: _Watched, *, recomputing: bool) -> bool:
+    def _is_passed_over(self, watched: _TappedModule, *, recomputing: bool) -> bool:
         if recomputing and (self._steps.muted or not in_backward()):
             return True
         if not self._steps.is_crowded(watched.module.stage):
@@ -155,16 +159,16 @@ class ModuleTaps:
         return True
 
     def _look_at_all(
-        self, watched: _Watched, side: str, found: Iterable[tuple[str, Tensor]], *, recomputing: bool
+        self, watched: _TappedModule, side: str, found: Iterable[tuple[str, Tensor]], *, recomputing: bool
     ) -> None:
         for path, tensor in found:
             self._look(watched, side, path, tensor, recomputing=recomputing)
 
-    def _look(self, watched: _Watched, side: str, path: str, tensor: Tensor, *, recomputing: bool) -> None:
+    def _look(self, watched: _TappedModule, side: str, path: str, tensor: Tensor, *, recomputing: bool) -> None:
         call = watched.calls[recomputing]
         seen = _find(self._seen, tensor)
         if seen is None:
-            seen = _Seen(tensor)
+            seen = _SeenTensor(tensor)
             self._seen.append(seen)
             del self._seen[:-MEMORY]
         if self._forward and not recomputing:
@@ -196,7 +200,7 @@ class ModuleTaps:
             return
         seen = _find(self._seen_gradients, gradient)
         if seen is None:
-            seen = _Seen(gradient, self._take(series[0], gradient))
+            seen = _SeenTensor(gradient, self._take(series[0], gradient))
             self._seen_gradients.append(seen)
             del self._seen_gradients[:-MEMORY]
         for number in series:
@@ -214,7 +218,7 @@ class ModuleTaps:
             return -1
 
     def _number(
-        self, watched: _Watched, kind: Kind, which: tuple[str, str, int], tensor: Tensor, *, recomputing: bool
+        self, watched: _TappedModule, kind: Kind, which: tuple[str, str, int], tensor: Tensor, *, recomputing: bool
     ) -> int:
         side, path, call = which
         stage = watched.module.stage
@@ -238,7 +242,7 @@ def _placement_of(tensor: Tensor) -> Placement | None:
     return Placement(dtype=str(tensor.dtype).removeprefix("torch."), shape=shape)
 
 
-def _find(memory: list[_Seen], tensor: Tensor) -> _Seen | None:
+def _find(memory: list[_SeenTensor], tensor: Tensor) -> _SeenTensor | None:
     for seen in memory:
         if seen.tensor is tensor:
             return seen if seen.version == _version_of(tensor) else None

@@ -33,9 +33,9 @@ from trainermon.core.call_notes import (
     pack_begun,
     pack_call,
 )
-from trainermon.hooks.guard import Guard
+from trainermon.hooks.guard import FaultGuard
 from trainermon.hooks.patch import CallPatch, with_subclasses
-from trainermon.monitor.taps.operands import METHODS, Op, tensors_in
+from trainermon.monitor.taps.operands import METHODS, CollectiveOp, tensors_in
 
 MAX_PENDING = 4096
 """Handles whose calls are known: more are only there where nobody waits for them."""
@@ -59,9 +59,9 @@ class NotedCalls:
     """
 
     def __init__(self) -> None:
-        self._guard = Guard(lambda _: self.detach())
-        self._groups: dict[str, _Group] = {}
-        self._pending: dict[int, _Noted] = {}
+        self._guard = FaultGuard(lambda _: self.detach())
+        self._groups: dict[str, _NotedGroup] = {}
+        self._pending: dict[int, _NotedCall] = {}
         self._patches = list(self._make_patches())
         self.descriptor, self._notes = _make_notes()
 
@@ -100,7 +100,7 @@ class NotedCalls:
         fails = self._guard.wrap(self._fails)
         return CallPatch(owner, name, begins=begins, ends=self._guard.wrap(ends), fails=fails)
 
-    def _begins(self, op: Op, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> _Noted | None:
+    def _begins(self, op: CollectiveOp, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> _NotedCall | None:
         name = args[0].group_name  # not the group itself, which would be kept alive
         group = self._groups.get(name) or self._add(name)
         if group.place >= MAX_NOTES:
@@ -114,9 +114,9 @@ class NotedCalls:
             call = pack_call(op.name, number, elements=_elements(op, args))
         begun = pack_begun(group.check_sum, collectives=group.last_collective, p2p=group.last_p2p)
         self._write(note_offset(group.place), begun + call)
-        return _Noted(call_offset(group.place), call, getattr(args[-1], "asyncOp", True) is False)
+        return _NotedCall(call_offset(group.place), call, getattr(args[-1], "asyncOp", True) is False)
 
-    def _ends(self, noted: _Noted, result: Any) -> None:
+    def _ends(self, noted: _NotedCall, result: Any) -> None:
         if result is None or not noted.is_waited_for_at_once:
             self._write(noted.offset, IN_NO_CALL)
         if result is not None:
@@ -124,27 +124,27 @@ class NotedCalls:
                 self._pending.clear()
             self._pending[id(result)] = noted
 
-    def _wait_begins(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> _Noted | None:
+    def _wait_begins(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> _NotedCall | None:
         noted = self._pending.pop(id(args[0]), None)
         if noted is not None and not noted.is_waited_for_at_once:
             self._write(noted.offset, noted.call)
         return noted
 
-    def _wait_ends(self, noted: _Noted, _result: Any) -> None:
+    def _wait_ends(self, noted: _NotedCall, _result: Any) -> None:
         self._fails(noted)
 
-    def _fails(self, noted: _Noted) -> None:
+    def _fails(self, noted: _NotedCall) -> None:
         self._write(noted.offset, IN_NO_CALL)
 
     def _write(self, offset: int, content: bytes) -> None:
         self._notes[offset : offset + len(content)] = content
 
-    def _add(self, torch_name: str) -> _Group:
-        added = self._groups[torch_name] = _Group(len(self._groups), check_sum(torch_name))
+    def _add(self, torch_name: str) -> _NotedGroup:
+        added = self._groups[torch_name] = _NotedGroup(len(self._groups), check_sum(torch_name))
         return added
 
 
-class _Noted(NamedTuple):
+class _NotedCall(NamedTuple):
     """A call, where in the notes it stands, and whether its caller waits for it before anything else."""
 
     offset: int
@@ -152,7 +152,7 @@ class _Noted(NamedTuple):
     is_waited_for_at_once: bool
 
 
-class _Group:
+class _NotedGroup:
     """A group's place in the notes, and what was begun in it; counters are whole even where two threads call."""
 
     __slots__ = ("check_sum", "collectives", "last_collective", "last_p2p", "p2p", "place")
@@ -176,7 +176,7 @@ def _make_notes() -> tuple[int, mmap.mmap | bytearray]:
         raise
 
 
-def _elements(op: Op, args: tuple[Any, ...]) -> int:
+def _elements(op: CollectiveOp, args: tuple[Any, ...]) -> int:
     if op.name not in SAME_SIZE or len(args) < 2:
         return 0
     tensors = args[1]

@@ -17,7 +17,7 @@ from torch import Tensor
 MAX_TENSORS = 16
 
 
-class Only(enum.Enum):
+class OperandRanks(enum.Enum):
     """On which ranks an in-place operand means something."""
 
     EVERYWHERE = 0
@@ -25,7 +25,7 @@ class Only(enum.Enum):
     WRITTEN_AT_ROOT = 2
 
 
-class Op(NamedTuple):
+class CollectiveOp(NamedTuple):
     """A collective: its name, and the positions of the arguments that it reads and writes (`self` is 0).
 
     `is_in_place`: what is read is what is written, on every rank.
@@ -34,21 +34,21 @@ class Op(NamedTuple):
     name: str
     reads: int | None
     writes: int | None
-    only: Only = Only.EVERYWHERE
+    only: OperandRanks = OperandRanks.EVERYWHERE
     is_in_place: bool = False
 
 
-def _gathers(name: str) -> Op:
-    return Op(name, reads=2, writes=1)
+def _gathers(name: str) -> CollectiveOp:
+    return CollectiveOp(name, reads=2, writes=1)
 
 
 # Methods of ProcessGroup. Several spellings of one operation, from several versions of torch, have one name.
-METHODS: Mapping[str, Op] = MappingProxyType(
+METHODS: Mapping[str, CollectiveOp] = MappingProxyType(
     {
-        "allreduce": Op("all_reduce", 1, 1, is_in_place=True),
-        "allreduce_coalesced": Op("all_reduce_coalesced", 1, 1, is_in_place=True),
-        "broadcast": Op("broadcast", 1, 1, Only.READ_AT_ROOT),
-        "reduce": Op("reduce", 1, 1, Only.WRITTEN_AT_ROOT),
+        "allreduce": CollectiveOp("all_reduce", 1, 1, is_in_place=True),
+        "allreduce_coalesced": CollectiveOp("all_reduce_coalesced", 1, 1, is_in_place=True),
+        "broadcast": CollectiveOp("broadcast", 1, 1, OperandRanks.READ_AT_ROOT),
+        "reduce": CollectiveOp("reduce", 1, 1, OperandRanks.WRITTEN_AT_ROOT),
         "allgather": _gathers("all_gather"),
         "allgather_coalesced": _gathers("all_gather_coalesced"),
         "_allgather_base": _gathers("all_gather_into_tensor"),
@@ -65,22 +65,22 @@ METHODS: Mapping[str, Op] = MappingProxyType(
         "alltoall_base": _gathers("all_to_all_single"),
         "all_to_all_single": _gathers("all_to_all_single"),
         "alltoall": _gathers("all_to_all"),
-        "send": Op("send", 1, None),
-        "recv": Op("recv", None, 1),
-        "recv_anysource": Op("recv", None, 1),
-        "barrier": Op("barrier", None, None),
-        "monitored_barrier": Op("barrier", None, None),
+        "send": CollectiveOp("send", 1, None),
+        "recv": CollectiveOp("recv", None, 1),
+        "recv_anysource": CollectiveOp("recv", None, 1),
+        "barrier": CollectiveOp("barrier", None, None),
+        "monitored_barrier": CollectiveOp("barrier", None, None),
     }
 )
 
 
-def _functional(name: str) -> Op:
-    return Op(name, reads=0, writes=None)
+def _functional(name: str) -> CollectiveOp:
+    return CollectiveOp(name, reads=0, writes=None)
 
 
 # Functions of torch.distributed._functional_collectives that call the dispatcher, past the methods above. Each entry is
 # one operation in its spellings, the newest first: the first that exists is the one that calls.
-FUNCTIONS: tuple[tuple[tuple[str, ...], Op], ...] = (
+FUNCTIONS: tuple[tuple[tuple[str, ...], CollectiveOp], ...] = (
     (("broadcast",), _functional("broadcast")),
     (("all_reduce",), _functional("all_reduce")),
     (("all_reduce_coalesced",), _functional("all_reduce_coalesced")),
@@ -98,16 +98,16 @@ FUNCTIONS: tuple[tuple[tuple[str, ...], Op], ...] = (
 )
 
 
-def read_by(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any], rank: int) -> list[Tensor]:
+def read_by(op: CollectiveOp, args: tuple[Any, ...], kwargs: Mapping[str, Any], rank: int) -> list[Tensor]:
     """Return the tensors that the call reads on the rank with number `rank` in its group; at most 16."""
-    if op.reads is None or (op.only is Only.READ_AT_ROOT and _root(args, kwargs) != rank):
+    if op.reads is None or (op.only is OperandRanks.READ_AT_ROOT and _root(args, kwargs) != rank):
         return []
     return tensors_in(args[op.reads] if op.reads < len(args) else _named(kwargs, op.reads - len(args)))
 
 
-def written_by(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any], rank: int) -> list[Tensor]:
+def written_by(op: CollectiveOp, args: tuple[Any, ...], kwargs: Mapping[str, Any], rank: int) -> list[Tensor]:
     """Return the tensors that the call writes on the rank with number `rank` in its group; at most 16."""
-    if op.writes is None or (op.only is Only.WRITTEN_AT_ROOT and _root(args, kwargs) != rank):
+    if op.writes is None or (op.only is OperandRanks.WRITTEN_AT_ROOT and _root(args, kwargs) != rank):
         return []
     return tensors_in(args[op.writes] if op.writes < len(args) else _named(kwargs, op.writes - len(args)))
 

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from trainermon.core.errors import ConfigError
 from trainermon.core.values import Kind, Placement
-from trainermon.monitor.taps.adam import Formulas, check_formula, steppers
+from trainermon.monitor.taps.adam import UpdateFormulas, check_formula, steppers
 from trainermon.monitor.taps.collector import Collector
 from trainermon.monitor.taps.pieces import take_in_pieces
-from trainermon.monitor.taps.training import OptimizerState, Parameter, Training
+from trainermon.monitor.taps.training import HeldParameter, OptimizerState, Training
 
 logger = logging.getLogger("trainermon")
 
@@ -101,7 +101,7 @@ class StateTaps:
         A parameter that `at_entry` found without a gradient was not updated and has no row. Reads both moments once
         more; needs memory for a few pieces, see `take_in_pieces`.
         """
-        formulas = Formulas(self._training.optimizer)
+        formulas = UpdateFormulas(self._training.optimizer)
         for index, found in self._found():
             inputs = None if index in self._idle else formulas.take(found)
             if inputs is None or self._why_unreadable(found):
@@ -215,18 +215,18 @@ def check(training: Training, *, states: bool, updates: bool) -> None:
         )
 
 
-def placement_of(parameter: Parameter, tensor: Tensor) -> Placement:
+def placement_of(parameter: HeldParameter, tensor: Tensor) -> Placement:
     """Return the placement of a value or state of `parameter`: its own dtype, and none of the gradient's scale."""
     return dataclasses.replace(parameter.owned, dtype=str(tensor.dtype).removeprefix("torch."), scale=1.0)
 
 
-def placement_of_own(parameter: Parameter) -> Placement:
+def placement_of_own(parameter: HeldParameter) -> Placement:
     """Return the placement of the model's own parameter: that of its gradient, but for dtype and scale."""
     dtype = str(parameter.tensor.dtype).removeprefix("torch.")
     return dataclasses.replace(parameter.placement, dtype=dtype, scale=1.0)
 
 
-def _placement_of_state(parameter: Parameter, tensor: Tensor, value: Tensor) -> Placement | None:
+def _placement_of_state(parameter: HeldParameter, tensor: Tensor, value: Tensor) -> Placement | None:
     whole = placement_of(parameter, tensor)
     if tensor.shape == value.shape:
         return whole

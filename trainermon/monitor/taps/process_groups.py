@@ -65,7 +65,7 @@ def purpose_from(description: str) -> str:
     return text
 
 
-class Purposes:
+class GroupPurposes:
     """Names the groups of this rank: by their purpose, and a number where several have the same one.
 
     Args:
@@ -91,7 +91,7 @@ class Purposes:
         return name
 
 
-class Group:
+class WatchedGroup:
     """A process group while it is watched, and what was counted of it since `begin()`.
 
     Attributes:
@@ -131,18 +131,18 @@ class Group:
         self.accounted = self.size_bytes = self.unfinished = 0
 
 
-class Groups:
+class WatchedGroups:
     """The groups that this rank is a member of."""
 
-    def __init__(self, purposes: Purposes) -> None:
+    def __init__(self, purposes: GroupPurposes) -> None:
         self._purposes = purposes
-        self._found: dict[ProcessGroup, Group] = {}
+        self._found: dict[ProcessGroup, WatchedGroup] = {}
 
-    def of(self, group: ProcessGroup) -> Group:
+    def of(self, group: ProcessGroup) -> WatchedGroup:
         """Return `group` as it is watched."""
         return self._found.get(group) or self._add(group)
 
-    def all(self) -> list[Group]:
+    def all(self) -> list[WatchedGroup]:
         """Return every group of this rank, in the order in which they were made; what was destroyed is let go of."""
         if not (dist.is_available() and dist.is_initialized()):
             self.release()
@@ -155,8 +155,8 @@ class Groups:
         """Let go of every group; names are kept."""
         self._found.clear()
 
-    def _add(self, group: ProcessGroup) -> Group:
-        watched = self._found[group] = Group(group, self._purposes.name(group))
+    def _add(self, group: ProcessGroup) -> WatchedGroup:
+        watched = self._found[group] = WatchedGroup(group, self._purposes.name(group))
         return watched
 
 

@@ -19,7 +19,7 @@ from trainermon.core.catalogue import (
 )
 from trainermon.core.values import STATISTICS, Kind, SeriesKey
 from trainermon.monitor.taps.collector import Collector
-from trainermon.monitor.taps.training import Outcome, Training
+from trainermon.monitor.taps.training import StepOutcome, Training
 from trainermon.statistics.kernel import moments
 
 # How many of the smallest gradients show how the script clips; several, because one may be zero throughout.
@@ -64,7 +64,7 @@ class StepValues:
                 self._ratio = now[1] / before
         self._probe = None
 
-    def at_exit(self, outcome: Outcome) -> None:
+    def at_exit(self, outcome: StepOutcome) -> None:
         """Take the numbers of the step that came to `outcome`."""
         self._file(GLOBAL_NORM_SERIES, outcome.grad_norm)
         self._file(CLIP_RATIO_SERIES, _clip_ratio(outcome) if outcome.max_norm else self._ratio)
@@ -108,7 +108,7 @@ def _is_readable(gradient: Tensor | None, device: torch.device) -> TypeGuard[Ten
     return is_there and gradient.layout is torch.strided and gradient.device == device  # type: ignore[union-attr]
 
 
-def _clip_ratio(outcome: Outcome) -> Tensor | float | None:
+def _clip_ratio(outcome: StepOutcome) -> Tensor | float | None:
     """Return the factor of `torch.nn.utils.clip_grad_norm_`; None where norm or limit is not known."""
     norm, limit = outcome.grad_norm, outcome.max_norm
     if norm is None or limit is None:

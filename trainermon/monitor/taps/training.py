@@ -12,18 +12,18 @@ import torch
 from torch import Tensor, nn
 
 from trainermon.core.values import Coordinates, Kind, Placement, SeriesKey
-from trainermon.hooks.guard import Guard
+from trainermon.hooks.guard import FaultGuard
 from trainermon.hooks.replayable import Replayable
 
 
-class Handle(Protocol):
+class TapHandle(Protocol):
     """Something that was attached and can be taken away again."""
 
     def remove(self) -> None:
         """Take it away; does nothing the second time."""
 
 
-class Module(NamedTuple):
+class WatchedModule(NamedTuple):
     """A module to watch: its plain name (global layer and expert numbers), itself, and its virtual pipeline stage."""
 
     name: str
@@ -32,7 +32,7 @@ class Module(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class Parameter:
+class HeldParameter:
     """A parameter as this rank holds it.
 
     Attributes:
@@ -73,7 +73,7 @@ class OptimizerState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class StepOutcome:
     """What one outer optimizer step came to, by the framework's own account; None is what it does not tell.
 
     Attributes:
@@ -135,8 +135,8 @@ class Training(abc.ABC):
         *,
         model: nn.Module,
         roots: Sequence[nn.Module],
-        modules: Sequence[Module],
-        parameters: Sequence[Parameter],
+        modules: Sequence[WatchedModule],
+        parameters: Sequence[HeldParameter],
         optimizer: Any,
     ) -> None:
         self.model = model
@@ -159,11 +159,11 @@ class Training(abc.ABC):
     @abc.abstractmethod
     def watch_step(
         self,
-        guard: Guard,
+        guard: FaultGuard,
         *,
         entry: Callable[[], None],
-        exit: Callable[[Outcome], None],  # the counterpart of entry
-    ) -> list[Handle]:
+        exit: Callable[[StepOutcome], None],  # the counterpart of entry
+    ) -> list[TapHandle]:
         """Call `entry` before the outer optimizer step and `exit` after it."""
 
     def is_stepping(self) -> bool:
@@ -174,7 +174,7 @@ class Training(abc.ABC):
         """Return by parameter which gradient it has, and how often that was written to; empty if that is not known."""
         return []
 
-    def watch_decision(self, guard: Guard, decide: Callable[[bool], None]) -> list[Handle]:
+    def watch_decision(self, guard: FaultGuard, decide: Callable[[bool], None]) -> list[TapHandle]:
         """Call `decide(nonfinite)` inside the outer step, once the framework knows its global norm or found-inf.
 
         The value is the same on all ranks, because the framework reduced it, and no parameter has been written yet.
@@ -192,7 +192,7 @@ class Training(abc.ABC):
 
     # ------------------------------------------------------------------ gradients
 
-    def watch_accumulation(self, guard: Guard, reached: Callable[[int], None]) -> list[Handle]:
+    def watch_accumulation(self, guard: FaultGuard, reached: Callable[[int], None]) -> list[TapHandle]:
         """Call `reached(stage)` whenever a backward adds to the gradient of a parameter of that virtual stage."""
 
         def hook_of(stage: int) -> Callable[[Tensor], None]:
@@ -201,7 +201,7 @@ class Training(abc.ABC):
         hooks = {stage: hook_of(stage) for stage in {p.stage for p in self.parameters}}
         return [p.tensor.register_post_accumulate_grad_hook(hooks[p.stage]) for p in self.parameters]  # type: ignore[no-untyped-call]
 
-    def watch_unreduced(self, guard: Guard, see: Callable[[int, Tensor], None]) -> list[Handle]:
+    def watch_unreduced(self, guard: FaultGuard, see: Callable[[int, Tensor], None]) -> list[TapHandle]:
         """Call `see(index, gradient)` with the gradient that this rank accumulated, just before it is reduced.
 
         Nothing is watched where no such gradient exists (reduced in every micro step).
@@ -209,7 +209,7 @@ class Training(abc.ABC):
         del guard, see
         return []
 
-    def watch_micro_gradients(self, guard: Guard, see: Callable[[int, Tensor], None]) -> list[Handle]:
+    def watch_micro_gradients(self, guard: FaultGuard, see: Callable[[int, Tensor], None]) -> list[TapHandle]:
         """Call `see(index, gradient)` with what each single backward of this rank adds to a parameter's gradient."""
 
         def hook_of(index: int) -> Callable[[Tensor], None]:

@@ -7,9 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainermon.analysis.compare.items import OUTPUT, Item
-from trainermon.analysis.compare.merging.assembly import Assembly
-from trainermon.analysis.compare.merging.merge_items import Counts, Reference, Row, concatenated, merge_row, summed
+from trainermon.analysis.compare.items import OUTPUT, DumpRow
+from trainermon.analysis.compare.merging.assembly import TensorAssembly
+from trainermon.analysis.compare.merging.merge_items import (
+    MergeCounts,
+    MergedRow,
+    ReferenceRow,
+    concatenated,
+    merge_row,
+    summed,
+)
 
 
 def item_of(array, **more):
@@ -23,7 +30,7 @@ def item_of(array, **more):
         "nans": int(np.isnan(array).sum()),
         "infs": int(np.isinf(array).sum()),
     }
-    return Item("output.0", OUTPUT, "torch.float32", array.shape, requires_grad=True, **{**numbers, **more})
+    return DumpRow("output.0", OUTPUT, "torch.float32", array.shape, requires_grad=True, **{**numbers, **more})
 
 
 VALUES = st.one_of(st.floats(-1e6, 1e6, width=32), st.sampled_from([math.nan, math.inf, -math.inf]))
@@ -61,7 +68,7 @@ def test_parts_are_put_together_as_they_were_dealt_out(dim, stride, tmp_path):
         part = np.concatenate([np.split(block, 2, axis=dim)[rank] for block in blocks], axis=dim)
         files[tmp_path / f"{rank}"] = part
 
-    assembly = Assembly(parts=tuple(files), dim=dim, stride=stride)
+    assembly = TensorAssembly(parts=tuple(files), dim=dim, stride=stride)
 
     np.testing.assert_array_equal(assembly.whole(files.__getitem__), whole)
 
@@ -69,7 +76,7 @@ def test_parts_are_put_together_as_they_were_dealt_out(dim, stride, tmp_path):
 def test_parts_of_a_sum_are_added_up_and_scaled(tmp_path):
     files = {tmp_path / "0": np.array([1.0, 2.0]), tmp_path / "1": np.array([3.0, -1.0])}
 
-    assembly = Assembly(parts=(Assembly(parts=tuple(files)),), scale=0.5)
+    assembly = TensorAssembly(parts=(TensorAssembly(parts=tuple(files)),), scale=0.5)
 
     np.testing.assert_array_equal(assembly.whole(files.__getitem__), [2.0, 0.5])
 
@@ -81,8 +88,8 @@ TOTAL = SHARES.sum(axis=0)
 
 def merged(items, whole, **more):
     """Return the merged row and what was counted, where the other side has `whole`."""
-    counts = Counts()
-    row = Row(name="row", items=items, reference=Reference(shape=whole.shape, item=item_of(whole)), **more)
+    counts = MergeCounts()
+    row = MergedRow(name="row", items=items, reference=ReferenceRow(shape=whole.shape, item=item_of(whole)), **more)
     return merge_row(row, {}, counts), counts
 
 
@@ -128,9 +135,11 @@ def test_shapes_that_do_not_fit_are_told():
 
 
 def test_a_number_that_was_divided_is_that_of_the_whole():
-    parts = [Item("input.1", "input", "<class 'int'>", (), None, 24, 24, 24, 24)] * 2
+    parts = [DumpRow("input.1", "input", "<class 'int'>", (), None, 24, 24, 24, 24)] * 2
     whole = parts[0]._replace(max=48, min=48, mean=48, norm=48)
 
-    item = merge_row(Row(name="row", items=parts, reference=Reference(shape=(), item=whole)), {}, Counts())
+    item = merge_row(
+        MergedRow(name="row", items=parts, reference=ReferenceRow(shape=(), item=whole)), {}, MergeCounts()
+    )
 
     assert item == whole

@@ -15,7 +15,7 @@ from tests.journal_rows import RankJournal, only_spool
 from tests.ranks import run_ranks
 from trainermon import PrecisionDebugger, cli
 from trainermon.analysis.diagnosis.against.against import diagnose_against
-from trainermon.analysis.diagnosis.findings import FaultPhase, Level, Role, Symptom, Verdict
+from trainermon.analysis.diagnosis.findings import DiagnosisVerdict, FaultPhase, PlaceLevel, RankRole, Symptom
 from trainermon.analysis.diagnosis.report import render_text
 from trainermon.core.config import load_config
 from trainermon.core.errors import DumpError
@@ -53,16 +53,16 @@ def rows_only(runs, tmp_path_factory):
 def test_the_first_difference_is_where_the_fault_was_put(runs, fault):
     diagnosis = diagnose_against(runs / fault.name, runs / SOUND)
 
-    assert (diagnosis.verdict, diagnosis.symptom) == (Verdict.LOCATED, Symptom.DIFFERS)
+    assert (diagnosis.verdict, diagnosis.symptom) == (DiagnosisVerdict.LOCATED, Symptom.DIFFERS)
     found = (diagnosis.step, diagnosis.rank, diagnosis.module, diagnosis.phase.value)
     assert found == (FAULT_STEP, fault.rank, fault.module, fault.phase), diagnosis.headline
     roles = {finding.rank: finding.role for finding in diagnosis.ranks}
-    assert roles[fault.rank] is Role.ORIGIN
-    assert roles.get(1 - fault.rank, Role.INNOCENT) is not Role.ORIGIN
-    assert [level.level for level in diagnosis.levels] == list(Level)
+    assert roles[fault.rank] is RankRole.ORIGIN
+    assert roles.get(1 - fault.rank, RankRole.INNOCENT) is not RankRole.ORIGIN
+    assert [level.level for level in diagnosis.levels] == list(PlaceLevel)
     answers = {level.level: level.answer for level in diagnosis.levels}
-    assert (answers[Level.STEP], answers[Level.RANK]) == (str(FAULT_STEP), str(fault.rank))
-    assert answers[Level.DOMAIN] == f"dp {fault.rank}"
+    assert (answers[PlaceLevel.STEP], answers[PlaceLevel.RANK]) == (str(FAULT_STEP), str(fault.rank))
+    assert answers[PlaceLevel.DOMAIN] == f"dp {fault.rank}"
     assert "3 steps before it that both runs have agree to the bit" in diagnosis.levels[0].reason
     assert diagnosis.contrasts[0].value != diagnosis.contrasts[0].usual
 
@@ -112,7 +112,7 @@ def test_a_run_does_not_differ_from_itself(runs):
     assert (norm.quantity, norm.differs, norm.value, norm.num_steps) == ("grad_norm", False, 0.0, NUM_STEPS)
     assert {link.state for link in diagnosis.gradient_chain} == {"agrees"}
 
-    assert (diagnosis.verdict, diagnosis.symptom, diagnosis.collect) == (Verdict.EQUAL, Symptom.NONE, None)
+    assert (diagnosis.verdict, diagnosis.symptom, diagnosis.collect) == (DiagnosisVerdict.EQUAL, Symptom.NONE, None)
     assert "The stored rows of 5 steps agree" in diagnosis.reason
 
 
@@ -210,7 +210,7 @@ def test_nothing_in_common_is_said_and_what_to_store(tmp_path):
 
     diagnosis = diagnose_against(tmp_path / "run", tmp_path / "reference")
 
-    assert diagnosis.verdict is Verdict.NO_EVIDENCE
+    assert diagnosis.verdict is DiagnosisVerdict.NO_EVIDENCE
     assert "Nothing could be compared" in render_text(diagnosis)
     assert diagnosis.collect.monitor["xy_distribution"] is True
 
@@ -256,7 +256,7 @@ def test_a_call_on_one_side_only_is_told_though_no_value_differs(tmp_path):
 
     diagnosis = diagnose_against(tmp_path / "run", tmp_path / "reference")
 
-    assert diagnosis.verdict is Verdict.EQUAL
+    assert diagnosis.verdict is DiagnosisVerdict.EQUAL
     assert diagnosis.headline == "No value differs from the reference, but step 1 has calls on one side only"
     assert "only one side calls Tensor.flip.0.forward" in diagnosis.reason
 
@@ -291,7 +291,7 @@ def test_a_series_that_this_run_alone_has_is_told(tmp_path):
 
 def test_a_series_of_a_name_that_one_side_never_stores_is_no_difference(tmp_path):
     """A configuration may leave it out."""
-    assert one_sided(tmp_path, {actv("tail", "output.0"): FINITE}, {}).verdict is Verdict.EQUAL
+    assert one_sided(tmp_path, {actv("tail", "output.0"): FINITE}, {}).verdict is DiagnosisVerdict.EQUAL
 
 
 def test_a_model_without_activations_from_some_step_on_is_told_as_a_whole(tmp_path):

@@ -12,7 +12,7 @@ from tests.journal_rows import RankJournal, only_spool
 from trainermon import TrainerMon
 from trainermon.analysis.diagnosis.against.against import diagnose_against
 from trainermon.analysis.diagnosis.diagnose import diagnose
-from trainermon.analysis.diagnosis.findings import FaultPhase, Verdict
+from trainermon.analysis.diagnosis.findings import DiagnosisVerdict, FaultPhase
 
 STEPS, BAD, MODULE = 5, 3, "2"
 CONFIG = {"agent": {"start": False}, "replay": {"enabled": False}, "escalation": {"enabled": False}}
@@ -112,7 +112,7 @@ def test_a_fault_within_the_update_that_is_not_finite_is_the_optimizers(tmp_path
     diagnosis = diagnose(train(tmp_path / "run", **fault), step=BAD)
 
     found = (diagnosis.verdict, diagnosis.step, diagnosis.module, diagnosis.phase)
-    assert found == (Verdict.LOCATED, BAD, MODULE, FaultPhase.OPTIMIZER)
+    assert found == (DiagnosisVerdict.LOCATED, BAD, MODULE, FaultPhase.OPTIMIZER)
     assert "radients were finite, but" in diagnosis.reason
 
 

@@ -9,7 +9,7 @@ from tests.analysis.stored_run import FINITE, grad, store
 from trainermon import cli
 from trainermon.analysis.diagnosis.against.against import diagnose_against
 from trainermon.analysis.diagnosis.against.run_verdicts import describe, judge_run
-from trainermon.analysis.diagnosis.findings import Symptom, Verdict
+from trainermon.analysis.diagnosis.findings import DiagnosisVerdict, Symptom
 from trainermon.core.catalogue import GLOBAL_NORM_SERIES, LOSS_SERIES
 from trainermon.core.values import Kind, SeriesKey
 
@@ -99,7 +99,7 @@ def test_runs_that_part_slowly_are_told_though_no_step_stands_out(tmp_path, caps
     diagnosis = diagnose_against(run, reference)
     assert cli.main(["diagnose", str(run), "--against", str(reference), "--exit-code"]) == 3
 
-    assert (diagnosis.verdict, diagnosis.symptom) == (Verdict.LOCATED, Symptom.DIFFERS)
+    assert (diagnosis.verdict, diagnosis.symptom) == (DiagnosisVerdict.LOCATED, Symptom.DIFFERS)
     assert diagnosis.headline == "No step stands out, but over the run the loss differs"
     shown = capsys.readouterr().out
     assert "loss       differs: mean relative error 3 % over 8 steps, beyond 1 %; first beyond it on step 0" in shown

@@ -18,14 +18,14 @@ from trainermon.analysis.diagnosis.findings import (
     BadTensor,
     Contrast,
     Diagnosis,
+    DiagnosisVerdict,
     FaultPhase,
-    Level,
     LevelFinding,
-    Link,
     NextCollection,
+    PathLink,
+    PlaceLevel,
     RankFinding,
-    Role,
-    Verdict,
+    RankRole,
 )
 from trainermon.analysis.diagnosis.page.code import excerpt
 from trainermon.analysis.diagnosis.page.history import curves
@@ -34,7 +34,7 @@ from trainermon.analysis.diagnosis.page.values import look
 from trainermon.cli import main
 from trainermon.core.values import Kind, SeriesKey
 from trainermon.dump.debugger import PrecisionDebugger
-from trainermon.dump.files.verdicts import Cause, OperationVerdict, Reproducibility
+from trainermon.dump.files.verdicts import NonfiniteCause, OperationVerdict, Reproducibility
 
 EVIL = "</title></style><script>alert(1)</script><img src=x onerror=alert(2)>\"'&\x1b[2J\u202e"
 LOSS = SeriesKey(Kind.LOSS, "loss")
@@ -97,11 +97,11 @@ def everything(word):
     """Return a diagnosis in which every field that a run could name is `word`."""
     tensor = BadTensor(slot=word, dtype=word, shape=(2, 3), count=6, nans=1, infs=2, max=3.0, min=-1.0)
     ranks = (
-        RankFinding(rank=0, role=Role.ORIGIN, replay="refused", replay_reason=word, unreduced=3, reduced=4),
-        RankFinding(rank=1, role=Role.INNOCENT, replay="clean"),
+        RankFinding(rank=0, role=RankRole.ORIGIN, replay="refused", replay_reason=word, unreduced=3, reduced=4),
+        RankFinding(rank=1, role=RankRole.INNOCENT, replay="clean"),
     )
     return Diagnosis(
-        verdict=Verdict.LOCATED,
+        verdict=DiagnosisVerdict.LOCATED,
         run_id=word,
         headline=word,
         reason=word,
@@ -116,18 +116,20 @@ def everything(word):
         tensor=tensor,
         source=f"File {word}, line 3, in {word}: {word}",
         candidates=(word,),
-        chain=(Link(module=word, class_name=word, direction=word, call=1, tensor=tensor, omitted=4),),
+        chain=(PathLink(module=word, class_name=word, direction=word, call=1, tensor=tensor, omitted=4),),
         ranks=ranks,
         parameters=(BadParameter(name=word, count=4, nans=1, infs=0),),
         consequences=(word,),
         evidence=(word,),
         dump=word,
-        classification=OperationVerdict(operation=word, cause=Cause.RANGE, reason=word, source=word, collect=word),
+        classification=OperationVerdict(
+            operation=word, cause=NonfiniteCause.RANGE, reason=word, source=word, collect=word
+        ),
         reproducibility=Reproducibility.NOT_REPRODUCIBLE,
         reproducibility_reason=word,
         api=word,
         reference=word,
-        levels=(LevelFinding(level=Level.MICRO_STEP, answer=word, reason=word, source=word),),
+        levels=(LevelFinding(level=PlaceLevel.MICRO_STEP, answer=word, reason=word, source=word),),
         contrasts=(Contrast(rank=1, place=word, value={word: 1.5}, usual={word: None}, relative=math.nan),),
         collect=NextCollection(reason=word, debugger={word: [word]}, monitor={word: {"a": 1}}),
     )
@@ -199,7 +201,9 @@ def test_curves_are_those_of_the_store(tmp_path):
         for step in range(2, 10)
     }
     store(tmp_path, steps)
-    diagnosis = Diagnosis(verdict=Verdict.LOCATED, run_id="r", headline="", reason="", step=8, attempt=1, rank=1)
+    diagnosis = Diagnosis(
+        verdict=DiagnosisVerdict.LOCATED, run_id="r", headline="", reason="", step=8, attempt=1, rank=1
+    )
 
     loss, norm = curves(tmp_path, diagnosis)
 
@@ -214,7 +218,7 @@ def test_curves_are_those_of_the_store(tmp_path):
 
 def test_curves_show_what_is_near_the_step(tmp_path):
     store(tmp_path, {step: {0: {LOSS: moments(1.0)}} for step in range(0, 1000, 5)})
-    diagnosis = Diagnosis(verdict=Verdict.LOCATED, run_id="r", headline="", reason="", step=500, attempt=1)
+    diagnosis = Diagnosis(verdict=DiagnosisVerdict.LOCATED, run_id="r", headline="", reason="", step=500, attempt=1)
 
     (loss,) = curves(tmp_path, diagnosis)
 
@@ -225,7 +229,13 @@ def test_the_reference_is_drawn_beside(tmp_path):
     for name, factor in (("run", 2.0), ("good", 1.0)):
         store(tmp_path / name, {step: {0: {LOSS: moments(step * factor)}} for step in range(9)})
     found = Diagnosis(
-        verdict=Verdict.LOCATED, run_id="r", headline="", reason="", step=5, rank=0, reference=str(tmp_path / "good")
+        verdict=DiagnosisVerdict.LOCATED,
+        run_id="r",
+        headline="",
+        reason="",
+        step=5,
+        rank=0,
+        reference=str(tmp_path / "good"),
     )
 
     (loss,) = curves(tmp_path / "run", found)
@@ -241,7 +251,7 @@ def test_the_reference_is_drawn_beside(tmp_path):
 def test_gradients_that_no_reduction_changed_are_drawn_once(tmp_path):
     reduced = SeriesKey(Kind.GRAD_REDUCED, "fc.weight")
     store(tmp_path, {step: {0: {GRADIENT: moments(step), reduced: moments(step)}} for step in range(1, 5)})
-    found = Diagnosis(verdict=Verdict.LOCATED, run_id="r", headline="", reason="", step=3, attempt=1, rank=0)
+    found = Diagnosis(verdict=DiagnosisVerdict.LOCATED, run_id="r", headline="", reason="", step=3, attempt=1, rank=0)
 
     assert [curve.title for curve in curves(tmp_path, found)] == ["Norm of the gradients before the reduction"]
 
@@ -252,7 +262,9 @@ def test_any_numbers_can_be_drawn(values, tmp_path):
         tmp_path,
         {step: {0: {LOSS: moments(value), GRADIENT: moments(abs(value))}} for step, value in enumerate(values)},
     )
-    diagnosis = Diagnosis(verdict=Verdict.LOCATED, run_id="r", headline="", reason="", step=1, attempt=1, rank=0)
+    diagnosis = Diagnosis(
+        verdict=DiagnosisVerdict.LOCATED, run_id="r", headline="", reason="", step=1, attempt=1, rank=0
+    )
 
     page = Page(render_page(tmp_path, diagnosis))
 

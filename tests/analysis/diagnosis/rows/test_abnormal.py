@@ -12,7 +12,7 @@ from tests.journal_rows import RankJournal, only_spool
 from trainermon import TrainerMon
 from trainermon.alerts.log import AlertLog
 from trainermon.analysis.diagnosis.diagnose import diagnose
-from trainermon.analysis.diagnosis.findings import FaultPhase, Level, Symptom, Verdict
+from trainermon.analysis.diagnosis.findings import DiagnosisVerdict, FaultPhase, PlaceLevel, Symptom
 from trainermon.analysis.diagnosis.report import render_text
 from trainermon.core.values import Alert, AlertState, Finding, Kind, SeriesKey, Severity
 
@@ -114,7 +114,7 @@ def test_what_went_wrong_first_is_where_it_was_put(tmp_path, fault, symptom, mod
 def test_a_healthy_run_is_fine(tmp_path):
     diagnosis = diagnose(record(tmp_path / "run", None))
 
-    assert (diagnosis.verdict, diagnosis.symptom) == (Verdict.FINITE, Symptom.NONE), render_text(diagnosis)
+    assert (diagnosis.verdict, diagnosis.symptom) == (DiagnosisVerdict.FINITE, Symptom.NONE), render_text(diagnosis)
 
 
 def copy_of(value):
@@ -138,7 +138,7 @@ def test_the_rank_whose_copy_of_a_weight_differs_is_named(tmp_path, bad_rank):
 
     assert (diagnosis.symptom, diagnosis.step, diagnosis.rank) == (Symptom.DIVERGED, 2, bad_rank)
     assert (diagnosis.module, diagnosis.phase) == ("fc", FaultPhase.PARAMETER)
-    assert {level.level: level.answer for level in diagnosis.levels}[Level.DOMAIN] == f"dp {bad_rank}"
+    assert {level.level: level.answer for level in diagnosis.levels}[PlaceLevel.DOMAIN] == f"dp {bad_rank}"
 
 
 def alert(rule, first_step, *, state=AlertState.FIRING, step=None):

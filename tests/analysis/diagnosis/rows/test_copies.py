@@ -7,7 +7,7 @@ import pytest
 from tests.analysis.stored_run import actv, grad, store
 from trainermon.alerts.log import AlertLog
 from trainermon.analysis.diagnosis.diagnose import diagnose
-from trainermon.analysis.diagnosis.findings import FaultPhase, Level, Role, Symptom
+from trainermon.analysis.diagnosis.findings import FaultPhase, PlaceLevel, RankRole, Symptom
 from trainermon.core.values import Alert, AlertState, Finding, Kind, SeriesKey, Severity
 
 STEPS, EQUAL, FOUND, FAULT = range(30, 81, 10), 60, 80, 70
@@ -119,13 +119,13 @@ def test_a_copied_module_that_returns_other_values_is_named_with_both_ranks(tmp_
 
     assert place_of(diagnosis) == (FaultPhase.FORWARD, DROPOUT, FAULT)
     assert diagnosis.rank is None
-    assert [(one.rank, one.role) for one in diagnosis.ranks] == [(0, Role.ORIGIN), (1, Role.ORIGIN)]
+    assert [(one.rank, one.role) for one in diagnosis.ranks] == [(0, RankRole.ORIGIN), (1, RankRole.ORIGIN)]
     assert f"between step {EQUAL} (last equal) and step {FOUND}" in diagnosis.headline
     assert f"in step {FAULT} the forward of {DROPOUT} differed on ranks 0, 1" in diagnosis.headline
     assert f"In step {FAULT} {DROPOUT} was given the same on ranks 0, 1" in diagnosis.reason
     assert "returned another output.0 on each of them" in diagnosis.reason
     levels = {level.level: level.answer for level in diagnosis.levels}
-    assert (levels[Level.STEP], levels[Level.MODULE]) == (str(FAULT), DROPOUT)
+    assert (levels[PlaceLevel.STEP], levels[PlaceLevel.MODULE]) == (str(FAULT), DROPOUT)
     assert diagnosis.collect.debugger["step"] == [FAULT]
 
 
@@ -133,7 +133,7 @@ def test_of_three_ranks_the_one_that_departs_is_named(tmp_path):
     diagnosis = record(tmp_path, from_fault_on(BEHIND_DROPOUT), num_ranks=3, odd=(1,))
 
     assert (*place_of(diagnosis), diagnosis.rank) == (FaultPhase.FORWARD, DROPOUT, FAULT, 1)
-    assert [(one.rank, one.role) for one in diagnosis.ranks] == [(1, Role.ORIGIN)]
+    assert [(one.rank, one.role) for one in diagnosis.ranks] == [(1, RankRole.ORIGIN)]
     assert "returned another output.0 on rank 1 than on the others" in diagnosis.reason
 
 
@@ -320,7 +320,7 @@ def test_of_groups_of_ranks_the_one_that_departed_first_is_named(tmp_path):
     diagnosis = record(tmp_path, from_fault_on(BEHIND_DROPOUT), edit=delay, **BOTH)
 
     assert place_of(diagnosis) == (FaultPhase.FORWARD, DROPOUT, FAULT)
-    assert [one.rank for one in diagnosis.ranks if one.role is Role.ORIGIN] == [2, 3]
+    assert [one.rank for one in diagnosis.ranks if one.role is RankRole.ORIGIN] == [2, 3]
 
 
 def test_copies_that_parted_between_data_parallel_ranks_alone_say_nothing_of_a_forward(tmp_path):

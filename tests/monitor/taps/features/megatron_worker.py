@@ -11,9 +11,9 @@ import torch.distributed as dist
 from tests.monitor.taps.rows import Rows
 from trainermon.core.config import load_config
 from trainermon.core.values import Kind
-from trainermon.hooks.guard import Guard
+from trainermon.hooks.guard import FaultGuard
 from trainermon.monitor.taps.features import FeatureTaps
-from trainermon.monitor.taps.training import Module
+from trainermon.monitor.taps.training import WatchedModule
 
 warnings.filterwarnings("ignore")
 # what Megatron asks of CUDA even where its tensors are on a CPU
@@ -58,7 +58,9 @@ def config(**options):
 def taps(rows, modules, **targets):
     wanted, _ = load_config({"recording_l2_features": True, "l2_targets": targets})
     steps = types.SimpleNamespace(counting=True)
-    return FeatureTaps([Module(*item) for item in modules.items()], rows.collector, steps, Guard(sys.exit), wanted)
+    return FeatureTaps(
+        [WatchedModule(*item) for item in modules.items()], rows.collector, steps, FaultGuard(sys.exit), wanted
+    )
 
 
 def check_attention(*, scaled_by_layer):

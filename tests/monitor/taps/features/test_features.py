@@ -21,13 +21,13 @@ from trainermon import TrainerMon
 from trainermon.core.config import load_config
 from trainermon.core.errors import ConfigError
 from trainermon.core.values import Coordinates, Kind
-from trainermon.hooks.guard import Guard
+from trainermon.hooks.guard import FaultGuard
 from trainermon.monitor.frameworks import plain
 from trainermon.monitor.taps.features import FeatureTaps, check
 from trainermon.monitor.taps.micro_steps import in_backward
 from trainermon.monitor.taps.optimizer import StateTaps
 from trainermon.monitor.taps.step_values import StepValues
-from trainermon.monitor.taps.training import Module, Outcome
+from trainermon.monitor.taps.training import StepOutcome, WatchedModule
 
 
 class Steps:
@@ -44,10 +44,10 @@ class Watched:
     """A model whose features are taken; `faults` are the messages of a guard that tripped."""
 
     def __init__(self, model, order="s,b,h,d", **targets):
-        self.modules = [Module(name, module) for name, module in model.named_modules() if name]
+        self.modules = [WatchedModule(name, module) for name, module in model.named_modules() if name]
         self.config, _ = load_config({"recording_l2_features": True, "sa_order": order, "l2_targets": targets})
         self.rows, self.steps, self.faults = Rows(), Steps(), []
-        self.guard = Guard(self._let_go)
+        self.guard = FaultGuard(self._let_go)
         self.taps = FeatureTaps(self.modules, self.rows.collector, self.steps, self.guard, self.config)
         self.taps.attach()
 
@@ -451,7 +451,7 @@ def test_nothing_that_is_taken_of_a_step_asks_for_a_value_on_the_host(model):
         with NoWaiting():
             states.take_states()
             states.take_updates()
-            values.at_exit(Outcome(grad_norm=torch.tensor(2.0), max_norm=1.0, loss_scale=torch.tensor(8.0)))
+            values.at_exit(StepOutcome(grad_norm=torch.tensor(2.0), max_norm=1.0, loss_scale=torch.tensor(8.0)))
             watched.taps.at_exit()
         found = watched.end_step(step)
 

@@ -10,10 +10,10 @@ from torch.nn.functional import cosine_similarity, scaled_dot_product_attention
 
 from trainermon.monitor.taps import pieces
 from trainermon.monitor.taps.features import formulas
-from trainermon.monitor.taps.features.formulas import Attention, SpectralNorm
+from trainermon.monitor.taps.features.formulas import AttentionInputs, SpectralNorm
 
 
-def by_definition(call: Attention) -> tuple[Tensor, Tensor, Tensor]:
+def by_definition(call: AttentionInputs) -> tuple[Tensor, Tensor, Tensor]:
     """Entropy, largest probability and largest logit of every row, by loops over heads and queries in float64."""
     batch, heads, queries, _ = call.query.shape
     keys, share = call.key.shape[2], heads // call.key.shape[1]
@@ -61,7 +61,7 @@ CALLS = {
 @pytest.mark.parametrize("groups", [4, 2, 1])
 def test_rows_of_attention_are_those_of_the_definition(name, groups):
     query, key = tensors((2, 4, 7, 8), (2, groups, 7, 8))
-    call = Attention(query=query, key=key, scale=0.5, **CALLS[name])
+    call = AttentionInputs(query=query, key=key, scale=0.5, **CALLS[name])
 
     for found, expected in zip(formulas.attention_rows(call), by_definition(call), strict=True):
         has_keys = ~expected.isnan()
@@ -74,7 +74,7 @@ def test_grouped_heads_are_those_of_torch():
     value[:] = torch.eye(5)  # then what attention returns are its probabilities
     probabilities = scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
 
-    found = formulas.attention_rows(Attention(query=query, key=key, scale=8**-0.5, last=0))
+    found = formulas.attention_rows(AttentionInputs(query=query, key=key, scale=8**-0.5, last=0))
 
     assert torch.allclose(found[1], probabilities.amax(-1), atol=1e-6)
 
@@ -82,7 +82,7 @@ def test_grouped_heads_are_those_of_torch():
 @pytest.mark.parametrize(("budget", "shape"), [(10**6, (2, 4, 32)), (2 * 4 * 32 * 8, (2, 4, 8)), (4 * 32, (1, 4, 1))])
 def test_a_bounded_look_takes_all_heads_of_rows_that_are_evenly_spread(budget, shape):
     query, key = tensors((2, 4, 32, 8), (2, 4, 32, 8))
-    call = Attention(query=query, key=key, scale=0.3, last=0)
+    call = AttentionInputs(query=query, key=key, scale=0.3, last=0)
 
     found = formulas.attention_rows(call, budget)
     whole = formulas.attention_rows(call)
@@ -96,7 +96,7 @@ def test_a_bounded_look_takes_all_heads_of_rows_that_are_evenly_spread(budget, s
 
 def test_attention_in_bfloat16_is_computed_in_float32():
     query, key = tensors((1, 2, 16, 64), (1, 2, 16, 64))
-    call = Attention(query=query.bfloat16(), key=key.bfloat16(), scale=0.125)
+    call = AttentionInputs(query=query.bfloat16(), key=key.bfloat16(), scale=0.125)
 
     found = formulas.attention_rows(call)
 

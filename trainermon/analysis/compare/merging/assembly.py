@@ -14,21 +14,21 @@ Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Assembly:
+class TensorAssembly:
     """Parts along a dimension, or of a sum (`dim` None).
 
     Each part has `stride` blocks, which alternate with those of the others: of a gated MLP, the gates come before all
     that they gate. Every element is multiplied by `scale`.
     """
 
-    parts: tuple[Path | Assembly, ...]
+    parts: tuple[Path | TensorAssembly, ...]
     dim: int | None = None
     stride: int = 1
     scale: float = 1.0
 
     def whole(self, read: Callable[[Path], Array]) -> Array:
         """Return the whole tensor in float64 or complex128; `read` gives that of a file. Holds all parts in memory."""
-        arrays = [part.whole(read) if isinstance(part, Assembly) else read(part) for part in self.parts]
+        arrays = [part.whole(read) if isinstance(part, TensorAssembly) else read(part) for part in self.parts]
         if self.dim is None:
             whole: Array = np.sum(arrays, axis=0)
         else:

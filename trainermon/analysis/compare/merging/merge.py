@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
-from trainermon.analysis.compare.items import INPUT, MODULE, OUTPUT, PARAMETERS, Call, Item, Rows, read_rows
-from trainermon.analysis.compare.merging.merge_items import Counts, Row, Sources, merge_row, scaled
-from trainermon.analysis.compare.merging.places import Place
-from trainermon.analysis.compare.merging.ranks import Key, Name, Rank, Side, keyed, read_side
-from trainermon.analysis.compare.merging.references import References
+from trainermon.analysis.compare.items import INPUT, MODULE, OUTPUT, PARAMETERS, DumpCall, DumpRow, DumpRows, read_rows
+from trainermon.analysis.compare.merging.merge_items import MergeCounts, MergedRow, Sources, merge_row, scaled
+from trainermon.analysis.compare.merging.places import DumpLocation
+from trainermon.analysis.compare.merging.ranks import Key, MergedSide, Name, RankCalls, keyed, read_side
+from trainermon.analysis.compare.merging.references import SharedReferences
 from trainermon.analysis.compare.merging.splits import MERGED
-from trainermon.dump.files.records import BACKWARD, FORWARD, PARAMETERS_GRAD, Layout
+from trainermon.dump.files.records import BACKWARD, FORWARD, PARAMETERS_GRAD, RankLayout
 
 
-def read_sides(target: Place, golden: Place) -> tuple[Rows, Rows, tuple[str, ...]]:
+def read_sides(target: DumpLocation, golden: DumpLocation) -> tuple[DumpRows, DumpRows, tuple[str, ...]]:
     """Return the rows of both places, each as of one rank, and what a reader should know of how it was merged.
 
     Raises:
@@ -27,31 +27,31 @@ def read_sides(target: Place, golden: Place) -> tuple[Rows, Rows, tuple[str, ...
     if not target.parts and not golden.parts:
         return read_rows(target.directory), read_rows(golden.directory), ()
     ours, theirs = read_side(target), read_side(golden)
-    mergers = _Merger(ours, theirs), _Merger(theirs, ours)
+    mergers = _AxisMerger(ours, theirs), _AxisMerger(theirs, ours)
     rows = mergers[0].rows(), mergers[1].rows()
     notes = [*_notes(ours, mergers[0].counts), *_notes(theirs, mergers[1].counts)]
     return *rows, tuple(notes)
 
 
-class _Merger:
+class _AxisMerger:
     """Merges the ranks of one side, axis by axis."""
 
-    def __init__(self, side: Side, other: Side) -> None:
+    def __init__(self, side: MergedSide, other: MergedSide) -> None:
         self._side = side
-        self._references = References(other)
-        self.counts = Counts()
+        self._references = SharedReferences(other)
+        self.counts = MergeCounts()
         self._sources: Sources = {name: source for rank in side.ranks for name, source in rank.rows.sources.items()}
 
-    def rows(self) -> Rows:
+    def rows(self) -> DumpRows:
         """Return the rows of the whole."""
         stages = [
             self._replicas([self._same_calls(ranks, "tp") for ranks in _by_place(stage, "dp")])
             for stage in _by_place(self._side.ranks, "pp")
         ]
-        calls: Sequence[Call] = stages[0].rows.calls
+        calls: Sequence[DumpCall] = stages[0].rows.calls
         if len(stages) > 1:
             calls = self._references.in_order(_one_pipeline([stage.rows.calls for stage in stages]))
-        return Rows(
+        return DumpRows(
             directory=self._side.place.directory,
             task=stages[0].rows.task,
             calls=tuple(calls),
@@ -61,7 +61,7 @@ class _Merger:
             scoped=True,
         )
 
-    def _same_calls(self, ranks: Sequence[Rank], axis: str) -> Rank:
+    def _same_calls(self, ranks: Sequence[RankCalls], axis: str) -> RankCalls:
         """Return ranks that made the same calls as one rank."""
         if len(ranks) == 1:
             return ranks[0]
@@ -72,15 +72,15 @@ class _Merger:
             self._one_call(key, [calls[key] for calls in by_key if key in calls], layout, axis)
             for key in dict.fromkeys(key for calls in by_key for key in calls)
         ]
-        return Rank(layout, ranks[0].rows._replace(calls=tuple(merged)))
+        return RankCalls(layout, ranks[0].rows._replace(calls=tuple(merged)))
 
-    def _one_call(self, key: Key, calls: Sequence[Call], layout: Layout, axis: str) -> Call:
+    def _one_call(self, key: Key, calls: Sequence[DumpCall], layout: RankLayout, axis: str) -> DumpCall:
         first = calls[0]
         rows = [{item.place: item for item in call.items} for call in calls]
-        items: list[Item] = []
+        items: list[DumpRow] = []
         is_own = False
         for item in first.items:
-            row = Row(
+            row = MergedRow(
                 name=f"{first.key}.{item.place}",
                 items=[row[item.place] for row in rows if item.place in row],
                 axis=axis,
@@ -95,7 +95,7 @@ class _Merger:
             items += [merged] if merged is not None else []
         return first._replace(items=tuple(items))
 
-    def _replicas(self, ranks: Sequence[Rank]) -> Rank:
+    def _replicas(self, ranks: Sequence[RankCalls]) -> RankCalls:
         """Return data parallel replicas as one rank, of more micro batches or of larger ones, as the other side has."""
         if len(ranks) == 1:
             return ranks[0]
@@ -109,7 +109,7 @@ class _Merger:
             ranks = [self._averaged(rank, len(ranks)) for rank in ranks]
         return _interleaved(ranks, names) if has_more else self._same_calls(ranks, "dp")
 
-    def _are_one_batch(self, ranks: Sequence[Rank]) -> bool:
+    def _are_one_batch(self, ranks: Sequence[RankCalls]) -> bool:
         """Return whether replicas have parts of the other side's batch, or all of them the same one."""
         by_key = [dict(keyed(rank.rows.calls)) for rank in ranks]
         same = Counter(
@@ -120,7 +120,7 @@ class _Merger:
         )
         return same[True] >= same[False] or self._references.is_larger(ranks[0])
 
-    def _averaged(self, rank: Rank, replicas: int) -> Rank:
+    def _averaged(self, rank: RankCalls, replicas: int) -> RankCalls:
         """Return a replica with its gradients divided by the number of replicas."""
         self.counts.averaged = replicas
         calls = tuple(
@@ -132,14 +132,14 @@ class _Merger:
         return rank._replace(rows=rank.rows._replace(calls=calls))
 
 
-def _by_place(ranks: Sequence[Rank], axis: str) -> list[list[Rank]]:
-    groups: dict[int, list[Rank]] = defaultdict(list)
+def _by_place(ranks: Sequence[RankCalls], axis: str) -> list[list[RankCalls]]:
+    groups: dict[int, list[RankCalls]] = defaultdict(list)
     for rank in ranks:
         groups[rank.place(axis)].append(rank)
     return [groups[place] for place in sorted(groups)]
 
 
-def _split_of(call: Call, item: Item, layout: Layout) -> tuple[int, int] | None:
+def _split_of(call: DumpCall, item: DumpRow, layout: RankLayout) -> tuple[int, int] | None:
     """Return how a parameter or its gradient is dealt out, and of a gated module's result how its blocks alternate."""
     path, name = call.name.rpartition(".")[0], item.place.rpartition(".")[2]
     if item.state == PARAMETERS or call.direction == PARAMETERS_GRAD:
@@ -149,7 +149,7 @@ def _split_of(call: Call, item: Item, layout: Layout) -> tuple[int, int] | None:
     return (len(item.shape or ()) - 1, stride) if is_result and stride > 1 else None
 
 
-def _may_be_sums(call: Call, item: Item, layout: Layout, axis: str) -> bool | None:
+def _may_be_sums(call: DumpCall, item: DumpRow, layout: RankLayout, axis: str) -> bool | None:
     """Return whether rows of one shape are parts of a sum: surely, surely not, or None: the values decide."""
     is_gradient = call.direction == PARAMETERS_GRAD
     if axis == "dp":
@@ -161,11 +161,11 @@ def _may_be_sums(call: Call, item: Item, layout: Layout, axis: str) -> bool | No
     return None if call.direction == BACKWARD and layout.partial else False
 
 
-def _interleaved(ranks: Sequence[Rank], names: Mapping[Name, int]) -> Rank:
+def _interleaved(ranks: Sequence[RankCalls], names: Mapping[Name, int]) -> RankCalls:
     """Return replicas as one rank that takes their micro batches in turn, as Megatron deals them out."""
     forward = [count for (name, direction), count in names.items() if direction == FORWARD and name.startswith(MODULE)]
     micro_batches = Counter(forward).most_common(1)[0][0] if forward else 1
-    blocks: dict[tuple[int, int], list[Call]] = defaultdict(list)
+    blocks: dict[tuple[int, int], list[DumpCall]] = defaultdict(list)
     parents: dict[str, str] = {}
     for replica, rank in enumerate(ranks):
         changed: dict[str, str] = {}
@@ -179,22 +179,22 @@ def _interleaved(ranks: Sequence[Rank], names: Mapping[Name, int]) -> Rank:
             changed[key]: changed.get(parent, parent) for key, parent in rank.rows.parents.items() if key in changed
         }
     calls = tuple(call for place in sorted(blocks) for call in blocks[place])
-    return Rank(ranks[0].layout, ranks[0].rows._replace(calls=calls, parents=parents))
+    return RankCalls(ranks[0].layout, ranks[0].rows._replace(calls=calls, parents=parents))
 
 
-def _numbered_key(call: Call, number: int, replica: int) -> str:
+def _numbered_key(call: DumpCall, number: int, replica: int) -> str:
     if call.family == MODULE:
         return f"{call.key.partition('.')[0]}.{call.name}.{call.direction}.{number}"
     return f"{call.key} (replica {replica})" if replica else call.key
 
 
-def _one_pipeline(stages: Sequence[Sequence[Call]]) -> list[Call]:
+def _one_pipeline(stages: Sequence[Sequence[DumpCall]]) -> list[DumpCall]:
     """Return the calls of all stages, forwards from the first to the last stage, then backwards the other way.
 
     A module that is on several stages (what holds the layers, and the model itself) is one: it takes what the first
     stage takes and gives what the last one gives, the other way round in the backward.
     """
-    found: dict[str, list[Call]] = {}
+    found: dict[str, list[DumpCall]] = {}
     for is_forward in (True, False):
         for calls in stages if is_forward else reversed(stages):
             for call in calls:
@@ -203,7 +203,7 @@ def _one_pipeline(stages: Sequence[Sequence[Call]]) -> list[Call]:
     return [_joined(calls) for calls in found.values()]
 
 
-def _joined(calls: Sequence[Call]) -> Call:
+def _joined(calls: Sequence[DumpCall]) -> DumpCall:
     """Return the parts of one call, in the order in which they ran, as that call."""
     if len(calls) == 1:
         return calls[0]
@@ -215,7 +215,7 @@ def _joined(calls: Sequence[Call]) -> Call:
     return calls[0]._replace(items=tuple(items))
 
 
-def _notes(side: Side, counts: Counts) -> Iterator[str]:
+def _notes(side: MergedSide, counts: MergeCounts) -> Iterator[str]:
     if len(side.ranks) == 1:
         return
     axes = " × ".join(f"{axis} {side.size(axis)}" for axis in MERGED if side.size(axis) > 1)

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trainermon.analysis.compare.items import Item
-from trainermon.analysis.compare.merging.assembly import Assembly
+from trainermon.analysis.compare.items import DumpRow
+from trainermon.analysis.compare.merging.assembly import TensorAssembly
 from trainermon.analysis.compare.metrics import relative_size
 from trainermon.analysis.compare.noise import roundoff
 
-Sources = dict[str, Path | Assembly]
+Sources = dict[str, Path | TensorAssembly]
 
 COPY_TOLERANCE = 64.0
 """Copies of a value may be apart by so many units of roundoff: kernels may add up in another order on each rank."""
@@ -26,16 +26,16 @@ _SUM_TOLERANCE = 0.05  # of the root mean square: a mean, which statistics round
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reference:
+class ReferenceRow:
     """The other side's row: of `parts` ranks, and the row itself only if it is whole."""
 
     shape: tuple[int, ...] | None
     parts: int = 1
-    item: Item | None = None
+    item: DumpRow | None = None
 
 
 @dataclass(slots=True)
-class Counts:
+class MergeCounts:
     """How the rows were brought together.
 
     `diverged` names copies that are not equal, `unclear` rows whose shapes do not fit; by `averaged`, unless it is 0,
@@ -54,7 +54,7 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class MergedRow:
     """One row of all ranks of an axis, and what is known of it.
 
     `split` is the dimension, and the number of blocks along it, where the dump tells; `sums` whether these may be parts
@@ -63,16 +63,16 @@ class Row:
     """
 
     name: str
-    items: Sequence[Item]
+    items: Sequence[DumpRow]
     axis: str = "tp"
-    reference: Reference | None = None
+    reference: ReferenceRow | None = None
     split: tuple[int, int] | None = None
     sums: bool | None = False
     is_function: bool = False
     is_own: bool = False
 
 
-def merge_row(row: Row, sources: Sources, counts: Counts) -> Item | None:
+def merge_row(row: MergedRow, sources: Sources, counts: MergeCounts) -> DumpRow | None:
     """Return the row of the whole, with its tensor, if there is one, in `sources` under `row.name`.
 
     None if the whole has no such value: what a function makes of one rank's part, such as the largest logit in it.
@@ -83,7 +83,7 @@ def merge_row(row: Row, sources: Sources, counts: Counts) -> Item | None:
     return _merge_tensors(row, sources, counts) if first.is_tensor else _argument(row)
 
 
-def _merge_tensors(row: Row, sources: Sources, counts: Counts) -> Item | None:
+def _merge_tensors(row: MergedRow, sources: Sources, counts: MergeCounts) -> DumpRow | None:
     first, dim = row.items[0], _dimension(row)
     if dim is not None:
         counts.split += 1
@@ -105,7 +105,7 @@ def _merge_tensors(row: Row, sources: Sources, counts: Counts) -> Item | None:
     return row.items[index]
 
 
-def _left_out(row: Row, counts: Counts, names: list[str]) -> Item | None:
+def _left_out(row: MergedRow, counts: MergeCounts, names: list[str]) -> DumpRow | None:
     """Leave out a function's row, and name a module's, of which the first rank has to stand for all."""
     if row.is_function:
         counts.own += 1
@@ -114,12 +114,12 @@ def _left_out(row: Row, counts: Counts, names: list[str]) -> Item | None:
     return row.items[0]
 
 
-def _fits(row: Row) -> bool:
+def _fits(row: MergedRow) -> bool:
     """Return whether the rows have the other side's shape."""
     return row.reference is None or row.reference.shape in (None, row.items[0].shape)
 
 
-def concatenated(items: Sequence[Item], dim: int) -> Item:
+def concatenated(items: Sequence[DumpRow], dim: int) -> DumpRow:
     """Return the row of tensors that lie one behind another along `dim`: its statistics are those of all elements."""
     first = items[0]
     shape = list(first.shape or ())
@@ -138,7 +138,7 @@ def concatenated(items: Sequence[Item], dim: int) -> Item:
     )
 
 
-def summed(items: Sequence[Item]) -> Item:
+def summed(items: Sequence[DumpRow]) -> DumpRow:
     """Return the row of the sum of tensors: its mean is known, its extrema and norm are not."""
     means = [item.mean for item in items]
     mean = math.fsum(means) if all(isinstance(value, int | float) for value in means) else None
@@ -153,28 +153,28 @@ def summed(items: Sequence[Item]) -> Item:
     )
 
 
-def scaled(item: Item, factor: float, sources: Sources) -> Item:
+def scaled(item: DumpRow, factor: float, sources: Sources) -> DumpRow:
     """Return the row of a tensor that is multiplied by a positive `factor`."""
     values = (item.max, item.min, item.mean, item.norm)
     changed = [value * factor if isinstance(value, float) else value for value in values]
     name = item.data_name and f"{item.data_name} × {factor:g}"
     if item.data_name and name:
-        sources[name] = Assembly(parts=(sources[item.data_name],), scale=factor)
+        sources[name] = TensorAssembly(parts=(sources[item.data_name],), scale=factor)
     return item._replace(
         max=changed[0], min=changed[1], mean=changed[2], norm=changed[3], checksum=None, data_name=name
     )
 
 
-def _stored(item: Item, row: Row, sources: Sources, *, dim: int | None, stride: int = 1) -> Item:
+def _stored(item: DumpRow, row: MergedRow, sources: Sources, *, dim: int | None, stride: int = 1) -> DumpRow:
     parts = tuple(sources[part.data_name] for part in row.items if part.data_name)
     is_unordered = row.is_function and dim is not None
     if len(parts) < len(row.items) or is_unordered:
         return item._replace(data_name=None)
-    sources[row.name] = Assembly(parts=parts, dim=dim, stride=stride)
+    sources[row.name] = TensorAssembly(parts=parts, dim=dim, stride=stride)
     return item._replace(data_name=row.name)
 
 
-def _argument(row: Row) -> Item | None:
+def _argument(row: MergedRow) -> DumpRow | None:
     """Return a plain argument; a number that is smaller by as much as the whole was divided is that of the whole."""
     first, other = row.items[0], row.reference.item if row.reference else None
     same = all(item.max == first.max for item in row.items)
@@ -184,7 +184,7 @@ def _argument(row: Row) -> Item | None:
     return other if is_part and other is not None and first.max is not True else first
 
 
-def _dimension(row: Row) -> int | None:
+def _dimension(row: MergedRow) -> int | None:
     """Return along which dimension the rows are parts of what the other side has, None if they are not."""
     shapes = [item.shape or () for item in row.items]
     first = shapes[0]
@@ -210,22 +210,22 @@ def _without(shape: tuple[int, ...], dim: int) -> tuple[int, ...]:
     return shape[:dim] + shape[dim + 1 :]
 
 
-def _are_copies(items: Sequence[Item]) -> bool:
+def _are_copies(items: Sequence[DumpRow]) -> bool:
     return all(_is_copy(item, items[0]) for item in items[1:])
 
 
-def _is_copy(item: Item, other: Item) -> bool:
+def _is_copy(item: DumpRow, other: DumpRow) -> bool:
     size = relative_size(item, other)
     return size is None or size <= COPY_TOLERANCE * roundoff((item, other))
 
 
-def _has_sound_copy(row: Row) -> bool:
+def _has_sound_copy(row: MergedRow) -> bool:
     """Return whether a rank has what the other side has: then all should have it, unless it is a mask or an index."""
     other = row.reference.item if row.reference else None
     return other is not None and roundoff((other,)) > 0 and any(_is_copy(item, other) for item in row.items)
 
 
-def _adds_up(row: Row) -> bool:
+def _adds_up(row: MergedRow) -> bool:
     """Return whether the sum of the rows may be the other side's: by its mean, and no longer than all together."""
     other = row.reference.item if row.reference else None
     if other is None:
@@ -240,7 +240,7 @@ def _adds_up(row: Row) -> bool:
     return abs(total - other.mean) <= _SUM_TOLERANCE * spread
 
 
-def _farthest(row: Row) -> int:
+def _farthest(row: MergedRow) -> int:
     """Return the number of the copy that differs most from the other side: the others must not hide a fault."""
     other = row.reference.item if row.reference else None
     sizes = [relative_size(item, other) if other is not None else 0.0 for item in row.items]

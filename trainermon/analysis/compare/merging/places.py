@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from trainermon.core.errors import DumpError
-from trainermon.dump.files.records import DUMP_FILE, PARTIAL_FILE, TENSOR_FOLDER, Layout
+from trainermon.dump.files.records import DUMP_FILE, PARTIAL_FILE, TENSOR_FOLDER, RankLayout
 
 logger = logging.getLogger("trainermon")
 
@@ -17,14 +17,14 @@ _PART = re.compile(r"(attempt|step|rank|proc)(\d+)")
 _DEEPEST = 8
 
 
-class Part(NamedTuple):
+class DumpShard(NamedTuple):
     """One of the dumps that make up a whole, and what of it the rank has."""
 
     directory: Path
-    layout: Layout
+    layout: RankLayout
 
 
-class Place(NamedTuple):
+class DumpLocation(NamedTuple):
     """One dump: its directory, and the step and rank that its path names (None: it names none).
 
     Of a whole that several ranks have dumped, `parts` are their dumps, and `directory` is the folder of all of them.
@@ -34,14 +34,14 @@ class Place(NamedTuple):
     step: int | None = None
     rank: int | None = None
     attempt: int = 0
-    parts: tuple[Part, ...] = ()
+    parts: tuple[DumpShard, ...] = ()
 
 
 class PlacePair(NamedTuple):
     """Two dumps that are compared, and the step and rank to call them by."""
 
-    target: Place
-    golden: Place
+    target: DumpLocation
+    golden: DumpLocation
 
     @property
     def label(self) -> str:
@@ -50,7 +50,7 @@ class PlacePair(NamedTuple):
         return " ".join(f"{word}{value}" for word, value in (("step", step), ("rank", rank)) if value is not None)
 
 
-def find_places(path: Path) -> list[Place]:
+def find_places(path: Path) -> list[DumpLocation]:
     """Return the dumps at or below `path`: of every step and rank that of the last attempt, and of these the newest.
 
     Raises:
@@ -67,7 +67,7 @@ def find_places(path: Path) -> list[Place]:
     return sorted(newest.values(), key=lambda place: (place.step or 0, place.rank or 0))
 
 
-def pair_places(targets: list[Place], goldens: list[Place]) -> list[PlacePair]:
+def pair_places(targets: list[DumpLocation], goldens: list[DumpLocation]) -> list[PlacePair]:
     """Return which dumps are compared: those of one step and rank, or the only ones of both sides.
 
     If each side has one step, these are compared though their numbers differ, and so are single ranks. What has no
@@ -95,11 +95,11 @@ def pair_places(targets: list[Place], goldens: list[Place]) -> list[PlacePair]:
     return pairs
 
 
-def _key(place: Place, *, same_step: bool, same_rank: bool) -> tuple[int | None, int | None]:
+def _key(place: DumpLocation, *, same_step: bool, same_rank: bool) -> tuple[int | None, int | None]:
     return None if same_step else place.step, None if same_rank else place.rank
 
 
-def _names(places: list[Place]) -> str:
+def _names(places: list[DumpLocation]) -> str:
     names = [PlacePair(place, place).label or str(place.directory) for place in places[:4]]
     return ", ".join(names) + (f" and {len(places) - 4} more" if len(places) > 4 else "")
 
@@ -118,18 +118,18 @@ def _holds_dump(folder: Path) -> bool:
     return (folder / DUMP_FILE).exists() or (folder / PARTIAL_FILE).exists()
 
 
-def _place(folder: Path, start: Path) -> Place:
+def _place(folder: Path, start: Path) -> DumpLocation:
     parts = (
         (start.resolve().name, *folder.parts[len(start.parts) :]) if folder != start else folder.resolve().parts[-4:]
     )
     numbers = {match[1]: int(match[2]) for part in parts if (match := _PART.fullmatch(part))}
-    return Place(folder, numbers.get("step"), numbers.get("rank"), numbers.get("attempt", 0))
+    return DumpLocation(folder, numbers.get("step"), numbers.get("rank"), numbers.get("attempt", 0))
 
 
-def _unnamed(place: Place) -> str:
+def _unnamed(place: DumpLocation) -> str:
     """Return what tells dumps apart that name no rank: several processes of one step that never knew theirs."""
     return place.directory.name if place.rank is None else ""
 
 
-def _recency(place: Place) -> tuple[int, float]:
+def _recency(place: DumpLocation) -> tuple[int, float]:
     return place.attempt, place.directory.stat().st_mtime

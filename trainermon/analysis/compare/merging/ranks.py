@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from trainermon.analysis.compare.items import MODULE, Call, Item, Rows, read_rows
+from trainermon.analysis.compare.items import MODULE, DumpCall, DumpRow, DumpRows, read_rows
 from trainermon.analysis.compare.merging.merge_items import Sources
-from trainermon.analysis.compare.merging.places import Part, Place
-from trainermon.dump.files.records import FORWARD, Layout
+from trainermon.analysis.compare.merging.places import DumpLocation, DumpShard
+from trainermon.dump.files.records import FORWARD, RankLayout
 
 Name = tuple[str, str]
 """What a call is called, and its direction."""
@@ -19,47 +19,47 @@ Key = tuple[str, str, int]
 COLLECTIVE = "Distributed"
 
 
-class Rank(NamedTuple):
+class RankCalls(NamedTuple):
     """The calls of one rank, under the names of the whole model, and what of it the rank has."""
 
-    layout: Layout
-    rows: Rows
+    layout: RankLayout
+    rows: DumpRows
 
     def place(self, axis: str) -> int:
         """Return the rank's place on an axis."""
         return self.layout.axes.get(axis, (0, 1))[0]
 
 
-class Side(NamedTuple):
+class MergedSide(NamedTuple):
     """All ranks of one side; `sizes` says how many the merged axes have."""
 
-    place: Place
-    ranks: tuple[Rank, ...]
+    place: DumpLocation
+    ranks: tuple[RankCalls, ...]
 
     def size(self, axis: str) -> int:
         """Return how many places of an axis were brought together."""
         return len({rank.place(axis) for rank in self.ranks})
 
 
-def scoped_name(call: Call) -> str:
+def scoped_name(call: DumpCall) -> str:
     """Return the name by which calls of different layouts are matched: a function's has the module around it."""
     return f"{MODULE}.{call.name}" if call.family == MODULE else f"{call.scope}/{call.family}.{call.name}"
 
 
-def read_side(place: Place) -> Side:
+def read_side(place: DumpLocation) -> MergedSide:
     """Return the ranks of a place, which may be one.
 
     Raises:
         DumpError: a dump is damaged.
     """
-    parts = place.parts or (Part(directory=place.directory, layout=Layout()),)
-    return Side(
+    parts = place.parts or (DumpShard(directory=place.directory, layout=RankLayout()),)
+    return MergedSide(
         place,
-        tuple(Rank(part.layout.in_whole(), _in_whole(part, read_rows(part.directory))) for part in parts),
+        tuple(RankCalls(part.layout.in_whole(), _in_whole(part, read_rows(part.directory))) for part in parts),
     )
 
 
-def _in_whole(part: Part, rows: Rows) -> Rows:
+def _in_whole(part: DumpShard, rows: DumpRows) -> DumpRows:
     """Return the rows of a rank under the names of the whole model, tensors by their paths."""
     stage, size = part.layout.axes.get("pp", (0, 1))
     layout = part.layout
@@ -81,7 +81,7 @@ def _in_whole(part: Part, rows: Rows) -> Rows:
     )
 
 
-def _with_path(item: Item, rows: Rows, sources: Sources, direction: str) -> Item:
+def _with_path(item: DumpRow, rows: DumpRows, sources: Sources, direction: str) -> DumpRow:
     path = rows.tensor_path(item)
     if isinstance(path, Path):
         sources[str(path)] = path
@@ -91,14 +91,14 @@ def _with_path(item: Item, rows: Rows, sources: Sources, direction: str) -> Item
     )
 
 
-def _key_in_whole(call: Call, layout: Layout, stage: int) -> str:
+def _key_in_whole(call: DumpCall, layout: RankLayout, stage: int) -> str:
     if call.family == MODULE:
         path = layout.name_in_whole(call.name)
         return f"{call.key.partition('.')[0]}.{path}.{call.direction}.{call.number}"
     return f"{call.key} (stage {stage})" if stage else call.key
 
 
-def keyed(calls: Iterable[Call]) -> Iterator[tuple[Key, Call]]:
+def keyed(calls: Iterable[DumpCall]) -> Iterator[tuple[Key, DumpCall]]:
     """Yield calls with their keys, in their order."""
     counts: Counter[Name] = Counter()
     for call in calls:

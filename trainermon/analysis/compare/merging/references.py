@@ -7,18 +7,18 @@ import statistics
 from collections import Counter
 from collections.abc import Sequence
 
-from trainermon.analysis.compare.items import Call, Item
-from trainermon.analysis.compare.merging.merge_items import Reference
-from trainermon.analysis.compare.merging.ranks import Key, Name, Rank, Side, keyed
+from trainermon.analysis.compare.items import DumpCall, DumpRow
+from trainermon.analysis.compare.merging.merge_items import ReferenceRow
+from trainermon.analysis.compare.merging.ranks import Key, MergedSide, Name, RankCalls, keyed
 from trainermon.dump.files.records import BACKWARD, FORWARD
 
 
-class References:
+class SharedReferences:
     """What the other side has of each row, by the names that both share."""
 
-    def __init__(self, side: Side) -> None:
+    def __init__(self, side: MergedSide) -> None:
         self._sizes = {axis: side.size(axis) for axis in ("tp", "dp", "pp")}
-        self._items: dict[tuple[Key, str], Item] = {}
+        self._items: dict[tuple[Key, str], DumpRow] = {}
         self._order: dict[Key, int] = {}
         self.counts: Counter[Name] = Counter()
         for rank in side.ranks:
@@ -30,15 +30,15 @@ class References:
                 for item in call.items:
                     self._items.setdefault((key, item.place), item)
 
-    def of(self, key: Key, place: str, axis: str) -> Reference | None:
+    def of(self, key: Key, place: str, axis: str) -> ReferenceRow | None:
         """Return what is known of a row; of a call that the other side did not make, what its first call had."""
         item = self._items.get((key, place)) or self._items.get(((*key[:2], 0), place))
         if item is None:
             return None
         is_same = (key, place) in self._items and self._sizes["tp"] == self._sizes["dp"] == 1
-        return Reference(shape=item.shape, parts=self._sizes[axis], item=item if is_same else None)
+        return ReferenceRow(shape=item.shape, parts=self._sizes[axis], item=item if is_same else None)
 
-    def is_larger(self, rank: Rank) -> bool:
+    def is_larger(self, rank: RankCalls) -> bool:
         """Return whether tensors of forward calls are larger than those of a replica."""
         return any(
             other.num_elements > item.num_elements
@@ -48,7 +48,7 @@ class References:
             if item.is_tensor and (other := self._items.get((key, item.place))) is not None
         )
 
-    def agreement(self, rank: Rank) -> int:
+    def agreement(self, rank: RankCalls) -> int:
         """Return in how many tensors of forward calls a replica has the other side's norm, but for rounding."""
         return sum(
             math.isclose(item.norm, other.norm, rel_tol=1e-3)
@@ -60,7 +60,7 @@ class References:
             and isinstance(other.norm, float)
         )
 
-    def has_smaller_gradients(self, rank: Rank, replicas: int, *, is_part: bool) -> bool:
+    def has_smaller_gradients(self, rank: RankCalls, replicas: int, *, is_part: bool) -> bool:
         """Return whether gradients are smaller than those of a replica, by a factor near the number of `replicas`.
 
         They are where each replica's loss is the mean over its own batch. `is_part`: it has a part of a tensor.
@@ -73,7 +73,7 @@ class References:
                     ratios.append(item.norm * (math.sqrt(replicas) if is_part else 1.0) / other.norm)
         return bool(ratios) and statistics.median(ratios) > math.sqrt(replicas)
 
-    def in_order(self, calls: Sequence[Call]) -> list[Call]:
+    def in_order(self, calls: Sequence[DumpCall]) -> list[DumpCall]:
         """Return calls in the order in which the other side made them; the others stay behind those before them."""
         if self._sizes["pp"] > 1:
             return list(calls)

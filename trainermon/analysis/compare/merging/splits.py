@@ -12,10 +12,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from trainermon.analysis.compare.merging.places import Part, Place, PlacePair, find_places, pair_places
+from trainermon.analysis.compare.merging.places import DumpLocation, DumpShard, PlacePair, find_places, pair_places
 from trainermon.core.errors import ConfigError, DumpError
 from trainermon.dump.files.reader import load_partial, read_layout
-from trainermon.dump.files.records import INFO_FILE, PARTIAL_FILE, Layout
+from trainermon.dump.files.records import INFO_FILE, PARTIAL_FILE, RankLayout
 
 MERGED = ("tp", "dp", "pp")
 """Axes over which dumps are merged, in this order; Megatron numbers ranks in it."""
@@ -53,12 +53,12 @@ def find_pairs(
 
 
 def bring_together(
-    targets: Sequence[Place],
-    goldens: Sequence[Place],
+    targets: Sequence[DumpLocation],
+    goldens: Sequence[DumpLocation],
     *,
     target_sizes: Mapping[str, int] | None = None,
     golden_sizes: Mapping[str, int] | None = None,
-) -> tuple[list[Place], list[Place]]:
+) -> tuple[list[DumpLocation], list[DumpLocation]]:
     """Return the places of both sides, those that are parts of one whole as one place with `parts`.
 
     `target_sizes` and `golden_sizes` are for dumps that do not tell their layout: sizes of the axes, ranks being
@@ -77,7 +77,7 @@ def bring_together(
     return list(_merged(ours, axes)), list(_merged(theirs, axes))
 
 
-def layout_at(directory: Path) -> Layout:
+def layout_at(directory: Path) -> RankLayout:
     """Return what the dump in `directory` says of its rank's place; the default where it says nothing.
 
     Raises:
@@ -94,7 +94,7 @@ def layout_at(directory: Path) -> Layout:
     return read_layout(info.get("layout") if isinstance(info, dict) else None)
 
 
-def _layout(place: Place, sizes: Mapping[str, int] | None) -> Layout:
+def _layout(place: DumpLocation, sizes: Mapping[str, int] | None) -> RankLayout:
     known = layout_at(place.directory)
     if not sizes:
         return known
@@ -107,16 +107,16 @@ def _layout(place: Place, sizes: Mapping[str, int] | None) -> Layout:
     return dataclasses.replace(known, axes={**known.axes, **axes})
 
 
-def _size(places: Sequence[tuple[Place, Layout]], axis: str) -> int:
+def _size(places: Sequence[tuple[DumpLocation, RankLayout]], axis: str) -> int:
     return max((_place_in(layout, axis)[1] for _, layout in places), default=1)
 
 
-def _place_in(layout: Layout, axis: str) -> tuple[int, int]:
+def _place_in(layout: RankLayout, axis: str) -> tuple[int, int]:
     return layout.axes.get(axis, (0, 1))
 
 
-def _merged(places: Sequence[tuple[Place, Layout]], axes: Sequence[str]) -> Iterator[Place]:
-    groups: dict[tuple[object, ...], list[tuple[Place, Layout]]] = defaultdict(list)
+def _merged(places: Sequence[tuple[DumpLocation, RankLayout]], axes: Sequence[str]) -> Iterator[DumpLocation]:
+    groups: dict[tuple[object, ...], list[tuple[DumpLocation, RankLayout]]] = defaultdict(list)
     for place, layout in places:
         rest = tuple(sorted((axis, where) for axis, (where, _) in layout.axes.items() if axis not in axes))
         groups[place.step, place.attempt, rest].append((place, layout))
@@ -126,13 +126,13 @@ def _merged(places: Sequence[tuple[Place, Layout]], axes: Sequence[str]) -> Iter
         members.sort(key=lambda member: member[0].rank or 0)
         _check_complete(members, axes)
         first = members[0][0]
-        parts = tuple(Part(directory=place.directory, layout=layout) for place, layout in members)
+        parts = tuple(DumpShard(directory=place.directory, layout=layout) for place, layout in members)
         number = numbers[key[0]] if steps[key[0]] > 1 else None
         numbers[key[0]] += 1
         yield first._replace(directory=_common(parts), rank=number, parts=parts)
 
 
-def _check_complete(members: Sequence[tuple[Place, Layout]], axes: Sequence[str]) -> None:
+def _check_complete(members: Sequence[tuple[DumpLocation, RankLayout]], axes: Sequence[str]) -> None:
     for axis in axes:
         size = max(_place_in(layout, axis)[1] for _, layout in members)
         missing = sorted(set(range(size)) - {_place_in(layout, axis)[0] for _, layout in members})
@@ -144,5 +144,5 @@ def _check_complete(members: Sequence[tuple[Place, Layout]], axes: Sequence[str]
             )
 
 
-def _common(parts: Sequence[Part]) -> Path:
+def _common(parts: Sequence[DumpShard]) -> Path:
     return parts[0].directory if len(parts) == 1 else parts[0].directory.parent

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from trainermon.analysis.compare.comparison import Comparison
 from trainermon.analysis.compare.items import OUTPUT, PARAMETERS
-from trainermon.analysis.compare.verdicts import ERROR, PASS, WARNING, CallResult, Row
+from trainermon.analysis.compare.verdicts import ERROR, PASS, WARNING, CallResult, ResultRow
 from trainermon.dump.files.reader import split_key
 from trainermon.dump.files.records import BACKWARD, FORWARD, PARAMETERS_GRAD
 
@@ -21,7 +21,7 @@ MAX_SUSPECTS = 8
 _HEADER_LINES = 1
 
 
-class Suspect(NamedTuple):
+class SuspectRow(NamedTuple):
     """A row to look at: its line in the csv file, its name, and what to do."""
 
     line: int
@@ -29,7 +29,7 @@ class Suspect(NamedTuple):
     advice: tuple[str, ...]
 
 
-class _Class(NamedTuple):
+class _OperationClass(NamedTuple):
     """A class of operations: a pattern of their names, in small letters without underscores, and what is special."""
 
     pattern: str
@@ -58,33 +58,33 @@ _BY_PLACE = {
 }
 
 _CLASSES = (
-    _Class(
+    _OperationClass(
         r"(allreduce|allgather|reducescatter|alltoall|broadcast|gather|reduce|i?send|i?recv).*",
         "A collective: compare the same call on the other ranks, which shows whose part differs. Sums over ranks "
         "depend on their order and on the type that is sent; HCCL_DETERMINISTIC and NCCL_ALGO fix the order.",
     ),
-    _Class(
+    _OperationClass(
         r".*batchnorm.*",
         "Batch normalisation: besides the input it depends on the running mean and variance, and on whether the module "
         "trains. Compare both buffers, momentum and eps, and the batch that each rank saw.",
     ),
-    _Class(
+    _OperationClass(
         r".*dropout.*|bernoulli|multinomial|rand.*|normal|uniform",
         "It draws random numbers: call seed_all in both runs, with rm_dropout=True between two kinds of device, or "
         "find the first draw that differs by random_save.",
     ),
-    _Class(
+    _OperationClass(
         r".*attention.*|.*sdpa.*",
         "Fused attention: which kernel runs depends on device, type and shape. Choose one on both sides by "
         "torch.nn.attention.sdpa_kernel, and compare mask, scale and dropout.",
     ),
-    _Class(
+    _OperationClass(
         r"conv.*d|.*matmul|.*linear|b?mm|addmm|baddbmm|einsum|nllloss|crossentropy.*|.*(layer|rms|group)norm|lstm.*|gru.*|"
         r"embedding.*|index(add|put).*|scatter.*|cumsum|interpolate|upsample.*",
         "Its sums are taken in an order that the kernel chooses: run both sides with seed_all(mode=True), and in "
         "float32 or with TF32 off; what is left then is no matter of order.",
     ),
-    _Class(
+    _OperationClass(
         r"(log)?softmax|exp|expm1|log|log1p|gelu|silu|(log)?sigmoid|tanh|erf|pow|r?sqrt|div|truediv|rtruediv|reciprocal",
         "An elementary function: near its edges (large arguments, zero, cancellation) devices and types differ most. "
         "Look at the extremes of its input by `trainermon tensor show`, and repeat the call in float64.",
@@ -105,7 +105,7 @@ _NOTHING = (
 )
 
 
-def suspects(comparison: Comparison) -> tuple[Suspect, ...]:
+def suspects(comparison: Comparison) -> tuple[SuspectRow, ...]:
     """Return what to look at, in the order in which it ran: what is blamed, else the first row that does not pass."""
     chosen = comparison.blamed[:MAX_SUSPECTS] or tuple(_first_different(comparison))
     return tuple(suspect for call in chosen for suspect in (_suspect(comparison, call) or _given(comparison, call)))
@@ -130,7 +130,7 @@ def _first_different(comparison: Comparison) -> Iterator[CallResult]:
         yield found
 
 
-def _suspect(comparison: Comparison, call: CallResult) -> list[Suspect]:
+def _suspect(comparison: Comparison, call: CallResult) -> list[SuspectRow]:
     """Return the worst row of a call, [] if all pass."""
     before = 0
     for one in comparison.calls:
@@ -145,17 +145,17 @@ def _suspect(comparison: Comparison, call: CallResult) -> list[Suspect]:
     row = call.rows[index]
     assert row.target is not None
     line = before + index + 1 + _HEADER_LINES
-    return [Suspect(line, f"{call.key}.{row.target.place}", tuple(_advice(call, row)))]
+    return [SuspectRow(line, f"{call.key}.{row.target.place}", tuple(_advice(call, row)))]
 
 
-def _given(comparison: Comparison, call: CallResult) -> list[Suspect]:
+def _given(comparison: Comparison, call: CallResult) -> list[SuspectRow]:
     """Return the worst row of the call to which this one gave something else, [] if there is none."""
     inner = next((one for one in comparison.calls if one.key == call.given_to), None)
     found = _suspect(comparison, inner) if inner is not None else []
     return [suspect._replace(advice=(_GAVE,)) for suspect in found]
 
 
-def _advice(call: CallResult, row: Row) -> Iterator[str]:
+def _advice(call: CallResult, row: ResultRow) -> Iterator[str]:
     assert row.target is not None
     direction = call.target.direction if call.target else FORWARD
     state = row.target.state if row.target.state in (PARAMETERS, OUTPUT) else "input"

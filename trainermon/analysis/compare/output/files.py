@@ -12,10 +12,10 @@ from typing import Any
 
 from trainermon.analysis.compare.comparison import Comparison, collector_off
 from trainermon.analysis.compare.output.advisor import advisor_text
-from trainermon.analysis.compare.output.lines import Syntax, lines
+from trainermon.analysis.compare.output.lines import CellSyntax, lines
 from trainermon.analysis.compare.output.tables import header
 from trainermon.analysis.compare.summary import RESULTS, headline
-from trainermon.analysis.compare.verdicts import PASS, CallResult, Row
+from trainermon.analysis.compare.verdicts import PASS, CallResult, ResultRow
 from trainermon.core.errors import DumpError
 from trainermon.core.values import as_plain
 
@@ -24,7 +24,7 @@ SCHEMA_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Destination:
+class OutputDestination:
     """Where the files of comparisons go, in which formats, under which time stamp, and whether with advice."""
 
     folder: Path
@@ -33,7 +33,7 @@ class Destination:
     advisor: bool = True
 
 
-def write_files(comparison: Comparison, destination: Destination) -> tuple[Path, ...]:
+def write_files(comparison: Comparison, destination: OutputDestination) -> tuple[Path, ...]:
     """Write a comparison in every format, and return the files.
 
     They are named as msprobe names them: `compare_result[_step…][_rank…]_YYYYmmddHHMMSS.csv`, `advisor_….txt`.
@@ -47,7 +47,7 @@ def write_files(comparison: Comparison, destination: Destination) -> tuple[Path,
         raise DumpError(f"cannot write into {destination.folder}: {error}") from error
 
 
-def _write_files(comparison: Comparison, destination: Destination) -> Iterator[Path]:
+def _write_files(comparison: Comparison, destination: OutputDestination) -> Iterator[Path]:
     destination.folder.mkdir(parents=True, exist_ok=True)
     label = f"_{comparison.label.replace(' ', '_')}" if comparison.label else ""
     for name in destination.formats:
@@ -84,7 +84,7 @@ def _is_number(text: str) -> bool:
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _SPECIAL = re.compile('[,"\r\n]')
-_CSV = Syntax(text=("", ""), number=("", ""), between=",", escape=_quoted)
+_CSV = CellSyntax(text=("", ""), number=("", ""), between=",", escape=_quoted)
 
 
 def write_json(comparison: Comparison, path: Path) -> None:
@@ -131,7 +131,7 @@ def _call(call: CallResult) -> dict[str, Any]:
     return record
 
 
-def _row(row: Row) -> dict[str, Any]:
+def _row(row: ResultRow) -> dict[str, Any]:
     item = row.target or row.golden
     return {
         "place": item.place if item else None,

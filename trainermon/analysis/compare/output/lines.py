@@ -43,7 +43,7 @@ BLOCK = 8192
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Syntax:
+class CellSyntax:
     """How cells are written: what stands around a text and around a number, and between cells; what makes text safe."""
 
     text: tuple[str, str]
@@ -66,7 +66,7 @@ class Syntax:
         return [f"{before}{line}{after}" for line in lines.replace(",", f"{after}{self.between}{before}").split("\n")]
 
 
-def lines(comparison: Comparison, syntax: Syntax) -> Iterator[tuple[str, str]]:
+def lines(comparison: Comparison, syntax: CellSyntax) -> Iterator[tuple[str, str]]:
     """Yield the result and the cells of every row."""
     rows = named_rows(comparison)
     while block := list(itertools.islice(rows, BLOCK)):
@@ -76,7 +76,7 @@ def lines(comparison: Comparison, syntax: Syntax) -> Iterator[tuple[str, str]]:
             yield named.row.result, line or syntax.between.join(map(syntax.cell, cells_of(comparison.mode, named)))
 
 
-def _quick_lines(block: Sequence[NamedRow], syntax: Syntax) -> dict[int, str]:
+def _quick_lines(block: Sequence[NamedRow], syntax: CellSyntax) -> dict[int, str]:
     """Return the lines of those rows whose statistics are finite numbers, by their position."""
     both = [index for index, (_, row, _) in enumerate(block) if row.target and row.golden]
     chosen, values = finite_statistics([(block[index].row.target, block[index].row.golden) for index in both])  # type: ignore[misc]  # not None, see above
@@ -95,7 +95,7 @@ def _quick_lines(block: Sequence[NamedRow], syntax: Syntax) -> dict[int, str]:
     return {index: _line(block[index], syntax, *numbers) for index, *numbers in zip(indices, *columns, strict=True)}
 
 
-def _line(named: NamedRow, syntax: Syntax, *numbers: str) -> str:
+def _line(named: NamedRow, syntax: CellSyntax, *numbers: str) -> str:
     (key, their_key), row, stack = named
     ours, theirs = row.target, row.golden
     assert ours is not None
@@ -121,5 +121,5 @@ def _line(named: NamedRow, syntax: Syntax, *numbers: str) -> str:
 
 
 @lru_cache(maxsize=4096)
-def _texts(syntax: Syntax, *cells: object) -> str:
+def _texts(syntax: CellSyntax, *cells: object) -> str:
     return syntax.between.join(map(syntax.cell, cells))

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from trainermon.analysis.compare.comparison import Comparison
-from trainermon.analysis.compare.items import Item
+from trainermon.analysis.compare.items import DumpRow
 from trainermon.analysis.compare.summary import (
     RESULTS,
     called_in,
@@ -17,7 +17,7 @@ from trainermon.analysis.compare.summary import (
     odd_within,
     unmatched_sides,
 )
-from trainermon.analysis.compare.verdicts import PASS, UNMATCHED, CallResult, Row
+from trainermon.analysis.compare.verdicts import PASS, UNMATCHED, CallResult, ResultRow
 
 MAX_BLAMED = 10
 MAX_CALLS = 2_000
@@ -183,7 +183,7 @@ def _details(call: CallResult) -> Iterator[str]:
     yield "</table></details>"
 
 
-def _row(row: Row) -> Iterator[str]:
+def _row(row: ResultRow) -> Iterator[str]:
     item = row.target or row.golden
     yield f"<tr><td>{_text(item.place if item else '')}<td class={row.result}>{row.result}"
     yield f'<td class="n">{_size(row.difference.relative)}'
@@ -192,7 +192,7 @@ def _row(row: Row) -> Iterator[str]:
     yield f"<td>{_text(' '.join(row.messages))}</tr>"
 
 
-def _statistics(item: Item) -> str:
+def _statistics(item: DumpRow) -> str:
     values = [_short(value) for value in (item.max, item.min, item.mean, item.norm) if value is not None]
     counted = [f"{count:,} {name}" for count, name in ((item.nans, "NaN"), (item.infs, "Inf")) if count]
     return ", ".join(values + counted)

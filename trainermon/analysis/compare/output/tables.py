@@ -8,9 +8,9 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from trainermon.analysis.compare.comparison import Comparison, Mode
-from trainermon.analysis.compare.items import Item
+from trainermon.analysis.compare.items import DumpRow
 from trainermon.analysis.compare.metrics import norm_ratio, statistics_columns
-from trainermon.analysis.compare.verdicts import PASS, UNMATCHED, Row
+from trainermon.analysis.compare.verdicts import PASS, UNMATCHED, ResultRow
 
 NOT_AVAILABLE = "N/A"
 REACHED = "Accuracy Reached or Not"
@@ -57,7 +57,7 @@ class NamedRow(NamedTuple):
     """A row, the keys of its calls ("" if there is none), and the call's stack if it is the call's first row."""
 
     keys: tuple[str, str]
-    row: Row
+    row: ResultRow
     stack: tuple[str, ...] | None
 
 
@@ -103,7 +103,7 @@ def cells_of(mode: Mode, named: NamedRow) -> tuple[Any, ...]:
     return (*cells, *map(plain, own), plain(row.difference.relative), *reached)
 
 
-def nonfinite_counts(ours: Item, theirs: Item) -> tuple[int | None, int | None]:
+def nonfinite_counts(ours: DumpRow, theirs: DumpRow) -> tuple[int | None, int | None]:
     """Return how many elements of either side are NaN or infinite, None where that was not counted."""
     return ours.num_nonfinite, theirs.num_nonfinite
 
@@ -114,13 +114,13 @@ def stack_text(stack: tuple[str, ...] | None) -> str:
     return str(list(stack)) if stack else NOT_AVAILABLE
 
 
-def _data_name(item: Item | None) -> str:
+def _data_name(item: DumpRow | None) -> str:
     if item is None:
         return NOT_AVAILABLE
     return item.data_name or "-1"
 
 
-def kind_of(ours: Item | None, theirs: Item | None) -> tuple[str, ...]:
+def kind_of(ours: DumpRow | None, theirs: DumpRow | None) -> tuple[str, ...]:
     """Return the cells of both sides' dtype, shape and requires_grad."""
     kind, their_kind = (_kind(item.dtype, item.shape, item.requires_grad) if item else _NONE for item in (ours, theirs))
     return kind[0], their_kind[0], kind[1], their_kind[1], kind[2], their_kind[2]
@@ -135,7 +135,7 @@ def _kind(dtype: str | None, shape: tuple[int, ...] | None, requires_grad: objec
     )
 
 
-def _statistics(item: Item | None) -> tuple[Any, ...]:
+def _statistics(item: DumpRow | None) -> tuple[Any, ...]:
     if item is None:
         return (NOT_AVAILABLE,) * 4
     return _statistic(item.max), _statistic(item.min), _statistic(item.mean), _statistic(item.norm)

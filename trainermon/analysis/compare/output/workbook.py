@@ -13,7 +13,7 @@ from pathlib import Path
 from xml.sax.saxutils import escape
 
 from trainermon.analysis.compare.comparison import Comparison
-from trainermon.analysis.compare.output.lines import Syntax, lines
+from trainermon.analysis.compare.output.lines import CellSyntax, lines
 from trainermon.analysis.compare.output.tables import header
 from trainermon.analysis.compare.verdicts import ERROR, UNMATCHED, WARNING
 from trainermon.core.errors import DumpError
@@ -117,6 +117,6 @@ def _safe(text: str) -> str:
     return escape(_UNWRITABLE.sub("\ufffd", text[:_MAX_TEXT]))
 
 
-_XLSX = Syntax(
+_XLSX = CellSyntax(
     text=('<c t="inlineStr"><is><t>', "</t></is></c>"), number=("<c><v>", "</v></c>"), between="", escape=_safe
 )

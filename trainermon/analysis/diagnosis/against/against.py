@@ -16,9 +16,9 @@ from trainermon.analysis.diagnosis.against.gradient_chain import gradient_chain
 from trainermon.analysis.diagnosis.against.row_differences import REFERENCE, RowDifference, find_row_difference
 from trainermon.analysis.diagnosis.against.rows import from_rows
 from trainermon.analysis.diagnosis.against.run_verdicts import GRAD_NORM, LOSS, RunVerdict, judge_run
-from trainermon.analysis.diagnosis.against.sides import Side, open_side, pair_dumps
+from trainermon.analysis.diagnosis.against.sides import RunSide, open_side, pair_dumps
 from trainermon.analysis.diagnosis.evidence import open_store
-from trainermon.analysis.diagnosis.findings import Diagnosis, FaultPhase, NextCollection, Symptom, Verdict
+from trainermon.analysis.diagnosis.findings import Diagnosis, DiagnosisVerdict, FaultPhase, NextCollection, Symptom
 from trainermon.analysis.diagnosis.next_collection import dump_of_step, more_statistics, together
 from trainermon.analysis.diagnosis.wording import counted
 from trainermon.exporters.store.tables import add_run
@@ -62,19 +62,19 @@ def with_run_verdicts(diagnosis: Diagnosis, verdicts: Sequence[RunVerdict]) -> D
     """Return `diagnosis` with the verdicts; runs that part without any step standing out have a verdict by these."""
     diagnosis = dataclasses.replace(diagnosis, run_verdicts=tuple(verdicts))
     parted = [verdict for verdict in verdicts if verdict.differs]
-    if diagnosis.verdict is not Verdict.EQUAL or not parted:
+    if diagnosis.verdict is not DiagnosisVerdict.EQUAL or not parted:
         return diagnosis
     names = " and ".join(_NAMES[verdict.quantity] for verdict in parted)
     return dataclasses.replace(
         diagnosis,
-        verdict=Verdict.LOCATED,
+        verdict=DiagnosisVerdict.LOCATED,
         symptom=Symptom.DIFFERS,
         headline=f"No step stands out, but over the run the {names} differ{'s' if len(parted) == 1 else ''}",
         step=parted[0].step,
     )
 
 
-def _compare_rows(ours: Side, theirs: Side, step: int | None) -> RowDifference | None:
+def _compare_rows(ours: RunSide, theirs: RunSide, step: int | None) -> RowDifference | None:
     """Return what the stored rows tell; None if a side has none, or they have no step in common."""
     if not (ours.is_run and theirs.is_run):
         return None
@@ -86,7 +86,9 @@ def _compare_rows(ours: Side, theirs: Side, step: int | None) -> RowDifference |
     return found if found.num_steps else None
 
 
-def _first_dump_difference(ours: Side, theirs: Side, step: int | None) -> tuple[int | None, DumpDifference] | None:
+def _first_dump_difference(
+    ours: RunSide, theirs: RunSide, step: int | None
+) -> tuple[int | None, DumpDifference] | None:
     """Return the first step of which the dumps differ, else the first with calls on one side only, else the last.
 
     None without dumps in common.
@@ -101,10 +103,10 @@ def _first_dump_difference(ours: Side, theirs: Side, step: int | None) -> tuple[
     return one_sided or last
 
 
-def _equal(ours: Side, rows: RowDifference | None, dumps: tuple[int | None, DumpDifference] | None) -> Diagnosis:
+def _equal(ours: RunSide, rows: RowDifference | None, dumps: tuple[int | None, DumpDifference] | None) -> Diagnosis:
     if rows is None and dumps is None:
         return Diagnosis(
-            verdict=Verdict.NO_EVIDENCE,
+            verdict=DiagnosisVerdict.NO_EVIDENCE,
             run_id=ours.run_id,
             headline="Nothing could be compared",
             reason="The two sides have neither stored steps nor dumps of a step and rank in common",
@@ -121,7 +123,7 @@ def _equal(ours: Side, rows: RowDifference | None, dumps: tuple[int | None, Dump
             said.append(f"only one side calls {', '.join(keys[:MAX_CALLS])}{' ...' if len(keys) > MAX_CALLS else ''}")
     reason = ", and ".join(said)
     return Diagnosis(
-        verdict=Verdict.EQUAL,
+        verdict=DiagnosisVerdict.EQUAL,
         run_id=ours.run_id,
         headline=headline,
         reason=reason[:1].upper() + reason[1:],
@@ -133,10 +135,10 @@ def _collect(
     diagnosis: Diagnosis, rows: RowDifference | None, dumps: tuple[int | None, DumpDifference] | None
 ) -> NextCollection | None:
     """Return what would lead further down, on both sides."""
-    if diagnosis.verdict is Verdict.NO_EVIDENCE:
+    if diagnosis.verdict is DiagnosisVerdict.NO_EVIDENCE:
         return more_statistics((), "nothing is common to both sides")
     step = diagnosis.step
-    if diagnosis.verdict is Verdict.EQUAL or step is None or diagnosis.api:
+    if diagnosis.verdict is DiagnosisVerdict.EQUAL or step is None or diagnosis.api:
         return None
     if dumps is not None and dumps[1].first is not None:
         return _functions_too(step, dumps[1])
@@ -160,7 +162,7 @@ def _functions_too(step: int, dumps: DumpDifference) -> NextCollection | None:
 
 
 def _sources(
-    ours: Side, theirs: Side, rows: RowDifference | None, dumps: tuple[int | None, DumpDifference] | None
+    ours: RunSide, theirs: RunSide, rows: RowDifference | None, dumps: tuple[int | None, DumpDifference] | None
 ) -> tuple[str, ...]:
     found: list[str] = []
     if rows is not None:
@@ -179,7 +181,7 @@ def _sources(
     return tuple(found)
 
 
-def _dump_sources(ours: Side, theirs: Side, dumps: DumpDifference) -> Sequence[str]:
+def _dump_sources(ours: RunSide, theirs: RunSide, dumps: DumpDifference) -> Sequence[str]:
     order = "matched communication" if dumps.is_tied else "the pipeline only: no dump has communication"
     lines = [
         f"dump of rank {rank.rank}: {below(rank.pair.target.directory, ours.path)}, beside the reference's"

@@ -13,14 +13,14 @@ from typing import Any
 from trainermon.analysis.compare.comparison import CompareOptions, Comparison, compare_pair
 from trainermon.analysis.compare.items import INPUT, PARAMETERS
 from trainermon.analysis.compare.merging.places import PlacePair
-from trainermon.analysis.compare.verdicts import ERROR, PASS, UNMATCHED, WARNING, CallResult, Row
+from trainermon.analysis.compare.verdicts import ERROR, PASS, UNMATCHED, WARNING, CallResult, ResultRow
 from trainermon.analysis.diagnosis.domains import Places
-from trainermon.analysis.diagnosis.order import Communication, Event, communications, earliest, receives
+from trainermon.analysis.diagnosis.order import CallEvent, CommunicationCall, communications, earliest, receives
 from trainermon.dump.files.reader import RawDump, load_raw, split_key
 from trainermon.dump.files.records import BACKWARD, EXTRA, FORWARD
 
 
-class Cause(IntEnum):
+class DifferenceCause(IntEnum):
     """How a difference came into a call: with a weight, with what it was given, or in the call itself."""
 
     PARAMETER = 0
@@ -67,8 +67,8 @@ class CallDifference:
     """One call that may have been the first. `module` is the innermost module, `api` the call of a function or ""."""
 
     rank: RankComparison
-    event: Event
-    cause: Cause
+    event: CallEvent
+    cause: DifferenceCause
     call: CallResult
     micro_step: int | None
 
@@ -94,7 +94,7 @@ class CallDifference:
     @property
     def hooked_module(self) -> str:
         """Module of which the script has a gradient hook on the very tensor that differs first; "" if there is none."""
-        if not self.is_backward or self.cause is not Cause.MADE:
+        if not self.is_backward or self.cause is not DifferenceCause.MADE:
             return ""
         value = self.rank.raw.data.get(self.call.key, {})
         orders = {form.get("order") for form in _tensors(value.get("output")) if form.get("hooked")}
@@ -143,13 +143,13 @@ def compare_dumps(pairs: Sequence[PlacePair], places: Places) -> DumpDifference:
     """
     ranks = tuple(_compared(number, pair) for number, pair in enumerate(pairs))
     candidates = {found.event: found for rank in ranks for found in _candidates(rank)}
-    calls: dict[int, list[Communication]] = {rank.rank: communications(rank.raw, rank.rank) for rank in ranks}
+    calls: dict[int, list[CommunicationCall]] = {rank.rank: communications(rank.raw, rank.rank) for rank in ranks}
     origins = tuple(candidates[event] for event in earliest(candidates, calls))
     first = min(origins, key=lambda found: _place(found, places), default=None)
     return DumpDifference(ranks=ranks, origins=origins, first=first, is_tied=any(calls.values()))
 
 
-def differing_rows(call: CallResult) -> list[Row]:
+def differing_rows(call: CallResult) -> list[ResultRow]:
     """Return the rows of a call that are apart.
 
     Another dtype alone is none, as in a run with another precision, nor is what a buffer held before it was filled.
@@ -208,11 +208,11 @@ def _statistics(form: Any) -> Any:
 def _candidates(rank: RankComparison) -> Iterator[CallDifference]:
     positions = {key: position for position, key in enumerate(rank.raw.data)}
 
-    def found(call: CallResult, cause: Cause) -> CallDifference:
-        place = -1 if cause is Cause.PARAMETER else order(call)
+    def found(call: CallResult, cause: DifferenceCause) -> CallDifference:
+        place = -1 if cause is DifferenceCause.PARAMETER else order(call)
         micro_step = rank.noted(call.key).get("micro_step")
         return CallDifference(
-            rank=rank, event=Event(rank.rank, place, call.key), cause=cause, call=call, micro_step=micro_step
+            rank=rank, event=CallEvent(rank.rank, place, call.key), cause=cause, call=call, micro_step=micro_step
         )
 
     def order(call: CallResult) -> int:
@@ -221,18 +221,18 @@ def _candidates(rank: RankComparison) -> Iterator[CallDifference]:
     calls = sorted((call for call in rank.comparison.calls if call.target and call.golden), key=order)
     weights = [call for call in calls if any(_is_weight(row) for row in differing_rows(call))]
     if weights:
-        yield found(weights[0], Cause.PARAMETER)
+        yield found(weights[0], DifferenceCause.PARAMETER)
         return
     differing = next((call for call in calls if differing_rows(call)), None)
     if differing is not None and not differing.blamed and _is_forward(differing) and _only_given(differing):
-        yield found(differing, Cause.GIVEN)
+        yield found(differing, DifferenceCause.GIVEN)
         return
-    yield from (found(call, Cause.MADE) for call in calls if call.blamed)
+    yield from (found(call, DifferenceCause.MADE) for call in calls if call.blamed)
     if differing is not None and not any(call.blamed for call in calls):
-        yield found(differing, Cause.GIVEN)
+        yield found(differing, DifferenceCause.GIVEN)
 
 
-def _is_weight(row: Row) -> bool:
+def _is_weight(row: ResultRow) -> bool:
     return row.target is not None and row.target.state == PARAMETERS and row.result != PASS
 
 
@@ -251,7 +251,7 @@ def _place(found: CallDifference, places: Places) -> tuple[int, ...]:
     stages = max(info.get("pipeline_size", 1), 1 + max((place.get("pp", 0) for place in places.values()), default=0))
     pipeline = found.rank.noted(found.call.key).get("stage", 0) * stages + stage
     return (
-        found.cause is not Cause.PARAMETER,
+        found.cause is not DifferenceCause.PARAMETER,
         found.micro_step or 0,
         found.is_backward,
         -pipeline if found.is_backward else pipeline,

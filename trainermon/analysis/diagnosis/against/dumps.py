@@ -9,10 +9,10 @@ from pathlib import Path
 from trainermon.analysis.compare.items import INPUT as GIVEN_STATE
 from trainermon.analysis.compare.items import OUTPUT
 from trainermon.analysis.compare.summary import called_in, odd_within
-from trainermon.analysis.compare.verdicts import CallResult, Row
+from trainermon.analysis.compare.verdicts import CallResult, ResultRow
 from trainermon.analysis.diagnosis.against.dump_differences import (
     CallDifference,
-    Cause,
+    DifferenceCause,
     DumpDifference,
     RankComparison,
     differing_rows,
@@ -25,19 +25,19 @@ from trainermon.analysis.diagnosis.against.rows import (
     step_level,
     tensor_of,
 )
-from trainermon.analysis.diagnosis.against.sides import Side
+from trainermon.analysis.diagnosis.against.sides import RunSide
 from trainermon.analysis.diagnosis.domains import describe_domain
 from trainermon.analysis.diagnosis.findings import (
     Contrast,
     Diagnosis,
+    DiagnosisVerdict,
     FaultPhase,
-    Level,
     LevelFinding,
-    Link,
+    PathLink,
+    PlaceLevel,
     RankFinding,
-    Role,
+    RankRole,
     Symptom,
-    Verdict,
 )
 from trainermon.analysis.diagnosis.origin import INPUT, LOSS, MAX_LINKS, MODEL
 from trainermon.analysis.diagnosis.wording import counted, rank_list
@@ -48,7 +48,7 @@ DUMPS = "dumps"
 WIDESPREAD = 0.5  # more weights than this share differ: they did so before the step, not one by one
 
 
-def from_dumps(ours: Side, step: int | None, dumps: DumpDifference, rows: RowDifference | None) -> Diagnosis:
+def from_dumps(ours: RunSide, step: int | None, dumps: DumpDifference, rows: RowDifference | None) -> Diagnosis:
     """Return the diagnosis of the first call that differs; expects that one does."""
     first = dumps.first
     assert first is not None
@@ -57,7 +57,7 @@ def from_dumps(ours: Side, step: int | None, dumps: DumpDifference, rows: RowDif
     ranks = tuple(sorted({found.event.rank for found in dumps.origins if found.call.key == first.call.key}))
     is_known = bool(first.module_key) and split_key(first.module_key)[0] == module
     return Diagnosis(
-        verdict=Verdict.LOCATED,
+        verdict=DiagnosisVerdict.LOCATED,
         symptom=Symptom.DIFFERS,
         run_id=ours.run_id,
         headline=_headline(first, module, step),
@@ -88,22 +88,22 @@ def below(directory: Path, path: Path) -> str:
 
 
 def _phase(first: CallDifference) -> FaultPhase:
-    if first.cause is Cause.PARAMETER:
+    if first.cause is DifferenceCause.PARAMETER:
         return FaultPhase.PARAMETER
     return FaultPhase.BACKWARD if first.is_backward else FaultPhase.FORWARD
 
 
-def _module(first: CallDifference, row: Row | None) -> str:
+def _module(first: CallDifference, row: ResultRow | None) -> str:
     """Return the innermost module; tensors that a model is given, or given back, come from outside of it."""
     if first.hooked_module:
         return first.hooked_module
-    if first.cause is Cause.GIVEN and first.is_backward:
+    if first.cause is DifferenceCause.GIVEN and first.is_backward:
         return LOSS
     is_tensor = row is None or row.target is None or row.target.is_tensor
-    if first.cause is Cause.GIVEN and first.rank.batch_differs is not False and is_tensor:
+    if first.cause is DifferenceCause.GIVEN and first.rank.batch_differs is not False and is_tensor:
         return INPUT
     key = first.module_key
-    if first.cause is Cause.GIVEN and not first.api:
+    if first.cause is DifferenceCause.GIVEN and not first.api:
         key = first.rank.parent(key) or ""
     return split_key(key)[0] if key else MODEL
 
@@ -116,14 +116,14 @@ def _headline(first: CallDifference, module: str, step: int | None) -> str:
     return f"The run first differs from the reference in {place} on rank {first.event.rank}{when}"
 
 
-def _reason(first: CallDifference, row: Row | None) -> str:
+def _reason(first: CallDifference, row: ResultRow | None) -> str:
     name = first.api or split_key(first.call.key)[0]
     slot = row.target.place if row is not None and row.target is not None else "a value"
     if first.hooked_module:
         return "A gradient hook of the script stands on this tensor, and gave or passed on another gradient"
-    if first.cause is Cause.PARAMETER:
+    if first.cause is DifferenceCause.PARAMETER:
         return _reason_of_weight(first, f"{slot} of {name} differed before the forward of the step")
-    if first.cause is Cause.GIVEN:
+    if first.cause is DifferenceCause.GIVEN:
         if row is not None and row.target is not None and row.golden is not None and not row.target.is_tensor:
             return f"{slot} of {name} is {row.target.max}, {row.golden.max} in the reference"
         return f"{slot} of {name} differed before this call, and no call that was dumped has made it"
@@ -162,19 +162,19 @@ def _others(dumps: DumpDifference, ranks: tuple[int, ...]) -> str:
     return ". ".join(filter(None, [same.capitalize(), f"{rank_list(others)} differ by themselves" if others else ""]))
 
 
-def _is_weight(row: Row) -> bool:
+def _is_weight(row: ResultRow) -> bool:
     return row.target is not None and row.target.state == "parameters"
 
 
-def _telling(first: CallDifference) -> Row | None:
+def _telling(first: CallDifference) -> ResultRow | None:
     """Return the row that shows the difference best: a weight, what was given, or what was returned."""
     rows = differing_rows(first.call)
-    states = {Cause.PARAMETER: "parameters", Cause.GIVEN: GIVEN_STATE, Cause.MADE: OUTPUT}
+    states = {DifferenceCause.PARAMETER: "parameters", DifferenceCause.GIVEN: GIVEN_STATE, DifferenceCause.MADE: OUTPUT}
     chosen = [row for row in rows if row.target is not None and row.target.state == states[first.cause]] or rows
     return max(chosen, key=_size, default=None)
 
 
-def _size(row: Row) -> float:
+def _size(row: ResultRow) -> float:
     relative = row.difference.relative
     return math.inf if relative is not None and math.isnan(relative) else relative or 0.0
 
@@ -187,7 +187,7 @@ def _contrasts(first: CallDifference) -> tuple[Contrast, ...]:
     return tuple(_contrast(first, row) for row in rows[:MAX_CONTRASTS])
 
 
-def _contrast(first: CallDifference, row: Row) -> Contrast:
+def _contrast(first: CallDifference, row: ResultRow) -> Contrast:
     assert row.target is not None
     assert row.golden is not None
     return Contrast(
@@ -205,7 +205,7 @@ def _candidates(dumps: DumpDifference, first: CallDifference) -> tuple[str, ...]
     return tuple(f"rank {found.event.rank}: {found.call.key}" for found in others)[:MAX_LINKS]
 
 
-def _chain(first: CallDifference) -> Iterator[Link]:
+def _chain(first: CallDifference) -> Iterator[PathLink]:
     """Yield the call, and the differing calls after it that enclose it or stand beside what does."""
     rank, key = first.rank, first.call.key
     levels: set[str | None] = {None}
@@ -235,18 +235,18 @@ def _chain(first: CallDifference) -> Iterator[Link]:
             yield link
 
 
-def _output(call: CallResult) -> Row | None:
+def _output(call: CallResult) -> ResultRow | None:
     rows = [row for row in differing_rows(call) if row.target is not None and row.target.state == OUTPUT]
     return max(rows, key=_size, default=None)
 
 
-def _link(call: CallResult, omitted: int) -> Link | None:
+def _link(call: CallResult, omitted: int) -> PathLink | None:
     row = _output(call) or next(iter(differing_rows(call)), None)
     if row is None or row.target is None or call.target is None:
         return None
     name, class_name, direction, number = split_key(call.key)
     is_module = call.key.startswith("Module.")
-    return Link(
+    return PathLink(
         module=name if is_module else call.key,
         class_name=class_name if is_module else "",
         direction=direction,
@@ -258,12 +258,12 @@ def _link(call: CallResult, omitted: int) -> Link | None:
 
 def _rank(rank: RankComparison, dumps: DumpDifference) -> RankFinding:
     is_origin = any(found.event.rank == rank.rank for found in dumps.origins)
-    role = Role.ORIGIN if is_origin else Role.REACHED if rank.differs else Role.INNOCENT
+    role = RankRole.ORIGIN if is_origin else RankRole.REACHED if rank.differs else RankRole.INNOCENT
     return RankFinding(rank=rank.rank, role=role, replay="none")
 
 
 def _levels(
-    ours: Side, step: int | None, dumps: DumpDifference, rows: RowDifference | None
+    ours: RunSide, step: int | None, dumps: DumpDifference, rows: RowDifference | None
 ) -> tuple[LevelFinding, ...]:
     first = dumps.first
     assert first is not None
@@ -275,11 +275,11 @@ def _levels(
     differ = f"{of_ranks} differ{'s' if len(differing) == 1 else ''}, {ordered}"
     module = _module(first, _telling(first))
     answers = (
-        (Level.MICRO_STEP, *_micro_step(first)),
-        (Level.DOMAIN, domain, why or "the run has one rank, or does not tell its groups"),
-        (Level.RANK, str(first.event.rank), differ if len(dumps.ranks) > 1 else "the only one that was compared"),
-        (Level.MODULE, module, PHRASES[_phase(first)]),
-        (Level.API, first.api, _of_api(first)),
+        (PlaceLevel.MICRO_STEP, *_micro_step(first)),
+        (PlaceLevel.DOMAIN, domain, why or "the run has one rank, or does not tell its groups"),
+        (PlaceLevel.RANK, str(first.event.rank), differ if len(dumps.ranks) > 1 else "the only one that was compared"),
+        (PlaceLevel.MODULE, module, PHRASES[_phase(first)]),
+        (PlaceLevel.API, first.api, _of_api(first)),
     )
     below = (LevelFinding(level=level, answer=answer, reason=why, source=DUMPS) for level, answer, why in answers)
     return (_step(step, rows), *below)
@@ -289,7 +289,7 @@ def _step(step: int | None, rows: RowDifference | None) -> LevelFinding:
     if rows is not None and rows.step == step and step is not None:
         return step_level(rows)
     answer = "" if step is None else str(step)
-    return LevelFinding(level=Level.STEP, answer=answer, reason="the first dumps that differ", source=DUMPS)
+    return LevelFinding(level=PlaceLevel.STEP, answer=answer, reason="the first dumps that differ", source=DUMPS)
 
 
 def _micro_step(first: CallDifference) -> tuple[str, str]:

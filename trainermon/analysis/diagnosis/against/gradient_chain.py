@@ -52,7 +52,7 @@ class GradientLink:
     series: str = ""
 
 
-class _Point(NamedTuple):
+class _ChainPoint(NamedTuple):
     """What is known of a link on a step: whether a bit differs, how far the farthest series is apart, and which."""
 
     step: int
@@ -73,14 +73,14 @@ def gradient_chain(run_dir: Path, reference: Path) -> tuple[GradientLink, ...]:
 
 def _series(
     name: str, kinds: Sequence[Kind], ours: duckdb.DuckDBPyConnection, theirs: duckdb.DuckDBPyConnection
-) -> Iterator[list[_Point]]:
+) -> Iterator[list[_ChainPoint]]:
     if name in (_LOCAL_NORM, _NORM):
         yield _norms(ours, theirs, per_rank=name == _LOCAL_NORM)
     for kind in kinds:
-        yield [_Point(*row) for row in ours.execute(_ROWS, {"kind": str(kind)}).fetchall()]
+        yield [_ChainPoint(*row) for row in ours.execute(_ROWS, {"kind": str(kind)}).fetchall()]
 
 
-def _link(name: str, series: Sequence[list[_Point]]) -> GradientLink:
+def _link(name: str, series: Sequence[list[_ChainPoint]]) -> GradientLink:
     steps = {point.step for points in series for point in points}
     if not steps:
         return GradientLink(link=name, state=NOT_STORED)
@@ -99,7 +99,7 @@ def _link(name: str, series: Sequence[list[_Point]]) -> GradientLink:
     )
 
 
-def _first_beyond(points: Sequence[_Point]) -> _Point | None:
+def _first_beyond(points: Sequence[_ChainPoint]) -> _ChainPoint | None:
     """Return the first point that differs by a bit after one that did not, else by more than the noise before it."""
     first = next((place for place, point in enumerate(points) if point.differs), None)
     if first is None:
@@ -115,16 +115,16 @@ def _first_beyond(points: Sequence[_Point]) -> _Point | None:
     return None
 
 
-def _norms(ours: duckdb.DuckDBPyConnection, theirs: duckdb.DuckDBPyConnection, *, per_rank: bool) -> list[_Point]:
+def _norms(ours: duckdb.DuckDBPyConnection, theirs: duckdb.DuckDBPyConnection, *, per_rank: bool) -> list[_ChainPoint]:
     here, there = ({row[:-1]: row[-1] for row in side.execute(_NORMS[per_rank]).fetchall()} for side in (ours, theirs))
-    points: dict[int, _Point] = {}
+    points: dict[int, _ChainPoint] = {}
     for key in sorted(here.keys() & there.keys()):
         one, other = here[key], there[key]
         same = one == other or (math.isnan(one) and math.isnan(other))
         finite = math.isfinite(one) and math.isfinite(other)
         apart = 0.0 if same else abs(one - other) / max(abs(one), abs(other)) if finite else math.inf
         step, rank = key if per_rank else (key[0], None)
-        point = _Point(step, not same, apart, rank, "")
+        point = _ChainPoint(step, not same, apart, rank, "")
         if step not in points or (point.differs, point.relative) > (points[step].differs, points[step].relative):
             points[step] = point
     return list(points.values())

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from trainermon.analysis.compare.items import Item
+from trainermon.analysis.compare.items import DumpRow
 from trainermon.analysis.compare.metrics import relative_size
 from trainermon.analysis.diagnosis.execution_order import Flow, read_flows
 from trainermon.analysis.diagnosis.wording import series_name
@@ -37,7 +37,7 @@ _COMPARED = (
 )
 
 
-_ABSENT = Item(place="", state="", dtype="", shape=(0,), requires_grad=False)
+_ABSENT = DumpRow(place="", state="", dtype="", shape=(0,), requires_grad=False)
 
 
 class RowPair(NamedTuple):
@@ -50,8 +50,8 @@ class RowPair(NamedTuple):
     micro_step: int | None
     stage: int
     rank: int
-    ours: Item
-    theirs: Item
+    ours: DumpRow
+    theirs: DumpRow
     relative: float | None
     only_in: str = ""
 
@@ -211,10 +211,10 @@ def _one_sided(connection: duckdb.DuckDBPyConnection, step: int) -> Iterator[Row
         yield RowPair._make((*key, *sides, None, only_in))
 
 
-def _item(moments: Sequence[Any]) -> Item:
+def _item(moments: Sequence[Any]) -> DumpRow:
     count, low, high, total, square, _, nans, infs = moments
     finite = count - nans - infs
-    return Item(
+    return DumpRow(
         place="",
         state="",
         dtype="",

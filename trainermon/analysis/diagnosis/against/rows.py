@@ -6,25 +6,25 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from trainermon.analysis.compare.items import Item
+from trainermon.analysis.compare.items import DumpRow
 from trainermon.analysis.diagnosis.against.row_differences import RowDifference, RowPair
-from trainermon.analysis.diagnosis.against.sides import Side
+from trainermon.analysis.diagnosis.against.sides import RunSide
 from trainermon.analysis.diagnosis.domains import describe_domain
 from trainermon.analysis.diagnosis.execution_order import in_execution_order
 from trainermon.analysis.diagnosis.findings import (
     BadTensor,
     Contrast,
     Diagnosis,
+    DiagnosisVerdict,
     FaultPhase,
-    Level,
     LevelFinding,
+    PlaceLevel,
     RankFinding,
-    Role,
+    RankRole,
     Symptom,
-    Verdict,
 )
 from trainermon.analysis.diagnosis.origin import MODEL
-from trainermon.analysis.diagnosis.rows.location import Location, locate
+from trainermon.analysis.diagnosis.rows.location import RowLocation, locate
 from trainermon.analysis.diagnosis.rows.order import StepOrder
 from trainermon.analysis.diagnosis.wording import counted, rank_list
 from trainermon.core.values import Kind
@@ -44,7 +44,7 @@ PHRASES: Mapping[FaultPhase, str] = {
 }
 
 
-def from_rows(ours: Side, rows: RowDifference) -> Diagnosis:
+def from_rows(ours: RunSide, rows: RowDifference) -> Diagnosis:
     """Return the diagnosis of the first step on which stored rows are apart; expects that there is one."""
     order = StepOrder(
         in_execution_order(ours.modules, rows.flows),
@@ -59,7 +59,7 @@ def from_rows(ours: Side, rows: RowDifference) -> Diagnosis:
     rank = location.ranks[0] if len(location.ranks) == 1 else None
     where = f" in {module}" if module else ""
     return Diagnosis(
-        verdict=Verdict.LOCATED,
+        verdict=DiagnosisVerdict.LOCATED,
         symptom=Symptom.DIFFERS,
         run_id=ours.run_id,
         headline=f"The run first differs from the reference{where} on {rank_list(location.ranks)} in step {rows.step}",
@@ -102,7 +102,7 @@ def _size(pair: RowPair) -> float:
     return pair.relative or 0.0
 
 
-def _without_forward(rows: RowDifference) -> Location | None:
+def _without_forward(rows: RowDifference) -> RowLocation | None:
     """Return the model as a whole if it has no activations on some ranks, on which the reference has them."""
     missing = _missing_activations(rows)
     present = {pair.rank for pair in rows.pairs if pair.kind == Kind.ACTV and pair.only_in != _REFERENCE}
@@ -110,7 +110,7 @@ def _without_forward(rows: RowDifference) -> Location | None:
     if not ranks or rows.called - {pair.name for pair in missing}:
         return None
     place = rows.pairs.index(next(pair for pair in missing if pair.rank == ranks[0]))
-    return Location(place=place, phase=FaultPhase.FORWARD, module=MODEL, ranks=tuple(ranks))
+    return RowLocation(place=place, phase=FaultPhase.FORWARD, module=MODEL, ranks=tuple(ranks))
 
 
 def _missing_activations(rows: RowDifference) -> list[RowPair]:
@@ -125,7 +125,7 @@ def _lost(rows: RowDifference) -> str:
     return f"Right before it {which} stored on one side only: it may have begun there"
 
 
-def _reason(rows: RowDifference, location: Location, pair: RowPair) -> str:
+def _reason(rows: RowDifference, location: RowLocation, pair: RowPair) -> str:
     if location.module == MODEL and pair.only_in == _REFERENCE and pair.kind == Kind.ACTV:
         return (
             f"None of the {len(_missing_activations(rows))} series of activations that the reference has on this step"
@@ -162,32 +162,32 @@ def step_level(rows: RowDifference) -> LevelFinding:
     if rows.lost:
         different += f", and {counted(len(rows.lost), 'step')} right before it are on one side only"
     reason = f"{before} {how}; {different}" if rows.num_before else f"the first step that was compared; {different}"
-    return LevelFinding(level=Level.STEP, answer=str(rows.step), reason=reason, source=ROWS)
+    return LevelFinding(level=PlaceLevel.STEP, answer=str(rows.step), reason=reason, source=ROWS)
 
 
-def row_levels(ours: Side, rows: RowDifference, location: Location) -> tuple[LevelFinding, ...]:
+def row_levels(ours: RunSide, rows: RowDifference, location: RowLocation) -> tuple[LevelFinding, ...]:
     """Return the way down as far as stored rows reach."""
     pair = rows.pairs[location.place]
     micro_steps = sorted({one.micro_step for one in rows.pairs if one.micro_step is not None})
     micro = f"micro steps {', '.join(map(str, micro_steps))} differ" if micro_steps else "none is told apart"
     domain, why = describe_domain(location.ranks, ours.places)
     answers = (
-        (Level.MICRO_STEP, "" if pair.micro_step is None else str(pair.micro_step), micro),
-        (Level.DOMAIN, domain, why or "the run has one rank, or does not tell its groups"),
-        (Level.RANK, ", ".join(map(str, location.ranks)), f"{pair.place} differs there"),
-        (Level.MODULE, location.module, PHRASES[location.phase]),
-        (Level.API, "", "stored rows know of modules only"),
+        (PlaceLevel.MICRO_STEP, "" if pair.micro_step is None else str(pair.micro_step), micro),
+        (PlaceLevel.DOMAIN, domain, why or "the run has one rank, or does not tell its groups"),
+        (PlaceLevel.RANK, ", ".join(map(str, location.ranks)), f"{pair.place} differs there"),
+        (PlaceLevel.MODULE, location.module, PHRASES[location.phase]),
+        (PlaceLevel.API, "", "stored rows know of modules only"),
     )
     below = (LevelFinding(level=level, answer=answer, reason=why, source=ROWS) for level, answer, why in answers)
     return (step_level(rows), *below)
 
 
-def row_ranks(rows: RowDifference, location: Location) -> tuple[RankFinding, ...]:
+def row_ranks(rows: RowDifference, location: RowLocation) -> tuple[RankFinding, ...]:
     """Return what the rows tell of each rank that differs: how many gradients before and after the reduction."""
     return tuple(
         RankFinding(
             rank=rank,
-            role=Role.ORIGIN if rank in location.ranks else Role.REACHED,
+            role=RankRole.ORIGIN if rank in location.ranks else RankRole.REACHED,
             replay="none",
             unreduced=_count(rows, Kind.GRAD_UNREDUCED)[rank],
             reduced=_count(rows, Kind.GRAD_REDUCED)[rank],
@@ -201,7 +201,7 @@ def _count(rows: RowDifference, kind: Kind) -> Counter[int]:
     return Counter(rank for rank, _ in pairs)
 
 
-def row_contrasts(rows: RowDifference, location: Location) -> tuple[Contrast, ...]:
+def row_contrasts(rows: RowDifference, location: RowLocation) -> tuple[Contrast, ...]:
     """Return the first series that differs, and the others of the same module on its rank."""
     first = rows.pairs[location.place]
     same = [
@@ -222,14 +222,14 @@ def _contrast(pair: RowPair) -> Contrast:
     )
 
 
-def statistics_of(item: Item) -> dict[str, float | None]:
+def statistics_of(item: DumpRow) -> dict[str, float | None]:
     """Return the statistics of a row by name; None where there is no number."""
     values = {"max": item.max, "min": item.min, "mean": item.mean, "norm": item.norm}
     numbers = {name: float(value) if isinstance(value, int | float) else None for name, value in values.items()}
     return numbers | {name: float(count) for name, count in (("nans", item.nans), ("infs", item.infs)) if count}
 
 
-def tensor_of(slot: str, item: Item) -> BadTensor:
+def tensor_of(slot: str, item: DumpRow) -> BadTensor:
     """Return the tensor of a row as a diagnosis shows it."""
     numbers = statistics_of(item)
     unknown = -1 if item.nonfinite else 0  # msprobe counts neither

@@ -53,15 +53,15 @@ class RunVerdict:
     worst_step: int | None
 
 
-class _Rule(NamedTuple):
+class _RunRule(NamedTuple):
     quantity: str
     measure: str
     limit: float
     is_mean: bool
 
 
-_LOSS_RULE = _Rule(LOSS, "mean relative error", LOSS_LIMIT, is_mean=True)
-_NORM_RULE = _Rule(GRAD_NORM, "largest relative difference", GRAD_NORM_LIMIT, is_mean=False)
+_LOSS_RULE = _RunRule(LOSS, "mean relative error", LOSS_LIMIT, is_mean=True)
+_NORM_RULE = _RunRule(GRAD_NORM, "largest relative difference", GRAD_NORM_LIMIT, is_mean=False)
 
 
 def judge_run(run_dir: Path, reference: Path) -> tuple[RunVerdict, ...]:
@@ -85,7 +85,7 @@ def _read(connection: duckdb.DuckDBPyConnection) -> tuple[_Values, _Values, _Val
     return loss, norm, global_norm
 
 
-def _judge(rule: _Rule, ours: _Values, theirs: _Values) -> RunVerdict | None:
+def _judge(rule: _RunRule, ours: _Values, theirs: _Values) -> RunVerdict | None:
     steps = sorted(ours.keys() & theirs.keys())
     if not steps:
         return None

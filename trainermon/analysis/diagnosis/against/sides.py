@@ -7,14 +7,14 @@ import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
-from trainermon.analysis.compare.merging.places import Place, PlacePair, find_places, pair_places
+from trainermon.analysis.compare.merging.places import DumpLocation, PlacePair, find_places, pair_places
 from trainermon.analysis.diagnosis.domains import read_places
 from trainermon.analysis.diagnosis.evidence import modules_of, run_id_of
 from trainermon.core.errors import DumpError
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Side:
+class RunSide:
     """What is there of one side.
 
     `dumps` are those of the last attempt of each step and rank, `is_run` tells whether there may be stored rows,
@@ -24,12 +24,12 @@ class Side:
     path: Path
     run_id: str
     is_run: bool
-    dumps: tuple[Place, ...]
+    dumps: tuple[DumpLocation, ...]
     places: Mapping[int, Mapping[str, int]]
     modules: tuple[str, ...]
 
 
-def open_side(path: Path) -> Side:
+def open_side(path: Path) -> RunSide:
     """Return what is at `path`: the directory of a run, or dumps at or below it.
 
     Raises:
@@ -38,10 +38,10 @@ def open_side(path: Path) -> Side:
     if not path.is_dir():
         raise DumpError(f"{path} is not a directory: expected a run (<output>/<run id>), or dumps")
     is_run = (path / "run.json").exists() or (path / "nodes").is_dir()
-    dumps: tuple[Place, ...] = ()
+    dumps: tuple[DumpLocation, ...] = ()
     with contextlib.suppress(DumpError) if is_run else contextlib.nullcontext():
         dumps = tuple(find_places(path))
-    return Side(
+    return RunSide(
         path=path,
         run_id=run_id_of(path),
         is_run=is_run,
@@ -51,7 +51,7 @@ def open_side(path: Path) -> Side:
     )
 
 
-def pair_dumps(ours: Side, theirs: Side, step: int | None) -> dict[int | None, list[PlacePair]]:
+def pair_dumps(ours: RunSide, theirs: RunSide, step: int | None) -> dict[int | None, list[PlacePair]]:
     """Return by step which dumps belong together, in the order of the steps; with `step`, those of that step only.
 
     Where one side is dumps of a single step, that step stands for whichever the other side has.

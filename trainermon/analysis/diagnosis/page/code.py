@@ -15,7 +15,7 @@ _MAX_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Excerpt:
+class CodeExcerpt:
     """A line of the user's code. `context` are the numbered lines around it; if there are none, `missing` says why."""
 
     file: str
@@ -26,7 +26,7 @@ class Excerpt:
     missing: str = ""
 
 
-def excerpt(frame: str) -> Excerpt | None:
+def excerpt(frame: str) -> CodeExcerpt | None:
     """Return what `frame` (`File …, line N, in f: code`) names, None if it is no frame.
 
     A file is only looked into if it is Python and its line is the one that was recorded: what a dump names might be any
@@ -36,15 +36,15 @@ def excerpt(frame: str) -> Excerpt | None:
     if match is None:
         return None
     file, line, function, code = match[1], int(match[2]), match[3].strip(), (match[4] or "").strip()
-    found = Excerpt(file=file, line=line, function=function, code=code)
+    found = CodeExcerpt(file=file, line=line, function=function, code=code)
     lines, missing = _read(Path(file))
     if not missing and not (code and 0 < line <= len(lines) and lines[line - 1].strip() == code):
         missing = "the file has changed since"
     if missing:
-        return Excerpt(file=file, line=line, function=function, code=code, missing=missing)
+        return CodeExcerpt(file=file, line=line, function=function, code=code, missing=missing)
     first = max(0, line - 1 - CONTEXT)
     context = tuple(enumerate(lines[first : line + CONTEXT], first + 1))
-    return Excerpt(file=found.file, line=line, function=function, code=code, context=context)
+    return CodeExcerpt(file=found.file, line=line, function=function, code=code, context=context)
 
 
 def _read(path: Path) -> tuple[list[str], str]:
@@ -56,14 +56,14 @@ def _read(path: Path) -> tuple[list[str], str]:
         return [], f"the file cannot be read: {error}"
 
 
-def render_excerpt(found: Excerpt, title: str) -> str:
+def render_excerpt(found: CodeExcerpt, title: str) -> str:
     """Return a box with the line and what stands around it."""
     place = f"<code>{text(found.file)}</code>, line {found.line}, in <code>{text(found.function)}</code>"
     missing = f' <span class="dim">({text(found.missing)})</span>' if found.missing else ""
     return f'<div class="code"><header>{text(title)} {place}{missing}</header><pre>{"".join(_rows(found))}</pre></div>'
 
 
-def _rows(found: Excerpt) -> Iterator[str]:
+def _rows(found: CodeExcerpt) -> Iterator[str]:
     for number, line in found.context or ((found.line, found.code),):
         mark = ' class="hit"' if number == found.line else ""
         yield f"<div{mark}><i>{number}</i>{text(line.expandtabs(4)) or ' '}</div>"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 
-from trainermon.analysis.diagnosis.page.history import Curve, Point
+from trainermon.analysis.diagnosis.page.history import CurvePoint, HistoryCurve
 from trainermon.analysis.diagnosis.page.markup import text
 
 WIDTH, HEIGHT = 560, 210
@@ -13,7 +13,7 @@ LEFT, RIGHT, TOP, BOTTOM = 58, 14, 24, 26
 _Scale = Callable[[float], float]
 
 
-def draw(curve: Curve, step: int) -> str:
+def draw(curve: HistoryCurve, step: int) -> str:
     """Return a curve as an svg element, with `step` marked."""
     shown = (*curve.points, *curve.reference)
     values = [value for point in shown for value in (point.low, point.high, point.own) if value is not None]
@@ -67,7 +67,7 @@ def _steps(first: int, last: int, x: _Scale) -> Iterator[str]:
         yield f'<text class="tick" x="{x(step):.1f}" y="{HEIGHT - 8}" text-anchor="{anchor}">{step}</text>'
 
 
-def _lines(points: Sequence[Point], x: _Scale, y: _Scale) -> Iterator[str]:
+def _lines(points: Sequence[CurvePoint], x: _Scale, y: _Scale) -> Iterator[str]:
     for run in _runs(points, "low"):
         edge = [f"{x(point.step):.1f},{y(point.low):.1f}" for point in run if point.low is not None]
         back = [f"{x(point.step):.1f},{y(point.high):.1f}" for point in reversed(run) if point.high is not None]
@@ -82,16 +82,16 @@ def _lines(points: Sequence[Point], x: _Scale, y: _Scale) -> Iterator[str]:
         yield f'<polyline class="line" points="{places}"/>'
 
 
-def _reference(points: Sequence[Point], x: _Scale, y: _Scale) -> Iterator[str]:
+def _reference(points: Sequence[CurvePoint], x: _Scale, y: _Scale) -> Iterator[str]:
     name = "own" if any(point.own is not None for point in points) else "high"
     for run in _runs(points, name):
         places = " ".join(f"{x(point.step):.1f},{y(getattr(point, name)):.1f}" for point in run)
         yield f'<polyline class="reference" points="{places}"/>'
 
 
-def _runs(points: Sequence[Point], name: str) -> Iterator[list[Point]]:
+def _runs(points: Sequence[CurvePoint], name: str) -> Iterator[list[CurvePoint]]:
     """Yield the stretches in which a number is known."""
-    run: list[Point] = []
+    run: list[CurvePoint] = []
     for point in points:
         if getattr(point, name) is not None:
             run.append(point)
@@ -102,7 +102,7 @@ def _runs(points: Sequence[Point], name: str) -> Iterator[list[Point]]:
         yield run
 
 
-def _marks(points: Sequence[Point], x: _Scale) -> Iterator[str]:
+def _marks(points: Sequence[CurvePoint], x: _Scale) -> Iterator[str]:
     for point in points:
         if point.bad:
             place = f"{x(point.step):.1f}"

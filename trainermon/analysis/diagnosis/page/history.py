@@ -25,7 +25,7 @@ _LARGEST = "max(greatest(abs(min), abs(max)))"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+class CurvePoint:
     """One step of a curve: `low` and `high` over the ranks that are finite in full, `own` of the rank in question.
 
     None where there is no such rank. `bad` tells that an element was NaN or infinite on some rank.
@@ -39,7 +39,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Curve:
+class HistoryCurve:
     """A number over the steps, in order; `by_power` if it is best seen on a logarithmic axis.
 
     `reference` is the same of the run that this one was held against, () if there is none.
@@ -47,12 +47,12 @@ class Curve:
 
     title: str
     by_power: bool
-    points: tuple[Point, ...]
-    reference: tuple[Point, ...] = ()
+    points: tuple[CurvePoint, ...]
+    reference: tuple[CurvePoint, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class _Question:
+class _CurveQuery:
     """What to draw: which rows of the store (SQL with `values` for its question marks), and which number of them."""
 
     title: str
@@ -62,7 +62,7 @@ class _Question:
     by_power: bool = True
 
 
-def curves(run_dir: Path, diagnosis: Diagnosis) -> tuple[Curve, ...]:
+def curves(run_dir: Path, diagnosis: Diagnosis) -> tuple[HistoryCurve, ...]:
     """Return the curves that the run's stored statistics allow, () if nothing is stored or no step is known.
 
     What looks the same as another curve is left out: gradients before and after a reduction over one rank.
@@ -72,21 +72,21 @@ def curves(run_dir: Path, diagnosis: Diagnosis) -> tuple[Curve, ...]:
     with _opened(run_dir) as connection:
         if connection is None:
             return ()
-        rows = _Rows(connection, diagnosis, diagnosis.attempt)
+        rows = _StoredRows(connection, diagnosis, diagnosis.attempt)
         steps = _window(rows, diagnosis.step)
         drawn = [(question, _points(rows, question, steps)) for question in _questions(diagnosis)]
     with _opened(Path(diagnosis.reference) if diagnosis.reference else None) as connection:
-        rows = _Rows(connection, diagnosis, None)
+        rows = _StoredRows(connection, diagnosis, None)
         beside = [_points(rows, question, steps) if connection is not None else () for question, _ in drawn]
-    found: dict[tuple[str, tuple[Point, ...]], Curve] = {}
+    found: dict[tuple[str, tuple[CurvePoint, ...]], HistoryCurve] = {}
     for (question, points), others in zip(drawn, beside, strict=True):
-        curve = Curve(title=question.title, by_power=question.by_power, points=points, reference=others)
+        curve = HistoryCurve(title=question.title, by_power=question.by_power, points=points, reference=others)
         if len(points) > 1:
             found.setdefault((question.number, points), curve)
     return tuple(found.values())
 
 
-class _Rows(NamedTuple):
+class _StoredRows(NamedTuple):
     """Stored rows of one attempt, those that count in the end if `attempt` is None; and what they are asked for."""
 
     connection: duckdb.DuckDBPyConnection | None
@@ -104,7 +104,7 @@ def _opened(run_dir: Path | None) -> contextlib.AbstractContextManager[duckdb.Du
     return contextlib.nullcontext() if run_dir is None else open_store(run_dir)
 
 
-def _window(rows: _Rows, step: int) -> tuple[int, int]:
+def _window(rows: _StoredRows, step: int) -> tuple[int, int]:
     query = f"""
         SELECT coalesce(min(step), {step:d}), coalesce(max(step), {step:d}) FROM (
             (SELECT DISTINCT step FROM chosen WHERE step <= ? ORDER BY step DESC LIMIT {BEFORE})
@@ -116,24 +116,24 @@ def _window(rows: _Rows, step: int) -> tuple[int, int]:
     return first, last
 
 
-def _questions(diagnosis: Diagnosis) -> list[_Question]:
+def _questions(diagnosis: Diagnosis) -> list[_CurveQuery]:
     loss = f"kind = '{Kind.LOSS}' AND name = '{LOSS_SERIES}'"
-    found = [_Question("Loss", loss, "sum(sum) / nullif(sum(finite), 0)", by_power=False)]
+    found = [_CurveQuery("Loss", loss, "sum(sum) / nullif(sum(finite), 0)", by_power=False)]
     for kind, when in ((Kind.GRAD_UNREDUCED, "before"), (Kind.GRAD_REDUCED, "after")):
         where = f"kind = '{kind}' AND micro_step IS NULL"
-        found.append(_Question(f"Norm of the gradients {when} the reduction", where, _NORM))
+        found.append(_CurveQuery(f"Norm of the gradients {when} the reduction", where, _NORM))
     name = diagnosis.module
     if not name or name.startswith("("):
         return found
     activations = f"kind = '{Kind.ACTV}' AND name = ? AND slot LIKE 'output%'"
-    found.append(_Question(f"Largest value that {name} returned", activations, _LARGEST, (name,)))
+    found.append(_CurveQuery(f"Largest value that {name} returned", activations, _LARGEST, (name,)))
     kind = Kind.GRAD_UNREDUCED if diagnosis.phase is FaultPhase.BACKWARD else Kind.PARAM_ORIGIN
     of_module = f"kind = '{kind}' AND micro_step IS NULL AND starts_with(name, ?)"
     what = "gradients" if kind == Kind.GRAD_UNREDUCED else "weights"
-    return [*found, _Question(f"Norm of the {what} of {name}", of_module, _NORM, (f"{name}.",))]
+    return [*found, _CurveQuery(f"Norm of the {what} of {name}", of_module, _NORM, (f"{name}.",))]
 
 
-def _points(rows: _Rows, question: _Question, steps: tuple[int, int]) -> tuple[Point, ...]:
+def _points(rows: _StoredRows, question: _CurveQuery, steps: tuple[int, int]) -> tuple[CurvePoint, ...]:
     query = f"""
         SELECT step, min(number), max(number), max(number) FILTER (rank = ?), bool_or(bad) FROM (
             SELECT step, rank, sum(nans + infs) > 0 AS bad, CASE WHEN NOT bad THEN {question.number} END AS number
@@ -143,7 +143,7 @@ def _points(rows: _Rows, question: _Question, steps: tuple[int, int]) -> tuple[P
     rank = -1 if rows.diagnosis.rank is None else rows.diagnosis.rank
     found = rows.ask(query, [rank, *steps, *question.values])
     return tuple(
-        Point(step=step, low=_known(low), high=_known(high), own=_known(own), bad=bool(bad))
+        CurvePoint(step=step, low=_known(low), high=_known(high), own=_known(own), bad=bool(bad))
         for step, low, high, own, bad in found
     )
 

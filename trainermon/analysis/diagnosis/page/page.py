@@ -12,11 +12,11 @@ from trainermon.analysis.diagnosis.findings import (
     BadTensor,
     Contrast,
     Diagnosis,
-    Link,
+    DiagnosisVerdict,
     NextCollection,
+    PathLink,
     RankFinding,
-    Role,
-    Verdict,
+    RankRole,
 )
 from trainermon.analysis.diagnosis.page.code import excerpt, render_excerpt
 from trainermon.analysis.diagnosis.page.curves import draw
@@ -34,12 +34,12 @@ _LINE = 110
 # Nothing is loaded from anywhere, and nothing runs, whatever a file of the run may hold.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 _BADGES = {
-    Verdict.LOCATED: "located",
-    Verdict.CONSEQUENCE: "consequence of an earlier step",
-    Verdict.NOT_REPRODUCED: "not reproduced",
-    Verdict.FINITE: "nothing wrong found",
-    Verdict.EQUAL: "no difference found",
-    Verdict.NO_EVIDENCE: "nothing known",
+    DiagnosisVerdict.LOCATED: "located",
+    DiagnosisVerdict.CONSEQUENCE: "consequence of an earlier step",
+    DiagnosisVerdict.NOT_REPRODUCED: "not reproduced",
+    DiagnosisVerdict.FINITE: "nothing wrong found",
+    DiagnosisVerdict.EQUAL: "no difference found",
+    DiagnosisVerdict.NO_EVIDENCE: "nothing known",
 }
 
 
@@ -81,7 +81,7 @@ def _is_forward(diagnosis: Diagnosis) -> bool:
 
 
 def _head(diagnosis: Diagnosis) -> Iterator[str]:
-    calm = diagnosis.verdict in (Verdict.FINITE, Verdict.EQUAL, Verdict.NO_EVIDENCE)
+    calm = diagnosis.verdict in (DiagnosisVerdict.FINITE, DiagnosisVerdict.EQUAL, DiagnosisVerdict.NO_EVIDENCE)
     reference = f" · against <code>{text(diagnosis.reference)}</code>" if diagnosis.reference else ""
     yield f'<div class="dim">run <code>{text(diagnosis.run_id)}</code>{reference}</div>'
     yield f"<h1>{text(diagnosis.headline)}</h1>"
@@ -156,7 +156,7 @@ def _chain(diagnosis: Diagnosis) -> str:
     return table(("module", "direction", "tensor", "not finite"), rows) if rows else ""
 
 
-def _link(link: Link) -> tuple[str, ...]:
+def _link(link: PathLink) -> tuple[str, ...]:
     kind = f' <span class="dim">{text(link.class_name)}</span>' if link.class_name else ""
     call = f' <span class="dim">call {link.call}</span>' if link.call else ""
     return (
@@ -242,12 +242,12 @@ def _ranks(diagnosis: Diagnosis) -> Iterator[str]:
     yield table(("rank", "role", "replay", f"{which} gradients before the reduction", "after it"), rows, numbers=2)
 
 
-_COLOURS = {Role.ORIGIN: "bad", Role.REACHED: "bad", Role.INNOCENT: "good"}
+_COLOURS = {RankRole.ORIGIN: "bad", RankRole.REACHED: "bad", RankRole.INNOCENT: "good"}
 _BESIDE_REFERENCE = {
-    Role.ORIGIN: "differs first",
-    Role.REACHED: "differs as a consequence",
-    Role.INNOCENT: "agrees",
-    Role.UNKNOWN: "not known",
+    RankRole.ORIGIN: "differs first",
+    RankRole.REACHED: "differs as a consequence",
+    RankRole.INNOCENT: "agrees",
+    RankRole.UNKNOWN: "not known",
 }
 
 

@@ -11,12 +11,12 @@ from trainermon.analysis.diagnosis.findings import Diagnosis
 from trainermon.analysis.diagnosis.page.markup import text
 from trainermon.analysis.tensor.dtypes import numbers
 from trainermon.analysis.tensor.files import StoredTensor, open_tensors
-from trainermon.analysis.tensor.index import Part
-from trainermon.analysis.tensor.profile import Profile, profile
+from trainermon.analysis.tensor.index import IndexPart
+from trainermon.analysis.tensor.profile import TensorProfile, profile
 from trainermon.analysis.tensor.screen import number, position, window
 from trainermon.core.errors import DumpError
 from trainermon.dump.files.reader import read_dump
-from trainermon.dump.files.records import FORWARD, Dump, Entry
+from trainermon.dump.files.records import FORWARD, Dump, EntryRecord
 
 _GRADIENT = "gradient of "
 _OTHER_SIDE = {"input": "output", "output": "input"}
@@ -27,8 +27,8 @@ _MAX_BYTES = 1 << 30  # a page should not take minutes
 class TensorView:
     """A dumped tensor: what is in it, and the elements of a small part around the first bad one."""
 
-    found: Profile
-    part: Part
+    found: TensorProfile
+    part: IndexPart
     elements: tuple[tuple[str, ...], ...]
 
 
@@ -53,7 +53,7 @@ def look(run_dir: Path, diagnosis: Diagnosis) -> DumpView:
     return DumpView(stack=stack, tensor=_tensor(dump, entries, diagnosis))
 
 
-def _tensor(dump: Dump, entries: list[Entry], diagnosis: Diagnosis) -> TensorView | None:
+def _tensor(dump: Dump, entries: list[EntryRecord], diagnosis: Diagnosis) -> TensorView | None:
     if diagnosis.tensor is None:
         return None
     slot, is_gradient = _slot(diagnosis.tensor.slot)

@@ -7,22 +7,22 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from trainermon.analysis.diagnosis.domains import Places, describe_domain, read_places
-from trainermon.analysis.diagnosis.evidence import Evidence, open_store
+from trainermon.analysis.diagnosis.evidence import StepEvidence, open_store
 from trainermon.analysis.diagnosis.findings import (
     Contrast,
     Diagnosis,
+    DiagnosisVerdict,
     FaultPhase,
-    Level,
     LevelFinding,
+    PlaceLevel,
     RankFinding,
-    Role,
+    RankRole,
     Symptom,
-    Verdict,
 )
 from trainermon.analysis.diagnosis.next_collection import dump_of_step
 from trainermon.analysis.diagnosis.origin import OPTIMIZER
-from trainermon.analysis.diagnosis.rows.copies import Departure, find_departure, find_parting
-from trainermon.analysis.diagnosis.rows.location import Location, locate
+from trainermon.analysis.diagnosis.rows.copies import CopyDeparture, find_departure, find_parting
+from trainermon.analysis.diagnosis.rows.location import RowLocation, locate
 from trainermon.analysis.diagnosis.rows.order import StepOrder
 from trainermon.analysis.diagnosis.rows.symptoms import (
     Episode,
@@ -55,7 +55,9 @@ _PHRASES: Mapping[FaultPhase, str] = {
 }
 
 
-def explain_abnormal(run_dir: Path, evidence: Evidence, *, bad_step: int | None, step: int | None) -> Diagnosis | None:
+def explain_abnormal(
+    run_dir: Path, evidence: StepEvidence, *, bad_step: int | None, step: int | None
+) -> Diagnosis | None:
     """Return the diagnosis of what was abnormal first; None if nothing was.
 
     `bad_step` is the step that was not finite: before it, only what lasted until then counts. With `step`, only what
@@ -94,11 +96,11 @@ def _since(episode: Episode) -> str:
     return f"between step {episode.between[0]} (last equal) and step {episode.between[1]}"
 
 
-def _in_forward(evidence: Evidence, episode: Episode, departure: Departure, places: Places) -> Diagnosis:
+def _in_forward(evidence: StepEvidence, episode: Episode, departure: CopyDeparture, places: Places) -> Diagnosis:
     """Return the diagnosis of copies that parted since a module returned different values of the same on its ranks."""
     first, step = departure.rows[0], departure.step
     ranks = tuple(sorted({row.rank for row in departure.rows}))
-    location = Location(place=0, phase=FaultPhase.FORWARD, module=first.name, ranks=ranks)
+    location = RowLocation(place=0, phase=FaultPhase.FORWARD, module=first.name, ranks=ranks)
     found = _explained(evidence, dataclasses.replace(episode, first_step=step), list(departure.rows), location, places)
     parameters = "its parameters were equal" if departure.has_parameters else "no parameters of it are known"
     others = (
@@ -114,13 +116,13 @@ def _in_forward(evidence: Evidence, episode: Episode, departure: Departure, plac
     )
 
 
-def told_before(run_dir: Path, evidence: Evidence) -> tuple[str, ...]:
+def told_before(run_dir: Path, evidence: StepEvidence) -> tuple[str, ...]:
     """Return what was abnormal before the step, and need not have anything to do with it, as sentences."""
     found = [one for one in _episodes(run_dir, evidence, None) if one.first_step < (evidence.step or 0)]
     return tuple(f"{one.source}: from step {one.first_step} on, {one.messages[0]}" for one in found[:MAX_BEFORE])
 
 
-def _episodes(run_dir: Path, evidence: Evidence, step: int | None) -> list[Episode]:
+def _episodes(run_dir: Path, evidence: StepEvidence, step: int | None) -> list[Episode]:
     if evidence.attempt is None or not evidence.kinds:
         return []
     found = find_episodes(run_dir, evidence.attempt, evidence.places)
@@ -142,7 +144,7 @@ def _after_jump(found: Diagnosis, jump: RateJump) -> Diagnosis:
 
 
 def _explained(
-    evidence: Evidence, episode: Episode, moved: list[Moved], location: Location | None, places: Places
+    evidence: StepEvidence, episode: Episode, moved: list[Moved], location: RowLocation | None, places: Places
 ) -> Diagnosis:
     ranks = location.ranks if location is not None else episode.ranks
     module = location.module if location is not None else ""
@@ -150,7 +152,7 @@ def _explained(
     phase = location.phase if location is not None else FaultPhase.UNKNOWN
     where = f" in {module}" if module else ""
     return Diagnosis(
-        verdict=Verdict.LOCATED,
+        verdict=DiagnosisVerdict.LOCATED,
         symptom=episode.symptom,
         run_id=evidence.run_id,
         headline=f"{_WHAT[episode.symptom]}{where} on {rank_list(ranks)} {_since(episode)}",
@@ -194,12 +196,13 @@ def _reason(episode: Episode, first: Moved | None, phase: FaultPhase) -> str:
 def _ranks(episode: Episode, moved: list[Moved], ranks: tuple[int, ...]) -> tuple[RankFinding, ...]:
     concerned = sorted({*episode.ranks, *(row.rank for row in moved)})
     return tuple(
-        RankFinding(rank=rank, role=Role.ORIGIN if rank in ranks else Role.REACHED, replay="none") for rank in concerned
+        RankFinding(rank=rank, role=RankRole.ORIGIN if rank in ranks else RankRole.REACHED, replay="none")
+        for rank in concerned
     )
 
 
 def _levels(
-    episode: Episode, moved: list[Moved], location: Location | None, places: Places
+    episode: Episode, moved: list[Moved], location: RowLocation | None, places: Places
 ) -> tuple[LevelFinding, ...]:
     end = "still so at the end" if episode.last_step is None else f"over at step {episode.last_step}"
     ranks = location.ranks if location is not None else episode.ranks
@@ -210,23 +213,25 @@ def _levels(
     rows = "stored rows"
     return (
         LevelFinding(
-            level=Level.STEP,
+            level=PlaceLevel.STEP,
             answer=str(episode.first_step),
             reason=f"{episode.rule}, {_since(episode)}; {end}",
             source=episode.source,
         ),
-        LevelFinding(level=Level.MICRO_STEP, answer=micro_step, reason="that of the first series", source=rows),
-        LevelFinding(level=Level.DOMAIN, answer=domain, reason=why or "the run tells of no groups", source="ranks"),
+        LevelFinding(level=PlaceLevel.MICRO_STEP, answer=micro_step, reason="that of the first series", source=rows),
         LevelFinding(
-            level=Level.RANK,
+            level=PlaceLevel.DOMAIN, answer=domain, reason=why or "the run tells of no groups", source="ranks"
+        ),
+        LevelFinding(
+            level=PlaceLevel.RANK,
             answer=", ".join(map(str, ranks)),
             reason=f"{len(moved)} series of {counted(len({row.rank for row in moved}), 'rank')} moved with it",
             source=rows,
         ),
         LevelFinding(
-            level=Level.MODULE, answer=location.module if location is not None else "", reason=what, source=rows
+            level=PlaceLevel.MODULE, answer=location.module if location is not None else "", reason=what, source=rows
         ),
-        LevelFinding(level=Level.API, answer="", reason="stored rows know of modules only", source=rows),
+        LevelFinding(level=PlaceLevel.API, answer="", reason="stored rows know of modules only", source=rows),
     )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from trainermon.analysis.diagnosis.domains import Places
-from trainermon.analysis.diagnosis.rows.copy_rows import Call, Copies, CopyRows, SeriesName, read_copies
+from trainermon.analysis.diagnosis.rows.copy_rows import CopiedCall, Copies, CopyRows, SeriesName, read_copies
 from trainermon.analysis.diagnosis.rows.order import StepOrder
 from trainermon.analysis.diagnosis.rows.symptoms import Episode, Moved
 from trainermon.core.values import Kind
@@ -25,7 +25,7 @@ _OF_COPIES = frozenset({Kind.CHECKSUM, Kind.PARAM_ORIGIN, Kind.PARAM_UPDATED})
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Parting:
+class CopyParting:
     """Two stored steps between which copies parted: `last_equal` and `found`.
 
     `before` is the last stored step before `last_equal` that shows the copies, that one itself if there is none.
@@ -39,7 +39,7 @@ class Parting:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Departure:
+class CopyDeparture:
     """The forward in which copies parted: what it returned on the ranks that departed from the others.
 
     `rows` are of all `ranks` if no value had a majority, which `is_tied` tells: then any of them may be the wrong one.
@@ -54,7 +54,7 @@ class Departure:
 
 def find_parting(
     connection: duckdb.DuckDBPyConnection, attempt: int, episode: Episode, places: Places
-) -> Parting | None:
+) -> CopyParting | None:
     """Return between which steps the copies of an episode parted; None if it is of something else, or no step is known.
 
     They were equal on the last step on which every rank that was found wrong had a copy equal to more others than now.
@@ -68,7 +68,7 @@ def find_parting(
         return None
     last = max(equal)
     groups = {group for rank in episode.ranks for key in now for group in _parted(shown[last], now, key, rank, places)}
-    return Parting(
+    return CopyParting(
         before=max((step for step in shown if step < last), default=last),
         last_equal=last,
         found=episode.first_step,
@@ -100,8 +100,8 @@ def _data_place(place: Mapping[str, int]) -> dict[str, int]:
 
 
 def find_departure(
-    connection: duckdb.DuckDBPyConnection, attempt: int, parting: Parting, order: StepOrder
-) -> Departure | None:
+    connection: duckdb.DuckDBPyConnection, attempt: int, parting: CopyParting, order: StepOrder
+) -> CopyDeparture | None:
     """Return the first forward since the copies were equal in which a module did not return the same on all ranks.
 
     None where no activations are stored that tell. A module that was given other values on each rank passed them on,
@@ -110,7 +110,7 @@ def find_departure(
     """
     found = []
     for group in parting.groups:
-        candidates = _Candidates(CopyRows(connection, attempt, group), parting, order)
+        candidates = _CandidateCalls(CopyRows(connection, attempt, group), parting, order)
         first = candidates.first()
         if first is not None:
             found.append((candidates, first))
@@ -119,7 +119,7 @@ def find_departure(
     chosen, call = min(found, key=lambda one: one[0].place(one[1]))
     alike = [one.rows for one, other in found if other == call]
     departed = [rows.departed(call) for rows in alike]
-    return Departure(
+    return CopyDeparture(
         step=call.step,
         rows=tuple(row for rows, _ in departed for row in rows),
         ranks=tuple(sorted(rank for rows in alike for rank in rows.ranks)),
@@ -128,10 +128,10 @@ def find_departure(
     )
 
 
-class _Candidates:
+class _CandidateCalls:
     """The calls of modules on ranks of one group, and which of them may have parted the copies."""
 
-    def __init__(self, rows: CopyRows, parting: Parting, order: StepOrder) -> None:
+    def __init__(self, rows: CopyRows, parting: CopyParting, order: StepOrder) -> None:
         self.rows = rows
         self._parting = parting
         self._order = order
@@ -144,18 +144,18 @@ class _Candidates:
         steps = {parting.last_equal, parting.found, *(call.step for call in self._departing)}
         self._weights = rows.weights_equal(steps)
 
-    def place(self, call: Call) -> tuple[float, ...]:
+    def place(self, call: CopiedCall) -> tuple[float, ...]:
         return (call.step, *self._order.key(call.row(self.rows.ranks[0])))
 
-    def inside(self, call: Call) -> list[str]:
+    def inside(self, call: CopiedCall) -> list[str]:
         """Return the names of the module's parameters, as far as rows tell."""
         return [name for name in self._names if name.startswith(f"{call.name}.")]
 
-    def first(self) -> Call | None:
+    def first(self) -> CopiedCall | None:
         """Return the first call of a module that should have returned the same on all ranks, and did not."""
         return next((call for call in sorted(self._departing, key=self.place) if self._is_copied(call)), None)
 
-    def _is_copied(self, call: Call) -> bool:
+    def _is_copied(self, call: CopiedCall) -> bool:
         if (call.stage, call.name) in self._meant:
             return False
         inside = self.inside(call)
@@ -169,7 +169,7 @@ class _Candidates:
         sides = (step,) if step in known else (self._parting.last_equal, self._parting.found)
         return all(known.get(side, False) for side in sides)
 
-    def _went_on(self, call: Call) -> bool:
+    def _went_on(self, call: CopiedCall) -> bool:
         """Return whether the last module with copied parameters was given other values on each rank.
 
         What is split on purpose has been summed up or gathered until then, or comes after it.
@@ -179,5 +179,5 @@ class _Candidates:
         return bool(same) and max(same, key=self.place).given_differs
 
 
-def _stream(call: Call) -> tuple[int | None, int]:
+def _stream(call: CopiedCall) -> tuple[int | None, int]:
     return call.micro_step, call.stage

@@ -51,7 +51,7 @@ def read_copies(
     return {step: dict(copies) for step, copies in found.items()}
 
 
-class Call(NamedTuple):
+class CopiedCall(NamedTuple):
     """A module's call on a step, and whether what it was given, or what it returned, is not the same on all ranks."""
 
     step: int
@@ -80,7 +80,7 @@ class CopyRows:
         self._connection = connection
         self._common = {"attempt": attempt, "ranks": list(ranks)}
 
-    def departing(self, first: int, last: int) -> list[Call]:
+    def departing(self, first: int, last: int) -> list[CopiedCall]:
         """Return all calls on these steps of modules of which one departs; only those that all ranks show whole."""
         query = f"""
             WITH calls AS ({_CALLS})
@@ -89,13 +89,13 @@ class CopyRows:
         """
         return self._read(query, {"first": first, "last": last})
 
-    def of_modules(self, names: Collection[str], step: int) -> list[Call]:
+    def of_modules(self, names: Collection[str], step: int) -> list[CopiedCall]:
         """Return the calls of these modules on a step; only those that all ranks show whole."""
         query = f"WITH calls AS ({_CALLS}) SELECT * FROM calls WHERE list_contains($names, name)"
         return self._read(query, {"first": step, "last": step, "names": list(names)})
 
-    def _read(self, query: str, values: Mapping[str, object]) -> list[Call]:
-        return [Call(*row) for row in self._connection.execute(query, {**self._common, **values}).fetchall()]
+    def _read(self, query: str, values: Mapping[str, object]) -> list[CopiedCall]:
+        return [CopiedCall(*row) for row in self._connection.execute(query, {**self._common, **values}).fetchall()]
 
     def parameters(self, first: int, last: int) -> tuple[set[str], bool]:
         """Return the names of all parameters that rows tell of, and whether other rows than checksums do."""
@@ -123,7 +123,7 @@ class CopyRows:
             found[name][step] = is_equal
         return found
 
-    def departed(self, call: Call) -> tuple[list[Moved], bool]:
+    def departed(self, call: CopiedCall) -> tuple[list[Moved], bool]:
         """Return what a call returned first on the ranks that most others do not agree with; all, and true, if tied."""
         query = f"""
             SELECT slot, rank, {_VALUE}, coalesce(rms, 0) FROM all_stats

@@ -8,12 +8,12 @@ from collections.abc import Collection, Iterable, Sequence
 
 from trainermon.analysis.diagnosis.findings import FaultPhase
 from trainermon.analysis.diagnosis.origin import INPUT, LOSS, MODEL
-from trainermon.analysis.diagnosis.rows.order import AFTER_BACKWARD, Series, StepOrder, is_weight, module_of
+from trainermon.analysis.diagnosis.rows.order import AFTER_BACKWARD, RowSeries, StepOrder, is_weight, module_of
 from trainermon.core.values import Kind
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Location:
+class RowLocation:
     """The first bad series of a step.
 
     `place` is its place among those that were given, `ranks` are all on which the same series is bad. `is_given` tells
@@ -30,8 +30,8 @@ class Location:
 
 
 def locate(
-    bad: Sequence[Series], order: StepOrder, called: Collection[str], sizes: Sequence[float] = ()
-) -> Location | None:
+    bad: Sequence[RowSeries], order: StepOrder, called: Collection[str], sizes: Sequence[float] = ()
+) -> RowLocation | None:
     """Return which of the bad series of one step was first; None without any.
 
     A module's output is passed over if its input is bad as well, on whichever rank, since ranks that share a call pass
@@ -73,7 +73,7 @@ def locate(
         module, candidates = _maker(row, spoiled, called, is_first=keys[first][4] == 0)
     elif _arrives(row):
         module = _around(row, spoiled, called) or module
-    return Location(
+    return RowLocation(
         place=first,
         phase=phase,
         module=module,
@@ -83,7 +83,7 @@ def locate(
     )
 
 
-def _worst(first: int, bad: Sequence[Series], order: StepOrder, sizes: Sequence[float]) -> int:
+def _worst(first: int, bad: Sequence[RowSeries], order: StepOrder, sizes: Sequence[float]) -> int:
     """Return the first of those of the phase of `first` that are bad by half as much as the worst one."""
     phase = order.phase(bad[first])
     places = [place for place, row in enumerate(bad) if order.phase(row) is phase and row.kind == bad[first].kind]
@@ -91,7 +91,9 @@ def _worst(first: int, bad: Sequence[Series], order: StepOrder, sizes: Sequence[
     return min((place for place in places if sizes[place] >= largest / 2), key=lambda place: order.key(bad[place]))
 
 
-def _sharing(bad: Sequence[Series], order: StepOrder) -> tuple[dict[tuple[object, ...], str], set[tuple[object, ...]]]:
+def _sharing(
+    bad: Sequence[RowSeries], order: StepOrder
+) -> tuple[dict[tuple[object, ...], str], set[tuple[object, ...]]]:
     """Return by series, for gradients of tensors that several modules were given, which of them is called first.
 
     And which of these series are bad only because one of the modules was given a bad gradient, and passed it on: the
@@ -101,7 +103,7 @@ def _sharing(bad: Sequence[Series], order: StepOrder) -> tuple[dict[tuple[object
     for row in bad:
         if _arrives(row):
             given[_call(row)].add(row.fingerprint)
-    groups: dict[tuple[object, ...], list[Series]] = defaultdict(list)
+    groups: dict[tuple[object, ...], list[RowSeries]] = defaultdict(list)
     for row in bad:
         if row.kind == Kind.ACTV_GRAD and not _arrives(row) and row.fingerprint is not None:
             groups[row.micro_step, row.stage, row.rank, row.fingerprint].append(row)
@@ -111,23 +113,23 @@ def _sharing(bad: Sequence[Series], order: StepOrder) -> tuple[dict[tuple[object
     return first, {_series(row) for rows in passed_on for row in rows}
 
 
-def _with_weights(bad: Iterable[Series]) -> set[str]:
+def _with_weights(bad: Iterable[RowSeries]) -> set[str]:
     """Return the modules of which a weight's gradient is bad: their own backward is, if they were given a sound one."""
     return {module_of(row) for row in bad if row.kind in (Kind.GRAD_UNREDUCED, Kind.GRAD_REDUCED)}
 
 
-def _series(row: Series) -> tuple[object, ...]:
+def _series(row: RowSeries) -> tuple[object, ...]:
     return row.kind, row.name, row.slot, row.call, row.micro_step, row.stage, row.rank
 
 
-def _is_beside(row: Series, given: Series) -> bool:
+def _is_beside(row: RowSeries, given: RowSeries) -> bool:
     """Return whether a series belongs to the same call of the module around the one that was `given` something bad."""
     parent = given.name.rpartition(".")[0]
     same = (row.kind, row.micro_step, row.stage, row.rank) == (given.kind, given.micro_step, given.stage, given.rank)
     return bool(parent) and same and row.name.startswith(f"{parent}.")
 
 
-def _ranks(row: Series, bad: Sequence[Series], order: StepOrder) -> tuple[int, ...]:
+def _ranks(row: RowSeries, bad: Sequence[RowSeries], order: StepOrder) -> tuple[int, ...]:
     """Return the ranks on which the series is bad, or the fewest that have another of its module and phase."""
     found: dict[tuple[object, ...], set[int]] = defaultdict(set)
     place = module_of(row), order.phase(row)
@@ -139,7 +141,7 @@ def _ranks(row: Series, bad: Sequence[Series], order: StepOrder) -> tuple[int, .
     return tuple(fewest[1])
 
 
-def senders(bad: Iterable[Series], ranks: Collection[int]) -> tuple[int, ...]:
+def senders(bad: Iterable[RowSeries], ranks: Collection[int]) -> tuple[int, ...]:
     """Return those of `ranks` that sent a bad value to the others, by the first collective that fewer sent than got.
 
     All of them if no operands of collectives are stored that tell.
@@ -156,7 +158,7 @@ def senders(bad: Iterable[Series], ranks: Collection[int]) -> tuple[int, ...]:
 
 
 def _maker(
-    row: Series, spoiled: Collection[tuple[object, ...]], called: Collection[str], *, is_first: bool
+    row: RowSeries, spoiled: Collection[tuple[object, ...]], called: Collection[str], *, is_first: bool
 ) -> tuple[str, tuple[str, ...]]:
     """Return in whose forward a bad input was made: the innermost module around it that was itself given a good one."""
     if parent := _around(row, spoiled, called):
@@ -165,7 +167,7 @@ def _maker(
     return (INPUT, ()) if is_first else (MODEL, (INPUT,))
 
 
-def _around(row: Series, spoiled: Collection[tuple[object, ...]], called: Collection[str]) -> str:
+def _around(row: RowSeries, spoiled: Collection[tuple[object, ...]], called: Collection[str]) -> str:
     """Return the innermost module around a row's that was itself given something good; "" if there is none."""
     names = {key[1] for key in spoiled if key[0] == row.kind and key[-1] == row.rank and key[3] == row.micro_step}
     parent = row.name.rpartition(".")[0]
@@ -174,15 +176,15 @@ def _around(row: Series, spoiled: Collection[tuple[object, ...]], called: Collec
     return parent
 
 
-def _without_rank(row: Series) -> tuple[object, ...]:
+def _without_rank(row: RowSeries) -> tuple[object, ...]:
     return row.kind, row.name, row.slot, row.call, row.micro_step, row.stage
 
 
-def _call(row: Series) -> tuple[object, ...]:
+def _call(row: RowSeries) -> tuple[object, ...]:
     return row.kind, row.name, row.call, row.micro_step, row.stage, row.rank
 
 
-def _arrives(row: Series) -> bool:
+def _arrives(row: RowSeries) -> bool:
     """Return whether the row is what a module was given: its input, or the gradient of its output."""
     if row.kind == Kind.ACTV:
         return row.slot.startswith(("input", "kwargs")) and not is_weight(row)

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from trainermon.analysis.diagnosis.domains import Places
 from trainermon.analysis.diagnosis.findings import FaultPhase
-from trainermon.analysis.diagnosis.wording import Named
+from trainermon.analysis.diagnosis.wording import SeriesName
 from trainermon.core.catalogue import GRADIENT_AT_STEP
 from trainermon.core.values import Kind
 
@@ -34,7 +34,7 @@ OF_PARAMETERS = frozenset(PHASES) - {Kind.ACTV, Kind.ACTV_GRAD, Kind.LOSS, Kind.
 _LAST = math.inf
 
 
-class Series(Named, Protocol):
+class RowSeries(SeriesName, Protocol):
     """What is asked of a row: which series it is."""
 
     @property
@@ -67,7 +67,7 @@ class StepOrder:
         self._phases = {**PHASES, Kind.GRAD_REDUCED: reduced}
         self._num_stages = 1 + max((place.get("pp", 0) for place in places.values()), default=0)
 
-    def phase(self, row: Series) -> FaultPhase:
+    def phase(self, row: RowSeries) -> FaultPhase:
         """Return in which part of the step a series comes about; after the reduction it may be unknown."""
         if row.slot == GRADIENT_AT_STEP:
             return FaultPhase.BEFORE_STEP
@@ -79,7 +79,7 @@ class StepOrder:
         """Return which of `modules` is called first."""
         return min(modules, key=lambda name: self._begins.get(name, _LAST))
 
-    def key(self, row: Series, sharing: str = "", *, is_likely: bool = False) -> tuple[float, ...]:
+    def key(self, row: RowSeries, sharing: str = "", *, is_likely: bool = False) -> tuple[float, ...]:
         """Return what a series is sorted by: the phase, micro step, direction, pipeline, module, and the rest.
 
         The gradient of a tensor that several modules were given is there when the first of them, `sharing`, has given
@@ -123,12 +123,12 @@ _GROUPS = {
 AFTER_BACKWARD = (FaultPhase.UNKNOWN, FaultPhase.REDUCTION, FaultPhase.BEFORE_STEP, FaultPhase.OPTIMIZER)
 
 
-def is_weight(row: Series) -> bool:
+def is_weight(row: RowSeries) -> bool:
     """Return whether the row is a weight that the module is handed with each call, as a tied one may be."""
     return row.kind == Kind.ACTV and row.slot in ("input.weight", "input.bias")
 
 
-def module_of(row: Series) -> str:
+def module_of(row: RowSeries) -> str:
     """Return the module that a series belongs to, "" if it belongs to none."""
     if row.kind in OF_PARAMETERS:
         return row.name.rpartition(".")[0]

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from trainermon.alerts.conditions.criteria import Differs, Reported, Saturated
 from trainermon.alerts.engine import RuleEngine
-from trainermon.alerts.rules import Rule, load_rules
+from trainermon.alerts.rules import AlertRule, load_rules
 from trainermon.analysis.diagnosis.wording import counted
 from trainermon.core.errors import StoreError
 from trainermon.core.journal import Header
@@ -39,7 +39,7 @@ _EVERYTHING = 1 << 62
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Rehearsal:
+class RuleRehearsal:
     """What the rules would have said.
 
     Attributes:
@@ -88,7 +88,7 @@ def main(arguments: argparse.Namespace) -> int:
     return FIRED if rehearsal.alerts else 0
 
 
-def rehearse(rules: Sequence[Rule], run_dir: Path, *, max_steps: int | None = None) -> Rehearsal:
+def rehearse(rules: Sequence[AlertRule], run_dir: Path, *, max_steps: int | None = None) -> RuleRehearsal:
     """Return what `rules` would have said about the stored steps of a run. Cost: about a millisecond per step and rank.
 
     Of every node at most `max_steps` steps of single ranks are judged, the first ones.
@@ -102,7 +102,7 @@ def rehearse(rules: Sequence[Rule], run_dir: Path, *, max_steps: int | None = No
     faults: dict[str, str] = {}
     num_steps = 0
     for segments in sorted(run_dir.glob("nodes/*/segments")):
-        engine, tables = RuleEngine(rules), _Tables()
+        engine, tables = RuleEngine(rules), _GrowingTables()
         for header, block in itertools.islice(read_blocks(segments, max_rows=_EVERYTHING), max_steps):
             num_steps += 1
             for alert in engine.evaluate(*tables.translate(header, block)):
@@ -116,10 +116,10 @@ def rehearse(rules: Sequence[Rule], run_dir: Path, *, max_steps: int | None = No
     if not num_steps:
         raise StoreError(f"{run_dir}: no step is stored, so no rule can be tried on it")
     found = sorted(alerts.values(), key=lambda alert: (alert.attempt, alert.first_step, alert.rank))
-    return Rehearsal(alerts=tuple(found), ends=ends, num_steps=num_steps, num_series=num_series, faults=faults)
+    return RuleRehearsal(alerts=tuple(found), ends=ends, num_steps=num_steps, num_series=num_series, faults=faults)
 
 
-class _Tables:
+class _GrowingTables:
     """One series table per rank that only grows, as in a journal: every segment has a table of its own."""
 
     def __init__(self) -> None:
@@ -149,7 +149,7 @@ class _Tables:
         return header, keys, dataclasses.replace(block, series=numbers[shown].astype(np.uint32))
 
 
-def _report(rules: Sequence[Rule], rehearsal: Rehearsal, run_dir: Path) -> Iterator[str]:
+def _report(rules: Sequence[AlertRule], rehearsal: RuleRehearsal, run_dir: Path) -> Iterator[str]:
     fired: dict[str, list[Alert]] = {}
     for alert in rehearsal.alerts:
         fired.setdefault(alert.rule, []).append(alert)
@@ -169,7 +169,7 @@ def _report(rules: Sequence[Rule], rehearsal: Rehearsal, run_dir: Path) -> Itera
         yield f"\nswitched off, as its condition failed: {name} ({fault})"
 
 
-def _fired(rule: Rule, alerts: Sequence[Alert], ends: Mapping[str, int]) -> Iterator[str]:
+def _fired(rule: AlertRule, alerts: Sequence[Alert], ends: Mapping[str, int]) -> Iterator[str]:
     groups: dict[tuple[int, int], list[Alert]] = {}
     for alert in alerts:
         groups.setdefault((alert.attempt, alert.first_step), []).append(alert)
@@ -194,7 +194,7 @@ def _end(alerts: Sequence[Alert], ends: Mapping[str, int]) -> str:
     return f"over at step {max(ends[alert.id] for alert in alerts)}"
 
 
-def _is_blind(rule: Rule) -> bool:
+def _is_blind(rule: AlertRule) -> bool:
     """Return whether the rule needs what no store holds."""
     compares_copies = isinstance(rule.when, Differs) and not {Kind.STEP, Kind.COMM} & set(rule.on.kinds)
     return compares_copies or isinstance(rule.when, Reported | Saturated)

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from trainermon.analysis.diagnosis.evidence import WEIGHT_KINDS, Evidence, Row
+from trainermon.analysis.diagnosis.evidence import WEIGHT_KINDS, NonfiniteRow, StepEvidence
 from trainermon.analysis.diagnosis.findings import FaultPhase
 from trainermon.analysis.diagnosis.origin import LOSS
 from trainermon.analysis.diagnosis.rows.location import senders
@@ -21,11 +21,11 @@ class StoredPlace(NamedTuple):
     rank: int | None
     module: str
     phase: FaultPhase
-    row: Row | None
+    row: NonfiniteRow | None
     reason: str
 
 
-def locate_in_rows(evidence: Evidence, suspect: int | None = None) -> StoredPlace:
+def locate_in_rows(evidence: StepEvidence, suspect: int | None = None) -> StoredPlace:
     """Return where the first non-finite value of the step arose, by the stored rows.
 
     The rank is one whose own values are not finite: activations, loss, gradients before the reduction; of several it is
@@ -67,7 +67,7 @@ def _others(ranks: Sequence[int]) -> str:
 _LOCAL_KINDS = (*WEIGHT_KINDS, Kind.ACTV, Kind.LOSS, Kind.ACTV_GRAD, Kind.GRAD_UNREDUCED)
 
 
-def _only_reduced(evidence: Evidence) -> StoredPlace:
+def _only_reduced(evidence: StepEvidence) -> StoredPlace:
     rows = [row for row in evidence.rows if row.kind not in _LOCAL_KINDS]
     for locate in (_by_reduction, _before_step, _by_optimizer):
         place = locate(rows, evidence)
@@ -84,7 +84,7 @@ def _only_reduced(evidence: Evidence) -> StoredPlace:
     return StoredPlace(single, "", FaultPhase.UNKNOWN, rows[0], reason)
 
 
-def _by_reduction(rows: Sequence[Row], evidence: Evidence) -> StoredPlace | None:
+def _by_reduction(rows: Sequence[NonfiniteRow], evidence: StepEvidence) -> StoredPlace | None:
     """Return what the reduction made of gradients that were finite on every rank before it."""
     bad = [row for row in rows if row.kind == Kind.GRAD_REDUCED]
     if not bad or len(evidence.ranks) < 2 or Kind.GRAD_UNREDUCED not in evidence.kinds:
@@ -103,7 +103,7 @@ def _by_reduction(rows: Sequence[Row], evidence: Evidence) -> StoredPlace | None
     return StoredPlace(rank, _owner(row.name), FaultPhase.REDUCTION, row, reason)
 
 
-def _before_step(rows: Sequence[Row], evidence: Evidence) -> StoredPlace | None:
+def _before_step(rows: Sequence[NonfiniteRow], evidence: StepEvidence) -> StoredPlace | None:
     """Return the gradient that was spoilt after the last backward, by what it was at the step or what became of it.
 
     A finite gradient cannot make both moments bad, nor can a bad moment make the other one so. Clipping spreads it to
@@ -129,7 +129,7 @@ def _before_step(rows: Sequence[Row], evidence: Evidence) -> StoredPlace | None:
     return _of_moments(both, evidence)
 
 
-def _of_moments(bad: Sequence[Row], evidence: Evidence) -> StoredPlace:
+def _of_moments(bad: Sequence[NonfiniteRow], evidence: StepEvidence) -> StoredPlace:
     row, ranks = min(bad, key=_in_order(evidence)), sorted({row.rank for row in bad})
     names = {other.name for other in bad}
     reason = f"the gradients were finite after the backward, but both moments of {row.name} are not after the step"
@@ -140,12 +140,12 @@ def _of_moments(bad: Sequence[Row], evidence: Evidence) -> StoredPlace:
     return StoredPlace(rank, "", FaultPhase.BEFORE_STEP, row, reason)
 
 
-def _gradients_were_finite(rows: Sequence[Row], evidence: Evidence) -> bool:
+def _gradients_were_finite(rows: Sequence[NonfiniteRow], evidence: StepEvidence) -> bool:
     gradients = {Kind.GRAD_REDUCED, Kind.GRAD_UNREDUCED}
     return bool(gradients & evidence.kinds) and not any(row.kind in gradients for row in rows)
 
 
-def _in_order(evidence: Evidence) -> Callable[[Row], tuple[int, int]]:
+def _in_order(evidence: StepEvidence) -> Callable[[NonfiniteRow], tuple[int, int]]:
     order = {name: place for place, name in enumerate(evidence.modules)}
     return lambda row: (row.rank, _place(_owner(row.name), order))
 
@@ -153,7 +153,7 @@ def _in_order(evidence: Evidence) -> Callable[[Row], tuple[int, int]]:
 _MADE_BY_OPTIMIZER = (Kind.PARAM_UPDATED, Kind.UPDATE, Kind.EXP_AVG, Kind.EXP_AVG_SQ)
 
 
-def _by_optimizer(rows: Sequence[Row], evidence: Evidence) -> StoredPlace | None:
+def _by_optimizer(rows: Sequence[NonfiniteRow], evidence: StepEvidence) -> StoredPlace | None:
     """Return what the optimizer made of gradients that are known to be finite."""
     made = [row for row in rows if row.kind in _MADE_BY_OPTIMIZER]
     if not made or not _gradients_were_finite(rows, evidence):
@@ -170,7 +170,7 @@ def _by_optimizer(rows: Sequence[Row], evidence: Evidence) -> StoredPlace | None
     return StoredPlace(row.rank, _owner(row.name), FaultPhase.OPTIMIZER, row, reason + _others(ranks))
 
 
-def _by_loss(rows: Sequence[Row], evidence: Evidence) -> StoredPlace | None:
+def _by_loss(rows: Sequence[NonfiniteRow], evidence: StepEvidence) -> StoredPlace | None:
     """Return the loss if nothing that it was computed from is known to be bad, and would be.
 
     A bad activation is known by itself, or by the gradient that it spoils.
@@ -187,7 +187,7 @@ def _by_loss(rows: Sequence[Row], evidence: Evidence) -> StoredPlace | None:
     return StoredPlace(losses[0].rank, LOSS, FaultPhase.FORWARD, losses[0], reason)
 
 
-def _by_parameter(rows: Sequence[Row], order: dict[str, int]) -> StoredPlace | None:
+def _by_parameter(rows: Sequence[NonfiniteRow], order: dict[str, int]) -> StoredPlace | None:
     found = [row for row in rows if row.kind in WEIGHT_KINDS]
     if not found:
         return None
@@ -197,7 +197,7 @@ def _by_parameter(rows: Sequence[Row], order: dict[str, int]) -> StoredPlace | N
     )
 
 
-def _by_activation(rows: Sequence[Row], order: dict[str, int]) -> StoredPlace | None:
+def _by_activation(rows: Sequence[NonfiniteRow], order: dict[str, int]) -> StoredPlace | None:
     outputs = [row for row in rows if row.kind == Kind.ACTV and row.slot.startswith("output")]
     spoiled = {
         (row.name, row.call, row.micro_step) for row in rows if row.kind == Kind.ACTV and row.slot.startswith("input")
@@ -210,13 +210,13 @@ def _by_activation(rows: Sequence[Row], order: dict[str, int]) -> StoredPlace | 
     return StoredPlace(row.rank, row.name, FaultPhase.FORWARD, row, reason)
 
 
-def _first_leaf(row: Row, outputs: Sequence[Row], order: dict[str, int]) -> tuple[bool, int]:
+def _first_leaf(row: NonfiniteRow, outputs: Sequence[NonfiniteRow], order: dict[str, int]) -> tuple[bool, int]:
     """Order modules without a bad module inside before those around them."""
     around = any(other.name.startswith(f"{row.name}.") for other in outputs)
     return around, _place(row.name, order)
 
 
-def _by_gradient(rows: Sequence[Row], order: dict[str, int]) -> StoredPlace | None:
+def _by_gradient(rows: Sequence[NonfiniteRow], order: dict[str, int]) -> StoredPlace | None:
     found = [row for row in rows if row.kind in (Kind.GRAD_UNREDUCED, Kind.ACTV_GRAD)]
     if not found:
         return None
@@ -229,7 +229,7 @@ def _by_gradient(rows: Sequence[Row], order: dict[str, int]) -> StoredPlace | No
     return StoredPlace(row.rank, _module(row), FaultPhase.BACKWARD, row, reason)
 
 
-def _module(row: Row) -> str:
+def _module(row: NonfiniteRow) -> str:
     return row.name if row.kind == Kind.ACTV_GRAD else _owner(row.name)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainermon.dashboards.grafana import queries as q
-from trainermon.dashboards.grafana.panels import Board, Column, Panel, Query, Row, Scale, View
+from trainermon.dashboards.grafana.panels import Board, ColourScale, Panel, PanelQuery, PanelRow, PanelView, TableColumn
 
 _SEVERITY = tuple((name, name, colour) for name, colour in q.SEVERITIES.items())
 _NO_AGENT = "No agent answers"
@@ -13,8 +13,8 @@ def _count(title: str, metric: str, *, text: str, bad: str = "") -> Panel:
     return Panel(
         title=title,
         text=text,
-        view=View.STAT,
-        prometheus=(Query(text=f"sum(increase({metric}{{{q.RUN}}}[$__range]))"),),
+        view=PanelView.STAT,
+        prometheus=(PanelQuery(text=f"sum(increase({metric}{{{q.RUN}}}[$__range]))"),),
         decimals=0,
         thresholds=((0, q.GOOD), (0.5, bad)) if bad else (),
         colour=q.NEUTRAL,
@@ -24,16 +24,16 @@ def _count(title: str, metric: str, *, text: str, bad: str = "") -> Panel:
     )
 
 
-_NOW = Row(
+_NOW = PanelRow(
     title="Now",
     panels=(
         *(
             Panel(
                 title=severity.capitalize(),
                 text=f"Alerts of severity {severity} that are on, over all ranks.",
-                view=View.STAT,
+                view=PanelView.STAT,
                 prometheus=(
-                    Query(
+                    PanelQuery(
                         text=f'sum(trainermon_alerts_firing{{{q.RUN},severity="{severity}"}})',
                     ),
                 ),
@@ -71,18 +71,18 @@ _NOW = Row(
             title="Alerts that are on",
             text="Rule, rank, and the step on which it began; an alert that is over stays for a minute. Click a rank "
             "for its layers. What a rule means and what to do stands in the runbook.",
-            view=View.TABLE,
+            view=PanelView.TABLE,
             prometheus=(
-                Query(
+                PanelQuery(
                     text=f"max by (severity, rule, rank) (trainermon_alert_first_step{{{q.RUN}}})",
                     column="since step",
                 ),
             ),
             columns=(
-                Column(name="severity", texts=_SEVERITY, width=120),
-                Column(name="rule"),
-                Column(name="rank", unit="none", link="layers", width=100),
-                Column(name="since step", unit="locale", width=140),
+                TableColumn(name="severity", texts=_SEVERITY, width=120),
+                TableColumn(name="rule"),
+                TableColumn(name="rank", unit="none", link="layers", width=100),
+                TableColumn(name="since step", unit="locale", width=140),
             ),
             height=9,
             empty="No alert is on",
@@ -90,9 +90,9 @@ _NOW = Row(
         Panel(
             title="Alerts, by rule",
             text="How many alerts of each rule have begun in the run: the ten rules with most of them.",
-            view=View.RANKING,
+            view=PanelView.RANKING,
             prometheus=(
-                Query(
+                PanelQuery(
                     text=f"sort_desc(topk(10, sum by (rule) (trainermon_alerts_total{{{q.RUN}}}) > 0))",
                     legend="{{rule}}",
                 ),
@@ -105,16 +105,18 @@ _NOW = Row(
     ),
 )
 
-_TIME = Row(
+_TIME = PanelRow(
     title="Over time",
     panels=(
         Panel(
             title="Alerts firing, by rule",
             text="From when to when a rule was on, and on how many ranks.",
-            view=View.HEAT,
-            prometheus=(Query(text=f"sum by (rule) (trainermon_alerts_firing{{{q.RUN}}}) > 0", legend="{{rule}}"),),
+            view=PanelView.HEAT,
+            prometheus=(
+                PanelQuery(text=f"sum by (rule) (trainermon_alerts_firing{{{q.RUN}}}) > 0", legend="{{rule}}"),
+            ),
             decimals=0,
-            scale=Scale(scheme="YlOrRd", low=0),
+            scale=ColourScale(scheme="YlOrRd", low=0),
             width=24,
             height=9,
             empty="No alert was on",
@@ -122,9 +124,9 @@ _TIME = Row(
         Panel(
             title="Alerts begun, by severity",
             text="Alerts that began to fire.",
-            view=View.BARS,
+            view=PanelView.BARS,
             prometheus=tuple(
-                Query(
+                PanelQuery(
                     text=f'sum(increase(trainermon_alerts_total{{{q.RUN},severity="{severity}"}}{q.RATE})) > 0',
                     legend=severity,
                     colour=colour,
@@ -138,9 +140,9 @@ _TIME = Row(
             title="Escalations and dumps",
             text="Alerts that were followed by an order to dump, or were not for the sake of quota or rate limit; and "
             "dumps and replays that ranks finished, in all and without success.",
-            view=View.BARS,
+            view=PanelView.BARS,
             prometheus=tuple(
-                Query(text=f"sum(increase({metric}{{{q.RUN}}}{q.RATE})) > 0", legend=legend, colour=colour)
+                PanelQuery(text=f"sum(increase({metric}{{{q.RUN}}}{q.RATE})) > 0", legend=legend, colour=colour)
                 for metric, legend, colour in (
                     ("trainermon_escalations_total", "escalations", q.NEUTRAL),
                     ("trainermon_suppressed_escalations_total", "suppressed", q.WARN),

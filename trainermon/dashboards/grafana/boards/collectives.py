@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainermon.dashboards.grafana import queries as q
-from trainermon.dashboards.grafana.panels import Board, Panel, Query, Row, Scale, View
+from trainermon.dashboards.grafana.panels import Board, ColourScale, Panel, PanelQuery, PanelRow, PanelView
 
 _MEASUREMENT = "trainermon_collective"
 _BACKEND = "The backend numbers no collectives"
@@ -15,21 +15,21 @@ def _rate(metric: str, by: str) -> str:
     return f"sum by ({by}) (rate({metric}{{{q.RANK}}}{q.RATE}))"
 
 
-_PROGRESS = Row(
+_PROGRESS = PanelRow(
     title="Progress",
     panels=(
         Panel(
             title="Collectives begun per second",
             text="Of each kind of process group, on its fastest rank.",
-            view=View.LINES,
+            view=PanelView.LINES,
             prometheus=(
-                Query(
+                PanelQuery(
                     text=f"max by (purpose) (rate(trainermon_collectives_total{{{q.RANK}}}{q.RATE}))",
                     legend="{{purpose}}",
                 ),
             ),
             influxdb=(
-                Query(
+                PanelQuery(
                     text='SELECT non_negative_derivative(max("x"), 1s) FROM ('
                     + q.influx('max("collectives") AS "x"', _MEASUREMENT, by="purpose")
                     + ') WHERE $timeFilter GROUP BY time($__interval), "purpose" fill(none)',
@@ -44,16 +44,16 @@ _PROGRESS = Row(
             title="Collectives behind the leader, by rank",
             text="How many collectives a rank has begun less than the one of its process groups that has begun most. "
             "In a hang the rank with the largest number has not entered the collective that the others wait in.",
-            view=View.LINES,
+            view=PanelView.LINES,
             prometheus=(
-                Query(
+                PanelQuery(
                     text="max by (rank) (max by (run, purpose) (trainermon_collectives_total"
                     f"{{{q.RUN}}}) - on (run, purpose) group_right () trainermon_collectives_total{{{q.RANK}}})",
                     legend="rank {{rank}}",
                 ),
             ),
             decimals=0,
-            scale=Scale(low=0, high=1),
+            scale=ColourScale(low=0, high=1),
             width=8,
             link="ranks",
             empty=_BACKEND,
@@ -61,42 +61,48 @@ _PROGRESS = Row(
         Panel(
             title="In flight at the end of a step",
             text="Collectives that are not known complete at the end of the last collected step, largest over ranks.",
-            view=View.LINES,
+            view=PanelView.LINES,
             prometheus=(
-                Query(text=f"max by (purpose) (trainermon_collectives_in_flight{{{q.RANK}}})", legend="{{purpose}}"),
+                PanelQuery(
+                    text=f"max by (purpose) (trainermon_collectives_in_flight{{{q.RANK}}})", legend="{{purpose}}"
+                ),
             ),
-            influxdb=(Query(text=q.influx('max("in_flight")', _MEASUREMENT, by="purpose"), legend="$tag_purpose"),),
+            influxdb=(
+                PanelQuery(text=q.influx('max("in_flight")', _MEASUREMENT, by="purpose"), legend="$tag_purpose"),
+            ),
             decimals=0,
-            scale=Scale(low=0),
+            scale=ColourScale(low=0),
             width=8,
             empty=_BACKEND,
         ),
     ),
 )
 
-_WAITING = Row(
+_WAITING = PanelRow(
     title="Waiting",
     panels=(
         Panel(
             title="Time to wait for a collective",
             text="How long the host waited for one watched collective, over all ranks. Darker: more of them.",
-            view=View.BUCKETS,
-            prometheus=(Query(text=f"sum by (le) (increase({_WAIT}_bucket{{{q.RUN}}}{q.RATE}))", legend="{{le}}"),),
+            view=PanelView.BUCKETS,
+            prometheus=(
+                PanelQuery(text=f"sum by (le) (increase({_WAIT}_bucket{{{q.RUN}}}{q.RATE}))", legend="{{le}}"),
+            ),
             unit="s",
-            scale=Scale(scheme="Blues"),
+            scale=ColourScale(scheme="Blues"),
             height=9,
             empty=_WATCHED,
         ),
         Panel(
             title="Time to wait for a collective, p50 and p99",
             text="Quantiles of the time that the host waited for one watched collective, by kind of process group.",
-            view=View.LINES,
+            view=PanelView.LINES,
             prometheus=tuple(
-                Query(text=q.quantile(share, _WAIT, by="purpose"), legend=f"{{{{purpose}}}} {name}")
+                PanelQuery(text=q.quantile(share, _WAIT, by="purpose"), legend=f"{{{{purpose}}}} {name}")
                 for share, name in ((0.5, "p50"), (0.99, "p99"))
             ),
             unit="s",
-            scale=Scale(log=10),
+            scale=ColourScale(log=10),
             height=9,
             empty=_WATCHED,
         ),
@@ -104,20 +110,22 @@ _WAITING = Row(
             title="Share of time spent waiting, by rank",
             text="Seconds waited for watched collectives per second, on collected steps. The rank that waits least "
             "is the one that the others wait for.",
-            view=View.HEAT,
-            prometheus=(Query(text=_rate("trainermon_collective_wait_seconds_total", "rank"), legend="rank {{rank}}"),),
+            view=PanelView.HEAT,
+            prometheus=(
+                PanelQuery(text=_rate("trainermon_collective_wait_seconds_total", "rank"), legend="rank {{rank}}"),
+            ),
             unit="percentunit",
             decimals=0,
-            scale=Scale(scheme="Oranges", low=0),
+            scale=ColourScale(scheme="Oranges", low=0),
             link="ranks",
             empty=_WATCHED,
         ),
         Panel(
             title="Time waited per step, by rank",
             text="Seconds waited for watched collectives in a collected step.",
-            view=View.LINES,
+            view=PanelView.LINES,
             influxdb=(
-                Query(
+                PanelQuery(
                     text='SELECT sum("x") FROM ('
                     + q.influx('mean("wait_seconds") AS "x"', _MEASUREMENT, by="rank,purpose")
                     + ') WHERE $timeFilter GROUP BY time($__interval), "rank" fill(none)',
@@ -131,8 +139,8 @@ _WAITING = Row(
         Panel(
             title="Bytes per second",
             text="Size of watched collectives on collected steps, over all ranks, by kind of process group.",
-            view=View.LINES,
-            prometheus=(Query(text=_rate("trainermon_collective_bytes_total", "purpose"), legend="{{purpose}}"),),
+            view=PanelView.LINES,
+            prometheus=(PanelQuery(text=_rate("trainermon_collective_bytes_total", "purpose"), legend="{{purpose}}"),),
             unit="Bps",
             empty=_WATCHED,
         ),
@@ -140,36 +148,36 @@ _WAITING = Row(
             title="Bytes per step",
             text="Size of watched collectives in a collected step of a rank, mean over ranks, by kind of process "
             "group.",
-            view=View.LINES,
-            influxdb=(Query(text=q.influx('mean("bytes")', _MEASUREMENT, by="purpose"), legend="$tag_purpose"),),
+            view=PanelView.LINES,
+            influxdb=(PanelQuery(text=q.influx('mean("bytes")', _MEASUREMENT, by="purpose"), legend="$tag_purpose"),),
             unit="bytes",
             empty=_WATCHED,
         ),
     ),
 )
 
-_OPERANDS = Row(
+_OPERANDS = PanelRow(
     title="Operands",
     panels=(
         *(
             Panel(
                 title=title,
                 text="Root mean square of the operands, by purpose and operation, over ranks.",
-                view=View.LINES,
+                view=PanelView.LINES,
                 prometheus=(
-                    Query(
+                    PanelQuery(
                         text=f'sqrt(avg by (module) (trainermon_collective_operand_rms{{{q.RANK},side="{side}"}} ^ 2))',
                         legend="{{module}}",
                     ),
                 ),
                 influxdb=(
-                    Query(
+                    PanelQuery(
                         text=q.influx('mean("rms")', "trainermon_comm", by="module", where=f"\"side\" = '{side}'"),
                         legend="$tag_module",
                     ),
                 ),
                 unit="sci",
-                scale=Scale(log=10),
+                scale=ColourScale(log=10),
                 width=8,
                 empty=empty,
             )
@@ -182,25 +190,27 @@ _OPERANDS = Row(
             title="Collectives that escape",
             text="Begun, but not by calls that are watched; and watched, but not waited for by the end of the step. "
             "Per second over all ranks; with InfluxDB per step of a rank.",
-            view=View.LINES,
+            view=PanelView.LINES,
             prometheus=(
-                Query(
+                PanelQuery(
                     text=f"sum(rate(trainermon_unseen_collectives_total{{{q.RANK}}}{q.RATE}))",
                     legend="not watched",
                     colour=q.WARN,
                 ),
-                Query(
+                PanelQuery(
                     text=f"sum(rate(trainermon_unfinished_collectives_total{{{q.RANK}}}{q.RATE}))",
                     legend="not waited for",
                     colour=q.NEUTRAL,
                 ),
             ),
             influxdb=(
-                Query(text=q.influx('mean("unseen")', _MEASUREMENT), legend="not watched", colour=q.WARN),
-                Query(text=q.influx('mean("unfinished")', _MEASUREMENT), legend="not waited for", colour=q.NEUTRAL),
+                PanelQuery(text=q.influx('mean("unseen")', _MEASUREMENT), legend="not watched", colour=q.WARN),
+                PanelQuery(
+                    text=q.influx('mean("unfinished")', _MEASUREMENT), legend="not waited for", colour=q.NEUTRAL
+                ),
             ),
             unit="short",
-            scale=Scale(low=0),
+            scale=ColourScale(low=0),
             width=8,
             empty=_WATCHED,
         ),

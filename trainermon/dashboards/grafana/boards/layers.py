@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainermon.dashboards.grafana import queries as q
-from trainermon.dashboards.grafana.panels import Board, Panel, Query, Row, Scale, View
+from trainermon.dashboards.grafana.panels import Board, ColourScale, Panel, PanelQuery, PanelRow, PanelView
 
 _DEPTH = "From top to bottom in the order of the model; click a cell for the module."
 
@@ -14,10 +14,10 @@ def size_map(title: str, metric: str, kind: str, *, text: str, empty: str) -> Pa
         title=title,
         text=f"{text} Root mean square over the module's elements and the ranks that hold them, as a power of ten. "
         f"{_DEPTH}",
-        view=View.HEAT,
-        prometheus=(Query(text=q.size_by_depth(metric), legend="{{module}}"),),
+        view=PanelView.HEAT,
+        prometheus=(PanelQuery(text=q.size_by_depth(metric), legend="{{module}}"),),
         influxdb=(
-            Query(
+            PanelQuery(
                 text=f'SELECT log10("x") FROM ({q.influx("mean(rms) AS x", f"trainermon_{kind}", by="module")}) '
                 'WHERE "x" > 0 GROUP BY "module"',
                 legend="$tag_module",
@@ -36,12 +36,12 @@ def _change(title: str, metric: str, *, text: str, empty: str, doublings: float 
         title=title,
         text=f"{text} Each row against its own mean over the time shown: +1 is twice as large, -1 half. What differs "
         f"between modules anyway is gone, what changed stands out. {_DEPTH}",
-        view=View.HEAT,
-        prometheus=(Query(text=q.change_by_depth(metric), legend="{{module}}"),),
+        view=PanelView.HEAT,
+        prometheus=(PanelQuery(text=q.change_by_depth(metric), legend="{{module}}"),),
         unit="prefix:2^",
         decimals=1,
         height=12,
-        scale=Scale(scheme="RdBu", low=-doublings, high=doublings),
+        scale=ColourScale(scheme="RdBu", low=-doublings, high=doublings),
         link="module",
         empty=empty,
     )
@@ -62,7 +62,7 @@ UPDATE_OVER_SIZE = (
 )
 """What a step changes a module by, relative to its size."""
 
-_GRADIENTS = Row(
+_GRADIENTS = PanelRow(
     title="Gradients",
     panels=(
         size_map(
@@ -81,9 +81,9 @@ _GRADIENTS = Row(
         Panel(
             title="Gradients that have grown most",
             text="Gradients now over their own mean over the time shown, the ten modules for which this is largest.",
-            view=View.RANKING,
+            view=PanelView.RANKING,
             prometheus=(
-                Query(
+                PanelQuery(
                     text=f"sort_desc(topk(10, {q.placed(_NOW_OVER_MEAN)}))",
                     legend="{{module}}",
                 ),
@@ -98,25 +98,27 @@ _GRADIENTS = Row(
             title="Non-finite elements, by kind",
             text="NaN and infinite elements over time: which kind of tensor had them first. Modules are named by the "
             "diagnosis of the replay, and by `trainermon query`.",
-            view=View.HEAT,
+            view=PanelView.HEAT,
             prometheus=(
-                Query(
+                PanelQuery(
                     text=f"sum by (kind) (increase(trainermon_nonfinite_elements_total{{{q.RANK}}}{q.RATE}))",
                     legend="{{kind}}",
                 ),
             ),
-            scale=Scale(scheme="Reds", low=0),
+            scale=ColourScale(scheme="Reds", low=0),
             decimals=0,
             empty="Nothing collected yet",
         ),
         Panel(
             title="Non-finite gradients, by module",
             text=f"NaN and infinite elements of reduced gradients. {_DEPTH}",
-            view=View.HEAT,
+            view=PanelView.HEAT,
             influxdb=(
-                Query(text=q.influx('sum("nonfinite")', "trainermon_grad_reduced", by="module"), legend="$tag_module"),
+                PanelQuery(
+                    text=q.influx('sum("nonfinite")', "trainermon_grad_reduced", by="module"), legend="$tag_module"
+                ),
             ),
-            scale=Scale(scheme="Reds", low=0),
+            scale=ColourScale(scheme="Reds", low=0),
             decimals=0,
             height=12,
             link="module",
@@ -125,7 +127,7 @@ _GRADIENTS = Row(
     ),
 )
 
-_UPDATES = Row(
+_UPDATES = PanelRow(
     title="Updates",
     panels=(
         Panel(
@@ -133,12 +135,12 @@ _UPDATES = Row(
             text="What a step changes a module by, relative to its size: learning rate × RMS of Adam's update over RMS "
             "of the parameters, with the largest learning rate of all groups, without weight decay. Around 10^-3 is "
             f"usual; above 10^-1.5 weights are overwritten, below 10^-5 they stand still. {_DEPTH}",
-            view=View.HEAT,
-            prometheus=(Query(text=f"log10({q.depth(UPDATE_OVER_SIZE)} > 0)", legend="{{module}}"),),
+            view=PanelView.HEAT,
+            prometheus=(PanelQuery(text=f"log10({q.depth(UPDATE_OVER_SIZE)} > 0)", legend="{{module}}"),),
             unit="prefix:10^",
             decimals=1,
             height=12,
-            scale=Scale(scheme="Turbo", low=-6, high=-1),
+            scale=ColourScale(scheme="Turbo", low=-6, high=-1),
             link="module",
             empty=_PARAMETERS,
         ),
@@ -166,7 +168,7 @@ _UPDATES = Row(
     ),
 )
 
-_ACTIVATIONS = Row(
+_ACTIVATIONS = PanelRow(
     title="Activations",
     panels=(
         size_map(

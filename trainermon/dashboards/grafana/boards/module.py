@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainermon.dashboards.grafana import queries as q
-from trainermon.dashboards.grafana.panels import Board, Panel, Query, Row, Scale, View
+from trainermon.dashboards.grafana.panels import Board, ColourScale, Panel, PanelQuery, PanelRow, PanelView
 
 
 def _lines(title: str, metric: str, kind: str, *, text: str, empty: str) -> Panel:
@@ -11,23 +11,23 @@ def _lines(title: str, metric: str, kind: str, *, text: str, empty: str) -> Pane
     return Panel(
         title=title,
         text=text,
-        view=View.LINES,
-        prometheus=(Query(text=f"{metric}{{{q.MODULE}}}", legend=q.OF_MODULE),),
+        view=PanelView.LINES,
+        prometheus=(PanelQuery(text=f"{metric}{{{q.MODULE}}}", legend=q.OF_MODULE),),
         influxdb=(
-            Query(
+            PanelQuery(
                 text=q.influx('mean("rms")', f"trainermon_{kind}", by="rank,module", where=q.INFLUX_MODULE),
                 legend=q.INFLUX_OF_MODULE,
             ),
         ),
         unit="sci",
-        scale=Scale(log=10),
+        scale=ColourScale(log=10),
         width=8,
         link="ranks",
         empty=empty,
     )
 
 
-_GRADIENTS = Row(
+_GRADIENTS = PanelRow(
     title="Gradients of $module",
     panels=(
         _lines(
@@ -48,9 +48,9 @@ _GRADIENTS = Row(
         Panel(
             title="Non-finite elements of the gradient",
             text="NaN and infinite elements of reduced gradients.",
-            view=View.BARS,
+            view=PanelView.BARS,
             influxdb=(
-                Query(
+                PanelQuery(
                     text=q.influx(
                         'sum("nonfinite")', "trainermon_grad_reduced", by="rank,module", where=q.INFLUX_MODULE
                     ),
@@ -64,23 +64,23 @@ _GRADIENTS = Row(
         Panel(
             title="Agreement of gradient and first moment",
             text="Share of elements whose gradient has the sign of Adam's first moment: near 50 % gradients are noise.",
-            view=View.LINES,
-            prometheus=(Query(text=f"trainermon_gradient_direction{{{q.MODULE}}}", legend=q.OF_MODULE),),
+            view=PanelView.LINES,
+            prometheus=(PanelQuery(text=f"trainermon_gradient_direction{{{q.MODULE}}}", legend=q.OF_MODULE),),
             influxdb=(
-                Query(
+                PanelQuery(
                     text=q.influx('mean("mean")', "trainermon_mg_direction", by="rank,module", where=q.INFLUX_MODULE),
                     legend=q.INFLUX_OF_MODULE,
                 ),
             ),
             unit="percentunit",
-            scale=Scale(low=0, high=1),
+            scale=ColourScale(low=0, high=1),
             width=8,
             empty="Not collected: turn on mg_direction",
         ),
     ),
 )
 
-_PARAMETERS = Row(
+_PARAMETERS = PanelRow(
     title="Parameters and optimizer state of $module",
     panels=(
         _lines(
@@ -121,7 +121,7 @@ _PARAMETERS = Row(
     ),
 )
 
-_ACTIVATIONS = Row(
+_ACTIVATIONS = PanelRow(
     title="Activations of $module",
     panels=(
         _lines(
@@ -141,16 +141,16 @@ _ACTIVATIONS = Row(
         Panel(
             title="Features",
             text="Model-specific features of the module: mean, or largest element where that is what counts.",
-            view=View.LINES,
+            view=PanelView.LINES,
             prometheus=(
-                Query(
+                PanelQuery(
                     text=f"avg by (feature) (trainermon_feature_mean{{{q.MODULE}}}) or "
                     f"max by (feature) (trainermon_feature_max{{{q.MODULE}}})",
                     legend="{{feature}}",
                 ),
             ),
             influxdb=(
-                Query(
+                PanelQuery(
                     text=q.influx('mean("mean")', "trainermon_feature", by="feature", where=q.INFLUX_MODULE),
                     legend="$tag_feature",
                 ),

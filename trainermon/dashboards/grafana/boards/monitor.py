@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from trainermon.dashboards.grafana import queries as q
-from trainermon.dashboards.grafana.panels import Board, Panel, Query, Row, Scale, View
+from trainermon.dashboards.grafana.panels import Board, ColourScale, Panel, PanelQuery, PanelRow, PanelView
 
 _NO_AGENT = "No agent answers"
 _NO_EXPORTER = "No exporter is turned on"
@@ -21,18 +21,18 @@ def _stat(title: str, text: str, query: str, **other: Any) -> Panel:
         "empty": _NO_AGENT,
         **other,
     }
-    prometheus = (Query(text=query),)
-    return Panel(title=title, text=text, view=View.STAT, prometheus=prometheus, **fields)
+    prometheus = (PanelQuery(text=query),)
+    return Panel(title=title, text=text, view=PanelView.STAT, prometheus=prometheus, **fields)
 
 
 def _by_node(title: str, text: str, expression: str, unit: str = "short") -> Panel:
     return Panel(
         title=title,
         text=text,
-        view=View.LINES,
-        prometheus=(Query(text=expression, legend="{{instance}}"),),
+        view=PanelView.LINES,
+        prometheus=(PanelQuery(text=expression, legend="{{instance}}"),),
         unit=unit,
-        scale=Scale(low=0),
+        scale=ColourScale(low=0),
         width=8,
         empty=_NO_AGENT,
     )
@@ -42,21 +42,21 @@ def _by_exporter(title: str, text: str, metric: str, *, unit: str = "short", emp
     return Panel(
         title=title,
         text=text,
-        view=View.LINES,
+        view=PanelView.LINES,
         prometheus=(
-            Query(
+            PanelQuery(
                 text=f"sum by (exporter) (rate({metric}{{{q.RUN}}}{q.RATE}))",
                 legend="{{exporter}}",
             ),
         ),
         unit=unit,
-        scale=Scale(low=0, high=0.1),
+        scale=ColourScale(low=0, high=0.1),
         width=8,
         empty=empty,
     )
 
 
-_NOW = Row(
+_NOW = PanelRow(
     title="Now",
     panels=(
         _stat(
@@ -110,7 +110,7 @@ _NOW = Row(
     ),
 )
 
-_AGENTS = Row(
+_AGENTS = PanelRow(
     title="Agents, by node",
     panels=(
         _by_node(
@@ -148,53 +148,55 @@ _AGENTS = Row(
             title="Series",
             text="Series in the exposition of all nodes; those of ranks that are shown merged into a parent module to "
             "stay within the budget, and those that are not shown at all. The store keeps all of them.",
-            view=View.LINES,
+            view=PanelView.LINES,
             prometheus=tuple(
-                Query(text=f"sum({metric}{{{q.RUN}}})", legend=legend, colour=colour)
+                PanelQuery(text=f"sum({metric}{{{q.RUN}}})", legend=legend, colour=colour)
                 for metric, legend, colour in (
                     ("trainermon_exposed_series", "shown", "green"),
                     ("trainermon_rolled_up_series", "merged", q.NEUTRAL),
                     ("trainermon_left_out_series", "left out", q.WARN),
                 )
             ),
-            scale=Scale(low=0),
+            scale=ColourScale(low=0),
             width=8,
             empty=_NO_AGENT,
         ),
     ),
 )
 
-_LOSSES = Row(
+_LOSSES = PanelRow(
     title="What was lost or refused",
     panels=(
         Panel(
             title="Records and files lost",
             text="Records that ranks did not write, journal files that were removed unread, rows that could not be "
             "stored, segments that are damaged. Must be 0.",
-            view=View.LINES,
+            view=PanelView.LINES,
             prometheus=(
-                Query(
+                PanelQuery(
                     text=f"sum(trainermon_skipped_records_total{{{q.RUN}}})",
                     legend="records skipped",
                     colour=q.WARN,
                 ),
-                Query(text=f"sum(trainermon_lost_files_total{{{q.RUN}}})", legend="files lost", colour=q.BAD),
-                Query(text=f"sum(trainermon_refused_rows_total{{{q.RUN}}})", legend="rows set aside", colour="purple"),
-                Query(
+                PanelQuery(text=f"sum(trainermon_lost_files_total{{{q.RUN}}})", legend="files lost", colour=q.BAD),
+                PanelQuery(
+                    text=f"sum(trainermon_refused_rows_total{{{q.RUN}}})", legend="rows set aside", colour="purple"
+                ),
+                PanelQuery(
                     text=f"sum(trainermon_damaged_segments{{{q.RUN}}})", legend="segments set aside", colour="orange"
                 ),
             ),
             decimals=0,
-            scale=Scale(low=0, high=1),
+            scale=ColourScale(low=0, high=1),
             width=8,
             empty=_NO_AGENT,
         ),
         Panel(
             title="Faults",
             text="Faults inside agents, edits of the configuration that were refused, steps that did not add up.",
-            view=View.LINES,
+            view=PanelView.LINES,
             prometheus=tuple(
-                Query(text=f"sum({metric}{{{q.RUN}}})", legend=legend, colour=colour)
+                PanelQuery(text=f"sum({metric}{{{q.RUN}}})", legend=legend, colour=colour)
                 for metric, legend, colour in (
                     ("trainermon_errors_total", "errors", q.BAD),
                     ("trainermon_refused_configurations_total", "configurations refused", q.WARN),
@@ -202,7 +204,7 @@ _LOSSES = Row(
                 )
             ),
             decimals=0,
-            scale=Scale(low=0, high=1),
+            scale=ColourScale(low=0, high=1),
             width=8,
             empty=_NO_AGENT,
         ),
@@ -210,23 +212,23 @@ _LOSSES = Row(
             title="Checks",
             text="Steps per second on which it was checked whether what the ranks report adds up, and whether replicas "
             "have the same checksums.",
-            view=View.LINES,
+            view=PanelView.LINES,
             prometheus=tuple(
-                Query(text=f"sum(rate({metric}{{{q.RUN}}}{q.RATE}))", legend=legend, colour=colour)
+                PanelQuery(text=f"sum(rate({metric}{{{q.RUN}}}{q.RATE}))", legend=legend, colour=colour)
                 for metric, legend, colour in (
                     ("trainermon_integrity_checks_total", "sums", q.NEUTRAL),
                     ("trainermon_checksum_comparisons_total", "checksums", "green"),
                 )
             ),
             unit="ops",
-            scale=Scale(low=0),
+            scale=ColourScale(low=0),
             width=8,
             empty=_NO_AGENT,
         ),
     ),
 )
 
-_EXPORTERS = Row(
+_EXPORTERS = PanelRow(
     title="Exporters",
     panels=(
         _by_exporter(
@@ -265,15 +267,15 @@ _EXPORTERS = Row(
             title="Waiting for the server",
             text="Size of the committed segments that the server does not have yet. Grows while it is away, and falls "
             "again afterwards: nothing is lost.",
-            view=View.LINES,
+            view=PanelView.LINES,
             prometheus=(
-                Query(
+                PanelQuery(
                     text=f"sum by (exporter) (trainermon_export_waiting_bytes{{{q.RUN}}})",
                     legend="{{exporter}}",
                 ),
             ),
             unit="bytes",
-            scale=Scale(low=0),
+            scale=ColourScale(low=0),
             width=8,
             empty=_NOT_DURABLE,
         ),
@@ -281,9 +283,9 @@ _EXPORTERS = Row(
             title="Points refused, values left out, requests repeated",
             text="Points that the server refused for good (they are in the dead-letter file), values that it cannot "
             "hold because they are not finite, and requests that were sent again.",
-            view=View.LINES,
+            view=PanelView.LINES,
             prometheus=tuple(
-                Query(text=f"sum(rate({metric}{{{q.RUN}}}{q.RATE}))", legend=legend, colour=colour)
+                PanelQuery(text=f"sum(rate({metric}{{{q.RUN}}}{q.RATE}))", legend=legend, colour=colour)
                 for metric, legend, colour in (
                     ("trainermon_export_rejected_points_total", "refused", q.BAD),
                     ("trainermon_export_nonfinite_values_total", "not finite", "purple"),
@@ -291,21 +293,21 @@ _EXPORTERS = Row(
                 )
             ),
             unit="ops",
-            scale=Scale(low=0, high=1),
+            scale=ColourScale(low=0, high=1),
             empty=_NOT_DURABLE,
         ),
         Panel(
             title="Since the server last accepted",
             text="Time since the last request that the server has accepted, longest over nodes.",
-            view=View.LINES,
+            view=PanelView.LINES,
             prometheus=(
-                Query(
+                PanelQuery(
                     text=q.age(f"min by (exporter) (trainermon_export_last_success_timestamp_seconds{{{q.RUN}}})"),
                     legend="{{exporter}}",
                 ),
             ),
             unit="s",
-            scale=Scale(low=0),
+            scale=ColourScale(low=0),
             empty=_NOT_DURABLE,
         ),
     ),

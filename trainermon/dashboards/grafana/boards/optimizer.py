@@ -4,23 +4,25 @@ from __future__ import annotations
 
 from trainermon.dashboards.grafana import queries as q
 from trainermon.dashboards.grafana.boards.layers import UPDATE_OVER_SIZE, size_map
-from trainermon.dashboards.grafana.panels import Board, Panel, Query, Row, Scale, View
+from trainermon.dashboards.grafana.panels import Board, ColourScale, Panel, PanelQuery, PanelRow, PanelView
 
 _SCALE = "The loss is not scaled"
 _MOMENTS = "Not collected: turn on mv_distribution"
 
 
-def _one(how: str, field: str, legend: str, colour: str) -> Query:
-    return Query(text=q.influx(f'{how}("{field}")', "trainermon_step", of_rank=False), legend=legend, colour=colour)
+def _one(how: str, field: str, legend: str, colour: str) -> PanelQuery:
+    return PanelQuery(
+        text=q.influx(f'{how}("{field}")', "trainermon_step", of_rank=False), legend=legend, colour=colour
+    )
 
 
 LEARNING_RATE = Panel(
     title="Learning rate",
     text="Of each parameter group of the optimizer.",
-    view=View.LINES,
-    prometheus=(Query(text=f"max by (group) (trainermon_learning_rate{{{q.RUN}}})", legend="group {{group}}"),),
+    view=PanelView.LINES,
+    prometheus=(PanelQuery(text=f"max by (group) (trainermon_learning_rate{{{q.RUN}}})", legend="group {{group}}"),),
     influxdb=(
-        Query(
+        PanelQuery(
             text=q.influx('max("value")', "trainermon_learning_rate", by="group", of_rank=False),
             legend="group $tag_group",
         ),
@@ -31,19 +33,21 @@ LEARNING_RATE = Panel(
 )
 
 
-_STEP = Row(
+_STEP = PanelRow(
     title="The step",
     panels=(
         LEARNING_RATE,
         Panel(
             title="Norm of all gradients",
             text="L2 norm of all gradients over the job before clipping, unscaled, as the framework returned it.",
-            view=View.LINES,
+            view=PanelView.LINES,
             prometheus=(
-                Query(text=f"max(trainermon_global_gradient_norm{{{q.RUN}}})", legend="norm", colour=q.GRADIENT_COLOUR),
+                PanelQuery(
+                    text=f"max(trainermon_global_gradient_norm{{{q.RUN}}})", legend="norm", colour=q.GRADIENT_COLOUR
+                ),
             ),
             influxdb=(_one("max", "global_gradient_norm", "norm", q.GRADIENT_COLOUR),),
-            scale=Scale(log=10),
+            scale=ColourScale(log=10),
             width=8,
             link="layers",
             empty="The framework tells no norm",
@@ -52,13 +56,13 @@ _STEP = Row(
             title="Clipping",
             text="What clipping multiplied the gradients by: 100 % is no clipping. Always far below: the limit, not "
             "the learning rate, decides how large steps are.",
-            view=View.LINES,
+            view=PanelView.LINES,
             prometheus=(
-                Query(text=f"min(trainermon_clip_ratio{{{q.RUN}}})", legend="factor", colour=q.GRADIENT_COLOUR),
+                PanelQuery(text=f"min(trainermon_clip_ratio{{{q.RUN}}})", legend="factor", colour=q.GRADIENT_COLOUR),
             ),
             influxdb=(_one("min", "clip_ratio", "factor", q.GRADIENT_COLOUR),),
             unit="percentunit",
-            scale=Scale(low=0, high=1),
+            scale=ColourScale(low=0, high=1),
             width=8,
             empty="Gradients are not clipped",
         ),
@@ -66,19 +70,21 @@ _STEP = Row(
             title="Loss scale",
             text="What the loss is multiplied by in mixed precision. It halves at every overflow and grows slowly; a "
             "scale that only falls means that gradients are not finite whatever the scale.",
-            view=View.LINES,
-            prometheus=(Query(text=f"min(trainermon_loss_scale{{{q.RUN}}})", legend="loss scale", colour="purple"),),
+            view=PanelView.LINES,
+            prometheus=(
+                PanelQuery(text=f"min(trainermon_loss_scale{{{q.RUN}}})", legend="loss scale", colour="purple"),
+            ),
             influxdb=(_one("min", "loss_scale", "loss scale", "purple"),),
-            scale=Scale(log=2),
+            scale=ColourScale(log=2),
             empty=_SCALE,
         ),
         Panel(
             title="Skipped steps",
             text="Collected steps that the framework skipped, so that they changed nothing. One now and then is usual "
             "with a dynamic loss scale.",
-            view=View.BARS,
+            view=PanelView.BARS,
             prometheus=(
-                Query(
+                PanelQuery(
                     text=f"max(increase(trainermon_skipped_steps_total{{{q.RUN}}}{q.RATE}))",
                     legend="skipped",
                     colour=q.BAD,
@@ -86,23 +92,23 @@ _STEP = Row(
             ),
             influxdb=(_one("max", "skipped_steps", "skipped", q.BAD),),
             decimals=0,
-            scale=Scale(low=0),
+            scale=ColourScale(low=0),
             empty="The framework skips no steps",
         ),
     ),
 )
 
-_SIZE = Row(
+_SIZE = PanelRow(
     title="Size of updates",
     panels=(
         Panel(
             title="Update over parameter, largest modules",
             text="Learning rate × RMS of Adam's update over RMS of the parameters, the ten modules for which it is "
             "largest. Around 1e-3 is usual.",
-            view=View.LINES,
-            prometheus=(Query(text=f"topk(10, {q.placed(UPDATE_OVER_SIZE)})", legend="{{module}}"),),
+            view=PanelView.LINES,
+            prometheus=(PanelQuery(text=f"topk(10, {q.placed(UPDATE_OVER_SIZE)})", legend="{{module}}"),),
             unit="sci",
-            scale=Scale(log=10),
+            scale=ColourScale(log=10),
             link="module",
             empty="Not collected: turn on ur_distribution and param_distribution",
         ),
@@ -110,9 +116,9 @@ _SIZE = Row(
             title="Agreement of gradient and first moment",
             text="Share of elements whose gradient has the sign of Adam's first moment, over all modules: smallest, "
             "mean and largest. Near 50 % gradients are noise.",
-            view=View.LINES,
+            view=PanelView.LINES,
             prometheus=tuple(
-                Query(text=f"{how}(trainermon_gradient_direction{{{q.RANK}}})", legend=legend, colour=colour)
+                PanelQuery(text=f"{how}(trainermon_gradient_direction{{{q.RANK}}})", legend=legend, colour=colour)
                 for how, legend, colour in (
                     ("min", "smallest", "super-light-green"),
                     ("avg", "mean", "green"),
@@ -120,7 +126,7 @@ _SIZE = Row(
                 )
             ),
             influxdb=tuple(
-                Query(text=q.influx(f'{how}("mean")', "trainermon_mg_direction"), legend=legend, colour=colour)
+                PanelQuery(text=q.influx(f'{how}("mean")', "trainermon_mg_direction"), legend=legend, colour=colour)
                 for how, legend, colour in (
                     ("min", "smallest", "super-light-green"),
                     ("mean", "mean", "green"),

@@ -6,24 +6,24 @@ import dataclasses
 
 from trainermon.dashboards.grafana import queries as q
 from trainermon.dashboards.grafana.boards.optimizer import LEARNING_RATE
-from trainermon.dashboards.grafana.panels import Board, Panel, Query, Row, Scale, View
+from trainermon.dashboards.grafana.panels import Board, ColourScale, Panel, PanelQuery, PanelRow, PanelView
 
 _OF_RANKS = q.mean_duration(q.RUN, "rank")
 
 
-def _influx(how: str, field: str, legend: str, colour: str, *, band_to: str = "") -> Query:
+def _influx(how: str, field: str, legend: str, colour: str, *, band_to: str = "") -> PanelQuery:
     text = q.influx(f'{how}("{field}")', "trainermon_step", of_rank=False)
-    return Query(text=text, legend=legend, colour=colour, band_to=band_to)
+    return PanelQuery(text=text, legend=legend, colour=colour, band_to=band_to)
 
 
-_NOW = Row(
+_NOW = PanelRow(
     title="Now",
     panels=(
         Panel(
             title="Alerts firing",
             text="Alerts that the agents' rules hold to be on, over all ranks. Click for the list.",
-            view=View.STAT,
-            prometheus=(Query(text=f"sum(trainermon_alerts_firing{{{q.RUN}}})"),),
+            view=PanelView.STAT,
+            prometheus=(PanelQuery(text=f"sum(trainermon_alerts_firing{{{q.RUN}}})"),),
             decimals=0,
             thresholds=((0, q.GOOD), (1, q.BAD)),
             width=3,
@@ -35,8 +35,8 @@ _NOW = Row(
             title="Ranks missing",
             text="Ranks that the job has, less those that report. Above 0 at the start of a job, until every rank has "
             "made its first step; later a rank, an agent or a node is gone.",
-            view=View.STAT,
-            prometheus=(Query(text=f"max(trainermon_world_size{{{q.RUN}}}) - sum(trainermon_ranks{{{q.RUN}}})"),),
+            view=PanelView.STAT,
+            prometheus=(PanelQuery(text=f"max(trainermon_world_size{{{q.RUN}}}) - sum(trainermon_ranks{{{q.RUN}}})"),),
             decimals=0,
             thresholds=((0, q.GOOD), (1, q.BAD)),
             width=3,
@@ -47,8 +47,8 @@ _NOW = Row(
         Panel(
             title="Ranks hung",
             text="Ranks that the agents hold to make no progress.",
-            view=View.STAT,
-            prometheus=(Query(text=f"sum(trainermon_rank_hung{{{q.RUN}}})"),),
+            view=PanelView.STAT,
+            prometheus=(PanelQuery(text=f"sum(trainermon_rank_hung{{{q.RUN}}})"),),
             decimals=0,
             thresholds=((0, q.GOOD), (1, q.BAD)),
             width=3,
@@ -59,8 +59,8 @@ _NOW = Row(
         Panel(
             title="Since last step",
             text="Time since the newest step that any rank has reported.",
-            view=View.STAT,
-            prometheus=(Query(text=q.age(f"max(trainermon_last_step_timestamp_seconds{{{q.RUN}}})")),),
+            view=PanelView.STAT,
+            prometheus=(PanelQuery(text=q.age(f"max(trainermon_last_step_timestamp_seconds{{{q.RUN}}})")),),
             unit="s",
             decimals=0,
             thresholds=((0, q.GOOD), (120, q.WARN), (600, q.BAD)),
@@ -71,9 +71,9 @@ _NOW = Row(
         Panel(
             title="Step",
             text="Newest step of any rank.",
-            view=View.STAT,
-            prometheus=(Query(text=f"max(trainermon_step{{{q.RUN}}})"),),
-            influxdb=(Query(text=q.influx('max("step")', "trainermon_step", of_rank=False)),),
+            view=PanelView.STAT,
+            prometheus=(PanelQuery(text=f"max(trainermon_step{{{q.RUN}}})"),),
+            influxdb=(PanelQuery(text=q.influx('max("step")', "trainermon_step", of_rank=False)),),
             unit="locale",
             decimals=0,
             colour="text",
@@ -84,9 +84,9 @@ _NOW = Row(
         Panel(
             title="Loss",
             text="Training loss of the newest step, mean over the ranks that report one.",
-            view=View.STAT,
-            prometheus=(Query(text=f"avg(trainermon_loss{{{q.RUN}}})"),),
-            influxdb=(Query(text=q.influx('mean("loss")', "trainermon_step", of_rank=False)),),
+            view=PanelView.STAT,
+            prometheus=(PanelQuery(text=f"avg(trainermon_loss{{{q.RUN}}})"),),
+            influxdb=(PanelQuery(text=q.influx('mean("loss")', "trainermon_step", of_rank=False)),),
             decimals=3,
             colour=q.LOSS_COLOUR,
             width=3,
@@ -96,9 +96,9 @@ _NOW = Row(
         Panel(
             title="Step time",
             text="Mean duration of a step over all ranks.",
-            view=View.STAT,
-            prometheus=(Query(text=q.mean_duration(q.RUN)),),
-            influxdb=(Query(text=q.influx('mean("duration_seconds")', "trainermon_step", of_rank=False)),),
+            view=PanelView.STAT,
+            prometheus=(PanelQuery(text=q.mean_duration(q.RUN)),),
+            influxdb=(PanelQuery(text=q.influx('mean("duration_seconds")', "trainermon_step", of_rank=False)),),
             unit="s",
             decimals=3,
             colour="light-blue",
@@ -109,9 +109,9 @@ _NOW = Row(
         Panel(
             title="Tokens per second",
             text="Tokens per second over the whole job, as the script records them.",
-            view=View.STAT,
-            prometheus=(Query(text=f"sum(trainermon_tokens_per_second{{{q.RUN}}})"),),
-            influxdb=(Query(text=q.influx_total("tokens_per_second", "trainermon_step")),),
+            view=PanelView.STAT,
+            prometheus=(PanelQuery(text=f"sum(trainermon_tokens_per_second{{{q.RUN}}})"),),
+            influxdb=(PanelQuery(text=q.influx_total("tokens_per_second", "trainermon_step")),),
             decimals=1,
             colour="green",
             width=3,
@@ -121,23 +121,23 @@ _NOW = Row(
     ),
 )
 
-_TRAINING = Row(
+_TRAINING = PanelRow(
     title="Training",
     panels=(
         Panel(
             title="Loss",
             text="Training loss: mean, smallest and largest over ranks. Where the loss is not finite there is no line; "
             "the panel on non-finite elements shows that instead.",
-            view=View.LINES,
+            view=PanelView.LINES,
             prometheus=(
-                Query(
+                PanelQuery(
                     text=f"max(trainermon_loss{{{q.RUN}}})",
                     legend="largest rank",
                     colour="light-blue",
                     band_to="smallest rank",
                 ),
-                Query(text=f"min(trainermon_loss{{{q.RUN}}})", legend="smallest rank", colour="super-light-blue"),
-                Query(text=f"avg(trainermon_loss{{{q.RUN}}})", legend="mean", colour=q.LOSS_COLOUR),
+                PanelQuery(text=f"min(trainermon_loss{{{q.RUN}}})", legend="smallest rank", colour="super-light-blue"),
+                PanelQuery(text=f"avg(trainermon_loss{{{q.RUN}}})", legend="mean", colour=q.LOSS_COLOUR),
             ),
             influxdb=(
                 _influx("max", "loss", "largest rank", "light-blue", band_to="smallest rank"),
@@ -151,32 +151,32 @@ _TRAINING = Row(
             title="Gradient norm",
             text="L2 norm of all gradients before clipping: as the framework returned it, and as the gradients that "
             "were collected add up to. They agree if all gradients are collected and the loss is not scaled.",
-            view=View.LINES,
+            view=PanelView.LINES,
             prometheus=(
-                Query(
+                PanelQuery(
                     text=f"max(trainermon_global_gradient_norm{{{q.RUN}}})",
                     legend="of the framework",
                     colour=q.GRADIENT_COLOUR,
                 ),
-                Query(
+                PanelQuery(
                     text=f"sqrt(sum(trainermon_gradient_norm_part{{{q.RUN}}} ^ 2))",
                     legend="of collected gradients",
                     colour="light-yellow",
                 ),
             ),
             influxdb=(
-                Query(
+                PanelQuery(
                     text=q.influx('max("global_gradient_norm")', "trainermon_step", of_rank=False),
                     legend="of the framework",
                     colour=q.GRADIENT_COLOUR,
                 ),
-                Query(
+                PanelQuery(
                     text=q.influx('max("gradient_norm")', "trainermon_step", of_rank=False),
                     legend="largest of a rank",
                     colour="light-yellow",
                 ),
             ),
-            scale=Scale(log=10),
+            scale=ColourScale(log=10),
             height=9,
             link="layers",
             empty="No gradients collected: wg_distribution is off",
@@ -184,11 +184,11 @@ _TRAINING = Row(
         Panel(
             title="Step time",
             text="Duration of a step: mean over all ranks, and of the fastest and the slowest one.",
-            view=View.LINES,
+            view=PanelView.LINES,
             prometheus=(
-                Query(text=f"max({_OF_RANKS})", legend="slowest", colour="light-blue", band_to="fastest"),
-                Query(text=f"min({_OF_RANKS})", legend="fastest", colour="super-light-blue"),
-                Query(text=q.mean_duration(q.RUN), legend="mean", colour="blue"),
+                PanelQuery(text=f"max({_OF_RANKS})", legend="slowest", colour="light-blue", band_to="fastest"),
+                PanelQuery(text=f"min({_OF_RANKS})", legend="fastest", colour="super-light-blue"),
+                PanelQuery(text=q.mean_duration(q.RUN), legend="mean", colour="blue"),
             ),
             influxdb=(
                 _influx("max", "duration_seconds", "slowest", "light-blue", band_to="fastest"),
@@ -203,14 +203,18 @@ _TRAINING = Row(
         Panel(
             title="Tokens per second",
             text="Tokens per second over the whole job.",
-            view=View.LINES,
+            view=PanelView.LINES,
             prometheus=(
-                Query(text=f"sum(rate(trainermon_tokens_total{{{q.RUN}}}{q.RATE}))", legend="tokens/s", colour="green"),
+                PanelQuery(
+                    text=f"sum(rate(trainermon_tokens_total{{{q.RUN}}}{q.RATE}))", legend="tokens/s", colour="green"
+                ),
             ),
             influxdb=(
-                Query(text=q.influx_total("tokens_per_second", "trainermon_step"), legend="tokens/s", colour="green"),
+                PanelQuery(
+                    text=q.influx_total("tokens_per_second", "trainermon_step"), legend="tokens/s", colour="green"
+                ),
             ),
-            scale=Scale(low=0),
+            scale=ColourScale(low=0),
             width=8,
             empty="No tokens recorded: the script has to record `tokens`",
         ),
@@ -218,14 +222,16 @@ _TRAINING = Row(
     ),
 )
 
-_HEALTH = Row(
+_HEALTH = PanelRow(
     title="Health",
     panels=(
         Panel(
             title="Alerts firing, by rule",
             text="How many alerts of each rule are on, over all ranks.",
-            view=View.BARS,
-            prometheus=(Query(text=f"sum by (rule) (trainermon_alerts_firing{{{q.RUN}}}) > 0", legend="{{rule}}"),),
+            view=PanelView.BARS,
+            prometheus=(
+                PanelQuery(text=f"sum by (rule) (trainermon_alerts_firing{{{q.RUN}}}) > 0", legend="{{rule}}"),
+            ),
             decimals=0,
             link="alerts",
             empty="No alert was on",
@@ -234,15 +240,15 @@ _HEALTH = Row(
             title="Non-finite elements",
             text="NaN and infinite elements seen in tensors of each kind. Anything but 0 is worth a look, and the kind "
             "in which they come first says where they come from.",
-            view=View.BARS,
+            view=PanelView.BARS,
             prometheus=(
-                Query(
+                PanelQuery(
                     text=f"sum by (kind) (increase(trainermon_nonfinite_elements_total{{{q.RUN}}}{q.RATE})) > 0",
                     legend="{{kind}}",
                 ),
             ),
             influxdb=(
-                Query(
+                PanelQuery(
                     text=q.influx(
                         'sum("value")',
                         "trainermon_nonfinite_elements",
@@ -262,8 +268,8 @@ _HEALTH = Row(
             title="Ranks by phase",
             text="What the living ranks said that they are doing: setting up, training, evaluating, writing a "
             "checkpoint.",
-            view=View.AREA,
-            prometheus=(Query(text=f"sum by (phase) (trainermon_ranks_in_phase{{{q.RUN}}})", legend="{{phase}}"),),
+            view=PanelView.AREA,
+            prometheus=(PanelQuery(text=f"sum by (phase) (trainermon_ranks_in_phase{{{q.RUN}}})", legend="{{phase}}"),),
             decimals=0,
             width=6,
             link="ranks",
@@ -272,10 +278,10 @@ _HEALTH = Row(
         Panel(
             title="Recorded by the script",
             text="What the training script records beside the loss, mean over ranks.",
-            view=View.LINES,
-            prometheus=(Query(text=f"avg by (name) (trainermon_recorded_value{{{q.RUN}}})", legend="{{name}}"),),
+            view=PanelView.LINES,
+            prometheus=(PanelQuery(text=f"avg by (name) (trainermon_recorded_value{{{q.RUN}}})", legend="{{name}}"),),
             influxdb=(
-                Query(
+                PanelQuery(
                     text=q.influx('mean("value")', "trainermon_recorded_value", by="name", of_rank=False),
                     legend="$tag_name",
                 ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainermon.dashboards.grafana import queries as q
-from trainermon.dashboards.grafana.panels import Board, Column, Panel, Query, Row, Scale, View
+from trainermon.dashboards.grafana.panels import Board, ColourScale, Panel, PanelQuery, PanelRow, PanelView, TableColumn
 
 _VERDICT = (("0", "no", "transparent"), ("1", "yes", q.BAD))
 _NOT_WATCHED = "The agent has no verdict yet"
@@ -13,8 +13,8 @@ def _by_rank(metric: str) -> str:
     return f"max by (rank) ({metric}{{{q.RANK}}})"
 
 
-def _influx_by_rank(field: str) -> Query:
-    return Query(text=q.influx(f'mean("{field}")', "trainermon_step", by="rank"), legend="rank $tag_rank")
+def _influx_by_rank(field: str) -> PanelQuery:
+    return PanelQuery(text=q.influx(f'mean("{field}")', "trainermon_step", by="rank"), legend="rank $tag_rank")
 
 
 def _spread(metric: str) -> str:
@@ -27,36 +27,36 @@ def _influx_spread(field: str) -> str:
     return f'SELECT spread("x") FROM ({of_ranks}) WHERE $timeFilter GROUP BY time($__interval) fill(none)'
 
 
-_TABLE = Row(
+_TABLE = PanelRow(
     title="Now",
     panels=(
         Panel(
             title="Ranks",
             text="One row per rank; click a rank for its layers. Slowness is the time that a rank works per step, "
             "waiting for others left out, over the median of its peers.",
-            view=View.TABLE,
+            view=PanelView.TABLE,
             prometheus=(
-                Query(text=f"max by (rank, pp, tp, dp) (trainermon_rank_info{{{q.RANK}}})", column="info"),
-                Query(text=_by_rank("trainermon_step"), column="step"),
-                Query(
+                PanelQuery(text=f"max by (rank, pp, tp, dp) (trainermon_rank_info{{{q.RANK}}})", column="info"),
+                PanelQuery(text=_by_rank("trainermon_step"), column="step"),
+                PanelQuery(
                     text=f"round({q.age(_by_rank('trainermon_last_step_timestamp_seconds'))})", column="since last step"
                 ),
-                Query(
+                PanelQuery(
                     text=f"round({q.age(_by_rank('trainermon_last_heartbeat_timestamp_seconds'))})",
                     column="since heartbeat",
                 ),
-                Query(text=_by_rank("trainermon_rank_slowness_ratio"), column="slowness"),
-                Query(text=_by_rank("trainermon_rank_straggling"), column="straggling"),
-                Query(text=_by_rank("trainermon_rank_hung"), column="hung"),
-                Query(text=_by_rank("trainermon_loss"), column="loss"),
-                Query(text=_by_rank("trainermon_gradient_norm"), column="gradient norm"),
-                Query(
+                PanelQuery(text=_by_rank("trainermon_rank_slowness_ratio"), column="slowness"),
+                PanelQuery(text=_by_rank("trainermon_rank_straggling"), column="straggling"),
+                PanelQuery(text=_by_rank("trainermon_rank_hung"), column="hung"),
+                PanelQuery(text=_by_rank("trainermon_loss"), column="loss"),
+                PanelQuery(text=_by_rank("trainermon_gradient_norm"), column="gradient norm"),
+                PanelQuery(
                     text=f"round(sum by (rank) (increase(trainermon_nonfinite_elements_total{{{q.RANK}}}[$__range])))",
                     column="non-finite",
                 ),
             ),
             influxdb=(
-                Query(
+                PanelQuery(
                     text='SELECT last("step") AS "step", last("loss") AS "loss", last("gradient_norm") AS '
                     '"gradient norm", last("duration_seconds") AS "step time", last("tokens_per_second") AS "tokens/s" '
                     'FROM "trainermon_step" WHERE "run" =~ /^$run$/ AND "rank" =~ /^$rank$/ AND $timeFilter '
@@ -64,22 +64,28 @@ _TABLE = Row(
                 ),
             ),
             columns=(
-                Column(name="rank", unit="none", link="layers", width=80),
-                Column(name="pp", width=60),
-                Column(name="tp", width=60),
-                Column(name="dp", width=60),
-                Column(name="info", hidden=True),
-                Column(name="step", unit="locale"),
-                Column(name="since last step", unit="s", thresholds=((0, "transparent"), (120, q.WARN), (600, q.BAD))),
-                Column(name="since heartbeat", unit="s", thresholds=((0, "transparent"), (120, q.WARN), (600, q.BAD))),
-                Column(name="step time", unit="s"),
-                Column(name="tokens/s", unit="short"),
-                Column(name="slowness", unit="none", thresholds=((0, "transparent"), (1.15, q.WARN), (1.3, q.BAD))),
-                Column(name="straggling", texts=_VERDICT),
-                Column(name="hung", texts=_VERDICT),
-                Column(name="loss", unit="short"),
-                Column(name="gradient norm", unit="short"),
-                Column(name="non-finite", unit="locale", thresholds=((0, "transparent"), (1, q.BAD))),
+                TableColumn(name="rank", unit="none", link="layers", width=80),
+                TableColumn(name="pp", width=60),
+                TableColumn(name="tp", width=60),
+                TableColumn(name="dp", width=60),
+                TableColumn(name="info", hidden=True),
+                TableColumn(name="step", unit="locale"),
+                TableColumn(
+                    name="since last step", unit="s", thresholds=((0, "transparent"), (120, q.WARN), (600, q.BAD))
+                ),
+                TableColumn(
+                    name="since heartbeat", unit="s", thresholds=((0, "transparent"), (120, q.WARN), (600, q.BAD))
+                ),
+                TableColumn(name="step time", unit="s"),
+                TableColumn(name="tokens/s", unit="short"),
+                TableColumn(
+                    name="slowness", unit="none", thresholds=((0, "transparent"), (1.15, q.WARN), (1.3, q.BAD))
+                ),
+                TableColumn(name="straggling", texts=_VERDICT),
+                TableColumn(name="hung", texts=_VERDICT),
+                TableColumn(name="loss", unit="short"),
+                TableColumn(name="gradient norm", unit="short"),
+                TableColumn(name="non-finite", unit="locale", thresholds=((0, "transparent"), (1, q.BAD))),
             ),
             width=24,
             height=10,
@@ -88,15 +94,15 @@ _TABLE = Row(
     ),
 )
 
-_TIME = Row(
+_TIME = PanelRow(
     title="Time",
     panels=(
         Panel(
             title="Step time, by rank",
             text="Mean duration of a step. Ranks that wait for one another take equally long: who is slow is shown by "
             "slowness. Jobs of more than 64 ranks have one line per node.",
-            view=View.LINES,
-            prometheus=(Query(text=q.mean_duration(q.RUN, "rank, instance"), legend="rank {{rank}}"),),
+            view=PanelView.LINES,
+            prometheus=(PanelQuery(text=q.mean_duration(q.RUN, "rank, instance"), legend="rank {{rank}}"),),
             influxdb=(_influx_by_rank("duration_seconds"),),
             unit="s",
             link="layers",
@@ -106,10 +112,10 @@ _TIME = Row(
             title="Slowness, by rank",
             text="Time that a rank works per step, waiting for others left out, over the median of its peers. 1 is "
             "usual, from 1.3 on a rank is a straggler.",
-            view=View.HEAT,
-            prometheus=(Query(text=_by_rank("trainermon_rank_slowness_ratio"), legend="rank {{rank}}"),),
+            view=PanelView.HEAT,
+            prometheus=(PanelQuery(text=_by_rank("trainermon_rank_slowness_ratio"), legend="rank {{rank}}"),),
             decimals=2,
-            scale=Scale(scheme="RdBu", low=0.5, high=1.5),
+            scale=ColourScale(scheme="RdBu", low=0.5, high=1.5),
             link="layers",
             empty=_NOT_WATCHED,
         ),
@@ -117,23 +123,23 @@ _TIME = Row(
             title="Steps between the first and the last rank",
             text="How far ranks are apart. Some steps are usual with pipelines and because ranks report on their "
             "own; if it grows, a rank is stuck.",
-            view=View.LINES,
-            prometheus=(Query(text=_spread("trainermon_step"), legend="steps", colour=q.NEUTRAL),),
-            influxdb=(Query(text=_influx_spread("step"), legend="steps", colour=q.NEUTRAL),),
+            view=PanelView.LINES,
+            prometheus=(PanelQuery(text=_spread("trainermon_step"), legend="steps", colour=q.NEUTRAL),),
+            influxdb=(PanelQuery(text=_influx_spread("step"), legend="steps", colour=q.NEUTRAL),),
             decimals=0,
-            scale=Scale(low=0, high=1),
+            scale=ColourScale(low=0, high=1),
             width=8,
             empty="No step yet",
         ),
         Panel(
             title="Since heartbeat, by rank",
             text="Time since the agent last saw a rank move, by the agent's clock.",
-            view=View.LINES,
+            view=PanelView.LINES,
             prometheus=(
-                Query(text=q.age(_by_rank("trainermon_last_heartbeat_timestamp_seconds")), legend="rank {{rank}}"),
+                PanelQuery(text=q.age(_by_rank("trainermon_last_heartbeat_timestamp_seconds")), legend="rank {{rank}}"),
             ),
             unit="s",
-            scale=Scale(low=0),
+            scale=ColourScale(low=0),
             width=8,
             empty=_NOT_WATCHED,
         ),
@@ -141,27 +147,27 @@ _TIME = Row(
             title="Lost and detached ranks",
             text="Lost: the process ended without closing its journal, so it crashed or was killed. Detached: the "
             "monitor met a fault of its own and took itself out; training goes on.",
-            view=View.LINES,
+            view=PanelView.LINES,
             prometheus=(
-                Query(text=f"sum(trainermon_lost_ranks_total{{{q.RUN}}})", legend="lost", colour=q.BAD),
-                Query(text=f"sum(trainermon_detached_ranks_total{{{q.RUN}}})", legend="detached", colour=q.WARN),
+                PanelQuery(text=f"sum(trainermon_lost_ranks_total{{{q.RUN}}})", legend="lost", colour=q.BAD),
+                PanelQuery(text=f"sum(trainermon_detached_ranks_total{{{q.RUN}}})", legend="detached", colour=q.WARN),
             ),
             decimals=0,
-            scale=Scale(low=0, high=1),
+            scale=ColourScale(low=0, high=1),
             width=8,
             empty="No agent answers",
         ),
     ),
 )
 
-_APART = Row(
+_APART = PanelRow(
     title="Divergence",
     panels=(
         Panel(
             title="Loss, by rank",
             text="Ranks have different data, so lines differ; one that leaves the others is worth a look.",
-            view=View.LINES,
-            prometheus=(Query(text=_by_rank("trainermon_loss"), legend="rank {{rank}}"),),
+            view=PanelView.LINES,
+            prometheus=(PanelQuery(text=_by_rank("trainermon_loss"), legend="rank {{rank}}"),),
             influxdb=(_influx_by_rank("loss"),),
             link="layers",
             empty="No loss recorded",
@@ -169,10 +175,10 @@ _APART = Row(
         Panel(
             title="Gradient norm, by rank",
             text="L2 norm of the reduced gradients that a rank holds, before clipping. Of replicas they are the same.",
-            view=View.LINES,
-            prometheus=(Query(text=_by_rank("trainermon_gradient_norm"), legend="rank {{rank}}"),),
+            view=PanelView.LINES,
+            prometheus=(PanelQuery(text=_by_rank("trainermon_gradient_norm"), legend="rank {{rank}}"),),
             influxdb=(_influx_by_rank("gradient_norm"),),
-            scale=Scale(log=10),
+            scale=ColourScale(log=10),
             link="layers",
             empty="No gradients collected: wg_distribution is off",
         ),
@@ -180,9 +186,9 @@ _APART = Row(
             title="Disagreement on what must be equal",
             text="Largest less smallest over ranks, relative to the largest: the norm of all gradients and the loss "
             "scale must be the same everywhere. Anything but 0 means that ranks train apart.",
-            view=View.LINES,
+            view=PanelView.LINES,
             prometheus=tuple(
-                Query(
+                PanelQuery(
                     text=f"({_spread(metric)}) / max({metric}{{{q.RUN}}})",
                     legend=legend,
                     colour=colour,
@@ -193,22 +199,22 @@ _APART = Row(
                 )
             ),
             unit="percentunit",
-            scale=Scale(low=0, high=0.01),
+            scale=ColourScale(low=0, high=0.01),
             width=8,
             empty="The framework tells neither",
         ),
         Panel(
             title="Replicas that differ, by rank",
             text="Parameters of a rank whose checksum was not that of its replicas. Must be 0.",
-            view=View.BARS,
+            view=PanelView.BARS,
             prometheus=(
-                Query(
+                PanelQuery(
                     text=f"sum by (rank) (increase(trainermon_checksum_mismatches_total{{{q.RANK}}}{q.RATE}))",
                     legend="rank {{rank}}",
                 ),
             ),
             decimals=0,
-            scale=Scale(low=0, high=1),
+            scale=ColourScale(low=0, high=1),
             width=8,
             empty="No replicas compared",
         ),
@@ -216,20 +222,20 @@ _APART = Row(
             title="Non-finite elements, by rank",
             text="NaN and infinite elements in tensors of any kind. A reduction carries them to every rank: the "
             "first one counts.",
-            view=View.HEAT,
+            view=PanelView.HEAT,
             prometheus=(
-                Query(
+                PanelQuery(
                     text=f"sum by (rank) (increase(trainermon_nonfinite_elements_total{{{q.RANK}}}{q.RATE}))",
                     legend="rank {{rank}}",
                 ),
             ),
             influxdb=(
-                Query(
+                PanelQuery(
                     text=q.influx('sum("value")', "trainermon_nonfinite_elements", by="rank"), legend="rank $tag_rank"
                 ),
             ),
             decimals=0,
-            scale=Scale(scheme="Reds", low=0),
+            scale=ColourScale(scheme="Reds", low=0),
             width=8,
             link="layers",
             empty="Nothing collected yet",

@@ -16,7 +16,7 @@ from torch import nn
 from trainermon.core.errors import AttachError
 from trainermon.core.values import Coordinates
 from trainermon.monitor.frameworks.deepspeed import checks, names
-from trainermon.monitor.frameworks.deepspeed.holders import FusedHolder, Holder, WholeHolder
+from trainermon.monitor.frameworks.deepspeed.holders import FusedHolder, OptimizerHolder, WholeHolder
 from trainermon.monitor.frameworks.deepspeed.training import DeepSpeedTraining
 from trainermon.monitor.frameworks.deepspeed.zero import Bf16Holder, Stage3Holder, Stage12Holder
 from trainermon.monitor.taps.training import Training
@@ -24,7 +24,7 @@ from trainermon.monitor.taps.training import Training
 __all__ = ["DeepSpeedTraining", "describe", "recognises"]
 
 # Class of `engine.optimizer` -> who reads it. At stage 0 in float32 it is a torch optimizer of any class.
-HOLDERS: Mapping[str, Callable[[Any], Holder]] = MappingProxyType(
+HOLDERS: Mapping[str, Callable[[Any], OptimizerHolder]] = MappingProxyType(
     {
         "DeepSpeedZeroOptimizer": Stage12Holder,
         "DeepSpeedZeroOptimizer_Stage3": Stage3Holder,
@@ -63,7 +63,7 @@ def describe(chunks: Sequence[nn.Module], optimizer: object, coordinates: Coordi
     return training
 
 
-def _holder_of(engine: Any) -> Holder:
+def _holder_of(engine: Any) -> OptimizerHolder:
     name = type(engine.optimizer).__name__
     is_torch = isinstance(engine.optimizer, torch.optim.Optimizer) and engine.zero_optimization_stage() == 0
     kind = WholeHolder if is_torch else HOLDERS.get(name)

@@ -15,14 +15,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from trainermon.hooks.guard import Guard
+from trainermon.hooks.guard import FaultGuard
 from trainermon.hooks.patch import Patch
-from trainermon.monitor.taps.training import Handle, OptimizerState
+from trainermon.monitor.taps.training import OptimizerState, TapHandle
 
 See = Callable[[nn.Parameter, Tensor], None]
 
 
-class Verdict(enum.Enum):
+class OverflowVerdict(enum.Enum):
     """What DeepSpeed has found in the gradients of a step, on all ranks."""
 
     OVERFLOW = enum.auto()
@@ -30,10 +30,10 @@ class Verdict(enum.Enum):
     BY_NORM = enum.auto()  # whatever the norms of the groups say
 
 
-Tell = Callable[[Verdict], None]
+Tell = Callable[[OverflowVerdict], None]
 
 
-class Piece(NamedTuple):
+class HeldPiece(NamedTuple):
     """The part of a parameter that this rank's optimizer steps.
 
     Attributes:
@@ -51,7 +51,7 @@ class Piece(NamedTuple):
     length: int
 
 
-class Holder(abc.ABC):
+class OptimizerHolder(abc.ABC):
     """Reads one optimizer. What it hands out are DeepSpeed's own tensors, or views of them.
 
     Attributes:
@@ -92,17 +92,17 @@ class Holder(abc.ABC):
         """Return whether the norm that DeepSpeed reports is that of all gradients, as they are at entry of the step."""
         return True
 
-    def watch_verdict(self, guard: Guard, tell: Tell) -> list[Handle]:
+    def watch_verdict(self, guard: FaultGuard, tell: Tell) -> list[TapHandle]:
         """Call `tell` in the step, once overflow or norm are known and no parameter is written; its first call counts.
 
         Nothing is watched in float32 at stage 0, where DeepSpeed looks at no gradient.
         """
         if not hasattr(self.optimizer, "overflow_checker"):
             return []
-        overflow = guard.wrap(lambda *_: tell(Verdict.OVERFLOW))
-        finite = guard.wrap(lambda *_: tell(Verdict.FINITE))
-        checked = guard.wrap(lambda found: tell(Verdict.OVERFLOW) if found else None)
-        handles: list[Handle] = [
+        overflow = guard.wrap(lambda *_: tell(OverflowVerdict.OVERFLOW))
+        finite = guard.wrap(lambda *_: tell(OverflowVerdict.FINITE))
+        checked = guard.wrap(lambda found: tell(OverflowVerdict.OVERFLOW) if found else None)
+        handles: list[TapHandle] = [
             Patch(self.optimizer.overflow_checker, "has_overflow", after=checked),
             Patch(self.optimizer, "unscale_and_clip_grads", before=finite),
         ]
@@ -110,7 +110,7 @@ class Holder(abc.ABC):
             handles.append(Patch(self.optimizer, "_skip_invalid_grad_norm", before=overflow))
         return handles
 
-    def watch_unreduced(self, guard: Guard, see: See) -> list[Handle]:
+    def watch_unreduced(self, guard: FaultGuard, see: See) -> list[TapHandle]:
         """Call `see` with each gradient that this rank accumulated, right before it is reduced."""
 
         def look(*_: Any) -> None:
@@ -121,7 +121,7 @@ class Holder(abc.ABC):
         return [Patch(self.engine, "buffered_allreduce_fallback", before=guard.wrap(look))]
 
 
-class WholeHolder(Holder):
+class WholeHolder(OptimizerHolder):
     """Stage 0: each rank steps every parameter, in float32 itself, in bfloat16 and float16 an fp32 copy of it."""
 
     is_partitioned = False
@@ -161,7 +161,7 @@ class WholeHolder(Holder):
         return OptimizerState(stepped, found, group) if found and group is not None else None
 
 
-class FlatHolder(Holder):
+class FlatHolder(OptimizerHolder):
     """The optimizer steps flat tensors, each of which holds the pieces of many parameters."""
 
     def __init__(self, engine: Any) -> None:
@@ -169,7 +169,7 @@ class FlatHolder(Holder):
         self.pieces = {id(parameter): piece for parameter, piece in self._find_pieces()}
 
     @abc.abstractmethod
-    def _find_pieces(self) -> Iterator[tuple[nn.Parameter, Piece]]:
+    def _find_pieces(self) -> Iterator[tuple[nn.Parameter, HeldPiece]]:
         """Return what this rank steps, by DeepSpeed's own index map."""
 
     @property
@@ -177,11 +177,11 @@ class FlatHolder(Holder):
     def flats(self) -> Sequence[Tensor]:
         """Return the flat main tensors that the inner optimizer steps; not kept, since reloading replaces them."""
 
-    def _group_of(self, piece: Piece) -> Mapping[str, Any]:
+    def _group_of(self, piece: HeldPiece) -> Mapping[str, Any]:
         found: Mapping[str, Any] = self.optimizer.param_groups[piece.group]
         return found
 
-    def _cut(self, flat: Tensor, piece: Piece) -> Tensor:
+    def _cut(self, flat: Tensor, piece: HeldPiece) -> Tensor:
         return flat.detach().view(-1).narrow(0, piece.at, piece.length)
 
     def span(self, parameter: nn.Parameter) -> tuple[int, int]:
@@ -210,7 +210,7 @@ class FlatHolder(Holder):
         kept = {name: value for name, value in state.items() if value is not None}
         return OptimizerState(self._cut(flat, piece), kept, self._group_of(piece))
 
-    def _state_of(self, value: Any, flat: Tensor, piece: Piece) -> Any:
+    def _state_of(self, value: Any, flat: Tensor, piece: HeldPiece) -> Any:
         if not isinstance(value, Tensor) or value.dim() == 0:
             return value
         return self._cut(value, piece) if value.numel() == flat.numel() else None
@@ -228,10 +228,10 @@ class FusedHolder(FlatHolder):
         found: Sequence[Tensor] = self.optimizer.fp32_groups_flat
         return found
 
-    def _find_pieces(self) -> Iterator[tuple[nn.Parameter, Piece]]:
+    def _find_pieces(self) -> Iterator[tuple[nn.Parameter, HeldPiece]]:
         for group, parameters in enumerate(self.optimizer.fp16_groups):
             for index, (parameter, at) in enumerate(with_starts(parameters)):
-                yield parameter, Piece(group, index, at, 0, parameter.numel())
+                yield parameter, HeldPiece(group, index, at, 0, parameter.numel())
 
     def gradients(self) -> Mapping[int, Tensor]:
         """Return `.grad`, which the all-reduce has written to."""

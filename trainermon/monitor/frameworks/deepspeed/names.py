@@ -12,8 +12,8 @@ from torch import nn
 
 from trainermon.core.values import Coordinates, Placement
 from trainermon.hooks.names import plain_name
-from trainermon.monitor.frameworks.deepspeed.holders import Holder
-from trainermon.monitor.taps.training import Module, Parameter
+from trainermon.monitor.frameworks.deepspeed.holders import OptimizerHolder
+from trainermon.monitor.taps.training import HeldParameter, WatchedModule
 
 _EXPERT = re.compile(r"(.*\bdeepspeed_experts\.)(\d+)(.*)")
 
@@ -36,20 +36,22 @@ def coordinates_of(engine: Any, known: Coordinates) -> Coordinates:
     return dataclasses.replace(known, **axes)
 
 
-def modules_of(engine: Any) -> tuple[Module, ...]:
+def modules_of(engine: Any) -> tuple[WatchedModule, ...]:
     """Return every module below the root by its global name; the pipeline's layers are numbered globally already."""
-    experts = _Experts(engine)
+    experts = _ExpertNumbers(engine)
     return tuple(
-        Module(experts.global_name(name), module) for name, module in engine.module.named_modules() if plain_name(name)
+        WatchedModule(experts.global_name(name), module)
+        for name, module in engine.module.named_modules()
+        if plain_name(name)
     )
 
 
-def parameters_of(engine: Any, holder: Holder) -> tuple[Parameter, ...]:
+def parameters_of(engine: Any, holder: OptimizerHolder) -> tuple[HeldParameter, ...]:
     """Return every parameter that requires a gradient; a shared one once, under its first name.
 
     A tied copy on another pipeline stage has the original's name and does not count in norms.
     """
-    experts = _Experts(engine)
+    experts = _ExpertNumbers(engine)
     return tuple(
         _described(engine, holder, experts.global_name(name), parameter)
         for name, parameter in engine.module.named_parameters()
@@ -57,7 +59,7 @@ def parameters_of(engine: Any, holder: Holder) -> tuple[Parameter, ...]:
     )
 
 
-def _described(engine: Any, holder: Holder, name: str, parameter: nn.Parameter) -> Parameter:
+def _described(engine: Any, holder: OptimizerHolder, name: str, parameter: nn.Parameter) -> HeldParameter:
     axis, rank = _axis_of(engine, parameter)
     counts = not getattr(parameter, "ds_pipe_replicated", False)
     dtype = parameter.dtype
@@ -74,7 +76,7 @@ def _described(engine: Any, holder: Holder, name: str, parameter: nn.Parameter) 
         shard = dataclasses.replace(
             shard, offset=offset, length=length, replicated_over=(), partitioned_over=(axis,), in_global_norm=counts
         )
-    return Parameter(name, parameter, whole, shard=shard)
+    return HeldParameter(name, parameter, whole, shard=shard)
 
 
 def _axis_of(engine: Any, parameter: nn.Parameter) -> tuple[str, int]:
@@ -85,7 +87,7 @@ def _axis_of(engine: Any, parameter: nn.Parameter) -> tuple[str, int]:
     return "edp", torch.distributed.get_rank(engine.expert_data_parallel_group[group])
 
 
-class _Experts:
+class _ExpertNumbers:
     """Numbers experts globally: those of a rank begin where those of the rank before it in the group end."""
 
     def __init__(self, engine: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from trainermon.hooks.replayable import Replayable
-from trainermon.monitor.taps.training import Parameter
+from trainermon.monitor.taps.training import HeldParameter
 
 COUNTER = "micro_offset"
 
@@ -59,7 +59,7 @@ class Stage3Replayable(DeepSpeedReplayable):
     shadowed = False
     accumulates = False
 
-    def __init__(self, engine: Any, axes: Sequence[str], parameters: Sequence[Parameter]) -> None:
+    def __init__(self, engine: Any, axes: Sequence[str], parameters: Sequence[HeldParameter]) -> None:
         super().__init__(engine, axes)
         self._parameters = parameters
         leaf = next(

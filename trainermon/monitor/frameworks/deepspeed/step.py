@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainermon.hooks.guard import Guard
+from trainermon.hooks.guard import FaultGuard
 from trainermon.hooks.patch import Patch
-from trainermon.monitor.frameworks.deepspeed.holders import Holder, Verdict
-from trainermon.monitor.taps.training import Handle, Outcome
+from trainermon.monitor.frameworks.deepspeed.holders import OptimizerHolder, OverflowVerdict
+from trainermon.monitor.taps.training import StepOutcome, TapHandle
 
 # Methods of the ZeRO optimizers that return the norm of one group; -1 stands for one that is not finite.
 GROUP_NORMS = ("get_grad_norm_direct", "complete_grad_norm_calculation_for_cpu_offload")
@@ -25,7 +25,7 @@ class StepWatch:
     cleared and before the learning rate changes.
     """
 
-    def __init__(self, engine: Any, holder: Holder) -> None:
+    def __init__(self, engine: Any, holder: OptimizerHolder) -> None:
         self._engine = engine
         self._optimizer = engine.optimizer
         self._holder = holder
@@ -33,14 +33,16 @@ class StepWatch:
         self._scale: float | None = None
         self._group_norms: list[Any] = []
         self._entry: Callable[[], None] = lambda: None
-        self._exit: Callable[[Outcome], None] = lambda _outcome: None
+        self._exit: Callable[[StepOutcome], None] = lambda _outcome: None
         self._decide: Callable[[bool], None] = lambda _nonfinite: None
 
-    def watch(self, guard: Guard, entry: Callable[[], None], exit: Callable[[Outcome], None]) -> list[Handle]:
+    def watch(
+        self, guard: FaultGuard, entry: Callable[[], None], exit: Callable[[StepOutcome], None]
+    ) -> list[TapHandle]:
         """Call `entry` and `exit` around each step."""
         self._entry, self._exit = entry, exit
         before, after = guard.wrap(self._enter), guard.wrap(self._leave)
-        handles: list[Handle] = [Patch(self._engine, "_take_model_step", before=before, after=after)]
+        handles: list[TapHandle] = [Patch(self._engine, "_take_model_step", before=before, after=after)]
         if isinstance(self._optimizer, torch.optim.Optimizer):
             handles.append(self._optimizer.register_step_post_hook(after))
         else:
@@ -49,7 +51,7 @@ class StepWatch:
         handles += [Patch(self._optimizer, name, after=keep) for name in GROUP_NORMS if hasattr(self._optimizer, name)]
         return handles
 
-    def watch_decision(self, guard: Guard, decide: Callable[[bool], None]) -> list[Handle]:
+    def watch_decision(self, guard: FaultGuard, decide: Callable[[bool], None]) -> list[TapHandle]:
         """Call `decide` once per step that is watched, when DeepSpeed knows overflow and norm.
 
         Waits for the device once, where DeepSpeed itself does not (bfloat16 without clipping).
@@ -67,11 +69,13 @@ class StepWatch:
         if self._is_open:
             self._group_norms.append(norm)
 
-    def _tell(self, verdict: Verdict) -> None:
+    def _tell(self, verdict: OverflowVerdict) -> None:
         if self._is_open and not self._is_decided:
             self._is_decided = True
-            by_norm = verdict is Verdict.BY_NORM and not all(0 <= float(norm) < math.inf for norm in self._group_norms)
-            self._decide(by_norm or verdict is Verdict.OVERFLOW)
+            by_norm = verdict is OverflowVerdict.BY_NORM and not all(
+                0 <= float(norm) < math.inf for norm in self._group_norms
+            )
+            self._decide(by_norm or verdict is OverflowVerdict.OVERFLOW)
 
     def _leave(self, *_: Any) -> None:
         """End the step; also one in which a scaler of the user's has left the optimizer's step out."""
@@ -81,7 +85,7 @@ class StepWatch:
         skipped = bool(getattr(self._optimizer, "overflow", False))
         norm = math.inf if skipped else self._norm()
         clip = float(self._engine.gradient_clipping() or 0.0)
-        self._exit(Outcome(skipped=skipped, grad_norm=norm, max_norm=clip or None, loss_scale=self._scale))
+        self._exit(StepOutcome(skipped=skipped, grad_norm=norm, max_norm=clip or None, loss_scale=self._scale))
 
     def _loss_scale(self) -> float | None:
         """Return what the step divides by; in float16, and at stage 0 of some versions in bfloat16 too."""

@@ -7,21 +7,21 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from trainermon.hooks.guard import Guard
+from trainermon.hooks.guard import FaultGuard
 from trainermon.hooks.replayable import Replayable
 from trainermon.monitor.frameworks.deepspeed import names
-from trainermon.monitor.frameworks.deepspeed.holders import Holder
+from trainermon.monitor.frameworks.deepspeed.holders import OptimizerHolder
 from trainermon.monitor.frameworks.deepspeed.replay import DeepSpeedReplayable, Stage3Replayable
 from trainermon.monitor.frameworks.deepspeed.step import StepWatch
-from trainermon.monitor.taps.training import Handle, OptimizerState, Outcome, Parameter, Training
+from trainermon.monitor.taps.training import HeldParameter, OptimizerState, StepOutcome, TapHandle, Training
 
 
 class DeepSpeedTraining(Training):
     """An engine of DeepSpeed, ZeRO stage 0 to 3 or a pipeline.
 
     A reduced gradient is the mean over ranks and micro batches, times the loss scale of the step: the root of the
-    squares summed over all pieces, divided by `Outcome.loss_scale`, is `engine.get_global_grad_norm()`. An unreduced
-    one is this rank's, times the loss scale and 1/`gradient_accumulation_steps` (`Placement.scale`), by which
+    squares summed over all pieces, divided by `StepOutcome.loss_scale`, is `engine.get_global_grad_norm()`. An
+    unreduced one is this rank's, times the loss scale and 1/`gradient_accumulation_steps` (`Placement.scale`), by which
     `engine.backward` multiplies the loss. Where DeepSpeed's own norm differs, see `step`.
     """
 
@@ -29,7 +29,7 @@ class DeepSpeedTraining(Training):
     reads_at_entry = True
     unreduced_once = True
 
-    def take_over(self, engine: Any, holder: Holder) -> None:
+    def take_over(self, engine: Any, holder: OptimizerHolder) -> None:
         """Say whose set-up this is; called once, before anything else."""
         self._engine = engine
         self._holder = holder
@@ -49,15 +49,15 @@ class DeepSpeedTraining(Training):
 
     def watch_step(
         self,
-        guard: Guard,
+        guard: FaultGuard,
         *,
         entry: Callable[[], None],
-        exit: Callable[[Outcome], None],
-    ) -> list[Handle]:
+        exit: Callable[[StepOutcome], None],
+    ) -> list[TapHandle]:
         """Watch the engine's step at accumulation boundaries; `engine.step()` between them does not count."""
         return self._steps.watch(guard, entry, exit)
 
-    def watch_decision(self, guard: Guard, decide: Callable[[bool], None]) -> list[Handle]:
+    def watch_decision(self, guard: FaultGuard, decide: Callable[[bool], None]) -> list[TapHandle]:
         """Watch where DeepSpeed knows overflow or norm; see `StepWatch.watch_decision`."""
         return self._steps.watch_decision(guard, decide)
 
@@ -67,7 +67,7 @@ class DeepSpeedTraining(Training):
             return Stage3Replayable(self._engine, self.communicates, self.parameters)
         return DeepSpeedReplayable(self._engine, self.communicates)
 
-    def watch_unreduced(self, guard: Guard, see: Callable[[int, Tensor], None]) -> list[Handle]:
+    def watch_unreduced(self, guard: FaultGuard, see: Callable[[int, Tensor], None]) -> list[TapHandle]:
         """Watch what goes into the reduction of a step: stages 0 and 1; 2 and 3 reduce in every micro step."""
 
         def look(parameter: nn.Parameter, gradient: Tensor) -> None:
@@ -97,7 +97,7 @@ class DeepSpeedTraining(Training):
         return [self._holder.state(parameter.tensor) for parameter in self.parameters]
 
 
-def _shard_of(parameter: Parameter) -> Tensor | None:
+def _shard_of(parameter: HeldParameter) -> Tensor | None:
     """Return the rank's part of a parameter that is gathered for each forward, without padding; None without any."""
     shard, length = getattr(parameter.tensor, "ds_tensor", None), parameter.owned.length or 0
     return None if shard is None or not length else shard.detach().view(-1)[:length]

@@ -8,10 +8,18 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from trainermon.hooks.guard import Guard
+from trainermon.hooks.guard import FaultGuard
 from trainermon.hooks.patch import Patch
-from trainermon.monitor.frameworks.deepspeed.holders import FlatHolder, Piece, See, Tell, Verdict, chained, with_starts
-from trainermon.monitor.taps.training import Handle
+from trainermon.monitor.frameworks.deepspeed.holders import (
+    FlatHolder,
+    HeldPiece,
+    OverflowVerdict,
+    See,
+    Tell,
+    chained,
+    with_starts,
+)
+from trainermon.monitor.taps.training import TapHandle
 
 
 class Bf16Holder(FlatHolder):
@@ -29,14 +37,14 @@ class Bf16Holder(FlatHolder):
         found: Sequence[Tensor] = self.optimizer.fp32_groups_flat_partition
         return found
 
-    def _find_pieces(self) -> Iterator[tuple[nn.Parameter, Piece]]:
+    def _find_pieces(self) -> Iterator[tuple[nn.Parameter, HeldPiece]]:
         for group, parameters in enumerate(self.optimizer.bf16_groups):
             size = self.flats[group].numel()
             first = size * torch.distributed.get_rank(self.optimizer.real_dp_process_group[group])
             for index, (parameter, start) in enumerate(with_starts(parameters)):
                 low, high = max(start, first), min(start + parameter.numel(), first + size)
                 if low < high:
-                    yield parameter, Piece(group, index, low - first, low - start, high - low)
+                    yield parameter, HeldPiece(group, index, low - first, low - start, high - low)
 
     def gradients(self) -> Mapping[int, Tensor]:
         """Return this rank's part of the reduced gradients."""
@@ -47,20 +55,20 @@ class Bf16Holder(FlatHolder):
             if (piece := self.pieces.get(id(parameter)))
         }
 
-    def watch_verdict(self, guard: Guard, tell: Tell) -> list[Handle]:
+    def watch_verdict(self, guard: FaultGuard, tell: Tell) -> list[TapHandle]:
         """Call `tell` before the inner optimizer's step, or, where it is skipped, before gradients are cleared."""
 
         def at_step(*_: Any) -> None:
             norm = self.optimizer._global_grad_norm
             is_finite = bool(torch.isfinite(torch.as_tensor(norm)))
-            tell(Verdict.FINITE if is_finite else Verdict.OVERFLOW)
+            tell(OverflowVerdict.FINITE if is_finite else OverflowVerdict.OVERFLOW)
 
         return [
             Patch(self.optimizer.optimizer, "step", before=guard.wrap(at_step)),
-            Patch(self.optimizer, "clear_hp_grads", before=guard.wrap(lambda *_: tell(Verdict.OVERFLOW))),
+            Patch(self.optimizer, "clear_hp_grads", before=guard.wrap(lambda *_: tell(OverflowVerdict.OVERFLOW))),
         ]
 
-    def watch_unreduced(self, guard: Guard, see: See) -> list[Handle]:
+    def watch_unreduced(self, guard: FaultGuard, see: See) -> list[TapHandle]:
         """Call `see` when the engine asks for the gradients to reduce."""
 
         def look(*_: Any) -> None:
@@ -85,10 +93,10 @@ class ZeroHolder(FlatHolder):
         """Return whether the optimizer is not Muon, whose update takes the place of the gradient before the norm."""
         return "Muon" not in type(self.engine.basic_optimizer).__name__
 
-    def watch_verdict(self, guard: Guard, tell: Tell) -> list[Handle]:
+    def watch_verdict(self, guard: FaultGuard, tell: Tell) -> list[TapHandle]:
         """Call `tell` when the overflow check has found something, else when the norms are known."""
-        overflow = guard.wrap(lambda found: tell(Verdict.OVERFLOW) if found else None)
-        known = guard.wrap(lambda _norm: tell(Verdict.BY_NORM))
+        overflow = guard.wrap(lambda found: tell(OverflowVerdict.OVERFLOW) if found else None)
+        known = guard.wrap(lambda _norm: tell(OverflowVerdict.BY_NORM))
         return [
             Patch(self.optimizer, "has_overflow", after=overflow),
             Patch(self.optimizer, self.norm_method, after=known),
@@ -122,7 +130,7 @@ class Stage12Holder(ZeroHolder):
         found: Sequence[Tensor] = self.optimizer.single_partition_of_fp32_groups
         return found
 
-    def _find_pieces(self) -> Iterator[tuple[nn.Parameter, Piece]]:
+    def _find_pieces(self) -> Iterator[tuple[nn.Parameter, HeldPiece]]:
         optimizer = self.optimizer
         for group, parameters in enumerate(optimizer.params_in_partition):
             rank = torch.distributed.get_rank(optimizer.real_dp_process_group[group])
@@ -131,7 +139,7 @@ class Stage12Holder(ZeroHolder):
                 number = optimizer.get_param_id(parameter)
                 at = int(optimizer.grad_partition_insertion_offset[group][rank][number])
                 offset = int(optimizer.grad_start_offset[group][rank][number])
-                yield parameter, Piece(group, index, at, offset, min(parameter.numel() - offset, size - at))
+                yield parameter, HeldPiece(group, index, at, offset, min(parameter.numel() - offset, size - at))
 
     def gradients(self) -> Mapping[int, Tensor]:
         """Return this rank's part of the averaged gradients.
@@ -163,7 +171,7 @@ class Stage12Holder(ZeroHolder):
         elif torch.accelerator.is_available():
             torch.accelerator.current_stream().synchronize()
 
-    def watch_unreduced(self, guard: Guard, see: See) -> list[Handle]:
+    def watch_unreduced(self, guard: FaultGuard, see: See) -> list[TapHandle]:
         """Call `see` when a gradient of stage 1 enters its bucket; stage 2 reduces every micro step: nothing there."""
         if self.optimizer.partition_gradients:
             return []
@@ -194,11 +202,11 @@ class Stage3Holder(ZeroHolder):
         found: Sequence[Tensor] = self.optimizer.fp32_partitioned_groups_flat
         return found
 
-    def _group_of(self, piece: Piece) -> Mapping[str, Any]:
+    def _group_of(self, piece: HeldPiece) -> Mapping[str, Any]:
         found: Mapping[str, Any] = self.optimizer.param_groups[self.optimizer.sub_group_to_group_id[piece.group]]
         return found
 
-    def _find_pieces(self) -> Iterator[tuple[nn.Parameter, Piece]]:
+    def _find_pieces(self) -> Iterator[tuple[nn.Parameter, HeldPiece]]:
         for group, parameters in enumerate(self.optimizer.fp16_groups):
             for index, parameter in enumerate(parameters):
                 at = self.optimizer.grad_position[self.optimizer.get_param_id(parameter)][1]
@@ -206,7 +214,7 @@ class Stage3Holder(ZeroHolder):
                 offset = share * torch.distributed.get_rank(parameter.ds_process_group)
                 length = min(share, parameter.ds_numel - offset)
                 if length > 0:
-                    yield parameter, Piece(group, index, at, offset, length)
+                    yield parameter, HeldPiece(group, index, at, offset, length)
 
     def gradients(self) -> Mapping[int, Tensor]:
         """Return this rank's part of the averaged gradients."""
@@ -222,7 +230,7 @@ class Stage3Holder(ZeroHolder):
             if held.get(piece.group) is not None
         }
 
-    def watch_unreduced(self, guard: Guard, see: See) -> list[Handle]:
+    def watch_unreduced(self, guard: FaultGuard, see: See) -> list[TapHandle]:
         """Watch nothing: gradients are reduced in every micro step."""
         del guard, see
         return []

@@ -11,10 +11,10 @@ from torch import nn
 from trainermon.core.errors import AttachError
 from trainermon.core.values import Coordinates
 from trainermon.monitor.frameworks.megatron import naming, placements
-from trainermon.monitor.frameworks.megatron.groups import Groups, coordinates_of, groups_of
-from trainermon.monitor.frameworks.megatron.holdings import Holding, class_names, holdings_of
+from trainermon.monitor.frameworks.megatron.groups import MegatronGroups, coordinates_of, groups_of
+from trainermon.monitor.frameworks.megatron.holdings import ParameterRange, class_names, holdings_of
 from trainermon.monitor.frameworks.megatron.training import MegatronTraining
-from trainermon.monitor.taps.training import Module, Parameter
+from trainermon.monitor.taps.training import HeldParameter, WatchedModule
 
 __all__ = ["MegatronTraining", "coordinates_of", "describe", "recognises"]
 
@@ -33,15 +33,15 @@ def describe(chunks: Sequence[nn.Module], optimizer: Any, coordinates: Coordinat
     _check(chunks, optimizer)
     held, dealt_out = holdings_of(chunks, optimizer)
     groups = groups_of(chunks[0])
-    modules: list[Module] = []
-    parameters: list[Parameter] = []
+    modules: list[WatchedModule] = []
+    parameters: list[HeldParameter] = []
     for stage, chunk in enumerate(chunks):
         root: nn.Module = chunk.module  # type: ignore[assignment]
         renaming = naming.renaming_of(root, groups.ep.rank)
         for path, module in root.named_modules():
             name = naming.global_name(path, renaming)
             if name:
-                modules.append(Module(name, module, stage))
+                modules.append(WatchedModule(name, module, stage))
         for path, tensor in root.named_parameters():
             if tensor.requires_grad:
                 name = naming.global_name(path, renaming)
@@ -61,14 +61,16 @@ def describe(chunks: Sequence[nn.Module], optimizer: Any, coordinates: Coordinat
     return training
 
 
-def _place(name: str, tensor: nn.Parameter, stage: int, groups: Groups, held: Holding | None) -> Parameter:
+def _place(
+    name: str, tensor: nn.Parameter, stage: int, groups: MegatronGroups, held: ParameterRange | None
+) -> HeldParameter:
     whole = placements.placement_of(name, tensor, groups)
     if placements.is_tied_copy(tensor):
         name = naming.original_name(name)
-    return Parameter(name, tensor, whole, stage, placements.shard_of(whole, tensor, groups, held))
+    return HeldParameter(name, tensor, whole, stage, placements.shard_of(whole, tensor, groups, held))
 
 
-def _communicates(chunks: Sequence[nn.Module], groups: Groups) -> tuple[str, ...]:
+def _communicates(chunks: Sequence[nn.Module], groups: MegatronGroups) -> tuple[str, ...]:
     """Return the axes that a forward communicates over.
 
     Data parallel ranks are among them where an auxiliary loss is summed up over them. Not for `overlap_param_gather`:

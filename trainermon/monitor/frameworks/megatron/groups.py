@@ -29,7 +29,7 @@ SOURCES: Mapping[str, tuple[str, str, Mapping[str, bool]]] = MappingProxyType(
 )
 
 
-class Place(NamedTuple):
+class GroupPlace(NamedTuple):
     """A rank's place in a group and the group's size."""
 
     rank: int = 0
@@ -37,7 +37,7 @@ class Place(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Groups:
+class MegatronGroups:
     """This rank's place in every group that decides what it holds.
 
     Attributes:
@@ -51,14 +51,14 @@ class Groups:
         edp: What the gradients of experts are reduced over.
     """
 
-    tp: Place
-    pp: Place
-    cp: Place
-    dp: Place
-    dp_cp: Place
-    ep: Place
-    etp: Place
-    edp: Place
+    tp: GroupPlace
+    pp: GroupPlace
+    cp: GroupPlace
+    dp: GroupPlace
+    dp_cp: GroupPlace
+    ep: GroupPlace
+    etp: GroupPlace
+    edp: GroupPlace
 
 
 def process_groups_of(chunk: nn.Module) -> dict[str, Any]:
@@ -79,9 +79,9 @@ def process_groups_of(chunk: nn.Module) -> dict[str, Any]:
     return groups
 
 
-def groups_of(chunk: nn.Module) -> Groups:
+def groups_of(chunk: nn.Module) -> MegatronGroups:
     """Return this rank's places in the groups of `process_groups_of`."""
-    return Groups(**{purpose: _place(group) for purpose, group in process_groups_of(chunk).items()})
+    return MegatronGroups(**{purpose: _place(group) for purpose, group in process_groups_of(chunk).items()})
 
 
 def coordinates_of(coordinates: Coordinates) -> Coordinates:
@@ -112,5 +112,5 @@ def _first(group: Any) -> Any:
     return group[0] if isinstance(group, list) else group
 
 
-def _place(group: Any) -> Place:
-    return Place(group.rank(), group.size())
+def _place(group: Any) -> GroupPlace:
+    return GroupPlace(group.rank(), group.size())

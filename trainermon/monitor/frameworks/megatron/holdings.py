@@ -12,7 +12,7 @@ from trainermon.core.errors import AttachError
 Pair = tuple[nn.Parameter, Tensor]
 
 
-class Holding(NamedTuple):
+class ParameterRange(NamedTuple):
     """A range of a flattened parameter, and the tensor in which `optimizer` (a Megatron one) steps it."""
 
     start: int
@@ -33,7 +33,9 @@ def single_optimizers(optimizer: Any) -> list[Any]:
     return [optimizer]
 
 
-def holdings_of(chunks: Sequence[nn.Module], optimizer: Any) -> tuple[dict[nn.Parameter, Holding], set[nn.Parameter]]:
+def holdings_of(
+    chunks: Sequence[nn.Module], optimizer: Any
+) -> tuple[dict[nn.Parameter, ParameterRange], set[nn.Parameter]]:
     """Return what this rank steps, by parameter, and which parameters are dealt out over their data parallel ranks.
 
     Of the latter this rank may step only a part, or nothing.
@@ -43,7 +45,7 @@ def holdings_of(chunks: Sequence[nn.Module], optimizer: Any) -> tuple[dict[nn.Pa
             are not those that the gradient buffers say.
     """
     ranges = owned_ranges(chunks)
-    found: dict[nn.Parameter, Holding] = {}
+    found: dict[nn.Parameter, ParameterRange] = {}
     dealt_out = _dealt_out_whole(optimizer)
     for single in single_optimizers(optimizer):
         is_sharded = "DistributedOptimizer" in class_names(single)
@@ -55,7 +57,7 @@ def holdings_of(chunks: Sequence[nn.Module], optimizer: Any) -> tuple[dict[nn.Pa
                     f"to {end} of a parameter of shape {tuple(parameter.shape)}; this version of Megatron-Core lays "
                     "out its buffers differently"
                 )
-            found[parameter] = Holding(start, end, stepped, single)
+            found[parameter] = ParameterRange(start, end, stepped, single)
         if is_sharded:
             dealt_out.update(*(buffer.param_index_map for buffer in getattr(single, "buffers", ())))
     _check_complete(chunks, dealt_out.union(found), optimizer)
@@ -85,7 +87,7 @@ def buffers_of(chunk: nn.Module) -> list[Any]:
     return [*chunk.buffers, *chunk.expert_parallel_buffers]  # type: ignore[misc]  # not Module.buffers: a list here
 
 
-def state_of(holding: Holding) -> Mapping[str, Any]:
+def state_of(holding: ParameterRange) -> Mapping[str, Any]:
     """Return what the inner optimizer keeps for the parameter; empty before its first step.
 
     A main copy that the inner optimizer keeps among its state is the value, not a state, and is left out.
@@ -94,7 +96,7 @@ def state_of(holding: Holding) -> Mapping[str, Any]:
     return {name: kept for name, kept in state.items() if name != "master_param"} if state else {}
 
 
-def value_of(holding: Holding) -> Tensor:
+def value_of(holding: ParameterRange) -> Tensor:
     """Return the parameter in the best precision that there is: the main copy or shard, where one is kept.
 
     The inner optimizer may hold that copy itself: on the CPU, when it is offloaded; else among its state.

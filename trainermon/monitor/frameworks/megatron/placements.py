@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from trainermon.core.errors import AttachError
 from trainermon.core.values import Placement
-from trainermon.monitor.frameworks.megatron.groups import Groups, Place
-from trainermon.monitor.frameworks.megatron.holdings import Holding
+from trainermon.monitor.frameworks.megatron.groups import GroupPlace, MegatronGroups
+from trainermon.monitor.frameworks.megatron.holdings import ParameterRange
 
 # Parameters that hold all experts of a rank side by side, and along which dimension.
 GROUPED_EXPERTS = MappingProxyType({"experts.weight1": 1, "experts.weight2": 0})
@@ -32,7 +32,7 @@ def is_tied(parameter: nn.Parameter) -> bool:
     return bool(getattr(parameter, "shared_embedding", False)) or is_tied_copy(parameter)
 
 
-def placement_of(name: str, parameter: nn.Parameter, groups: Groups) -> Placement:
+def placement_of(name: str, parameter: nn.Parameter, groups: MegatronGroups) -> Placement:
     """Return how the gradient of one backward of this rank relates to the whole parameter.
 
     Args:
@@ -66,7 +66,9 @@ def placement_of(name: str, parameter: nn.Parameter, groups: Groups) -> Placemen
     )
 
 
-def shard_of(whole: Placement, parameter: nn.Parameter, groups: Groups, holding: Holding | None) -> Placement:
+def shard_of(
+    whole: Placement, parameter: nn.Parameter, groups: MegatronGroups, holding: ParameterRange | None
+) -> Placement:
     """Return how this rank's part of a parameter that is dealt out over its data parallel ranks relates to `whole`.
 
     With several instances of the distributed optimizer those ranks form groups that each hold all of it: then the data
@@ -113,21 +115,21 @@ def dtype_name(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def _is_split(parameter: nn.Parameter, groups: Groups) -> bool:
+def _is_split(parameter: nn.Parameter, groups: MegatronGroups) -> bool:
     is_marked = bool(getattr(parameter, "tensor_model_parallel", False))
     return is_marked and _tensor_place(parameter, groups).size > 1
 
 
-def _counts_among_tensor_ranks(parameter: nn.Parameter, groups: Groups) -> bool:
+def _counts_among_tensor_ranks(parameter: nn.Parameter, groups: MegatronGroups) -> bool:
     is_first = _is_split(parameter, groups) or _tensor_place(parameter, groups).rank == 0
     return is_first and not is_tied_copy(parameter)
 
 
-def _tensor_place(parameter: nn.Parameter, groups: Groups) -> Place:
+def _tensor_place(parameter: nn.Parameter, groups: MegatronGroups) -> GroupPlace:
     return groups.etp if is_expert(parameter) else groups.tp
 
 
-def _num_instances(holding: Holding | None) -> int:
+def _num_instances(holding: ParameterRange | None) -> int:
     config = getattr(holding.optimizer, "ddp_config", None) if holding else None
     return int(getattr(config, "num_distributed_optimizer_instances", 1))
 
@@ -136,7 +138,7 @@ def _present(**sizes: int) -> tuple[str, ...]:
     return tuple(axis for axis, size in sizes.items() if size > 1)
 
 
-def _check_experts(name: str, groups: Groups) -> None:
+def _check_experts(name: str, groups: MegatronGroups) -> None:
     is_routed = ".experts." in f".{name}" and "shared_experts" not in name
     if is_routed and groups.ep.size == 1 and groups.etp.size != groups.tp.size:
         raise AttachError(

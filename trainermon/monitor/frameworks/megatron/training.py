@@ -9,14 +9,14 @@ from typing import Any
 from torch import Tensor, nn
 
 from trainermon.core.errors import AttachError
-from trainermon.hooks.guard import Guard
+from trainermon.hooks.guard import FaultGuard
 from trainermon.hooks.patch import Patch
 from trainermon.hooks.replayable import Replayable
 from trainermon.monitor.frameworks.megatron import holdings
 from trainermon.monitor.frameworks.megatron.groups import process_groups_of
-from trainermon.monitor.frameworks.megatron.holdings import Holding
+from trainermon.monitor.frameworks.megatron.holdings import ParameterRange
 from trainermon.monitor.frameworks.megatron.replay import MegatronReplayable
-from trainermon.monitor.taps.training import Handle, OptimizerState, Outcome, Training
+from trainermon.monitor.taps.training import OptimizerState, StepOutcome, TapHandle, Training
 
 
 class MegatronTraining(Training):
@@ -36,7 +36,7 @@ class MegatronTraining(Training):
     unreduced_once = True
     is_pipelined = True
 
-    def __init__(self, *, chunks: Sequence[nn.Module], held: Sequence[Holding | None], **parts: Any) -> None:
+    def __init__(self, *, chunks: Sequence[nn.Module], held: Sequence[ParameterRange | None], **parts: Any) -> None:
         super().__init__(**parts)
         self.chunks = tuple(chunks)
         self.held = tuple(held)
@@ -52,17 +52,17 @@ class MegatronTraining(Training):
 
     def watch_step(
         self,
-        guard: Guard,
+        guard: FaultGuard,
         *,
         entry: Callable[[], None],
-        exit: Callable[[Outcome], None],
-    ) -> list[Handle]:
+        exit: Callable[[StepOutcome], None],
+    ) -> list[TapHandle]:
         """Replace `step` of the outer optimizer: at its entry gradients are final, not clipped and not unscaled."""
         before = guard.wrap(lambda _args, _kwargs: self._enter(entry))
         after = guard.wrap(lambda result: exit(self._outcome(result)))
         return [Patch(self.optimizer, "step", before=before, after=after)]
 
-    def watch_decision(self, guard: Guard, decide: Callable[[bool], None]) -> list[Handle]:
+    def watch_decision(self, guard: FaultGuard, decide: Callable[[bool], None]) -> list[TapHandle]:
         """Decide on what Megatron reduced: found-inf under a loss scale, else the global norm.
 
         A single optimizer that clips nothing computes no norm: then found-inf alone decides, or, without a loss scale,
@@ -89,10 +89,10 @@ class MegatronTraining(Training):
         self._loss_scale = None if self._scaler is None else self._scaler.scale
         entry()
 
-    def _outcome(self, result: tuple[bool, float | None, Any]) -> Outcome:
+    def _outcome(self, result: tuple[bool, float | None, Any]) -> StepOutcome:
         successful, norm, *_ = result
         is_chain = hasattr(self.optimizer, "chained_optimizers")
-        return Outcome(
+        return StepOutcome(
             skipped=not successful,
             grad_norm=norm if is_chain or self._max_norm is not None else None,
             max_norm=self._max_norm,
@@ -110,10 +110,10 @@ class MegatronTraining(Training):
 
     # ------------------------------------------------------------------ gradients
 
-    def watch_unreduced(self, guard: Guard, see: Callable[[int, Tensor], None]) -> list[Handle]:
+    def watch_unreduced(self, guard: FaultGuard, see: Callable[[int, Tensor], None]) -> list[TapHandle]:
         """Report `main_grad` at the entry of each bucket group's reduction, before the factor 1/dp."""
         index_of = {parameter.tensor: index for index, parameter in enumerate(self.parameters)}
-        handles: list[Handle] = []
+        handles: list[TapHandle] = []
         for chunk in self.chunks:
             for group in (*chunk.bucket_groups, *chunk.expert_parallel_bucket_groups):  # type: ignore[misc]
                 members = [(index_of[p], p) for bucket in group.buckets for p in bucket.params_list if p in index_of]
@@ -121,7 +121,7 @@ class MegatronTraining(Training):
                 handles.append(Patch(group, "start_grad_sync", before=before))
         return handles
 
-    def watch_micro_gradients(self, guard: Guard, see: Callable[[int, Tensor], None]) -> list[Handle]:
+    def watch_micro_gradients(self, guard: FaultGuard, see: Callable[[int, Tensor], None]) -> list[TapHandle]:
         """Report what each backward adds.
 
         Raises:
@@ -140,7 +140,7 @@ class MegatronTraining(Training):
         """Return this rank's slice of each `main_grad`: views, no copy."""
         return [None if held is None else self._slice(i, held) for i, held in enumerate(self.held)]
 
-    def _slice(self, index: int, held: Holding) -> Tensor:
+    def _slice(self, index: int, held: ParameterRange) -> Tensor:
         whole: Tensor = self.parameters[index].tensor.main_grad  # type: ignore[attr-defined]
         kept = self._slices[index]
         if kept is None or kept[0] is not whole:
@@ -190,7 +190,7 @@ def _before_reduction(
         see(index, parameter.main_grad)  # type: ignore[attr-defined]
 
 
-def _state_of(held: Holding, group_of: Mapping[int, Mapping[str, Any]]) -> OptimizerState | None:
+def _state_of(held: ParameterRange, group_of: Mapping[int, Mapping[str, Any]]) -> OptimizerState | None:
     state = holdings.state_of(held)
     return OptimizerState(holdings.value_of(held), state, group_of[id(held.stepped)]) if state else None
 

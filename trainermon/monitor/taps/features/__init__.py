@@ -8,7 +8,7 @@ from functools import partial
 
 from trainermon.core.config import MonitorConfig
 from trainermon.core.errors import ConfigError
-from trainermon.hooks.guard import Guard
+from trainermon.hooks.guard import FaultGuard
 from trainermon.hooks.names import advice, chosen
 from trainermon.monitor.taps.collector import Collector
 from trainermon.monitor.taps.features.attention import AttentionFeature
@@ -17,7 +17,7 @@ from trainermon.monitor.taps.features.fp8 import Fp8Feature, has_fp8
 from trainermon.monitor.taps.features.routing import ChoiceEntropyFeature, LoadFeature, is_router
 from trainermon.monitor.taps.features.weights import LinearFeature, SimilarityFeature
 from trainermon.monitor.taps.micro_steps import MicroSteps
-from trainermon.monitor.taps.training import Handle, Module
+from trainermon.monitor.taps.training import TapHandle, WatchedModule
 
 __all__ = ["FeatureTaps", "check"]
 
@@ -36,10 +36,15 @@ class FeatureTaps:
     """
 
     def __init__(
-        self, modules: Sequence[Module], collector: Collector, steps: MicroSteps, guard: Guard, config: MonitorConfig
+        self,
+        modules: Sequence[WatchedModule],
+        collector: Collector,
+        steps: MicroSteps,
+        guard: FaultGuard,
+        config: MonitorConfig,
     ) -> None:
         self._guard = guard
-        self._handles: list[Handle] = []
+        self._handles: list[TapHandle] = []
         self._features: list[Feature] = []
         if not config.recording_l2_features:
             return
@@ -84,7 +89,7 @@ class FeatureTaps:
             feature.new_step()
 
 
-def check(modules: Sequence[Module], config: MonitorConfig, *, is_whole: bool = True) -> None:
+def check(modules: Sequence[WatchedModule], config: MonitorConfig, *, is_whole: bool = True) -> None:
     """Check that the modules that `l2_targets` names exist and have what their feature is of.
 
     Args:
@@ -110,6 +115,6 @@ def check(modules: Sequence[Module], config: MonitorConfig, *, is_whole: bool = 
                 )
 
 
-def _is_named(module: Module, patterns: Sequence[str]) -> bool:
+def _is_named(module: WatchedModule, patterns: Sequence[str]) -> bool:
     names = [pattern.removeprefix(f"{module.stage}:") for pattern in patterns]
     return any(module.name == name or fnmatch.fnmatchcase(module.name, name) for name in names)

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from trainermon.hooks.guard import Guard
+from trainermon.hooks.guard import FaultGuard
 from trainermon.monitor.taps.features import formulas
 from trainermon.monitor.taps.features.feature import Feature
-from trainermon.monitor.taps.features.formulas import Attention
-from trainermon.monitor.taps.training import Handle
+from trainermon.monitor.taps.features.formulas import AttentionInputs
+from trainermon.monitor.taps.training import TapHandle
 
 ENTROPY, LARGEST_PROBABILITY, LARGEST_LOGIT = "attention_entropy", "attention_max_probability", "attention_max_logit"
 BATCH_FIRST, SEQUENCE_FIRST = "b,s,h,d", "s,b,h,d"
@@ -36,9 +36,9 @@ class AttentionFeature(Feature):
     def __init__(self, *args: Any, order: str) -> None:
         super().__init__(*args)
         self._order = order
-        self._watch: _Watch | None = None
+        self._watch: _AttentionWatch | None = None
 
-    def attach(self, guard: Guard) -> list[Handle]:
+    def attach(self, guard: FaultGuard) -> list[TapHandle]:
         """Watch the module's forwards."""
         module = self.module.module
         reason = why_not(module)
@@ -59,9 +59,9 @@ class AttentionFeature(Feature):
             self._watch.leave()
             self._watch = None
 
-    def _before(self, guard: Guard, _module: nn.Module, _args: tuple[Any, ...]) -> None:
+    def _before(self, guard: FaultGuard, _module: nn.Module, _args: tuple[Any, ...]) -> None:
         if self._is_due and self._watch is None:
-            self._watch = _Watch(guard.wrap(self._see))
+            self._watch = _AttentionWatch(guard.wrap(self._see))
             self._watch.enter()
 
     def _see(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -86,13 +86,13 @@ class AttentionFeature(Feature):
             return
         self._look(lambda q: self._compute(of_core(module, (q, key, mask), kwargs, order=self._order)), query)
 
-    def _compute(self, call: Attention) -> None:
+    def _compute(self, call: AttentionInputs) -> None:
         rows = formulas.attention_rows(call)
         for name, row in zip((ENTROPY, LARGEST_PROBABILITY, LARGEST_LOGIT), rows, strict=True):
             self._take(name, row)
 
 
-def of_torch(query: Tensor, given: Mapping[str, Any]) -> Attention:
+def of_torch(query: Tensor, given: Mapping[str, Any]) -> AttentionInputs:
     """Return what `scaled_dot_product_attention` was asked for; a causal mask is aligned with the first key, as there.
 
     Tensors of three dimensions have one head, as there.
@@ -101,7 +101,7 @@ def of_torch(query: Tensor, given: Mapping[str, Any]) -> Attention:
     if query.dim() == 3:
         query, key = query[:, None], key[:, None]
         mask = mask[:, None] if mask is not None and mask.dim() == 3 else mask
-    return Attention(
+    return AttentionInputs(
         query=query,
         key=key,
         scale=query.shape[-1] ** -0.5 if given.get("scale") is None else given["scale"],
@@ -112,7 +112,7 @@ def of_torch(query: Tensor, given: Mapping[str, Any]) -> Attention:
 
 def of_core(
     module: nn.Module, tensors: tuple[Tensor, Tensor, Tensor | None], kwargs: Mapping[str, Any], *, order: str
-) -> Attention:
+) -> AttentionInputs:
     """Return what an attention core in the manner of Megatron's was asked for: in its mask, true hides a key.
 
     Scale: `softmax_scale`, times what `scale_mask_softmax` multiplies by later (layer scaling), else 1 over the root of
@@ -130,7 +130,7 @@ def of_core(
     kind = _mask_type(module, kwargs)
     if "causal" in kind:
         last = min(aligned_end if "bottom_right" in kind else 0, aligned_end if last is None else last)
-    return Attention(
+    return AttentionInputs(
         query=query,
         key=key,
         scale=scale * (getattr(softmax, "scale", None) or 1.0),
@@ -175,7 +175,7 @@ def _is_heads(value: Any) -> bool:
     return isinstance(value, Tensor) and value.dim() == 4
 
 
-class _Watch(TorchFunctionMode):
+class _AttentionWatch(TorchFunctionMode):
     """Sees calls of `scaled_dot_product_attention` between `enter` and `leave`; costs 1 us per torch call there."""
 
     def __init__(self, see: Callable[..., Any]) -> None:

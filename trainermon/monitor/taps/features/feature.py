@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from trainermon.core.values import Kind, SeriesKey
-from trainermon.hooks.guard import Guard
+from trainermon.hooks.guard import FaultGuard
 from trainermon.monitor.taps.collector import Collector
 from trainermon.monitor.taps.micro_steps import MicroSteps
-from trainermon.monitor.taps.training import Handle, Module
+from trainermon.monitor.taps.training import TapHandle, WatchedModule
 
 logger = logging.getLogger("trainermon")
 
@@ -26,7 +26,7 @@ class Feature(abc.ABC):
     cannot be computed the log says so once and the feature is not taken any more.
     """
 
-    def __init__(self, module: Module, collector: Collector, steps: MicroSteps) -> None:
+    def __init__(self, module: WatchedModule, collector: Collector, steps: MicroSteps) -> None:
         self.module = module
         self._collector = collector
         self._steps = steps
@@ -34,7 +34,7 @@ class Feature(abc.ABC):
         self._series: dict[str, int] = {}
 
     @abc.abstractmethod
-    def attach(self, guard: Guard) -> list[Handle]:
+    def attach(self, guard: FaultGuard) -> list[TapHandle]:
         """Watch the module; return what takes that back."""
 
     def detach(self) -> None:  # noqa: B027  # most features have nothing open

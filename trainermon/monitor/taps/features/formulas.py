@@ -24,7 +24,7 @@ FP8_UNDERFLOW = {"e4m3": 2.0**-10, "e5m2": 2.0**-17}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Attention:
+class AttentionInputs:
     """One computation of attention probabilities.
 
     Attributes:
@@ -44,7 +44,7 @@ class Attention:
     mask: Tensor | None = None
 
 
-def attention_rows(call: Attention, max_logits: int = MAX_LOGITS) -> tuple[Tensor, Tensor, Tensor]:
+def attention_rows(call: AttentionInputs, max_logits: int = MAX_LOGITS) -> tuple[Tensor, Tensor, Tensor]:
     """Return entropy, largest probability and largest logit of rows of the attention matrix, each `[B', H, N]`.
 
     Entropy: `-sum_k p_k ln p_k` in nats, 0 to ln K (Zhai et al., "Stabilizing Transformer Training by Preventing
@@ -69,7 +69,7 @@ def attention_rows(call: Attention, max_logits: int = MAX_LOGITS) -> tuple[Tenso
     return torch.special.entr(probabilities).sum(-1), probabilities.amax(-1), logits.amax(-1)
 
 
-def _masked(logits: Tensor, call: Attention, entries: Tensor, queries: Tensor) -> Tensor:
+def _masked(logits: Tensor, call: AttentionInputs, entries: Tensor, queries: Tensor) -> Tensor:
     keys = torch.arange(logits.shape[-1], device=logits.device)
     if call.last is not None:
         logits = logits.masked_fill(keys > queries[:, None] + call.last, -torch.inf)

@@ -11,11 +11,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from trainermon.hooks.guard import Guard
+from trainermon.hooks.guard import FaultGuard
 from trainermon.monitor.taps.features import formulas
 from trainermon.monitor.taps.features.feature import Feature
 from trainermon.monitor.taps.pieces import take_in_pieces
-from trainermon.monitor.taps.training import Handle
+from trainermon.monitor.taps.training import TapHandle
 
 UNDERFLOW = "fp8_underflow"
 PASSES = {"scaling_fwd": "forward", "scaling_bwd": "backward"}
@@ -29,7 +29,7 @@ class Fp8Feature(Feature):
     the scale of that moment makes it zero in FP8, else 0.
     """
 
-    def attach(self, guard: Guard) -> list[Handle]:
+    def attach(self, guard: FaultGuard) -> list[TapHandle]:
         """Watch the module's inputs."""
         return [self.module.module.register_forward_pre_hook(guard.wrap(self._before))]
 

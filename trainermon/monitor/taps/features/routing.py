@@ -7,11 +7,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from trainermon.hooks.guard import Guard
+from trainermon.hooks.guard import FaultGuard
 from trainermon.hooks.patch import Patch
 from trainermon.monitor.taps.features import formulas
 from trainermon.monitor.taps.features.feature import Feature, matrix_of
-from trainermon.monitor.taps.training import Handle
+from trainermon.monitor.taps.training import TapHandle
 
 CHOICE_ENTROPY = "router_token_entropy"
 LOAD, LOAD_VARIATION = "expert_load", "expert_load_variation"
@@ -28,7 +28,7 @@ class ChoiceEntropyFeature(Feature):
     the first item of it beside the experts' indices (transformers).
     """
 
-    def attach(self, guard: Guard) -> list[Handle]:
+    def attach(self, guard: FaultGuard) -> list[TapHandle]:
         """Watch where the logits appear."""
         module = self.module.module
         if callable(getattr(module, "gating", None)):
@@ -61,7 +61,7 @@ class LoadFeature(Feature):
         super().__init__(*args)
         self._counts_E: Tensor | None = None
 
-    def attach(self, guard: Guard) -> list[Handle]:
+    def attach(self, guard: FaultGuard) -> list[TapHandle]:
         """Watch what the router returns."""
         return [self.module.module.register_forward_hook(guard.wrap(self._behind))]
 

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from trainermon.core.values import STATISTICS
-from trainermon.hooks.guard import Guard
+from trainermon.hooks.guard import FaultGuard
 from trainermon.monitor.taps.features import formulas
 from trainermon.monitor.taps.features.feature import Feature, matrix_of
-from trainermon.monitor.taps.training import Handle
+from trainermon.monitor.taps.training import TapHandle
 from trainermon.statistics.kernel import moments
 
 SPECTRAL_NORM, STABLE_RANK = "spectral_norm", "stable_rank"
@@ -21,7 +21,7 @@ SIMILARITY = "router_weight_similarity"
 class WeightFeature(Feature):
     """A feature of the matrix that a module's forward uses: looked at just before it, when it is gathered."""
 
-    def attach(self, guard: Guard) -> list[Handle]:
+    def attach(self, guard: FaultGuard) -> list[TapHandle]:
         """Watch the module's forwards."""
         return [self.module.module.register_forward_pre_hook(guard.wrap(self._before))]
 
