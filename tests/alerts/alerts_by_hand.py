@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainermon.core.values import Alert, AlertState, Finding, Kind, SeriesKey, Severity
+from trainermon.core.values import Alert, AlertCondition, AlertDirection, AlertState, Finding, Kind, SeriesKey, Severity
 
 
 def alert(identity: str = "a1", **changes: Any) -> Alert:
@@ -24,5 +24,7 @@ def alert(identity: str = "a1", **changes: Any) -> Alert:
         "num_series": 1,
         "findings": (Finding(series=SeriesKey(Kind.LOSS, "loss", micro_step=3), value=9.5, baseline=2.0),),
         "message": "loss-spike: the loss rose",
+        "condition": AlertCondition.SPIKE,
+        "direction": AlertDirection.UP,
     }
     return Alert(**(fields | changes))

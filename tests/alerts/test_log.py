@@ -5,6 +5,7 @@ import logging
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,7 +14,8 @@ from hypothesis import strategies as st
 from tests.alerts.alerts_by_hand import alert
 from tests.alerts.series import PATIENT
 from trainermon.alerts.log import AlertLog, parse_alert
-from trainermon.core.values import AlertState, Finding, Kind, SeriesKey, as_plain
+from trainermon.alerts.reading import READERS
+from trainermon.core.values import AlertCondition, AlertDirection, AlertState, Finding, Kind, SeriesKey, as_plain
 
 NUMBERS = st.floats(allow_nan=False)  # NaN is not equal to itself; a test of its own
 KEYS = st.builds(
@@ -123,6 +125,43 @@ def test_line_that_is_no_alert_is_left_out_and_told(
 def test_number_as_text_is_no_number(field: str) -> None:
     with pytest.raises(ValueError, match=r"found the text '3\.5', expected a number"):
         parse_alert(as_plain(alert()) | {field: "3.5"})
+
+
+def as_before(**changes: Any) -> dict[str, Any]:
+    """Return an alert as the version before wrote it, without condition and direction."""
+    plain: dict[str, Any] = as_plain(alert(**changes))
+    return {name: value for name, value in plain.items() if name not in ("condition", "direction")}
+
+
+@pytest.mark.parametrize(
+    ("rule", "value", "expected"),
+    [
+        ("gradient-dead", 1.0, (AlertCondition.DEAD, AlertDirection.NONE)),
+        ("gradient-spike", 9.0, (AlertCondition.SPIKE, AlertDirection.UP)),
+        ("gradient-spike", 0.1, (AlertCondition.SPIKE, AlertDirection.DOWN)),
+        ("gradient-vanishing", 0.1, (AlertCondition.VANISHING, AlertDirection.DOWN)),
+        ("update-ratio-high", 9.0, (AlertCondition.RATIO, AlertDirection.UP)),
+        ("hang", 9.0, (AlertCondition.REPORTED, AlertDirection.NONE)),
+        ("my-vanishing", 9.0, (None, AlertDirection.UP)),  # nobody knows what that rule was
+        ("my-vanishing", float("nan"), (None, AlertDirection.NONE)),
+    ],
+)
+def test_an_alert_of_the_version_before_takes_its_condition_from_the_built_in_rule(
+    rule: str, value: float, expected: tuple[AlertCondition | None, AlertDirection]
+) -> None:
+    found = parse_alert(as_before(rule=rule, value=value, baseline=1.0))
+
+    assert (found.condition, found.direction) == expected
+
+
+@pytest.mark.parametrize("field", ["condition", "direction"])
+def test_a_condition_that_nobody_knows_is_no_alert(field: str) -> None:
+    with pytest.raises(ValueError, match="'sideways' is not a valid"):
+        parse_alert(as_plain(alert()) | {field: "sideways"})
+
+
+def test_every_condition_of_a_rule_has_its_name_in_an_alert() -> None:
+    assert {*READERS, "custom"} == {str(condition) for condition in AlertCondition}
 
 
 class FullDisk:

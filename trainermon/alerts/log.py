@@ -9,11 +9,22 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from trainermon.alerts.lines import append_line, read_lines
-from trainermon.core.values import Alert, AlertState, Finding, Kind, SeriesKey, Severity, as_plain
+from trainermon.core.values import (
+    Alert,
+    AlertCondition,
+    AlertDirection,
+    AlertState,
+    Finding,
+    Kind,
+    SeriesKey,
+    Severity,
+    as_plain,
+)
 
 _logger = logging.getLogger(__name__)
 
@@ -96,9 +107,25 @@ def parse_alert(plain: Any) -> Alert:
             fields[name] = kind(fields[name])
         for name in ("time_s", "value", "baseline"):
             fields[name] = _number(fields[name])
+        fields |= _parse_condition(fields)
         return Alert(**fields)
     except (KeyError, TypeError) as error:
         raise ValueError(f"not an alert: {error!r}") from error
+
+
+def _parse_condition(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return condition and direction; where an earlier version did not write them, those of the built-in rule."""
+    if fields.get("condition") is not None:
+        return {"condition": AlertCondition(fields["condition"]), "direction": AlertDirection(fields["direction"])}
+    # Only for old lines: reading the built-in rules takes longer than reading most logs.
+    from trainermon.alerts.conditions.criteria import condition_of, direction_of
+    from trainermon.alerts.rules import default_criteria
+
+    criterion = default_criteria().get(fields["rule"])
+    return {
+        "condition": None if criterion is None else condition_of(criterion),
+        "direction": direction_of(criterion, value=fields["value"], baseline=fields["baseline"]),
+    }
 
 
 def _parse_finding(plain: Any) -> Finding:

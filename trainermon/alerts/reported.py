@@ -15,7 +15,7 @@ from trainermon.alerts.conditions.criteria import Reported
 from trainermon.alerts.rules import AlertRule
 from trainermon.alerts.state import alert_id
 from trainermon.alerts.wording import filled_in
-from trainermon.core.values import Alert, AlertState, Finding, Kind, SeriesKey
+from trainermon.core.values import Alert, AlertCondition, AlertState, Finding, Kind, SeriesKey
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +124,7 @@ def _alert(rule: AlertRule, statement: AgentStatement) -> Alert:
         num_series=max(statement.num_series, len(statement.series)),
         findings=tuple(findings),
         message=f"{rule.name}: {filled_in(rule.summary, fields)}",
+        condition=AlertCondition.REPORTED,
     )
 
 

@@ -201,6 +201,12 @@ def with_reported(rules: Sequence[AlertRule]) -> tuple[AlertRule, ...]:
     return (*rules, *kept)
 
 
+@lru_cache(maxsize=1)
+def default_criteria() -> Mapping[str, Criterion]:
+    """Return the condition of each built-in rule by the rule's name."""
+    return {rule.name: rule.when for rule in load_rules()}
+
+
 def inhibitors(rules: Sequence[AlertRule]) -> Mapping[str, tuple[str, ...]]:
     """Return for every rule the rules that hold it back, whenever it begins."""
     return {rule.name: tuple(other.name for other in rules if rule.name in other.inhibits) for rule in rules}

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from trainermon.alerts.conditions.criteria import condition_of, direction_of
 from trainermon.alerts.rules import AlertRule
 from trainermon.alerts.state import SeriesPeaks, alert_id
 from trainermon.core.values import Alert, AlertState, Finding, SeriesKey
@@ -50,6 +51,7 @@ def make_alert(rule: AlertRule, state: AlertState, concern: AlertConcern, moment
     """Return the alert of a group; its message names the worst series with its numbers."""
     worst = concern.slots[0]
     peaks = concern.peaks
+    value, baseline = float(peaks.value[worst]), float(peaks.baseline[worst])
     return Alert(
         id=alert_id(rule.name, rank=moment.rank, attempt=moment.attempt, first_step=concern.first_step),
         rule=rule.name,
@@ -61,14 +63,16 @@ def make_alert(rule: AlertRule, state: AlertState, concern: AlertConcern, moment
         first_step=concern.first_step,
         time_s=moment.time_s,
         kind=concern.keys[worst].kind,
-        value=float(peaks.value[worst]),
-        baseline=float(peaks.baseline[worst]),
+        value=value,
+        baseline=baseline,
         num_series=len(concern.slots),
         findings=tuple(
             Finding(series=concern.keys[slot], value=float(peaks.value[slot]), baseline=float(peaks.baseline[slot]))
             for slot in concern.slots[:MAX_FINDINGS]
         ),
         message=f"{rule.name}: {_sentence(rule, state, concern, moment)}",
+        condition=condition_of(rule.when),
+        direction=direction_of(rule.when, value=value, baseline=baseline),
     )
 
 

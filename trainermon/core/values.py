@@ -218,6 +218,43 @@ class Severity(str, enum.Enum):
         return self.value
 
 
+class AlertCondition(str, enum.Enum):
+    """What the rule of an alert looks for; `alerts/conditions/criteria.py` says what each means."""
+
+    NONFINITE = "nonfinite"
+    THRESHOLD = "threshold"
+    SPIKE = "spike"
+    RELATIVE_TO_MEAN = "relative_to_mean"
+    FLAT = "flat"
+    DEAD = "dead"
+    RATIO = "ratio"
+    VANISHING = "vanishing"
+    SATURATED = "saturated"
+    NOT_DECREASING = "not_decreasing"
+    SPREAD = "spread"
+    DIFFERS = "differs"
+    STRAGGLER = "straggler"
+    DRIFT = "drift"
+    EXCEEDS = "exceeds"
+    FROZEN = "frozen"
+    REPORTED = "reported"
+    CUSTOM = "custom"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class AlertDirection(str, enum.Enum):
+    """On which side of what is usual the worst value of an alert is; none where the condition has no sides."""
+
+    UP = "up"
+    DOWN = "down"
+    NONE = "none"
+
+    def __str__(self) -> str:
+        return self.value
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """One series of a grouped alert: its value against what was expected."""
@@ -234,6 +271,7 @@ class Alert:
     `id` depends on rule, rank, attempt and first step only: evaluating the same records again gives the same id.
     `value` and `baseline` are those of the worst finding. `num_series` counts all series concerned, `findings` lists
     the worst ones. `step` is the step of this state change, `first_step` the one on which the condition began.
+    `condition` is None where it is not known: an alert of a user's rule, logged by a version that did not write it.
     """
 
     id: str
@@ -251,6 +289,8 @@ class Alert:
     num_series: int
     findings: tuple[Finding, ...]
     message: str
+    condition: AlertCondition | None = None
+    direction: AlertDirection = AlertDirection.NONE
 
 
 class Action(str, enum.Enum):

@@ -35,7 +35,7 @@ from trainermon.core.config import HangConfig
 from trainermon.core.control import Phase
 from trainermon.core.journal import Header
 from trainermon.core.spool import rank_pid
-from trainermon.core.values import Alert, AlertState, Finding, Kind, SeriesKey, Severity, as_plain
+from trainermon.core.values import Alert, AlertCondition, AlertState, Finding, Kind, SeriesKey, Severity, as_plain
 from trainermon.exporters.prometheus.exposition import Exposition
 
 HANG = "hang"
@@ -346,6 +346,7 @@ class HangWatch:
             num_series=1,
             findings=(Finding(series=_SERIES[rule], value=value, baseline=baseline),),
             message=f"{rule}: {text}",
+            condition=AlertCondition.REPORTED,
         )
 
     async def _tell(

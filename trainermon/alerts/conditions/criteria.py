@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import math
 from collections.abc import Mapping
 from types import MappingProxyType
 
 from trainermon.alerts.extensions import CustomCondition
-from trainermon.core.values import Kind
+from trainermon.core.values import AlertCondition, AlertDirection, Kind
 
 
 class Direction(str, enum.Enum):
@@ -305,3 +306,71 @@ IMPLIED: Mapping[type[Criterion], str] = MappingProxyType(
     }
 )
 """The statistic of conditions that are on one only."""
+
+_CONDITIONS: Mapping[type[Criterion], AlertCondition] = MappingProxyType(
+    {
+        NonFinite: AlertCondition.NONFINITE,
+        Threshold: AlertCondition.THRESHOLD,
+        Spike: AlertCondition.SPIKE,
+        RelativeToMean: AlertCondition.RELATIVE_TO_MEAN,
+        Flat: AlertCondition.FLAT,
+        Dead: AlertCondition.DEAD,
+        Ratio: AlertCondition.RATIO,
+        Vanishing: AlertCondition.VANISHING,
+        Saturated: AlertCondition.SATURATED,
+        NotDecreasing: AlertCondition.NOT_DECREASING,
+        Spread: AlertCondition.SPREAD,
+        Differs: AlertCondition.DIFFERS,
+        Straggler: AlertCondition.STRAGGLER,
+        Drift: AlertCondition.DRIFT,
+        Exceeds: AlertCondition.EXCEEDS,
+        Frozen: AlertCondition.FROZEN,
+        Reported: AlertCondition.REPORTED,
+        CustomCondition: AlertCondition.CUSTOM,
+    }
+)
+
+_SIDES: Mapping[type, AlertDirection] = MappingProxyType(
+    {
+        **dict.fromkeys((NonFinite, Flat, Frozen, Dead, NotDecreasing, Differs, Reported), AlertDirection.NONE),
+        **dict.fromkeys((Exceeds, Saturated, Straggler), AlertDirection.UP),
+        Vanishing: AlertDirection.DOWN,
+    }
+)
+"""Of conditions whose settings cannot change it."""
+
+
+def condition_of(criterion: Criterion) -> AlertCondition:
+    """Return which condition this is."""
+    return _CONDITIONS[type(criterion)]
+
+
+def direction_of(criterion: Criterion | None, *, value: float, baseline: float) -> AlertDirection:
+    """Return on which side of what is usual `value` is.
+
+    A condition that watches one side says so itself; of one that watches both, and of an unknown one (None), the value
+    beside the baseline decides. NONE if one of the two is not finite, or the condition has no sides.
+
+    >>> str(direction_of(Vanishing(), value=1e-9, baseline=1.0))
+    'down'
+    >>> str(direction_of(Spike(score=8.0, clear=4.0), value=9.0, baseline=1.0))
+    'up'
+    """
+    if type(criterion) in _SIDES:
+        return _SIDES[type(criterion)]
+    match criterion:
+        case Threshold(above=limit) | Ratio(above=limit):
+            return AlertDirection.DOWN if limit is None or value <= limit else AlertDirection.UP
+        case Spike(direction=side) | Drift(direction=side) | RelativeToMean(direction=side) if (
+            side is not Direction.BOTH
+        ):
+            return AlertDirection(side.value)
+        case RelativeToMean():  # the baseline is a mean of magnitudes
+            return _side(abs(value), baseline)
+    return _side(value, baseline)
+
+
+def _side(value: float, baseline: float) -> AlertDirection:
+    if not (math.isfinite(value) and math.isfinite(baseline)) or value == baseline:
+        return AlertDirection.NONE
+    return AlertDirection.UP if value > baseline else AlertDirection.DOWN

@@ -10,8 +10,8 @@ import contextlib
 import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from fnmatch import fnmatch
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from trainermon.alerts.log import AlertLog
@@ -23,26 +23,28 @@ from trainermon.analysis.diagnosis.rows.rule_replay import rehearse
 from trainermon.analysis.diagnosis.wording import counted, rank_list
 from trainermon.core.catalogue import LEARNING_RATE_SERIES
 from trainermon.core.errors import StoreError
-from trainermon.core.values import Alert, AlertState, Kind
+from trainermon.core.values import Alert, AlertCondition, AlertDirection, AlertState, Kind
 
 if TYPE_CHECKING:
     import duckdb
 
 MAX_REHEARSED = 20_000  # steps of single ranks: half a minute
-_BY_RULE = (
-    ("*-nonfinite*", None),
-    ("loss-flat", None),
-    ("loss-not-decreasing", None),
-    ("*-outlier-rank", Symptom.DIVERGED),
-    ("replica-*", Symptom.DIVERGED),
-    ("ranks-disagree", Symptom.DIVERGED),
-    ("*-dead", Symptom.DIED),
-    ("*-vanishing", Symptom.DIED),
-    ("*-collapse", Symptom.DIED),
-    ("*-overflow", Symptom.EXPLODED),
-    ("*-ratio-high", Symptom.EXPLODED),
+_BY_CONDITION: Mapping[AlertCondition, Symptom | None] = MappingProxyType(
+    {
+        AlertCondition.NONFINITE: None,  # the first bad step is found from the rows
+        AlertCondition.THRESHOLD: None,  # a limit says nothing about what is usual
+        AlertCondition.FLAT: None,
+        AlertCondition.FROZEN: None,
+        AlertCondition.NOT_DECREASING: None,
+        AlertCondition.STRAGGLER: None,
+        AlertCondition.REPORTED: None,
+        AlertCondition.SPREAD: Symptom.DIVERGED,
+        AlertCondition.DIFFERS: Symptom.DIVERGED,
+        AlertCondition.DEAD: Symptom.DIED,
+    }
 )
-_OF_RATIOS = "*-ratio-*"
+"""What needs no direction; of all other conditions it decides."""
+
 _KINDS = frozenset(Kind) - {Kind.COMM, Kind.STEP}
 _USUAL_STEPS = 50
 _RATE_STEPS, _RATE_FACTOR = 4, 5.0
@@ -56,9 +58,10 @@ class Episode:
     """What began to be wrong on one step, `first_step`, and was noticed on `seen_step`.
 
     `ranks` are those that were found wrong, `series` the worst ones as (kind, name, slot, stage), `rule` what found
-    them, `messages` what it said. `last_step` is None if it was so until the run's end. `source` names the files.
-    `between` are the steps between which copies of parameters parted: the last one on which they are known to have been
-    equal, and the first on which they were not; None of anything else.
+    them, `condition` what that looks for, if it is a rule, `messages` what it said. `last_step` is None if it was so
+    until the run's end. `source` names the files. `between` are the steps between which copies of parameters parted:
+    the last one on which they are known to have been equal, and the first on which they were not; None of anything
+    else.
     """
 
     symptom: Symptom
@@ -71,6 +74,7 @@ class Episode:
     messages: tuple[str, ...]
     source: str
     between: tuple[int, int] | None = None
+    condition: AlertCondition | None = None
 
 
 class Moved(NamedTuple):
@@ -167,6 +171,7 @@ def _episodes(alerts: Iterable[Alert], ends: Mapping[str, int], source: str) -> 
             rule=rule,
             messages=tuple(one.message for one in members),
             source=source,
+            condition=members[0].condition,
         )
 
 
@@ -219,19 +224,25 @@ _DIFFERENT_COPIES = f"""
 def symptom_of(alert: Alert) -> Symptom | None:
     """Return what an alert says is wrong with values, None if it is about something else, or not finite.
 
-    Of rules that look both ways the value beside the baseline decides.
+    That follows from what the rule looks for, on which side of the usual the value is, and what it is a value of: a
+    loss that falls is no fault. How the rule is called does not matter.
     """
     if alert.kind not in _KINDS:
         return None
-    for pattern, symptom in _BY_RULE:
-        if fnmatch(alert.rule, pattern):
-            return symptom
-    if alert.kind == Kind.CHECKSUM:
+    if alert.kind is Kind.CHECKSUM:
         return Symptom.DIVERGED
-    if not (math.isfinite(alert.value) and math.isfinite(alert.baseline)):
+    if alert.condition is not None and alert.condition in _BY_CONDITION:
+        return _BY_CONDITION[alert.condition]
+    if alert.direction is AlertDirection.NONE:
         return None
-    smaller = None if alert.kind == Kind.LOSS else Symptom.DIED
-    return Symptom.EXPLODED if abs(alert.value) > abs(alert.baseline) else smaller
+    smaller = None if alert.kind is Kind.LOSS else Symptom.DIED
+    return Symptom.EXPLODED if _has_grown(alert) else smaller
+
+
+def _has_grown(alert: Alert) -> bool:
+    if min(alert.value, alert.baseline) < 0:  # of a statistic with a sign, the side is not the size
+        return abs(alert.value) > abs(alert.baseline)
+    return alert.direction is AlertDirection.UP
 
 
 def moved_series(rows: Sequence[Moved], episode: Episode) -> list[Moved]:
@@ -286,5 +297,5 @@ def first_episode(episodes: Sequence[Episode], bad_step: int | None) -> Episode 
 def _lasts(episode: Episode, bad_step: int) -> bool:
     """Return whether values had exploded before `bad_step`, and still did on it."""
     is_before = episode.first_step < bad_step and episode.seen_step <= bad_step
-    is_of_values = episode.symptom is Symptom.EXPLODED and not fnmatch(episode.rule, _OF_RATIOS)
+    is_of_values = episode.symptom is Symptom.EXPLODED and episode.condition is not AlertCondition.RATIO
     return is_of_values and is_before and (episode.last_step or bad_step) >= bad_step
