@@ -409,7 +409,7 @@ def test_command_prints_text_and_json(tmp_path, capsys):
 
 
 def test_every_field_is_documented():
-    text = (Path(__file__).parents[3] / "trainermon/analysis/README.md").read_text()
+    text = (Path(__file__).parents[3] / "trainermon/analysis/diagnosis/README.md").read_text()
     values = (findings.Diagnosis, findings.BadTensor, findings.PathLink, findings.RankFinding, findings.BadParameter)
     for value in (*values, findings.LevelFinding, findings.Contrast, findings.NextCollection):
         for field in dataclasses.fields(value):

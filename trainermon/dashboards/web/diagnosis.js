@@ -1,5 +1,5 @@
 // The report of `trainermon diagnose` for one dump: what happened, the way of the first bad value through the model,
-// and the evidence. The JSON is described in analysis/README.md.
+// and the evidence. The JSON is described in analysis/diagnosis/README.md.
 
 import { getJson, number } from "./api.js";
 import { el } from "./dom.js";
