@@ -75,7 +75,8 @@ def test_every_source_file_that_a_readme_names_is_there(page):
 
 
 def test_only_the_table_names_modules():
-    text = "See `b.py`.\n\n| what it decides | file |\n|---|---|\n| x, `c.py` | `a.py`, [d](d/README.md) |\n\n| y | `e.py` |"
+    table = "| what it decides | file |\n|---|---|\n| x, `c.py` | `a.py`, [d](d/README.md) |"
+    text = f"See `b.py`.\n\n{table}\n\n| y | `e.py` |"
 
     assert named_modules(text) == Counter(["a.py"])
     assert named_folders(text) == {"d"}

@@ -30,7 +30,7 @@ from trainermon.core.errors import RuleError
 from trainermon.core.values import Severity
 
 BASE_RULES = Path(__file__).with_name("prometheus_rules.yaml")
-BASE_RUNBOOK = Path(__file__).with_name("prometheus_runbook.md")
+BASE_RUNBOOK = RUNBOOK.with_name("prometheus_runbook.md")  # the two lie together, as their readers find them
 RUNBOOK_URL = "https://runbooks.example.com/trainermon"
 JOB = ".*trainermon.*"
 """Regular expression for the label `job` of agents: the scrape configuration's name, or the operator's."""

@@ -54,7 +54,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"end with status {FOUND} if something was found, {UNKNOWN} if nothing is known, instead of 0",
     )
     parser.add_argument("--html", metavar="FILE", type=Path, help="write a page with plots, values and code into FILE")
-    parser.add_argument("--json", action="store_true", help="print the report as JSON, see analysis/README.md")
+    parser.add_argument(
+        "--json", action="store_true", help="print the report as JSON, see analysis/diagnosis/README.md"
+    )
 
 
 def main(args: argparse.Namespace) -> int:

@@ -49,7 +49,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--task", choices=("statistics", "tensor"), default="tensor", help="what is dumped (default: tensor)"
     )
     parser.add_argument("--out", type=Path, help="folder of the new dump (default: below reports/ of the run)")
-    parser.add_argument("--json", action="store_true", help="print the report as JSON, see analysis/README.md")
+    parser.add_argument(
+        "--json", action="store_true", help="print the report as JSON, see analysis/diagnosis/README.md"
+    )
 
 
 def main(args: argparse.Namespace) -> int:
