@@ -89,9 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help=f"end with status {DIFFERENT} if more than rounding differs, {UNKNOWN} if a dump could not be compared",
     )
-    parser.add_argument(
-        "--json", action="store_true", help="print the results as JSON, see analysis/compare/output/README.md"
-    )
+    parser.add_argument("--json", action="store_true", help="print the results as JSON, see docs/compare.md")
 
 
 def _add_switches_of_msprobe(parser: argparse.ArgumentParser) -> None:
