@@ -21,7 +21,7 @@ INSTALLED := requirements/base.lock requirements/torch.lock requirements/torch_c
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help demo test check coverage test-slow test-cuda-build test-server test-gpu bench bench-detection bench-diagnosis bench-compare-quality bench-hangs bench-gpu dashboards-render sync lock build clean
+.PHONY: help demo test check measure coverage test-slow test-cuda-build test-server test-gpu bench bench-detection bench-diagnosis bench-compare-quality bench-hangs bench-gpu dashboards-render sync lock build clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 19
@@ -76,6 +76,9 @@ check: $(READY) ## lint, types, import contract, spelling, policy tests
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/codespell
 	$(BIN)/pytest -q tests/policy
+
+measure: $(READY) ## print how the code is built, in numbers
+	$(BIN)/python -m tests.measures
 
 coverage: $(READY) ## run the test suite, and print which share of lines and branches each folder has seen run
 	rm -rf build/coverage && mkdir -p build/coverage

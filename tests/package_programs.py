@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.server_programs import CACHE
+from tests.server_programs import CACHE, installing
 
 _BUNDLE = Path("/etc/ssl/certs/ca-certificates.crt")
 # node trusts a list of its own only, and a site's proxy is in none but the system's
@@ -106,13 +106,12 @@ def _installed(key: str, fetch: Callable[[Path], None], *, needs: str) -> Path:
     if not shutil.which(needs):
         reason = f"{key} cannot be installed: there is no {needs}"
         (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(reason)
-    CACHE.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=CACHE) as temporary:
+    with installing(), tempfile.TemporaryDirectory(dir=CACHE) as temporary:
         folder = Path(temporary) / "content"
         folder.mkdir()
-        fetch(folder)
-        if not place.exists():  # half of it is never seen
-            folder.rename(place)
+        if not place.exists():  # another process may have installed it meanwhile
+            fetch(folder)
+            folder.rename(place)  # half of it is never seen
     return place
 
 

@@ -9,6 +9,7 @@ test would look like a passed one.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import os
 import shutil
@@ -47,14 +48,24 @@ def find_program(name: str) -> str:
         reason = f"{name} is not on the PATH and there is no apt-get to get it with"
         (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(reason)
     try:
-        if os.geteuid() == 0:
-            _install(package)
-        else:
-            _unpack(package)
+        with installing():
+            if os.geteuid() != 0:
+                _unpack(package)
+            elif not shutil.which(name):  # another process may have installed it meanwhile
+                _install(package)
     except subprocess.CalledProcessError as error:
         pytest.fail(f"{name} could not be installed: {error}\n{error.stdout}")
     found = shutil.which(name) or (str(unpacked) if unpacked.exists() else None)
     return found or pytest.fail(f"{name} is not in the package {package}, expected {inside}")
+
+
+@contextlib.contextmanager
+def installing() -> Iterator[None]:
+    """Hold the lock of the cache: the processes that run tests side by side install one after the other."""
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with (CACHE / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def free_port() -> int:
