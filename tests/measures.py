@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "trainermon"
 MAX_ATTRIBUTES, MAX_PARAMETERS, MAX_LINES = 12, 8, 50
-TEARDOWN = "let_go remove release forget clear abandon give_up discard fall_silent finish".split()
+TEARDOWN = ["let_go", "remove", "release", "forget", "clear", "abandon", "give_up", "discard", "fall_silent", "finish"]
 """Words beside detach, close, stop and reset that take something away."""
 
 
