@@ -31,6 +31,7 @@ from trainermon.core.values import STATISTICS, Coordinates, Kind
 from trainermon.hooks.guard import FaultGuard
 from trainermon.monitor.session.api_format import metrics_of
 from trainermon.monitor.session.checks import check_against_model
+from trainermon.monitor.session.dump_origin import DumpOrigin
 from trainermon.monitor.session.dumps import RankDumps
 from trainermon.monitor.session.reconfigure import LiveReconfiguration
 from trainermon.monitor.session.run_files import MIB, write_agent_settings, write_run_files
@@ -90,7 +91,8 @@ class AttachedTraining:
         budget = min(int(config.spool_mb * MIB), memory_share_bytes(self._spool, coordinates.local_world_size))
         self._journal = JournalWriter(self._spool, self._header(), budget_bytes=budget)
         self._outbox = Outbox(self._spool, run.directory, coordinates.rank)
-        self._dumps = RankDumps(run, coordinates, training, journal=self._journal, page=self._page, outbox=self._outbox)
+        origin = DumpOrigin(run, coordinates, training, self._outbox)
+        self._dumps = RankDumps(origin, journal=self._journal, page=self._page)
         self._guard = FaultGuard(self._let_go)
         self._witness = RankWitness(self._spool, coordinates.rank, config.hang, self._groups)
         self._loop: StepLoop | None = None
@@ -322,7 +324,7 @@ class AttachedTraining:
 
     def _between_steps(self, step: int) -> None:
         """Look for commands; it is memory that is looked at, never a file, unless something has come."""
-        self._dumps.poll_commands(step)
+        self._dumps.ordered.poll_commands(step)
         self._witness.notice_groups()
         self._reconfiguration.poll(step)
 

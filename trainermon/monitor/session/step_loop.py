@@ -103,7 +103,7 @@ class StepLoop:
             on_backward_end=self._backward_ended,
         )
         self._recorded = StepRecorder(training, self.collector, self._steps, num_micro_steps=num_micro_steps)
-        dumps.configure(config)
+        dumps.replays.configure(config)
         self._collection = self._make_collection()
 
     def _make_collection(self) -> TapCollection:
@@ -177,7 +177,7 @@ class StepLoop:
         self._leave_step()
         if self.step == self._first_step:
             self._look_for_unseen_step()
-        if not self._guard.tripped and not self._dumps.joint:
+        if not self._guard.tripped and not self._dumps.replays.joint:
             self._check_gradients()
         is_thrown_away = self._steps.has_backward and self._training.gradients_are_gone()
         is_bad = failed or self.collector.any_nonfinite(self._collection.gradients.series)
@@ -196,7 +196,7 @@ class StepLoop:
         self._config = config
         first_step = max(config.start_step, self.step)
         self._schedule = Schedule(first_step, config.step_interval, config.collect_times)
-        self._dumps.configure(config)
+        self._dumps.replays.configure(config)
         self._collection = self._make_collection()
 
     def estimate_rows(self) -> int:
@@ -249,7 +249,7 @@ class StepLoop:
 
     def _prepare(self) -> None:
         """Attach what the coming step needs, and take away what it does not."""
-        self._due = self._schedule.due(self.step) or self._dumps.collects(self.step)
+        self._due = self._schedule.due(self.step) or self._dumps.ordered.collects(self.step)
         if self._due and not self._steps.attached:
             self._attach()
         elif not self._due and self._steps.attached:
@@ -259,9 +259,9 @@ class StepLoop:
 
     def _watch_decision(self) -> None:
         """Have the framework tell what it reduced, on the steps on which a replay may be made."""
-        if self._dumps.keeping and self._decision is None:
+        if self._dumps.replays.keeping and self._decision is None:
             self._decision = self._training.watch_decision(self._guard, self._replay_if)
-        elif not self._dumps.keeping and self._decision is not None:
+        elif not self._dumps.replays.keeping and self._decision is not None:
             for handle in self._decision:
                 handle.remove()
             self._decision = None
@@ -298,11 +298,11 @@ class StepLoop:
 
     def _skipped(self) -> None:
         """Drop what was taken: the script has thrown its gradients away without an optimizer step."""
-        if not self._steps.in_float16 and not self._dumps.joint:
+        if not self._steps.in_float16 and not self._dumps.replays.joint:
             self._check_gradients()
         self.collector.discard()
         self._start_counting()
-        self._dumps.forget()
+        self._dumps.replays.forget()
 
     def _forward_ended(self, stage: int, output: Any) -> None:
         self._collection.forward_ended()
@@ -342,21 +342,21 @@ class StepLoop:
 
         Nothing is checked where the framework itself tells, later in its step.
         """
-        if not (self._unchecked and self._dumps.replay_armed) or self._decision:
+        if not (self._unchecked and self._dumps.replays.armed) or self._decision:
             return
         self._unchecked = False
         reduced = self._collection.gradients.reduced
         nonfinite = self.collector.any_nonfinite(reduced)
-        self._replay_if(nonfinite or (self._dumps.gradients_vanished() and self.collector.any_nonzero(reduced)))
+        self._replay_if(nonfinite or (self._dumps.replays.gradients_vanished() and self.collector.any_nonzero(reduced)))
 
     def _replay_if(self, nonfinite: bool) -> None:  # noqa: FBT001  # the framework calls it
-        if not self._dumps.replay_armed:
+        if not self._dumps.replays.armed:
             return
         if nonfinite:
             self._beat(Phase.REPLAY)
         self.collector.muted = self._steps.replaying = True
         try:
-            self._dumps.checked(self.step, nonfinite=nonfinite)
+            self._dumps.replays.checked(self.step, nonfinite=nonfinite)
         finally:
             self.collector.muted = self._steps.replaying = False
 

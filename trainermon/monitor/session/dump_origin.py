@@ -1,0 +1,78 @@
+"""What every dump of this rank says of itself, and where it goes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trainermon.core.outbox import Outbox, Parcel
+from trainermon.core.topology import RunIdentity
+from trainermon.core.values import Coordinates
+from trainermon.dump.files.layout import layout_of
+from trainermon.dump.files.records import DumpInfo, RankLayout
+from trainermon.hooks.names import chosen
+from trainermon.monitor.taps.training import Training
+from trainermon.replay.suitability import ModelStage, stage_of
+
+
+class DumpOrigin:
+    """The model as it is dumped, and its place in the run and among the ranks.
+
+    Attributes:
+        rank: Global rank.
+        replayable: What the framework asks of a replay.
+        names: Plain name of every module in the whole model.
+    """
+
+    def __init__(self, run: RunIdentity, coordinates: Coordinates, training: Training, outbox: Outbox) -> None:
+        self.rank = coordinates.rank
+        self.replayable = training.replayable()
+        self.names = {module.module: module.name for module in training.modules}
+        self._run = run
+        self._coordinates = training.coordinates or coordinates
+        self._training = training
+        self._outbox = outbox
+
+    def stages(self) -> list[ModelStage]:
+        """Return the roots, as the training loop calls them."""
+        roots, entries = self._training.roots, self.replayable.entries
+        if entries:
+            return [ModelStage(entry, entry, root) for entry, root in zip(entries, roots, strict=True)]
+        whole, stages = stage_of(self._training.model), [stage_of(root) for root in roots]
+        return [whole] if [whole.model] == [stage.model for stage in stages] else stages
+
+    def has_module(self, scope: Sequence[str]) -> bool:
+        """Return whether `scope` names any module of the model."""
+        return any(chosen(module.name, scope) for module in self._training.modules)
+
+    def info(self, dump_id: str, step: int, reason: str) -> DumpInfo:
+        """Return what a dump of `step` says of itself before it has any content."""
+        place = self._coordinates
+        mixes = place.world_size > place.dp_size
+        return DumpInfo(
+            id=dump_id,
+            step=step,
+            attempt=self._run.attempt,
+            rank=self.rank,
+            reason=reason,
+            pipeline_stage=place.pp,
+            pipeline_size=place.pp_size,
+            replica=(place.dp if place.ep_size == 1 else 0) if mixes or place.ep_size > 1 else None,
+            layout=self._layout(),
+        )
+
+    def parcel(self, dump_id: str, step: int) -> Parcel:
+        """Return the folder of a dump; the writer reports one that cannot be made."""
+        return self._outbox.parcel(f"dumps/{dump_id}/attempt{self._run.attempt}/step{step}/rank{self.rank}")
+
+    def room(self, wanted_bytes: int) -> int:
+        """Return how many of `wanted_bytes` the next dump may take; see `Outbox.room`."""
+        return self._outbox.room(wanted_bytes)
+
+    def question(self, step: int) -> str:
+        """Return what names `step` once and for all among the ranks of the job."""
+        return f"{self._run.run_id}/{self._run.attempt}/{step}"
+
+    def _layout(self) -> RankLayout:
+        roots = [stage.model for stage in self.stages()]
+        numbered = {str(number) if len(roots) > 1 else "": root for number, root in enumerate(roots)}
+        return layout_of(numbered).in_whole()  # as the names of its modules are

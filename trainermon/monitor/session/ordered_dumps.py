@@ -1,0 +1,126 @@
+"""Dumps and extra collection that a command orders, and what the journal says of them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from trainermon.core.control import ControlPage
+from trainermon.core.errors import DumpError
+from trainermon.core.journal import JournalWriter
+from trainermon.core.outbox import Parcel
+from trainermon.core.values import Action, Command
+from trainermon.dump.capture import ModuleCapture
+from trainermon.dump.writer import DumpWriter
+from trainermon.monitor.session.dump_origin import DumpOrigin
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class _ActiveOrder:
+    """A command that this rank carries out, and how many bytes it may still write."""
+
+    command: Command
+    bytes_left: int
+
+    def covers(self, step: int) -> bool:
+        return self.command.first_step <= step < self.command.first_step + self.command.num_steps
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _OpenDump:
+    """The dump of the step that runs."""
+
+    order: _ActiveOrder
+    parcel: Parcel
+    writer: DumpWriter
+    capture: ModuleCapture
+
+
+class OrderedDumps:
+    """Carries out the commands that arrive on the control page."""
+
+    def __init__(self, origin: DumpOrigin, journal: JournalWriter, page: ControlPage) -> None:
+        self._origin = origin
+        self._journal = journal
+        self._page = page
+        self._epoch = page.epoch()
+        self._known: set[str] = set()
+        self._orders: list[_ActiveOrder] = []
+        self._open: _OpenDump | None = None
+
+    def collects(self, step: int) -> bool:
+        """Return whether a command asks to collect `step` beside the schedule."""
+        return any(order.command.action is Action.COLLECT and order.covers(step) for order in self._orders)
+
+    def prepare(self, step: int) -> None:
+        """Attach the capture of `step` if a dump of it is ordered."""
+        self._orders = [order for order in self._orders if step < order.command.first_step + order.command.num_steps]
+        due = [order for order in self._orders if order.command.action is Action.DUMP and order.covers(step)]
+        if due:
+            self._start_capture(step, due[0])
+
+    def finish_step(self) -> None:
+        """End the dump of this step with what was captured, if there is one."""
+        if self._open is None:
+            return
+        order, parcel, writer = self._open.order, self._open.parcel, self._open.writer
+        self._open.capture.detach()
+        step = writer.info.step
+        try:
+            written = writer.close()
+        except DumpError as error:
+            parcel.send()
+            self._tell(order.command, step, "failed", reason=str(error))
+        else:
+            parcel.send()
+            order.bytes_left -= written.bytes_written
+            status = "over quota" if written.over_quota else "written"
+            self._tell(order.command, step, status, dump=parcel.place, bytes=written.bytes_written)
+        self._open = None
+
+    def poll_commands(self, step: int) -> None:
+        """Take up new commands; `step` is the next one to begin. Costs one memory read when there is none."""
+        epoch = self._page.epoch()
+        if epoch == self._epoch:
+            return
+        self._epoch = epoch
+        for command in self._page.read_commands():
+            if command.id not in self._known:
+                self._known.add(command.id)
+                self._take_up(command, step)
+
+    def _take_up(self, command: Command, step: int) -> None:
+        if command.action is Action.CONFIGURE:
+            return
+        if command.action is Action.STOP:
+            self._orders.clear()
+        elif command.first_step < step:
+            self._tell(command, step, "late")
+        elif command.scope and not self._origin.has_module(command.scope):
+            self._tell(command, step, "failed", reason=f"no module of the model is named by the scope {command.scope}")
+        else:
+            self._orders.append(_ActiveOrder(command=command, bytes_left=command.max_bytes))
+
+    def _start_capture(self, step: int, order: _ActiveOrder) -> None:
+        command = order.command
+        info = self._origin.info(command.id, step, command.reason)
+        parcel = self._origin.parcel(command.id, step)
+        most = self._origin.room(max(order.bytes_left, 0))
+        try:
+            writer = DumpWriter(parcel.content, info, task=command.task, max_bytes=most, final=parcel.final)
+        except DumpError as error:
+            parcel.discard()
+            self._orders.remove(order)
+            self._tell(command, step, "failed", reason=str(error))
+            return
+        capture = ModuleCapture(
+            [stage.model for stage in self._origin.stages()],
+            writer,
+            scope=command.scope,
+            names=self._origin.names,
+            gathered=not self._origin.replayable.shadowed,
+        )
+        capture.attach()
+        self._open = _OpenDump(order=order, parcel=parcel, writer=writer, capture=capture)
+
+    def _tell(self, command: Command, step: int | None, status: str, **details: object) -> None:
+        self._journal.append_event({"type": "dump", "step": step, "command": command.id, "status": status, **details})
