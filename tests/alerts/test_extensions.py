@@ -18,7 +18,7 @@ from trainermon.alerts.across_ranks.comparisons import DiffersComparison
 from trainermon.alerts.conditions import ConditionVerdict, ConditionWatcher, Slots
 from trainermon.alerts.conditions.criteria import Threshold
 from trainermon.alerts.engine import RuleEngine
-from trainermon.alerts.statistics import DERIVED, Array
+from trainermon.core.derived import DERIVED, Array
 from trainermon.core.errors import RuleError
 from trainermon.core.values import AlertState
 

@@ -15,7 +15,7 @@ from benchmarks.detection.record import record, segments
 from benchmarks.detection.replay import Fired, Judged, blocks_of, by_fault, by_rule, judge, judge_family
 from benchmarks.families.catalogue import FAMILIES
 from trainermon.alerts.rules import load_rules
-from trainermon.alerts.statistics import SUM
+from trainermon.core.derived import SUM
 from trainermon.core.values import Kind
 
 RULES = load_rules()

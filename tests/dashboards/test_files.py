@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from trainermon.alerts.statistics import DERIVED
 from trainermon.analysis.diagnosis import findings
+from trainermon.core.derived import DERIVED
 from trainermon.core.values import Alert, Kind
 from trainermon.exporters import views
 from trainermon.exporters.heat_rows import HEATMAP_STATISTICS

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from trainermon.agent.pipeline import RecordConsumer
 from trainermon.alerts.reported import AgentStatement
-from trainermon.alerts.statistics import COUNT, INFS, NANS, SUM, SUM_SQ
 from trainermon.core.catalogue import GLOBAL_NORM_SERIES, LOSS_SCALE_SERIES, SKIPPED_SERIES
+from trainermon.core.derived import COUNT, INFS, NANS, SUM, SUM_SQ
 from trainermon.core.journal import Header
 from trainermon.core.values import STATISTICS, Kind, SeriesKey, StatBlock
 

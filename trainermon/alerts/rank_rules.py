@@ -14,10 +14,10 @@ from trainermon.alerts.conditions.condition import Slots
 from trainermon.alerts.conditions.contained import ConditionFaults
 from trainermon.alerts.conditions.criteria import Reported
 from trainermon.alerts.rules import AlertRule, inhibitors, later_inhibitors
-from trainermon.alerts.statistics import SUM, Array
 from trainermon.alerts.watch import NO_SLOT, RuleWatch, compact
 from trainermon.alerts.wording import AlertMoment
 from trainermon.core.catalogue import LOSS_SCALE_SERIES, SKIPPED_SERIES
+from trainermon.core.derived import SUM, Array
 from trainermon.core.values import STATISTICS, Alert, AlertState, Kind, SeriesKey, StatBlock
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ from trainermon.alerts.conditions.criteria import (
 from trainermon.alerts.document import DocumentNode, items, nearest, read_document
 from trainermon.alerts.extensions import CustomCondition
 from trainermon.alerts.reading import criterion_names, read_criterion
-from trainermon.alerts.statistics import DERIVED, MOMENTS
+from trainermon.core.derived import DERIVED, MOMENTS
 from trainermon.core.errors import RuleError
 from trainermon.core.values import Action, Kind, SeriesKey, Severity
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from trainermon.alerts.conditions.condition import ConditionVerdict, Mask
 from trainermon.alerts.rules import AlertRule
-from trainermon.alerts.statistics import COUNT, INFS, NANS, Array
+from trainermon.core.derived import COUNT, INFS, NANS, Array
 
 _NEVER = -1
 

@@ -15,8 +15,8 @@ from trainermon.alerts.conditions.criteria import ACROSS_RANKS, Ratio
 from trainermon.alerts.conditions.watchers import make_watcher
 from trainermon.alerts.rules import AlertRule
 from trainermon.alerts.state import RuleState
-from trainermon.alerts.statistics import Array
 from trainermon.alerts.wording import AlertConcern, AlertMoment, make_alert
+from trainermon.core.derived import Array
 from trainermon.core.values import Alert, AlertState, Placement, SeriesKey
 
 NO_SLOT = -1

@@ -16,7 +16,7 @@ import numpy as np
 from trainermon.alerts.conditions.condition import Mask, RelativeToMeanWatcher
 from trainermon.alerts.conditions.criteria import Criterion, NonFinite, RelativeToMean, Threshold
 from trainermon.alerts.rules import AlertRule, SeriesSelection
-from trainermon.alerts.statistics import DERIVED, INFS, NANS, Array
+from trainermon.core.derived import DERIVED, INFS, NANS, Array
 from trainermon.core.errors import RuleError
 from trainermon.core.journal import Header
 from trainermon.core.naming import METRICS, SeriesNames, tag_of

@@ -1,7 +1,6 @@
-"""The eight mergeable moments of tensors: computed in one pass, kept in slabs, derived and merged by readers.
+"""The eight mergeable moments of tensors: computed in one pass, kept in slabs, merged.
 
-Importing this package loads neither torch nor numpy, so that readers in other processes can use
-`trainermon.statistics.columns` without torch. README.md describes the flow.
+Importing this package loads neither torch nor numpy. README.md describes the flow.
 """
 
 from __future__ import annotations

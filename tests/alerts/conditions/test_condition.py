@@ -10,8 +10,8 @@ from trainermon.alerts.conditions.condition import ConditionWatcher, NonFiniteWa
 from trainermon.alerts.conditions.criteria import Flat, NonFinite, Threshold
 from trainermon.alerts.conditions.limits import ThresholdWatcher
 from trainermon.alerts.conditions.trends import FlatWatcher
-from trainermon.alerts.statistics import DERIVED
 from trainermon.core.catalogue import STATISTICS
+from trainermon.core.derived import DERIVED
 from trainermon.core.values import Moments
 
 ELEMENTS = st.lists(

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from trainermon.agent.pipeline import RecordConsumer
-from trainermon.alerts.statistics import COUNT, INFS, NANS, SUM
+from trainermon.core.derived import COUNT, INFS, NANS, SUM
 from trainermon.core.journal import Header
 from trainermon.core.values import STATISTICS, Kind, SeriesKey, StatBlock
 

@@ -19,8 +19,8 @@ from trainermon.alerts.across_ranks.peers import PeerPart
 from trainermon.alerts.conditions.condition import ConditionVerdict, Indices, Slots, as_indices
 from trainermon.alerts.conditions.contained import ConditionFaults
 from trainermon.alerts.rules import AlertRule
-from trainermon.alerts.statistics import Array
 from trainermon.alerts.watch import RuleWatch
+from trainermon.core.derived import Array
 from trainermon.core.values import StatBlock
 
 if TYPE_CHECKING:

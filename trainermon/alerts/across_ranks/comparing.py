@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from trainermon.alerts.across_ranks.peers import PeerPart
 from trainermon.alerts.conditions.condition import ConditionVerdict, Indices
-from trainermon.alerts.statistics import Array
+from trainermon.core.derived import Array
 
 Found = tuple[Indices, ConditionVerdict, Array]
 """Which of a part's series are judged, what is said of them, and what they were compared with."""

@@ -19,7 +19,7 @@ from trainermon.alerts.conditions.criteria import Dead, Differs, Spread, Straggl
 from trainermon.alerts.conditions.spikes import MAD_TO_SIGMA, median_and_deviation
 from trainermon.alerts.conditions.watchers import STRAGGLER_HISTORY
 from trainermon.alerts.rules import AlertRule
-from trainermon.alerts.statistics import DERIVED, INFS, NANS, NEVER_NEGATIVE, SUM, Array
+from trainermon.core.derived import DERIVED, INFS, NANS, NEVER_NEGATIVE, SUM, Array
 from trainermon.core.values import Kind
 
 _TINY = 1e-30

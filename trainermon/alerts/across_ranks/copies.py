@@ -11,7 +11,7 @@ from trainermon.alerts.across_ranks.comparing import ComparisonMemory, Found
 from trainermon.alerts.across_ranks.peers import PeerGroup, PeerPart, PeerTable, same_elements
 from trainermon.alerts.conditions.condition import ConditionVerdict, Mask
 from trainermon.alerts.conditions.criteria import Differs
-from trainermon.alerts.statistics import COUNT, DERIVED, MOMENTS, SUM, Array
+from trainermon.core.derived import COUNT, DERIVED, MOMENTS, SUM, Array
 
 _CLEARLY = 4.0  # times as far from what all had before as another copy: then it is that one which was changed
 

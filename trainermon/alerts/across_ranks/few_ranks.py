@@ -6,7 +6,7 @@ import numpy as np
 
 from trainermon.alerts.across_ranks.peers import PeerGroup
 from trainermon.alerts.conditions.spikes import trend_and_spread
-from trainermon.alerts.statistics import Array
+from trainermon.core.derived import Array
 
 HISTORY = 128
 """So many calm steps say how far apart ranks usually are."""

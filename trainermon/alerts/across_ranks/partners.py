@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainermon.alerts.conditions.criteria import Ratio
-from trainermon.alerts.statistics import COUNT, SUM, Array
 from trainermon.core.catalogue import LEARNING_RATE_SERIES
+from trainermon.core.derived import COUNT, SUM, Array
 from trainermon.core.values import Kind, SeriesKey
 
 Indices = NDArray[np.intp]

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from trainermon.alerts.conditions.condition import Indices
-from trainermon.alerts.statistics import Array
 from trainermon.alerts.watch import RuleWatch
+from trainermon.core.derived import Array
 from trainermon.core.values import Coordinates, Kind, Placement, SeriesKey
 
 AXES = ("dp", "tp", "pp", "cp", "ep")

@@ -10,7 +10,7 @@ from trainermon.alerts.across_ranks.comparing import ComparisonMemory, Found
 from trainermon.alerts.across_ranks.peers import PeerPart, PeerTable
 from trainermon.alerts.conditions.condition import ConditionVerdict, Indices, grown
 from trainermon.alerts.conditions.criteria import Dead
-from trainermon.alerts.statistics import COUNT, ZEROS, Array
+from trainermon.core.derived import COUNT, ZEROS, Array
 from trainermon.core.values import Coordinates, Placement, SeriesKey
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainermon.alerts.conditions.criteria import Direction, NonFinite, RelativeToMean
-from trainermon.alerts.statistics import COUNT, DERIVED, INFS, NANS, Array
+from trainermon.core.derived import COUNT, DERIVED, INFS, NANS, Array
 from trainermon.core.values import Placement, SeriesKey
 
 Mask = NDArray[np.bool_]

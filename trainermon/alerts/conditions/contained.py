@@ -10,7 +10,7 @@ import numpy as np
 
 from trainermon.alerts.conditions.condition import ConditionVerdict, ConditionWatcher, Indices, Mask, Slots
 from trainermon.alerts.extensions import CustomCondition, factory_of
-from trainermon.alerts.statistics import Array
+from trainermon.core.derived import Array
 from trainermon.core.values import Placement, SeriesKey
 
 _logger = logging.getLogger(__name__)

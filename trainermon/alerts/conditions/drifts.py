@@ -17,7 +17,7 @@ from trainermon.alerts.conditions.condition import (
 )
 from trainermon.alerts.conditions.criteria import Direction, Drift, Exceeds
 from trainermon.alerts.conditions.spikes import MAD_TO_SIGMA, FirstLevel, median_and_deviation
-from trainermon.alerts.statistics import DERIVED, INFS, NANS, NEVER_NEGATIVE, Array
+from trainermon.core.derived import DERIVED, INFS, NANS, NEVER_NEGATIVE, Array
 
 _REMEMBERED = 32  # levels
 _FURTHER = 1.2  # than a series has swung before

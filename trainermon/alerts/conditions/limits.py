@@ -16,7 +16,7 @@ from trainermon.alerts.conditions.condition import (
     mask_or_none,
 )
 from trainermon.alerts.conditions.criteria import Ratio, Saturated, Threshold
-from trainermon.alerts.statistics import DERIVED, Array
+from trainermon.core.derived import DERIVED, Array
 from trainermon.core.values import STATISTICS, Placement, SeriesKey
 
 LARGEST = MappingProxyType(

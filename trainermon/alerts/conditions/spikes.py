@@ -16,7 +16,7 @@ from trainermon.alerts.conditions.condition import (
     mask_or_none,
 )
 from trainermon.alerts.conditions.criteria import Direction, Spike
-from trainermon.alerts.statistics import DERIVED, INFS, NANS, NEVER_NEGATIVE, Array
+from trainermon.core.derived import DERIVED, INFS, NANS, NEVER_NEGATIVE, Array
 
 _REFRESH_EVERY = 16  # of its own values at most: what else is watched must not change how a series is judged
 _REFRESHES = 8  # while a window is filled once

@@ -14,7 +14,7 @@ from trainermon.alerts.conditions.condition import (
     mask_or_none,
 )
 from trainermon.alerts.conditions.criteria import Flat, Frozen, NotDecreasing, Vanishing
-from trainermon.alerts.statistics import DERIVED, INFS, NANS, SUM, SUM_SQ, Array
+from trainermon.core.derived import DERIVED, INFS, NANS, SUM, SUM_SQ, Array
 
 
 class FlatWatcher(ConditionWatcher):

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainermon.core.derived import SQL
 from trainermon.core.errors import StoreError
 from trainermon.core.private_files import make_private_directory
 from trainermon.exporters.store.segments import connect, cover, is_whole, quoted, read_metadata, scan, sql_path
@@ -27,17 +28,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# The formulas of trainermon.core.values.Moments, as columns beside the moments.
-_DERIVED = """
-    count - nans - infs AS finite,
-    nans + infs AS nonfinite,
-    sum / nullif(count - nans - infs, 0) AS mean,
-    sqrt(sum_sq) AS norm,
-    sqrt(sum_sq / nullif(count - nans - infs, 0)) AS rms,
-    CASE WHEN count > nans + infs
-        THEN sqrt(greatest(0, sum_sq / (count - nans - infs) - (sum / (count - nans - infs)) ** 2)) END AS std,
-    zeros / nullif(count, 0) AS zero_ratio
-"""
+_DERIVED = ", ".join(f"{formula} AS {name}" for name, formula in SQL.items())
 
 _ALERT_COLUMNS: Mapping[str, str] = {
     "id": "VARCHAR",

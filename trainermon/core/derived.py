@@ -1,6 +1,6 @@
-"""The statistics that a rule may look at, computed from the moments of many series at once.
+"""The statistics that follow from moments: over arrays of many series for rules, and as SQL for the store.
 
-The scalar form of most of them stands in `monitor.values.Moments`; a test holds the two together.
+The scalar form of most of them stands in `core.values.Moments`; a test holds the three together.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from trainermon.core.values import STATISTICS
 Array = NDArray[np.float64]
 
 COUNT, MIN, MAX, SUM, SUM_SQ, ZEROS, NANS, INFS = range(len(STATISTICS))
-"""Rows of a block's values, in the order of `monitor.values.STATISTICS`."""
+"""Rows of a block's values, in the order of `core.values.STATISTICS`."""
 
 
 def _finite(moments: Array) -> Array:
@@ -56,6 +56,22 @@ DERIVED: Mapping[str, Callable[[Array], Array]] = MappingProxyType(
     }
 )
 """From moments `[8, n]` to one value per series `[n]`; NaN where it is not defined. Call under `np.errstate`."""
+
+SQL: Mapping[str, str] = MappingProxyType(
+    {
+        "finite": "count - nans - infs",
+        "nonfinite": "nans + infs",
+        "mean": "sum / nullif(count - nans - infs, 0)",
+        "norm": "sqrt(sum_sq)",
+        "rms": "sqrt(sum_sq / nullif(count - nans - infs, 0))",
+        "std": (
+            "CASE WHEN count > nans + infs "
+            "THEN sqrt(greatest(0, sum_sq / (count - nans - infs) - (sum / (count - nans - infs)) ** 2)) END"
+        ),
+        "zero_ratio": "zeros / nullif(count, 0)",
+    }
+)
+"""The columns that the store shows beside the moments, as SQL over these; NULL where it is not defined."""
 
 MOMENTS = "moments"
 """Not one statistic but all eight moments, for a comparison of ranks bit by bit."""
