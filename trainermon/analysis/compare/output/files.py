@@ -88,7 +88,7 @@ _CSV = CellSyntax(text=("", ""), number=("", ""), between=",", escape=_quoted)
 
 
 def write_json(comparison: Comparison, path: Path) -> None:
-    """Write every call, and the rows of those that do not pass, as JSON; the fields are described in the README."""
+    """Write every call, and the rows of those that do not pass, as JSON; README.md describes the fields."""
     path.write_text(json.dumps(as_document(comparison), indent=1) + "\n", encoding="utf-8")
 
 
