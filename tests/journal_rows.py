@@ -2,12 +2,13 @@
 
 from pathlib import Path
 
+from trainermon.core.events import encode
 from trainermon.core.journal import BlockRecord, EventRecord, HeaderRecord, JournalReader, SeriesRecord
 from trainermon.core.values import Moments, SeriesKey
 
 
 class RankJournal:
-    """All rows (`rows[step][key]`), events and series of one rank's journal."""
+    """All rows (`rows[step][key]`), events (as JSON has them) and series of one rank's journal."""
 
     def __init__(self, spool: Path, rank: int = 0) -> None:
         self.keys: list[SeriesKey] = []
@@ -29,7 +30,7 @@ class RankJournal:
                 for column, number in enumerate(record.block.series):
                     step[self.keys[number]] = Moments(*record.block.values[:, column].tolist())
             case EventRecord():
-                self.events.append(record.event)
+                self.events.append(encode(record.event))
 
     def of(self, step: int, kind) -> dict[str, Moments]:
         """Return the rows of one kind on one step by label."""

@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 
 from trainermon.core.control import ControlPage, Phase
+from trainermon.core.events import decode
 from trainermon.core.journal import Header, JournalWriter
 from trainermon.core.launcher import start_agent
 from trainermon.core.spool import RankLock
@@ -91,7 +92,7 @@ def main() -> None:
         elif verb == "checksum":
             journal.append_block(checksum_block(replica(journal), *map(int, text.split())))
         elif verb == "event":
-            journal.append_event(json.loads(text))
+            journal.append_event(decode(json.loads(text)))
         elif verb == "commands":
             answer(json.dumps([page.epoch(), [command.id for command in page.read_commands()]]))
             continue

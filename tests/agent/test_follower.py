@@ -11,6 +11,7 @@ import pytest
 from trainermon.agent.follower import JournalFollower
 from trainermon.agent.pipeline import RecordConsumer, RecordPipeline
 from trainermon.core.errors import StoreError
+from trainermon.core.events import WarningEvent
 from trainermon.core.journal import (
     BlockRecord,
     EndRecord,
@@ -74,7 +75,7 @@ class Recorder(RecordConsumer):
         self.seen.append(("block", header.coordinates.rank, block.step))
 
     def on_event(self, header, event):
-        self.seen.append(("event", header.coordinates.rank, event["type"]))
+        self.seen.append(("event", header.coordinates.rank, event.type))
 
     def on_end(self, header):
         self.seen.append(("end", header.coordinates.rank))
@@ -140,7 +141,7 @@ def test_all_ranks_are_followed_in_turns_and_new_ones_are_found(spool):
 
     followed = follower.poll()
     third = open_journal(spool, 7)
-    third.append_event({"type": "warning", "message": "x"})
+    third.append_event(WarningEvent(message="x"))
     later = follower.poll()
 
     places = [(header.coordinates.rank, type(record)) for header, record in followed]
@@ -264,7 +265,7 @@ def test_records_reach_every_consumer_at_once_and_the_store_when_it_is_due(spool
     with ThreadPoolExecutor(1) as executor:
         pipeline = RecordPipeline(spool, segments, executor=executor, consumers=[recorder], flush_s=30, clock=clock)
         journal.append_block(block(0))
-        journal.append_event({"type": "warning", "message": "x"})
+        journal.append_event(WarningEvent(message="x"))
         journal.close()
 
         assert pipeline.step() == 4

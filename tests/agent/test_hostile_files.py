@@ -19,6 +19,7 @@ from trainermon.agent.lifecycle.summary import summarise
 from trainermon.agent.settings import load_settings
 from trainermon.cli import main
 from trainermon.core.errors import StoreError
+from trainermon.core.events import WarningEvent
 from trainermon.core.journal import Header, JournalWriter
 from trainermon.core.values import Coordinates, Kind, Placement, SeriesKey, StatBlock
 from trainermon.exporters.store import damaged, segments
@@ -187,7 +188,7 @@ HOSTILE = [
 @pytest.mark.parametrize("attempt", [1, 1 << 40])
 def test_names_and_numbers_that_cannot_be_stored_cost_no_other_row(make_run, attempt):
     run = make_run(world_size=2, outputs={"format": ["csv", "tensorboard"]})
-    event = {"type": "warning", "message": "half \udc00"}
+    event = WarningEvent(message="half \udc00")
     writer = writer_of(run, HOSTILE, rank=1, attempt=attempt)
     for step in range(3):
         append_step(writer, step, num_series=len(HOSTILE))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from trainermon.core.events import WarningEvent
 from trainermon.core.journal import (
     BlockRecord,
     Header,
@@ -34,6 +35,10 @@ def open_writer(directory: Path, num_series: int = 3, **limits) -> JournalWriter
     writer = JournalWriter(directory, make_header(), **limits)
     writer.add_series(make_keys(num_series), [None] * num_series)
     return writer
+
+
+def append_warning(writer: JournalWriter, message: str = "x") -> bool:
+    return writer.append_event(WarningEvent(message=message))
 
 
 def steps(records) -> list[int]:

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.core.journals import make_block, make_header, make_keys
+from trainermon.core.events import WarningEvent
 from trainermon.core.journal import (
     BlockRecord,
     EventRecord,
@@ -76,7 +77,7 @@ class Rank:
             self._note(("block", self._step, self._known))
         else:
             self._event += 1
-            self._writer.append_event({"number": self._event, "text": "x" * (self._event % 50)})
+            self._writer.append_event(WarningEvent(message=f"{self._event} {'x' * (self._event % 50)}"))
             self._note(("event", self._event))
 
     def end(self) -> None:
@@ -154,7 +155,7 @@ def content_of(record) -> object:
         assert (record.block.values[0] == range(record.block.step, record.block.step + len(record.block.series))).all()
         return ("block", record.block.step, len(record.block.series))
     if isinstance(record, EventRecord):
-        return ("event", record.event["number"])
+        return ("event", int(record.event.message.split()[0]))
     return ("end",)
 
 

@@ -9,7 +9,6 @@ import struct
 import subprocess
 import sys
 import zlib
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,6 +17,7 @@ from hypothesis import strategies as st
 
 from tests.core.journals import file_of, make_block, make_header, open_writer, read_all
 from trainermon.core.errors import JournalError
+from trainermon.core.events import DumpStatus, ReplayEvent, WarningEvent
 from trainermon.core.journal import (
     BlockRecord,
     Cursor,
@@ -145,14 +145,36 @@ def test_arrays_that_do_not_fit_are_refused(tmp_path, series, values):
 def test_an_event_comes_back_with_text_for_what_json_does_not_have(tmp_path):
     writer = open_writer(tmp_path)
 
-    writer.append_event({"type": "replay", "step": 12, "seconds": math.nan, "path": Path("a/b"), "list": [1, math.inf]})
+    event = ReplayEvent(
+        step=12,
+        status=DumpStatus.NONFINITE,
+        dump=None,
+        reason="half \udc00",
+        seconds=math.nan,
+        micro_steps=1,
+        bytes=0,
+    )
+
+    writer.append_event(event)
     writer.close()
 
     reader = JournalReader(tmp_path, 0)
     record = reader.poll()[2]
     reader.close()
     assert isinstance(record, EventRecord)
-    assert record.event == {"type": "replay", "step": 12, "seconds": "NaN", "path": "a/b", "list": [1, "Infinity"]}
+    payload = parse_as_documented(file_of(tmp_path).read_bytes())[2][2]
+    assert json.loads(payload) == {
+        "type": "replay",
+        "step": 12,
+        "status": "nonfinite",
+        "dump": None,
+        "reason": "half ?",
+        "seconds": "NaN",
+        "micro_steps": 1,
+        "bytes": 0,
+    }
+    assert math.isnan(record.event.seconds)
+    assert (record.event.reason, record.event.status) == ("half ?", DumpStatus.NONFINITE)
 
 
 def parse_as_documented(content: bytes) -> list[tuple[int, int, bytes]]:
@@ -177,7 +199,7 @@ def test_a_file_is_laid_out_as_documented(tmp_path):
     writer = JournalWriter(tmp_path, make_header(series=(SeriesKey(Kind.LOSS, "loss"),), placements=(None,)))
     writer.add_series([SeriesKey(Kind.ACTV, "h.0", "input.0", 1, 2, 3)], [placement])
     writer.append_block(make_block(812, 2))
-    writer.append_event({"type": "warning", "message": "x"})
+    writer.append_event(WarningEvent(message="x"))
     writer.close()
 
     parsed = parse_as_documented(file_of(tmp_path).read_bytes())

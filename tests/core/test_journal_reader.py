@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.core.journals import file_of, make_block, make_header, make_keys, open_writer, steps
+from tests.core.journals import append_warning, file_of, make_block, make_header, make_keys, open_writer, steps
 from trainermon.core.errors import JournalError
 from trainermon.core.journal import (
     START,
@@ -76,7 +76,7 @@ def test_records_come_as_they_are_written(tmp_path, open_reader):
         assert reader.poll() == []
         assert reader.cursor == writer.cursor
 
-    writer.append_event({"type": "warning"})
+    append_warning(writer)
     writer.close()
     assert [type(record) for record in reader.poll()] == [EventRecord, EndRecord]
     assert reader.cursor == writer.cursor
@@ -267,7 +267,7 @@ def test_an_intact_frame_is_found_wherever_it_lies(tmp_path, open_reader, num_by
 def test_a_frame_that_lost_bytes_does_not_hide_those_after_it(tmp_path, open_reader):
     writer = open_writer(tmp_path)
     writer.append_block(make_block(0))
-    writer.append_event({"type": "warning"})
+    append_warning(writer)
     writer.close()
     path = file_of(tmp_path)
     begin = frame_offsets(path)[2]

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from tests.core.journals import file_of, make_block, make_header, make_keys, open_writer, read_all, steps
 from trainermon.core.errors import SpoolError
+from trainermon.core.events import WarningEvent
 from trainermon.core.journal import (
     Cursor,
     HeaderRecord,
@@ -72,7 +73,7 @@ def test_a_record_is_one_system_call(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda descriptor: pytest.fail("the rank must not wait for the disk"))
 
     writer.append_block(make_block(1))
-    writer.append_event({"type": "warning"})
+    writer.append_event(WarningEvent(message="x"))
 
     assert len(calls) == 2
     writer.close()
@@ -148,7 +149,7 @@ def test_a_new_attempt_never_touches_an_old_file(tmp_path):
     content = old.read_bytes()
 
     writer = JournalWriter(tmp_path, make_header(attempt=2))
-    writer.append_event({"type": "warning"})
+    writer.append_event(WarningEvent(message="x"))
     writer.close()
 
     assert old.read_bytes() == content
@@ -185,7 +186,7 @@ def test_after_a_slow_write_records_are_skipped_for_twenty_times_as_long(tmp_pat
     disk.delay_s = 0.0
     disk.now_s += 9.9
     assert not writer.append_block(make_block(3))
-    assert not writer.append_event({"type": "warning"})
+    assert not writer.append_event(WarningEvent(message="x"))
     disk.now_s += 0.2
     assert writer.append_block(make_block(4))
     writer.close()
@@ -393,7 +394,7 @@ def test_a_forked_child_writes_nothing(tmp_path):
 
     child = os.fork()
     if child == 0:
-        silent = not writer.append_block(make_block(1)) and not writer.append_event({"type": "warning"})
+        silent = not writer.append_block(make_block(1)) and not writer.append_event(WarningEvent(message="x"))
         writer.add_series(make_keys(1, "child"), [None])
         writer.close()
         os._exit(0 if silent else 1)

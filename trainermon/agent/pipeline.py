@@ -22,13 +22,13 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from pathlib import Path
-from typing import Any
 
 from trainermon.agent.follower import FollowedRecord, JournalFollower
 from trainermon.core.errors import StoreError
+from trainermon.core.events import RankEvent
 from trainermon.core.journal import BlockRecord, EndRecord, EventRecord, Header, HeaderRecord, remove_before
 from trainermon.core.values import SeriesKey, StatBlock
 from trainermon.exporters.store.segments import JournalPosition
@@ -53,7 +53,7 @@ class RecordConsumer:
     def on_block(self, header: Header, keys: Sequence[SeriesKey], block: StatBlock) -> None:
         """One step of one rank; `keys` is `header.series`, the rank's whole series table."""
 
-    def on_event(self, header: Header, event: Mapping[str, Any]) -> None:
+    def on_event(self, header: Header, event: RankEvent) -> None:
         """The rank reported a replay, a dump, a warning, or that it detached."""
 
     def on_end(self, header: Header) -> None:

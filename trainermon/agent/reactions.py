@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from trainermon.agent.alerting import AlertBook
@@ -24,13 +24,23 @@ from trainermon.alerts.engine import RuleEngine
 from trainermon.alerts.escalation import Escalator
 from trainermon.alerts.reported import AgentStatement
 from trainermon.alerts.rules import AlertRule
+from trainermon.core.events import (
+    ConfigurationEvent,
+    ConfigurationStatus,
+    DetachedEvent,
+    DumpEvent,
+    DumpStatus,
+    RankEvent,
+    ReplayEvent,
+    WarningEvent,
+)
 from trainermon.core.journal import Header
 from trainermon.core.values import Alert, Command, SeriesKey, StatBlock, as_plain
 from trainermon.exporters.prometheus.exposition import Exposition
 from trainermon.exporters.views import RunHistory
 
 MAX_REPORTS = 32
-_DUMPED = frozenset({"written", "nonfinite", "clean"})
+_DUMPED = frozenset({DumpStatus.WRITTEN, DumpStatus.NONFINITE, DumpStatus.CLEAN})
 
 _log = logging.getLogger(__name__)
 
@@ -96,13 +106,12 @@ class DumpReports(RecordConsumer):
     """
 
     def __init__(self) -> None:
-        self.by_command: OrderedDict[str, dict[int, str]] = OrderedDict()
+        self.by_command: OrderedDict[str, dict[int, DumpStatus]] = OrderedDict()
 
-    def on_event(self, header: Header, event: Mapping[str, Any]) -> None:
+    def on_event(self, header: Header, event: RankEvent) -> None:
         """Note what became of a dump."""
-        if event.get("type") == "dump" and event.get("command"):
-            command = str(event["command"])
-            self.by_command.setdefault(command, {})[header.coordinates.rank] = str(event.get("status"))
+        if isinstance(event, DumpEvent) and event.command:
+            self.by_command.setdefault(event.command, {})[header.coordinates.rank] = event.status
             while len(self.by_command) > MAX_REPORTS:
                 self.by_command.popitem(last=False)
 
@@ -171,29 +180,30 @@ class Reactions(RecordConsumer):
         self.lag_s = max(0.0, time.time() - block.time_s)
         self._metrics.set("trainermon_journal_lag_seconds", self.lag_s)
 
-    def on_event(self, header: Header, event: Mapping[str, Any]) -> None:
+    def on_event(self, header: Header, event: RankEvent) -> None:
         """Take note of a dump, or log what the rank has to say."""
         rank = header.coordinates.rank
-        if event.get("type") in ("warning", "detached"):
-            _log.warning("rank %d %s: %s", rank, event["type"], event.get("message"))
-            return
-        if event.get("type") == "configuration":
-            level = logging.INFO if event.get("status") == "applied" else logging.WARNING
-            reason = f": {event.get('reason')}" if event.get("reason") else ""
-            _log.log(level, "rank %d: new configuration %s%s", rank, event.get("status"), reason)
-            return
-        if event.get("type") not in ("dump", "replay"):
-            return
-        self._count(event)
-        if event["type"] == "dump":
-            num_bytes = event.get("bytes")
-            self._escalator.settle(str(event.get("command")), rank, num_bytes if isinstance(num_bytes, int) else 0)
+        match event:
+            case WarningEvent() | DetachedEvent():
+                _log.warning("rank %d %s: %s", rank, event.type, event.message)
+            case ConfigurationEvent():
+                level = logging.INFO if event.status is ConfigurationStatus.APPLIED else logging.WARNING
+                reason = f": {event.reason}" if event.reason else ""
+                _log.log(level, "rank %d: new configuration %s%s", rank, event.status, reason)
+            case DumpEvent():
+                self._escalator.settle(event.command, rank, event.bytes or 0)
+                self._on_dump(event, rank)
+            case ReplayEvent():
+                self._on_dump(event, rank)
+
+    def _on_dump(self, event: DumpEvent | ReplayEvent, rank: int) -> None:
+        self._count(event.status)
         entry = self._dumps.record(event)
         if entry is not None:
             if not entry.diagnosed:
                 self.new_dumps.append(entry)
             self._feed.publish("dump", entry.as_plain())
-        _log.info("rank %d %s of step %s: %s", rank, event["type"], event.get("step"), event.get("status"))
+        _log.info("rank %d %s of step %s: %s", rank, event.type, event.step, event.status)
 
     def configure(self, command: Command) -> None:
         """Hand an edited configuration to every living rank, unless an earlier agent has done so."""
@@ -221,7 +231,7 @@ class Reactions(RecordConsumer):
         except (ConflictError, OSError) as error:
             _log.warning("command %s was not ordered: %s", command.id, error)
 
-    def _count(self, event: Mapping[str, Any]) -> None:
+    def _count(self, status: DumpStatus) -> None:
         self._metrics.add("trainermon_dumps_total")
-        if event.get("status") not in _DUMPED:
+        if status not in _DUMPED:
             self._metrics.add("trainermon_dump_failures_total")

@@ -25,6 +25,7 @@ from typing import Any
 
 from torch import nn
 
+from trainermon.core.events import DumpStatus
 from trainermon.dump.capture import ModuleCapture
 from trainermon.dump.files.reader import read_dump, split_key
 from trainermon.dump.files.records import BACKWARD, FORWARD, DumpInfo
@@ -54,11 +55,6 @@ from trainermon.replay.suitability import ModelStage, is_compiled, refusal_of, s
 
 logger = logging.getLogger("trainermon")
 
-NONFINITE = "nonfinite"
-CLEAN = "clean"
-REFUSED = "refused"
-FAILED = "failed"
-
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayResult:
@@ -69,7 +65,7 @@ class ReplayResult:
     first two says what is not covered. `dump` is None if nothing was written.
     """
 
-    status: str
+    status: DumpStatus
     nonfinite: bool
     micro_steps: int
     seconds: float
@@ -174,20 +170,20 @@ class StepKeeper:
         """
         started = time.perf_counter()
         if self.refusal:
-            return _unreplayed(_ReplayOutcome(REFUSED, self.refusal), started)
+            return _unreplayed(_ReplayOutcome(DumpStatus.REFUSED, self.refusal), started)
         vote = ReplayVote(self._agreement(), question, self._counts())
         outcome, writer = _ReplayOutcome(), None
         try:
             reason = self._reason_against()
             if reason:
-                outcome = _ReplayOutcome(REFUSED, reason)
+                outcome = _ReplayOutcome(DumpStatus.REFUSED, reason)
             else:
                 shards = tuple(nonfinite_names(self._replayable.own_shards()))
                 info = dataclasses.replace(info, replay=True, joint=self._replayable.joint, bad_shards=shards)
                 writer = DumpWriter(directory, info, task=task, max_bytes=max_bytes, final=final)
                 outcome = self._attempt(self._capture(writer), vote)
         except Exception as error:  # noqa: BLE001  # the border to training: no dump, but the step goes on
-            outcome = _ReplayOutcome(FAILED, f"{type(error).__name__}: {error}")
+            outcome = _ReplayOutcome(DumpStatus.FAILED, f"{type(error).__name__}: {error}")
         vote.against(outcome.reason)
         if writer is None:
             return _unreplayed(outcome, started)
@@ -232,10 +228,10 @@ class StepKeeper:
             with self._prepared(watcher) as using:
                 return body(using)
         except (CommunicationError, DisagreedError, NotCoveredError) as error:
-            return _ReplayOutcome(REFUSED, str(error))
+            return _ReplayOutcome(DumpStatus.REFUSED, str(error))
         except Exception as error:  # the border to training: whatever the model raises, the step goes on
             logger.warning("the replay of a step failed: %s", error, exc_info=error)
-            return _ReplayOutcome(FAILED, f"{type(error).__name__}: {error}")
+            return _ReplayOutcome(DumpStatus.FAILED, f"{type(error).__name__}: {error}")
         finally:
             self.replaying = self._keeper.muted = False
 
@@ -273,8 +269,8 @@ class StepKeeper:
         if not self._examination.classify:
             return {}
         calls = RunningCalls(self._models, self._names)
-        second, watch = _ReplayOutcome(REFUSED), OperationWatch(calls)
-        if first.status != CLEAN:
+        second, watch = _ReplayOutcome(DumpStatus.REFUSED), OperationWatch(calls)
+        if first.status is not DumpStatus.CLEAN:
             vote.against(first.reason or first.status)
             return {}
         if self._replayable.joint or nonfinite or first.reproduced is False:
@@ -282,7 +278,7 @@ class StepKeeper:
             vote.against(second.reason)
         verdict, reason = verdict_on(first.fidelities, second.fidelities, second.changes, is_eager=self._compiled)
         said = {"reproducibility": verdict, "reproducibility_reason": reason}
-        if second.status != CLEAN or not watch.found:
+        if second.status is not DumpStatus.CLEAN or not watch.found:
             return said
         return {**said, "operations": tuple(watch.found), **self._in_float64(watch.found, calls)}
 
@@ -337,7 +333,7 @@ class StepKeeper:
         try:
             writer.publish(
                 micro_steps=outcome.micro_steps,
-                aborted="" if outcome.status == CLEAN else outcome.status,
+                aborted="" if outcome.status is DumpStatus.CLEAN else outcome.status.value,
                 uncovered="; ".join(filter(None, [uncovered, outcome.reason])),
                 reproduced=outcome.reproduced,
                 lost_nonfinite=outcome.lost_nonfinite,
@@ -346,12 +342,12 @@ class StepKeeper:
             nonfinite = read_dump(writer.directory).nonfinite
             written = writer.close(**self._examined(outcome, writer.directory, nonfinite=nonfinite, vote=vote))
         except Exception as error:  # noqa: BLE001  # the border to training
-            failed = _ReplayOutcome(FAILED, outcome.reason or f"{type(error).__name__}: {error}")
+            failed = _ReplayOutcome(DumpStatus.FAILED, outcome.reason or f"{type(error).__name__}: {error}")
             vote.against(failed.reason)
             return _unreplayed(failed, started)
         lost = "the step's own output was not finite, the replay's is: a transient fault"
         return ReplayResult(
-            status=NONFINITE if outcome.status == CLEAN and nonfinite else outcome.status,
+            status=DumpStatus.NONFINITE if outcome.status is DumpStatus.CLEAN and nonfinite else outcome.status,
             nonfinite=nonfinite,
             micro_steps=outcome.micro_steps,
             seconds=time.perf_counter() - started,
@@ -386,7 +382,7 @@ class StepKeeper:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _ReplayOutcome:
-    status: str = CLEAN
+    status: DumpStatus = DumpStatus.CLEAN
     reason: str = ""
     micro_steps: int = 0
     left_out: int = 0

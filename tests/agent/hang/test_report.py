@@ -18,6 +18,7 @@ from trainermon.agent.hang.evidence import (
 from trainermon.agent.hang.records import KEPT_STEPS, LastRecords, StepRecord
 from trainermon.agent.hang.report import PostMortem, read_tail, render_report, write_report
 from trainermon.agent.hang.verdict import verdict
+from trainermon.core.events import FailedEvent, WarningEvent
 from trainermon.core.journal import Header
 from trainermon.core.values import Coordinates, Kind, SeriesKey, StatBlock
 
@@ -150,8 +151,8 @@ def test_number_that_is_none_is_nan():
 
 def test_error_belongs_to_its_attempt():
     records = LastRecords()
-    records.on_event(header(attempt=1), {"type": "failed", "message": "boom"})
-    records.on_event(header(attempt=1), {"type": "warning", "message": "other"})
+    records.on_event(header(attempt=1), FailedEvent(step=3, message="boom"))
+    records.on_event(header(attempt=1), WarningEvent(message="other"))
 
     assert (records.error(3, attempt=1), records.error(3, attempt=2), records.error(0, attempt=1)) == ("boom", "", "")
 

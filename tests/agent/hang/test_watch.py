@@ -19,6 +19,7 @@ from trainermon.agent.hang.watch import NOBODY, READ_LIMIT_S, SETTLE_ALONE_S, SE
 from trainermon.agent.watch import RankWatch
 from trainermon.core.config import HangConfig
 from trainermon.core.control import ControlPage, Phase
+from trainermon.core.events import FailedEvent
 from trainermon.core.journal import Header
 from trainermon.core.spool import RankLock, open_spool
 from trainermon.core.values import AlertState, Coordinates, Severity
@@ -35,9 +36,8 @@ class Node:
     def __init__(self, folder, executor, *, world_size=2, settings=SETTINGS):
         self.folder = folder
         self.spool = open_spool("run", folder / "spool")
-        self.pages, self.locks = {}, {}
+        self.pages, self.locks, self.headers = {}, {}, {}
         self.records = LastRecords()
-        self.headers = {}
         self.alerts = []
         self.has_read_all = True
         self.ranks = RankWatch(self.spool)
@@ -290,7 +290,7 @@ def test_last_rank_is_not_waited_for(play):
 def test_exception_that_a_rank_has_left_is_told(play):
     async def scenario(node):
         error = "Traceback …\nValueError: bad batch"
-        node.records.on_event(node.headers[1], {"type": "failed", "step": 8, "message": error})
+        node.records.on_event(node.headers[1], FailedEvent(step=8, message=error))
         node.beat(1, phase=Phase.FAILED)
         await node.look(0.0)
         node.end(1)
@@ -422,7 +422,7 @@ def test_nobody_is_blamed_before_what_the_dead_wrote_last_was_read(play):
         assert await node.look(SETTLE_ALONE_S + 5.0) == []
         assert not node.watch.idle
         error = "RuntimeError: Connection reset by peer"
-        node.records.on_event(node.headers[0], {"type": "failed", "step": 7, "message": error})
+        node.records.on_event(node.headers[0], FailedEvent(step=7, message=error))
         node.has_read_all = True
         assert told(await node.look(SETTLE_ALONE_S + 6.0)) == [("rank-dead", "firing", 1, 7)]
 

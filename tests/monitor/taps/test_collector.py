@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from trainermon.core.events import EventType
 from trainermon.core.values import Kind, SeriesKey
 from trainermon.monitor.taps import collector as collector_module
 from trainermon.monitor.taps.collector import Collector
@@ -51,8 +52,8 @@ def test_while_a_graph_is_captured_nothing_is_read_and_one_message_says_so(monke
     assert (first, collector.refused) == (-1, 4)
     assert [block.step for block in journal.blocks] == [0]
     [event] = journal.events
-    assert event["type"] == "warning"
-    assert "CUDA graph is being captured" in event["message"]
+    assert event.type is EventType.WARNING
+    assert "CUDA graph is being captured" in event.message
     assert caplog.text.count("CUDA graph is being captured") == 1
 
 

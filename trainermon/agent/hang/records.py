@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from trainermon.agent.pipeline import RecordConsumer
 from trainermon.core.derived import COUNT, INFS, NANS, SUM
+from trainermon.core.events import FailedEvent, RankEvent
 from trainermon.core.journal import Header
 from trainermon.core.values import STATISTICS, Kind, SeriesKey, StatBlock
 
@@ -54,10 +55,10 @@ class LastRecords(RecordConsumer):
         kept = self._steps.setdefault(rank, deque(maxlen=KEPT_STEPS))
         kept.append(StepRecord(block.step, block.time_s, values))
 
-    def on_event(self, header: Header, event: Mapping[str, Any]) -> None:
+    def on_event(self, header: Header, event: RankEvent) -> None:
         """Keep a rank's last word."""
-        if event.get("type") == "failed":
-            self._errors[header.coordinates.rank] = header.attempt, str(event.get("message", ""))
+        if isinstance(event, FailedEvent):
+            self._errors[header.coordinates.rank] = header.attempt, event.message
 
     def _numbers_of(self, rank: int, keys: Sequence[SeriesKey]) -> dict[int, str]:
         known = self._numbers.get(rank)

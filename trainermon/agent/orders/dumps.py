@@ -14,19 +14,20 @@ import logging
 import re
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 
 from trainermon.agent.lifecycle.child import output_of
+from trainermon.core.events import DumpEvent, DumpStatus, ReplayEvent
 from trainermon.core.private_files import replace_file
 
 SETTLE_S = 2.0
 TIME_LIMIT_S = 180.0
 MAX_REPORT_BYTES = 32 << 20
 _PATH = re.compile(r"dumps/([A-Za-z0-9][A-Za-z0-9._-]{0,127})/attempt(\d+)/step(\d+)/rank(\d+)/?")
-_RANKING = ("nonfinite", "written", "clean", "over quota", "late", "refused", "failed")
+_RANKING = tuple(DumpStatus)
 
 _log = logging.getLogger(__name__)
 
@@ -60,19 +61,19 @@ class DumpEntry:
     """What the ranks have reported about one dump so far."""
 
     key: DumpKey
-    ranks: dict[int, str] = dataclasses.field(default_factory=dict)
+    ranks: dict[int, DumpStatus] = dataclasses.field(default_factory=dict)
     diagnosed: bool = False
 
     def as_plain(self) -> dict[str, Any]:
         """Return what the page shows; the status is the most telling one of any rank."""
-        status = min(self.ranks.values(), key=_RANKING.index, default="written")
+        status = min(self.ranks.values(), key=_RANKING.index, default=DumpStatus.WRITTEN)
         return {
             "id": self.key.id,
             "attempt": self.key.attempt,
             "step": self.key.step,
             "ranks": sorted(self.ranks),
             "path": self.key.folder,
-            "status": status,
+            "status": status.value,
             "diagnosis": self.key.url if self.diagnosed else None,
         }
 
@@ -83,14 +84,14 @@ class RunDumps:
     def __init__(self) -> None:
         self.entries: dict[DumpKey, DumpEntry] = {}
 
-    def record(self, event: Mapping[str, Any]) -> DumpEntry | None:
+    def record(self, event: DumpEvent | ReplayEvent) -> DumpEntry | None:
         """Take in a rank's `replay` or `dump` event; return the entry it belongs to, or None if it wrote no dump."""
-        match = _PATH.fullmatch(str(event.get("dump") or ""))
+        match = _PATH.fullmatch(event.dump or "")
         if match is None:
             return None
         known = self.entries.get(_key(match))
         is_new = known is None or int(match[4]) not in known.ranks
-        entry = self._add(match, str(event.get("status")))
+        entry = self._add(match, event.status)
         entry.diagnosed = entry.diagnosed and not is_new  # one more rank may change the verdict
         return entry
 
@@ -99,7 +100,7 @@ class RunDumps:
         for folder in sorted(run_dir.glob("dumps/*/attempt*/step*/rank*")):
             match = _PATH.fullmatch(folder.relative_to(run_dir).as_posix())
             if match is not None:
-                entry = self._add(match, "written")
+                entry = self._add(match, DumpStatus.WRITTEN)
                 entry.diagnosed = (run_dir / entry.key.report).is_file()
 
     def find(self, *, identity: str, attempt: int, step: int) -> DumpEntry | None:
@@ -110,12 +111,13 @@ class RunDumps:
                 return entry
         return next((entry for entry in of_attempt if entry.key.step == step), None)
 
-    def _add(self, match: re.Match[str], status: str) -> DumpEntry:
+    def _add(self, match: re.Match[str], status: DumpStatus) -> DumpEntry:
         key = _key(match)
         entry = self.entries.setdefault(key, DumpEntry(key))
         rank = int(match[4])
-        if rank not in entry.ranks or status in _RANKING:
-            entry.ranks[rank] = status if status in _RANKING else "written"
+        is_known = status is not DumpStatus.UNKNOWN
+        if rank not in entry.ranks or is_known:
+            entry.ranks[rank] = status if is_known else DumpStatus.WRITTEN
         return entry
 
 

@@ -10,10 +10,12 @@ import dataclasses
 import json
 import struct
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from trainermon.core import events
 from trainermon.core.errors import JournalError
+from trainermon.core.events import RankEvent
 from trainermon.core.values import (
     STATISTICS,
     Coordinates,
@@ -97,10 +99,10 @@ class BlockRecord:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EventRecord:
-    """Something that happened on the rank; `event['type']` says what."""
+    """Something that happened on the rank."""
 
     cursor: Cursor
-    event: dict[str, Any]
+    event: RankEvent
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,9 +188,9 @@ def encode_block(block: StatBlock) -> list[Any]:
     return [_BLOCK.pack(block.step, block.time_s, num_series, len(STATISTICS)), block.values, block.series]
 
 
-def encode_event(event: Mapping[str, Any]) -> bytes:
+def encode_event(event: RankEvent) -> bytes:
     """Return the JSON of an event; what JSON does not have becomes text, and half a character a question mark."""
-    return json.dumps(as_plain(event), default=str, ensure_ascii=False).encode(errors="replace")
+    return json.dumps(as_plain(events.encode(event)), default=str, ensure_ascii=False).encode(errors="replace")
 
 
 def decode_header(payload: bytes) -> Header:
@@ -240,7 +242,7 @@ def _decode_block_record(payload: bytes, cursor: Cursor) -> BlockRecord:
 
 
 def _decode_event_record(payload: bytes, cursor: Cursor) -> EventRecord:
-    return EventRecord(cursor=cursor, event=dict(_whole_text(payload)))
+    return EventRecord(cursor=cursor, event=events.decode(dict(_whole_text(payload))))
 
 
 def _decode_end_record(_payload: bytes, cursor: Cursor) -> EndRecord:

@@ -11,10 +11,11 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from trainermon.core.events import RankEvent
 from trainermon.core.journal import frames
 from trainermon.core.journal.files import file_path, list_files, next_number
 from trainermon.core.journal.frames import Cursor, Header
@@ -100,7 +101,7 @@ class JournalWriter:
         """
         return self._append(frames.BLOCK, frames.encode_block(block))
 
-    def append_event(self, event: Mapping[str, Any]) -> bool:
+    def append_event(self, event: RankEvent) -> bool:
         """Write an event as JSON, where non-finite numbers are text; return False if it was skipped."""
         return self._append(frames.EVENT, [frames.encode_event(event)])
 

@@ -23,6 +23,7 @@ import trainermon
 from trainermon.core import launcher
 from trainermon.core.config import MonitorConfig, is_followed, is_waiting
 from trainermon.core.control import ControlPage, Phase
+from trainermon.core.events import DetachedEvent, FailedEvent
 from trainermon.core.journal import Header, JournalWriter
 from trainermon.core.outbox import Outbox
 from trainermon.core.spool import RankLock, memory_share_bytes, open_spool
@@ -218,7 +219,7 @@ class AttachedTraining:
         step = self._loop.step
         if error is not None:
             text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-            self._journal.append_event({"type": "failed", "step": step, "message": text[-MAX_TRACEBACK:]})
+            self._journal.append_event(FailedEvent(step=step, message=text[-MAX_TRACEBACK:]))
         try:
             self._loop.finish(failed=error is not None)
         finally:
@@ -231,7 +232,7 @@ class AttachedTraining:
         if self._loop is not None:
             self._loop.let_go()
             self._page.beat(self._loop.step, Phase.DETACHED, time.time())
-        self._journal.append_event({"type": "detached", "message": message})
+        self._journal.append_event(DetachedEvent(message=message))
 
     def _header(self) -> Header:
         return Header(

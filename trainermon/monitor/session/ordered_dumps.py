@@ -6,6 +6,7 @@ import dataclasses
 
 from trainermon.core.control import ControlPage
 from trainermon.core.errors import DumpError
+from trainermon.core.events import DumpEvent, DumpStatus
 from trainermon.core.journal import JournalWriter
 from trainermon.core.outbox import Parcel
 from trainermon.core.values import Action, Command
@@ -69,12 +70,19 @@ class OrderedDumps:
             written = writer.close()
         except DumpError as error:
             parcel.send()
-            self._tell(order.command, step, "failed", reason=str(error))
+            self._tell_failed(order.command, step, str(error))
         else:
             parcel.send()
             order.bytes_left -= written.bytes_written
-            status = "over quota" if written.over_quota else "written"
-            self._tell(order.command, step, status, dump=parcel.place, bytes=written.bytes_written)
+            self._journal.append_event(
+                DumpEvent(
+                    step=step,
+                    command=order.command.id,
+                    status=DumpStatus.OVER_QUOTA if written.over_quota else DumpStatus.WRITTEN,
+                    dump=parcel.place,
+                    bytes=written.bytes_written,
+                )
+            )
         self._open = None
 
     def poll_commands(self, step: int) -> None:
@@ -94,9 +102,9 @@ class OrderedDumps:
         if command.action is Action.STOP:
             self._orders.clear()
         elif command.first_step < step:
-            self._tell(command, step, "late")
+            self._journal.append_event(DumpEvent(step=step, command=command.id, status=DumpStatus.LATE))
         elif command.scope and not self._origin.has_module(command.scope):
-            self._tell(command, step, "failed", reason=f"no module of the model is named by the scope {command.scope}")
+            self._tell_failed(command, step, f"no module of the model is named by the scope {command.scope}")
         else:
             self._orders.append(_ActiveOrder(command=command, bytes_left=command.max_bytes))
 
@@ -110,7 +118,7 @@ class OrderedDumps:
         except DumpError as error:
             parcel.discard()
             self._orders.remove(order)
-            self._tell(command, step, "failed", reason=str(error))
+            self._tell_failed(command, step, str(error))
             return
         capture = ModuleCapture(
             [stage.model for stage in self._origin.stages()],
@@ -122,5 +130,6 @@ class OrderedDumps:
         capture.attach()
         self._open = _OpenDump(order=order, parcel=parcel, writer=writer, capture=capture)
 
-    def _tell(self, command: Command, step: int | None, status: str, **details: object) -> None:
-        self._journal.append_event({"type": "dump", "step": step, "command": command.id, "status": status, **details})
+    def _tell_failed(self, command: Command, step: int | None, reason: str) -> None:
+        event = DumpEvent(step=step, command=command.id, status=DumpStatus.FAILED, reason=reason)
+        self._journal.append_event(event)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from trainermon.core.config import MonitorConfig, parse_config
 from trainermon.core.control import ControlPage
 from trainermon.core.errors import TrainermonError
+from trainermon.core.events import ConfigurationEvent, ConfigurationStatus
 from trainermon.core.journal import JournalWriter
 from trainermon.core.values import Action, Command
 
@@ -75,23 +76,24 @@ class LiveReconfiguration:
 
     def _put_into_force(self, command: Command, step: int) -> None:
         if command.first_step < step:
-            self._tell(
-                command, "late", f"it was to apply from step {command.first_step} on, but this rank is at step {step}"
-            )
+            reason = f"it was to apply from step {command.first_step} on, but this rank is at step {step}"
+            self._tell(command, ConfigurationStatus.LATE, reason)
             return
         try:
             config, _ = parse_config(json.loads(command.config))
             before = self._apply(config)
         except (TrainermonError, ValueError) as error:
-            self._tell(command, "refused", str(error))
+            self._tell(command, ConfigurationStatus.REFUSED, str(error))
             return
         kept = [key for key in FIXED if getattr(config, key) != getattr(before, key)]
-        self._tell(command, "applied", f"but {', '.join(kept)}: read once, when a run begins" if kept else "")
+        reason = f"but {', '.join(kept)}: read once, when a run begins" if kept else ""
+        self._tell(command, ConfigurationStatus.APPLIED, reason)
 
-    def _tell(self, command: Command, status: str, reason: str) -> None:
-        event = {"type": "configuration", "step": command.first_step, "command": command.id, "status": status}
-        self._journal.append_event({**event, "reason": reason})
-        if status == "applied":
+    def _tell(self, command: Command, status: ConfigurationStatus, reason: str) -> None:
+        self._journal.append_event(
+            ConfigurationEvent(step=command.first_step, command=command.id, status=status, reason=reason)
+        )
+        if status is ConfigurationStatus.APPLIED:
             log = logger.warning if reason else logger.info
             log("the new configuration applies from step %d on%s", command.first_step, f", {reason}" if reason else "")
         else:

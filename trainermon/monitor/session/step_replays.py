@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from trainermon.core.config import MonitorConfig
+from trainermon.core.events import ReplayEvent, WarningEvent
 from trainermon.core.journal import JournalWriter
 from trainermon.monitor.session.dump_origin import DumpOrigin
 from trainermon.replay.replay import StepExamination, StepKeeper
@@ -64,7 +65,7 @@ class StepReplays:
     def _say_once(self, message: str) -> None:
         if message not in self._said:
             self._said.add(message)
-            self._journal.append_event({"type": "warning", "message": message})
+            self._journal.append_event(WarningEvent(message=message))
             logger.info(message)
 
     @property
@@ -120,16 +121,15 @@ class StepReplays:
         else:
             parcel.send()
         self._journal.append_event(
-            {
-                "type": "replay",
-                "step": step,
-                "status": result.status,
-                "dump": dump,
-                "reason": result.reason,
-                "seconds": result.seconds,
-                "micro_steps": result.micro_steps,
-                "bytes": result.bytes_written,
-            }
+            ReplayEvent(
+                step=step,
+                status=result.status,
+                dump=dump,
+                reason=result.reason,
+                seconds=result.seconds,
+                micro_steps=result.micro_steps,
+                bytes=result.bytes_written,
+            )
         )
         logger.warning(
             "rank %d, step %d: gradients are not finite; replay: %s%s",

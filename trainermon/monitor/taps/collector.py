@@ -19,6 +19,7 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from trainermon.core.events import WarningEvent
 from trainermon.core.journal import JournalWriter
 from trainermon.core.values import Placement, SeriesKey, StatBlock
 from trainermon.statistics.slabs import Slab, SlabRing, capture_check
@@ -210,7 +211,7 @@ class Collector:
     def tell(self, message: str) -> None:
         """Put a message into the log and into the journal."""
         logger.warning(message)
-        self._journal.append_event({"type": "warning", "message": message})
+        self._journal.append_event(WarningEvent(message=message))
 
     def _refuse(self, count: int) -> None:
         if not self.refused:

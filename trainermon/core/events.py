@@ -1,0 +1,237 @@
+"""What a rank reports in its journal beside its rows: one value per type of event, and its form in JSON.
+
+A journal may be of another version, or damaged on purpose: reading never fails. A type that is not known becomes an
+`UnknownEvent`, a field that is missing or of another type the empty value of its own, a status `unknown`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import math
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, ClassVar, TypeVar
+
+_LARGEST = 1e300  # a whole number of JSON may have more digits than a float
+
+
+class EventType(str, enum.Enum):
+    """What happened; the `type` of an event in JSON."""
+
+    WARNING = "warning"
+    DETACHED = "detached"
+    FAILED = "failed"
+    CONFIGURATION = "configuration"
+    REPLAY = "replay"
+    DUMP = "dump"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class DumpStatus(str, enum.Enum):
+    """What became of a dump on one rank, of an ordered one or of a replay's; the most telling one first."""
+
+    NONFINITE = "nonfinite"
+    WRITTEN = "written"
+    CLEAN = "clean"
+    OVER_QUOTA = "over quota"
+    LATE = "late"
+    REFUSED = "refused"
+    FAILED = "failed"
+    UNKNOWN = "unknown"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class ConfigurationStatus(str, enum.Enum):
+    """What became of an edited configuration on one rank."""
+
+    APPLIED = "applied"
+    LATE = "late"
+    REFUSED = "refused"
+    UNKNOWN = "unknown"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class WarningEvent:
+    """The rank cannot do a part of what it was asked; the run goes on and is watched."""
+
+    type: ClassVar[EventType] = EventType.WARNING
+    message: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class DetachedEvent:
+    """The monitor has detached after a fault of its own; the run goes on and is not watched."""
+
+    type: ClassVar[EventType] = EventType.DETACHED
+    message: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class FailedEvent:
+    """An exception ended the script; `message` is its traceback, as Python prints it."""
+
+    type: ClassVar[EventType] = EventType.FAILED
+    step: int | None
+    message: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigurationEvent:
+    """What became of an edited configuration, which was to apply from `step` on."""
+
+    type: ClassVar[EventType] = EventType.CONFIGURATION
+    step: int | None
+    command: str
+    status: ConfigurationStatus
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayEvent:
+    """What the replay of a step came to; `dump` is its folder in the run directory, None if nothing was written."""
+
+    type: ClassVar[EventType] = EventType.REPLAY
+    step: int | None
+    status: DumpStatus
+    dump: str | None
+    reason: str
+    seconds: float
+    micro_steps: int | None
+    bytes: int | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class DumpEvent:
+    """What became of an ordered dump on one step; what does not apply is None, and left out of the JSON."""
+
+    type: ClassVar[EventType] = EventType.DUMP
+    step: int | None
+    command: str
+    status: DumpStatus
+    dump: str | None = None
+    bytes: int | None = None
+    reason: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class UnknownEvent:
+    """An event whose type this version does not know; "" if it has none."""
+
+    type: str
+
+
+_Status = TypeVar("_Status", DumpStatus, ConfigurationStatus)
+RankEvent = WarningEvent | DetachedEvent | FailedEvent | ConfigurationEvent | ReplayEvent | DumpEvent | UnknownEvent
+
+
+def encode(event: RankEvent) -> dict[str, Any]:
+    """Return the event as JSON has it: its type and its fields, without those that are optional and None.
+
+    >>> encode(WarningEvent(message="no room"))
+    {'type': 'warning', 'message': 'no room'}
+    """
+    plain: dict[str, Any] = {"type": str(event.type)}
+    for field in dataclasses.fields(event):
+        value = getattr(event, field.name)
+        if value is not None or field.default is dataclasses.MISSING:
+            plain[field.name] = value
+    return plain
+
+
+def decode(plain: Mapping[str, Any]) -> RankEvent:
+    """Return the event of a JSON object; never fails.
+
+    >>> decode({"type": "dump", "step": "4", "command": "look", "status": "eaten"}).status
+    <DumpStatus.UNKNOWN: 'unknown'>
+    """
+    name = _text(plain, "type")
+    decoder = _DECODERS.get(name)
+    return UnknownEvent(type=name) if decoder is None else decoder(plain)
+
+
+def _warning(plain: Mapping[str, Any]) -> WarningEvent:
+    return WarningEvent(message=_text(plain, "message"))
+
+
+def _detached(plain: Mapping[str, Any]) -> DetachedEvent:
+    return DetachedEvent(message=_text(plain, "message"))
+
+
+def _failed(plain: Mapping[str, Any]) -> FailedEvent:
+    return FailedEvent(step=_whole(plain, "step"), message=_text(plain, "message"))
+
+
+def _configuration(plain: Mapping[str, Any]) -> ConfigurationEvent:
+    return ConfigurationEvent(
+        step=_whole(plain, "step"),
+        command=_text(plain, "command"),
+        status=_member(ConfigurationStatus, plain, "status"),
+        reason=_text(plain, "reason"),
+    )
+
+
+def _replay(plain: Mapping[str, Any]) -> ReplayEvent:
+    return ReplayEvent(
+        step=_whole(plain, "step"),
+        status=_member(DumpStatus, plain, "status"),
+        dump=_text(plain, "dump") or None,
+        reason=_text(plain, "reason"),
+        seconds=_number(plain, "seconds"),
+        micro_steps=_whole(plain, "micro_steps"),
+        bytes=_whole(plain, "bytes"),
+    )
+
+
+def _dump(plain: Mapping[str, Any]) -> DumpEvent:
+    return DumpEvent(
+        step=_whole(plain, "step"),
+        command=_text(plain, "command"),
+        status=_member(DumpStatus, plain, "status"),
+        dump=_text(plain, "dump") or None,
+        bytes=_whole(plain, "bytes"),
+        reason=_text(plain, "reason") or None,
+    )
+
+
+_DECODERS: Mapping[str, Callable[[Mapping[str, Any]], RankEvent]] = MappingProxyType(
+    {
+        EventType.WARNING.value: _warning,
+        EventType.DETACHED.value: _detached,
+        EventType.FAILED.value: _failed,
+        EventType.CONFIGURATION.value: _configuration,
+        EventType.REPLAY.value: _replay,
+        EventType.DUMP.value: _dump,
+    }
+)
+
+
+def _text(plain: Mapping[str, Any], key: str) -> str:
+    value = plain.get(key)
+    return value if isinstance(value, str) else ""
+
+
+def _whole(plain: Mapping[str, Any], key: str) -> int | None:
+    value = plain.get(key)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _number(plain: Mapping[str, Any], key: str) -> float:
+    value = plain.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > _LARGEST:
+        return math.nan
+    return float(value)
+
+
+def _member(kind: type[_Status], plain: Mapping[str, Any], key: str) -> _Status:
+    try:
+        return kind(_text(plain, key))
+    except ValueError:
+        return kind.UNKNOWN
