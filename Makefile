@@ -53,14 +53,15 @@ $(CUDA_READY): $(INSTALLED) requirements/dev.lock
 	$(CUDA_VENV)/bin/python requirements/is_cuda_build.py || { rm $@; echo "this pip finds no CUDA build of torch: see the configuration of pip for all users"; exit 1; }
 
 TESTS ?= tests
+WORKERS ?= 0
 DEMO_ARGS ?=
 SERVE := $(if $(serve),--serve,)
 
 demo: $(DEMO_READY) ## train a small GPT on two ranks, break it, and see it explained; `make demo serve=1` keeps the page up
 	$(DEMO_VENV)/bin/trainermon run $(SERVE) -- $(DEMO_VENV)/bin/torchrun --nproc-per-node 2 examples/ddp_gpt.py --fault weight $(DEMO_ARGS)
 
-test: $(READY) ## run the test suite
-	$(BIN)/pytest -m "not slow" --durations 25
+test: $(READY) ## run the test suite; `make test WORKERS=4` runs files side by side
+	$(BIN)/pytest -m "not slow" -n $(WORKERS) --dist loadfile --durations 25
 
 test-slow: $(READY) $(BENCH_READY) ## run the widest grids, and every supported version of the frameworks
 	$(BIN)/pytest -m slow --timeout 1800
