@@ -26,7 +26,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.measure import cpu_ms
-from trainermon.agent.pipeline import RecordConsumer, RecordPipeline
+from trainermon.agent.consumers import RecordConsumer
+from trainermon.agent.pipeline import RecordPipeline
 from trainermon.core.journal import Header, JournalWriter
 from trainermon.core.values import STATISTICS, Coordinates, Kind, SeriesKey, StatBlock
 from trainermon.exporters.store.retention import RetentionPolicy, compact
@@ -206,7 +207,7 @@ def bench_pipeline(directory: Path, consumers: Sequence[RecordConsumer], num_ste
 
     milliseconds = cpu_ms(work)
     pipeline.close()
-    assert pipeline.num_blocks == NUM_RANKS * num_steps
+    assert pipeline.status.num_blocks == NUM_RANKS * num_steps
     return 1e3 * NUM_RANKS * num_steps / milliseconds
 
 

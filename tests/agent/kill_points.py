@@ -24,6 +24,7 @@ from pathlib import Path
 import duckdb  # noqa: F401  (imported before the fork, so that each child starts quickly)
 import numpy as np
 
+from trainermon.agent import commits as commits_module
 from trainermon.agent import pipeline as pipeline_module
 from trainermon.agent.follower import JournalFollower
 from trainermon.agent.pipeline import RecordPipeline
@@ -248,8 +249,8 @@ def cursor_after():
         write_cursors(batch)
         trim(batch, spool)
 
-    pipeline_module.SegmentWriter = WriterWithCursorFile
-    pipeline_module.commit = commit
+    commits_module.SegmentWriter = WriterWithCursorFile
+    commits_module.commit = commit
 
 
 def cursor_before():
@@ -258,8 +259,8 @@ def cursor_before():
         batch.write()
         trim(batch, spool)
 
-    pipeline_module.SegmentWriter = WriterWithCursorFile
-    pipeline_module.commit = commit
+    commits_module.SegmentWriter = WriterWithCursorFile
+    commits_module.commit = commit
 
 
 def trim_before_commit():
@@ -267,7 +268,7 @@ def trim_before_commit():
         trim(batch, spool)
         batch.write()
 
-    pipeline_module.commit = commit
+    commits_module.commit = commit
 
 
 def write_in_place():

@@ -18,6 +18,7 @@ import pytest
 
 from tests.agent.nodes import expected, is_agent, wait_for
 from tests.agent.orders.test_dumps import FOLDER, REPLAY
+from trainermon.agent import commits as commits_module
 from trainermon.agent import pipeline as pipeline_module
 from trainermon.agent.alerting import AlertBook
 from trainermon.agent.assembly import assemble, read_token
@@ -281,13 +282,13 @@ def test_a_fault_of_a_turn_is_survived_and_counted(run, monkeypatch):
 def test_a_worker_thread_that_hangs_in_a_commit_holds_up_neither_rules_nor_metrics_nor_page(run, monkeypatch):
     """A file system whose server does not answer, as seen from here: the commit does not return."""
     answers = threading.Event()
-    commit = pipeline_module.commit
+    commit = commits_module.commit
 
     def hanging(*arguments):
         answers.wait()
         return commit(*arguments)
 
-    monkeypatch.setattr(pipeline_module, "commit", hanging)
+    monkeypatch.setattr(commits_module, "commit", hanging)
     rank = run.rank()
 
     def talk(_agent):

@@ -8,8 +8,9 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 import numpy as np
 import pytest
 
+from trainermon.agent.consumers import RecordConsumer
 from trainermon.agent.follower import JournalFollower
-from trainermon.agent.pipeline import RecordConsumer, RecordPipeline
+from trainermon.agent.pipeline import RecordPipeline
 from trainermon.core.errors import StoreError
 from trainermon.core.events import WarningEvent
 from trainermon.core.journal import (
@@ -273,7 +274,7 @@ def test_records_reach_every_consumer_at_once_and_the_store_when_it_is_due(spool
         pipeline.step()
         assert (stored(run_dir) if run_dir.exists() else []) == []
         clock.now_s += 31
-        while not pipeline.num_commits:
+        while not pipeline.status.num_commits:
             pipeline.step()
 
     assert stored(run_dir) == [(0, 0, 4)]
@@ -350,10 +351,10 @@ def test_a_failed_commit_is_repeated_until_it_succeeds_and_counts_once(spool, ru
         for error in (StoreError("disk full"), MemoryError()):
             executor.run(error)
             pipeline.step()
-            assert pipeline.store_error == (str(error) or "MemoryError")
+            assert pipeline.status.store_error == (str(error) or "MemoryError")
             assert executor.jobs == []
             clock.now_s += 6
-            journal.append_block(block(pipeline.num_blocks))
+            journal.append_block(block(pipeline.status.num_blocks))
             pipeline.step()
     assert not done.done()
     executor.run()
@@ -361,7 +362,7 @@ def test_a_failed_commit_is_repeated_until_it_succeeds_and_counts_once(spool, ru
     executor.run()
     pipeline.step()
 
-    assert pipeline.store_error == ""
+    assert pipeline.status.store_error == ""
     assert caplog.text.count("disk full") == 1
     assert done.done()
     assert stored(run_dir) == [(0, step, 4) for step in range(3)]
@@ -382,7 +383,7 @@ def test_a_store_that_hangs_holds_up_neither_consumers_nor_memory_and_catches_up
         pipeline.step()
     assert recorder.steps(0) == recorder.steps(1) == list(range(60))
     assert len(executor.jobs) == 1
-    assert pipeline.num_pending_rows <= 3 * limit // ROW_BYTES
+    assert pipeline.status.num_pending_rows <= 3 * limit // ROW_BYTES
 
     for journal in journals:
         journal.close()
@@ -419,7 +420,7 @@ def test_a_fault_in_one_consumer_costs_the_others_and_the_store_nothing(spool, r
             pipeline.step()
 
     assert recorder.steps() == [0, 1, 2]
-    assert pipeline.num_consumer_errors == 4
+    assert pipeline.status.num_consumer_errors == 4
     assert caplog.text.count("Faulty failed") == 2
     assert caplog.text.count("FaultyLater failed") == 1, "the faults of others do not hide its first one"
     assert stored(run_dir) == [(0, step, 4) for step in range(3)]

@@ -80,7 +80,7 @@ def follow_to_the_end(run):
         done = parts.pipeline.flush()
         wait_for(lambda: parts.pipeline.step() or done.done(), "the last commit")
         close(parts)
-    return parts.pipeline.set_aside
+    return parts.pipeline.status.set_aside
 
 
 def writer_of(run, keys, *, rank=0, attempt=1, file_bytes=64 << 20):

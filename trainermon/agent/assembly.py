@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from trainermon.agent.alerting import AlertBook
+from trainermon.agent.consumers import RecordConsumer
 from trainermon.agent.exports import ExportProcess
 from trainermon.agent.feed import EventFeed
 from trainermon.agent.follower import JournalFollower
@@ -27,7 +28,7 @@ from trainermon.agent.integrity import IntegrityCheck
 from trainermon.agent.orders.commands import CommandBook
 from trainermon.agent.orders.dumps import RunDumps
 from trainermon.agent.orders.reconfigure import ConfigWatch
-from trainermon.agent.pipeline import RecordConsumer, RecordPipeline
+from trainermon.agent.pipeline import RecordPipeline
 from trainermon.agent.reactions import DumpReports, HistoryConsumer, MetricsConsumer, Reactions, RuleConsumer
 from trainermon.agent.replicas import ReplicaChecksums
 from trainermon.agent.settings import AgentSettings

@@ -193,7 +193,7 @@ def _statement(  # noqa: PLR0913 - what differs between statements
 
 def readings_of(parts: AgentParts) -> HealthReadings | None:
     """Return what an agent's parts say now; None as long as no rank has been seen."""
-    follower = parts.pipeline.follower
+    follower, status = parts.pipeline.follower, parts.pipeline.status
     if not follower.headers:
         return None
     return HealthReadings(
@@ -203,8 +203,8 @@ def readings_of(parts: AgentParts) -> HealthReadings | None:
         lag_s=parts.reactions.lag_s,
         lost_records=follower.lost_records,
         lost_files=follower.lost_files,
-        store_error=parts.pipeline.store_error,
-        set_aside=parts.pipeline.set_aside,
+        store_error=status.store_error,
+        set_aside=status.set_aside,
         num_export_failures=parts.exports.num_errors + parts.exports.num_dropped,
         faults=parts.engine.faults,
     )

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trainermon.agent.pipeline import RecordConsumer
+from trainermon.agent.consumers import RecordConsumer
 from trainermon.alerts.reported import AgentStatement
 from trainermon.core.catalogue import GLOBAL_NORM_SERIES, LOSS_SCALE_SERIES, SKIPPED_SERIES
 from trainermon.core.derived import COUNT, INFS, NANS, SUM, SUM_SQ

@@ -21,16 +21,17 @@ from concurrent.futures import Executor, Future
 from pathlib import Path
 
 from trainermon.agent.assembly import AgentParts
+from trainermon.agent.hang.reporting import HangReporter
 from trainermon.agent.hang.watch import HangWatch
 from trainermon.agent.health import MonitorHealth, readings_of
 from trainermon.agent.lifecycle.child import output_of
 from trainermon.agent.lifecycle.lock import DRAINING, FINISHED, RUNNING, AgentStatus, RunLock, is_followed, write_status
-from trainermon.agent.lifecycle.process import LOG_FILE
 from trainermon.agent.lifecycle.release import linger_s
 from trainermon.agent.node import RankFile, RunNode, read_rank_file
 from trainermon.agent.orders.deliveries import DumpDeliveries
 from trainermon.agent.orders.dumps import DumpDiagnoser, DumpEntry
 from trainermon.agent.orders.escalations import NodeEscalations
+from trainermon.agent.place import AgentPlace
 from trainermon.agent.web.access import open_access
 from trainermon.agent.web.http import build_application
 from trainermon.agent.web.server import WebServer, certificate_of
@@ -76,20 +77,23 @@ class NodeAgent:
         self._spool = spool
         self._host = host
         self._executor = executor
+        place = AgentPlace(
+            run_id=parts.settings.run_id, spool=spool, run_dir=parts.settings.run_dir, node_dir=parts.node_dir
+        )
         self._hang = HangWatch(
             parts.settings.hang,
-            spool=spool,
-            run_id=parts.settings.run_id,
-            run_dir=parts.settings.run_dir,
-            host=parts.node_dir.name,
+            place,
             ranks=parts.watch,
-            headers=lambda: parts.pipeline.follower.headers,
+            headers=lambda: parts.pipeline.headers,
             records=parts.records,
-            report=parts.judge.adopt,
-            severities={rule.name: rule.severity for rule in parts.rules},
+            reporter=HangReporter(
+                place,
+                records=parts.records,
+                report=parts.judge.adopt,
+                severities={rule.name: rule.severity for rule in parts.rules},
+                executor=executor,
+            ),
             open_alerts=parts.alerts.firing,
-            executor=executor,
-            log=parts.node_dir / LOG_FILE,
         )
         self._node = RunNode(parts, executor=executor, host=host, flush=self._flush, stop=self.stop, hang=self._hang)
         self._diagnoser = DumpDiagnoser(
@@ -289,8 +293,8 @@ class NodeAgent:
     def _report(self) -> None:
         """Replace the status file if it says something else than the last one."""
         pipeline = self._parts.pipeline
-        if pipeline.num_commits != self._num_commits:
-            self._num_commits = pipeline.num_commits
+        if pipeline.status.num_commits != self._num_commits:
+            self._num_commits = pipeline.status.num_commits
             self._parts.metrics.set("trainermon_last_commit_timestamp_seconds", time.time())
         status = AgentStatus(
             pid=os.getpid(),
@@ -301,7 +305,7 @@ class NodeAgent:
             flushed={
                 str(rank): (position.cursor.file, position.cursor.offset) for rank, position in pipeline.flushed.items()
             },
-            problem=pipeline.store_error or self._deliveries.problem,
+            problem=pipeline.status.store_error or self._deliveries.problem,
         )
         if status == self._status:
             return

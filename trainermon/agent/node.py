@@ -107,7 +107,7 @@ class RunNode:
             "heatmaps": self._heatmaps(),
             "rank_quantities": parts.history.rank_quantities(),
             "rules": len(parts.rules),
-            "problem": parts.pipeline.store_error,
+            "problem": parts.pipeline.status.store_error,
         }
 
     def lines(self, names: list[str]) -> dict[str, Any]:

@@ -13,12 +13,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from trainermon.agent.alerting import AlertBook
+from trainermon.agent.consumers import RecordConsumer
 from trainermon.agent.feed import EventFeed
 from trainermon.agent.hang.report import report_url
 from trainermon.agent.orders.commands import CommandBook, ConflictError
 from trainermon.agent.orders.dumps import DumpEntry, RunDumps
 from trainermon.agent.orders.reconfigure import REACH_S
-from trainermon.agent.pipeline import RecordConsumer
 from trainermon.agent.watch import RankWatch
 from trainermon.alerts.engine import RuleEngine
 from trainermon.alerts.escalation import Escalator

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainermon.agent.pipeline import RecordConsumer
+from trainermon.agent.consumers import RecordConsumer
 from trainermon.alerts.across_ranks.peers import AXES, copy_axes
 from trainermon.core.journal import Header
 from trainermon.core.values import STATISTICS, Coordinates, Kind, Placement, SeriesKey, StatBlock

@@ -15,7 +15,7 @@ from trainermon.exporters.prometheus.exposition import Exposition
 
 def show_agent(parts: AgentParts, *, num_faults: int) -> None:
     """Set what the agent's parts have counted; `num_faults` are those that its loop has survived."""
-    metrics, pipeline, exports = parts.metrics, parts.pipeline, parts.exports
+    metrics, pipeline, exports = parts.metrics, parts.pipeline.status, parts.exports
     metrics.set_alerts(parts.alerts.latest.values(), now_s=time.time())
     metrics.set("trainermon_commits_total", pipeline.num_commits)
     metrics.set("trainermon_refused_rows_total", pipeline.set_aside.num_rows)

@@ -57,14 +57,24 @@ class RankWatch:
         self._pace: deque[tuple[float, int]] = deque(maxlen=MAX_PACE_LOOKS)
 
     @property
+    def states(self) -> list[RankState]:
+        """The state of every rank, by rank."""
+        return [state for _, state in sorted(self.ranks.items())]
+
+    @property
+    def living(self) -> list[RankState]:
+        """The ranks that lived at the last look."""
+        return [state for state in self.ranks.values() if state.alive]
+
+    @property
     def num_alive(self) -> int:
         """How many ranks lived at the last look."""
-        return sum(state.alive for state in self.ranks.values())
+        return len(self.living)
 
     @property
     def steps(self) -> dict[int, int]:
         """By living rank, the step it is on."""
-        return {state.rank: state.step for state in self.ranks.values() if state.alive}
+        return {state.rank: state.step for state in self.living}
 
     @property
     def steps_per_s(self) -> float:

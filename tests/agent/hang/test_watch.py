@@ -11,11 +11,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from trainermon.agent.hang.deaths import READ_LIMIT_S, SETTLE_ALONE_S, SETTLE_S
 from trainermon.agent.hang.evidence import parse_evidence
 from trainermon.agent.hang.ladder import EvidenceLadder
 from trainermon.agent.hang.records import LastRecords
 from trainermon.agent.hang.report import report_name
-from trainermon.agent.hang.watch import NOBODY, READ_LIMIT_S, SETTLE_ALONE_S, SETTLE_S, HangWatch
+from trainermon.agent.hang.reporting import HangReporter
+from trainermon.agent.hang.watch import NOBODY, HangWatch
+from trainermon.agent.place import AgentPlace
 from trainermon.agent.watch import RankWatch
 from trainermon.core.config import HangConfig
 from trainermon.core.control import ControlPage, Phase
@@ -47,20 +50,24 @@ class Node:
         self.watch = self.make_watch()
 
     def make_watch(self, open_alerts=()):
-        return HangWatch(
-            self._settings,
-            spool=self.spool,
-            run_id="run",
-            run_dir=self.folder / "output",
-            host="node",
-            ranks=self.ranks,
-            headers=lambda: self.headers,
+        place = AgentPlace(
+            run_id="run", spool=self.spool, run_dir=self.folder / "output", node_dir=self.folder / "node"
+        )
+        reporter = HangReporter(
+            place,
             records=self.records,
             report=self.alerts.append,
             severities={"hang": Severity.WARNING},
-            open_alerts=open_alerts,
             executor=self._executor,
-            log=self.folder / "agent.log",
+        )
+        return HangWatch(
+            self._settings,
+            place,
+            ranks=self.ranks,
+            headers=lambda: self.headers,
+            records=self.records,
+            reporter=reporter,
+            open_alerts=open_alerts,
         )
 
     def start(self, rank, *, attempt=1):
@@ -89,7 +96,7 @@ class Node:
     async def look(self, now_s):
         """Look at the ranks at this time, and wait for what follows; return the alerts since the last look."""
         self.watch.look(now_s, self.ranks.look(now_s), has_read_all=self.has_read_all)
-        while self.watch._task is not None and not self.watch._task.done():
+        while self.watch._work.is_running:
             await asyncio.sleep(0.001)
         alerts, self.alerts[:] = list(self.alerts), []
         return alerts
@@ -145,7 +152,8 @@ def test_silence_beyond_the_limit_is_told_once_and_is_over_with_the_next_beat(pl
 
 def test_post_mortem_is_written_and_handed_out(play):
     async def scenario(node):
-        (node.folder / "agent.log").write_text("first\nlast\n")
+        (node.folder / "node").mkdir()
+        (node.folder / "node" / "agent.log").write_text("first\nlast\n")
         await node.look(0.0)
         (alert,) = await node.look(10.5)
         path = node.folder / "output" / "reports" / report_name(alert, "node")

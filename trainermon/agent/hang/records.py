@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trainermon.agent.pipeline import RecordConsumer
+from trainermon.agent.consumers import RecordConsumer
 from trainermon.core.derived import COUNT, INFS, NANS, SUM
 from trainermon.core.events import FailedEvent, RankEvent
 from trainermon.core.journal import Header

@@ -1,0 +1,45 @@
+"""Work beside the agent's loop, of which at most one piece is under way."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Coroutine
+from typing import Any
+
+_log = logging.getLogger(__name__)
+
+
+class BackgroundTask:
+    """Runs one piece of work at a time; a fault in it is logged and ends that piece only.
+
+    Args:
+        fault: What the log says if a piece fails: "... could not be looked into".
+    """
+
+    def __init__(self, fault: str) -> None:
+        self._fault = fault
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a piece is under way."""
+        return self._task is not None and not self._task.done()
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Begin `work`; none may be under way."""
+        self._task = asyncio.get_running_loop().create_task(self._contained(work))
+
+    async def close(self) -> None:
+        """Cancel what is under way."""
+        if self._task is not None and not self._task.done():
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    async def _contained(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except Exception:  # noqa: BLE001 - the border: the agent goes on without it
+            _log.exception("%s", self._fault)

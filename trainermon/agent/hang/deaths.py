@@ -1,0 +1,133 @@
+"""Which ranks have died, in which order, and which deaths are still to be looked into."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+
+from trainermon.agent.hang.evidence import ProcessExit
+from trainermon.agent.hang.exits import ExitWatch
+from trainermon.agent.hang.process import read_process
+from trainermon.agent.watch import RankState, RankWatch
+from trainermon.core.control import Phase
+from trainermon.core.journal import Header
+from trainermon.core.spool import rank_pid
+
+SETTLE_S = 3.0
+"""For how long others may follow a rank that has died, before it is asked who was first."""
+
+SETTLE_ALONE_S = 0.5
+"""The same where no rank is left."""
+
+READ_LIMIT_S = 20.0
+"""For how long a judgement on dead ranks waits until what they wrote last, their exceptions among it, was read."""
+
+_SAID_GOOD_BYE = frozenset({Phase.CLOSED})
+
+
+class DeathWatch:
+    """Follows the processes of the local ranks, and keeps those that ended without a good-bye until they come back.
+
+    Args:
+        spool: Where the ranks are.
+        ranks: Their states, looked at by the caller.
+        headers: Returns, by rank, the header of its journal.
+
+    Attributes:
+        num_dead: How many ranks have died.
+    """
+
+    def __init__(self, spool: Path, ranks: RankWatch, headers: Callable[[], Mapping[int, Header]]) -> None:
+        self.num_dead = 0
+        self._spool = spool
+        self._ranks = ranks
+        self._headers = headers
+        self._exits = ExitWatch()
+        self._died_s: dict[int, float] = {}  # in the order in which they died
+        self._told: set[int] = set()
+        self._followed: dict[int, int] = {}
+
+    @property
+    def pending(self) -> bool:
+        """Whether ranks have died of which nothing was told yet."""
+        return bool(self._died_s.keys() - self._told)
+
+    def is_settled(self, now_s: float, *, has_read_all: bool) -> bool:
+        """Whether those who follow the last death have had time to, and its records were read or are not waited for."""
+        settled_s = SETTLE_S if self._ranks.num_alive else SETTLE_ALONE_S
+        waited_s = now_s - max(self._died_s.values())
+        return waited_s >= settled_s and (has_read_all or waited_s >= READ_LIMIT_S)
+
+    def poll(self) -> None:
+        """Notice processes that end; for every turn of the loop, as their status is only told for a moment."""
+        self._exits.poll()
+
+    def note(self, now_s: float, gone: Sequence[int], *, told: Collection[int]) -> None:
+        """Take note of who lives, who has gone since the last look, and who had gone before the first one.
+
+        Args:
+            now_s: Monotonic time of the look.
+            gone: Ranks that have left since the last one.
+            told: Ranks whose death an earlier agent has told of.
+        """
+        for state in self._ranks.living:
+            if self._followed.get(state.rank) != state.pid:
+                self._followed[state.rank] = state.pid
+                self._exits.follow(state.rank, rank_pid(self._spool, state.rank))
+        unseen = self._never_seen(told)
+        for rank in self._exits.in_order([*gone, *unseen]):
+            if self._ranks.ranks[rank].phase not in _SAID_GOOD_BYE:
+                self._died_s[rank] = now_s
+                self.num_dead += 1
+        for rank in [rank for rank in self._died_s if self._ranks.ranks[rank].alive]:  # a new attempt
+            del self._died_s[rank]
+            self._told.discard(rank)
+
+    @property
+    def order(self) -> list[int]:
+        """The dead, in the order in which they died as far as it is known."""
+        return list(self._died_s)
+
+    def unordered(self, ranks: Collection[int]) -> list[int]:
+        """Return those of dead `ranks` that may each have died first: gone at the same look, with no known exit."""
+        first_s = min(self._died_s.values())
+        return [rank for rank in ranks if self._died_s[rank] == first_s and self.exit_of(rank) is None]
+
+    def mark_told(self, ranks: Collection[int]) -> None:
+        """Take note that the deaths of `ranks` were told of."""
+        self._told |= set(ranks)
+
+    def is_dead(self, rank: int) -> bool:
+        """Whether the rank has died, and has not come back."""
+        return rank in self._died_s
+
+    def pid_of(self, rank: int) -> int:
+        """Return the process that was followed last as `rank`, 0 if none was."""
+        return self._exits.pid(rank)
+
+    def exit_of(self, rank: int) -> ProcessExit | None:
+        """Return how the process of a rank ended; None if it has not, or was never followed."""
+        return self._exits.exit_of(rank)
+
+    def close(self) -> None:
+        """Follow nobody any more."""
+        self._exits.close()
+
+    def _never_seen(self, told: Collection[int]) -> list[int]:
+        """Return the ranks of this attempt that were gone before anybody looked, where nobody has told of them."""
+        headers = self._headers()
+        attempt = max((header.attempt for header in headers.values()), default=0)
+        found = []
+        for rank, header in headers.items():
+            state = self._ranks.ranks.get(rank)
+            if state is not None and not state.alive and state.generation >= 0 and rank not in self._followed:
+                self._follow_dead(state)
+                found += [rank] if header.attempt == attempt and rank not in told else []
+        return found
+
+    def _follow_dead(self, state: RankState) -> None:
+        self._followed[state.rank] = state.pid
+        process = read_process(state.pid)
+        if process is not None and process.state == "Z":  # nobody has collected it: it tells how it ended
+            self._exits.follow(state.rank, state.pid)
+            self._exits.poll()

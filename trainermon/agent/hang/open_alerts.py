@@ -1,0 +1,84 @@
+"""The alerts `hang` and `rank-dead` that are on, and when they are over."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Collection, Mapping
+
+from trainermon.agent.hang.report import RULES
+from trainermon.agent.watch import RankState
+from trainermon.core.values import Alert, AlertState
+
+HANG = "hang"
+RANK_DEAD = "rank-dead"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class OpenAlert:
+    """An alert that is on, and the beats of the ranks that it is about when it began."""
+
+    alert: Alert
+    generations: Mapping[int, int]
+
+    def is_over(self, states: Mapping[int, RankState]) -> bool:
+        """Whether every rank that it is about goes on, or has come back in a later attempt."""
+        return all(self._is_over_for(states[rank]) for rank in self.generations)
+
+    def resolved(self, states: Mapping[int, RankState]) -> Alert:
+        """Return the alert as it ends now."""
+        concerned = [states[rank] for rank in self.generations]
+        lives = any(state.alive for state in concerned)
+        step = max(self.alert.step, *(state.step for state in concerned)) if lives else self.alert.step
+        became = "the ranks go on" if lives else "the ranks have gone"
+        message = f"{self.alert.rule}: over at step {step}, {became}; began at step {self.alert.first_step}"
+        return dataclasses.replace(
+            self.alert, state=AlertState.RESOLVED, step=step, time_s=time.time(), message=message
+        )
+
+    def _is_over_for(self, state: RankState) -> bool:
+        if not state.alive:
+            return self.alert.rule == HANG
+        return state.generation != self.generations[state.rank]
+
+
+class OpenAlerts:
+    """Keeps the alerts that are on, those of an earlier agent among them.
+
+    Args:
+        inherited: Alerts of an earlier agent that may still be on.
+    """
+
+    def __init__(self, inherited: Collection[Alert]) -> None:
+        self._inherited = [alert for alert in inherited if alert.rule in RULES]
+        self._open: list[OpenAlert] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._open)
+
+    @property
+    def is_hanging(self) -> bool:
+        """Whether an alert about a standstill is on."""
+        return any(entry.alert.rule == HANG for entry in self._open)
+
+    @property
+    def dead_ranks(self) -> set[int]:
+        """Ranks that an alert about a death names."""
+        return {entry.alert.rank for entry in self._open if entry.alert.rule == RANK_DEAD}
+
+    def add(self, alert: Alert, generations: Mapping[int, int]) -> None:
+        """Keep a new alert with the beats, by rank, of the ranks that it is about."""
+        self._open.append(OpenAlert(alert, generations))
+
+    def take_over(self, states: Mapping[int, RankState]) -> None:
+        """Go on with the alerts of an earlier agent: they are over when the ranks give a sign again."""
+        for alert in self._inherited if states else ():
+            about = [state for state in states.values() if alert.rule == HANG or state.rank == alert.rank]
+            self.add(alert, {state.rank: state.generation for state in about})
+            self._inherited = []
+
+    def take_resolved(self, states: Mapping[int, RankState]) -> list[Alert]:
+        """Return the alerts that are over, as they end; they are no longer on."""
+        over = [entry for entry in self._open if entry.is_over(states)]
+        self._open = [entry for entry in self._open if not entry.is_over(states)]
+        return [entry.resolved(states) for entry in over]

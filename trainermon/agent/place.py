@@ -1,0 +1,35 @@
+"""Where the agent of one run and node works."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from trainermon.agent.lifecycle.process import LOG_FILE
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class AgentPlace:
+    """The folders of one agent.
+
+    Attributes:
+        run_id: Of the run.
+        spool: Where the ranks of this node write.
+        run_dir: Where the run is kept.
+        node_dir: This node's own folder in it.
+    """
+
+    run_id: str
+    spool: Path
+    run_dir: Path
+    node_dir: Path
+
+    @property
+    def node(self) -> str:
+        """Name of this node in the run directory."""
+        return self.node_dir.name
+
+    @property
+    def log(self) -> Path:
+        """The agent's log."""
+        return self.node_dir / LOG_FILE
