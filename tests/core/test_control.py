@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 from trainermon.core import control
 from trainermon.core.control import ControlPage, ControlReader, Heartbeat, Phase
 from trainermon.core.errors import SpoolError
-from trainermon.core.values import Action, Command
+from trainermon.core.values import Action, Command, DumpTask
 
-DUMP = Command(id="manual-1", action=Action.DUMP, first_step=812, num_steps=2, scope=("h.0", "h.1"), task="tensor")
+DUMP = Command(
+    id="manual-1", action=Action.DUMP, first_step=812, num_steps=2, scope=("h.0", "h.1"), task=DumpTask.TENSOR
+)
 
 
 @pytest.fixture
@@ -460,3 +462,17 @@ def test_no_torn_beat_is_ever_believed(tmp_path):
         process.communicate()
         reader.close()
     assert len(seen) > 100, "the two processes did not run at the same time"
+
+
+@pytest.mark.parametrize("task", ["everything", "", None, ["tensor"]])
+def test_a_command_with_a_task_that_no_dump_has_is_left_out_and_reported(tmp_path, task):
+    page, reader = ControlPage(tmp_path, 0), ControlReader(tmp_path, 0)
+    reader.send([DUMP])
+    path = next(tmp_path.glob("*.cmd"))
+    sent = json.loads(path.read_text())
+    path.write_text(json.dumps(sent | {"commands": [{**sent["commands"][0], "task": task}, *sent["commands"]]}))
+
+    assert page.read_commands() == [DUMP]
+    assert "is not a valid DumpTask" in page.command_problem
+    page.close()
+    reader.close()

@@ -16,7 +16,7 @@ from typing import Any
 from trainermon.alerts.lines import append_line, read_lines
 from trainermon.alerts.rules import TASKS, AlertRule, RuleEscalation
 from trainermon.core.errors import ConfigError
-from trainermon.core.values import Action, Alert, AlertState, Command, Kind
+from trainermon.core.values import Action, Alert, AlertState, Command, DumpTask, Kind
 
 _logger = logging.getLogger(__name__)
 
@@ -253,7 +253,7 @@ class Escalator:
             action=Action.DUMP,
             first_step=decision.first_step,
             num_steps=escalation.steps or self._settings.num_steps,
-            task=escalation.task or self._settings.task,
+            task=DumpTask(escalation.task or self._settings.task),
             max_bytes=decision.bytes_per_rank,
             reason=decision.reason,
         )

@@ -33,11 +33,11 @@ from trainermon.alerts.extensions import CustomCondition
 from trainermon.alerts.reading import criterion_names, read_criterion
 from trainermon.core.derived import DERIVED, MOMENTS
 from trainermon.core.errors import RuleError
-from trainermon.core.values import Action, Kind, SeriesKey, Severity
+from trainermon.core.values import Action, DumpTask, Kind, SeriesKey, Severity
 
 DEFAULT_RULES = Path(__file__).with_name("default_rules.yaml")
 RUNBOOK = Path(__file__).with_name("runbook.md")
-TASKS = ("statistics", "tensor")
+TASKS = tuple(task.value for task in DumpTask)
 SUMMARY_FIELDS = (
     "k",
     "n",
@@ -103,7 +103,7 @@ class RuleEscalation:
     """What the ranks concerned shall do when the rule fires; None takes the run's setting."""
 
     action: Action
-    task: str | None = None
+    task: DumpTask | None = None
     steps: int | None = None
 
 
@@ -351,7 +351,7 @@ def _read_escalation(node: DocumentNode) -> RuleEscalation | None:
     inner.choice("action", (Action.DUMP.value,))
     return RuleEscalation(
         action=Action.DUMP,
-        task=inner.choice("task", TASKS) if "task" in inner else None,
+        task=DumpTask(inner.choice("task", TASKS)) if "task" in inner else None,
         steps=inner.whole("steps", at_least=1) if "steps" in inner else None,
     )
 

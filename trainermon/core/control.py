@@ -27,7 +27,7 @@ from trainermon.core.errors import SpoolError
 from trainermon.core.private_files import open_private, replace_file
 from trainermon.core.spool import rank_path, unusable
 from trainermon.core.strict import shown
-from trainermon.core.values import Action, Command, as_plain
+from trainermon.core.values import Action, Command, DumpTask, as_plain
 
 logger = logging.getLogger(__name__)
 
@@ -331,6 +331,7 @@ def _command(entry: Any) -> Command:
         raise TypeError(f"found {type(entry).__name__}, expected an object")
     fields = dict(entry)
     fields["action"] = Action(fields.get("action"))
+    fields["task"] = DumpTask(fields.get("task", DumpTask.STATISTICS))
     scope = fields.get("scope", [])
     if not isinstance(scope, list):
         raise TypeError(f"'scope' is {type(scope).__name__}, expected a list")
@@ -350,7 +351,6 @@ _FIELD_TYPES = {
     "first_step": int,
     "num_steps": int,
     "level": str,
-    "task": str,
     "max_bytes": int,
     "reason": str,
     "config": str,

@@ -305,12 +305,22 @@ class Action(str, enum.Enum):
         return self.value
 
 
+class DumpTask(str, enum.Enum):
+    """What a dump writes of each tensor; the one that writes more last."""
+
+    STATISTICS = "statistics"
+    TENSOR = "tensor"
+
+    def __str__(self) -> str:
+        return self.value
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
     """What a rank shall do from `first_step` on, for `num_steps` steps.
 
     A rank that is already past `first_step` when it reads the command does nothing and says so (`late`): nothing ever
-    waits. `level` is L0 (modules); `task` is `statistics` or `tensor`; an empty `scope` means every module.
+    waits. `level` is L0 (modules); `task` says what a dump writes; an empty `scope` means every module.
     `max_bytes` bounds what this command may write on this rank. `config` is the text of a JSON object, the whole new
     configuration, for `configure` only.
     """
@@ -320,7 +330,7 @@ class Command:
     first_step: int
     num_steps: int = 1
     level: str = "L0"
-    task: str = "statistics"
+    task: DumpTask = DumpTask.STATISTICS
     scope: tuple[str, ...] = ()
     max_bytes: int = 1 << 30
     reason: str = ""

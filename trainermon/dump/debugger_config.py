@@ -10,9 +10,10 @@ from typing import Any
 
 from trainermon.core.errors import ConfigError
 from trainermon.core.strict import build, require
+from trainermon.core.values import DumpTask
 from trainermon.dump.seeds import MAX_SEED
 
-TASKS = ("statistics", "tensor", "structure", "overflow_check")
+TASKS = (*(task.value for task in DumpTask), "structure", "overflow_check")
 LEVELS = ("L0", "L1", "mix", "debug")
 DATA_MODES = ("all", "forward", "backward", "input", "output")
 SUMMARY_MODES = ("statistics", "md5", "crc32", "xor")

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from trainermon.core.errors import DumpError
 from trainermon.core.private_files import open_private, replace_file
+from trainermon.core.values import DumpTask
 from trainermon.dump.encode import TensorLeaf
 from trainermon.dump.files.lines import LineFile, Places
 from trainermon.dump.files.records import (
@@ -37,7 +38,7 @@ from trainermon.dump.files.tensor_files import SUFFIXES, save_tensor, suffix_for
 from trainermon.dump.forms import TensorReading, json_text, quoted
 from trainermon.dump.statistics import TensorMemory, TensorStatistics
 
-TASKS = ("statistics", "tensor", "structure")
+TASKS = (*(task.value for task in DumpTask), "structure")
 MAX_NAME = 200
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from trainermon.core.config import parse_config
 from trainermon.core.control import MAX_COMMAND_BYTES
 from trainermon.core.errors import ConfigError
-from trainermon.core.values import Action, Command, as_plain
+from trainermon.core.values import Action, Command, DumpTask, as_plain
 
 BOOK_FILE = "agent.commands.jsonl"
 MAX_REMEMBERED = 1000
@@ -76,8 +76,9 @@ def parse_command(body: Any, *, next_step: int) -> Command:
     good = isinstance(scope, list) and len(scope) <= MAX_SCOPE and all(_is_text(item) for item in scope)
     _require(good, "scope", scope, f"a list of at most {MAX_SCOPE} module names")
     _require(body.get("level", "L0") == "L0", "level", body.get("level"), "'L0'")
-    task = body.get("task", "statistics")
-    _require(task in ("statistics", "tensor"), "task", task, "'statistics' or 'tensor'")
+    task = body.get("task", DumpTask.STATISTICS)
+    tasks = [item.value for item in DumpTask]
+    _require(task in tasks, "task", task, " or ".join(map(repr, tasks)))
     reason = body.get("reason", "")
     _require(_is_text(reason), "reason", reason, f"a text of at most {MAX_TEXT} characters")
     config = body.get("config", "")
@@ -88,7 +89,7 @@ def parse_command(body: Any, *, next_step: int) -> Command:
         first_step=_whole(body, "first_step", next_step, 0, 1 << 62),
         num_steps=_whole(body, "num_steps", 1, 1, MAX_STEPS),
         max_bytes=_whole(body, "max_bytes", 1 << 30, 0, 1 << 62),
-        task=task,
+        task=DumpTask(task),
         scope=tuple(scope),
         reason=reason,
         config=config,

@@ -18,9 +18,10 @@ from typing import Any
 
 from trainermon.core.errors import ConfigError
 from trainermon.core.strict import require
+from trainermon.core.values import DumpTask
 
 VERSION = "4"
-TASKS = ("statistics", "tensor")  # the one that writes more last
+TASKS = tuple(task.value for task in DumpTask)  # the one that writes more last
 MAX_STEPS = 100
 MAX_REASON = 500
 MAX_AGE_S = 900.0
@@ -51,7 +52,7 @@ class FiredAlert:
     rule: str
     run: str
     rank: int | None
-    task: str
+    task: DumpTask
     num_steps: int
     starts_s: float
     summary: str
@@ -161,7 +162,7 @@ def _parse_alert(alert: Any, path: str, *, now_s: float, max_age_s: float) -> Fi
     objection = _objection(labels, status=str(status), age_s=now_s - starts_s, max_age_s=max_age_s)
     if objection:
         return f"{_rule(labels)}: {objection}"
-    task, rank = labels["escalate"], labels.get("rank")
+    task, rank = DumpTask(labels["escalate"]), labels.get("rank")
     return FiredAlert(
         key=f"{fingerprint}/{starts_s:.3f}/dump-{task}",
         rule=_rule(labels),

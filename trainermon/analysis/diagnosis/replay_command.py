@@ -15,7 +15,7 @@ from trainermon.analysis.diagnosis.diagnose import diagnose
 from trainermon.analysis.diagnosis.report import render_text
 from trainermon.core.errors import DumpError
 from trainermon.core.topology import OUTPUT_ROOT
-from trainermon.core.values import as_plain
+from trainermon.core.values import DumpTask, as_plain
 from trainermon.dump.files.reader import load_raw, read_dump
 from trainermon.dump.files.records import DumpInfo
 from trainermon.dump.files.verdicts import Reproducibility
@@ -46,7 +46,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--device", help="where to run it, as torch names it (default: where the step ran, else cpu)")
     parser.add_argument(
-        "--task", choices=("statistics", "tensor"), default="tensor", help="what is dumped (default: tensor)"
+        "--task",
+        choices=[task.value for task in DumpTask],
+        default=DumpTask.TENSOR.value,
+        help="what is dumped (default: tensor)",
     )
     parser.add_argument("--out", type=Path, help="folder of the new dump (default: below reports/ of the run)")
     parser.add_argument(

@@ -8,6 +8,7 @@ import re
 from trainermon.core.config.outputs import InfluxDBConfig, check_formats
 from trainermon.core.errors import ConfigError
 from trainermon.core.strict import require, shown
+from trainermon.core.values import DumpTask
 
 OPS = (
     "norm",
@@ -27,6 +28,7 @@ OPS = (
     "dtype",
 )
 """Columns that a csv file may have; msprobe's, and what the eight moments give beside them."""
+TASKS = tuple(task.value for task in DumpTask)
 ANOMALY_RULES = ("AnomalyTurbulence", "AnomalyNan")
 SA_ORDERS = ("s,b,h,d", "b,s,h,d")
 
@@ -84,7 +86,7 @@ class ReplayConfig:
     keep_mb: float = 512.0
 
     def __post_init__(self) -> None:
-        require(self.task in ("statistics", "tensor"), "replay.task", self.task, "'statistics' or 'tensor'")
+        require(self.task in TASKS, "replay.task", self.task, " or ".join(map(repr, TASKS)))
         for key in ("memory_mb", "max_replays", "max_dump_mb", "keep_mb"):
             require(getattr(self, key) >= 0, f"replay.{key}", getattr(self, key), "0 or more")
 
@@ -110,7 +112,7 @@ class EscalationConfig:
     max_dump_mb: float = 4096.0
 
     def __post_init__(self) -> None:
-        require(self.task in ("statistics", "tensor"), "escalation.task", self.task, "'statistics' or 'tensor'")
+        require(self.task in TASKS, "escalation.task", self.task, " or ".join(map(repr, TASKS)))
         for key in ("num_steps", "margin_steps"):
             require(getattr(self, key) >= 1, f"escalation.{key}", getattr(self, key), "1 or more")
         for key in ("max_per_hour", "max_dump_mb"):
