@@ -34,7 +34,7 @@ def follow_in_this_process(run, talk, *, stop=True):
     async def main():
         with ThreadPoolExecutor(1) as executor:
             parts = assemble(run.spool, load_settings(run.spool), run.node_dir, executor)
-            agent = NodeAgent(parts, run.spool, executor, host="node")
+            agent = NodeAgent(parts, executor, host="node")
             following = asyncio.create_task(agent.run())
             try:
                 return await asyncio.to_thread(talk, agent)
@@ -341,7 +341,7 @@ def test_alerts_wait_for_a_disk_that_takes_nothing(tmp_path, monkeypatch, run):
     monkeypatch.setattr("trainermon.agent.alerting.RETRY_S", 0)
 
     def talk(agent):
-        return wait_for(lambda: list(agent._parts.alerts.latest.values()), "an alert")
+        return wait_for(lambda: list(agent._parts.alerting.book.latest.values()), "an alert")
 
     (alert,) = follow_in_this_process(run, talk)
     with ThreadPoolExecutor(1) as executor:
@@ -396,7 +396,7 @@ def test_an_alert_that_goes_on_is_not_announced_again_by_the_next_agent(run):
 
 
 def test_segments_are_kept_within_their_budget(make_run, monkeypatch):
-    monkeypatch.setattr("trainermon.agent.loop.COMPACT_S", 0.2)
+    monkeypatch.setattr("trainermon.agent.turn.compaction.COMPACT_S", 0.2)
     run = make_run(flush_s=0.01, retention={"full_detail_hours": 0})
     rank = run.rank()
 
@@ -417,15 +417,15 @@ def test_segments_are_kept_within_their_budget(make_run, monkeypatch):
 
 
 def test_merging_that_fails_is_logged_and_ends_with_the_agent(run, monkeypatch, tmp_path, caplog):
-    monkeypatch.setattr("trainermon.agent.loop.COMPACT_S", 0.1)
-    monkeypatch.setattr("trainermon.agent.loop.COMPACT_MODULE", "nonexistent")
+    monkeypatch.setattr("trainermon.agent.turn.compaction.COMPACT_S", 0.1)
+    monkeypatch.setattr("trainermon.agent.turn.compaction.COMPACT_MODULE", "nonexistent")
     run.rank()
 
     def talk(_agent):
         wait_for(lambda: "segments were not merged: it ended with status 1" in caplog.text, "a failure")
         (tmp_path / "endless.py").write_text("import signal; signal.pause()")
         monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-        monkeypatch.setattr("trainermon.agent.loop.COMPACT_MODULE", "endless")
+        monkeypatch.setattr("trainermon.agent.turn.compaction.COMPACT_MODULE", "endless")
         return wait_for(lambda: find_process("endless"), "a process that merges")
 
     merging = follow_in_this_process(run, talk)
@@ -454,7 +454,7 @@ def test_a_reported_dump_gets_a_diagnosis_that_is_served(run, monkeypatch):
     rank = run.rank()
 
     def talk(agent):
-        agent._diagnoser._command = (sys.executable, "-c", "print('{\"verdict\": 1}')")
+        agent._dumps._diagnoser._command = (sys.executable, "-c", "print('{\"verdict\": 1}')")
         run.running()
         rank.steps(7, 1, nan=True)
         rank.event(**REPLAY, dump=f"{FOLDER}0")

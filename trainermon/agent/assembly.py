@@ -29,9 +29,11 @@ from trainermon.agent.orders.commands import CommandBook
 from trainermon.agent.orders.dumps import RunDumps
 from trainermon.agent.orders.reconfigure import ConfigWatch
 from trainermon.agent.pipeline import RecordPipeline
+from trainermon.agent.place import AgentPlace
 from trainermon.agent.reactions import DumpReports, HistoryConsumer, MetricsConsumer, Reactions, RuleConsumer
 from trainermon.agent.replicas import ReplicaChecksums
 from trainermon.agent.settings import AgentSettings
+from trainermon.agent.turn.views import RunViews
 from trainermon.agent.watch import RankWatch
 from trainermon.alerts.engine import RuleEngine
 from trainermon.alerts.escalation import Escalator
@@ -42,7 +44,6 @@ from trainermon.core.journal import Header
 from trainermon.core.private_files import make_private_directory, open_private, replace_file
 from trainermon.core.spool import list_ranks
 from trainermon.core.values import SeriesKey, StatBlock
-from trainermon.exporters.export import SEGMENTS_FOLDER
 from trainermon.exporters.prometheus.exposition import Exposition
 from trainermon.exporters.store.blocks import newest_segments, read_blocks, read_rows
 from trainermon.exporters.store.damaged import set_aside_unreadable
@@ -59,31 +60,63 @@ _log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class AlertParts:
+    """What makes, keeps and follows up alerts."""
+
+    rules: tuple[AlertRule, ...]
+    engine: RuleEngine
+    judge: RuleConsumer
+    book: AlertBook
+    escalator: Escalator
+
+    @property
+    def num_firing(self) -> int:
+        """How many alerts are on."""
+        return len(self.book.firing)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class OrderParts:
+    """What brings orders to ranks, and knows what became of them."""
+
+    commands: CommandBook
+    config_watch: ConfigWatch
+    dump_reports: DumpReports
+    dumps: RunDumps
+    reactions: Reactions
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class AgentParts:
     """What an agent is made of."""
 
     settings: AgentSettings
-    node_dir: Path
+    place: AgentPlace
     token: str
-    rules: tuple[AlertRule, ...]
-    alerts: AlertBook
-    checksums: ReplicaChecksums
-    commands: CommandBook
-    dump_reports: DumpReports
-    dumps: RunDumps
-    engine: RuleEngine
-    escalator: Escalator
-    exports: ExportProcess
-    feed: EventFeed
-    history: RunHistory
-    judge: RuleConsumer
-    integrity: IntegrityCheck
-    metrics: Exposition
-    config_watch: ConfigWatch
-    pipeline: RecordPipeline
-    reactions: Reactions
-    records: LastRecords
     watch: RankWatch
+    pipeline: RecordPipeline
+    alerting: AlertParts
+    orders: OrderParts
+    views: RunViews
+    checksums: ReplicaChecksums
+    exports: ExportProcess
+    integrity: IntegrityCheck
+    records: LastRecords
+
+    def look_for_edits(self, now_s: float) -> None:
+        """Look at the configuration file, if it is time to; `now_s` is monotonic."""
+        orders = self.orders
+        orders.config_watch.poll(now_s, orders.reactions.attempt)
+
+    def end_feed(self) -> None:
+        """End the streams of open pages, which would hold up the end of the server."""
+        self.views.close()
+
+    def close(self) -> None:
+        """Close journals, exporters and control pages; the exporters write what is committed first."""
+        self.pipeline.close()
+        self.exports.close()
+        self.watch.close()
 
 
 def assemble(spool: Path, settings: AgentSettings, node_dir: Path, executor: Executor) -> AgentParts:
@@ -92,73 +125,69 @@ def assemble(spool: Path, settings: AgentSettings, node_dir: Path, executor: Exe
     Raises:
         OSError, StoreError: The run directory cannot be read or written.
     """
-    segments = node_dir / SEGMENTS_FOLDER
+    place = AgentPlace(run_id=settings.run_id, spool=spool, run_dir=settings.run_dir, node_dir=node_dir)
     make_private_directory(node_dir, settings.run_dir)
     rules = with_reported((*_load_rules(settings), *anomaly_rules(settings.anomalies)))
     log = AlertLog(node_dir / ALERTS_FILE)
-    alerts = AlertBook(executor, log)
+    book = AlertBook(executor, log)
     engine = RuleEngine(rules)
-    history = RunHistory()
-    metrics = _exposition(settings, rules)
+    views = RunViews(feed=EventFeed(), history=RunHistory(), metrics=_exposition(settings, rules))
     watch = RankWatch(spool)
+    escalator = Escalator(settings.escalation, rules, path=spool / ESCALATIONS_FILE)
     commands = CommandBook(spool, watch.send)
     dumps = RunDumps()
     dumps.scan(settings.run_dir)
-    dump_reports = DumpReports()
-    escalator = Escalator(settings.escalation, rules, path=spool / ESCALATIONS_FILE)
-    feed = EventFeed()
     reactions = Reactions(
-        alerts=alerts,
+        alerts=book,
         commands=commands,
         dumps=dumps,
         escalator=escalator,
-        feed=feed,
-        metrics=metrics,
+        feed=views.feed,
+        metrics=views.metrics,
         rules=rules,
         watch=watch,
-        host=node_dir.name,
+        host=place.node,
+    )
+    orders = OrderParts(
+        commands=commands,
+        config_watch=_config_watch(
+            settings, watch=watch, executor=executor, reactions=reactions, metrics=views.metrics
+        ),
+        dump_reports=DumpReports(),
+        dumps=dumps,
+        reactions=reactions,
     )
     exports = ExportProcess(spool, settings, node_dir)
     judge = RuleConsumer(engine, reactions.on_alert)
     integrity = IntegrityCheck(judge.report, checks_norm=settings.watches_all_parameters)
     records = LastRecords()
     checksums = ReplicaChecksums()
-    shown = (MetricsConsumer(metrics), HistoryConsumer(history))
-    consumers = (judge, *shown, integrity, reactions, dump_reports, records, checksums)
-    pipeline = _pipeline(spool, segments, settings, executor, consumers=consumers)
-    restore(spool, segments, engine=engine, history=history, log=log)
+    shown = (MetricsConsumer(views.metrics), HistoryConsumer(views.history))
+    consumers = (judge, *shown, integrity, reactions, orders.dump_reports, records, checksums)
+    pipeline = _pipeline(place, settings, executor, consumers=consumers)
+    restore(spool, place.segments, engine=engine, history=views.history, log=log)
     return AgentParts(
         settings=settings,
-        node_dir=node_dir,
+        place=place,
         token=read_token(node_dir / TOKEN_FILE),
-        rules=rules,
-        alerts=alerts,
-        checksums=checksums,
-        commands=commands,
-        dump_reports=dump_reports,
-        dumps=dumps,
-        engine=engine,
-        escalator=escalator,
-        exports=exports,
-        feed=feed,
-        history=history,
-        judge=judge,
-        integrity=integrity,
-        metrics=metrics,
-        config_watch=_config_watch(settings, watch=watch, executor=executor, reactions=reactions, metrics=metrics),
-        pipeline=pipeline,
-        reactions=reactions,
-        records=records,
         watch=watch,
+        pipeline=pipeline,
+        alerting=AlertParts(rules=rules, engine=engine, judge=judge, book=book, escalator=escalator),
+        orders=orders,
+        views=views,
+        checksums=checksums,
+        exports=exports,
+        integrity=integrity,
+        records=records,
     )
 
 
 def _pipeline(
-    spool: Path, segments: Path, settings: AgentSettings, executor: Executor, *, consumers: Sequence[RecordConsumer]
+    place: AgentPlace, settings: AgentSettings, executor: Executor, *, consumers: Sequence[RecordConsumer]
 ) -> RecordPipeline:
     return RecordPipeline(
-        spool,
-        segments,
+        place.spool,
+        place.segments,
         executor=executor,
         consumers=consumers,
         flush_bytes=settings.flush_bytes,

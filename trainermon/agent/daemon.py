@@ -130,7 +130,7 @@ async def _follow(
     parts = await _assembled(spool, settings, executor, stopping, host=host)
     if parts is None:
         return None
-    agent = NodeAgent(parts, spool, executor, host=host, lock=lock)
+    agent = NodeAgent(parts, executor, host=host, lock=lock)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, agent.stop)
     if stopping.is_set():

@@ -193,18 +193,18 @@ def _statement(  # noqa: PLR0913 - what differs between statements
 
 def readings_of(parts: AgentParts) -> HealthReadings | None:
     """Return what an agent's parts say now; None as long as no rank has been seen."""
-    follower, status = parts.pipeline.follower, parts.pipeline.status
+    follower, status, reactions = parts.pipeline.follower, parts.pipeline.status, parts.orders.reactions
     if not follower.headers:
         return None
     return HealthReadings(
         rank=min(follower.headers),
-        attempt=parts.reactions.attempt,
+        attempt=reactions.attempt,
         step=max(parts.watch.steps.values(), default=0),
-        lag_s=parts.reactions.lag_s,
+        lag_s=reactions.lag_s,
         lost_records=follower.lost_records,
         lost_files=follower.lost_files,
         store_error=status.store_error,
         set_aside=status.set_aside,
         num_export_failures=parts.exports.num_errors + parts.exports.num_dropped,
-        faults=parts.engine.faults,
+        faults=parts.alerting.engine.faults,
     )

@@ -105,6 +105,16 @@ class RecordPipeline:
         return self.follower.headers
 
     @property
+    def refused(self) -> Mapping[int, str]:
+        """By rank, why its journal cannot be read."""
+        return self.follower.refused
+
+    @property
+    def num_lost_files(self) -> int:
+        """Journal files that were removed for the spool's budget before they were read."""
+        return self.follower.lost_files
+
+    @property
     def status(self) -> PipelineStatus:
         """What the pipeline has done by now."""
         return PipelineStatus(

@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 
 from trainermon.agent.lifecycle.process import LOG_FILE
+from trainermon.exporters.export import SEGMENTS_FOLDER
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +29,11 @@ class AgentPlace:
     def node(self) -> str:
         """Name of this node in the run directory."""
         return self.node_dir.name
+
+    @property
+    def segments(self) -> Path:
+        """Folder of this node's segments."""
+        return self.node_dir / SEGMENTS_FOLDER
 
     @property
     def log(self) -> Path:

@@ -4,24 +4,39 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 
 from trainermon.agent.assembly import AgentParts
+from trainermon.agent.turn.faults import TurnFaults
 from trainermon.agent.watch import RankState
 from trainermon.alerts.engine import RuleEngine
 from trainermon.core.control import Phase
 from trainermon.exporters.prometheus.exposition import Exposition
 
 
-def show_agent(parts: AgentParts, *, num_faults: int) -> None:
+class AgentMetrics:
+    """The exposition of an agent, with what its parts and its loop's `faults` say at the moment of a scrape."""
+
+    def __init__(self, parts: AgentParts, faults: TurnFaults) -> None:
+        self._parts = parts
+        self._faults = faults
+        self._metrics = parts.views.metrics
+
+    def render(self, accept: str) -> tuple[bytes, str]:
+        """Return the exposition and its content type."""
+        _show_agent(self._metrics, self._parts, num_faults=self._faults.total)
+        return self._metrics.render(accept)
+
+
+def _show_agent(metrics: Exposition, parts: AgentParts, *, num_faults: int) -> None:
     """Set what the agent's parts have counted; `num_faults` are those that its loop has survived."""
-    metrics, pipeline, exports = parts.metrics, parts.pipeline.status, parts.exports
-    metrics.set_alerts(parts.alerts.latest.values(), now_s=time.time())
+    pipeline, exports, alerting = parts.pipeline.status, parts.exports, parts.alerting
+    metrics.set_alerts(alerting.book.latest.values(), now_s=time.time())
     metrics.set("trainermon_commits_total", pipeline.num_commits)
     metrics.set("trainermon_refused_rows_total", pipeline.set_aside.num_rows)
     metrics.set("trainermon_damaged_segments", len(pipeline.set_aside.damaged))
     metrics.set("trainermon_errors_total", pipeline.num_consumer_errors + num_faults + exports.num_errors)
-    decisions = parts.escalator.decisions
+    decisions = alerting.escalator.decisions
     num_ordered = sum(bool(decision.ranks) for decision in decisions)
     metrics.set("trainermon_escalations_total", num_ordered)
     metrics.set("trainermon_suppressed_escalations_total", len(decisions) - num_ordered)
@@ -30,13 +45,12 @@ def show_agent(parts: AgentParts, *, num_faults: int) -> None:
     for exporter, values in exports.metrics().items():
         for name, value in values.items():
             metrics.set(name, value, exporter=exporter)
-    _show_ranks(metrics, parts.watch.ranks.values())
-    _show_comparisons(metrics, parts.engine, {rank for rank, state in parts.watch.ranks.items() if state.alive})
+    _show_ranks(metrics, parts.watch.living)
+    _show_comparisons(metrics, alerting.engine, {state.rank for state in parts.watch.living})
 
 
-def _show_ranks(metrics: Exposition, states: Iterable[RankState]) -> None:
+def _show_ranks(metrics: Exposition, living: Collection[RankState]) -> None:
     """Set the phases and heartbeats of the ranks that live; what is gone stays forgotten."""
-    living = [state for state in states if state.alive]
     phases = Counter(state.phase for state in living)
     for phase in Phase:
         metrics.set("trainermon_ranks_in_phase", phases[phase], phase=phase.name.lower())

@@ -55,22 +55,22 @@ class NodeEscalations:
 
     def __init__(self, parts: AgentParts) -> None:
         self._run_id = parts.settings.run_id
-        self._alerts = parts.alerts
-        self._commands = parts.commands
-        self._escalator = parts.escalator
-        self._follower = parts.pipeline.follower
-        self._reports = parts.dump_reports
+        self._alerts = parts.alerting.book
+        self._commands = parts.orders.commands
+        self._escalator = parts.alerting.escalator
+        self._pipeline = parts.pipeline
+        self._reports = parts.orders.dump_reports
         self._watch = parts.watch
 
     def rank_states(self) -> dict[str, Any]:
         """Return place, step and life of each rank, the fastest one's pace, firing alerts, and what became of dumps."""
         now_s = time.monotonic()
-        states = sorted(self._watch.ranks.values(), key=lambda state: state.rank)
+        states = self._watch.states
         return {
             "run_id": self._run_id,
             "host": socket.gethostname(),
             "attempt": self._attempt,
-            "world_size": max((header.coordinates.world_size for header in self._follower.headers.values()), default=0),
+            "world_size": max((header.coordinates.world_size for header in self._pipeline.headers.values()), default=0),
             "steps_per_s": round(self._watch.steps_per_s, 6),
             "ranks": [
                 {
@@ -149,11 +149,11 @@ class NodeEscalations:
 
     @property
     def _attempt(self) -> int:
-        return max((header.attempt for header in self._follower.headers.values()), default=0)
+        return max((header.attempt for header in self._pipeline.headers.values()), default=0)
 
     def _place(self, rank: int) -> dict[str, int]:
         """Return the rank's place on each axis that the job has."""
-        header = self._follower.headers.get(rank)
+        header = self._pipeline.headers.get(rank)
         if header is None:
             return {}
         found = header.coordinates

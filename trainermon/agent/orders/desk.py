@@ -1,0 +1,64 @@
+"""Takes a client's commands for local ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainermon.agent.orders.commands import CommandBook, ConflictError, parse_command, require_possible
+from trainermon.agent.reactions import Reactions
+from trainermon.agent.watch import RankWatch
+from trainermon.core.errors import ConfigError
+from trainermon.core.values import as_plain
+
+
+class OrderDesk:
+    """Checks commands and hands them to the ranks.
+
+    Args:
+        commands: What was ordered before.
+        watch: Which ranks live, and on which step.
+        reactions: Know the attempt.
+        margin_steps: How far ahead a command without a first step begins.
+    """
+
+    def __init__(self, commands: CommandBook, watch: RankWatch, reactions: Reactions, *, margin_steps: int) -> None:
+        self._commands = commands
+        self._watch = watch
+        self._reactions = reactions
+        self._margin_steps = margin_steps
+
+    def order(self, body: Any) -> dict[str, Any]:
+        """Hand a client's command to the ranks it names in `ranks`, without that to all that live.
+
+        An id that was accepted before is only acknowledged, whatever has become of the run since.
+
+        Raises:
+            ConfigError: The body is wrong.
+            ConflictError: No rank could carry it out.
+            OSError: It cannot be written down; nothing was ordered.
+        """
+        book = self._commands
+        body = dict(body) if isinstance(body, dict) else body
+        ranks = body.pop("ranks", None) if isinstance(body, dict) else None
+        steps = self._watch.steps
+        known = book.first_step(str(body.get("id"))) if isinstance(body, dict) else None
+        soon = max(steps.values(), default=0) + self._margin_steps
+        command = parse_command(body, next_step=soon if known is None else known)
+        chosen: list[int] = []
+        if known is None:
+            if not steps:
+                has_ended = bool(self._watch.ranks)
+                raise ConflictError("the run has ended" if has_ended else "no rank has begun yet: try again then")
+            chosen = _checked_ranks(ranks, steps)
+            require_possible(command, chosen, steps)
+        if not book.submit(command, chosen, attempt=self._reactions.attempt, steps=steps):
+            return {"status": "duplicate"}
+        return {"status": "accepted", "command": as_plain(command), "ranks": chosen}
+
+
+def _checked_ranks(ranks: Any, steps: dict[int, int]) -> list[int]:
+    if ranks is None:
+        return sorted(steps)
+    if not isinstance(ranks, list) or not all(type(rank) is int and rank in steps for rank in ranks):
+        raise ConfigError(f"ranks: found {str(ranks)[:100]}, expected some of the living ranks {sorted(steps)}")
+    return sorted(set(ranks))

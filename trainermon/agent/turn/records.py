@@ -1,0 +1,104 @@
+"""The part of a turn that follows the journals, and sets in motion what their records call for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from trainermon.agent.alerting import AlertBook
+from trainermon.agent.orders.dumps import DumpEntry
+from trainermon.agent.pipeline import RecordPipeline
+from trainermon.agent.reactions import Reactions
+from trainermon.agent.turn.views import RunViews
+from trainermon.agent.watch import RankWatch
+
+
+class RecordTurns:
+    """Takes turns of the pipeline, and sees to what follows from them.
+
+    Args:
+        pipeline: Reads the journals.
+        views: Show what was read.
+        reactions: Have taken note of dumps and ends.
+        alerts: Are written to the log.
+        watch: Tells which ranks live.
+        schedule: Has a dump diagnosed.
+
+    Attributes:
+        has_read_all: Whether the last turn found nothing new.
+    """
+
+    def __init__(  # noqa: PLR0913 - what records go to
+        self,
+        pipeline: RecordPipeline,
+        *,
+        views: RunViews,
+        reactions: Reactions,
+        alerts: AlertBook,
+        watch: RankWatch,
+        schedule: Callable[[DumpEntry], None],
+    ) -> None:
+        self.has_read_all = False
+        self._pipeline = pipeline
+        self._views = views
+        self._reactions = reactions
+        self._alerts = alerts
+        self._watch = watch
+        self._schedule = schedule
+        self._num_ended = 0
+        self._forgotten: set[int] = set()
+
+    @property
+    def is_written(self) -> bool:
+        """Whether every alert is in the log."""
+        return self._alerts.written
+
+    @property
+    def has_refused(self) -> bool:
+        """Whether the journal of a rank cannot be read."""
+        return bool(self._pipeline.refused)
+
+    def take(self) -> int:
+        """Take one turn; return how many records were new."""
+        num_records = self._pipeline.step()
+        self.has_read_all = not num_records
+        if self.has_read_all:
+            self._forget_gone()
+        self._react()
+        return num_records
+
+    def store(self) -> int:
+        """Go on with reading and storing, but set nothing in motion; return how many records were new."""
+        num_records = self._pipeline.step()
+        self._alerts.poll()
+        return num_records
+
+    def close(self) -> None:
+        """Close the journals."""
+        self._pipeline.close()
+
+    def flush(self) -> Future[None]:
+        """Return a future that a later turn completes, when everything read so far is stored."""
+        return self._pipeline.flush()
+
+    def drain(self) -> Future[None]:
+        """The same when the last rank has gone, of which no metrics are shown from now on."""
+        self._views.end_run()
+        return self._pipeline.flush()
+
+    def _forget_gone(self) -> None:
+        """Show nothing more of ranks that are gone, now that all they wrote was read."""
+        gone = {state.rank for state in self._watch.states if not state.alive}
+        self._views.end_ranks(gone - self._forgotten)
+        self._forgotten = gone
+
+    def _react(self) -> None:
+        self._views.publish_steps()
+        self._alerts.poll()
+        reactions = self._reactions
+        for entry in reactions.new_dumps:
+            self._schedule(entry)
+        reactions.new_dumps.clear()
+        if reactions.num_ended > self._num_ended:
+            self._num_ended = reactions.num_ended
+            self._pipeline.flush()  # a rank that has closed its journal waits to hear that it is stored

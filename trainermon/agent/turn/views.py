@@ -1,0 +1,44 @@
+"""What is shown of the run: the page's history and events, and the metrics of each rank."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection
+
+from trainermon.agent.feed import EventFeed
+from trainermon.exporters.prometheus.exposition import Exposition
+from trainermon.exporters.views import RunHistory
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RunViews:
+    """The views of a run, which the consumers feed.
+
+    Attributes:
+        feed: Events for open pages.
+        history: Lines and heat maps.
+        metrics: What `/metrics` shows.
+    """
+
+    feed: EventFeed
+    history: RunHistory
+    metrics: Exposition
+
+    def publish_steps(self) -> None:
+        """Tell open pages of the steps that have become complete."""
+        for summary in self.history.take_summaries():
+            self.feed.publish("step", summary)
+
+    def end_ranks(self, ranks: Collection[int]) -> None:
+        """Show nothing more of ranks that are gone."""
+        for rank in ranks:
+            self.history.end(rank)
+            self.metrics.remove_rank(rank)
+
+    def end_run(self) -> None:
+        """Show no metrics of a run whose last rank has gone."""
+        self.metrics.end_run()
+
+    def close(self) -> None:
+        """End the streams of open pages."""
+        self.feed.close()
