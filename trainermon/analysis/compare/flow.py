@@ -62,6 +62,38 @@ class CallFacts:
     is_mispaired: bool = False
 
 
+class SharedGradients:
+    """In which backwards' results each gradient stands, on both sides: it is the sum of what all of these make."""
+
+    def __init__(self) -> None:
+        self._consumers: dict[Value | None, list[str]] = defaultdict(list)
+        self._handed: dict[Value | None, list[str]] = defaultdict(list)
+        self._theirs: Counter[Value | None] = Counter()
+
+    def add(self, key: str, item: DumpRow, *, is_handed: bool) -> None:
+        """Take note of a result of the backward `key`; `is_handed`: it was given the same."""
+        (self._handed if is_handed else self._consumers)[value_of(item)].append(key)
+
+    def add_theirs(self, item: DumpRow) -> None:
+        """Take note of a result of a backward on the other side that it was not given."""
+        self._theirs[value_of(item)] += 1
+
+    def consumers(self, item: DumpRow) -> Sequence[str]:
+        """Return the backwards of which a gradient is a result."""
+        value = value_of(item)
+        return self._consumers.get(value, ()) if value else ()
+
+    def handed(self, item: DumpRow) -> Sequence[str]:
+        """Return the backwards that were given a gradient and returned it as it was."""
+        value = value_of(item)
+        return self._handed.get(value, ()) if value is not None else ()
+
+    def num_consumers(self, error: TensorError) -> tuple[int, int]:
+        """Return in how many results of backwards a gradient stands, on each side."""
+        ours, theirs = value_of(error.item), value_of(error.golden)
+        return (len(self._consumers.get(ours, ())) if ours else 1), (self._theirs[theirs] if theirs else 1)
+
+
 class CallFlow:
     """All calls of both sides with what is known of them, by the target's keys.
 
@@ -85,9 +117,7 @@ class CallFlow:
         self._made: dict[str, int] = {}
         self._given: defaultdict[tuple[str, str], TensorSize] = defaultdict(TensorSize)
         self._worst_forward = 0.0
-        self._consumers: dict[Value | None, list[str]] = defaultdict(list)
-        self._handed: dict[Value | None, list[str]] = defaultdict(list)
-        self._theirs: Counter[Value | None] = Counter()
+        self._shared = SharedGradients()
         both = [(pair, rows) for pair, rows in zip(pairs, compared, strict=True) if pair.target and pair.golden]
         for pair, rows in both:
             assert pair.target
@@ -135,29 +165,26 @@ class CallFlow:
 
     def own_error(self, key: str) -> float:
         """Return the error of what a backward makes alone: its results that no other has, gradients of parameters."""
-        made = [error for error in self.facts[key].made if self.consumers(error.item) == [key]]
+        made = [error for error in self.facts[key].made if self._shared.consumers(error.item) == [key]]
         gradients = self.facts.get(f"{key.rpartition(f'.{BACKWARD}.')[0]}.{PARAMETERS_GRAD}.0")
         return max((error.size for error in [*made, *(gradients.made if gradients else ())]), default=0.0)
 
     def hands_on(self, item: DumpRow, key: str) -> bool:
         """Return whether a backward beside `key` was given a gradient and returned it as it was."""
-        value = value_of(item)
-        handed = self._handed.get(value, ()) if value is not None else ()
+        handed = self._shared.handed(item)
         return any(each != key and not self.is_within(each, key) and not self.is_within(key, each) for each in handed)
 
     def is_within(self, key: str, other: str) -> bool:
         """Return whether the call `other` is around the call `key`."""
         return other in self.above(key)
 
-    def num_consumers(self, error: TensorError) -> tuple[int, int]:
-        """Return in how many results of backwards a gradient stands, on each side."""
-        ours, theirs = value_of(error.item), value_of(error.golden)
-        return (len(self._consumers.get(ours, ())) if ours else 1), (self._theirs[theirs] if theirs else 1)
-
     def consumers(self, item: DumpRow) -> Sequence[str]:
         """Return the backwards of which a gradient is a result: it is the sum of what all of these make."""
-        value = value_of(item)
-        return self._consumers.get(value, ()) if value else ()
+        return self._shared.consumers(item)
+
+    def num_consumers(self, error: TensorError) -> tuple[int, int]:
+        """Return in how many results of backwards a gradient stands, on each side."""
+        return self._shared.num_consumers(error)
 
     def in_order(self, keys: Sequence[str | None]) -> list[int]:
         """Return the positions of calls such that each comes after those within it: backwards may be written before.
@@ -193,10 +220,9 @@ class CallFlow:
             if ours.shape != theirs.shape and ours.is_tensor and theirs.is_tensor:
                 facts.is_mispaired = True
             if ours.state == OUTPUT and is_gradient:
-                where = self._handed if value_of(ours) in passed else self._consumers
-                where[value_of(ours)].append(call.key)
+                self._shared.add(call.key, ours, is_handed=value_of(ours) in passed)
             if ours.state == OUTPUT and is_gradient and value_of(theirs) not in their_passed:
-                self._theirs[value_of(theirs)] += 1
+                self._shared.add_theirs(theirs)
             size = difference.relative
             if not size or not is_comparable(ours, theirs) or overwrites(call, ours.place):
                 continue

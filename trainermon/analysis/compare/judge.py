@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from trainermon.analysis.compare.flow import CallFacts, CallFlow, TensorError, Value, value_of
@@ -71,6 +72,31 @@ class CallNesting(NamedTuple):
     is_same: bool = True
 
 
+@dataclass(slots=True)
+class SeenErrors:
+    """The largest errors that were seen so far.
+
+    Attributes:
+        known: Of each value, wherever it stood.
+        available: Of what a call had for those within it, by the call's key; None is what is not within any.
+        hiding: Of what was made within a call, by its key and 0, or at a place outside all calls.
+        given: Of what a module's backward was given, as far as statistics may hide it.
+    """
+
+    known: dict[Value, float] = field(default_factory=dict)
+    available: dict[str | None, float] = field(default_factory=dict)
+    hiding: dict[tuple[str, int], float] = field(default_factory=dict)
+    given: dict[str, float] = field(default_factory=dict)
+
+    def add_available(self, key: str | None, error: float) -> None:
+        """Take note of an error of what the call `key` has for those within it."""
+        self.available[key] = worst(self.available.get(key, 0.0), error)
+
+    def of_available(self, key: str | None) -> float:
+        """Return the error of what the call `key` has for those within it; 0 if none was seen."""
+        return self.available.get(key, 0.0)
+
+
 class CallJudge:
     """Judges the calls of one pair of dumps, in the order in which they ran.
 
@@ -94,10 +120,7 @@ class CallJudge:
         self._sees_gaps = nesting.is_same
         self._compared = _measured(self._pairs, measure)
         self._flow = CallFlow(self._pairs, self._compared, nesting.parents)
-        self._known: dict[Value, float] = {}
-        self._available: dict[str | None, float] = {}
-        self._hiding: dict[tuple[str, int], float] = {}
-        self._hidden_given: dict[str, float] = {}
+        self._seen = SeenErrors()
         self._is_elsewhere = self._has_other_input()  # statistics tell little of what becomes of that
         self._gaps: dict[str, tuple[str, float]] = {}
         self._blamed_within: set[str] = set()
@@ -183,7 +206,7 @@ class CallJudge:
 
     def _rounded(self, call: DumpCall, facts: CallFacts) -> JudgedCall:
         around = self._flow.around[call.key]
-        self._available[around] = worst(self._available.get(around, 0.0), facts.after)
+        self._seen.add_available(around, facts.after)
         least = least_rounding(self._flow.unit[call.key])
         return JudgedCall(
             input_error=facts.before, output_error=facts.after, expected=least, floor=least, tolerance=least
@@ -200,7 +223,7 @@ class CallJudge:
             )
         apart = self._apart(call, facts)
         made = [error for error in facts.made if error.item.place not in apart]
-        before = worst(worst(facts.before, self._earlier(call, made)), self._available.get(call.key, 0.0))
+        before = worst(worst(facts.before, self._earlier(call, made)), self._seen.of_available(call.key))
         if call.direction == BACKWARD and not any(item.is_tensor for item in call.items if item.state == INPUT):
             before = worst(before, self._around(call))  # it was given a gradient, which was not dumped
         expected = self._expected(call, golden, before, floor)
@@ -283,11 +306,11 @@ class CallJudge:
         Where code that was not dumped made it, of all that this code had.
         """
         if call.direction == PARAMETERS_GRAD:  # of what the module's backward was given
-            return self._hidden_given.get(call.name, 0.0)
-        had = max((self._hiding.get((key, 0), 0.0) for key in self._flow.above(call.key)), default=0.0)
-        had = max(had, self._hiding.get(self._outermost(call), 0.0))
+            return self._seen.given.get(call.name, 0.0)
+        had = max((self._seen.hiding.get((key, 0), 0.0) for key in self._flow.above(call.key)), default=0.0)
+        had = max(had, self._seen.hiding.get(self._outermost(call), 0.0))
         given = (value_of(item) for item in call.items if item.state == INPUT)
-        return max((self._known.get(value, had) for value in given if value is not None), default=0.0)
+        return max((self._seen.known.get(value, had) for value in given if value is not None), default=0.0)
 
     def _is_unexplained(self, call: DumpCall, error: TensorError, before: float, expected: float) -> bool:
         if math.isnan(error.size):
@@ -297,7 +320,7 @@ class CallJudge:
         if error.size <= expected or error.size <= expected * self._flow.condition(call, error):
             return False
         value = value_of(error.item)
-        if call.direction == FORWARD and value is not None and value in self._known:
+        if call.direction == FORWARD and value is not None and value in self._seen.known:
             return False
         others = self._flow.consumers(error.item) if call.direction == BACKWARD else ()
         if any(call.key in self._flow.above(key) for key in others):
@@ -321,18 +344,20 @@ class CallJudge:
         around = self._flow.around[call.key]
         for error in facts.given:
             value = value_of(error.item)
-            if (value is not None and value in self._known) or error.size <= self._limit(call, golden, error, floor):
+            if (value is not None and value in self._seen.known) or error.size <= self._limit(
+                call, golden, error, floor
+            ):
                 continue
             is_weight = error.item.state == PARAMETERS or (around is None and takes_weight(call, error.item.place))
             if not is_weight and self._is_made(call, error, floor):
                 continue
             if value is not None:
-                self._known[value] = error.size
+                self._seen.known[value] = error.size
             if is_weight or (around is None and error.item.requires_grad):
                 found.append(error.item.place)
             elif around is not None and around not in self._gaps and self._sees_gaps:
                 self._gaps[around] = call.key, error.size
-            self._available[around] = worst(self._available.get(around, 0.0), error.size)
+            self._seen.add_available(around, error.size)
         return tuple(found)
 
     def _limit(self, call: DumpCall, golden: DumpCall, error: TensorError, floor: float) -> float:
@@ -355,7 +380,7 @@ class CallJudge:
     def _around(self, call: DumpCall) -> float:
         """Return the largest error of what the call around this one had at that time."""
         around = self._flow.around[call.key]
-        had = self._available.get(around, 0.0)
+        had = self._seen.of_available(around)
         if around is not None:
             had = worst(had, self._flow.facts[around].before)
         return had if call.direction == FORWARD else worst(had, self._flow.forward_of(around))
@@ -363,9 +388,9 @@ class CallJudge:
     def _scatter(self, call: DumpCall, facts: CallFacts) -> None:
         """Expect anything of what encloses a call that was given other elements on either side, if anything differs."""
         for key in (*self._flow.above(call.key), None):
-            had = self._flow.facts[key].before if key in self._flow.facts else self._available.get(key, 0.0)
+            had = self._flow.facts[key].before if key in self._flow.facts else self._seen.of_available(key)
             if had or facts.before:
-                self._available[key] = math.inf
+                self._seen.available[key] = math.inf
             if key in self._flow.facts:
                 break
 
@@ -377,12 +402,12 @@ class CallJudge:
                 carried = self._hidden(call) if self._safety >= SAFETY else 0.0
                 if self._safety >= SAFETY and call.direction == BACKWARD:  # each is there or not: few show it
                     carried = worst(carried, self._flips(call) / 2)
-                self._known[value] = worst(self._known.get(value, 0.0), worst(error.size, carried))
-            self._available[around] = worst(self._available.get(around, 0.0), error.size)
+                self._seen.known[value] = worst(self._seen.known.get(value, 0.0), worst(error.size, carried))
+            self._seen.add_available(around, error.size)
             place = self._outermost(call) if around is None else (around, 0)
-            self._hiding[place] = worst(self._hiding.get(place, 0.0), error.size)
+            self._seen.hiding[place] = worst(self._seen.hiding.get(place, 0.0), error.size)
         if call.direction == BACKWARD:
-            self._hidden_given[call.name] = worst(self._hidden_given.get(call.name, 0.0), self._hidden(call))
+            self._seen.given[call.name] = worst(self._seen.given.get(call.name, 0.0), self._hidden(call))
 
     def _outermost(self, call: DumpCall) -> tuple[str, int]:
         """Return the place of what is not within any call; micro steps are told apart by the numbers of modules."""
