@@ -20,16 +20,15 @@ import numpy as np
 
 from trainermon.core.errors import QueryError
 from trainermon.core.journal import Header
-from trainermon.core.values import STATISTICS, Kind, SeriesKey, StatBlock, as_plain
-from trainermon.exporters.grid import MIN_COLUMNS, PooledGrid, StepGrid
-from trainermon.exporters.heat_rows import HEATMAP_STATISTICS, HeatRow, heat_row, statistics_of
+from trainermon.core.values import STATISTICS, SeriesKey, StatBlock, as_plain
+from trainermon.exporters.grid import PooledGrid, StepGrid
+from trainermon.exporters.heat_maps import HeatMaps
 from trainermon.exporters.merge import (
     STEP_TIME,
     WAIT,
     MergeTable,
     OpenStep,
     StepSummary,
-    heat,
     series_table,
 )
 from trainermon.exporters.store.blocks import read_blocks
@@ -49,13 +48,53 @@ RANK_QUANTITIES = (STEP_TIME, "loss", "grad_norm", "lag", WAIT)
 
 # Where several steps share a point the most unusual one is kept: the smallest of these, the largest of the others.
 _SMALLEST = frozenset({"clip_ratio", "loss_scale", "tokens_per_second"})
-# What a heat map calls otherwise.
-_GRIDS = {"mean": "rms", "max": "absmax"}
 
 _LINE_CELLS = 8192
 _OPEN_BYTES = 16 << 20
 _MAX_OPEN_STEPS = 64
 _MAX_SUMMARIES = 1024
+
+
+class AttemptProgress:
+    """How far the ranks of the newest attempt have come.
+
+    Attributes:
+        attempt: The newest one; -1 before the first.
+        first_step: Its first step; None before that.
+    """
+
+    def __init__(self) -> None:
+        self.attempt = -1
+        self.first_step: int | None = None
+        self._newest: dict[int, int] = {}  # by rank that has not ended, the newest step
+
+    @property
+    def complete_step(self) -> int | None:
+        """The step that every rank is past or on; None where no rank is expected to go on."""
+        return min(self._newest.values(), default=None)
+
+    def start(self, header: Header) -> None:
+        """Expect a rank; a later attempt takes the place of the former ones."""
+        if header.attempt > self.attempt:
+            self.attempt, self.first_step = header.attempt, None
+            self._newest = {}
+        if header.attempt == self.attempt:
+            self._newest.setdefault(header.coordinates.rank, -1)
+
+    def advance(self, header: Header, step: int) -> bool:
+        """Take note of a rank's step; return whether it counts: a later attempt may have repeated it."""
+        if header.attempt == self.attempt:
+            self._newest[header.coordinates.rank] = step
+            return True
+        return self.first_step is not None and step < self.first_step
+
+    def end(self, rank: int) -> None:
+        """Expect nothing more of a rank."""
+        self._newest.pop(rank, None)
+
+    def end_all(self) -> None:
+        """Expect nothing more of any rank."""
+        self._newest = {}
 
 
 class RunHistory:
@@ -67,47 +106,33 @@ class RunHistory:
     """
 
     def __init__(self, *, max_bytes: int = 48 << 20) -> None:
-        cells = max_bytes // 4 // len(HEATMAP_STATISTICS)
-        self._heat = {statistic: StepGrid(max_cells=cells) for statistic in HEATMAP_STATISTICS}
+        self._heat = HeatMaps(max_bytes=max_bytes)
         self._lines = StepGrid(max_columns=_LINE_CELLS)  # a row for each of LINES
         self._ranks = {quantity: StepGrid(max_cells=1 << 16) for quantity in RANK_QUANTITIES}
-        self._rows: dict[HeatRow, int] = {}
-        self._is_size: list[bool] = []  # by row: what is shown is a size, not a value that has a sign
-        self._sizes = np.zeros(0, np.bool_)  # the same, as far as it was asked for
-        self._max_rows = cells // MIN_COLUMNS
-        self._places: dict[int, tuple[int, int]] = {}  # by row: pipeline chunk, and place in the rank's table
         self._tables: dict[int, MergeTable] = {}
         self._rank_rows: dict[int, int] = {}
         self._open: dict[int, OpenStep] = {}
-        self._attempt = -1
-        self._first_step: int | None = None  # of the newest attempt
-        self._newest: dict[int, int] = {}  # by rank that has not ended, the newest step
+        self._progress = AttemptProgress()
         self._summaries: collections.deque[StepSummary] = collections.deque(maxlen=_MAX_SUMMARIES)
         self._summarised = -1
         self.latest: StepSummary | None = None
 
     def start(self, header: Header) -> None:
         """Expect blocks of this rank: no step is complete without it. Optional, and without effect when repeated."""
-        if header.attempt > self._attempt:
-            self._attempt, self._first_step = header.attempt, None
-            self._newest = {}
-        if header.attempt == self._attempt:
-            self._newest.setdefault(header.coordinates.rank, -1)
+        self._progress.start(header)
 
     def end(self, rank: int) -> None:
         """Expect nothing more of this rank."""
-        self._newest.pop(rank, None)
+        self._progress.end(rank)
         self._close_steps()
 
     def add(self, header: Header, keys: Sequence[SeriesKey], block: StatBlock) -> None:
         """Take one block; about 0.2 ms for 3 000 series."""
         self.start(header)
-        if header.attempt == self._attempt:
-            if self._first_step is None:
-                self._begin_attempt(block.step)
-            self._newest[header.coordinates.rank] = block.step
-        elif self._first_step is None or block.step >= self._first_step:
-            return  # repeated by a later attempt
+        if header.attempt == self._progress.attempt and self._progress.first_step is None:
+            self._begin_attempt(block.step)
+        if not self._progress.advance(header, block.step):
+            return
         step = self._open.setdefault(block.step, OpenStep())
         step.add(self._table(header, keys), block)
         self._close_steps()
@@ -125,7 +150,7 @@ class RunHistory:
                 self.start(header)
             for header, block in step:
                 self.add(header, header.series, block)
-        self._newest = {}
+        self._progress.end_all()
         self._close_steps()
 
     def take_summaries(self) -> list[StepSummary]:
@@ -139,10 +164,7 @@ class RunHistory:
 
         The first statistic is the one that says most.
         """
-        names = dict.fromkeys(row.heat_map for row in self._rows)
-        order = {kind.value: place for place, kind in enumerate(Kind)}
-        ordered = sorted(names, key=lambda name: order[name.partition("/")[0]])
-        return [{"kind": name, "statistics": list(statistics_of(name))} for name in ordered]
+        return self._heat.plain()
 
     def rank_quantities(self) -> list[str]:
         """Return the quantities of ranks by steps that this run has."""
@@ -177,18 +199,8 @@ class RunHistory:
         Raises:
             QueryError: There is no such heat map.
         """
-        rows = [(self._places[index], row.label, index) for row, index in self._rows.items() if row.heat_map == kind]
-        if not rows:
-            known = ", ".join(entry["kind"] for entry in self.heatmaps())
-            raise QueryError(f"no heat map of kind {kind!r}; expected one of: {known or 'none yet'}")
-        source = _GRIDS.get(_require(statistic, statistics_of(kind), "statistic"), statistic)
-        grid = self._heat[source]
-        rows.sort()
-        chosen = np.array([index for *_, index in rows])
-        copy = grid.select(chosen)
-        for step, now in sorted(self._open.items()):
-            copy.put(step, _padded(self._heat_of(now, source), len(self._rows))[chosen])
-        return _encode(copy.pool(columns), [label for _, label, _ in rows], kind=kind, statistic=statistic)
+        grid, labels = self._heat.select(kind, statistic, self._open)
+        return _encode(grid.pool(columns), labels, kind=kind, statistic=statistic)
 
     def ranks(self, quantity: str, columns: int) -> bytes:
         """Return a quantity of ranks by steps in the page's binary format; `step_time` and `lag` are in seconds.
@@ -210,10 +222,10 @@ class RunHistory:
         return sum(grid.num_bytes for grid in self._grids()) + open_bytes
 
     def _grids(self) -> tuple[StepGrid, ...]:
-        return (self._lines, *self._heat.values(), *self._ranks.values())
+        return (self._lines, *self._heat.grids, *self._ranks.values())
 
     def _begin_attempt(self, step: int) -> None:
-        self._first_step = step
+        self._progress.first_step = step
         self._summarised = step - 1
         self._open = {earlier: now for earlier, now in self._open.items() if earlier < step}
         for grid in self._grids():
@@ -225,23 +237,15 @@ class RunHistory:
         table = self._tables.get(rank)
         if table is None or table.header is not header or len(table.rows) != len(keys):
             self._rank_rows.setdefault(rank, len(self._rank_rows))
-            table = self._tables[rank] = series_table(header, keys, lambda key, place: self._row(header, key, place))
+            table = self._tables[rank] = series_table(
+                header, keys, lambda key, place: self._heat.row(header, key, place)
+            )
         return table
-
-    def _row(self, header: Header, key: SeriesKey, place: int) -> int:
-        row = heat_row(key)
-        if row is None or (row not in self._rows and len(self._rows) == self._max_rows):
-            return -1
-        index = self._rows.setdefault(row, len(self._rows))
-        if index == len(self._is_size):
-            self._is_size.append("rms" in statistics_of(row.heat_map))
-        self._places[index] = (key.stage * header.coordinates.pp_size + header.coordinates.pp, place)
-        return index
 
     def _close_steps(self) -> None:
         """Put the steps that no rank will add to into the grids; if too many wait for a rank, the oldest of them."""
-        complete = min(self._newest.values(), default=None)
-        size = 8 * len(STATISTICS) * max(1, len(self._rows))
+        complete = self._progress.complete_step
+        size = 8 * len(STATISTICS) * max(1, len(self._heat))
         max_open = max(2, min(_MAX_OPEN_STEPS, _OPEN_BYTES // size))
         steps = sorted(self._open)
         for place, step in enumerate(steps):
@@ -249,8 +253,7 @@ class RunHistory:
                 self._close_step(step, self._open.pop(step))
 
     def _close_step(self, step: int, now: OpenStep) -> None:
-        for statistic, grid in self._heat.items():
-            grid.put(step, self._heat_of(now, statistic))
+        self._heat.put(step, now)
         for quantity, grid in self._ranks.items():
             grid.put(step, now.by_rank(quantity, self._rank_rows))
         summary = now.summary(step)
@@ -259,11 +262,6 @@ class RunHistory:
             self._summarised = step
             self.latest = summary
             self._summaries.append(summary)
-
-    def _heat_of(self, step: OpenStep, statistic: str) -> np.ndarray:
-        if len(self._sizes) < len(self._is_size):
-            self._sizes = np.array(self._is_size)
-        return heat(step.moments, statistic, is_size=self._sizes[: step.moments.shape[1]])
 
 
 def _line_values(summary: StepSummary) -> np.ndarray:
@@ -281,10 +279,6 @@ def _told(line: str, values: Sequence[float]) -> list[Any]:
     """Return a line for JSON: seven digits, None for nothing, and no list of nothing but None."""
     told = [None if math.isnan(value) else float(f"{_turned(line, value):.7g}") for value in values]
     return as_plain(told) if any(value is not None for value in told) else []
-
-
-def _padded(values: np.ndarray, length: int) -> np.ndarray:
-    return np.concatenate([values, np.full(length - len(values), np.nan)])
 
 
 def _require(name: str, known: Sequence[str], what: str) -> str:

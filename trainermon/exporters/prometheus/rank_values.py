@@ -1,0 +1,149 @@
+"""What was told of one rank last, and how its series stand together: by series id, in arrays.
+
+What is not known or not finite becomes NaN here and no sample in the exposition.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from trainermon.core.catalogue import STEP_TIME_SERIES
+from trainermon.core.values import STATISTICS, Kind, Placement, SeriesKey, StatBlock
+from trainermon.exporters.prometheus.scalar_series import WAITED, ScalarSeries, collectives, losses, step_values
+
+Array = npt.NDArray[Any]
+
+_COUNT, _MAX, _SUM, _SUM_SQ, _NANS, _INFS = (
+    STATISTICS.index(name) for name in ("count", "max", "sum", "sum_sq", "nans", "infs")
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SeriesIndex:
+    """Where things stand: series ids, and for each id the places of its kind in `kinds` and in `scalars`, or -1.
+
+    `waits` says by purpose of a process group for each id whether it is a waiting time.
+    """
+
+    kinds: list[Kind]
+    kind_of: Array
+    losses: list[ScalarSeries]
+    step_values: list[ScalarSeries]
+    collectives: list[ScalarSeries]
+    scalars: list[ScalarSeries]
+    scalar_of: Array
+    waits: dict[str, Array]
+    step_time: Array
+    gradients: Array
+    counted_gradients: Array
+
+    @classmethod
+    def of(cls, keys: Sequence[SeriesKey], placements: Sequence[Placement | None]) -> SeriesIndex:
+        """Return the index of a series table; placements are parallel to the keys, or shorter."""
+        kinds = list(dict.fromkeys(key.kind for key in keys))
+        parts = losses(keys), step_values(keys), collectives(keys)
+        scalars = [scalar for part in parts for scalar in part]
+        scalar_of = np.full(len(keys), -1, np.intp)
+        for number, scalar in enumerate(scalars):
+            scalar_of[scalar.ids] = number
+        waits = {scalar.labels["purpose"]: scalar for scalar in parts[2] if scalar.metric == WAITED}
+        elsewhere = {i for i, placement in enumerate(placements) if placement and not placement.in_global_norm}
+        gradients = [i for i, key in enumerate(keys) if key.kind is Kind.GRAD_REDUCED]
+        return cls(
+            kinds=kinds,
+            kind_of=_ids(kinds.index(key.kind) for key in keys),
+            losses=parts[0],
+            step_values=parts[1],
+            collectives=parts[2],
+            scalars=scalars,
+            scalar_of=scalar_of,
+            waits={purpose: np.isin(np.arange(len(keys)), scalar.ids) for purpose, scalar in waits.items()},
+            step_time=_ids(i for i, key in enumerate(keys) if key.kind is Kind.STEP and key.name == STEP_TIME_SERIES),
+            gradients=_ids(gradients),
+            counted_gradients=_ids(i for i in gradients if i not in elsewhere),
+        )
+
+
+class RankValues:
+    """What was told of one rank last, by series id, and the sums over all its blocks.
+
+    Attributes:
+        index: Where things stand in the rank's series table.
+        step: The newest step; NaN before the first.
+        time_s: When it ended.
+        totals: By identity of a scalar that adds up, its sum.
+        nonfinite: By kind, how many elements were not finite.
+        rows: By series id: finite elements, their sum, sum of squares, and the largest.
+    """
+
+    def __init__(self) -> None:
+        self.index = SeriesIndex.of((), ())
+        self.step = self.time_s = math.nan
+        self.totals: dict[tuple[str, str], float] = {}
+        self.nonfinite: dict[Kind, float] = {}
+        self.rows: Array = np.zeros((4, 0))
+        self._bad: Array = np.zeros(0)  # elements that are not finite
+
+    def register(
+        self, keys: Sequence[SeriesKey], placements: Sequence[Placement | None], *, is_same_attempt: bool
+    ) -> None:
+        """Take a series table; within an attempt it only grows, and what was told of its series stays."""
+        rows, bad = np.zeros((4, len(keys))), np.zeros(len(keys))
+        if is_same_attempt:
+            rows[:, : self.rows.shape[1]] = self.rows
+            bad[: len(self._bad)] = self._bad
+        self.rows, self._bad, self.index = rows, bad, SeriesIndex.of(keys, placements)
+        for kind in self.index.kinds:
+            self.nonfinite.setdefault(kind, 0.0)
+        for scalar in self.index.scalars:
+            self.totals.setdefault(scalar.identity, 0.0)
+
+    def update(self, block: StatBlock) -> None:
+        """Take the rows of a block; rows of series that are not in it stay as they were."""
+        series, values = np.asarray(block.series), np.asarray(block.values)
+        bad = values[_NANS] + values[_INFS]
+        self._forget_and_add(series, values[_SUM])
+        self.rows[:, series] = values[_COUNT] - bad, values[_SUM], values[_SUM_SQ], values[_MAX]
+        self._bad[series] = bad
+        if bad.any():
+            kinds = self.index.kinds
+            totals = np.bincount(self.index.kind_of[series], weights=bad, minlength=len(kinds))
+            for kind, total in zip(kinds, totals.tolist(), strict=True):
+                self.nonfinite[kind] += total
+        self.step, self.time_s = block.step, block.time_s
+
+    def mean(self, ids: Array) -> float:
+        """Return the mean over the finite elements of series; NaN without any."""
+        finite = float(self.rows[0, ids].sum())
+        return float(self.rows[1, ids].sum()) / finite if finite else math.nan
+
+    def loss(self, ids: Array) -> float:
+        """Return the mean; infinity if any part of it was not finite, which is told as NaN."""
+        return math.inf if self._bad[ids].any() else self.mean(ids)
+
+    def norm(self, ids: Array) -> float:
+        """Return the norm over series; NaN if any part of it was not finite, or nothing is known."""
+        is_known = self.rows[0, ids].any() and not self._bad[ids].any()
+        return math.sqrt(float(self.rows[2, ids].sum())) if is_known else math.nan
+
+    def _forget_and_add(self, series: Array, sums: Array) -> None:
+        """Forget all parts of the scalars that the step tells anew: it may have fewer micro steps; add to totals."""
+        numbers = self.index.scalar_of[series]
+        told = np.flatnonzero(numbers >= 0)
+        added = np.bincount(numbers[told], weights=sums[told], minlength=len(self.index.scalars))
+        for number in np.unique(numbers[told]).tolist():
+            scalar = self.index.scalars[number]
+            if scalar.adds_up:
+                self.totals[scalar.identity] += float(added[number])
+            elif len(scalar.ids) > 1:
+                self.rows[:, scalar.ids] = 0.0
+
+
+def _ids(values: Iterable[int]) -> Array:
+    return np.fromiter(values, dtype=np.intp)
