@@ -27,7 +27,7 @@ from trainermon.agent.hang.records import LastRecords
 from trainermon.agent.integrity import IntegrityCheck
 from trainermon.agent.orders.commands import CommandBook
 from trainermon.agent.orders.dumps import RunDumps
-from trainermon.agent.orders.reconfigure import ConfigWatch
+from trainermon.agent.orders.reconfigure import ConfigFile, ConfigWatch, StepPlan
 from trainermon.agent.pipeline import RecordPipeline
 from trainermon.agent.place import AgentPlace
 from trainermon.agent.reactions import DumpReports, HistoryConsumer, MetricsConsumer, Reactions, RuleConsumer
@@ -266,15 +266,15 @@ def _config_watch(
     settings: AgentSettings, *, watch: RankWatch, executor: Executor, reactions: Reactions, metrics: Exposition
 ) -> ConfigWatch:
     return ConfigWatch(
-        Path(settings.config_file) if settings.config_file else None,
-        settings.run_dir,
-        mtime_ns=settings.config_mtime_ns,
-        watch=watch,
+        ConfigFile(
+            path=Path(settings.config_file) if settings.config_file else None,
+            mtime_ns=settings.config_mtime_ns,
+            run_dir=settings.run_dir,
+        ),
+        StepPlan(watch=watch, world_size=settings.world_size, margin_steps=settings.escalation.margin_steps),
         executor=executor,
         submit=reactions.configure,
         count_problem=lambda: metrics.add("trainermon_refused_configurations_total"),
-        world_size=settings.world_size,
-        margin_steps=settings.escalation.margin_steps,
     )
 
 

@@ -5,7 +5,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from trainermon.agent.orders.reconfigure import LOOK_S, ConfigWatch
+from trainermon.agent.orders.reconfigure import LOOK_S, ConfigFile, ConfigWatch, StepPlan
 from trainermon.agent.watch import RankWatch
 from trainermon.core.values import Action
 
@@ -40,15 +40,11 @@ class Node:
         self.orders, self.problems = [], []
         self.now_s = 0.0
         self.watch = ConfigWatch(
-            path,
-            run_dir,
-            mtime_ns=path.stat().st_mtime_ns,
-            watch=ranks,
+            ConfigFile(path=path, mtime_ns=path.stat().st_mtime_ns, run_dir=run_dir),
+            StepPlan(watch=ranks, world_size=world_size, margin_steps=2),
             executor=Immediately(),
             submit=self.orders.append,
             count_problem=lambda: self.problems.append(1),
-            world_size=world_size,
-            margin_steps=2,
         )
 
     def look(self, attempt=1):

@@ -45,43 +45,82 @@ class _ConfigurationLook:
     orders: tuple[Command, ...] = ()
 
 
-class ConfigWatch:
-    """Looks at a configuration file in the worker's thread, and orders what was edited.
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigFile:
+    """The file that is looked at.
 
-    Args:
+    Attributes:
         path: The file; None if edits are not asked for.
         mtime_ns: Its time of modification when the ranks read it.
         run_dir: Where orders are shared between nodes.
+    """
+
+    path: Path | None
+    mtime_ns: int
+    run_dir: Path
+
+    @property
+    def orders(self) -> Path:
+        """Folder of the orders that agents share."""
+        return self.run_dir / ORDERS_FOLDER
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class StepPlan:
+    """From which step on an edit can apply on every rank.
+
+    Attributes:
         watch: The ranks of this node and how fast they step.
-        executor: Does what touches file systems.
-        submit: Hands a command to all living ranks of this node.
-        count_problem: Called for an edit that is refused.
         world_size: Ranks of the job.
         margin_steps: Smallest number of steps between a decision and its step.
     """
 
-    def __init__(  # noqa: PLR0913  # what it reads from and writes to
+    watch: RankWatch
+    world_size: int
+    margin_steps: int
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this node has rank 0, whose agent decides for all."""
+        return 0 in self.watch.ranks
+
+    def first_step(self) -> int | None:
+        """Return a step that every rank can still reach; None where no rank lives here."""
+        steps = self.watch.steps
+        if not steps:
+            return None
+        everyone_is_here = len(self.watch.ranks) >= self.world_size
+        reach_s = REACH_S if everyone_is_here else REACH_OTHER_NODES_S
+        return max(steps.values()) + self.watch.margin(reach_s, at_least=self.margin_steps)
+
+
+class ConfigWatch:
+    """Looks at a configuration file in the worker's thread, and orders what was edited.
+
+    Args:
+        file: The file.
+        plan: Chooses the step.
+        executor: Does what touches file systems.
+        submit: Hands a command to all living ranks of this node.
+        count_problem: Called for an edit that is refused.
+    """
+
+    def __init__(
         self,
-        path: Path | None,
-        run_dir: Path,
+        file: ConfigFile,
+        plan: StepPlan,
         *,
-        mtime_ns: int,
-        watch: RankWatch,
         executor: Executor,
         submit: Callable[[Command], None],
         count_problem: Callable[[], None],
-        world_size: int,
-        margin_steps: int,
     ) -> None:
-        self._path = path
-        self._folder = run_dir / ORDERS_FOLDER
-        self._watch = watch
+        self._path = file.path
+        self._folder = file.orders
+        self._plan = plan
         self._executor = executor
         self._submit = submit
         self._count_problem = count_problem
-        self._world_size = world_size
-        self._margin_steps = margin_steps
-        self._mtime_ns = mtime_ns
+        self._mtime_ns = file.mtime_ns
         self._given: set[str] = set()
         self._job: Future[_ConfigurationLook] | None = None
         self._next_s = 0.0
@@ -99,11 +138,8 @@ class ConfigWatch:
         if self._job is None and now_s >= self._next_s:
             self._next_s = now_s + LOOK_S
             prefix = f"{attempt}-"
-            self._job = self._executor.submit(_look, self._path, self._mtime_ns, self._folder, prefix, self._leads)
-
-    @property
-    def _leads(self) -> bool:
-        return 0 in self._watch.ranks
+            leads = self._plan.is_leader
+            self._job = self._executor.submit(_look, self._path, self._mtime_ns, self._folder, prefix, leads)
 
     def _act(self, found: _ConfigurationLook) -> None:
         for command in found.orders:
@@ -118,12 +154,9 @@ class ConfigWatch:
             self._order(found.edited)
 
     def _order(self, edited: Mapping[str, Any]) -> None:
-        steps = self._watch.steps
-        if not steps:
+        first_step = self._plan.first_step()
+        if first_step is None:
             return
-        everyone_is_here = len(self._watch.ranks) >= self._world_size
-        reach_s = REACH_S if everyone_is_here else REACH_OTHER_NODES_S
-        first_step = max(steps.values()) + self._watch.margin(reach_s, at_least=self._margin_steps)
         command = Command(
             id=f"configuration-{self._attempt}-{self._mtime_ns}",
             action=Action.CONFIGURE,
