@@ -22,7 +22,7 @@ from trainermon.core.control import ControlReader
 from trainermon.core.values import Action, Command, Kind
 from trainermon.dump.files.reader import read_dump
 from trainermon.dump.files.records import PARAMETERS_GRAD
-from trainermon.monitor.session.step_loop import StepLoop
+from trainermon.monitor.session.gradient_check import FiniteGradientCheck
 from trainermon.replay import agreement
 
 FAULT_STEP, STEPS = 2, 5
@@ -147,13 +147,13 @@ def spool_of(case: Case, folder: Path) -> Path:
 @contextlib.contextmanager
 def forced(case: Case):
     """Have step 2 taken for one whose gradients are not finite."""
-    real = StepLoop._replay_if
+    real = FiniteGradientCheck.replay_if
     if case.forced:
-        StepLoop._replay_if = lambda loop, nonfinite: real(loop, nonfinite or loop.step == FAULT_STEP)
+        FiniteGradientCheck.replay_if = lambda check, nonfinite: real(check, nonfinite or check.step == FAULT_STEP)
     try:
         yield
     finally:
-        StepLoop._replay_if = real
+        FiniteGradientCheck.replay_if = real
 
 
 def compare_gradients(case: Case, folder: Path, journal: RankJournal) -> dict[str, float]:

@@ -430,7 +430,7 @@ def test_phase_without_a_monitor_or_by_a_wrong_name_is_nothing(loop, caplog):
 
 
 def test_monitor_that_detached_says_that_it_gives_no_more_signs(loop, monkeypatch):
-    monkeypatch.setattr("trainermon.monitor.session.step_loop.StepLoop._take_duration", lambda self: 1 / 0)
+    monkeypatch.setattr("trainermon.monitor.session.script_values.ScriptValues.take_duration", lambda self: 1 / 0)
 
     loop.step()
 

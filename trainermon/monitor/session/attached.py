@@ -36,7 +36,7 @@ from trainermon.monitor.session.dump_origin import DumpOrigin
 from trainermon.monitor.session.dumps import RankDumps
 from trainermon.monitor.session.reconfigure import LiveReconfiguration
 from trainermon.monitor.session.run_files import MIB, write_agent_settings, write_run_files
-from trainermon.monitor.session.step_loop import StepLoop
+from trainermon.monitor.session.step_loop import RankParts, StepLoop
 from trainermon.monitor.session.structure import FOLDER as STRUCTURE_FOLDER
 from trainermon.monitor.session.witness import RankWitness
 from trainermon.monitor.taps.training import Training
@@ -104,20 +104,19 @@ class AttachedTraining:
 
         `notes` is what there is to say of keys of the configuration that have no effect, and of the model.
         """
-        self._loop = StepLoop(
-            self._training,
-            self._config,
-            step=step,
-            num_micro_steps=num_micro_steps,
+        parts = RankParts(
+            training=self._training,
+            groups=self._groups,
+            guard=self._guard,
             journal=self._journal,
             page=self._page,
             dumps=self._dumps,
-            guard=self._guard,
-            between_steps=self._between_steps,
-            groups=self._groups,
             structure=partial(self._outbox.parcel, f"{STRUCTURE_FOLDER}/rank{self._coordinates.rank}"),
         )
-        rows = self._loop.estimate_rows()
+        self._loop = StepLoop(
+            parts, self._config, step=step, num_micro_steps=num_micro_steps, between_steps=self._between_steps
+        )
+        rows = self._loop.taps.estimate_rows()
         bytes_per_step = rows * JOURNAL_BYTES_PER_ROW
         write_run_files(
             self.run, self._coordinates, self._config, self._training, bytes_per_step=bytes_per_step, notes=notes
@@ -137,24 +136,24 @@ class AttachedTraining:
         """File numbers of the step; contained. A value that is none is left out, and the log says so."""
         numbers = {name: number for name, value in values.items() if (number := _number(name, value)) is not None}
         if self._loop is not None and os.getpid() == self._pid:
-            self._guard.wrap(self._loop.record)(numbers)
+            self._guard.wrap(self._loop.values.record)(numbers)
 
     def file(self, name: str, tensor: Tensor) -> None:
         """File the statistics of a tensor under the step that runs; contained."""
         if self._loop is not None and os.getpid() == self._pid:
-            self._guard.wrap(self._loop.file)({name: tensor})
+            self._guard.wrap(self._loop.values.file)({name: tensor})
 
     def expect_micro_steps(self, number: object) -> None:
         """Count on `number` backwards in the step that runs."""
         if not isinstance(number, int) or number < 1:
             logger.warning("expect_micro_steps: found %r, expected a whole number, 1 or more; it has no effect", number)
         elif self._loop is not None:
-            self._loop.expect(number)
+            self._loop.steps.expect(number)
 
     def scale_found_loss(self, factor: float) -> None:
         """See `TrainerMon.scale_found_loss`."""
         if self._loop is not None:
-            self._loop.scale_found_loss(factor)
+            self._loop.values.scale_found_loss(factor)
 
     @property
     def rank(self) -> int:
@@ -168,7 +167,7 @@ class AttachedTraining:
         """
         if self._loop is None or os.getpid() != self._pid:
             return {}
-        block = self._guard.wrap(self._loop.latest)()
+        block = self._guard.wrap(self._loop.collector.flushed)()
         if block is None:
             return {}
         found = self._guard.wrap(metrics_of)(block, self._loop.collector.table, kind, self._coordinates.rank, ops)
@@ -183,7 +182,7 @@ class AttachedTraining:
         if phase is None or self._loop is None or self._guard.tripped or os.getpid() != self._pid:
             yield
             return
-        with self._loop.phase(phase):
+        with self._loop.phases.marked(phase):
             yield
 
     def close(self, error: BaseException | None = None) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch.distributed as dist
@@ -29,37 +30,38 @@ from trainermon.monitor.taps.training import StepOutcome, Training
 logger = logging.getLogger("trainermon")
 
 
-class TapCollection:
-    """The taps of one configuration, between `attach` and `detach`.
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TapContext:
+    """What the taps of every configuration have in common.
 
-    Args:
+    Attributes:
         training: What is watched.
-        config: What of it is collected.
         collector: Where rows go.
         steps: Which forward and backward runs.
         guard: Contains what torch calls.
         num_micro_steps: Backwards per step.
         groups: Process groups by purpose.
-        structure: Where the structure of the model is written, if that is asked for.
+        structure: Returns the folder for the structure of the model, if that is asked for.
     """
 
-    def __init__(  # noqa: PLR0913  # what all taps together need
-        self,
-        training: Training,
-        config: MonitorConfig,
-        *,
-        collector: Collector,
-        steps: MicroSteps,
-        guard: FaultGuard,
-        num_micro_steps: int,
-        groups: Mapping[str, Any],
-        structure: Parcel,
-    ) -> None:
+    training: Training
+    collector: Collector
+    steps: MicroSteps
+    guard: FaultGuard
+    num_micro_steps: int
+    groups: Mapping[str, Any]
+    structure: Callable[[], Parcel]
+
+
+class TapCollection:
+    """The taps of one configuration, between `attach` and `detach`."""
+
+    def __init__(self, context: TapContext, config: MonitorConfig) -> None:
+        training, collector, steps, guard = context.training, context.collector, context.steps, context.guard
         indices = [i for i, p in enumerate(training.parameters) if chosen(p.name, config.targets, p.stage)]
         modules = [m for m in training.modules if config.all_xy or chosen(m.name, config.targets, m.stage)]
         self._config = config
-        self._steps = steps
-        self._num_micro_steps = num_micro_steps
+        self._context = context
         self.gradients = GradientTaps(training, indices, collector, steps, guard=guard)
         self._modules = ModuleTaps(modules, collector, steps, guard)
         self._regions = CompiledRegions(modules, collector, steps, guard)
@@ -75,11 +77,11 @@ class TapCollection:
         self._values = StepValues(training, collector)
         self._features = FeatureTaps(training.modules, collector, steps, guard, config)
         self._structure = StructureRecorder(
-            modules, steps, guard, structure, structure=config.print_struct, stacks=config.stack_info
+            modules, steps, guard, context.structure(), structure=config.print_struct, stacks=config.stack_info
         )
         self._collectives = None
         if dist.is_available() and dist.is_initialized():
-            purposes = purposes_of(groups)
+            purposes = purposes_of(context.groups)
             self._collectives = CollectiveTaps(collector, guard, purposes=purposes, config=config.cc_distribution)
 
     def attach(self) -> None:
@@ -91,10 +93,10 @@ class TapCollection:
             self._modules.attach(
                 forward=not config.backward_only,
                 backward=not config.forward_only,
-                micro_steps=self._num_micro_steps,
+                micro_steps=self._context.num_micro_steps,
             )
             if not config.backward_only:
-                self._regions.attach(micro_steps=self._num_micro_steps)
+                self._regions.attach(micro_steps=self._context.num_micro_steps)
         self._features.attach()
         self._structure.attach()
         if self._collectives is not None:
@@ -126,7 +128,7 @@ class TapCollection:
     def backward_ended(self) -> None:
         """Take the gradients if they are final, and release what the backward used."""
         self._modules.forget()
-        if self._steps.is_complete:
+        if self._context.steps.is_complete:
             self._values.at_backward_end()
         if self._config.wg_distribution:
             self.gradients.backward_ended()

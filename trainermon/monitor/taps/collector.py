@@ -208,6 +208,12 @@ class Collector:
             self._journal.append_block(self.latest)
             self._ring.release(slab)
 
+    def flushed(self) -> StatBlock | None:
+        """Return the newest step that has ended. Waits for the device."""
+        self.seal_ended()
+        self.write_ready(wait=True)
+        return self.latest
+
     def tell(self, message: str) -> None:
         """Put a message into the log and into the journal."""
         logger.warning(message)

@@ -148,6 +148,11 @@ class MicroSteps:
         """Whether a backward of the open step has ended."""
         return any(stage.backward > 0 for stage in self._stages)
 
+    @property
+    def is_thrown_away(self) -> bool:
+        """Whether the script has thrown the gradients of the open step away without an optimizer step."""
+        return self.has_backward and self._training.gradients_are_gone()
+
     def attach(self) -> None:
         """Put the hooks in place; nothing if they are."""
         if self.attached:

@@ -1,0 +1,74 @@
+"""On which steps the taps of the configuration in force are attached."""
+
+from __future__ import annotations
+
+from trainermon.core.config import MonitorConfig
+from trainermon.core.schedule import Schedule
+from trainermon.hooks.names import chosen
+from trainermon.monitor.session.collection import TapCollection, TapContext
+
+
+class DueTaps:
+    """Attaches the taps to the steps on which something is due, and takes them away from the others.
+
+    Attributes:
+        context: What the taps watch, and where their rows go.
+        collection: The taps.
+        is_due: Whether the open step is collected.
+    """
+
+    def __init__(self, context: TapContext, config: MonitorConfig) -> None:
+        self.context = context
+        self.collection = TapCollection(context, config)
+        self.is_due = False
+        self._config = config
+        self._schedule = Schedule(config.start_step, config.step_interval, config.collect_times)
+
+    def reconfigure(self, config: MonitorConfig, step: int) -> None:
+        """Collect by `config` from `step` on, or from its `start_step` if that is later."""
+        self.detach()
+        self._config = config
+        self._schedule = Schedule(max(config.start_step, step), config.step_interval, config.collect_times)
+        self.collection = TapCollection(self.context, config)
+
+    def prepare(self, step: int, *, is_ordered: bool) -> None:
+        """Attach what `step` needs, and take away what it does not; `is_ordered` beside the schedule."""
+        self.is_due = is_ordered or self._schedule.due(step)
+        attached = self.context.steps.attached
+        if self.is_due and not attached:
+            self.collection.attach()
+            self.context.steps.attach()
+        elif not self.is_due and attached:
+            self.detach()
+
+    def detach(self) -> None:
+        """Take every hook away."""
+        self.context.steps.detach()
+        self.collection.detach()
+
+    @property
+    def takes_gradients(self) -> bool:
+        """Whether gradients are collected on steps that are due."""
+        return self._config.wg_distribution
+
+    @property
+    def reduced_gradients(self) -> list[int]:
+        """The series of the reduced gradients."""
+        return self.collection.gradients.reduced
+
+    @property
+    def gradients(self) -> list[int]:
+        """The series of all gradients."""
+        return self.collection.gradients.series
+
+    def estimate_rows(self) -> int:
+        """Return about how many rows a collected step will have: parameters exactly, activations by module count."""
+        config, per_step = self._config, 0
+        training, num_micro_steps = self.context.training, self.context.num_micro_steps
+        parameters = sum(chosen(p.name, config.targets) for p in training.parameters)
+        modules = sum(config.all_xy or chosen(m.name, config.targets) for m in training.modules)
+        per_step += config.wg_distribution * (2 + config.monitor_mbs_grad * num_micro_steps)
+        per_step += 2 * config.param_distribution + 2 * config.mv_distribution + config.ur_distribution
+        directions = 2 - (config.forward_only or config.backward_only)
+        sides = 2 * directions * num_micro_steps * config.xy_distribution
+        return parameters * per_step + modules * sides + 2

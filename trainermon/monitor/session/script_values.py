@@ -1,0 +1,86 @@
+"""Which step a value that the script records belongs to."""
+
+from __future__ import annotations
+
+import enum
+import time
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from trainermon.core.catalogue import STEP_TIME_SERIES
+from trainermon.core.values import Kind, SeriesKey
+from trainermon.monitor.session.phases import CurrentStep
+from trainermon.monitor.session.recorded import StepRecorder
+from trainermon.monitor.taps.collector import Collector
+from trainermon.monitor.taps.micro_steps import MicroSteps
+
+DURATION = SeriesKey(Kind.STEP, STEP_TIME_SERIES)
+# Steps that stay open for a loss that is recorded after them, until it is known where in the loop the script records.
+STEPS_TO_LEARN = 2
+
+
+class RecordPlace(enum.Enum):
+    """Where in its loop the script calls `record`: before or after `optimizer.step()`."""
+
+    UNKNOWN = 0
+    BEFORE = 1
+    AFTER = 2
+
+
+class ScriptValues:
+    """Files what the script records under its step: the one that runs, or, after its end, the one that has ended.
+
+    Where in its loop the script records is learnt from its first call.
+
+    Attributes:
+        recorder: Files values under the step that is open in the collector.
+    """
+
+    def __init__(self, recorder: StepRecorder, collector: Collector, steps: MicroSteps, step: CurrentStep) -> None:
+        self.recorder = recorder
+        self._collector = collector
+        self._steps = steps
+        self._step = step
+        self._place = RecordPlace.UNKNOWN
+        self._exited_s = self._duration_s = 0.0
+
+    def file(self, values: Mapping[str, Tensor | float]) -> None:
+        """File `values` under the step that runs, wherever in its loop the script records."""
+        for name, value in values.items():
+            self.recorder.file(name, value)
+
+    def record(self, values: Mapping[str, Tensor | float]) -> None:
+        """File `values` under the step they belong to."""
+        has_ended_one = self._step.number > self._step.first
+        if self._place is RecordPlace.UNKNOWN:
+            is_after = has_ended_one and not self._steps.has_begun
+            self._place = RecordPlace.AFTER if is_after else RecordPlace.BEFORE
+        if self._place is RecordPlace.AFTER and has_ended_one and not self._steps.has_begun:
+            with self._collector.late(self._step.number - 1):
+                self.file(values)
+                self.recorder.file_rate(self._duration_s)
+            self.recorder.new_step()
+        else:
+            self._collector.seal_ended()
+            self.file(values)
+
+    def scale_found_loss(self, factor: float) -> None:
+        """Multiply losses that are found in what the model returns by `factor` from now on."""
+        self.recorder.found_loss_factor = factor
+
+    def take_duration(self) -> None:
+        """File how long the step took that ends now, and how many tokens per second that were."""
+        now_s = time.perf_counter()
+        self._duration_s = now_s - self._exited_s if self._exited_s else 0.0
+        self._exited_s = now_s
+        if self._duration_s and not self._collector.is_empty:
+            self._collector.put(self._collector.table.id_of(DURATION), self._duration_s)
+            self.recorder.file_rate(self._duration_s)
+
+    def step_began(self) -> None:
+        """Write the step before, unless the script may still record values of it."""
+        is_young = self._step.number - self._step.first <= STEPS_TO_LEARN
+        is_learning = is_young and self._place is RecordPlace.UNKNOWN
+        if self._place is not RecordPlace.AFTER and not is_learning:
+            self._collector.seal_ended()

@@ -1,0 +1,52 @@
+"""The hooks that are always in place: around the optimizer's step, and where a checkpoint begins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from trainermon.hooks.guard import FaultGuard
+from trainermon.monitor.taps.training import StepOutcome, TapHandle, Training
+
+
+class StepHooks:
+    """Calls when the outer optimizer step begins and has ended, and when the model's state is read."""
+
+    def __init__(self, training: Training, guard: FaultGuard) -> None:
+        self._training = training
+        self._guard = guard
+        self._handles: list[TapHandle] = []
+
+    def attach(
+        self,
+        *,
+        entry: Callable[[], None],
+        exit: Callable[[StepOutcome], None],  # the counterpart of entry
+        state_is_read: Callable[..., None],
+    ) -> None:
+        """Put the hooks in place."""
+        self._handles = self._training.watch_step(self._guard, entry=entry, exit=exit)
+        self._handles.extend(self._watch_checkpoints(state_is_read))
+
+    def detach(self) -> None:
+        """Take the hooks away."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def _watch_checkpoints(self, state_is_read: Callable[..., None]) -> list[TapHandle]:
+        """Follow the state of one module of each stage being read, with which every kind of checkpoint begins."""
+        hook = self._guard.wrap(state_is_read)
+        owners = map(_first_owner, self._training.roots)
+        return [
+            owner.register_state_dict_pre_hook(hook)  # type: ignore[no-untyped-call]
+            for owner in owners
+            if not isinstance(owner, torch.jit.ScriptModule)  # which refuses hooks of this kind
+        ]
+
+
+def _first_owner(root: nn.Module) -> nn.Module:
+    """Return the first module that holds a parameter itself: it is asked for its state with each one above it."""
+    return next((module for module in root.modules() if next(module.parameters(recurse=False), None) is not None), root)

@@ -1,0 +1,46 @@
+"""Warnings of changes to the model that no hook sees."""
+
+from __future__ import annotations
+
+from trainermon.hooks.guard import FaultGuard
+from trainermon.monitor.taps.collector import Collector
+from trainermon.monitor.taps.training import Training
+
+
+class UnseenChanges:
+    """Warns once of steps inside of `torch.compile`, and once of parameters that were replaced."""
+
+    def __init__(self, training: Training, collector: Collector, guard: FaultGuard) -> None:
+        self._training = training
+        self._collector = collector
+        self._guard = guard
+        self._num_writes = training.num_writes()
+        self._has_told_of_step = self._has_told_of_replaced = False
+
+    def step_ended(self) -> None:
+        """Count writes to parameters from here on."""
+        self._num_writes = self._training.num_writes()
+
+    def look_for_step(self) -> None:
+        """Warn if parameters were written to since the last step that was seen."""
+        if self._has_told_of_step or self._guard.tripped or self._num_writes == self._training.num_writes():
+            return
+        self._has_told_of_step = True
+        self._collector.tell(
+            "parameters were written to since the last step of the watched optimizer that was seen: steps inside of "
+            "torch.compile are not seen, and nothing is collected of them; leave optimizer.step() out of what is "
+            "compiled (it is no fault if the script itself writes to parameters between steps)"
+        )
+
+    def look_for_replaced(self) -> None:
+        """Warn if the model no longer holds the parameters that it did when it was attached."""
+        if self._has_told_of_replaced:
+            return
+        name = self._training.replaced_parameter()
+        if name:
+            self._has_told_of_replaced = True
+            self._collector.tell(
+                f"the model holds another parameter in the place of {name} than at set_monitor (a module was replaced, "
+                "or load_state_dict(assign=True)): what is shown of it is the old one; close() this monitor and call "
+                "set_monitor again"
+            )
