@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from trainermon.agent.alert_page import PlainAlerts
 from trainermon.agent.alerting import AlertBook
 from trainermon.agent.consumers import RecordConsumer
 from trainermon.agent.exports import ExportProcess
@@ -68,6 +69,7 @@ class AlertParts:
     judge: RuleConsumer
     book: AlertBook
     escalator: Escalator
+    plain: PlainAlerts
 
     @property
     def num_firing(self) -> int:
@@ -137,6 +139,7 @@ def assemble(spool: Path, settings: AgentSettings, node_dir: Path, executor: Exe
     commands = CommandBook(spool, watch.send)
     dumps = RunDumps()
     dumps.scan(settings.run_dir)
+    plain = PlainAlerts(rules, dumps, node=place.node)
     reactions = Reactions(
         alerts=book,
         commands=commands,
@@ -144,9 +147,8 @@ def assemble(spool: Path, settings: AgentSettings, node_dir: Path, executor: Exe
         escalator=escalator,
         feed=views.feed,
         metrics=views.metrics,
-        rules=rules,
+        plain=plain,
         watch=watch,
-        host=place.node,
     )
     orders = OrderParts(
         commands=commands,
@@ -172,7 +174,7 @@ def assemble(spool: Path, settings: AgentSettings, node_dir: Path, executor: Exe
         token=read_token(node_dir / TOKEN_FILE),
         watch=watch,
         pipeline=pipeline,
-        alerting=AlertParts(rules=rules, engine=engine, judge=judge, book=book, escalator=escalator),
+        alerting=AlertParts(rules=rules, engine=engine, judge=judge, book=book, escalator=escalator, plain=plain),
         orders=orders,
         views=views,
         checksums=checksums,

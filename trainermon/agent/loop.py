@@ -198,7 +198,7 @@ def _dump_follow_up(parts: AgentParts, executor: Executor) -> DumpFollowUp:
     return DumpFollowUp(
         parts.place,
         executor=executor,
-        reactions=parts.orders.reactions,
+        plain=parts.alerting.plain,
         alerts=parts.alerting.book,
         feed=parts.views.feed,
         flush=parts.pipeline.flush,

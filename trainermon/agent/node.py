@@ -43,7 +43,7 @@ class RunNode:
         self.feed = parts.views.feed
         self._overview = overview
         self._findings = RunFindings(
-            parts.place, alerts=alerting.book, dumps=orders.dumps, reactions=orders.reactions, executor=executor
+            parts.place, alerts=alerting.book, dumps=orders.dumps, plain=alerting.plain, executor=executor
         )
         self._history = parts.views.history
         self._checksums = parts.checksums

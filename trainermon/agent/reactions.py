@@ -10,12 +10,11 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Any
 
+from trainermon.agent.alert_page import PlainAlerts
 from trainermon.agent.alerting import AlertBook
 from trainermon.agent.consumers import RecordConsumer
 from trainermon.agent.feed import EventFeed
-from trainermon.agent.hang.report import report_url
 from trainermon.agent.orders.commands import CommandBook, ConflictError
 from trainermon.agent.orders.dumps import DumpEntry, RunDumps
 from trainermon.agent.orders.reconfigure import REACH_S
@@ -23,7 +22,6 @@ from trainermon.agent.watch import RankWatch
 from trainermon.alerts.engine import RuleEngine
 from trainermon.alerts.escalation import Escalator
 from trainermon.alerts.reported import AgentStatement
-from trainermon.alerts.rules import AlertRule
 from trainermon.core.events import (
     ConfigurationEvent,
     ConfigurationStatus,
@@ -35,7 +33,7 @@ from trainermon.core.events import (
     WarningEvent,
 )
 from trainermon.core.journal import Header
-from trainermon.core.values import Alert, Command, SeriesKey, StatBlock, as_plain
+from trainermon.core.values import Alert, Command, SeriesKey, StatBlock
 from trainermon.exporters.prometheus.exposition import Exposition
 from trainermon.exporters.views import RunHistory
 
@@ -135,9 +133,8 @@ class Reactions(RecordConsumer):
         escalator: Escalator,
         feed: EventFeed,
         metrics: Exposition,
-        rules: Sequence[AlertRule],
+        plain: PlainAlerts,
         watch: RankWatch,
-        host: str,
     ) -> None:
         self.new_dumps: list[DumpEntry] = []
         self.num_ended = 0
@@ -149,16 +146,15 @@ class Reactions(RecordConsumer):
         self._escalator = escalator
         self._feed = feed
         self._metrics = metrics
-        self._statistics = {rule.name: rule.on.statistic for rule in rules}
+        self._plain = plain
         self._watch = watch
-        self._host = host
 
     def on_alert(self, alert: Alert) -> None:
         """Show the alert, have it written, and order what its rule escalates to."""
         if not self._alerts.add(alert):
             return
         _log.info("%s %s: %s", alert.severity, alert.state, alert.message)
-        self._feed.publish("alert", self.plain_alert(alert))
+        self._feed.publish("alert", self._plain.plain(alert))
         margin = self._watch.margin(REACH_S, at_least=1)
         orders = self._escalator.decide(alert, self._watch.steps, time.time(), margin_steps=margin)
         ranks: dict[Command, list[int]] = {}
@@ -214,16 +210,6 @@ class Reactions(RecordConsumer):
         """Note that a rank has ended in good order."""
         del header
         self.num_ended += 1
-
-    def plain_alert(self, alert: Alert) -> dict[str, Any]:
-        """Return the alert for the page, with what its value is, its step's dump and diagnosis, and its report."""
-        entry = self._dumps.find(identity=alert.id, attempt=alert.attempt, step=alert.first_step)
-        plain: dict[str, Any] = as_plain(alert)
-        plain["statistic"] = self._statistics.get(alert.rule)  # None if the rule is no longer in the file
-        plain["dump"] = entry.key.id if entry else None
-        plain["diagnosis"] = entry.key.url if entry and entry.diagnosed else None
-        plain["report"] = report_url(alert, self._host)
-        return plain
 
     def _order(self, command: Command, ranks: Sequence[int], *, attempt: int) -> None:
         try:

@@ -7,12 +7,12 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 
+from trainermon.agent.alert_page import PlainAlerts
 from trainermon.agent.alerting import AlertBook
 from trainermon.agent.feed import EventFeed
 from trainermon.agent.orders.deliveries import DumpDeliveries
 from trainermon.agent.orders.dumps import DumpDiagnoser, DumpEntry, RunDumps
 from trainermon.agent.place import AgentPlace
-from trainermon.agent.reactions import Reactions
 from trainermon.agent.watch import RankWatch
 
 FLUSH_LIMIT_S = 20.0
@@ -33,7 +33,7 @@ class DumpFollowUp:
     Args:
         place: Of the agent.
         executor: Writes reports.
-        reactions: Make alerts plain for the page.
+        plain: Makes alerts plain for the page.
         alerts: Some of them get a diagnosis.
         feed: Tells open pages.
         flush: Begins to store what was read; a diagnosis reads the store.
@@ -44,7 +44,7 @@ class DumpFollowUp:
         place: AgentPlace,
         *,
         executor: Executor,
-        reactions: Reactions,
+        plain: PlainAlerts,
         alerts: AlertBook,
         feed: EventFeed,
         flush: Callable[[], Future[None]],
@@ -54,7 +54,7 @@ class DumpFollowUp:
             place.run_dir, executor=executor, commit=self._settle, finished=self._show_diagnosis
         )
         self._run_dir = place.run_dir
-        self._reactions = reactions
+        self._plain = plain
         self._alerts = alerts
         self._feed = feed
         self._flush = flush
@@ -98,7 +98,7 @@ class DumpFollowUp:
         _log.info("diagnosis of %s: %s", entry.key.folder, self._run_dir / entry.key.report)
         self._feed.publish("dump", entry.as_plain())
         for alert in self._alerts.latest.values():
-            plain = self._reactions.plain_alert(alert)
+            plain = self._plain.plain(alert)
             if plain["diagnosis"] == entry.key.url:
                 self._feed.publish("alert", plain)
 

@@ -7,13 +7,13 @@ from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 
+from trainermon.agent.alert_page import PlainAlerts
 from trainermon.agent.alerting import AlertBook
 from trainermon.agent.hang.report import FOLDER as REPORTS
 from trainermon.agent.hang.report import RULES as REPORTED
 from trainermon.agent.hang.report import report_name
 from trainermon.agent.orders.dumps import MAX_REPORT_BYTES, DumpKey, RunDumps
 from trainermon.agent.place import AgentPlace
-from trainermon.agent.reactions import Reactions
 
 READ_TIMEOUT_S = 10.0
 
@@ -25,22 +25,22 @@ class RunFindings:
         place: Of the agent.
         alerts: Of the run.
         dumps: Of the run.
-        reactions: Make alerts plain.
+        plain: Makes alerts plain.
         executor: Reads.
     """
 
     def __init__(
-        self, place: AgentPlace, *, alerts: AlertBook, dumps: RunDumps, reactions: Reactions, executor: Executor
+        self, place: AgentPlace, *, alerts: AlertBook, dumps: RunDumps, plain: PlainAlerts, executor: Executor
     ) -> None:
         self._place = place
         self._alerts = alerts
         self._dumps = dumps
-        self._reactions = reactions
+        self._plain = plain
         self._executor = executor
 
     def alerts(self) -> list[dict[str, Any]]:
         """Return every alert of the run in its last state."""
-        return [self._reactions.plain_alert(alert) for alert in self._alerts.latest.values()]
+        return [self._plain.plain(alert) for alert in self._alerts.latest.values()]
 
     def dumps(self) -> list[dict[str, Any]]:
         """Return every dump of the run, oldest first."""
