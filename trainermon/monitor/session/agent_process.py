@@ -1,0 +1,115 @@
+"""The node's agent, as its first rank sees it: started at the beginning, waited for at the end."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainermon.core import launcher
+from trainermon.core.config import AgentConfig, MonitorConfig, is_waiting
+from trainermon.core.topology import RunIdentity
+from trainermon.core.values import STATISTICS, Coordinates
+from trainermon.monitor.session.rank_spool import RankSpool
+from trainermon.monitor.session.run_files import write_agent_settings
+from trainermon.statistics.kernel import kernel_name
+
+logger = logging.getLogger("trainermon")
+
+STATUS_FILE = "agent.status.json"
+PAGE_WAIT_S = 3.0
+POLL_S = 0.02
+JOURNAL_BYTES_PER_ROW = 8 * len(STATISTICS) + 4
+STORED_BYTES_PER_ROW = 20
+
+
+class AgentProcess:
+    """Starts the agent that follows this rank's files, and waits for it a bounded time."""
+
+    def __init__(self, run: RunIdentity, coordinates: Coordinates, files: RankSpool) -> None:
+        self._run = run
+        self._coordinates = coordinates
+        self._files = files
+
+    def start(self, config: MonitorConfig, rows: int, *, device: torch.device, edits: Path | None) -> None:
+        """Write its settings, start it if `config` says so, and log where its page is; a step has about `rows` rows."""
+        write_agent_settings(self._files.directory, self._run, config, self._coordinates, edits=edits)
+        if config.rules:
+            launcher.check_rules(Path(config.rules))
+        logger.info("run %s (attempt %d) in %s", self._run.run_id, self._run.attempt, self._run.directory)
+        logger.info(
+            "collects about %d rows a step%s: %.1f kB journal, %.1f kB stored (kernel: %s)",
+            rows,
+            _not_estimated(config),
+            rows * JOURNAL_BYTES_PER_ROW / 1e3,
+            rows * STORED_BYTES_PER_ROW / 1e3,
+            kernel_name(device),
+        )
+        if is_waiting(config):
+            logger.info("DYNAMIC_MONITOR is set: nothing is collected until the configuration says dynamic_on: true")
+        if not config.agent.start:
+            return
+        launcher.start_agent(self._files.directory)
+        status = self._wait_for_status(lambda status: bool(status.get("url")), PAGE_WAIT_S)
+        if status:
+            logger.info("page %s  metrics %s/metrics", *[status["url"].rstrip("/")] * 2)
+        else:
+            log = self._run.directory / "nodes" / "*" / "agent.log"
+            logger.warning(
+                "the agent has not started within %.0f s; `grep page %s` tells where its page is", PAGE_WAIT_S, log
+            )
+
+    def wait(self, config: AgentConfig) -> None:
+        """Wait until it has stored everything, as long as `config` says; then the journal may be closed already."""
+        written = self._files.journal.cursor
+        rank = str(self._coordinates.rank)
+        flushed = self._wait_for_status(
+            lambda status: (
+                tuple(status.get("flushed", {}).get(rank, (0, 0))) >= (written.file, written.offset)
+                and self._files.outbox.is_empty()
+            ),
+            config.wait_s,
+        )
+        if flushed is None:
+            logger.warning(
+                "the agent has not stored everything within %.0f s; it goes on by itself, see %s",
+                config.wait_s,
+                self._run.directory,
+            )
+
+    def empty_outbox(self, config: AgentConfig) -> None:
+        """Have delivered what no agent has delivered, by a process that a file system may keep waiting as it likes."""
+        if self._files.outbox.is_empty() or (config.start and self._coordinates.local_rank):
+            return
+        if not launcher.deliver(self._files.directory, self._run.directory, config.wait_s):
+            logger.warning(
+                "not all dumps are in %s after %.0f s; the rest is in %s, from where the next agent takes it",
+                self._run.directory,
+                config.wait_s,
+                self._files.directory,
+            )
+
+    def _wait_for_status(self, wanted: Callable[[dict[str, Any]], bool], limit_s: float) -> dict[str, Any] | None:
+        deadline = time.monotonic() + limit_s
+        while True:
+            try:
+                status: dict[str, Any] = json.loads((self._files.directory / STATUS_FILE).read_text(encoding="utf-8"))
+                if wanted(status):
+                    return status
+            except (OSError, ValueError):
+                if not self._files.directory.exists():  # the agent has stored everything and removed the spool
+                    return {}
+            if time.monotonic() >= deadline:
+                return None
+            time.sleep(POLL_S)
+
+
+def _not_estimated(config: MonitorConfig) -> str:
+    more = {"collectives": config.cc_distribution.enable, "features": config.recording_l2_features}
+    wanted = [name for name, is_wanted in more.items() if is_wanted]
+    return f", those of {' and '.join(wanted)} not counted" if wanted else ""
