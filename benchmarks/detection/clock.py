@@ -11,7 +11,7 @@ import numpy as np
 
 from benchmarks.detection.cases import Case
 from trainermon.core.journal import JournalWriter
-from trainermon.monitor.session import step_loop
+from trainermon.monitor.session import script_values
 from trainermon.monitor.taps import collective_calls
 
 STEP_S = 0.5
@@ -49,15 +49,15 @@ class Clock:
     @contextlib.contextmanager
     def shown_to_monitor(self) -> Iterator[None]:
         """Have the monitor read this clock; to its journal time stands still, so that no disk is ever slow."""
-        real = step_loop.time, collective_calls.perf_counter
+        real = script_values.time, collective_calls.perf_counter
         defaults = JournalWriter.__init__.__kwdefaults__
         assert defaults is not None
         clock = defaults["clock"]
-        step_loop.time = types.SimpleNamespace(time=real[0].time, perf_counter=self.read)  # type: ignore[assignment]
+        script_values.time = types.SimpleNamespace(perf_counter=self.read)  # type: ignore[assignment]
         collective_calls.perf_counter = self.read
         defaults["clock"] = lambda: 0.0
         try:
             yield
         finally:
-            step_loop.time, collective_calls.perf_counter = real
+            script_values.time, collective_calls.perf_counter = real
             defaults["clock"] = clock
