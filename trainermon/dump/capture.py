@@ -153,7 +153,7 @@ class ModuleCapture:
         self._border.tripped = True
         self._stack.clear()
 
-    def abandon(self) -> None:
+    def stop_in_child(self) -> None:
         """Record nothing any more, and write nothing."""
         self._border.tripped = True
 

@@ -270,7 +270,7 @@ class PrecisionDebugger:
     def _begin_child(cls) -> None:
         """Leave the dump to the process that a worker was forked from, which writes into the same files."""
         if cls._instance is not None and cls._instance._recording is not None:
-            cls._instance._recording.abandon()
+            cls._instance._recording.stop_in_child()
 
     def _abandon(self) -> None:
         """After a fault: take everything off the model, whatever becomes of the files."""

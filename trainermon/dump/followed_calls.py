@@ -52,7 +52,7 @@ class CallRecorder(Protocol):
     def end(self, call: Any, result: Any, *, readable: bool = True) -> None:
         """Record what the call gave; not `readable`: its shape only."""
 
-    def forget(self, tensors: Sequence[Tensor]) -> None:
+    def reread(self, tensors: Sequence[Tensor]) -> None:
         """Read these again, which something has written to that torch does not count."""
 
 
@@ -157,7 +157,7 @@ class FollowedCalls:
     def _finish(self, followed: _FollowedCall, result: Any) -> None:
         """Record what is in the operands of a collective now; of any other function its result."""
         operands = tuple(item for item in followed.operands if isinstance(item, Tensor | list))
-        self._recorder.forget([tensor for operand in operands for tensor in _tensors(operand)])
+        self._recorder.reread([tensor for operand in operands for tensor in _tensors(operand)])
         readable = all(work.is_completed() for work in followed.works if id(work) in self._waiting)
         with torch._C.DisableTorchFunction():
             self._recorder.end(followed.call, operands or result, readable=readable)

@@ -117,7 +117,7 @@ class FunctionCapture(TorchFunctionMode):
         self._backwards.clear()
         self.tripped = True
 
-    def abandon(self) -> None:
+    def stop_in_child(self) -> None:
         """Record nothing any more, and write nothing."""
         self.tripped = True
 
@@ -133,9 +133,9 @@ class FunctionCapture(TorchFunctionMode):
         """Record the calls of the function `name` of `owner` too, as `<prefix>.<name>`; before `attach`."""
         self._followed.follow(owner, name, prefix)
 
-    def forget(self, tensors: Sequence[torch.Tensor]) -> None:
+    def reread(self, tensors: Sequence[torch.Tensor]) -> None:
         """Read these again, which something has written to that torch does not count."""
-        self.writer.forget(tensors)
+        self.writer.reread(tensors)
 
     def open(self, named: FunctionName, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _FunctionCall | None:
         """Record what a call takes, or watch what one in a backward repeats; return the call, None if neither."""

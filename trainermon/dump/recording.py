@@ -97,11 +97,11 @@ class DumpRecording:
         self.end()
         self.writer.close()
 
-    def abandon(self) -> None:
+    def stop_in_child(self) -> None:
         """Record nothing any more, and write nothing: the files belong to another process."""
         for capture in (self._modules, self._functions):
             if capture is not None:
-                capture.abandon()
+                capture.stop_in_child()
 
     def save(self, variable: Any, name: str, with_gradient: bool) -> None:  # noqa: FBT001  # called through a guard
         """Record a variable as it is now, and its gradient when it arrives."""

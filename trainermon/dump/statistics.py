@@ -47,7 +47,7 @@ class TensorMemory(Generic[_T]):
             return None
         return known[2]
 
-    def forget(self, tensor: Tensor) -> None:
+    def reread(self, tensor: Tensor) -> None:
         """Know `tensor` no more: something that torch does not count has written to it."""
         self._seen.pop(id(tensor), None)
 

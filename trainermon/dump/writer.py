@@ -136,10 +136,10 @@ class DumpWriter:
             for leaf in leaves:
                 self._save(file_stem(key, leaf.slot), leaf)
 
-    def forget(self, tensors: Sequence[Tensor]) -> None:
+    def reread(self, tensors: Sequence[Tensor]) -> None:
         """Read `tensors` again when they are next met: a collective has written to them, which torch does not count."""
         for tensor in tensors:
-            self._memory.forget(tensor)
+            self._memory.reread(tensor)
 
     def wants(self, key: str) -> bool:  # noqa: ARG002  # for those that choose
         """Return whether the entry `key`, which begins, is recorded."""

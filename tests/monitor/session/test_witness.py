@@ -129,7 +129,7 @@ def test_forked_child_that_lets_go_of_it_ends(tmp_path, one_rank):
         warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12: this process has threads
         child = os.fork()
     if not child:
-        one.fall_silent()
+        one.stop_in_child()
         del one
         gc.collect()
         os._exit(0)

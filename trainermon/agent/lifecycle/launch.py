@@ -166,7 +166,7 @@ class LaunchedAgent:
         self.stored = self.stored or not self.spool.exists()
         return not (self.stored or self._seen) and time.monotonic() < self._appears_s
 
-    def let_go(self) -> None:
+    def allow_end(self) -> None:
         """Allow the agent to end as soon as everything is stored."""
         self._free = True
         with contextlib.suppress(OSError):
@@ -203,7 +203,7 @@ def _wait_for(job: LaunchedJob, agents: Sequence[LaunchedAgent], timeout_s: floa
 
 def _let_go(agents: Sequence[LaunchedAgent]) -> None:
     for agent in agents:
-        agent.let_go()
+        agent.allow_end()
 
 
 def _came_from_terminal(number: int) -> bool:

@@ -52,7 +52,7 @@ _living: weakref.WeakSet[AttachedTraining] = weakref.WeakSet()
 
 def _fall_silent_in_child() -> None:
     for attached in list(_living):
-        attached.fall_silent()
+        attached.stop_in_child()
 
 
 os.register_at_fork(after_in_child=_fall_silent_in_child)
@@ -113,10 +113,10 @@ class AttachedTraining:
         self._loop.start()
         _living.add(self)
 
-    def fall_silent(self) -> None:
+    def stop_in_child(self) -> None:
         """Do nothing from now on: this is a forked child, and the run is its parent's."""
         self._parts.guard.tripped = True
-        self._witness.fall_silent()
+        self._witness.stop_in_child()
 
     def record(self, values: Mapping[str, Any]) -> None:
         """File numbers of the step; contained. A value that is none is left out, and the log says so."""
@@ -185,7 +185,7 @@ class AttachedTraining:
         for ending in endings:
             _contained(ending)
 
-    def give_up(self) -> None:
+    def undo_start(self) -> None:
         """Leave nothing behind of a `start` that has failed."""
         if self._loop is not None:
             _contained(self._loop.remove)
@@ -213,7 +213,7 @@ class AttachedTraining:
         if os.getpid() != self._pid:
             return
         if self._loop is not None:
-            self._loop.let_go()
+            self._loop.detach_taps()
             self._files.page.beat(self._loop.step, Phase.DETACHED, time.time())
         self._files.journal.append_event(DetachedEvent(message=message))
 

@@ -127,7 +127,7 @@ class TapCollection:
 
     def backward_ended(self) -> None:
         """Take the gradients if they are final, and release what the backward used."""
-        self._modules.forget()
+        self._modules.reset()
         if self._context.steps.is_complete:
             self._values.at_backward_end()
         if self._config.wg_distribution:

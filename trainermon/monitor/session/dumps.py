@@ -28,10 +28,10 @@ class RankDumps:
 
     def finish_step(self) -> None:
         """Let go of what was kept, and end the dump of this step if there is one."""
-        self.replays.forget()
+        self.replays.reset()
         self.ordered.finish_step()
 
-    def abandon(self) -> None:
+    def detach(self) -> None:
         """Take every hook away, and end an unfinished dump with what was captured."""
         self.ordered.finish_step()
         self.replays.detach()

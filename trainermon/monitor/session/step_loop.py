@@ -126,16 +126,16 @@ class StepLoop:
         self.collector.begin(self.step)
         self._prepare()
 
-    def let_go(self) -> None:
+    def detach_taps(self) -> None:
         """Take every hook away but those around the optimizer's step, through which torch may be walking right now."""
         self.taps.detach()
-        self._dumps.abandon()
+        self._dumps.detach()
         self._check.watch_decision()
 
     def remove(self) -> None:
         """Take away every hook, whatever may have been put in place."""
         self._hooks.detach()
-        self.let_go()
+        self.detach_taps()
 
     def finish(self, *, failed: bool = False) -> None:
         """Take every hook away, and write everything that was taken, waiting for the device if need be.
@@ -149,7 +149,7 @@ class StepLoop:
         self._check.check_without_step()
         is_thrown_away = self.steps.is_thrown_away
         is_bad = failed or self.collector.any_nonfinite(self.taps.gradients)
-        self.let_go()
+        self.detach_taps()
         self.collector.seal_ended()
         if is_thrown_away:
             self.collector.discard()
@@ -184,7 +184,7 @@ class StepLoop:
             self._check.check_without_step()
         self.collector.discard()
         self._start_counting()
-        self._dumps.replays.forget()
+        self._dumps.replays.reset()
 
     def _forward_ended(self, stage: int, output: Any) -> None:
         self.taps.collection.forward_ended()
@@ -205,7 +205,7 @@ class StepLoop:
         )
         self._check.is_pending = False
         self.collector.discard()
-        self.let_go()
+        self.detach_taps()
         self.phases.beat(Phase.DETACHED)
 
     def _entry(self) -> None:

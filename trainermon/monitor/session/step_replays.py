@@ -139,7 +139,7 @@ class StepReplays:
             f" ({result.reason})" if result.reason else f", dumped to {dump}",
         )
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Let go of what was kept for a replay."""
         if self._keeper is not None:
             self._keeper.clear()

@@ -107,7 +107,7 @@ class TrainerMon(CallsOfMsprobe):
                 num_micro_steps=grad_acc_steps, step=start_iteration, config_source=self._source, notes=notes
             )
         except BaseException:  # whatever it was, nothing of ours stays on the model; it goes on to the script
-            attached.give_up()
+            attached.undo_start()
             raise
         self._attached = attached
         atexit.register(self._close_at_exit)

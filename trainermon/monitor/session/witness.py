@@ -83,10 +83,10 @@ class RankWitness:
             self._try(self._open_socket)
         self._try(self._write_about)
 
-    def fall_silent(self) -> None:
+    def stop_in_child(self) -> None:
         """Be the parent's alone: in a forked child torch's server has no threads, and must never be destroyed."""
         if self._noted is not None:
-            self._noted.fall_silent()
+            self._noted.stop_in_child()
         if self._server is not None:
             _keep_for_ever(self._server)
 

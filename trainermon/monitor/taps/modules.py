@@ -102,7 +102,7 @@ class ModuleTaps:
         self._seen.clear()
         self._seen_gradients.clear()
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Release the tensors that were seen last, and the hooks on leaves whose backward has ended."""
         self.release()
         ended = [key for key in self._leaf_handles if key[1] < self._steps.serial(key[0], recomputing=True)]

@@ -84,7 +84,7 @@ class NotedCalls:
         if isinstance(mapped, mmap.mmap):
             mapped.close()
 
-    def fall_silent(self) -> None:
+    def stop_in_child(self) -> None:
         """Note nothing more: this is a forked child."""
         self._guard.tripped = True
 
