@@ -13,6 +13,7 @@ from trainermon.alerts.across_ranks.partners import RatioDivisors
 from trainermon.alerts.conditions.condition import Slots
 from trainermon.alerts.conditions.contained import ConditionFaults
 from trainermon.alerts.conditions.criteria import Reported
+from trainermon.alerts.learned import LossLevel
 from trainermon.alerts.rules import AlertRule, inhibitors, later_inhibitors
 from trainermon.alerts.watch import NO_SLOT, RuleWatch, compact
 from trainermon.alerts.wording import AlertMoment
@@ -44,6 +45,7 @@ class RowPlan(NamedTuple):
     """What all rules look at in steps that show the same series; the rows that tell of a skipped step, -1 if none."""
 
     looks: tuple[RuleRows, ...]
+    losses: NDArray[np.intp]
     skipped: int
     loss_scale: int
 
@@ -109,6 +111,8 @@ class RankRules:
         self._num_keys = 0
         self._plans: dict[bytes, RowPlan] = {}
         self._skipped_id = self._scale_id = -1
+        self._loss_ids: list[int] = []
+        self._loss_level = LossLevel()
         self._compared_place = (-1, -1)  # attempt and step up to which ranks were compared
         self._resumed: dict[str, Alert] = {}  # by rule; not found again yet
         self._resumed_ids: set[str] = set()
@@ -192,6 +196,7 @@ class RankRules:
         self.moment = dataclasses.replace(self.moment, attempt=attempt, step=-1)
         self._num_keys = 0
         self._skipped_id = self._scale_id = -1
+        self._loss_ids, self._loss_level = [], LossLevel()
         self._plans.clear()
         return ended
 
@@ -206,6 +211,8 @@ class RankRules:
                 self._skipped_id = number
             elif key == SeriesKey(Kind.STEP, LOSS_SCALE_SERIES):
                 self._scale_id = number
+            elif key.kind is Kind.LOSS:
+                self._loss_ids.append(number)
         self._num_keys = len(keys)
 
     def _plan(self, series: NDArray[Any]) -> RowPlan:
@@ -214,7 +221,10 @@ class RankRules:
             if len(self._plans) >= _MAX_PLANS:
                 self._plans.clear()
             self._plans[pattern] = RowPlan(
-                tuple(self._looks(series)), _place(series, self._skipped_id), _place(series, self._scale_id)
+                tuple(self._looks(series)),
+                np.flatnonzero(np.isin(series, self._loss_ids)),
+                _place(series, self._skipped_id),
+                _place(series, self._scale_id),
             )
         return self._plans[pattern]
 
@@ -229,6 +239,7 @@ class RankRules:
 
     def _observe(self, plan: RowPlan, values: Array, step: int) -> None:
         is_excused = plan.is_excused(values)
+        self._loss_level.observe(values[:, plan.losses])
         for look in plan.looks:
             if is_excused and not look.watch.rule.on.skipped:
                 continue
@@ -243,8 +254,13 @@ class RankRules:
             if watch.group.firing and not watch.on:
                 watch.begin(self._resumed, moment)
             if watch.on:
-                changes += watch.change(moment, held=self._shared.is_consequence(watch, self._watches))
+                changes += watch.change(moment, held=self._is_held(watch))
         return changes
+
+    def _is_held(self, watch: RuleWatch) -> bool:
+        if self._loss_level.is_learned and not watch.rule.on.learned:
+            return True
+        return self._shared.is_consequence(watch, self._watches)
 
 
 def _place(series: NDArray[Any], number: int) -> int:

@@ -83,12 +83,14 @@ class SeriesSelection:
         names: Shell patterns; a series is meant if one of them matches its name or, with a slot, `<name>.<slot>`.
         statistic: What is computed from a series' moments; see `statistics.DERIVED`.
         skipped: Whether steps count that the framework skipped to lower a loss scale, as it is meant to.
+        learned: Whether alerts count while the loss is below a twentieth of its first values, as `LossLevel` tells.
     """
 
     kinds: tuple[Kind, ...]
     names: tuple[str, ...] = ("*",)
     statistic: str = "nonfinite"
     skipped: bool = True
+    learned: bool = True
 
     def matches(self, key: SeriesKey) -> bool:
         """Return whether the rule looks at this series."""
@@ -281,7 +283,7 @@ def _read_selection(node: DocumentNode, when: Criterion) -> SeriesSelection:
         if "on" in node:
             raise node.fail("on", "stands beside when.reported, which looks at no series: leave it out")
         return SeriesSelection(kinds=(), names=(), statistic=IMPLIED[Reported])
-    on = node.child("on", ("kind", "names", "statistic", "skipped"))
+    on = node.child("on", ("kind", "names", "statistic", "skipped", "learned"))
     kinds = on.texts("kind")
     known = tuple(kind.value for kind in Kind)
     for kind in kinds:
@@ -295,6 +297,7 @@ def _read_selection(node: DocumentNode, when: Criterion) -> SeriesSelection:
         names=names,
         statistic=_read_statistic(on, when),
         skipped=on.flag("skipped", default=True),
+        learned=on.flag("learned", default=True),
     )
 
 
