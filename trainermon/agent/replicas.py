@@ -49,7 +49,7 @@ def copies_of(key: SeriesKey, placement: Placement, coordinates: Coordinates) ->
 
     >>> norm = Placement(dtype="float32", shape=(8,), replicated_over=("dp", "tp"))
     >>> copies_of(SeriesKey(Kind.CHECKSUM, "norm"), norm, Coordinates(dp=3, tp=1, pp=2))
-    Copies(name='norm', group='pp2 cp0')
+    CopyGroup(name='norm', group='pp2 cp0')
     """
     axes = copy_axes(placement)
     if not axes:

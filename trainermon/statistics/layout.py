@@ -76,9 +76,9 @@ def runs(shape: tuple[int, ...], strides: tuple[int, ...]) -> ElementRuns | None
     """Return how the elements of a strided tensor lie in memory, or None if that is more than runs at one distance.
 
     >>> runs((6, 4), (1, 6))  # transposed
-    Runs(num_runs=1, length=24, stride=24, repeats=1)
+    ElementRuns(num_runs=1, length=24, stride=24, repeats=1)
     >>> runs((5, 4, 2), (0, 6, 1))  # columns of a matrix, expanded
-    Runs(num_runs=4, length=2, stride=6, repeats=5)
+    ElementRuns(num_runs=4, length=2, stride=6, repeats=5)
     """
     if 0 in shape:
         return ElementRuns(num_runs=1, length=0, stride=0, repeats=1)

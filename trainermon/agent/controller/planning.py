@@ -55,7 +55,7 @@ class OrderMargin:
     def steps(self, steps_per_s: float) -> int:
         """Return how many steps ahead of the fastest rank a common step must be, at its pace.
 
-        >>> Margin(tries=3, timeout_s=0.5).steps(10.0)
+        >>> OrderMargin(tries=3, timeout_s=0.5).steps(10.0)
         17
         """
         return math.ceil(self.tries * self.timeout_s * steps_per_s) + SPARE_STEPS

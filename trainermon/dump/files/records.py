@@ -108,7 +108,7 @@ class RankLayout:
     def name_in_whole(self, path: str) -> str:
         """Return what the module or parameter `path` is called in the whole model.
 
-        >>> Layout(renamed={"decoder.layers.0": "decoder.layers.4"}).name_in_whole("decoder.layers.0.mlp")
+        >>> RankLayout(renamed={"decoder.layers.0": "decoder.layers.4"}).name_in_whole("decoder.layers.0.mlp")
         'decoder.layers.4.mlp'
         """
         parts = path.split(".")
