@@ -233,7 +233,10 @@ def test_it_runs_as_a_program_and_only_once_at_a_time(segments, caplog):
 
 def test_the_next_writer_leaves_alone_what_a_merge_is_about_to_rename(segments):
     store(segments, [1])
-    code = "import pathlib, sys; from trainermon.exporters.store import store; store.SegmentWriter(pathlib.Path(sys.argv[1]))"
+    code = (
+        "import pathlib, sys; from trainermon.exporters.store.store import SegmentWriter\n"
+        "SegmentWriter(pathlib.Path(sys.argv[1]))"
+    )
     unfinished = segments / ".0000000001-0000000012.parquet.tmp"
     unfinished.touch()
 
