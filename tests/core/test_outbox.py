@@ -6,12 +6,14 @@ import os
 import stat
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from trainermon.core import outbox
 from trainermon.core.outbox import Outbox, deliver, num_deliverable
 from trainermon.core.spool import RankLock, open_spool, remove_spool
+from trainermon.dump.writer import make_private_folder
 
 PLACE = "dumps/nan-1/attempt1/step7/rank3"
 
@@ -48,6 +50,24 @@ def test_a_folder_comes_to_its_place_with_all_names_of_a_file(spool, run):
     folders = [run, *(path for path in run.rglob("*") if path.is_dir())]
     assert {stat.S_IMODE(path.stat().st_mode) & 0o022 for path in folders} == {0}
     assert remove_spool(spool, lambda: True)
+
+
+def test_a_folder_is_made_while_the_emptied_outbox_is_taken_away(spool, run, monkeypatch):
+    parcel = Outbox(spool, run, 3).parcel(PLACE)
+    make = Path.mkdir
+    taken = []
+
+    def mkdir(path, *args, **kwargs):
+        if path == parcel.content and len(taken) < 3:
+            taken.append(deliver(spool, run))
+            assert not path.parent.exists()
+        make(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    make_private_folder(parcel.content)
+
+    assert taken == [[], [], []]
+    assert parcel.content.is_dir()
 
 
 def test_an_unfinished_folder_waits_for_its_rank_until_that_is_gone(spool, run):

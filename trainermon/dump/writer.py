@@ -338,11 +338,20 @@ def file_stem(key: str, slot: str) -> str:
     return f"{key}.{slot}" if slot else key
 
 
-def make_private_folder(folder: Path) -> None:
-    """Create `folder` and what is missing above it, all 0700."""
-    for parent in (*reversed(folder.parents), folder):
-        if not parent.is_dir():
-            parent.mkdir(mode=0o700, exist_ok=True)
+def make_private_folder(folder: Path, *, tries: int = 10) -> None:
+    """Create `folder` and what is missing above it, all 0700.
+
+    Raises:
+        OSError: It cannot be made.
+    """
+    try:
+        for parent in (*reversed(folder.parents), folder):
+            if not parent.is_dir():
+                parent.mkdir(mode=0o700, exist_ok=True)
+    except FileNotFoundError:  # whoever has emptied a folder above it may remove that at the same moment
+        if tries == 1:
+            raise
+        make_private_folder(folder, tries=tries - 1)
 
 
 def _empty(folder: Path) -> None:

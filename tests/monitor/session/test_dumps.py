@@ -43,6 +43,13 @@ def train_small(config, *, steps=6, each_step=lambda step, model: None):
             optimizer.zero_grad()
 
 
+def numbers(dump):
+    return {
+        entry.key: [(tensor.slot, tensor.norm, tensor.mean, tensor.nans) for tensor in (*entry.inputs, *entry.outputs)]
+        for entry in dump.entries
+    }
+
+
 def break_weight(step, model):
     if step == 2:
         with torch.no_grad():
@@ -133,6 +140,39 @@ def test_an_ordered_dump_is_written_on_its_steps_and_changes_nothing(places, tas
     folder = run_directory(places) / told[0]["dump"]
     plain = json.loads((folder / "dump.json").read_text())
     assert plain["dump_data_dir"] == (str(folder / "dump_tensor_data") if task == "tensor" else None)
+
+
+def test_orders_for_the_same_step_are_all_carried_out(places):
+    def order(step):
+        if step == 1:
+            commands = [
+                Command(id="alone", action=Action.DUMP, first_step=3),
+                Command(id="alert-1", action=Action.DUMP, first_step=2, num_steps=2, task="tensor"),
+            ]
+            ControlReader(only_spool(places[0]), 0).send(commands)
+
+    found = train(EVERYTHING, before_step=order)
+
+    assert_same_run(found, train(None))
+    assert_nothing_left(*found[2:])
+    told = {(event["command"], event["step"]): event for event in events(places, "dump")}
+    assert {key: event["status"] for key, event in told.items()} == dict.fromkeys(
+        [("alert-1", 2), ("alert-1", 3), ("alone", 3)], "written"
+    )
+    alone, beside = (read_dump(run_directory(places) / told[name, 3]["dump"]) for name in ("alone", "alert-1"))
+    assert numbers(alone) == numbers(beside)
+
+
+def test_more_orders_for_a_step_than_can_be_are_answered(places):
+    def order(step, _model):
+        if step == 1:
+            commands = [Command(id=f"order-{i}", action=Action.DUMP, first_step=3) for i in range(6)]
+            ControlReader(only_spool(places[0]), 0).send(commands)
+
+    train_small({}, each_step=order)
+
+    statuses = [event["status"] for event in events(places, "dump")]
+    assert sorted(statuses) == ["failed"] * 2 + ["written"] * 4
 
 
 def test_a_command_that_comes_too_late_is_answered_and_not_carried_out(places):

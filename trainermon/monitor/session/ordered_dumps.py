@@ -14,6 +14,9 @@ from trainermon.dump.capture import ModuleCapture
 from trainermon.dump.writer import DumpWriter
 from trainermon.monitor.session.dump_origin import DumpOrigin
 
+MAX_AT_ONCE = 4
+"""So many dumps of one step may be ordered; each reads every tensor anew."""
+
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class _ActiveOrder:
@@ -28,7 +31,7 @@ class _ActiveOrder:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _OpenDump:
-    """The dump of the step that runs."""
+    """A dump of the step that runs."""
 
     order: _ActiveOrder
     parcel: Parcel
@@ -46,25 +49,33 @@ class OrderedDumps:
         self._epoch = page.epoch()
         self._known: set[str] = set()
         self._orders: list[_ActiveOrder] = []
-        self._open: _OpenDump | None = None
+        self._open: list[_OpenDump] = []
 
     def collects(self, step: int) -> bool:
         """Return whether a command asks to collect `step` beside the schedule."""
         return any(order.command.action is Action.COLLECT and order.covers(step) for order in self._orders)
 
     def prepare(self, step: int) -> None:
-        """Attach the capture of `step` if a dump of it is ordered."""
+        """Attach a capture of `step` for every dump of it that is ordered."""
         self._orders = [order for order in self._orders if step < order.command.first_step + order.command.num_steps]
         due = [order for order in self._orders if order.command.action is Action.DUMP and order.covers(step)]
-        if due:
-            self._start_capture(step, due[0])
+        for order in due[:MAX_AT_ONCE]:
+            self._start_capture(step, order)
+        for order in due[MAX_AT_ONCE:]:
+            self._tell_failed(
+                order.command, step, f"{MAX_AT_ONCE} other dumps of this step are ordered, as many as can be"
+            )
 
     def finish_step(self) -> None:
-        """End the dump of this step with what was captured, if there is one."""
-        if self._open is None:
-            return
-        order, parcel, writer = self._open.order, self._open.parcel, self._open.writer
-        self._open.capture.detach()
+        """End the dumps of this step with what was captured."""
+        finished, self._open = self._open, []
+        for dump in finished:
+            dump.capture.detach()
+        for dump in finished:
+            self._close(dump)
+
+    def _close(self, dump: _OpenDump) -> None:
+        order, parcel, writer = dump.order, dump.parcel, dump.writer
         step = writer.info.step
         try:
             written = writer.close()
@@ -83,7 +94,6 @@ class OrderedDumps:
                     bytes=written.bytes_written,
                 )
             )
-        self._open = None
 
     def poll_commands(self, step: int) -> None:
         """Take up new commands; `step` is the next one to begin. Costs one memory read when there is none."""
@@ -128,7 +138,7 @@ class OrderedDumps:
             gathered=not self._origin.replayable.shadowed,
         )
         capture.attach()
-        self._open = _OpenDump(order=order, parcel=parcel, writer=writer, capture=capture)
+        self._open.append(_OpenDump(order=order, parcel=parcel, writer=writer, capture=capture))
 
     def _tell_failed(self, command: Command, step: int | None, reason: str) -> None:
         event = DumpEvent(step=step, command=command.id, status=DumpStatus.FAILED, reason=reason)
