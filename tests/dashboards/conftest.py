@@ -1,4 +1,4 @@
-"""One Chromium for all tests of the page; every test gets a page that must stay free of errors."""
+"""One Chromium for the tests of a file; every test gets a page that must stay free of errors."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ OpenPage = Callable[..., Page]
 Serve = Callable[..., FakeAgent]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    """Not longer: while Playwright is open its event loop counts as running, and no other test can start one."""
     expect.set_options(timeout=READY_MS)
     with sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=find_program("chromium"), args=list(CHROMIUM_FLAGS))
