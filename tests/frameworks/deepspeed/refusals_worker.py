@@ -32,7 +32,7 @@ def show_muon():
         "train_micro_batch_size_per_gpu": 2,
         "zero_optimization": {"stage": 1, "reduce_bucket_size": 4096},
         "bf16": {"enabled": True},
-        "optimizer": {"type": "Muon", "params": {"lr": 1e-3}},
+        "optimizer": {"type": "Muon", "params": {"lr": 1e-3, "torch_adam": True}},
     }
     trained = [p for p in model.parameters() if p.requires_grad]
     engine = deepspeed.initialize(model=model, model_parameters=trained, config=config)[0]
