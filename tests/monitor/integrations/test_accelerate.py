@@ -14,6 +14,16 @@ from trainermon.monitor.frameworks.optimizer_wrappers import unwrapped
 MICRO_STEPS = 3
 
 
+@pytest.fixture(autouse=True)
+def fresh_state():
+    """Nobody has chosen a device and a precision yet: accelerate remembers them for the process, also for a Trainer."""
+    from accelerate.state import AcceleratorState
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
 @pytest.mark.filterwarnings("ignore")  # accelerate's own
 def test_prepared_model_and_optimizer_are_watched(tmp_path, monkeypatch):
     import accelerate
