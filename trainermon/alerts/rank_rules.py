@@ -59,6 +59,68 @@ class RowPlan(NamedTuple):
         return bool(values[SUM, self.skipped] == 1.0 and 1.0 < values[SUM, self.loss_scale] < np.inf)
 
 
+class RowPlans:
+    """Which rows of a rank's blocks its rules look at; worked out once for each pattern of series.
+
+    Series are numbered anew in each attempt, see `reset`.
+    """
+
+    def __init__(self, watches: Sequence[RuleWatch]) -> None:
+        self._watches = watches
+        self._plans: dict[bytes, RowPlan] = {}
+        self._num_keys = 0
+        self._skipped_id = self._scale_id = -1
+        self._loss_ids: list[int] = []
+
+    def reset(self) -> None:
+        """Know no series any more: a new attempt begins."""
+        self._plans.clear()
+        self._num_keys = 0
+        self._skipped_id = self._scale_id = -1
+        self._loss_ids = []
+
+    def extend(self, header: Header, keys: Sequence[SeriesKey]) -> None:
+        """Give the series that are new their slots in each rule; `keys` are all series of the attempt so far."""
+        if len(keys) <= self._num_keys:
+            return
+        added = keys[self._num_keys :]
+        placements = list(header.placements[self._num_keys : len(keys)])
+        placements += [None] * (len(added) - len(placements))
+        for watch in self._watches:
+            watch.extend(added, placements)
+        for number, key in enumerate(added, start=self._num_keys):
+            if key == SeriesKey(Kind.STEP, SKIPPED_SERIES):
+                self._skipped_id = number
+            elif key == SeriesKey(Kind.STEP, LOSS_SCALE_SERIES):
+                self._scale_id = number
+            elif key.kind is Kind.LOSS:
+                self._loss_ids.append(number)
+        self._num_keys = len(keys)
+
+    def of(self, series: NDArray[Any]) -> RowPlan:
+        """Return the plan for a block that shows `series`."""
+        pattern = series.tobytes()
+        if pattern not in self._plans:
+            if len(self._plans) >= _MAX_PLANS:
+                self._plans.clear()
+            self._plans[pattern] = RowPlan(
+                tuple(self._looks(series)),
+                np.flatnonzero(np.isin(series, self._loss_ids)),
+                _place(series, self._skipped_id),
+                _place(series, self._scale_id),
+            )
+        return self._plans[pattern]
+
+    def _looks(self, series: NDArray[Any]) -> Iterator[RuleRows]:
+        for watch in self._watches:
+            rows = np.flatnonzero(watch.slot_of_id[series] != NO_SLOT)
+            divisors = None
+            if watch.partners:
+                rows, divisors = watch.partners.find(series, rows)
+            if rows.size:
+                yield RuleRows(watch, compact(rows), compact(watch.slot_of_id[series[rows]]), divisors)
+
+
 class RuleSet:
     """What all ranks share: the rules, who holds back whom, which conditions have failed.
 
@@ -108,10 +170,7 @@ class RankRules:
         self.compared: list[tuple[RuleWatch, Slots, Array]] = []
         self._shared = shared
         self._watches = {rule.name: RuleWatch(rule, shared.faults) for rule in shared.rules}
-        self._num_keys = 0
-        self._plans: dict[bytes, RowPlan] = {}
-        self._skipped_id = self._scale_id = -1
-        self._loss_ids: list[int] = []
+        self._plans = RowPlans(tuple(self._watches.values()))
         self._loss_level = LossLevel()
         self._compared_place = (-1, -1)  # attempt and step up to which ranks were compared
         self._resumed: dict[str, Alert] = {}  # by rule; not found again yet
@@ -139,11 +198,10 @@ class RankRules:
             return ended
         self.took_step = True
         self.moment = dataclasses.replace(self.moment, step=block.step, time_s=block.time_s)
-        if len(keys) > self._num_keys:
-            self._extend(header, keys)
+        self._plans.extend(header, keys)
         values = np.asarray(block.values, np.float64).reshape(len(STATISTICS), -1)
         with np.errstate(all="ignore"):
-            self._observe(self._plan(np.asarray(block.series)), values, block.step)
+            self._observe(self._plans.of(np.asarray(block.series)), values, block.step)
         return ended + self._changes(self._watches.values(), self.moment)
 
     def take_comparison(self, watch: RuleWatch, step: int, time_s: float) -> list[Alert]:
@@ -194,48 +252,9 @@ class RankRules:
                 self._shared.note_firing(watch.rule.name, self.moment.rank, is_firing=False)
             watch.reset()
         self.moment = dataclasses.replace(self.moment, attempt=attempt, step=-1)
-        self._num_keys = 0
-        self._skipped_id = self._scale_id = -1
-        self._loss_ids, self._loss_level = [], LossLevel()
-        self._plans.clear()
+        self._plans.reset()
+        self._loss_level = LossLevel()
         return ended
-
-    def _extend(self, header: Header, keys: Sequence[SeriesKey]) -> None:
-        added = keys[self._num_keys :]
-        placements = list(header.placements[self._num_keys : len(keys)])
-        placements += [None] * (len(added) - len(placements))
-        for watch in self._watches.values():
-            watch.extend(added, placements)
-        for number, key in enumerate(added, start=self._num_keys):
-            if key == SeriesKey(Kind.STEP, SKIPPED_SERIES):
-                self._skipped_id = number
-            elif key == SeriesKey(Kind.STEP, LOSS_SCALE_SERIES):
-                self._scale_id = number
-            elif key.kind is Kind.LOSS:
-                self._loss_ids.append(number)
-        self._num_keys = len(keys)
-
-    def _plan(self, series: NDArray[Any]) -> RowPlan:
-        pattern = series.tobytes()
-        if pattern not in self._plans:
-            if len(self._plans) >= _MAX_PLANS:
-                self._plans.clear()
-            self._plans[pattern] = RowPlan(
-                tuple(self._looks(series)),
-                np.flatnonzero(np.isin(series, self._loss_ids)),
-                _place(series, self._skipped_id),
-                _place(series, self._scale_id),
-            )
-        return self._plans[pattern]
-
-    def _looks(self, series: NDArray[Any]) -> Iterator[RuleRows]:
-        for watch in self._watches.values():
-            rows = np.flatnonzero(watch.slot_of_id[series] != NO_SLOT)
-            divisors = None
-            if watch.partners:
-                rows, divisors = watch.partners.find(series, rows)
-            if rows.size:
-                yield RuleRows(watch, compact(rows), compact(watch.slot_of_id[series[rows]]), divisors)
 
     def _observe(self, plan: RowPlan, values: Array, step: int) -> None:
         is_excused = plan.is_excused(values)

@@ -59,9 +59,7 @@ class RuleState:
     """
 
     def __init__(self, rule: AlertRule) -> None:
-        self._for = rule.for_steps
-        self._keep = rule.keep_steps
-        self._cooldown = rule.cooldown_steps
+        self._rule = rule
         self.peaks = SeriesPeaks.empty(0)
         self.members: Mask = np.zeros(0, np.bool_)
         self._bad_run = np.zeros(0, np.int32)  # values in a row
@@ -156,9 +154,9 @@ class RuleState:
         self.peaks.score[indices[anew]] = np.nan
         bad_run = np.where(bad, bad_run + 1, np.where(blind | fired, bad_run, 0))
         clear_run = np.where(blind, self._clear_run[indices], np.where(verdict.clear, self._clear_run[indices] + 1, 0))
-        if self.firing or self._last_end == _NEVER or step > self._last_end + self._cooldown:
-            fired = fired | (bad & (bad_run >= self._for))
-        over = fired & ~bad & (clear_run >= self._keep)
+        if self.firing or self._last_end == _NEVER or step > self._last_end + self._rule.cooldown_steps:
+            fired = fired | (bad & (bad_run >= self._rule.for_steps))
+        over = fired & ~bad & (clear_run >= self._rule.keep_steps)
         bad_run[over] = 0
         fired = fired & ~over
         self._fired[indices], self._bad_run[indices], self._clear_run[indices] = fired, bad_run, clear_run

@@ -44,7 +44,7 @@ class Series:
 
     def state(self) -> tuple[bytes, bytes, bytes]:
         watcher = self.watcher
-        return watcher._window.tobytes(), watcher._level.tobytes(), watcher._weight.tobytes()
+        return watcher._misses.window.tobytes(), watcher._level.values.tobytes(), watcher._misses.weight.tobytes()
 
     def baseline(self) -> list[float]:
         return self.watcher.baseline(np.arange(self.size)).tolist()

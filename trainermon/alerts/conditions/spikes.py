@@ -50,29 +50,17 @@ class SpikeWatcher(ConditionWatcher):
         self._condition = condition
         self._derive = DERIVED[statistic]
         self._logarithmic = statistic in NEVER_NEGATIVE
-        self._start = max(1, condition.warmup // _START)
-        self._refresh_every = min(_REFRESH_EVERY, max(1, condition.window // _REFRESHES))
-        self._window = np.full((0, condition.window), np.nan, np.float32)  # of misses; at the start, of values
-        self._next = np.zeros(0, np.intp)  # the place in the window that is written next
-        self._level = np.zeros(0, np.float32)
-        self._magnitude = np.zeros(0, np.float32)  # 1 for logarithms
-        self._trend = np.zeros(0, np.float32)  # the usual miss; NaN during the warm-up
-        self._weight = np.zeros(0, np.float32)  # 1 / standard deviation
+        self._level = FollowedLevel(logarithmic=self._logarithmic)
+        self._misses = UsualMisses(condition)
         self._outside = np.zeros(0, np.int32)  # values in a row that were not learned
         self._first = FirstLevel(condition.share_of_first, logarithmic=self._logarithmic)
-        self._num_learned = np.zeros(0, np.int32)
         self._seen = self._missed = np.zeros(0, np.float32)
         self._unusable: Mask | None = None
 
     def grow(self, size: int) -> None:  # noqa: D102
-        self._window = grown(self._window, size, np.nan)
-        self._next = grown(self._next, size, 0)
-        self._level = grown(self._level, size, np.nan)
-        self._magnitude = grown(self._magnitude, size, 1.0 if self._logarithmic else np.nan)
-        self._trend = grown(self._trend, size, np.nan)
-        self._weight = grown(self._weight, size, np.nan)
+        self._level.grow(size)
+        self._misses.grow(size)
         self._outside = grown(self._outside, size, 0)
-        self._num_learned = grown(self._num_learned, size, 0)
         self._first.grow(size)
 
     def judge(self, slots: Slots, moments: Array) -> ConditionVerdict:  # noqa: D102
@@ -82,8 +70,8 @@ class SpikeWatcher(ConditionWatcher):
         self._seen = seen.astype(np.float32)
         usable &= np.isfinite(self._seen)  # the logarithm of zero is not
         self._unusable = mask_or_none(~usable)
-        self._missed = (self._seen - self._level[slots]) / self._magnitude[slots]
-        score = self._score(self._missed, self._trend[slots]) * self._weight[slots]
+        self._missed = self._level.missed_by(slots, self._seen)
+        score = self._misses.score(slots, self._missed)
         if self._unusable is not None:
             score[self._unusable] = np.nan
         # A series that is still warming up has the score NaN and counts as clear: nothing is unusual yet.
@@ -92,7 +80,7 @@ class SpikeWatcher(ConditionWatcher):
             clear &= usable
         bad = score > self._condition.score
         if self._condition.share_of_first and bad.any():
-            matters = self._first.matters(slots, self._seen, self._level[slots])
+            matters = self._first.matters(slots, self._seen, self._level.values[slots])
             bad, clear = bad & matters, clear | (~matters & usable)
         return ConditionVerdict(value, score, bad, clear, self._unusable)
 
@@ -101,85 +89,162 @@ class SpikeWatcher(ConditionWatcher):
             self._insert(slots, self._seen, self._missed)
         else:
             skipped = _union(restless, self._unusable)
-            indices = as_indices(slots, len(self._level))
+            indices = as_indices(slots, len(self._outside))
             self._insert(indices[~skipped], self._seen[~skipped], self._missed[~skipped])
         if restless is None:
             self._outside[slots] = 0
         else:
-            self._count_outside(as_indices(slots, len(self._level)), restless)
+            self._count_outside(as_indices(slots, len(self._outside)), restless)
 
     def baseline(self, slots: Indices) -> Array:  # noqa: D102
-        level: Array = self._level[slots].astype(np.float64)
-        level[np.isnan(self._trend[slots])] = np.nan
+        level: Array = self._level.values[slots].astype(np.float64)
+        level[~self._misses.are_known(slots)] = np.nan
         return np.exp(level) if self._logarithmic else level
 
     def reset(self) -> None:  # noqa: D102
         self._outside[:] = 0
 
-    def _score(self, missed: NDArray[np.float32], trend: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return by how much the level is missed on the side that is watched, more than with and without the trend."""
-        above = missed - np.maximum(trend, np.float32(0.0))
-        below = np.minimum(trend, np.float32(0.0)) - missed
-        match self._condition.direction:
-            case Direction.BOTH:
-                score: NDArray[np.float32] = np.maximum(above, below)
-            case Direction.DOWN:
-                score = below
-            case Direction.UP:
-                score = above
-        return score
-
     def _insert(self, slots: Slots, seen: NDArray[np.float32], missed: NDArray[np.float32]) -> None:
-        num_learned = self._num_learned[slots] + np.int32(1)
-        self._num_learned[slots] = num_learned
-        is_start = num_learned <= self._start
-        place, kept = self._next[slots], np.where(is_start, seen, missed) if is_start.any() else missed
-        self._window[as_indices(slots, len(self._level)), place] = kept
-        place = place + 1
-        place[place == self._condition.window] = 0
-        self._next[slots] = place
-        self._follow(slots, seen)
+        self._level.follow(slots, seen)
         if self._condition.share_of_first:
             self._first.learn(slots, seen)
-        begins = num_learned == self._start
-        if begins.any():
-            self._begin(as_indices(slots, len(self._level))[begins])
-        due = (num_learned % self._refresh_every == 0) | (num_learned == self._condition.warmup + 1)
-        if due.any():
-            self._refresh(as_indices(slots, len(self._level))[due])
-
-    def _begin(self, rows: Indices) -> None:
-        """Begin the level at the median of the first values; what they would have missed it by is not kept."""
-        first = self._window[rows, : self._start]
-        self._level[rows] = np.median(first, axis=1)
-        if not self._logarithmic:
-            self._magnitude[rows] = np.maximum(np.median(np.abs(first), axis=1), np.float32(_TINY))
-        self._window[rows, : self._start] = np.nan
-
-    def _follow(self, slots: Slots, seen: NDArray[np.float32]) -> None:
-        level = self._level[slots]  # NaN until it begins
-        self._level[slots] = level + _FOLLOWED * (seen - level)
-        if not self._logarithmic:
-            magnitude, size = self._magnitude[slots], np.maximum(np.abs(seen), np.float32(_TINY))
-            self._magnitude[slots] = magnitude + _FOLLOWED * (size - magnitude)
+        started = self._misses.insert(slots, seen, missed)
+        if started is not None:
+            self._level.begin(*started)
 
     def _count_outside(self, indices: Indices, restless: Mask) -> None:
         counted = restless if self._unusable is None else restless & ~self._unusable
         self._outside[indices] = np.where(restless, self._outside[indices] + counted, 0)
         lasting = indices[self._outside[indices] >= self._condition.adopt]
         if lasting.size:
-            self._window[lasting] = np.nan
-            self._level[lasting] = np.nan
-            self._trend[lasting] = np.nan
-            self._next[lasting] = 0
-            self._num_learned[lasting] = 0
+            self._level.forget(lasting)
+            self._misses.forget(lasting)
             self._outside[lasting] = 0
 
+
+class FollowedLevel:
+    """The level of each series, which follows its values, and what its misses are measured by.
+
+    Attributes:
+        values: The levels; NaN until they begin.
+    """
+
+    def __init__(self, *, logarithmic: bool) -> None:
+        self.values = np.zeros(0, np.float32)
+        self._logarithmic = logarithmic
+        self._magnitude = np.zeros(0, np.float32)  # 1 for logarithms
+
+    def grow(self, size: int) -> None:
+        """Make room for so many series."""
+        self.values = grown(self.values, size, np.nan)
+        self._magnitude = grown(self._magnitude, size, 1.0 if self._logarithmic else np.nan)
+
+    def missed_by(self, slots: Slots, seen: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return how far values are from the level: a difference of logarithms, or a share of the magnitude."""
+        missed: NDArray[np.float32] = (seen - self.values[slots]) / self._magnitude[slots]
+        return missed
+
+    def begin(self, rows: Indices, first: NDArray[np.float32]) -> None:
+        """Begin the level at the median of the first values."""
+        self.values[rows] = np.median(first, axis=1)
+        if not self._logarithmic:
+            self._magnitude[rows] = np.maximum(np.median(np.abs(first), axis=1), np.float32(_TINY))
+
+    def follow(self, slots: Slots, seen: NDArray[np.float32]) -> None:
+        """Move the level towards the values; one that has not begun stays NaN."""
+        level = self.values[slots]
+        self.values[slots] = level + _FOLLOWED * (seen - level)
+        if not self._logarithmic:
+            magnitude, size = self._magnitude[slots], np.maximum(np.abs(seen), np.float32(_TINY))
+            self._magnitude[slots] = magnitude + _FOLLOWED * (size - magnitude)
+
+    def forget(self, rows: Indices) -> None:
+        """Have no level, until `begin`."""
+        self.values[rows] = np.nan
+
+
+class UsualMisses:
+    """What the last values of each series missed its level by: their trend and their spread.
+
+    Attributes:
+        window: The misses; at the start, the values that the level begins at.
+        weight: 1 / standard deviation of the misses; NaN during the warm-up.
+    """
+
+    def __init__(self, condition: Spike) -> None:
+        self.window = np.full((0, condition.window), np.nan, np.float32)
+        self.weight = np.zeros(0, np.float32)
+        self._condition = condition
+        self._start = max(1, condition.warmup // _START)
+        self._refresh_every = min(_REFRESH_EVERY, max(1, condition.window // _REFRESHES))
+        self._next = np.zeros(0, np.intp)  # the place in the window that is written next
+        self._trend = np.zeros(0, np.float32)  # the usual miss; NaN during the warm-up
+        self._num_learned = np.zeros(0, np.int32)
+
+    def grow(self, size: int) -> None:
+        """Make room for so many series."""
+        self.window = grown(self.window, size, np.nan)
+        self.weight = grown(self.weight, size, np.nan)
+        self._next = grown(self._next, size, 0)
+        self._trend = grown(self._trend, size, np.nan)
+        self._num_learned = grown(self._num_learned, size, 0)
+
+    def are_known(self, slots: Slots) -> Mask:
+        """Return which series have their warm-up behind them."""
+        return np.asarray(~np.isnan(self._trend[slots]))
+
+    def score(self, slots: Slots, missed: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return by how many standard deviations values miss more than usual; NaN during the warm-up."""
+        score: NDArray[np.float32] = self._excess(missed, self._trend[slots]) * self.weight[slots]
+        return score
+
+    def insert(
+        self, slots: Slots, seen: NDArray[np.float32], missed: NDArray[np.float32]
+    ) -> tuple[Indices, NDArray[np.float32]] | None:
+        """Learn the misses of calm values; return the series whose level begins, with their first values."""
+        num_learned = self._num_learned[slots] + np.int32(1)
+        self._num_learned[slots] = num_learned
+        is_start = num_learned <= self._start
+        place, kept = self._next[slots], np.where(is_start, seen, missed) if is_start.any() else missed
+        self.window[as_indices(slots, len(self._next)), place] = kept
+        place = place + 1
+        place[place == self._condition.window] = 0
+        self._next[slots] = place
+        begins, started = num_learned == self._start, None
+        if begins.any():
+            rows = as_indices(slots, len(self._next))[begins]
+            started = rows, self.window[rows, : self._start]
+            self.window[rows, : self._start] = np.nan  # what they would have missed the level by is not kept
+        due = (num_learned % self._refresh_every == 0) | (num_learned == self._condition.warmup + 1)
+        if due.any():
+            self._refresh(as_indices(slots, len(self._next))[due])
+        return started
+
+    def forget(self, rows: Indices) -> None:
+        """Learn through another warm-up."""
+        self.window[rows] = np.nan
+        self._trend[rows] = np.nan
+        self._next[rows] = 0
+        self._num_learned[rows] = 0
+
+    def _excess(self, missed: NDArray[np.float32], trend: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return by how much the level is missed on the side that is watched, more than with and without the trend."""
+        above = missed - np.maximum(trend, np.float32(0.0))
+        below = np.minimum(trend, np.float32(0.0)) - missed
+        match self._condition.direction:
+            case Direction.BOTH:
+                excess: NDArray[np.float32] = np.maximum(above, below)
+            case Direction.DOWN:
+                excess = below
+            case Direction.UP:
+                excess = above
+        return excess
+
     def _refresh(self, rows: Indices) -> None:
-        trend, sigma, count = trend_and_spread(self._window[rows])
+        trend, sigma, count = trend_and_spread(self.window[rows])
         trend[count <= self._condition.warmup - self._start] = np.nan
         self._trend[rows] = trend
-        self._weight[rows] = 1.0 / np.maximum(sigma, np.float32(self._condition.floor))
+        self.weight[rows] = 1.0 / np.maximum(sigma, np.float32(self._condition.floor))
 
 
 class FirstLevel:

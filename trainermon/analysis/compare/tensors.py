@@ -9,7 +9,7 @@ import math
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +49,8 @@ _Array = npt.NDArray[np.float64]
 
 
 @dataclass(slots=True)
-class ElementSums:
-    """What is known of all chunks so far. Positions that are not finite on a side take no part in the sums."""
+class FiniteSums:
+    """Sums over the positions that are finite on both sides, of all chunks so far."""
 
     count: int = 0
     product: float = 0.0
@@ -63,6 +63,40 @@ class ElementSums:
     below_thousandth: int = 0
     below_five_thousandths: int = 0
     ulps: float = 0.0
+
+    @property
+    def cosine(self) -> float | None:
+        """Cosine of the angle between both sides, 1 for two zero vectors; None where only one is zero."""
+        norm, golden_norm = math.sqrt(self.square), math.sqrt(self.golden_square)
+        if norm and golden_norm:
+            return min(1.0, max(-1.0, self.product / norm / golden_norm))
+        return 1.0 if norm == golden_norm else None
+
+    def add(self, ours: _Array, theirs: _Array, dtype: str) -> None:
+        """Take in one chunk, which is not empty; units in the last place are those of `dtype`, if it has such."""
+        gap, size = np.abs(ours - theirs), np.abs(theirs)
+        share = gap / np.where(size > 0, size, _EPS)
+        self.count += ours.size
+        self.product += _dot(ours, theirs)
+        self.square += _dot(ours, ours)
+        self.golden_square += _dot(theirs, theirs)
+        self.distance += _dot(gap, gap)
+        self.largest = max(self.largest, float(gap.max()))
+        self.largest_share = max(self.largest_share, float(share.max()))
+        self.sum_share += float(share.sum())
+        self.below_thousandth += int(np.count_nonzero(share < 1e-3))
+        self.below_five_thousandths += int(np.count_nonzero(share < 5e-3))
+        if dtype in ROUNDOFF:
+            _, exponent = np.frexp(np.maximum(size, np.abs(ours)))
+            place = np.ldexp(ROUNDOFF[dtype], np.maximum(exponent, _LEAST_EXPONENT[dtype]))
+            self.ulps = max(self.ulps, float((gap / place).max()))
+
+
+@dataclass(slots=True)
+class ElementSums:
+    """What is known of all chunks so far. Positions that are not finite on a side take no part in the sums."""
+
+    finite: FiniteSums = field(default_factory=FiniteSums)
     nonfinite: int = 0
     golden_nonfinite: int = 0
     differing: int = 0
@@ -84,41 +118,20 @@ class ElementSums:
             self.differing += int(np.count_nonzero(~both & ~same))
             ours, theirs = ours[both], theirs[both]
         if ours.size:
-            self._add_finite(ours, theirs, dtype)
-
-    def _add_finite(self, ours: _Array, theirs: _Array, dtype: str) -> None:
-        gap, size = np.abs(ours - theirs), np.abs(theirs)
-        share = gap / np.where(size > 0, size, _EPS)
-        self.count += ours.size
-        self.product += _dot(ours, theirs)
-        self.square += _dot(ours, ours)
-        self.golden_square += _dot(theirs, theirs)
-        self.distance += _dot(gap, gap)
-        self.largest = max(self.largest, float(gap.max()))
-        self.largest_share = max(self.largest_share, float(share.max()))
-        self.sum_share += float(share.sum())
-        self.below_thousandth += int(np.count_nonzero(share < 1e-3))
-        self.below_five_thousandths += int(np.count_nonzero(share < 5e-3))
-        if dtype in ROUNDOFF:
-            _, exponent = np.frexp(np.maximum(size, np.abs(ours)))
-            place = np.ldexp(ROUNDOFF[dtype], np.maximum(exponent, _LEAST_EXPONENT[dtype]))
-            self.ulps = max(self.ulps, float((gap / place).max()))
+            self.finite.add(ours, theirs, dtype)
 
     def difference(self) -> DumpRowDifference:
         """Return the columns of the result table, and the size of the difference."""
-        norm, golden_norm = math.sqrt(self.square), math.sqrt(self.golden_square)
-        if norm and golden_norm:
-            cosine: float | None = min(1.0, max(-1.0, self.product / norm / golden_norm))
-        else:
-            cosine = 1.0 if norm == golden_norm else None
+        sums = self.finite
+        norm, golden_norm = math.sqrt(sums.square), math.sqrt(sums.golden_square)
         share = [
-            part / self.count if self.count else 1.0 for part in (self.below_thousandth, self.below_five_thousandths)
+            part / sums.count if sums.count else 1.0 for part in (sums.below_thousandth, sums.below_five_thousandths)
         ]
-        mean_share = self.sum_share / self.count if self.count else 0.0
+        mean_share = sums.sum_share / sums.count if sums.count else 0.0
         ratio = norm / golden_norm if golden_norm else 1.0 if not norm else math.inf
-        distance = math.sqrt(self.distance)
-        msprobe = (cosine, distance, self.largest, self.largest_share, *share)
-        ours = (mean_share, self.ulps, ratio, self.nonfinite, self.golden_nonfinite)
+        distance = math.sqrt(sums.distance)
+        msprobe = (sums.cosine, distance, sums.largest, sums.largest_share, *share)
+        ours = (mean_share, sums.ulps, ratio, self.nonfinite, self.golden_nonfinite)
         size = math.nan if self.differing else distance / max(norm, golden_norm) if distance else 0.0
         return DumpRowDifference(size, (*msprobe, *ours))
 
