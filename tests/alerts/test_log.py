@@ -186,7 +186,7 @@ def test_full_disk_delays_alerts_in_their_order(
     path = tmp_path / "alerts.jsonl"
     log = AlertLog(path)
     disk = FullDisk(room)
-    monkeypatch.setattr("trainermon.alerts.lines.os.write", disk)
+    monkeypatch.setattr("trainermon.core.ledger.os.write", disk)
     assert not log.append(alert("a"))
     assert not log.append(alert("b"))
     assert not log.append(alert("b"))
@@ -215,7 +215,7 @@ def test_folder_that_is_gone_delays_alerts(tmp_path: Path) -> None:
 def test_line_is_one_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written = []
     write = os.write
-    monkeypatch.setattr("trainermon.alerts.lines.os.write", lambda fd, line: written.append(line) or write(fd, line))
+    monkeypatch.setattr("trainermon.core.ledger.os.write", lambda fd, line: written.append(line) or write(fd, line))
 
     AlertLog(tmp_path / "alerts.jsonl").append(alert())
 

@@ -4,6 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
+from trainermon.alerts.escalation import EscalationSettings, Escalator
 from trainermon.alerts.log import AlertLog
 from trainermon.core.values import AlertCondition, AlertDirection, AlertState
 
@@ -40,3 +41,19 @@ def test_an_agent_that_resumes_writes_no_line_of_the_version_before_again(tmp_pa
     assert path.read_text() == LOG.read_text()
     assert [one.rule for one in log.open_alerts()] == ["gradient-nonfinite", "rank-dead"]
     assert all(one.state is AlertState.FIRING for one in log.open_alerts())
+
+
+def test_decisions_of_the_version_before_count_as_made(tmp_path: Path) -> None:
+    path = tmp_path / "agent.escalations.jsonl"
+    shutil.copy(RUN.parent / "ledgers" / path.name, path)
+
+    escalator = Escalator(EscalationSettings(max_per_hour=1), [], path=path)
+
+    assert [(one.alert, one.command, one.ranks, one.first_step, one.reason) for one in escalator.decisions] == [
+        ("one", "one", (0, 1), 23, "Größe 层"),
+        ("two", "two", (), -1, "1 dumps in the last hour, at most 1 are allowed"),
+        ("p/1/dump", "cmd", (1,), 70, "ordered from outside"),
+        ("q/1/dump", "cmd", (), -1, "ordered from outside"),
+    ]
+    # Of 4 GiB: what rank 0 has written, the share of rank 1, and that of the order from outside.
+    assert escalator.bytes_left() == (4 << 30) - 12345 - (1 << 29) - (1 << 30)

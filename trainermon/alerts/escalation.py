@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainermon.alerts.lines import append_line, read_lines
 from trainermon.alerts.rules import TASKS, AlertRule, RuleEscalation
 from trainermon.core.errors import ConfigError
+from trainermon.core.ledger import Ledger
 from trainermon.core.values import Action, Alert, AlertState, Command, DumpTask, Kind
 
 _logger = logging.getLogger(__name__)
@@ -95,11 +95,11 @@ class Escalator:
     def __init__(self, settings: EscalationSettings, rules: Sequence[AlertRule], *, path: Path | None = None) -> None:
         self._settings = settings
         self._escalations = {rule.name: rule.escalate for rule in rules if rule.escalate}
-        self._path = path
+        self._ledger = Ledger(path) if path else None
         self._decisions: dict[str, EscalationDecision] = {}
         self._written: dict[tuple[str, int], int] = {}  # by command and rank
-        for entry in read_lines(path) if path else ():
-            self._apply(entry)
+        if self._ledger:
+            self._ledger.read(self._apply)
 
     @property
     def decisions(self) -> list[EscalationDecision]:
@@ -259,21 +259,18 @@ class Escalator:
         )
 
     def _apply(self, entry: Mapping[str, Any]) -> None:
-        try:
-            if "decision" in entry:
-                decision = EscalationDecision(**{**entry["decision"], "ranks": tuple(entry["decision"]["ranks"])})
-                self._decisions[decision.alert] = decision
-            else:
-                settled = entry["settled"]
-                self._written[settled["command"], settled["rank"]] = settled["num_bytes"]
-        except (KeyError, TypeError) as error:
-            _logger.warning("%s: a line that is no decision is left out: %r", self._path, error)
+        if "decision" in entry:
+            decision = EscalationDecision(**{**entry["decision"], "ranks": tuple(entry["decision"]["ranks"])})
+            self._decisions[decision.alert] = decision
+        else:
+            settled = entry["settled"]
+            self._written[settled["command"], settled["rank"]] = settled["num_bytes"]
 
     def _record(self, entry: Mapping[str, Any]) -> None:
-        if self._path is None:
+        if self._ledger is None:
             return
         try:
-            append_line(self._path, entry)
+            self._ledger.append(entry)
         except OSError as error:
             # The limits still hold in this process; only a restarted agent would not know of this decision.
-            _logger.warning("a decision about dumps cannot be recorded in %s: %s", self._path, error)
+            _logger.warning("a decision about dumps cannot be recorded: %s", error)

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainermon.alerts.lines import append_line, read_lines
+from trainermon.core.ledger import Ledger
 from trainermon.core.values import (
     Alert,
     AlertCondition,
@@ -41,6 +41,7 @@ class AlertLog:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._ledger = Ledger(path)
         self._waiting: deque[Alert] = deque(maxlen=MAX_WAITING)
         self._known = {(alert.id, alert.state) for alert in self.read()}
 
@@ -64,7 +65,7 @@ class AlertLog:
         """Write what waits; return whether nothing waits any more."""
         while self._waiting:
             try:
-                append_line(self._path, as_plain(self._waiting[0]))
+                self._ledger.append(as_plain(self._waiting[0]))
             except OSError as error:
                 _logger.warning("%d alerts wait, as %s cannot be written: %s", len(self._waiting), self._path, error)
                 return False
@@ -73,8 +74,7 @@ class AlertLog:
 
     def read(self) -> list[Alert]:
         """Return the alerts in the file, in order; lines that are torn or not an alert are left out."""
-        alerts = (self._parse(entry) for entry in read_lines(self._path))
-        return [alert for alert in alerts if alert is not None]
+        return self._ledger.read(parse_alert)
 
     def open_alerts(self) -> list[Alert]:
         """Return the alerts in the file that fired and were not resolved, for `RuleEngine.resume`."""
@@ -85,13 +85,6 @@ class AlertLog:
             else:
                 fired[alert.id] = alert
         return list(fired.values())
-
-    def _parse(self, entry: Any) -> Alert | None:
-        try:
-            return parse_alert(entry)
-        except ValueError as error:
-            _logger.warning("%s: a line is left out: %s", self._path, error)
-            return None
 
 
 def parse_alert(plain: Any) -> Alert:

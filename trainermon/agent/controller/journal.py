@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 import fcntl
-import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from trainermon.agent.orders.webhook import DumpRequest
-from trainermon.alerts.lines import read_lines
 from trainermon.core.errors import ConfigError
+from trainermon.core.ledger import Ledger
 from trainermon.core.values import as_plain
 
 JOURNAL_FILE = "escalations.jsonl"
@@ -85,15 +84,14 @@ class EscalationJournal:
         self.escalations: dict[str, EscalationRecord] = {}
         self.suppressed: dict[str, str] = {}
         self._path = folder / JOURNAL_FILE
-        self._torn = False
+        self._ledger = Ledger(self._path, sync=True)
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = _lock(folder / LOCK_FILE)
-            entries = read_lines(self._path)
+            entries = self._ledger.read()
             for entry in entries:
                 self._apply(entry)
             self._compact(entries, now_s)
-            self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise ConfigError(f"state_dir {folder} cannot be used: {error}") from error
 
@@ -151,19 +149,10 @@ class EscalationJournal:
 
     def close(self) -> None:
         """Let another controller use the folder."""
-        os.close(self._file)
         os.close(self._lock)
 
     def _append(self, *entries: Mapping[str, Any]) -> None:
-        lines = b"".join(map(_line, entries))
-        if self._torn:
-            lines = b"\n" + lines  # the torn line of a write that failed stays behind on its own
-        self._torn = True
-        written = os.write(self._file, lines)
-        if written < len(lines):
-            raise OSError(f"only {written} of {len(lines)} bytes were taken by {self._path}")
-        os.fsync(self._file)
-        self._torn = False
+        self._ledger.append(*entries)
         for entry in entries:
             self._apply(entry)
 
@@ -198,20 +187,12 @@ class EscalationJournal:
         escalation.coverage = {int(rank): status for rank, status in body["coverage"].items()}
 
     def _compact(self, entries: Sequence[Any], now_s: float) -> None:
-        """Write the file anew without what is over for long; a kill leaves the old file or the new one."""
+        """Write the file anew without what is over for long."""
         closed = [entry for entry in self.escalations.values() if entry.outcome is not None]
         old = [entry for number, entry in enumerate(reversed(closed)) if number >= MAX_KEPT or _is_old(entry, now_s)]
         for entry in old:
             del self.escalations[entry.request.id]
-        kept = [entry for entry in entries if self._is_needed(entry, now_s)]
-        temporary = self._path.with_suffix(".tmp")
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.writelines(map(_line, kept))
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(self._path)
-        _sync(self._path.parent)
+        self._ledger.replace(entry for entry in entries if self._is_needed(entry, now_s))
 
     def _is_needed(self, entry: Any, now_s: float) -> bool:
         ((kind, body),) = entry.items()
@@ -232,10 +213,6 @@ def _is_old(escalation: EscalationRecord, now_s: float) -> bool:
     return now_s - escalation.accepted_s > MIN_KEPT_S
 
 
-def _line(entry: Any) -> bytes:
-    return json.dumps(entry, allow_nan=False, separators=(",", ":")).encode() + b"\n"
-
-
 def _lock(path: Path) -> int:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -244,11 +221,3 @@ def _lock(path: Path) -> int:
         os.close(descriptor)
         raise ConfigError(f"state_dir {path.parent}: another controller uses it; give each its own") from None
     return descriptor
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import logging
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +16,8 @@ from typing import Any
 from trainermon.core.config import parse_config
 from trainermon.core.control import MAX_COMMAND_BYTES
 from trainermon.core.errors import ConfigError
-from trainermon.core.values import Action, Command, DumpTask, as_plain
+from trainermon.core.ledger import Ledger
+from trainermon.core.values import Action, Command, DumpTask, as_plain, well_formed
 
 BOOK_FILE = "agent.commands.jsonl"
 MAX_REMEMBERED = 1000
@@ -33,8 +33,6 @@ MAX_OUTSTANDING = MAX_REMEMBERED // 2
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")  # it becomes the name of a folder
 
 Sender = Callable[[int, Sequence[Command]], None]
-
-_log = logging.getLogger(__name__)
 
 
 class ConflictError(ConfigError):
@@ -90,8 +88,8 @@ def parse_command(body: Any, *, next_step: int) -> Command:
         num_steps=_whole(body, "num_steps", 1, 1, MAX_STEPS),
         max_bytes=_whole(body, "max_bytes", 1 << 30, 0, 1 << 62),
         task=DumpTask(task),
-        scope=tuple(scope),
-        reason=reason,
+        scope=tuple(map(well_formed, scope)),
+        reason=well_formed(reason),
         config=config,
     )
 
@@ -124,10 +122,10 @@ class CommandBook:
     """
 
     def __init__(self, spool: Path, send: Sender) -> None:
-        self._path = spool / BOOK_FILE
+        self._ledger = Ledger(spool / BOOK_FILE)
         self._send = send
         self._orders: dict[str, RankOrder] = {}
-        for order in _read_orders(self._path):
+        for order in self._ledger.read(_parse_order):
             self._remember(order)
 
     def submit(self, command: Command, ranks: Collection[int], *, attempt: int, steps: Mapping[int, int]) -> bool:
@@ -150,9 +148,7 @@ class CommandBook:
         for rank in order.ranks:
             waiting = self.outstanding(rank, attempt=attempt, step=steps.get(rank, 0))
             _require_room(rank, waiting, command)
-        with self._path.open("a", encoding="utf-8") as stream:
-            # A line of its own even after the torn last line of an agent that was killed.
-            stream.write("\n" + json.dumps(as_plain(order), allow_nan=False) + "\n")
+        self._ledger.append(as_plain(order))
         self._remember(order)
         for rank in order.ranks:
             self._send(rank, self.outstanding(rank, attempt=attempt, step=steps.get(rank, 0)))
@@ -202,25 +198,9 @@ def _require_room(rank: int, waiting: Sequence[Command], command: Command) -> No
         )
 
 
-def _read_orders(path: Path) -> list[RankOrder]:
-    try:
-        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
-    except FileNotFoundError:
-        return []
-    orders = [_read_order(line) for line in lines if line]
-    num_bad = orders.count(None)
-    if num_bad:  # one is usual: the torn last line of an agent that was killed, an order that was never sent
-        _log.warning("%d lines of %s cannot be read, and are passed over", num_bad, path)
-    return [order for order in orders if order is not None]
-
-
-def _read_order(line: str) -> RankOrder | None:
-    try:
-        plain = json.loads(line)
-        command = parse_command(plain["command"], next_step=0)
-        return RankOrder(command=command, ranks=tuple(plain["ranks"]), attempt=int(plain["attempt"]))
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return None
+def _parse_order(plain: Any) -> RankOrder:
+    command = parse_command(plain["command"], next_step=0)
+    return RankOrder(command=command, ranks=tuple(plain["ranks"]), attempt=int(plain["attempt"]))
 
 
 def _whole(body: Mapping[str, Any], key: str, default: int, low: int, high: int) -> int:

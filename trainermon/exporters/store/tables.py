@@ -8,17 +8,17 @@ change of an alert's state.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainermon.core.derived import SQL
 from trainermon.core.errors import StoreError
+from trainermon.core.ledger import Ledger
 from trainermon.core.private_files import make_private_directory
 from trainermon.exporters.store.segments import connect, cover, is_whole, quoted, read_metadata, scan, sql_path
 from trainermon.exporters.store.step_tables import STEP_VALUES, STEPS
@@ -172,16 +172,12 @@ def _create_alerts(connection: duckdb.DuckDBPyConnection, logs: Iterable[Path]) 
     rows = [
         [log.parent.name, *(alert.get(name) for name in _ALERT_COLUMNS), json.dumps(alert.get("findings"))]
         for log in logs
-        for alert in _read_lines(log)
+        for alert in Ledger(log).read(_storable)
     ]
     if rows:
         connection.executemany(f"INSERT INTO alerts VALUES ({marks})", rows)
 
 
-def _read_lines(log: Path) -> Iterator[dict[str, Any]]:
-    with log.open(encoding="utf-8", errors="replace") as lines:
-        for line in lines:
-            with contextlib.suppress(ValueError):  # the last line may be half written
-                alert = json.loads(json.dumps(json.loads(line), ensure_ascii=False).encode(errors="replace"))
-                if isinstance(alert, dict):
-                    yield alert
+def _storable(alert: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `alert` with `?` for half characters, which a table cannot hold."""
+    return dict(json.loads(json.dumps({**alert}, ensure_ascii=False).encode(errors="replace")))
