@@ -8,6 +8,8 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 BENCH_VENV := .venv-bench
 BENCH_READY := $(BENCH_VENV)/.ready
+LIGHT_VENV := .venv-light
+LIGHT_READY := $(LIGHT_VENV)/.ready
 CUDA_VENV := .venv-cuda
 CUDA_READY := $(CUDA_VENV)/.ready
 # What is there already serves the demo, too.
@@ -15,13 +17,16 @@ DEMO_VENV := $(if $(wildcard $(READY)),$(VENV),.venv-demo)
 DEMO_READY := $(DEMO_VENV)/.ready
 # What depends on how torch was built: its flight recorders, its kernels, and what a dump catches of them.
 CUDA_TESTS := tests/agent/hang tests/dump tests/statistics tests/monitor/session/test_witness.py
+# The base dependencies of the package are enough for all in these folders but what is marked `extras`, and these files.
+LIGHT_TESTS := tests/core tests/exporters tests/alerts/across_ranks tests/alerts/conditions
+WITH_EXTRAS := tests/core/test_derived.py tests/core/test_outbox.py tests/exporters/influxdb tests/exporters/test_export_command.py tests/exporters/prometheus/test_conformance.py
 KERNELS := trainermon/statistics/moments.c trainermon/statistics/checksums.c
 INSTALLED := requirements/base.lock requirements/torch.lock requirements/torch_cpu.lock requirements/cuda.lock pyproject.toml setup.py $(KERNELS)
 
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help demo test check measure coverage test-slow test-cuda-build test-server test-gpu bench bench-detection bench-diagnosis bench-compare-quality bench-hangs bench-gpu dashboards-render sync lock build clean
+.PHONY: help demo test test-light check measure coverage test-slow test-cuda-build test-server test-gpu bench bench-detection bench-diagnosis bench-compare-quality bench-hangs bench-gpu dashboards-render sync lock build clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 19
@@ -47,6 +52,11 @@ $(READY): $(INSTALLED) requirements/dev.lock
 $(BENCH_READY): $(INSTALLED) requirements/bench.lock
 	$(call install,$(BENCH_VENV),env,bench)
 
+$(LIGHT_READY): requirements/light.lock requirements/base.lock pyproject.toml
+	$(PYTHON) -m venv $(LIGHT_VENV)
+	$(LIGHT_VENV)/bin/pip $(LOCKED) -r requirements/light.lock
+	touch $@
+
 # With pip as it is set up for nobody in particular.
 $(CUDA_READY): $(INSTALLED) requirements/dev.lock
 	$(call install,$(CUDA_VENV),env -i HOME="$(CURDIR)/$(CUDA_VENV)" PATH="$$PATH" PIP_NO_CACHE_DIR=1,dev)
@@ -62,6 +72,9 @@ demo: $(DEMO_READY) ## train a small GPT on two ranks, break it, and see it expl
 
 test: $(READY) ## run the test suite; `make test WORKERS=4` runs files side by side
 	$(BIN)/pytest -m "not slow" -n $(WORKERS) --dist loadfile --durations 25
+
+test-light: $(LIGHT_READY) ## only tests that need no more than the base dependencies; two minutes, no torch
+	$(LIGHT_VENV)/bin/pytest -q -m "not extras and not server and not slow" -n 2 --dist loadfile $(LIGHT_TESTS) $(WITH_EXTRAS:%=--ignore=%)
 
 test-slow: $(READY) $(BENCH_READY) ## run the widest grids, and every supported version of the frameworks
 	$(BIN)/pytest -m slow --timeout 1800
@@ -127,6 +140,6 @@ build: $(READY) ## build the source distribution and the wheel into dist/
 	$(BIN)/python -m build --no-isolation
 
 clean: ## remove environments, caches and build products
-	rm -rf $(VENV) .venv-demo $(BENCH_VENV) $(CUDA_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(LIGHT_VENV) .venv-demo $(BENCH_VENV) $(CUDA_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	rm -f trainermon/statistics/*.so

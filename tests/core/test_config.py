@@ -58,6 +58,7 @@ REFUSED = [
 ]
 
 
+@pytest.mark.extras
 @pytest.mark.parametrize(("raw", "message"), REFUSED, ids=[message[:30] for _, message in REFUSED])
 def test_what_cannot_be_met_is_refused_with_the_path_of_the_key(raw, message):
     with pytest.raises(ConfigError, match=message):

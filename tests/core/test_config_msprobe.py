@@ -51,6 +51,7 @@ CHANGED_NAME = {"targets", "cc_distribution", "alert", "format", "l2_targets", "
 NO_EFFECT = {"eps", "squash_name"}
 
 
+@pytest.mark.extras
 def test_every_key_of_the_first_monitor_is_read():
     config, _ = parse_config(FIRST)
 
@@ -71,6 +72,7 @@ def _listed(value):
     return list(value) if isinstance(value, tuple) else value
 
 
+@pytest.mark.extras
 def test_keys_that_have_no_effect_are_reported_and_no_others():
     _, notes = parse_config(FIRST)
 

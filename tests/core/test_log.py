@@ -49,6 +49,7 @@ def test_another_value_is_told_once_and_stops_nothing():
     ]
 
 
+@pytest.mark.extras
 def test_a_debugger_alone_follows_it_too():
     script = """
 from trainermon import PrecisionDebugger

@@ -71,11 +71,13 @@ def test_a_foreign_run_file_is_refused(tmp_path):
         name_run(Coordinates(), run_id="r", output_dir=str(tmp_path), environ={})
 
 
+@pytest.mark.extras
 def test_several_ranks_without_anything_to_agree_through_are_refused(tmp_path):
     with pytest.raises(AttachError, match="init_process_group before set_monitor, or set TRAINERMON_RUN_ID"):
         name_run(Coordinates(world_size=2), output_dir=str(tmp_path), environ={})
 
 
+@pytest.mark.extras
 def test_coordinates_come_from_the_launcher_where_nothing_is_initialised():
     environ = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
 

@@ -25,6 +25,7 @@ class Registered(Exporter):
         pass
 
 
+@pytest.mark.extras
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_every_built_in_form_can_be_made(tmp_path, name):
     exporter = make_exporter(name, ExportSettings(run_dir=tmp_path, node_dir=tmp_path))

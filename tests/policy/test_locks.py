@@ -46,7 +46,7 @@ def test_every_build_of_torch_is_the_same_version():
     assert len(versions) == 1
 
 
-@pytest.mark.parametrize("name", ["demo.lock", "image.lock", "cuda.lock"])
+@pytest.mark.parametrize("name", ["demo.lock", "image.lock", "cuda.lock", "light.lock"])
 def test_what_is_installed_for_less_has_the_versions_that_are_tested(name):
     pins = {pin.partition("==")[0]: pin for pin in re.findall(r"^[\w.-]+==\S+", DEV.read_text(), re.MULTILINE)}
     found = re.findall(r"^[\w.-]+==\S+", (ROOT / "requirements" / name).read_text(), re.MULTILINE)
