@@ -16,7 +16,7 @@ CUDA_READY := $(CUDA_VENV)/.ready
 DEMO_VENV := $(if $(wildcard $(READY)),$(VENV),.venv-demo)
 DEMO_READY := $(DEMO_VENV)/.ready
 # What depends on how torch was built: its flight recorders, its kernels, and what a dump catches of them.
-CUDA_TESTS := tests/agent/hang tests/dump tests/statistics tests/monitor/session/test_witness.py
+CUDA_TESTS := tests/agent/hang tests/dump tests/replay tests/statistics tests/monitor/session/test_witness.py
 # The base dependencies of the package are enough for all in these folders but what is marked `extras`, and these files.
 LIGHT_TESTS := tests/core tests/exporters tests/alerts/across_ranks tests/alerts/conditions
 WITH_EXTRAS := tests/core/test_derived.py tests/core/test_outbox.py tests/exporters/influxdb tests/exporters/test_export_command.py tests/exporters/prometheus/test_conformance.py

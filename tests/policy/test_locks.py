@@ -52,3 +52,11 @@ def test_what_is_installed_for_less_has_the_versions_that_are_tested(name):
     found = re.findall(r"^[\w.-]+==\S+", (ROOT / "requirements" / name).read_text(), re.MULTILINE)
 
     assert [pin for pin in found if pins.get(pin.partition("==")[0], pin) != pin] == []
+
+
+@pytest.mark.parametrize("room", ["agent/hang", "dump", "replay", "statistics"])
+def test_what_depends_on_torchs_build_is_tested_with_both(room):
+    tested = re.search(r"^CUDA_TESTS := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[1].split()
+
+    assert f"tests/{room}" in tested
+    assert all((ROOT / place).exists() for place in tested)

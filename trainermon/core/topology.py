@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from trainermon.core.errors import AttachError, ConfigError
+from trainermon.core.private_files import check_private, open_private
 from trainermon.core.values import Coordinates
 
 OUTPUT_ROOT = "trainermon_output"
@@ -133,15 +134,22 @@ def _fresh_run_id() -> str:
 
 def _new_attempt(root: Path, run_id: str) -> RunIdentity:
     directory = root / run_id
+    return RunIdentity(run_id=run_id, attempt=_known_attempts(directory) + 1, directory=directory)
+
+
+def _known_attempts(directory: Path) -> int:
     try:
-        known = json.loads((directory / "run.json").read_text(encoding="utf-8"))["attempt"]
-    except (FileNotFoundError, NotADirectoryError):
-        known = 0  # whether the folder can be written is found out by writing
+        check_private(directory)
+    except OSError:
+        return 0  # nothing in it is believed; that it is missing, or not ours, is found out by writing
+    path = directory / "run.json"
+    try:
+        with os.fdopen(open_private(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # a pipe would be waited for
+            return int(json.loads(file.read())["attempt"])
+    except FileNotFoundError:
+        return 0
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(
-            f"{directory / 'run.json'} cannot be read ({error}): remove the folder or choose another run_id"
-        ) from error
-    return RunIdentity(run_id=run_id, attempt=int(known) + 1, directory=directory)
+        raise ConfigError(f"{path} cannot be read ({error}): remove the folder or choose another run_id") from error
 
 
 def _run_from_environment(root: Path, given: str | None, environ: Mapping[str, str]) -> RunIdentity:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from trainermon import TrainerMon
-from trainermon.core.errors import AttachError
+from trainermon.core.errors import AttachError, ConfigError
 
 STRANGER = 65534
 WATCHED = {"run_id": "job-1", "print_struct": True, "agent": {"start": False}}
@@ -63,3 +63,25 @@ def test_a_run_directory_that_is_a_link_is_refused(places):
     with pytest.raises(AttachError, match="job-1 is a link or a file"):
         watch_one_step()
     assert list((places[1] / "elsewhere").iterdir()) == []
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be two users")
+def test_nothing_is_read_in_a_run_directory_of_another_user(places):
+    """A pipe without a writer would hold the training up for ever."""
+    (places[1] / "job-1").mkdir(parents=True)
+    os.mkfifo(places[1] / "job-1" / "run.json")
+    os.chown(places[1] / "job-1", STRANGER, STRANGER)
+
+    with pytest.raises(AttachError, match=f"job-1 belongs to user {STRANGER}"):
+        watch_one_step()
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("other.json")], ids=["pipe", "link"])
+def test_a_description_of_the_run_that_is_a_pipe_or_a_link_is_refused(places, make):
+    run = places[1] / "job-1"
+    run.mkdir(parents=True, mode=0o700)
+    (run / "other.json").write_text('{"attempt": 7}')
+    make(run / "run.json")
+
+    with pytest.raises(ConfigError, match=r"run\.json cannot be read .*: remove the folder or choose another run_id"):
+        watch_one_step()
