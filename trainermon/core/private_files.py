@@ -38,6 +38,22 @@ def make_private_directory(path: Path, top: Path | None = None) -> None:
         check_private(level)
 
 
+def make_private_folder(folder: Path, *, tries: int = 10) -> None:
+    """Create `folder` and what is missing above it, all 0700.
+
+    Raises:
+        OSError: It cannot be made.
+    """
+    try:
+        for parent in (*reversed(folder.parents), folder):
+            if not parent.is_dir():
+                parent.mkdir(mode=0o700, exist_ok=True)
+    except FileNotFoundError:  # whoever has emptied a folder above it may remove that at the same moment
+        if tries == 1:
+            raise
+        make_private_folder(folder, tries=tries - 1)
+
+
 def check_private(directory: Path) -> None:
     """`directory` is a directory of this user, no link, and nobody else can write to it.
 

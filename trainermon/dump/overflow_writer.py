@@ -15,11 +15,11 @@ from typing import Any
 from torch.utils import _pytree as pytree
 
 from trainermon.core.errors import DumpError
+from trainermon.core.private_files import make_private_folder
 from trainermon.dump.debugger_config import DebuggerConfig
 from trainermon.dump.files.records import DumpInfo
 from trainermon.dump.forms import TensorForm
 from trainermon.dump.selecting_writer import SelectingWriter
-from trainermon.dump.writer import make_private_folder
 
 WAITING_FOLDER = "overflow_check"
 _OUTPUTS = frozenset(["output", "output_kwargs"])

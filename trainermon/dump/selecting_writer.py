@@ -12,10 +12,11 @@ from torch import Tensor
 
 from trainermon.dump.debugger_config import MIB, DebuggerConfig, TensorSlice
 from trainermon.dump.encode import TensorLeaf
-from trainermon.dump.files.records import DEBUG_FILE, DUMP_FILE, PARAMETERS_GRAD, DumpInfo
+from trainermon.dump.files.records import DEBUG_FILE, DUMP_FILE, PARAMETERS_GRAD, TENSOR_FOLDER, DumpInfo
 from trainermon.dump.files.tensor_files import bytes_of, save_tensor
 from trainermon.dump.selection import NameSelection
 from trainermon.dump.statistics import has_elements
+from trainermon.dump.tensor_folder import TensorFolder
 from trainermon.dump.writer import DumpWriter
 
 _SIDES = {"input_args": "input", "input_kwargs": "input", "parameters": "input", "input": "input"}
@@ -30,14 +31,11 @@ class SelectingWriter(DumpWriter):
         self.main_file = DEBUG_FILE if config.level == "debug" else DUMP_FILE
         self.with_structure = config.extra_info and config.level != "debug"
         self.max_wait_s = config.flush_s
-        self.file_format = config.file_format
         self._config = config
         self._selection = NameSelection(config)
         # what is not wanted is left out then, and not asked about again
         self._with_checksums = config.with_checksums
         self._takes_all = self._selection.is_by_function and config.task != "structure"
-        self._waiting: list[tuple[Tensor, Path]] = []
-        self._waiting_bytes = 0
         task = "statistics" if config.task == "overflow_check" else config.task
         super().__init__(directory, info, task=task, max_bytes=int(config.max_mb * MIB))
 
@@ -92,18 +90,37 @@ class SelectingWriter(DumpWriter):
         if self._takes_all or (self._selection.ends(key) and self.task != "structure"):
             super().add_gradients(key, value)
 
-    def publish(self, **changes: Any) -> DumpInfo:
-        """Write the tensors that have waited, and put the files in place."""
-        for tensor, path in self._waiting:
-            save_tensor(tensor, path)
-        self._waiting.clear()
-        self._waiting_bytes = 0
-        return super().publish(**changes)
-
     def _chosen(self, key: str, leaves: Sequence[TensorLeaf]) -> Sequence[TensorLeaf]:
         if self.task == "structure" or not self._selection.records(key):
             return ()
         return [leaf for leaf in leaves if PARAMETERS_GRAD in key or self._selection.has_side(leaf.slot)]
+
+    def _tensor_folder(self, max_bytes: int, final: Path) -> TensorFolder:
+        return SlicedTensors(self.directory / TENSOR_FOLDER, max_bytes, final / TENSOR_FOLDER, self._config)
+
+    def _add_checksum(self, leaf: TensorLeaf) -> None:
+        reading = leaf.form.reading
+        if reading is not None:
+            reading.checksum = reading.checksum or checksum(leaf.tensor)
+            # `md5` is where msprobe has, and looks for, a CRC-32
+            leaf.form.extras |= {"crc32": reading.checksum, "md5": reading.checksum}
+
+
+class SlicedTensors(TensorFolder):
+    """Saves the slices that `config` asks for, and with `async_dump` at the end of the step."""
+
+    def __init__(self, path: Path, max_bytes: int, final: Path, config: DebuggerConfig) -> None:
+        super().__init__(path, max_bytes, final=final, file_format=config.file_format)
+        self._config = config
+        self._waiting: list[tuple[Tensor, Path]] = []
+        self._waiting_bytes = 0
+
+    def write_waiting(self) -> None:
+        """Write the tensors that wait."""
+        for tensor, path in self._waiting:
+            save_tensor(tensor, path)
+        self._waiting.clear()
+        self._waiting_bytes = 0
 
     def _store(self, tensor: Tensor, path: Path) -> int:
         tensor = sliced(tensor.detach(), self._config.slice)
@@ -113,13 +130,6 @@ class SelectingWriter(DumpWriter):
         self._waiting.append((tensor.clone(), path))
         self._waiting_bytes += size
         return size
-
-    def _add_checksum(self, leaf: TensorLeaf) -> None:
-        reading = leaf.form.reading
-        if reading is not None:
-            reading.checksum = reading.checksum or checksum(leaf.tensor)
-            # `md5` is where msprobe has, and looks for, a CRC-32
-            leaf.form.extras |= {"crc32": reading.checksum, "md5": reading.checksum}
 
 
 def checksum(tensor: Tensor) -> str:

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from trainermon.core.values import STATISTICS
+from trainermon.dump.encode import TensorLeaf
 from trainermon.dump.forms import TensorReading, numbers_text
 from trainermon.statistics.kernel import write
 from trainermon.statistics.layout import PLAIN_TYPES
@@ -58,6 +59,58 @@ class TensorMemory(Generic[_T]):
         if len(self._seen) >= MAX_REMEMBERED:
             self._seen.clear()
         self._seen[id(tensor)] = (weakref.ref(tensor), tensor._version, note)
+
+
+class TensorReadings:
+    """The readings of the tensors of a dump, numbered in the order in which they became known.
+
+    A tensor that was read before and is unchanged keeps the numbers and the order that it had.
+    """
+
+    def __init__(self) -> None:
+        self._order = 0
+        self._statistics = TensorStatistics()
+        self._memory: TensorMemory[TensorReading] = TensorMemory()
+
+    @property
+    def wait_for_device(self) -> bool:
+        """Whether `resolve` would wait for an accelerator."""
+        return self._statistics.waits_for_device
+
+    def next_order(self) -> int:
+        """Return the next place in the sequence of what became known."""
+        self._order += 1
+        return self._order
+
+    def read(self, leaves: Sequence[TensorLeaf]) -> list[Exception]:
+        """Give each leaf the reading of its tensor as it is now; return the errors of those without statistics."""
+        fresh: list[tuple[Tensor, TensorReading]] = []
+        for _, tensor, form in leaves:
+            reading = self._memory.recall(tensor)
+            if reading is None:
+                self._order += 1
+                reading = TensorReading(self._order)
+                fresh.append((tensor, reading))
+                self._memory.remember(tensor, reading)
+            form.reading = reading
+        return self._fill(fresh) if fresh else []
+
+    def reread(self, tensors: Sequence[Tensor]) -> None:
+        """Read `tensors` again when they are next met: something that torch does not count has written to them."""
+        for tensor in tensors:
+            self._memory.reread(tensor)
+
+    def resolve(self) -> None:
+        """Bring all numbers that were taken into the readings; waits for the device."""
+        self._statistics.resolve()
+
+    def _fill(self, fresh: Sequence[tuple[Tensor, TensorReading]]) -> list[Exception]:
+        """Take statistics; a tensor that has none (quantized, or within `vmap`) costs its own, not the entry."""
+        try:
+            self._statistics.fill(fresh)
+        except (RuntimeError, TypeError) as error:
+            return [error] if len(fresh) == 1 else [found for each in fresh for found in self._fill([each])]
+        return []
 
 
 class TensorStatistics:

@@ -11,8 +11,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import re
-import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ from torch import Tensor
 from trainermon.core.errors import DumpError
 from trainermon.core.private_files import open_private, replace_file
 from trainermon.core.values import DumpTask
+from trainermon.dump.call_tree import CallTree, object_text
 from trainermon.dump.encode import TensorLeaf
 from trainermon.dump.files.lines import LineFile, Places
 from trainermon.dump.files.records import (
@@ -34,12 +33,11 @@ from trainermon.dump.files.records import (
     TENSOR_FOLDER,
     DumpInfo,
 )
-from trainermon.dump.files.tensor_files import SUFFIXES, save_tensor, suffix_for
-from trainermon.dump.forms import TensorReading, json_text, quoted
-from trainermon.dump.statistics import TensorMemory, TensorStatistics
+from trainermon.dump.forms import json_text, quoted
+from trainermon.dump.statistics import TensorReadings
+from trainermon.dump.tensor_folder import TensorFolder
 
 TASKS = (*(task.value for task in DumpTask), "structure")
-MAX_NAME = 200
 
 
 class DumpWriter:
@@ -57,7 +55,6 @@ class DumpWriter:
     level = "L0"
     main_file = DUMP_FILE
     with_structure = True
-    file_format = "pt"
     # How long lines may wait to be written, if not as long as usual: what a killed process may lose.
     max_wait_s: float | None = None
 
@@ -73,30 +70,23 @@ class DumpWriter:
         if task not in TASKS:
             raise DumpError(f"task of a dump is {task!r}, expected one of {', '.join(TASKS)}")
         self.directory = Path(directory)
-        self._final = self.directory if final is None else final
         self.task = task
         self.info = dataclasses.replace(info, complete=False)
         self.with_tensors = task == "tensor"
-        self._max_bytes = max_bytes
-        self._statistics = TensorStatistics()
-        self._memory: TensorMemory[TensorReading] = TensorMemory()
+        self._tensors = self._tensor_folder(max_bytes, self.directory if final is None else final)
+        self._readings = TensorReadings()
         self._data: Places = {}
         self._root: Places = {}
-        self._construct: dict[str, str | None] = {}
-        self._stacks: dict[tuple[str, ...], tuple[int, list[str]]] = {}
-        self._folder = self.directory / TENSOR_FOLDER
-        self._bytes = self._over_quota = self._errors = self._order = 0
-        self._first_error = ""
         self._published = -1
         self._pid = os.getpid()
         try:
-            make_private_folder(self._folder if self.saves_any else self.directory)
+            self._tensors.prepare(is_used=self.saves_any)
             with contextlib.suppress(FileNotFoundError):
                 (self.directory / self.main_file).unlink()
-            _empty(self._folder)
             self._lines = LineFile(self.directory / PARTIAL_FILE, self.max_wait_s)
         except OSError as error:
             raise DumpError(f"cannot write a dump in {self.directory}: {error}") from error
+        self._tree = CallTree(self._lines)
         self._lines.put(json_text({"info": self._plain_info(), "task": task, "level": self.level}))
         self.flush()
         atexit.register(self._flush_at_exit)
@@ -104,7 +94,7 @@ class DumpWriter:
     @property
     def bytes_written(self) -> int:
         """Bytes written so far, tensors and lines."""
-        return self._bytes + self._lines.num_bytes
+        return self._tensors.num_bytes + self._lines.num_bytes
 
     @property
     def saves_any(self) -> bool:
@@ -113,33 +103,22 @@ class DumpWriter:
 
     def next_order(self) -> int:
         """Return the next place in the sequence of what became known."""
-        self._order += 1
-        return self._order
+        return self._readings.next_order()
 
     def record(self, key: str, leaves: Sequence[TensorLeaf]) -> None:
         """Take the statistics of tensors as they are now, and save them if the task asks for it.
 
         A tensor that was recorded before and is unchanged gets the numbers and the order that it had.
         """
-        fresh: list[tuple[Tensor, TensorReading]] = []
-        for _, tensor, form in leaves:
-            reading = self._memory.recall(tensor)
-            if reading is None:
-                self._order += 1
-                reading = TensorReading(self._order)
-                fresh.append((tensor, reading))
-                self._memory.remember(tensor, reading)
-            form.reading = reading
-        if fresh:
-            self._fill(fresh)
+        for error in self._readings.read(leaves):
+            self.count_error(error)
         if self.saves(key):
             for leaf in leaves:
                 self._save(file_stem(key, leaf.slot), leaf)
 
     def reread(self, tensors: Sequence[Tensor]) -> None:
         """Read `tensors` again when they are next met: a collective has written to them, which torch does not count."""
-        for tensor in tensors:
-            self._memory.reread(tensor)
+        self._readings.reread(tensors)
 
     def wants(self, key: str) -> bool:  # noqa: ARG002  # for those that choose
         """Return whether the entry `key`, which begins, is recorded."""
@@ -157,11 +136,7 @@ class DumpWriter:
         self, key: str, value: dict[str, Any], *, parent: str | None = None, stack: Sequence[str] | None = None
     ) -> None:
         """Append an entry whose tensors were recorded; `stack` is shared with entries that have the same."""
-        head = f'{{"key": {quoted(key)}, "parent": {_name(parent)}'
-        if stack is not None:
-            head += f', "stack": {self._stack_number(key, tuple(stack))}'
-        self._construct[key] = parent
-        self._put(head, value, self._data, key)
+        self._put(f'{{"key": {quoted(key)}{self._tree.put(key, parent, stack)}', value, self._data, key)
 
     def leave_out(self, key: str, *, parent: str | None) -> None:
         """Append the place of an entry that is not wanted; see `wants`."""
@@ -177,11 +152,7 @@ class DumpWriter:
 
     def add_node(self, key: str, *, parent: str | None, stack: Sequence[str] | None = None) -> None:
         """Append the place of an entry in the tree of calls, and nothing else of it."""
-        head = f'{{"node": {quoted(key)}, "parent": {_name(parent)}'
-        if stack is not None:
-            head += f', "stack": {self._stack_number(key, tuple(stack))}'
-        self._construct[key] = parent
-        self._lines.put(head + "}")
+        self._lines.put(f'{{"node": {quoted(key)}{self._tree.put(key, parent, stack)}}}')
         self._flush_if_due()
 
     def flush(self) -> None:
@@ -190,13 +161,13 @@ class DumpWriter:
         Raises:
             DumpError: The disk is full.
         """
-        self._statistics.resolve()
+        self._readings.resolve()
         for error in self._lines.flush():
             self.count_error(error)
 
     def flush_at_once(self) -> None:
         """Write what has waited, unless that waits for a device: what comes next may never return."""
-        if not self._statistics.waits_for_device:
+        if not self._readings.wait_for_device:
             self.flush()
 
     def take_notes(self, notes: Sequence[str]) -> None:
@@ -205,8 +176,8 @@ class DumpWriter:
 
     def count_error(self, error: BaseException) -> None:
         """Count an entry that was lost to an error; the first one's text is kept."""
-        self._errors += 1
-        self._first_error = self._first_error or f"{type(error).__name__}: {error}"
+        text = self.info.first_error or f"{type(error).__name__}: {error}"
+        self.info = dataclasses.replace(self.info, errors=self.info.errors + 1, first_error=text)
 
     def close(self, **changes: Any) -> DumpInfo:
         """Put the dump's files in place and return the final info; `changes` are fields of `DumpInfo`.
@@ -224,13 +195,13 @@ class DumpWriter:
 
     def publish(self, **changes: Any) -> DumpInfo:
         """Put the files in place as they are so far, and stay open for more; see `close`."""
+        self._tensors.write_waiting()
         try:
             self.flush()
             self.info = dataclasses.replace(self.info, **changes, complete=True)
             if self.with_structure:
-                stacks = {str(number): (names, frames) for frames, (number, names) in self._stacks.items()}
-                _write(self.directory / STACK_FILE, _object_text(stacks))
-                _write(self.directory / CONSTRUCT_FILE, _object_text(self._construct))
+                _write(self.directory / STACK_FILE, self._tree.stacks_text())
+                _write(self.directory / CONSTRUCT_FILE, self._tree.parents_text())
             _write(self.directory / INFO_FILE, "".join(self._info_text()))
             replace_file(self.directory / self.main_file, "".join(self._dump_text()).encode())
             self._published = self.bytes_written
@@ -240,17 +211,13 @@ class DumpWriter:
 
     def _plain_info(self) -> dict[str, Any]:
         self.info = dataclasses.replace(
-            self.info,
-            bytes_written=self.bytes_written,
-            over_quota=self._over_quota,
-            errors=self._errors,
-            first_error=self._first_error,
+            self.info, bytes_written=self.bytes_written, over_quota=self._tensors.over_quota
         )
         return dataclasses.asdict(self.info)
 
     def _info_text(self) -> Iterator[str]:
         info = {**self._plain_info(), LINES_BYTES: self._lines.num_bytes}
-        yield _object_text(info).removesuffix("\n}") + ',\n "root": {'
+        yield object_text(info).removesuffix("\n}") + ',\n "root": {'
         yield ", ".join(f"{quoted(key)}: {value}" for key, value in self._lines.values(self._root))
         yield "}\n}"
 
@@ -259,7 +226,7 @@ class DumpWriter:
             "task": self.task,
             "level": self.level,
             "framework": "pytorch",
-            "dump_data_dir": str((self._final / TENSOR_FOLDER).absolute()) if self.saves_any else None,
+            "dump_data_dir": str(self._tensors.final.absolute()) if self.saves_any else None,
         }
         yield json.dumps(head, indent=1).removesuffix("\n}") + ',\n "data": {'
         separator = "\n"
@@ -282,93 +249,19 @@ class DumpWriter:
             with contextlib.suppress(DumpError, OSError, RuntimeError):
                 self.flush()
 
-    def _stack_number(self, key: str, frames: tuple[str, ...]) -> int:
-        known = self._stacks.get(frames)
-        if known is None:
-            known = self._stacks[frames] = len(self._stacks), []
-            self._lines.put(json.dumps({"stack": known[0], "frames": frames}))
-        known[1].append(key)
-        return known[0]
-
-    def _fill(self, fresh: Sequence[tuple[Tensor, TensorReading]]) -> None:
-        """Take statistics; a tensor that has none (quantized, or within `vmap`) costs its own, not the entry."""
-        try:
-            self._statistics.fill(fresh)
-        except (RuntimeError, TypeError) as error:
-            if len(fresh) == 1:
-                self.count_error(error)
-            else:
-                for each in fresh:
-                    self._fill([each])
+    def _tensor_folder(self, max_bytes: int, final: Path) -> TensorFolder:
+        return TensorFolder(self.directory / TENSOR_FOLDER, max_bytes, final=final / TENSOR_FOLDER)
 
     def _save(self, name: str, leaf: TensorLeaf) -> None:
-        """Save a tensor as it is now; one that was saved before gets a second name for the same file."""
-        tensor, reading = leaf.tensor, leaf.form.reading
-        if reading is None or not tensor.numel() or tensor.is_meta:
-            return
-        file_name = _file_name(name, suffix_for(tensor, self.file_format))
-        known = reading.file_name
-        if known is None and self.bytes_written + tensor.numel() * tensor.element_size() > self._max_bytes:
-            self._over_quota += 1
-            return
-        if known is None or not self._link(known, file_name):
-            try:
-                self._bytes += self._store(tensor, self._folder / file_name)
-            except Exception as error:  # noqa: BLE001  # a full disk, a type that cannot be saved: its statistics are known
-                self.count_error(error)
-                with contextlib.suppress(OSError):
-                    (self._folder / file_name).unlink()  # what was cut off is no tensor
-                return
-        reading.file_name = reading.file_name or file_name
-        leaf.form.extras["data_name"] = file_name
-
-    def _store(self, tensor: Tensor, path: Path) -> int:
-        return save_tensor(tensor, path)
-
-    def _link(self, known: str, file_name: str) -> bool:
         try:
-            os.link(f"{self._folder}/{known}", f"{self._folder}/{file_name}")
-        except OSError:  # a file system without links, or a name that is there already
-            return False
-        return True
+            self._tensors.save(name, leaf, line_bytes=self._lines.num_bytes)
+        except Exception as error:  # noqa: BLE001  # a full disk, a type that cannot be saved: its statistics are known
+            self.count_error(error)
 
 
 def file_stem(key: str, slot: str) -> str:
     """Return what msprobe calls the file of a tensor, without its ending; the inner part of a debug name comes last."""
     return f"{key}.{slot}" if slot else key
-
-
-def make_private_folder(folder: Path, *, tries: int = 10) -> None:
-    """Create `folder` and what is missing above it, all 0700.
-
-    Raises:
-        OSError: It cannot be made.
-    """
-    try:
-        for parent in (*reversed(folder.parents), folder):
-            if not parent.is_dir():
-                parent.mkdir(mode=0o700, exist_ok=True)
-    except FileNotFoundError:  # whoever has emptied a folder above it may remove that at the same moment
-        if tries == 1:
-            raise
-        make_private_folder(folder, tries=tries - 1)
-
-
-def _empty(folder: Path) -> None:
-    """Remove the tensors of an earlier dump: a file with two names would be written through both."""
-    if folder.is_dir():
-        for path in folder.iterdir():
-            if path.suffix in SUFFIXES:
-                path.unlink()
-
-
-def _name(key: str | None) -> str:
-    return "null" if key is None else quoted(key)
-
-
-def _object_text(value: dict[str, Any]) -> str:
-    """Return JSON with one line for each key; with `indent` it would take ten times as long."""
-    return "{" + ",".join(f"\n {json.dumps(key)}: {json.dumps(item)}" for key, item in value.items()) + "\n}"
 
 
 def _write(path: Path, text: str) -> None:
@@ -378,11 +271,3 @@ def _write(path: Path, text: str) -> None:
     else:
         with open(path, "w", encoding="utf-8", opener=open_private) as file:
             file.write(text)
-
-
-def _file_name(name: str, suffix: str) -> str:
-    """Return a file name for a slot; what a file system may refuse is replaced, and what is too long is shortened."""
-    safe = re.sub(r"[^\w.\-]", "_", name)
-    if len(safe) > MAX_NAME:
-        safe = f"{safe[: MAX_NAME - 9]}-{zlib.crc32(name.encode(errors='surrogatepass')):08x}"
-    return safe + suffix

@@ -1,0 +1,103 @@
+"""The tensors of a dump: one file each, as long as the quota allows, and one file for a tensor in several places."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import zlib
+from pathlib import Path
+
+from torch import Tensor
+
+from trainermon.core.private_files import make_private_folder
+from trainermon.dump.encode import TensorLeaf
+from trainermon.dump.files.tensor_files import SUFFIXES, save_tensor, suffix_for
+
+MAX_NAME = 200
+
+
+class TensorFolder:
+    """Where the tensors of one dump are saved, up to `max_bytes` with the dump's lines.
+
+    Args:
+        path: The folder; see `prepare`.
+        max_bytes: Beyond them nothing is saved any more.
+        final: Where the folder will be taken afterwards, None: it stays.
+        file_format: `pt` or `npy`.
+
+    Attributes:
+        path: The folder.
+        final: Where it will be found.
+        num_bytes: Bytes of tensors saved so far.
+        over_quota: Tensors that were not saved for the quota.
+    """
+
+    def __init__(self, path: Path, max_bytes: int, *, final: Path | None = None, file_format: str = "pt") -> None:
+        self.path = path
+        self.final = path if final is None else final
+        self.num_bytes = self.over_quota = 0
+        self._max_bytes = max_bytes
+        self._file_format = file_format
+
+    def prepare(self, *, is_used: bool) -> None:
+        """Make the folder if it is used, and remove the tensors of an earlier dump.
+
+        Those may have several names: what is written to one would change the others.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        make_private_folder(self.path if is_used else self.path.parent)
+        if self.path.is_dir():
+            for file in self.path.iterdir():
+                if file.suffix in SUFFIXES:
+                    file.unlink()
+
+    def save(self, name: str, leaf: TensorLeaf, *, line_bytes: int) -> None:
+        """Save a tensor as it is now; one that was saved before gets a second name for the same file.
+
+        Nothing happens where there are no elements, or beyond the quota, of which `line_bytes` are used by lines.
+
+        Raises:
+            Exception: The disk is full, or the type cannot be saved; no part of the file is left.
+        """
+        tensor, reading = leaf.tensor, leaf.form.reading
+        if reading is None or not tensor.numel() or tensor.is_meta:
+            return
+        file_name = _file_name(name, suffix_for(tensor, self._file_format))
+        known = reading.file_name
+        size = tensor.numel() * tensor.element_size()
+        if known is None and self.num_bytes + line_bytes + size > self._max_bytes:
+            self.over_quota += 1
+            return
+        if known is None or not self._link(known, file_name):
+            try:
+                self.num_bytes += self._store(tensor, self.path / file_name)
+            except Exception:
+                with contextlib.suppress(OSError):
+                    (self.path / file_name).unlink()  # what was cut off is no tensor
+                raise
+        reading.file_name = reading.file_name or file_name
+        leaf.form.extras["data_name"] = file_name
+
+    def write_waiting(self) -> None:
+        """Write the tensors that wait; here none does."""
+
+    def _store(self, tensor: Tensor, path: Path) -> int:
+        return save_tensor(tensor, path)
+
+    def _link(self, known: str, file_name: str) -> bool:
+        try:
+            os.link(f"{self.path}/{known}", f"{self.path}/{file_name}")
+        except OSError:  # a file system without links, or a name that is there already
+            return False
+        return True
+
+
+def _file_name(name: str, suffix: str) -> str:
+    """Return a file name for a slot; what a file system may refuse is replaced, and what is too long is shortened."""
+    safe = re.sub(r"[^\w.\-]", "_", name)
+    if len(safe) > MAX_NAME:
+        safe = f"{safe[: MAX_NAME - 9]}-{zlib.crc32(name.encode(errors='surrogatepass')):08x}"
+    return safe + suffix
