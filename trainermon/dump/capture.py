@@ -62,6 +62,100 @@ class _ForwardCall:
         return f"{self.watched.stem}.{direction}.{self.number}"
 
 
+class ForwardCalls:
+    """The forward calls that run, what number each gets, and which one a recomputation repeats."""
+
+    def __init__(self) -> None:
+        self._stack: list[tuple[nn.Module, _ForwardCall | None]] = []
+        self._numbers: Counter[str] = Counter()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a module runs, recorded or not."""
+        return bool(self._stack)
+
+    def go_on_from(self, earlier: ForwardCalls) -> None:
+        """Number calls on from where `earlier` ended."""
+        self._numbers = earlier._numbers
+
+    def next_number(self, stem: str) -> int:
+        """Return the number of the call of `stem` that begins."""
+        self._numbers[stem] += 1
+        return self._numbers[stem] - 1
+
+    def enter(self, module: nn.Module) -> None:
+        """Note that `module` runs; `set_innermost` says which call that is."""
+        self._stack.append((module, None))
+
+    def set_innermost(self, call: _ForwardCall | None) -> None:
+        """Let the innermost module that runs be `call`; None: one that is not recorded."""
+        self._stack[-1] = (self._stack[-1][0], call)
+
+    def leave(self, module: nn.Module) -> _ForwardCall | None:
+        """Pop the stack down to the call of `module`; what lies above was left by an exception."""
+        for position in range(len(self._stack) - 1, -1, -1):
+            if self._stack[position][0] is module:
+                call = self._stack[position][1]
+                del self._stack[position:]
+                return call
+        return None
+
+    def innermost(self) -> _ForwardCall | None:
+        """Return the innermost recorded call that is running."""
+        for _, call in reversed(self._stack):
+            if call is not None:
+                return call
+        return None
+
+    def repeated(self, watched: _CapturedModule) -> _ForwardCall | None:
+        """Find the call that is being repeated: within its parent in order, at the top the latest one first."""
+        parent = self.innermost()
+        if parent is None:
+            repeated = next((call for call in reversed(watched.calls) if not call.recomputed), None)
+        else:
+            rest = enumerate(parent.children[parent.next_child :], parent.next_child + 1)
+            position, repeated = next(
+                ((index, call) for index, call in rest if call.watched is watched), (parent.next_child, None)
+            )
+            parent.next_child = position
+        if repeated is not None:
+            repeated.recomputed = True
+        return repeated
+
+    def reset(self) -> None:
+        """No module runs any more; numbers stay."""
+        self._stack.clear()
+
+
+class MicroStepCounts:
+    """How often each root was called, and which root a module is in.
+
+    Args:
+        stages: The number of the root by the first part of a module's keys.
+
+    Attributes:
+        is_on: Whether calls of roots are micro steps, and counted.
+    """
+
+    def __init__(self, stages: Mapping[str, int]) -> None:
+        self.is_on = False
+        self._stages = stages
+        self._root_calls: Counter[int] = Counter()
+
+    def go_on_from(self, earlier: MicroStepCounts) -> None:
+        """Count on from where `earlier` ended."""
+        self._root_calls = earlier._root_calls
+
+    def next_of(self, stage: int) -> int:
+        """Return the micro step of the forward that begins in a root."""
+        self._root_calls[stage] += 1
+        return self._root_calls[stage] - 1
+
+    def stage_of(self, stem: str) -> int:
+        """Return the number of the root that a module is in; 0 if unknown."""
+        return self._stages.get(stem, 0)
+
+
 class ModuleCapture:
     """Records every call of the modules of `roots` into `writer` between `attach` and `detach`.
 
@@ -78,7 +172,6 @@ class ModuleCapture:
 
     Attributes:
         micro_step: Written into the entries while it is set; so is `stage`, the number of the root.
-        counts_micro_steps: Set both at each call of a root: the number of the call, and of the root.
         handed: What the root that runs next is given beside its arguments, by name.
         quiet: A function mode is to see nothing of what the capture itself calls; to be set before `attach`.
     """
@@ -94,24 +187,20 @@ class ModuleCapture:
     ) -> None:
         self.micro_step: int | None = None
         self.stage: int | None = None
-        self.counts_micro_steps = False
         self.handed: Mapping[str, Any] = {}
         self.writer = writer
         self._gathered = gathered
         self.quiet = False
         self._border = _EntryBorder(writer)
         self._handles: list[RemovableHandle] = []
-        self._stack: list[tuple[nn.Module, _ForwardCall | None]] = []
-        self._backwards: list[BackwardEntry] = []
+        self._calls = ForwardCalls()
         self._gradients = GradientHooks(writer, self._contain, self._extra_of_gradients)
-        self._calls_of_stem: Counter[str] = Counter()
         self._watched = [
             watched
             for stage, root in enumerate([roots] if isinstance(roots, nn.Module) else roots)
             for watched in _watched_below(root, scope, names or {}, stage)
         ]
-        self._stages = {watched.stem: watched.stage for watched in self._watched}
-        self._root_calls: Counter[int] = Counter()
+        self._micro_steps = MicroStepCounts({watched.stem: watched.stage for watched in self._watched})
 
     def name_roots(self, names: Mapping[nn.Module, str]) -> None:
         """Record the roots as any other module, under these names; before `attach`."""
@@ -119,15 +208,19 @@ class ModuleCapture:
             if watched.is_root:
                 watched.stem, watched.is_root = _stem(names[watched.module], watched.module), False
 
+    def count_micro_steps(self) -> None:
+        """Set `micro_step` and `stage` at each call of a root: the number of the call, and of the root."""
+        self._micro_steps.is_on = True
+
     @property
     def is_running(self) -> bool:
         """Whether a module runs, the root included."""
-        return bool(self._stack)
+        return self._calls.is_running
 
     @property
     def running(self) -> str | None:
         """Key of the innermost recorded call that is running, None at the top; the root has none."""
-        return _parent_key(self._innermost(), FORWARD)
+        return _parent_key(self._calls.innermost(), FORWARD)
 
     def attach(self) -> None:
         """Put the hooks in place; they are behind all hooks that the script has registered so far."""
@@ -147,11 +240,9 @@ class ModuleCapture:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        for backward in self._backwards:
-            self._contain(backward.write)()
-        self._contain(self._gradients.close)()
+        self._gradients.close()
         self._border.tripped = True
-        self._stack.clear()
+        self._calls.reset()
 
     def stop_in_child(self) -> None:
         """Record nothing any more, and write nothing."""
@@ -159,15 +250,15 @@ class ModuleCapture:
 
     def go_on_from(self, earlier: ModuleCapture) -> None:
         """Number calls on from where `earlier` ended, which wrote into the same dump."""
-        self._calls_of_stem = earlier._calls_of_stem
-        self._root_calls = earlier._root_calls
+        self._calls.go_on_from(earlier._calls)
+        self._micro_steps.go_on_from(earlier._micro_steps)
         self._gradients.go_on_from(earlier._gradients)
 
     def _before(
         self, watched: _CapturedModule, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         recomputing = torch._C._current_graph_task_id() != -1
-        self._stack.append((module, None))
+        self._calls.enter(module)
         leaves: list[TensorLeaf] = []
         inputs = [encode(value, f"input.{index}", leaves) for index, value in enumerate(args)]
         if watched.is_root and self.handed:
@@ -176,19 +267,19 @@ class ModuleCapture:
         if self._gathered and torch.is_grad_enabled():
             self._gradients.watch_parameters(_owners([watched], gathered=True))
         if recomputing:
-            call = self._recomputed(watched)
+            call = self._calls.repeated(watched)
         else:
             value: dict[str, Any] = {"input_args": inputs, "input_kwargs": named}
             if self._gathered:  # by the time the module returns they may be scattered again
                 value["parameters"] = _parameters(watched.module, leaves, gathered=True)
             call = self._new_call(watched, value)
             self.writer.record(call.key(FORWARD), leaves)
-        self._stack[-1] = (module, call)
+        self._calls.set_innermost(call)
         if call is not None and not call.has_gradients and torch.is_grad_enabled():
             self._gradients.watch_inputs(call.backward, leaves)
 
     def _behind(self, module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
-        call = self._leave(module)
+        call = self._calls.leave(module)
         if call is None or (output is None and sys.exc_info()[0] is not None):
             return
         leaves: list[TensorLeaf] = []
@@ -200,13 +291,12 @@ class ModuleCapture:
             self._gradients.watch_outputs(call.backward, leaves)
 
     def _new_call(self, watched: _CapturedModule, value: dict[str, Any]) -> _ForwardCall:
-        parent = self._innermost()
-        if watched.is_root and self.counts_micro_steps:
-            self.stage, self.micro_step = watched.stage, self._root_calls[watched.stage]
-            self._root_calls[watched.stage] += 1
+        parent = self._calls.innermost()
+        if watched.is_root and self._micro_steps.is_on:
+            self.stage, self.micro_step = watched.stage, self._micro_steps.next_of(watched.stage)
         call = _ForwardCall(
             watched=watched,
-            number=self._calls_of_stem[watched.stem],
+            number=self._calls.next_number(watched.stem),
             parent=parent,
             value=value,
             stack=() if watched.is_root else call_stack(),
@@ -215,27 +305,11 @@ class ModuleCapture:
         )
         call.backward.key = call.key(BACKWARD)
         call.backward.extra = self._extra()
-        self._calls_of_stem[watched.stem] += 1
         watched.calls.append(call)
-        self._backwards.append(call.backward)
+        self._gradients.await_gradients(call.backward)
         if parent is not None:
             parent.children.append(call)
         return call
-
-    def _recomputed(self, watched: _CapturedModule) -> _ForwardCall | None:
-        """Find the call that is being repeated: within its parent in order, at the top the latest one first."""
-        parent = self._innermost()
-        if parent is None:
-            repeated = next((call for call in reversed(watched.calls) if not call.recomputed), None)
-        else:
-            rest = enumerate(parent.children[parent.next_child :], parent.next_child + 1)
-            position, repeated = next(
-                ((index, call) for index, call in rest if call.watched is watched), (parent.next_child, None)
-            )
-            parent.next_child = position
-        if repeated is not None:
-            repeated.recomputed = True
-        return repeated
 
     def _finish(self, call: _ForwardCall, outputs: Any, leaves: list[TensorLeaf]) -> None:
         key = call.key(FORWARD)
@@ -256,22 +330,6 @@ class ModuleCapture:
             return self.writer.add_root
         return functools.partial(self.writer.add, parent=_parent_key(parent, BACKWARD))
 
-    def _leave(self, module: nn.Module) -> _ForwardCall | None:
-        """Pop the stack down to the call of `module`; what lies above was left by an exception."""
-        for position in range(len(self._stack) - 1, -1, -1):
-            if self._stack[position][0] is module:
-                call = self._stack[position][1]
-                del self._stack[position:]
-                return call
-        return None
-
-    def _innermost(self) -> _ForwardCall | None:
-        """Return the innermost recorded call that is running."""
-        for _, call in reversed(self._stack):
-            if call is not None:
-                return call
-        return None
-
     def _extra(self) -> dict[str, Any]:
         if self.micro_step is None and self.stage is None:
             return {}
@@ -280,9 +338,9 @@ class ModuleCapture:
 
     def _extra_of_gradients(self, key: str) -> dict[str, Any]:
         """Return what is said of a parameter's gradients: another micro step's forward may have begun by then."""
-        if not self.counts_micro_steps:
+        if not self._micro_steps.is_on:
             return self._extra()
-        return {"stage": self._stages.get(key.rpartition(f".{PARAMETERS_GRAD}.")[0], 0)}
+        return {"stage": self._micro_steps.stage_of(key.rpartition(f".{PARAMETERS_GRAD}.")[0])}
 
     def _contain(self, function: Callable[..., None], *bound: Any) -> ContainedCall:
         return ContainedCall(self._border, function, bound)

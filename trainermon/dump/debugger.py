@@ -27,6 +27,33 @@ from trainermon.hooks.guard import FaultGuard
 logger = logging.getLogger("trainermon")
 
 
+class ConfigFile:
+    """The debugger's configuration: a file, if there is one, and what the constructor was given instead."""
+
+    def __init__(self, path: Path | None, arguments: Mapping[str, Any]) -> None:
+        self.path = path
+        self._arguments = arguments
+        self._stamp: tuple[int, int] | None = None
+
+    def read(self) -> tuple[DebuggerConfig, tuple[str, ...]]:
+        """Return the configuration, and notes on it.
+
+        Raises:
+            ConfigError: A key is unknown, or a value cannot be met.
+        """
+        if self.path is None:
+            return read_debugger_config({}, **self._arguments)
+        self._stamp = _stamp(self.path)
+        try:
+            return read_debugger_config(read_mapping(self.path), **self._arguments)
+        except ConfigError as error:
+            raise ConfigError(f"{self.path}: {error}") from error
+
+    def has_changed(self) -> bool:
+        """Return whether there is a file, and it was written to since it was read."""
+        return self.path is not None and _stamp(self.path) != self._stamp
+
+
 class PrecisionDebugger:
     """Dumps what modules and torch functions take and return, and all gradients, between `start` and `stop`.
 
@@ -68,11 +95,10 @@ class PrecisionDebugger:
         if PrecisionDebugger._instance is not None:
             logger.info("there is a PrecisionDebugger already; it stays as it is")
             return
-        self._path = _file(config_path)
         path = None if dump_path is None else str(dump_path)
-        self._arguments: dict[str, Any] = {"task": task, "dump_path": path, "level": level, "step": step}
-        self._stamp: tuple[int, int] | None = None
-        self._config, self._notes = self._read()
+        arguments: dict[str, Any] = {"task": task, "dump_path": path, "level": level, "step": step}
+        self._file = ConfigFile(_path(config_path), arguments)
+        self._config, self._notes = self._file.read()
         make_log_visible(quiet=_rank() != 0)
         for note in (*self._notes, *_seed(self._config)):
             logger.log(logging.INFO if _rank() else logging.WARNING, "%s", note)  # once in a job of many ranks
@@ -214,25 +240,16 @@ class PrecisionDebugger:
             cls._instance._finish()
             cls._instance = None
 
-    def _read(self) -> tuple[DebuggerConfig, tuple[str, ...]]:
-        if self._path is None:
-            return read_debugger_config({}, **self._arguments)
-        self._stamp = _stamp(self._path)
-        try:
-            return read_debugger_config(read_mapping(self._path), **self._arguments)
-        except ConfigError as error:
-            raise ConfigError(f"{self._path}: {error}") from error
-
     def _reload(self) -> None:
         """Read the file again if it says `dump_enable` and has changed; a wrong one changes nothing."""
-        if self._config.dump_enable is None or self._path is None or _stamp(self._path) == self._stamp:
+        if self._config.dump_enable is None or not self._file.has_changed():
             return
         try:
             enabled = self._config.dump_enable
-            self._config, self._notes = self._read()
+            self._config, self._notes = self._file.read()
             if self._config.dump_enable is None:  # the key was taken out
                 self._config = dataclasses.replace(self._config, dump_enable=enabled)
-            logger.info("%s was read again", self._path)
+            logger.info("%s was read again", self._file.path)
         except ConfigError as error:
             logger.warning("%s; the configuration stays as it was", error)
 
@@ -307,7 +324,7 @@ def _require_modules(models: Mapping[str, Any], level: str) -> None:
             raise AttachError(f"start(model): found a {type(model).__name__}, expected a torch.nn.Module, or several")
 
 
-def _file(given: str | Path | None) -> Path | None:
+def _path(given: str | Path | None) -> Path | None:
     if given is not None:
         return Path(given)
     return default_file() if default_file().is_file() else None

@@ -19,17 +19,13 @@ from trainermon.dump.capture import ModuleCapture
 from trainermon.dump.encode import TensorLeaf, encode, encode_output
 from trainermon.dump.files.records import BACKWARD, EXTRA, FORWARD
 from trainermon.dump.followed_calls import DISTRIBUTED, FollowedCalls
-from trainermon.dump.function_modes import is_in, put_in, take_out
+from trainermon.dump.function_modes import ModeSwitch
 from trainermon.dump.function_names import FunctionName, name_of, unreplaced
 from trainermon.dump.gradients import BackwardEntry, GradientHooks
 from trainermon.dump.recomputed_calls import RecomputedCalls
 from trainermon.dump.stacks import call_stack
 from trainermon.dump.writer import DumpWriter
 from trainermon.hooks.guard import ContainedCall
-from trainermon.hooks.patch import CallPatch
-
-# The engine is entered by it, after torch has taken the modes off for the call of `backward`.
-ENTERS_ENGINE = "_engine_run_backward"
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -73,14 +69,12 @@ class FunctionCapture(TorchFunctionMode):
         self._modules = modules
         self._namespaces = frozenset(namespaces)
         self._calls: Counter[str] = Counter()
-        self._backwards: list[BackwardEntry] = []
         self._gradients = GradientHooks(writer, self._contain)
         self._begins = self._contain(self._begin)
         self._ends = self._contain(self.end)
-        self._is_on = False
         self._followed = FollowedCalls(self, self._contain)
         self._recomputed = RecomputedCalls(self._bind)
-        self._engine = self._engine_patch() if ENTERS_ENGINE in vars(torch.autograd) else None
+        self._switch = ModeSwitch(self, self._contain)
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -98,23 +92,13 @@ class FunctionCapture(TorchFunctionMode):
     def attach(self) -> None:
         """Begin to record."""
         self._followed.put()
-        if self._engine is not None:
-            self._engine.put()
-        self._is_on = True
-        put_in(self)
+        self._switch.attach()
 
     def detach(self) -> None:
         """Record nothing any more, and write the entries whose gradients did not all arrive."""
-        if self._is_on:
-            self._is_on = False
-            take_out(self)
-        if self._engine is not None:
-            self._engine.remove()
+        self._switch.detach()
         self._followed.remove()
-        for backward in self._backwards:
-            self._contain(backward.write)()
-        self._contain(self._gradients.close)()
-        self._backwards.clear()
+        self._gradients.close()
         self.tripped = True
 
     def stop_in_child(self) -> None:
@@ -176,7 +160,7 @@ class FunctionCapture(TorchFunctionMode):
         if call.backward is not None:
             self._gradients.watch_outputs(call.backward, leaves)
             call.backward.missing -= 1
-            self._backwards.append(call.backward)
+            self._gradients.await_gradients(call.backward)
 
     def _begin(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], caller: Any
@@ -211,19 +195,6 @@ class FunctionCapture(TorchFunctionMode):
         # the hooks on the outputs may be the only ones that ever fire: nothing is complete before they are there
         backward.missing += 1
         self._gradients.watch_inputs(backward, leaves)
-
-    def _engine_patch(self) -> CallPatch:
-        """Have the mode on in the backward, where checkpoints repeat functions."""
-        leaves = self._contain(lambda *_: take_out(self))
-        return CallPatch(
-            torch.autograd, ENTERS_ENGINE, begins=self._contain(self._enters_engine), ends=leaves, fails=leaves
-        )
-
-    def _enters_engine(self, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> bool | None:
-        if not self._is_on or is_in(self):
-            return None
-        put_in(self)
-        return True
 
     def _contain(self, function: Callable[..., Any], *bound: Any) -> ContainedCall:
         return ContainedCall(self, function, bound)

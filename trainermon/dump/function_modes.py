@@ -2,13 +2,61 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import overrides
 from torch.overrides import TorchFunctionMode
 
+from trainermon.hooks.guard import ContainedCall
+from trainermon.hooks.patch import CallPatch
+
+# The engine is entered by it, after torch has taken the modes off for the call of `backward`.
+ENTERS_ENGINE = "_engine_run_backward"
+
 _stack: Any = overrides
+
+
+class ModeSwitch:
+    """Has a function mode see the calls of this thread, those within a backward too, where torch takes modes off.
+
+    `contain` makes functions of others that never raise.
+    """
+
+    def __init__(self, mode: TorchFunctionMode, contain: Callable[..., ContainedCall]) -> None:
+        self._mode = mode
+        self._contain = contain
+        self._is_on = False
+        self._engine = self._engine_patch() if ENTERS_ENGINE in vars(torch.autograd) else None
+
+    def attach(self) -> None:
+        """Let the mode see what is called from now on."""
+        if self._engine is not None:
+            self._engine.put()
+        self._is_on = True
+        put_in(self._mode)
+
+    def detach(self) -> None:
+        """Let it see nothing any more."""
+        if self._is_on:
+            self._is_on = False
+            take_out(self._mode)
+        if self._engine is not None:
+            self._engine.remove()
+
+    def _engine_patch(self) -> CallPatch:
+        """Have the mode on in the backward, where checkpoints repeat functions."""
+        leaves = self._contain(lambda *_: take_out(self._mode))
+        return CallPatch(
+            torch.autograd, ENTERS_ENGINE, begins=self._contain(self._enters_engine), ends=leaves, fails=leaves
+        )
+
+    def _enters_engine(self, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> bool | None:
+        if not self._is_on or is_in(self._mode):
+            return None
+        put_in(self._mode)
+        return True
 
 
 def put_in(mode: TorchFunctionMode) -> None:

@@ -140,6 +140,11 @@ class GradientHooks:
         self._parameter_calls: Counter[tuple[str, str]] = Counter()
         self._num_parameters: dict[str, int] = {}
         self._open: dict[str, dict[str, list[TensorForm]]] = {}
+        self._backwards: list[BackwardEntry] = []
+
+    def await_gradients(self, backward: BackwardEntry) -> None:
+        """Have `close` write an entry if its gradients have not all arrived by then."""
+        self._backwards.append(backward)
 
     def watch_outputs(self, backward: BackwardEntry, leaves: Sequence[TensorLeaf]) -> None:
         """Watch the gradients of what a module returned: the inputs of its backward."""
@@ -178,7 +183,13 @@ class GradientHooks:
         self._parameter_calls = earlier._parameter_calls
 
     def close(self) -> None:
-        """Take the hooks off all leaves, and write parameter gradients whose siblings never came."""
+        """Write the entries whose gradients did not all arrive, and take the hooks off all leaves."""
+        for backward in self._backwards:
+            self._contain(backward.write)()
+        self._backwards.clear()
+        self._contain(self._close_leaves)()
+
+    def _close_leaves(self) -> None:
         for handle in self._leaf_handles:
             handle.remove()
         self._leaf_handles.clear()

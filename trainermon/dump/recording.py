@@ -123,7 +123,8 @@ class DumpRecording:
         )
         if as_entries:
             self._modules.name_roots(of_module)
-        self._modules.counts_micro_steps = not as_entries
+        if not as_entries:
+            self._modules.count_micro_steps()
         self._modules.quiet = self._config.collects_functions
         if earlier is not None:
             self._modules.go_on_from(earlier)

@@ -86,6 +86,19 @@ class KeptForward:
             buffer.check()
 
 
+class _KeptRoot:
+    """What is looked at in a root at each of its forwards; `handed` are the attributes in which it is given values."""
+
+    def __init__(self, model: nn.Module, handed: Iterable[tuple[nn.Module, str]]) -> None:
+        self.modules = list(model.modules())
+        self.parameters = list(model.parameters())
+        self.buffers = BufferKeeper(model)
+        self._handed = list(handed)
+
+    def handed_values(self) -> list[HandedValue]:
+        return [HandedValue(module, name, getattr(module, name, None)) for module, name in self._handed]
+
+
 class ForwardKeeper:
     """Keeps the forwards of `stages`, the roots that the training loop calls, within `memory_bytes`.
 
@@ -106,11 +119,10 @@ class ForwardKeeper:
         self.error = ""
         self._replayable = replayable or Replayable()
         self._memory_bytes = memory_bytes
-        self._modules = [list(stage.model.modules()) for stage in self.stages]
-        self._parameters = [list(stage.model.parameters()) for stage in self.stages]
         self.devices = sorted({device for stage in self.stages for device in accelerators(stage.model)}, key=str)
-        self._buffers = [BufferKeeper(stage.model) for stage in self.stages]
-        self._handed = [list(self._replayable.handed(number)) for number in range(len(self.stages))]
+        self._roots = [
+            _KeptRoot(stage.model, self._replayable.handed(number)) for number, stage in enumerate(self.stages)
+        ]
         self._can_repeat: bool | None = None
         self._handles: list[RemovableHandle] = []
         self._current: KeptForward | None = None
@@ -170,7 +182,8 @@ class ForwardKeeper:
         if is_traced():  # what is copied here would become part of the trace
             return
         leaves, tree = pytree.tree_flatten((args, kwargs))
-        handed = [HandedValue(module, name, getattr(module, name, None)) for module, name in self._handed[stage]]
+        root = self._roots[stage]
+        handed = root.handed_values()
         self._current = KeptForward(
             stage=stage,
             leaves=leaves,
@@ -180,8 +193,8 @@ class ForwardKeeper:
             versions=versions_of((args, kwargs, [each.value for each in handed])),
             random=RandomState.take(self.devices),
             autocast=AutocastState.take(self.devices),
-            training=tuple(module.training for module in self._modules[stage]),
-            buffers=self._buffers[stage].take(),
+            training=tuple(module.training for module in root.modules),
+            buffers=root.buffers.take(),
             parameter_versions=self._parameter_versions(stage),
         )
 
@@ -201,7 +214,7 @@ class ForwardKeeper:
         if not self._is_repeatable(returned):
             self.error = "reentrant activation checkpointing cannot be asked for single gradients"
             return
-        kept.buffers = self._buffers[kept.stage].learn(kept.buffers)
+        kept.buffers = self._roots[kept.stage].buffers.learn(kept.buffers)
         kept.gradients = [None] * len(returned)
         for index, tensor in enumerate(returned):
             hook = ContainedCall(self, self._gradient, (kept, index))
@@ -222,7 +235,7 @@ class ForwardKeeper:
     def _parameter_versions(self, stage: int) -> int:
         if not self._replayable.shadowed:
             return 0  # they are gathered for each forward, and so written to
-        return sum(parameter._version for parameter in self._parameters[stage])
+        return sum(parameter._version for parameter in self._roots[stage].parameters)
 
     def _gradient(self, kept: KeptForward, index: int, gradient: Tensor | None) -> None:
         if gradient is None or self.muted:  # None: another output of the same node was used, not this one
