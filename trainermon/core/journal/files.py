@@ -7,6 +7,7 @@ again that a stored cursor knows. (In seconds it might: an attempt is over, stor
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from pathlib import Path
@@ -57,3 +58,49 @@ def remove_before(directory: Path, rank: int, cursor: Cursor) -> int:
     for number in finished:
         file_path(directory, rank, number).unlink(missing_ok=True)
     return len(finished)
+
+
+class JournalFiles:
+    """The files of one rank's journal, seen by its writer: the next one, and how many of the old ones stay.
+
+    Args:
+        directory: The run's directory in the spool.
+        rank: Whose journal.
+        file_bytes: A file ends before them, unless a single record is larger.
+        budget_bytes: All files together stay below them.
+
+    Attributes:
+        num_dropped: Files removed for the budget, read or not.
+    """
+
+    def __init__(self, directory: Path, rank: int, *, file_bytes: int, budget_bytes: int) -> None:
+        self.rank = rank
+        self.file_bytes = file_bytes
+        self.num_dropped = 0
+        self._directory = directory
+        self._budget_bytes = budget_bytes
+
+    def next_file(self) -> tuple[int, Path]:
+        """Return number and path of the file that comes after all others."""
+        number = next_number(list_files(self._directory, self.rank))
+        return number, file_path(self._directory, self.rank, number)
+
+    def keep_budget(self) -> None:
+        """The oldest files are gone as far as this one, when full, would not fit the budget with them."""
+        older = list_files(self._directory, self.rank)[:-1]
+        sizes = {path: _size(path) for path in (file_path(self._directory, self.rank, number) for number in older)}
+        excess = sum(sizes.values()) + self.file_bytes - self._budget_bytes
+        for path, size in sizes.items():
+            if excess <= 0:
+                break
+            with contextlib.suppress(OSError):  # the agent has just removed it
+                path.unlink()
+                self.num_dropped += 1
+            excess -= size
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:  # the agent has just removed it
+        return 0

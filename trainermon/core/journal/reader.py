@@ -29,6 +29,59 @@ from trainermon.core.journal.scan import FrameFile
 _UNNUMBERED = (frames.HEADER, frames.END)
 
 
+class RecordSequence:
+    """What the records so far say of the next one: who writes it, its number, and which series it may be about."""
+
+    def __init__(self) -> None:
+        self._writer: tuple[int, int, float] | None = None
+        self._next: int | None = None  # its number
+        self._num_series: int | None = None  # None: this file's header is damaged
+
+    def begin_file(self) -> None:
+        """Know no series: a file begins, with a header of its own."""
+        self._num_series = None
+
+    def pass_by(self, head: FrameHead) -> None:
+        """Take the number of a record that was returned before."""
+        self._next = head.sequence + (head.type not in _UNNUMBERED)
+
+    def go_on_from(self, header: Header) -> None:
+        """Take writer and series from the header as of the present position."""
+        self._writer = _writer(header)
+        self._num_series = len(header.series)
+
+    def follow(self, head: FrameHead, record: Record) -> tuple[bool, int]:
+        """Return whether the record can be used, and how many are lost: those before it, and itself if it cannot."""
+        if isinstance(record, HeaderRecord):
+            if self._writer != _writer(record.header):
+                self._next = 0
+            self.go_on_from(record.header)
+        expected = head.sequence if self._next is None else self._next
+        is_numbered = head.type not in _UNNUMBERED
+        if is_numbered and self._num_series is not None and head.sequence < expected:
+            return False, 0  # it was there before: a file that was copied, a block of a disk that came back
+        self.pass_by(head)
+        num_lost = max(0, head.sequence - expected)
+        if not self._is_known(record):
+            return False, num_lost + is_numbered
+        if isinstance(record, SeriesRecord):
+            self._num_series = record.first_id + len(record.keys)
+        return True, num_lost
+
+    def _is_known(self, record: Record) -> bool:
+        """Whether it was said before who wrote the record, and what its ids are."""
+        if isinstance(record, HeaderRecord):
+            return True
+        if self._num_series is None:
+            return False
+        if isinstance(record, SeriesRecord):
+            return record.first_id == self._num_series
+        if isinstance(record, BlockRecord):
+            series = record.block.series
+            return not series.size or int(series.max()) < self._num_series
+        return True
+
+
 class JournalReader:
     """Returns the records of `rank` after `cursor`, in the order of writing, each exactly once.
 
@@ -55,9 +108,7 @@ class JournalReader:
         self._window_bytes = window_bytes
         self._file: FrameFile | None = None
         self._finished = False
-        self._writer: tuple[int, int, float] | None = None
-        self._sequence: int | None = None  # number of the record that comes next
-        self._num_series: int | None = None  # None: this file's header is damaged
+        self._sequence = RecordSequence()
 
     def poll(self, max_bytes: int = 32 << 20) -> list[Record]:
         """Return what has been written since, up to about `max_bytes` but at least one record; empty if nothing.
@@ -120,7 +171,7 @@ class JournalReader:
             self.lost_files += num_between(self.cursor.file, number)
             self.cursor = Cursor(number, 0)
         self._finished = number < existing[-1]
-        self._num_series = None
+        self._sequence.begin_file()
         return file
 
     def _header_at_cursor(self, file: FrameFile) -> Header | None:
@@ -136,10 +187,9 @@ class JournalReader:
                     header = record.header
                 elif isinstance(record, SeriesRecord) and header and record.first_id == len(header.series):
                     header = _extended(header, record)
-            self._sequence = head.sequence + (head.type not in _UNNUMBERED)
+            self._sequence.pass_by(head)
         if header is not None:
-            self._writer = _writer(header)
-            self._num_series = len(header.series)
+            self._sequence.go_on_from(header)
         return header
 
     def _take(self, offset: int, head: FrameHead, payload: bytes) -> Iterator[tuple[Record, int]]:
@@ -148,37 +198,11 @@ class JournalReader:
         num_bytes = cursor.offset - self.cursor.offset
         self.corrupt += offset > self.cursor.offset
         self.cursor = cursor
-        if isinstance(record, HeaderRecord):
-            if self._writer != _writer(record.header):
-                self._writer, self._sequence = _writer(record.header), 0
-            self._num_series = len(record.header.series)
-        expected = head.sequence if self._sequence is None else self._sequence
-        is_numbered = head.type not in _UNNUMBERED and self._num_series is not None
-        if is_numbered and head.sequence < expected:
-            self.corrupt += 1  # it was there before: a file that was copied, a block of a disk that came back
-            return
-        self.lost_records += max(0, head.sequence - expected)
-        self._sequence = head.sequence + (head.type not in _UNNUMBERED)
-        if not self._is_known(record):
-            self.corrupt += 1
-            self.lost_records += head.type not in _UNNUMBERED
-            return
-        if isinstance(record, SeriesRecord):
-            self._num_series = record.first_id + len(record.keys)
-        yield record, num_bytes
-
-    def _is_known(self, record: Record) -> bool:
-        """Whether it was said before who wrote the record, and what its ids are."""
-        if isinstance(record, HeaderRecord):
-            return True
-        if self._num_series is None:
-            return False
-        if isinstance(record, SeriesRecord):
-            return record.first_id == self._num_series
-        if isinstance(record, BlockRecord):
-            series = record.block.series
-            return not series.size or int(series.max()) < self._num_series
-        return True
+        is_sound, num_lost = self._sequence.follow(head, record)
+        self.lost_records += num_lost
+        self.corrupt += not is_sound
+        if is_sound:
+            yield record, num_bytes
 
     def _is_finished(self, file: FrameFile) -> bool:
         existing = list_files(self._directory, self._rank)

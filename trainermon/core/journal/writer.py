@@ -5,7 +5,6 @@ There is no thread, no fsync and no lock. What cannot be written is skipped and 
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import logging
 import math
@@ -17,7 +16,7 @@ from typing import Any
 
 from trainermon.core.events import RankEvent
 from trainermon.core.journal import frames
-from trainermon.core.journal.files import file_path, list_files, next_number
+from trainermon.core.journal.files import JournalFiles
 from trainermon.core.journal.frames import Cursor, Header
 from trainermon.core.spool import rank_path, unusable
 from trainermon.core.values import Placement, SeriesKey, StatBlock
@@ -26,6 +25,26 @@ logger = logging.getLogger(__name__)
 
 # After a record that took t seconds nothing is written for 20 t: a disk that stays slow costs at most 5 % of the time.
 PAUSE_RATIO = 20
+
+
+class WritePause:
+    """Until when nothing is written, after a record that took longer than `slow_s`.
+
+    Attributes:
+        now_s: The clock.
+        end_s: When the pause ends, on that clock.
+    """
+
+    def __init__(self, slow_s: float, clock: Callable[[], float]) -> None:
+        self.now_s = clock
+        self.end_s = -math.inf
+        self._slow_s = slow_s
+
+    def begin_if_slow(self, begin_s: float) -> None:
+        """Pause if what began at `begin_s` and ends now was slow."""
+        end_s = self.now_s()
+        if end_s - begin_s > self._slow_s:
+            self.end_s = end_s + PAUSE_RATIO * (end_s - begin_s)
 
 
 class JournalWriter:
@@ -38,7 +57,6 @@ class JournalWriter:
 
     Attributes:
         skipped: Records that were not written.
-        dropped_files: Files removed for the budget, read or not.
         bytes_written: Bytes of whole frames written, series tables included.
 
     Raises:
@@ -56,32 +74,33 @@ class JournalWriter:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.skipped = 0
-        self.dropped_files = 0
         self.bytes_written = 0
-        self._directory = directory
-        self._rank = header.coordinates.rank
-        self._file_bytes = min(file_bytes, budget_bytes // 2)
-        self._budget_bytes = budget_bytes
-        self._slow_write_s = slow_write_s
-        self._clock = clock
+        self._files = JournalFiles(
+            directory, header.coordinates.rank, file_bytes=min(file_bytes, budget_bytes // 2), budget_bytes=budget_bytes
+        )
+        self._pause = WritePause(slow_write_s, clock)
         self._pid = os.getpid()
         self._header_start = frames.encode_header_start(header)
         self._table = bytearray(frames.encode_series(header.series, header.placements))
         self._num_series = len(header.series)
         self._sequence = 0  # number of the next record, skipped ones included: readers see every gap
-        self._resume_s = -math.inf
         self._descriptor = -1
         self._cursor = Cursor()
         self._has_records = False
         try:
             self._open_next()
         except OSError as error:
-            raise unusable(rank_path(directory, self._rank, "*.jnl"), error) from error
+            raise unusable(rank_path(directory, header.coordinates.rank, "*.jnl"), error) from error
 
     @property
     def cursor(self) -> Cursor:
         """Position after the last record that was written."""
         return self._cursor
+
+    @property
+    def dropped_files(self) -> int:
+        """Files removed for the budget, read or not."""
+        return self._files.num_dropped
 
     def add_series(self, keys: Sequence[SeriesKey], placements: Sequence[Placement | None]) -> int:
         """The series are in the table of this and of every later file; return the id of the first one."""
@@ -114,17 +133,17 @@ class JournalWriter:
     def _append(self, frame_type: int, payload: list[Any]) -> bool:
         if self._pid != os.getpid():
             return False
-        begin_s = self._clock()
+        begin_s = self._pause.now_s()
         trouble = ""
-        if begin_s < self._resume_s:
-            trouble = f"the spool was slow; the next record is tried in {self._resume_s - begin_s:.1f} s"
+        if begin_s < self._pause.end_s:
+            trouble = f"the spool was slow; the next record is tried in {self._pause.end_s - begin_s:.1f} s"
         else:
             try:
                 self._write_record(frame_type, payload)
             except OSError as error:
                 self._abandon()
                 trouble = str(error)
-            self._pause_if_slow(begin_s)
+            self._pause.begin_if_slow(begin_s)
         self._sequence += frame_type != frames.END
         if trouble:
             self._skip(trouble)
@@ -133,7 +152,7 @@ class JournalWriter:
     def _write_record(self, frame_type: int, payload: list[Any]) -> None:
         frame = frames.encode_frame(frame_type, self._sequence, payload)
         length = frames.num_bytes(frame)
-        is_full = self._has_records and self._cursor.offset + length > self._file_bytes
+        is_full = self._has_records and self._cursor.offset + length > self._files.file_bytes
         if self._descriptor < 0 or is_full:
             self._open_next()
         _write(self._descriptor, frame, length)
@@ -148,8 +167,7 @@ class JournalWriter:
     def _open_next(self) -> None:
         """A new file with a header is open; the one before it is finished for ever."""
         self._abandon()
-        number = next_number(list_files(self._directory, self._rank))
-        path = file_path(self._directory, self._rank, number)
+        number, path = self._files.next_file()
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
         self._descriptor = os.open(path, flags, 0o600)
         header = frames.encode_frame(frames.HEADER, self._sequence, [self._header_start, self._table, b"]}"])
@@ -163,30 +181,12 @@ class JournalWriter:
         self._cursor = Cursor(number, length)
         self._has_records = False
         self.bytes_written += length
-        self._keep_budget()
-
-    def _keep_budget(self) -> None:
-        """The oldest files are gone as far as this one, when full, would not fit the budget with them."""
-        older = list_files(self._directory, self._rank)[:-1]
-        sizes = {path: _size(path) for path in (file_path(self._directory, self._rank, number) for number in older)}
-        excess = sum(sizes.values()) + self._file_bytes - self._budget_bytes
-        for path, size in sizes.items():
-            if excess <= 0:
-                break
-            with contextlib.suppress(OSError):  # the agent has just removed it
-                path.unlink()
-                self.dropped_files += 1
-            excess -= size
-
-    def _pause_if_slow(self, begin_s: float) -> None:
-        end_s = self._clock()
-        if end_s - begin_s > self._slow_write_s:
-            self._resume_s = end_s + PAUSE_RATIO * (end_s - begin_s)
+        self._files.keep_budget()
 
     def _skip(self, trouble: str) -> None:
         self.skipped += 1
         if self.skipped.bit_count() == 1:  # the 1st, 2nd, 4th, 8th ...: a long trouble must not fill the log
-            logger.warning("journal of rank %d: %d records skipped: %s", self._rank, self.skipped, trouble)
+            logger.warning("journal of rank %d: %d records skipped: %s", self._files.rank, self.skipped, trouble)
 
     def _abandon(self) -> None:
         """No record is written to the present file any more."""
@@ -199,10 +199,3 @@ def _write(descriptor: int, frame: list[Any], length: int) -> None:
     written = os.writev(descriptor, frame)
     if written != length:
         raise OSError(errno.ENOSPC, f"only {written} of {length} bytes could be written")
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:  # the agent has just removed it
-        return 0
