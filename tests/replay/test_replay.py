@@ -349,16 +349,16 @@ def test_compiled_model_is_replayed_in_eager_mode(tmp_path):
 def test_constant_buffers_are_not_copied_again():
     model = Net()
     buffers = BufferKeeper(model)
-    kept = buffers.take()
+    kept = buffers.keep()
     assert all(buffer.clone is not None for buffer in kept)
     model(torch.randn(6, 4))
     buffers.learn(kept)
 
-    constant = {buffer.name for buffer in buffers.take() if buffer.clone is None}
+    constant = {buffer.name for buffer in buffers.keep() if buffer.clone is None}
 
     assert constant == {"table"}
     model.table.add_(1)
-    assert all(buffer.clone is not None for buffer in buffers.take())
+    assert all(buffer.clone is not None for buffer in buffers.keep())
 
 
 class OwnStatistics(nn.Module):

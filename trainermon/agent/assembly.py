@@ -131,12 +131,21 @@ def assemble(spool: Path, settings: AgentSettings, node_dir: Path, executor: Exe
     make_private_directory(node_dir, settings.run_dir)
     rules = with_reported((*_load_rules(settings), *anomaly_rules(settings.anomalies)))
     log = AlertLog(node_dir / ALERTS_FILE)
+    parts = _connect(place, settings, rules, log, executor)
+    restore(spool, place.segments, engine=parts.alerting.engine, history=parts.views.history, log=log)
+    return parts
+
+
+def _connect(
+    place: AgentPlace, settings: AgentSettings, rules: tuple[AlertRule, ...], log: AlertLog, executor: Executor
+) -> AgentParts:
+    """Make the parts and connect them; nothing is restored yet."""
     book = AlertBook(executor, log)
     engine = RuleEngine(rules)
     views = RunViews(feed=EventFeed(), history=RunHistory(), metrics=_exposition(settings, rules))
-    watch = RankWatch(spool)
-    escalator = Escalator(settings.escalation, rules, path=spool / ESCALATIONS_FILE)
-    commands = CommandBook(spool, watch.send)
+    watch = RankWatch(place.spool)
+    escalator = Escalator(settings.escalation, rules, path=place.spool / ESCALATIONS_FILE)
+    commands = CommandBook(place.spool, watch.send)
     dumps = RunDumps()
     dumps.scan(settings.run_dir)
     plain = PlainAlerts(rules, dumps, node=place.node)
@@ -150,32 +159,26 @@ def assemble(spool: Path, settings: AgentSettings, node_dir: Path, executor: Exe
         plain=plain,
         watch=watch,
     )
-    orders = OrderParts(
-        commands=commands,
-        config_watch=_config_watch(
-            settings, watch=watch, executor=executor, reactions=reactions, metrics=views.metrics
-        ),
-        dump_reports=DumpReports(),
-        dumps=dumps,
-        reactions=reactions,
-    )
-    exports = ExportProcess(spool, settings, node_dir)
+    config_watch = _config_watch(settings, watch=watch, executor=executor, reactions=reactions, metrics=views.metrics)
+    dump_reports = DumpReports()
+    exports = ExportProcess(place.spool, settings, place.node_dir)
     judge = RuleConsumer(engine, reactions.on_alert)
     integrity = IntegrityCheck(judge.report, checks_norm=settings.watches_all_parameters)
     records = LastRecords()
     checksums = ReplicaChecksums()
     shown = (MetricsConsumer(views.metrics), HistoryConsumer(views.history))
-    consumers = (judge, *shown, integrity, reactions, orders.dump_reports, records, checksums)
+    consumers = (judge, *shown, integrity, reactions, dump_reports, records, checksums)
     pipeline = _pipeline(place, settings, executor, consumers=consumers)
-    restore(spool, place.segments, engine=engine, history=views.history, log=log)
     return AgentParts(
         settings=settings,
         place=place,
-        token=read_token(node_dir / TOKEN_FILE),
+        token=read_token(place.node_dir / TOKEN_FILE),
         watch=watch,
         pipeline=pipeline,
         alerting=AlertParts(rules=rules, engine=engine, judge=judge, book=book, escalator=escalator, plain=plain),
-        orders=orders,
+        orders=OrderParts(
+            commands=commands, config_watch=config_watch, dump_reports=dump_reports, dumps=dumps, reactions=reactions
+        ),
         views=views,
         checksums=checksums,
         exports=exports,

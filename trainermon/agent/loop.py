@@ -109,7 +109,7 @@ class NodeAgent:
         if self._looks.is_due(now_s):
             self._looks.look(now_s, has_read_all=self._turns.has_read_all)
             self._parts.look_for_edits(now_s)
-        num_records = self._turns.take()
+        num_records = self._turns.run()
         self._states.advance(
             now_s, num_records, has_ranks=bool(self._looks.num_alive), is_written=self._turns.is_written
         )

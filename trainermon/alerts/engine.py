@@ -126,7 +126,7 @@ class RuleEngine:
 
         A statement that says what is known changes nothing, and neither does one about a rule that there is not.
         """
-        changes = self._reported.take(statement)
+        changes = self._reported.observe(statement)
         for alert in changes:
             self._shared.note_firing(alert.rule, alert.rank, is_firing=alert.state is AlertState.FIRING)
         return changes
@@ -155,7 +155,7 @@ class RuleEngine:
             changes += self._reported.begin_attempt(rank.moment.rank, header.attempt, block.time_s)
             for alert in changes:
                 self._shared.note_firing(alert.rule, alert.rank, is_firing=False)
-        changes += rank.take(header, keys, block)
+        changes += rank.advance(header, keys, block)
         if rank.took_step:
             for found in self._across.add(header, block, rank.compared):
                 found.apply()

@@ -160,7 +160,7 @@ class RankRules:
 
     Attributes:
         moment: The last step of the rank.
-        took_step: Whether the last `take` was given a new step.
+        took_step: Whether the last `advance` was given a new step.
         compared: What the last step rules took of it that compare ranks: `(watch, slots, moments)`.
     """
 
@@ -187,7 +187,7 @@ class RankRules:
         ended = (alert for alert in alerts if alert.state is AlertState.RESOLVED)
         self._unreported += [alert for alert in ended if alert.id in self._resumed_ids]
 
-    def take(self, header: Header, keys: Sequence[SeriesKey], block: StatBlock) -> list[Alert]:
+    def advance(self, header: Header, keys: Sequence[SeriesKey], block: StatBlock) -> list[Alert]:
         """Advance by one step and return what changed."""
         self.compared = []
         self.took_step = False

@@ -71,7 +71,7 @@ class ReportedAlerts:
         """Return whether there is such a rule."""
         return rule in self._rules
 
-    def take(self, statement: AgentStatement) -> list[Alert]:
+    def observe(self, statement: AgentStatement) -> list[Alert]:
         """Return the alert that begins or ends by this statement; nothing if it says what is known, or has no rule."""
         rule = self._rules.get(statement.rule)
         place = (statement.rule, statement.rank)

@@ -27,7 +27,7 @@ from trainermon.hooks.guard import FaultGuard
 logger = logging.getLogger("trainermon")
 
 
-class ConfigFile:
+class DebuggerConfigFile:
     """The debugger's configuration: a file, if there is one, and what the constructor was given instead."""
 
     def __init__(self, path: Path | None, arguments: Mapping[str, Any]) -> None:
@@ -97,7 +97,7 @@ class PrecisionDebugger:
             return
         path = None if dump_path is None else str(dump_path)
         arguments: dict[str, Any] = {"task": task, "dump_path": path, "level": level, "step": step}
-        self._file = ConfigFile(_path(config_path), arguments)
+        self._file = DebuggerConfigFile(_path(config_path), arguments)
         self._config, self._notes = self._file.read()
         make_log_visible(quiet=_rank() != 0)
         for note in (*self._notes, *_seed(self._config)):

@@ -113,29 +113,39 @@ def seed_all(  # noqa: PLR0913  # msprobe has them in this order
         )
     before = SeededState()
     own = (seed + (rank() if rank_offset is True else int(rank_offset))) % (MAX_SEED + 1)
-    random.seed(own)
-    if importlib.util.find_spec("numpy") is not None:
-        import numpy as np
-
-        np.random.seed(own)  # the generator that scripts use
-    torch.manual_seed(own)
-    _seed_npu(own)
-    os.environ["PYTHONHASHSEED"] = str(seed)  # that of all ranks: what they put into sets comes out in one order
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    os.environ.update({name: words[mode] for name, words in _COLLECTIVES.items()})
-    for name, value in zip(_CUDNN, (False, True, False), strict=True):
-        setattr(torch.backends.cudnn, name, value)
-    torch.use_deterministic_algorithms(mode, warn_only=warn_only)
+    _seed_generators(own)
+    _make_repeatable(seed, mode=mode, warn_only=warn_only)
     for name in DROPOUTS if rm_dropout else ():
         setattr(functional, name, _without_dropping(getattr(functional, name)))
     DataLoader.__iter__ = _telling_of_shuffles(DataLoader.__iter__)  # type: ignore[method-assign]
     return before
 
 
+def _seed_generators(seed: int) -> None:
+    """Seed the generators of this process: of Python, numpy and torch, on all devices."""
+    random.seed(seed)
+    if importlib.util.find_spec("numpy") is not None:
+        import numpy as np
+
+        np.random.seed(seed)  # the generator that scripts use
+    torch.manual_seed(seed)
+    _seed_npu(seed)
+
+
 def _seed_npu(seed: int) -> None:
     npu = getattr(torch, "npu", None)  # torch_npu brings it
     if npu is not None:
         npu.manual_seed_all(seed)
+
+
+def _make_repeatable(seed: int, *, mode: bool, warn_only: bool) -> None:
+    """Have libraries choose what can be repeated; `seed` is that of all ranks."""
+    os.environ["PYTHONHASHSEED"] = str(seed)  # that of all ranks: what they put into sets comes out in one order
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    os.environ.update({name: words[mode] for name, words in _COLLECTIVES.items()})
+    for name, value in zip(_CUDNN, (False, True, False), strict=True):
+        setattr(torch.backends.cudnn, name, value)
+    torch.use_deterministic_algorithms(mode, warn_only=warn_only)
 
 
 def _telling_of_shuffles(iterate: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -133,7 +133,7 @@ class TensorStatistics:
             rows = self._rows.get(device)
             if rows is None:
                 rows = self._rows[device] = _WrittenRows(device)
-            rows.take(group)
+            rows.add(group)
 
     @property
     def waits_for_device(self) -> bool:
@@ -157,7 +157,7 @@ class _WrittenRows:
     def waits(self) -> bool:
         return bool(self._waiting)
 
-    def take(self, group: Sequence[tuple[Tensor, TensorReading]]) -> None:
+    def add(self, group: Sequence[tuple[Tensor, TensorReading]]) -> None:
         for first in range(0, len(group), MAX_ROWS):
             part = group[first : first + MAX_ROWS]
             if len(self._waiting) + len(part) > MAX_ROWS:

@@ -94,15 +94,15 @@ class CsvExporter(Exporter):
             self._append(folder, kind, block.step, rows)
 
     def _open(self, header: Header) -> Path:
-        root = self._settings.run_dir / FOLDER
+        run_dir = self._settings.run_dir
         rank = header.coordinates.rank
         folder = None
         if self._settings.append_output:
-            candidates = self._settings.run_dir.parent.glob(f"*/{FOLDER}/*")
+            candidates = run_dir.parent.glob(f"*/{FOLDER}/*")
             folder = matching_folders(candidates, *self._settings.append_output).get(rank)
             if folder is None:
                 _log.warning("append_output: no csv folder of rank %d from then; a new one is made", rank)
-        folder = folder or root / folder_name(header)
+        folder = folder or run_dir / FOLDER / folder_name(header)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         return folder
 

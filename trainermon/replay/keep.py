@@ -191,10 +191,10 @@ class ForwardKeeper:
             handed=handed,
             generators=_all_of([self._replayable.generators(), *map(restore_generator, leaves)]),
             versions=versions_of((args, kwargs, [each.value for each in handed])),
-            random=RandomState.take(self.devices),
-            autocast=AutocastState.take(self.devices),
+            random=RandomState.current(self.devices),
+            autocast=AutocastState.current(self.devices),
             training=tuple(module.training for module in root.modules),
-            buffers=root.buffers.take(),
+            buffers=root.buffers.keep(),
             parameter_versions=self._parameter_versions(stage),
         )
 

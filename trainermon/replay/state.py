@@ -28,7 +28,7 @@ class RandomState:
     devices: tuple[tuple[torch.device, Tensor], ...]
 
     @classmethod
-    def take(cls, devices: Iterable[torch.device]) -> RandomState:
+    def current(cls, devices: Iterable[torch.device]) -> RandomState:
         """Return the present state. Cost: copies of about 8 KB; no device is waited for."""
         numpy = sys.modules.get("numpy")
         return cls(
@@ -67,7 +67,7 @@ class AutocastState:
     cache: bool
 
     @classmethod
-    def take(cls, devices: Iterable[torch.device]) -> AutocastState:
+    def current(cls, devices: Iterable[torch.device]) -> AutocastState:
         """Return the present state for the CPU and for the types of `devices`."""
         names = dict.fromkeys(["cpu", *(device.type for device in devices)])
         return cls(
@@ -129,7 +129,7 @@ class BufferKeeper:
         self._constant: dict[tuple[int, str], tuple[Tensor, int]] = {}
         self._changing: dict[tuple[int, str], Tensor] = {}
 
-    def take(self) -> list[KeptBuffer]:
+    def keep(self) -> list[KeptBuffer]:
         """Return all buffers as they are now, with a clone of each that is not known to be constant."""
         kept = []
         for module in self._modules:
@@ -171,7 +171,7 @@ class BufferKeeper:
 
 def clone_buffers(model: nn.Module) -> list[KeptBuffer]:
     """Return all buffers of `model` with a clone each, whatever is known of them."""
-    return BufferKeeper(model).take()
+    return BufferKeeper(model).keep()
 
 
 def same_bits(left: Tensor, right: Tensor) -> bool:

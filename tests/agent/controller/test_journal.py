@@ -133,7 +133,7 @@ def test_what_one_body_asks_for_is_one_write(folder, monkeypatch):
     fsync = os.fsync
     monkeypatch.setattr(os, "fsync", lambda file: syncs.append(fsync(file)))
 
-    taken = journal.take(
+    taken = journal.record(
         [request(id=f"Spike-{n}", alerts=(f"{n}/1/dump",)) for n in range(50)], {("x/1/dump",): "too many"}, now_s=1.0
     )
     journal.close()

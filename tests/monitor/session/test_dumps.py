@@ -215,7 +215,7 @@ def test_a_command_collects_steps_beside_the_schedule(places):
 
 
 BORDERS = [
-    (RandomState, "take"),
+    (RandomState, "current"),
     (ForwardKeeper, "_keep"),
     (DumpWriter, "__init__"),
     (DumpWriter, "record"),

@@ -386,7 +386,7 @@ def test_of_several_optimizers_each_has_its_own_formula():
 
     def take(optimizer, parameter):
         state = OptimizerState(parameter, optimizer.state[parameter], optimizer.param_groups[0])
-        return UpdateFormulas(chained).take(state)
+        return UpdateFormulas(chained).inputs_of(state)
 
     check_formula(chained)
     assert take(known, model[0].weight)[0] is adam
@@ -401,7 +401,7 @@ def test_bias_correction_may_be_off_and_steps_may_be_counted_in_the_group():
     state = OptimizerState(moments[0], {"exp_avg": moments[0], "exp_avg_sq": moments[1]}, group)
     optimizer = torch.optim.Adam([torch.zeros(3)])
 
-    formula, first, second, step = UpdateFormulas(optimizer).take(state)
+    formula, first, second, step = UpdateFormulas(optimizer).inputs_of(state)
     update, ratio = formula(first, second, group, step)
 
     assert update.tolist() == pytest.approx([2 / 3, 0.0, 1.0])

@@ -160,7 +160,7 @@ class Controller:
             if one.run in full
         }
         if requests:
-            escalations = await asyncio.to_thread(self.journal.take, accepted, suppressed, now_s=now_s)
+            escalations = await asyncio.to_thread(self.journal.record, accepted, suppressed, now_s=now_s)
             self.counts.update({"suppressed": len(requests) - len(accepted), "accepted": len(accepted)})
             for reason in suppressed.values():
                 _log.info("suppressed: %s", reason)

@@ -116,9 +116,9 @@ class EscalationJournal:
         Raises:
             OSError: It is not certain to be on disk; it counts as never accepted.
         """
-        return self.take([request], {}, now_s=now_s)[0]
+        return self.record([request], {}, now_s=now_s)[0]
 
-    def take(
+    def record(
         self, requests: Sequence[DumpRequest], suppressed: Mapping[tuple[str, ...], str], *, now_s: float
     ) -> list[EscalationRecord]:
         """Return the escalations of `requests`; they are on disk, all with one write.
@@ -135,7 +135,7 @@ class EscalationJournal:
 
     def suppress(self, alert_keys: Sequence[str], reason: str, *, now_s: float) -> None:
         """Note that alerts are not followed. Raises OSError as `accept`."""
-        self.take((), {tuple(alert_keys): reason}, now_s=now_s)
+        self.record((), {tuple(alert_keys): reason}, now_s=now_s)
 
     def plan(self, escalation: EscalationRecord, plan: EscalationPlan) -> None:
         """Note how it will be carried out; afterwards that is on disk. Raises OSError as `accept`."""

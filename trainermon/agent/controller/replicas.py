@@ -126,7 +126,7 @@ class ReplicaWatch:
         answers = await asyncio.gather(*map(self._ask, agents, paths))
         for agent, answer in zip(agents, answers, strict=True):
             if answer is not None:
-                _contained(agent, known.take, agent, answer)
+                _contained(agent, known.add, agent, answer)
         for step, digests in known.complete([agent.target.url for agent in agents]):
             await self._compare(run, step, digests)
 
@@ -189,8 +189,8 @@ class _AttemptReports:
         self._open: dict[int, _Digests] = {}
         self._compared = -1
 
-    def take(self, agent: AgentHandle, answer: Any) -> None:
-        """Take an agent's digests. Raises ValueError, KeyError, TypeError or AttributeError if they are none."""
+    def add(self, agent: AgentHandle, answer: Any) -> None:
+        """Add an agent's digests. Raises ValueError, KeyError, TypeError or AttributeError if they are none."""
         if answer["attempt"] != self.attempt:
             return
         for text, groups in answer["steps"].items():

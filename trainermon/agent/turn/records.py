@@ -58,8 +58,8 @@ class RecordTurns:
         """Whether the journal of a rank cannot be read."""
         return bool(self._pipeline.refused)
 
-    def take(self) -> int:
-        """Take one turn; return how many records were new."""
+    def run(self) -> int:
+        """Run one turn; return how many records were new."""
         num_records = self._pipeline.step()
         self.has_read_all = not num_records
         if self.has_read_all:

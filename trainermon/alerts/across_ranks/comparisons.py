@@ -117,7 +117,7 @@ class StragglerComparison(ComparisonMemory):
         works = [_work_of(part) for part in parts]
         paces = [self._paces.setdefault(part.rank, _RankPace(self._window)) for part in parts]
         for pace, work in zip(paces, works, strict=True):
-            pace.take(work.own_s)
+            pace.add(work.own_s)
         logarithms = np.log([pace.last_s for pace in paces])
         levels = np.median(logarithms, axis=1)  # NaN for a rank that has not shown enough steps
         deviations = np.median(np.abs(logarithms - levels[:, None]), axis=1)
@@ -183,8 +183,8 @@ class _RankPace:
         self._apart: deque[float] = deque(maxlen=STRAGGLER_HISTORY)
         self._num_learned = 0
 
-    def take(self, own_s: float) -> None:
-        """Take the work of one step; nothing if it is not known."""
+    def add(self, own_s: float) -> None:
+        """Add the work of one step; nothing if it is not known."""
         if 0.0 < own_s < np.inf:
             self.last_s[self._next] = own_s
             self._next = (self._next + 1) % len(self.last_s)

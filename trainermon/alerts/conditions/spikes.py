@@ -117,8 +117,8 @@ class SpikeWatcher(ConditionWatcher):
         self._outside[indices] = np.where(restless, self._outside[indices] + counted, 0)
         lasting = indices[self._outside[indices] >= self._condition.adopt]
         if lasting.size:
-            self._level.forget(lasting)
-            self._misses.forget(lasting)
+            self._level.reset(lasting)
+            self._misses.reset(lasting)
             self._outside[lasting] = 0
 
 
@@ -158,7 +158,7 @@ class FollowedLevel:
             magnitude, size = self._magnitude[slots], np.maximum(np.abs(seen), np.float32(_TINY))
             self._magnitude[slots] = magnitude + _FOLLOWED * (size - magnitude)
 
-    def forget(self, rows: Indices) -> None:
+    def reset(self, rows: Indices) -> None:
         """Have no level, until `begin`."""
         self.values[rows] = np.nan
 
@@ -220,7 +220,7 @@ class UsualMisses:
             self._refresh(as_indices(slots, len(self._next))[due])
         return started
 
-    def forget(self, rows: Indices) -> None:
+    def reset(self, rows: Indices) -> None:
         """Learn through another warm-up."""
         self.window[rows] = np.nan
         self._trend[rows] = np.nan

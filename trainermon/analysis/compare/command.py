@@ -39,22 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-i", "--input", "--input_path", type=Path, help="take both from msprobe's compare.json instead"
     )
-    parser.add_argument(
-        "-o",
-        "--output",
-        "--output_path",
-        type=Path,
-        nargs="?",
-        const=DEFAULT_FOLDER,
-        help=f"write files into this folder (default: with -i {DEFAULT_FOLDER}, else print a summary only)",
-    )
-    parser.add_argument(
-        "-f",
-        "--format",
-        action="append",
-        choices=FORMATS,
-        help="what to write, may be repeated (default: csv and json)",
-    )
+    _add_output(parser)
     parser.add_argument(
         "--mode",
         choices=[mode.value for mode in Mode],
@@ -90,6 +75,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"end with status {DIFFERENT} if more than rounding differs, {UNKNOWN} if a dump could not be compared",
     )
     parser.add_argument("--json", action="store_true", help="print the results as JSON, see docs/compare.md")
+
+
+def _add_output(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "-o",
+        "--output",
+        "--output_path",
+        type=Path,
+        nargs="?",
+        const=DEFAULT_FOLDER,
+        help=f"write files into this folder (default: with -i {DEFAULT_FOLDER}, else print a summary only)",
+    )
+    parser.add_argument(
+        "-f",
+        "--format",
+        action="append",
+        choices=FORMATS,
+        help="what to write, may be repeated (default: csv and json)",
+    )
 
 
 def _add_switches_of_msprobe(parser: argparse.ArgumentParser) -> None:

@@ -219,7 +219,7 @@ class AttachedTraining:
 
     def _between_steps(self, step: int) -> None:
         """Look for commands; it is memory that is looked at, never a file, unless something has come."""
-        self._parts.dumps.ordered.poll_commands(step)
+        self._parts.dumps.poll_commands(step)
         self._witness.notice_groups()
         self._reconfiguration.poll(step)
 

@@ -26,6 +26,10 @@ class RankDumps:
         self.replays.prepare(gradients_due=gradients_due)
         self.ordered.prepare(step)
 
+    def poll_commands(self, step: int) -> None:
+        """Take note of commands for `step` and later ones; memory is looked at, no file, unless something has come."""
+        self.ordered.poll_commands(step)
+
     def finish_step(self) -> None:
         """Let go of what was kept, and end the dump of this step if there is one."""
         self.replays.reset()

@@ -40,35 +40,12 @@ def write_run_files(  # noqa: PLR0913  # what the files say
         AttachError: The run directory cannot be written, or others could write to it, too.
     """
     try:
-        _write(
-            run.directory / "ranks" / f"rank{coordinates.rank:05d}.json",
-            {
-                "rank": coordinates.rank,
-                "pid": os.getpid(),
-                "host": socket.gethostname(),
-                "attempt": run.attempt,
-                "coordinates": coordinates,
-                "framework": training.framework,
-                "parameters": sum(_num_counted(p) for p in training.parameters),
-                "modules": [module.name for module in training.modules],
-                "bytes_per_step": bytes_per_step,
-            },
-            run.directory,
-        )
+        rank_file = run.directory / "ranks" / f"rank{coordinates.rank:05d}.json"
+        about_rank = _about_rank(run, coordinates, training, bytes_per_step=bytes_per_step)
+        _write(rank_file, about_rank, run.directory)
         if coordinates.rank == 0:
-            _write(
-                run.directory / "run.json",
-                {
-                    "run_id": run.run_id,
-                    "attempt": run.attempt,
-                    "started_s": time.time(),
-                    "world_size": coordinates.world_size,
-                    "version": trainermon.__version__,
-                    "config": config,
-                    "config_notes": notes,
-                },
-                run.directory,
-            )
+            about_run = _about_run(run, config, world_size=coordinates.world_size, notes=notes)
+            _write(run.directory / "run.json", about_run, run.directory)
         if coordinates.local_rank == 0:
             _write_token(run.directory / "nodes" / socket.gethostname() / "token", run.directory)
     except OSError as error:
@@ -76,6 +53,34 @@ def write_run_files(  # noqa: PLR0913  # what the files say
             f"the run directory {run.directory} cannot be written ({error}): set output_dir or TRAINERMON_OUTPUT to a "
             "folder that every node can write to"
         ) from error
+
+
+def _about_rank(
+    run: RunIdentity, coordinates: Coordinates, training: Training, *, bytes_per_step: int
+) -> dict[str, Any]:
+    return {
+        "rank": coordinates.rank,
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+        "attempt": run.attempt,
+        "coordinates": coordinates,
+        "framework": training.framework,
+        "parameters": sum(_num_counted(p) for p in training.parameters),
+        "modules": [module.name for module in training.modules],
+        "bytes_per_step": bytes_per_step,
+    }
+
+
+def _about_run(run: RunIdentity, config: MonitorConfig, *, world_size: int, notes: Sequence[str]) -> dict[str, Any]:
+    return {
+        "run_id": run.run_id,
+        "attempt": run.attempt,
+        "started_s": time.time(),
+        "world_size": world_size,
+        "version": trainermon.__version__,
+        "config": config,
+        "config_notes": notes,
+    }
 
 
 def write_agent_settings(

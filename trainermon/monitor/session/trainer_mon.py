@@ -102,17 +102,7 @@ class TrainerMon(CallsOfMsprobe):
         notes = [*self._notes, *([left_out] if left_out else [])]
         run = name_run(coordinates, run_id=config.run_id, output_dir=config.output_dir)
         attached = AttachedTraining(run, coordinates, config, training, {**training.process_groups(), **given})
-        try:
-            attached.start(
-                num_micro_steps=grad_acc_steps, step=start_iteration, config_source=self._source, notes=notes
-            )
-        except BaseException:  # whatever it was, nothing of ours stays on the model; it goes on to the script
-            attached.undo_start()
-            raise
-        self._attached = attached
-        atexit.register(self._close_at_exit)
-        if multiprocessing.parent_process() is not None:  # such a process may end without what is registered at exit
-            self._finalizer = multiprocessing.util.Finalize(None, self._close_in_child, exitpriority=0)
+        self._attach(attached, num_micro_steps=grad_acc_steps, step=start_iteration, notes=notes)
         for note in notes:
             logger.warning("%s", note)
 
@@ -156,6 +146,17 @@ class TrainerMon(CallsOfMsprobe):
     def close(self) -> None:
         """Write what is left, take every hook away, and wait a bounded time for the agent to have stored it."""
         self._close(None)
+
+    def _attach(self, attached: AttachedTraining, *, num_micro_steps: int, step: int, notes: Sequence[str]) -> None:
+        try:
+            attached.start(num_micro_steps=num_micro_steps, step=step, config_source=self._source, notes=notes)
+        except BaseException:  # whatever it was, nothing of ours stays on the model; it goes on to the script
+            attached.undo_start()
+            raise
+        self._attached = attached
+        atexit.register(self._close_at_exit)
+        if multiprocessing.parent_process() is not None:  # such a process may end without what is registered at exit
+            self._finalizer = multiprocessing.util.Finalize(None, self._close_in_child, exitpriority=0)
 
     def _close_at_exit(self) -> None:
         # The interpreter leaves here what it printed last; in a session, that may be long ago.

@@ -70,7 +70,7 @@ class UpdateFormulas:
         kinds = {formula for _, formula in found}
         self._of_any = kinds.pop() if len(kinds) == 1 else None
 
-    def take(self, found: OptimizerState) -> tuple[Formula, Tensor, Tensor, Tensor] | None:
+    def inputs_of(self, found: OptimizerState) -> tuple[Formula, Tensor, Tensor, Tensor] | None:
         """Return formula, first moment, second moment and step count (float64, on the step's own device).
 
         None where the parameter's optimizer has no known formula or has not stepped it yet.

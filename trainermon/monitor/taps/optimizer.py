@@ -103,7 +103,7 @@ class StateTaps:
         """
         formulas = UpdateFormulas(self._training.optimizer)
         for index, found in self._found():
-            inputs = None if index in self._idle else formulas.take(found)
+            inputs = None if index in self._idle else formulas.inputs_of(found)
             if inputs is None or self._why_unreadable(found):
                 continue
             formula, first, second, step = inputs

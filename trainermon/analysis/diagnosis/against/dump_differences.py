@@ -96,11 +96,12 @@ class CallDifference:
         """Module of which the script has a gradient hook on the very tensor that differs first; "" if there is none."""
         if not self.is_backward or self.cause is not DifferenceCause.MADE:
             return ""
-        value = self.rank.raw.data.get(self.call.key, {})
+        entries = self.rank.raw.data
+        value = entries.get(self.call.key, {})
         orders = {form.get("order") for form in _tensors(value.get("output")) if form.get("hooked")}
         standing = [
             split_key(key)[0]
-            for key, other in self.rank.raw.data.items()
+            for key, other in entries.items()
             if key.startswith("Module.")
             and f".{BACKWARD}." in key
             and isinstance(other, dict)

@@ -48,21 +48,7 @@ def locate(
     shares, passed_on = _sharing(bad, order)
     weighty = _with_weights(bad)
     keys = [order.key(row, shares.get(_series(row), ""), is_likely=row.name in weighty) for row in bad]
-    shared = {call[:-1] for call in spoiled}
-    is_forward_bad = any(row.kind == Kind.ACTV for row in bad)
-    made = [
-        place
-        for place, row in enumerate(bad)
-        if not _arrives(row)
-        and _call(row)[:-1] not in shared
-        and _series(row) not in passed_on
-        and not (row.kind == Kind.LOSS and is_forward_bad)
-    ]
-    first = min(made or range(len(bad)), key=keys.__getitem__)
-    given = min(range(len(bad)), key=keys.__getitem__)
-    is_earlier = _arrives(bad[given]) and keys[given][:5] < keys[first][:5]
-    if is_earlier and not any(_is_beside(bad[place], bad[given]) for place in made):
-        first = given
+    first = _first(bad, keys, _made(bad, spoiled, passed_on))
     if order.phase(bad[first]) in AFTER_BACKWARD and sizes:
         first = _worst(first, bad, order, sizes)
     row = bad[first]
@@ -81,6 +67,32 @@ def locate(
         is_given=_arrives(row),
         candidates=candidates,
     )
+
+
+def _made(
+    bad: Sequence[RowSeries], spoiled: Collection[tuple[object, ...]], passed_on: Collection[tuple[object, ...]]
+) -> list[int]:
+    """Return the places of those that a module has made bad itself; `spoiled` are the calls given something bad."""
+    shared = {call[:-1] for call in spoiled}
+    is_forward_bad = any(row.kind == Kind.ACTV for row in bad)
+    return [
+        place
+        for place, row in enumerate(bad)
+        if not _arrives(row)
+        and _call(row)[:-1] not in shared
+        and _series(row) not in passed_on
+        and not (row.kind == Kind.LOSS and is_forward_bad)
+    ]
+
+
+def _first(bad: Sequence[RowSeries], keys: Sequence[tuple[float, ...]], made: Sequence[int]) -> int:
+    """Return the first of those that were `made`, or what was given earlier if none beside it was made."""
+    first = min(made or range(len(bad)), key=keys.__getitem__)
+    given = min(range(len(bad)), key=keys.__getitem__)
+    is_earlier = _arrives(bad[given]) and keys[given][:5] < keys[first][:5]
+    if is_earlier and not any(_is_beside(bad[place], bad[given]) for place in made):
+        return given
+    return first
 
 
 def _worst(first: int, bad: Sequence[RowSeries], order: StepOrder, sizes: Sequence[float]) -> int:

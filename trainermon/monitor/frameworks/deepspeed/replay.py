@@ -77,7 +77,8 @@ class Stage3Replayable(DeepSpeedReplayable):
         try:
             yield
         finally:
-            self._engine.optimizer.parameter_offload.partition_all_parameters()
+            held = self._engine.optimizer
+            held.parameter_offload.partition_all_parameters()
 
     def own_shards(self) -> Iterator[tuple[str, Tensor]]:
         """Yield this rank's part of each parameter, as it is gathered for a forward."""
