@@ -19,7 +19,7 @@ RETRY_S = 5.0
 
 
 class AlertBook:
-    """Every alert of the run in its last state, and the writing of the log.
+    """Keeps the last state of every alert of the run, and writes the alerts to the log.
 
     Args:
         executor: Runs the writing; one job at a time, in order.
@@ -40,16 +40,16 @@ class AlertBook:
 
     @property
     def firing(self) -> list[Alert]:
-        """The alerts that are on."""
+        """The alerts that fire now."""
         return [alert for alert in self.latest.values() if alert.state is AlertState.FIRING]
 
     @property
     def written(self) -> bool:
-        """Whether everything is in the log."""
+        """Whether every alert is in the log."""
         return not self._jobs and self._retry_s == math.inf
 
     def add(self, alert: Alert) -> bool:
-        """Take a new state of an alert; return False if nothing is new, as when an agent was restarted."""
+        """Keep and log a new state of an alert; return False if it is known, as after a restart of the agent."""
         known = self.latest.get(alert.id)
         if known is not None and _place(known) >= _place(alert):
             return False
@@ -61,7 +61,7 @@ class AlertBook:
         return True
 
     def poll(self) -> None:
-        """Take note of what was written, and try again what was not; never waits."""
+        """Check which writes have ended, and repeat those that failed when it is time to; never waits."""
         while self._jobs and self._jobs[0].done():
             self._retry_s = math.inf if self._jobs.pop(0).result() else time.monotonic() + RETRY_S
         if not self._jobs and time.monotonic() >= self._retry_s:

@@ -62,7 +62,7 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class AlertParts:
-    """What makes, keeps and follows up alerts."""
+    """The parts of an agent that make, keep and follow up alerts."""
 
     rules: tuple[AlertRule, ...]
     engine: RuleEngine
@@ -73,13 +73,13 @@ class AlertParts:
 
     @property
     def num_firing(self) -> int:
-        """How many alerts are on."""
+        """How many alerts fire now."""
         return len(self.book.firing)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class OrderParts:
-    """What brings orders to ranks, and knows what became of them."""
+    """The parts of an agent that bring orders to ranks and know what became of them."""
 
     commands: CommandBook
     config_watch: ConfigWatch
@@ -90,7 +90,7 @@ class OrderParts:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class AgentParts:
-    """What an agent is made of."""
+    """All parts of an agent."""
 
     settings: AgentSettings
     place: AgentPlace
@@ -106,12 +106,12 @@ class AgentParts:
     records: LastRecords
 
     def look_for_edits(self, now_s: float) -> None:
-        """Look at the configuration file, if it is time to; `now_s` is monotonic."""
+        """Check whether the configuration file was edited, if a check is due; `now_s` is monotonic."""
         orders = self.orders
         orders.config_watch.poll(now_s, orders.reactions.attempt)
 
     def end_feed(self) -> None:
-        """End the streams of open pages, which would hold up the end of the server."""
+        """Close the event streams of open pages, which would delay the end of the server."""
         self.views.close()
 
     def close(self) -> None:
@@ -201,7 +201,7 @@ def _pipeline(
 
 
 def restore(spool: Path, segments: Path, *, engine: RuleEngine, history: RunHistory, log: AlertLog) -> None:
-    """Give rules and history back what the store holds: usual ranges, open alerts, lines and heat maps.
+    """Refill rules and history from the store: usual ranges, open alerts, lines and heat maps.
 
     The rules know a series by its number in the rank's own table, a segment has a table of its own; so the series are
     looked up in the tables that the journals have now.

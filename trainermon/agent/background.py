@@ -12,7 +12,7 @@ _log = logging.getLogger(__name__)
 
 
 class BackgroundTask:
-    """Runs one piece of work at a time; a fault in it is logged and ends that piece only.
+    """Runs one piece of work at a time beside the loop; an error in it is logged and ends that piece only.
 
     Args:
         fault: What the log says if a piece fails: "... could not be looked into".
@@ -24,15 +24,15 @@ class BackgroundTask:
 
     @property
     def is_running(self) -> bool:
-        """Whether a piece is under way."""
+        """Whether a piece of work is running."""
         return self._task is not None and not self._task.done()
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Begin `work`; none may be under way."""
+        """Start `work` as a task; no other may be running."""
         self._task = asyncio.get_running_loop().create_task(self._contained(work))
 
     async def close(self) -> None:
-        """Cancel what is under way."""
+        """Cancel the running work."""
         if self._task is not None and not self._task.done():
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):

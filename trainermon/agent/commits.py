@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 
 class SegmentCommits:
-    """The rows gathered for the next segment, and the commit under way.
+    """Gathers rows for the next segment, and commits them.
 
     All methods belong to one thread; none waits for the store.
 
@@ -52,7 +52,7 @@ class SegmentCommits:
 
     @property
     def num_rows(self) -> int:
-        """Rows gathered for the next commit."""
+        """Number of rows gathered for the next commit."""
         return self._writer.num_rows
 
     @property
@@ -62,12 +62,12 @@ class SegmentCommits:
 
     @property
     def set_aside(self) -> SetAside:
-        """What is missing in the store, as the rows could not be stored or a segment not be read again."""
+        """The rows and segments missing in the store because they could not be stored or read again."""
         return self._writer.set_aside
 
     @property
     def is_pending(self) -> bool:
-        """Whether a commit is under way, or waits to be repeated."""
+        """Whether a commit is running or waits to be repeated."""
         return self._batch is not None
 
     def add(self, header: Header, block: StatBlock) -> None:
@@ -75,12 +75,12 @@ class SegmentCommits:
         self._writer.add(header, header.series, block)
 
     def begin(self, positions: Mapping[int, JournalPosition]) -> None:
-        """Commit what was gathered, together with the positions that it reaches; none may be pending."""
+        """Start to commit the gathered rows and the journal positions that they reach; none may be pending."""
         self._batch = self._writer.seal(positions)
         self._submit()
 
     def poll(self) -> None:
-        """Take note of a commit that has come to an end; repeat one that failed, after a while."""
+        """Finish a commit that has ended; repeat one that failed, after a while."""
         if self._batch and self._job is None and self._clock() >= self._retry_s:
             self._submit()
         if self._batch is None or self._job is None or not self._job.done():

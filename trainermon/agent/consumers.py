@@ -16,26 +16,26 @@ _log = logging.getLogger(__name__)
 
 
 class RecordConsumer:
-    """Something on the hot path. Override what you need; each call must be quick, and runs on the loop's thread.
+    """Receives every record. Override what you need; each call must be quick, and runs on the loop's thread.
 
     After a restart of the agent the records since the last commit come again: what a consumer does must be idempotent.
     """
 
     def on_header(self, header: Header) -> None:
-        """A rank began a journal file, or the agent entered it: a new attempt if `header.attempt` is new."""
+        """Handle a new journal file or the agent's entry into one; a new `header.attempt` is a new attempt."""
 
     def on_block(self, header: Header, keys: Sequence[SeriesKey], block: StatBlock) -> None:
-        """One step of one rank; `keys` is `header.series`, the rank's whole series table."""
+        """Handle one step of one rank; `keys` is `header.series`, the rank's whole series table."""
 
     def on_event(self, header: Header, event: RankEvent) -> None:
-        """The rank reported a replay, a dump, a warning, or that it detached."""
+        """Handle what the rank reported: a replay, a dump, a warning, or that it detached."""
 
     def on_end(self, header: Header) -> None:
-        """The rank closed its journal in good order."""
+        """Handle the orderly end of the rank's journal."""
 
 
 class ConsumerGroup:
-    """All consumers of one agent, fed in order; a fault of one costs the others nothing.
+    """Passes each record to all consumers in order; an error in one does not affect the others.
 
     Attributes:
         num_blocks: Blocks given to the consumers.
@@ -48,7 +48,7 @@ class ConsumerGroup:
         self._num_errors_of: Counter[str] = Counter()
 
     def feed(self, followed: FollowedRecord) -> None:
-        """Give one record to every consumer."""
+        """Pass one record to every consumer."""
         self.num_blocks += isinstance(followed.record, BlockRecord)
         for consumer in self._consumers:
             with self.containing(type(consumer).__name__):
@@ -56,7 +56,7 @@ class ConsumerGroup:
 
     @contextlib.contextmanager
     def containing(self, name: str) -> Iterator[None]:
-        """Count and log a fault of `name`, which must not cost the others a record."""
+        """Return a context that counts and logs an error in the consumer `name` instead of raising it."""
         try:
             yield
         except Exception:  # noqa: BLE001 - the border: whatever a record made of it

@@ -54,7 +54,7 @@ class ExportReport:
 
 
 class ExporterThread:
-    """One exporter, in a thread of its own: what fails is counted and logged, what works is timed, others go on.
+    """Runs one exporter in a thread of its own; counts and logs its failures.
 
     The thread is a daemon: an exporter that hangs for ever must not keep the process from ending.
 

@@ -48,12 +48,12 @@ class ExportProcess:
 
     @property
     def num_errors(self) -> int:
-        """Calls of exporters that have failed, and deaths of their process."""
+        """How many calls of exporters have failed, and how often their process has died."""
         return self._num_deaths + self._sum("trainermon_export_errors_total")
 
     @property
     def num_dropped(self) -> int:
-        """Steps of ranks that an exporter could not take."""
+        """How many steps of ranks an exporter could not take."""
         return self._sum("trainermon_export_dropped_steps_total")
 
     def metrics(self) -> Mapping[str, Mapping[str, float]]:
@@ -61,7 +61,7 @@ class ExportProcess:
         return self._counts
 
     def close(self, limit_s: float = CLOSE_LIMIT_S) -> None:
-        """Wait until everything committed is exported, or given up, and say what is missing."""
+        """Wait until everything committed is exported or given up, and log what is missing."""
         if not self._thread.is_alive():
             return
         with self._lock:

@@ -76,7 +76,7 @@ class JournalFollower:
         return {rank: reader.lost_records for rank, reader in self._readers.items()}
 
     def news(self) -> Iterator[FollowedRecord]:
-        """Yield what is new, one record of each rank after the other, beginning with the rank whose turn it is.
+        """Yield new records, one of each rank in turn, beginning with the rank whose turn it is.
 
         The records of a rank are in order. Whoever stops early goes on with the next call: nothing is read in advance,
         `positions` are those of what was yielded.
@@ -97,11 +97,11 @@ class JournalFollower:
                 yield followed
 
     def poll(self, max_records: int = 4096) -> list[FollowedRecord]:
-        """Return what is new, at most `max_records`; empty if nothing is."""
+        """Return new records, at most `max_records`; empty if there are none."""
         return list(itertools.islice(self.news(), max_records))
 
     def is_over(self, rank: int) -> bool:
-        """Whether the rank has ended: it said so, or it is gone. There may still be records of it to be read."""
+        """Whether the rank has ended: it said so, or it is gone. Records of it may still be unread."""
         return rank in self._ended or not rank_alive(self._spool, rank)
 
     def close(self) -> None:

@@ -34,7 +34,7 @@ STORE_LIMIT_S = 60.0
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class HealthReadings:
-    """What the agent's parts say of themselves at a moment.
+    """The state of the agent's parts at one moment.
 
     Attributes:
         rank: The first rank of this node, whose alerts these are.
@@ -62,7 +62,7 @@ class HealthReadings:
 
 
 class MonitorHealth:
-    """Turns readings into statements.
+    """Turns readings of the agent's own health into statements for rules.
 
     Args:
         read: Takes the readings; None as long as no rank has been seen.
@@ -79,7 +79,7 @@ class MonitorHealth:
         self._lagging_looks = 0
 
     def poll(self, now_s: float) -> None:
-        """Look at everything, if it is time to; `now_s` is monotonic."""
+        """Read the state of all parts, if it is time to; `now_s` is monotonic."""
         if now_s - self._looked_s < LOOK_S:
             return
         self._looked_s = now_s
@@ -97,7 +97,7 @@ class MonitorHealth:
             self._report(statement)
 
     def restart_timers(self) -> None:
-        """Forget for how long something has lasted: this process itself was stopped."""
+        """Restart all timers: this process itself was stopped."""
         self._store_failed_s = math.inf
         self._lagging_looks = 0
 
@@ -192,7 +192,7 @@ def _statement(  # noqa: PLR0913 - what differs between statements
 
 
 def readings_of(parts: AgentParts) -> HealthReadings | None:
-    """Return what an agent's parts say now; None as long as no rank has been seen."""
+    """Return the present state of an agent's parts; None as long as no rank has been seen."""
     follower, status, reactions = parts.pipeline.follower, parts.pipeline.status, parts.orders.reactions
     if not follower.headers:
         return None

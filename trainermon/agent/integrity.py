@@ -55,7 +55,7 @@ class _SummedSeries(NamedTuple):
 
 
 class IntegrityCheck(RecordConsumer):
-    """Adds up what all ranks report of a step, and says so when it does not fit.
+    """Checks that what all ranks report of a step is consistent, and reports it when it is not.
 
     Args:
         report: Where statements about the rule `monitor-integrity` go.
@@ -78,7 +78,7 @@ class IntegrityCheck(RecordConsumer):
         self._first_bad = -1
 
     def on_block(self, header: Header, keys: Sequence[SeriesKey], block: StatBlock) -> None:
-        """Take one rank's step; when it was the last rank's, add up."""
+        """Record one rank's step; check the step when that was the last rank's."""
         if header.attempt < self._attempt:
             return
         if header.attempt > self._attempt:

@@ -74,11 +74,11 @@ class NodeAgent:
         self._stopping = False
 
     def stop(self) -> None:
-        """End soon: store what was followed, and leave."""
+        """Ask the agent to store what was followed, and to end soon."""
         self._stopping = True
 
     async def run(self) -> bool:
-        """Work until the run is over or `stop`; return whether everything that was written is stored."""
+        """Work until the run is over or `stop` is called; return whether everything written is stored."""
         parts = self._parts
         self._listener.open(self._node, NodeEscalations(parts))
         self._report()  # before a backlog is followed: whoever started this agent waits for its address

@@ -84,7 +84,7 @@ class RunNode:
         return await self._findings.diagnosis(identity, attempt, step)
 
     def evidence(self) -> dict[str, Any]:
-        """Return what is known of the local ranks: of a standstill what was found, else their control pages."""
+        """Return the evidence found in a hang, else what the control pages of the local ranks tell."""
         return self._hang.plain()
 
     def checksums(self, after: int) -> dict[str, Any]:
@@ -105,7 +105,7 @@ class RunNode:
         return self._metrics.render(accept)
 
     def order(self, body: Any) -> dict[str, Any]:
-        """Hand a client's command to the ranks it names in `ranks`, without that to all that live."""
+        """Send a client's command to the ranks that it names in `ranks`, or to all living ones."""
         return self._desk.order(body)
 
     async def flush(self) -> bool:
@@ -113,5 +113,5 @@ class RunNode:
         return await self._flush()
 
     def stop(self) -> None:
-        """Flush and end, soon."""
+        """Store everything, and end soon."""
         self._stop()

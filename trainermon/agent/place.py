@@ -11,7 +11,7 @@ from trainermon.exporters.export import SEGMENTS_FOLDER
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class AgentPlace:
-    """The folders of one agent.
+    """The folders that the agent of one run and node uses.
 
     Attributes:
         run_id: Of the run.
@@ -37,5 +37,5 @@ class AgentPlace:
 
     @property
     def log(self) -> Path:
-        """The agent's log."""
+        """Path of the agent's log."""
         return self.node_dir / LOG_FILE

@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 
 class RuleConsumer(RecordConsumer):
-    """Evaluates the rules on every block and hands on what changed."""
+    """Evaluates the rules on every block and passes on the alerts that changed."""
 
     def __init__(self, engine: RuleEngine, report: Callable[[Alert], None]) -> None:
         self._engine = engine
@@ -56,48 +56,48 @@ class RuleConsumer(RecordConsumer):
             self._report(alert)
 
     def report(self, statement: AgentStatement) -> None:
-        """Take a statement of the agent about a rank, or about itself."""
+        """Evaluate a statement of the agent about a rank, or about itself."""
         for alert in self._engine.report(statement):
             self._report(alert)
 
     def adopt(self, alert: Alert) -> None:
-        """Take an alert of a `reported` rule that another part has made, so that the rules know that it is on."""
+        """Tell the rules of an alert of a `reported` rule that another part has made."""
         self._engine.adopt(alert)
         self._report(alert)
 
 
 class MetricsConsumer(RecordConsumer):
-    """Feeds the exposition."""
+    """Updates `/metrics` with every block."""
 
     def __init__(self, metrics: Exposition) -> None:
         self._metrics = metrics
 
     def on_block(self, header: Header, keys: Sequence[SeriesKey], block: StatBlock) -> None:
-        """Show one step of one rank."""
+        """Show one step of one rank in `/metrics`."""
         self._metrics.update(header, keys, block)
 
 
 class HistoryConsumer(RecordConsumer):
-    """Feeds what the page shows."""
+    """Adds every block to the history that the page shows."""
 
     def __init__(self, history: RunHistory) -> None:
         self._history = history
 
     def on_header(self, header: Header) -> None:
-        """Expect steps of this rank."""
+        """Expect blocks of this rank: no step is complete without it."""
         self._history.start(header)
 
     def on_block(self, header: Header, keys: Sequence[SeriesKey], block: StatBlock) -> None:
-        """Take one step of one rank."""
+        """Add one step of one rank to the history."""
         self._history.add(header, keys, block)
 
     def on_end(self, header: Header) -> None:
-        """Expect no more steps of this rank."""
+        """Expect no more blocks of this rank."""
         self._history.end(header.coordinates.rank)
 
 
 class DumpReports(RecordConsumer):
-    """What ranks have reported on the newest commands.
+    """Keeps the status of each ordered dump, by command and rank.
 
     Attributes:
         by_command: By id of the command, by rank, the status of its dump.
@@ -107,7 +107,7 @@ class DumpReports(RecordConsumer):
         self.by_command: OrderedDict[str, dict[int, DumpStatus]] = OrderedDict()
 
     def on_event(self, header: Header, event: RankEvent) -> None:
-        """Note what became of a dump."""
+        """Record the status of a dump."""
         if isinstance(event, DumpEvent) and event.command:
             self.by_command.setdefault(event.command, {})[header.coordinates.rank] = event.status
             while len(self.by_command) > MAX_REPORTS:
@@ -115,7 +115,7 @@ class DumpReports(RecordConsumer):
 
 
 class Reactions(RecordConsumer):
-    """Brings alerts to page, log and ranks, and the ranks' events to page and diagnosis.
+    """Passes alerts to page, log and ranks, and the ranks' events to page and diagnosis.
 
     Attributes:
         new_dumps: Dumps that a rank has reported since this was last emptied.
@@ -150,7 +150,7 @@ class Reactions(RecordConsumer):
         self._watch = watch
 
     def on_alert(self, alert: Alert) -> None:
-        """Show the alert, have it written, and order what its rule escalates to."""
+        """Show and log the alert, and order the dump that its rule escalates to."""
         if not self._alerts.add(alert):
             return
         _log.info("%s %s: %s", alert.severity, alert.state, alert.message)
@@ -165,19 +165,19 @@ class Reactions(RecordConsumer):
             self._order(command, concerned, attempt=alert.attempt)
 
     def on_header(self, header: Header) -> None:
-        """Hand the rank what it has yet to do in this attempt."""
+        """Send the rank the commands that it has yet to carry out in this attempt."""
         self.attempt = max(self.attempt, header.attempt)
         rank = header.coordinates.rank
         self._commands.resend(rank, attempt=header.attempt, step=self._watch.steps.get(rank, 0))
 
     def on_block(self, header: Header, keys: Sequence[SeriesKey], block: StatBlock) -> None:
-        """Note how far behind the rank this agent is."""
+        """Record how far the agent lags behind the rank."""
         del header, keys
         self.lag_s = max(0.0, time.time() - block.time_s)
         self._metrics.set("trainermon_journal_lag_seconds", self.lag_s)
 
     def on_event(self, header: Header, event: RankEvent) -> None:
-        """Take note of a dump, or log what the rank has to say."""
+        """Record a dump, or log what the rank reports."""
         rank = header.coordinates.rank
         match event:
             case WarningEvent() | DetachedEvent():
@@ -202,12 +202,12 @@ class Reactions(RecordConsumer):
         _log.info("rank %d %s of step %s: %s", rank, event.type, event.step, event.status)
 
     def configure(self, command: Command) -> None:
-        """Hand an edited configuration to every living rank, unless an earlier agent has done so."""
+        """Send an edited configuration to every living rank, unless an earlier agent has done so."""
         if self._commands.first_step(command.id) is None:
             self._order(command, sorted(self._watch.steps), attempt=self.attempt)
 
     def on_end(self, header: Header) -> None:
-        """Note that a rank has ended in good order."""
+        """Count a rank that has ended in good order."""
         del header
         self.num_ended += 1
 

@@ -45,7 +45,7 @@ class CopyGroup:
 
 
 def copies_of(key: SeriesKey, placement: Placement, coordinates: Coordinates) -> CopyGroup | None:
-    """Return which copies a rank's tensor is one of, as the rules see it; None if there is no way to tell.
+    """Return the group of copies that a rank's tensor belongs to, as the rules see it; None if unknown.
 
     >>> norm = Placement(dtype="float32", shape=(8,), replicated_over=("dp", "tp"))
     >>> copies_of(SeriesKey(Kind.CHECKSUM, "norm"), norm, Coordinates(dp=3, tp=1, pp=2))
@@ -72,7 +72,7 @@ class ReplicaChecksums(RecordConsumer):
         self._steps: dict[int, dict[int, tuple[NDArray[np.intp], _Words]]] = {}
 
     def on_block(self, header: Header, keys: Sequence[SeriesKey], block: StatBlock) -> None:
-        """Take one step of one rank."""
+        """Keep the checksums in one step of one rank."""
         del keys
         if header.attempt < self._attempt:
             return

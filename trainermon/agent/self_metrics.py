@@ -15,7 +15,7 @@ from trainermon.exporters.prometheus.exposition import Exposition
 
 
 class AgentMetrics:
-    """The exposition of an agent, with what its parts and its loop's `faults` say at the moment of a scrape."""
+    """Renders `/metrics` of an agent, with the state of its parts at the moment of a scrape."""
 
     def __init__(self, parts: AgentParts, faults: TurnFaults) -> None:
         self._parts = parts

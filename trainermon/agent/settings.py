@@ -43,7 +43,7 @@ class RetentionSettings:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class AgentSettings:
-    """Everything the agent is told.
+    """The settings of the agent of one run on one node.
 
     Attributes:
         run_id: Name of the run.

@@ -42,7 +42,7 @@ class RankState:
 
 
 class RankWatch:
-    """The ranks that have left files in one spool.
+    """Watches the heartbeats and locks of the ranks in one spool, and sends them commands.
 
     Attributes:
         ranks: By rank, its state at the last `look`.
@@ -63,12 +63,12 @@ class RankWatch:
 
     @property
     def living(self) -> list[RankState]:
-        """The ranks that lived at the last look."""
+        """The ranks that were alive at the last look."""
         return [state for state in self.ranks.values() if state.alive]
 
     @property
     def num_alive(self) -> int:
-        """How many ranks lived at the last look."""
+        """How many ranks were alive at the last look."""
         return len(self.living)
 
     @property
@@ -85,7 +85,7 @@ class RankWatch:
         return max(0.0, (last_step - first_step) / max(last_s - first_s, 1e-9))
 
     def look(self, now_s: float, *, ended: Collection[int] = ()) -> list[int]:
-        """Bring every rank up to date; return the ranks that have gone since the last look.
+        """Update the state of every rank; return the ranks that have gone since the last look.
 
         `ended` are the ranks that closed their journal. A rank that still holds its lock after that has nothing more
         to tell, and is not waited for.

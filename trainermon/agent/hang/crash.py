@@ -120,7 +120,7 @@ def end_text(one: RankEvidence) -> str:
 
 
 def last_line(error: str) -> str:
-    """Return the last line of a traceback that is no indented detail: the exception itself."""
+    """Return the exception itself: the last line of a traceback that is not an indented detail."""
     lines = [line for line in error.splitlines() if line.strip() and not line.startswith((" ", "\t"))]
     return lines[-1][:300] if lines else ""
 

@@ -26,7 +26,7 @@ _SAID_GOOD_BYE = frozenset({Phase.CLOSED})
 
 
 class DeathWatch:
-    """Follows the processes of the local ranks, and keeps those that ended without a good-bye until they come back.
+    """Watches the processes of the local ranks; keeps those that died until they come back.
 
     Args:
         spool: Where the ranks are.
@@ -49,7 +49,7 @@ class DeathWatch:
 
     @property
     def pending(self) -> bool:
-        """Whether ranks have died of which nothing was told yet."""
+        """Whether a rank has died whose death was not reported yet."""
         return bool(self._died_s.keys() - self._told)
 
     def is_settled(self, now_s: float, *, has_read_all: bool) -> bool:
@@ -59,11 +59,11 @@ class DeathWatch:
         return waited_s >= settled_s and (has_read_all or waited_s >= READ_LIMIT_S)
 
     def poll(self) -> None:
-        """Notice processes that end; for every turn of the loop, as their status is only told for a moment."""
+        """Record processes that have ended; call it every turn, as exit statuses are available only briefly."""
         self._exits.poll()
 
     def note(self, now_s: float, gone: Sequence[int], *, told: Collection[int]) -> None:
-        """Take note of who lives, who has gone since the last look, and who had gone before the first one.
+        """Record who lives, who has gone since the last look, and who had gone before the first one.
 
         Args:
             now_s: Monotonic time of the look.
@@ -85,7 +85,7 @@ class DeathWatch:
 
     @property
     def order(self) -> list[int]:
-        """The dead, in the order in which they died as far as it is known."""
+        """The dead ranks, in the order in which they died as far as it is known."""
         return list(self._died_s)
 
     def unordered(self, ranks: Collection[int]) -> list[int]:
@@ -94,7 +94,7 @@ class DeathWatch:
         return [rank for rank in ranks if self._died_s[rank] == first_s and self.exit_of(rank) is None]
 
     def mark_told(self, ranks: Collection[int]) -> None:
-        """Take note that the deaths of `ranks` were told of."""
+        """Mark the deaths of `ranks` as reported."""
         self._told |= set(ranks)
 
     def is_dead(self, rank: int) -> bool:
@@ -110,7 +110,7 @@ class DeathWatch:
         return self._exits.exit_of(rank)
 
     def close(self) -> None:
-        """Follow nobody any more."""
+        """Stop watching all processes."""
         self._exits.close()
 
     def _never_seen(self, told: Collection[int]) -> list[int]:

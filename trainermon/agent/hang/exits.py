@@ -24,7 +24,7 @@ _HAS_EXIT = 1 << 3
 
 
 class ExitWatch:
-    """Follows processes by rank until they end."""
+    """Watches processes, one for each rank, until they end; tells how and in which order they ended."""
 
     def __init__(self) -> None:
         self._pids: dict[int, int] = {}
@@ -33,7 +33,7 @@ class ExitWatch:
         self._poller = select.epoll()
 
     def follow(self, rank: int, pid: int) -> None:
-        """Follow this process as `rank` from now on; a pid of 0 is nobody."""
+        """Watch this process as `rank` from now on; a pid of 0 is ignored."""
         if not pid or self._pids.get(rank) == pid:
             return
         self._pids[rank] = pid
@@ -44,11 +44,11 @@ class ExitWatch:
             self._poller.register(descriptor, select.EPOLLIN)
 
     def pid(self, rank: int) -> int:
-        """Return the process that was followed last as `rank`, 0 if none was."""
+        """Return the process that was last watched as `rank`, 0 if none was."""
         return self._pids.get(rank, 0)
 
     def poll(self) -> None:
-        """Take note of who has ended; one system call. The more often, the more likely that a status is still told."""
+        """Record which processes have ended; one system call. Called late, it may miss an exit status."""
         if not self._open:
             return
         for descriptor, _ in self._poller.poll(0):
@@ -59,7 +59,7 @@ class ExitWatch:
             os.close(descriptor)
 
     def exit_of(self, rank: int) -> ProcessExit | None:
-        """Return how the process ended; None if it has not, or was never followed."""
+        """Return how the process of `rank` ended; None if it has not, or was never watched."""
         return self._exits.get(rank)
 
     def in_order(self, ranks: Iterable[int]) -> list[int]:
@@ -68,7 +68,7 @@ class ExitWatch:
         return sorted(ranks, key=lambda rank: (places.get(rank, len(places)), rank))
 
     def close(self) -> None:
-        """Follow nobody any more."""
+        """Stop watching all processes."""
         for descriptor in self._open:
             os.close(descriptor)
         self._open.clear()

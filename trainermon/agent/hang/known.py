@@ -15,7 +15,7 @@ from trainermon.core.journal import Header
 
 
 class KnownEvidence:
-    """Puts together the evidence with which the ladder begins.
+    """Collects what is known of the local ranks without asking them, as the first evidence of a hang or a death.
 
     Args:
         host: Name of this node.
@@ -49,7 +49,7 @@ class KnownEvidence:
         return max((header.attempt for header in self._headers().values()), default=0)
 
     def collect(self, now_s: float) -> list[RankEvidence]:
-        """Return what is known now, by rank; `now_s` is monotonic."""
+        """Return what is known now of each rank, in the order of ranks; `now_s` is monotonic."""
         return [self._of(state, now_s) for state in self._ranks.states]
 
     def _of(self, state: RankState, now_s: float) -> RankEvidence:

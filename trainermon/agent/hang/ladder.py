@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class EvidenceLadder:
-    """Looks into the ranks of one spool."""
+    """Collects evidence on the ranks of one spool."""
 
     def __init__(self, spool: Path, settings: HangConfig) -> None:
         self._spool = spool
@@ -40,7 +40,7 @@ class EvidenceLadder:
         self._together = asyncio.Semaphore(MAX_TOGETHER)
 
     async def climb(self, known: RankEvidence) -> RankEvidence:
-        """Return `known` with everything that a living rank tells; at most about 10 s, sixteen ranks at a time."""
+        """Return `known` with all that living ranks answer; at most about 10 s, sixteen ranks at a time."""
         async with self._together:
             return await self._climb(known)
 
@@ -66,7 +66,7 @@ class EvidenceLadder:
         )
 
     def last_words(self, known: RankEvidence) -> RankEvidence:
-        """Return `known` with the stacks that a rank wrote when it was killed by a fatal error."""
+        """Return `known` with the stacks that each rank wrote when a fatal error killed it."""
         text = ""
         with contextlib.suppress(OSError):
             text = rank_path(self._spool, known.rank, "stacks").read_text(encoding="utf-8", errors="replace")

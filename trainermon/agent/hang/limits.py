@@ -42,11 +42,11 @@ class HangLimits:
         self._seen: dict[tuple[int, Phase], deque[float]] = {}
 
     def learn(self, rank: int, phase: Phase, silent_s: float) -> None:
-        """Take note that the rank was silent for so long in this phase and then went on."""
+        """Record that the rank was silent for so long in this phase and then went on."""
         self._seen.setdefault((rank, phase), deque(maxlen=WINDOW)).append(silent_s)
 
     def limit_s(self, rank: int, phase: Phase) -> float:
-        """Return for how long the rank may be silent in this phase; infinite where it is not judged."""
+        """Return how long the rank may be silent in this phase; infinite where it is not judged."""
         key = _LIMITED_AS[phase]
         if key is None:
             return math.inf

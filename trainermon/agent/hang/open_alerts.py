@@ -16,7 +16,7 @@ RANK_DEAD = "rank-dead"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class OpenAlert:
-    """An alert that is on, and the beats of the ranks that it is about when it began."""
+    """An alert that fires, with the heartbeats at its beginning of the ranks that it is about."""
 
     alert: Alert
     generations: Mapping[int, int]
@@ -43,7 +43,7 @@ class OpenAlert:
 
 
 class OpenAlerts:
-    """Keeps the alerts that are on, those of an earlier agent among them.
+    """Keeps the `hang` and `rank-dead` alerts that fire, including those of an earlier agent.
 
     Args:
         inherited: Alerts of an earlier agent that may still be on.
@@ -58,12 +58,12 @@ class OpenAlerts:
 
     @property
     def is_hanging(self) -> bool:
-        """Whether an alert about a standstill is on."""
+        """Whether an alert about a hang fires."""
         return any(entry.alert.rule == HANG for entry in self._open)
 
     @property
     def dead_ranks(self) -> set[int]:
-        """Ranks that an alert about a death names."""
+        """The ranks named by open alerts about a death."""
         return {entry.alert.rank for entry in self._open if entry.alert.rule == RANK_DEAD}
 
     def add(self, alert: Alert, generations: Mapping[int, int]) -> None:
@@ -71,14 +71,14 @@ class OpenAlerts:
         self._open.append(OpenAlert(alert, generations))
 
     def take_over(self, states: Mapping[int, RankState]) -> None:
-        """Go on with the alerts of an earlier agent: they are over when the ranks give a sign again."""
+        """Adopt the alerts of an earlier agent: they end when the ranks give a sign of life again."""
         for alert in self._inherited if states else ():
             about = [state for state in states.values() if alert.rule == HANG or state.rank == alert.rank]
             self.add(alert, {state.rank: state.generation for state in about})
             self._inherited = []
 
     def take_resolved(self, states: Mapping[int, RankState]) -> list[Alert]:
-        """Return the alerts that are over, as they end; they are no longer on."""
+        """Remove the alerts that are over, and return them as resolved."""
         over = [entry for entry in self._open if entry.is_over(states)]
         self._open = [entry for entry in self._open if not entry.is_over(states)]
         return [entry.resolved(states) for entry in over]

@@ -28,7 +28,7 @@ _REQUEST = "POST /handler/{} HTTP/1.1\r\nHost: rank\r\nContent-Length: 0\r\nConn
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RankGroups:
-    """What a rank wrote of itself in `rank00000.about`; groups are name and ranks by the name that torch has.
+    """What a rank wrote in `rank00000.about`: main thread, signal, and name and ranks of each process group.
 
     `calls` is the descriptor of its notes of calls, -1 without them.
 
@@ -43,7 +43,7 @@ class RankGroups:
 
 
 def read_about(spool: Path, rank: int) -> RankGroups:
-    """Return what the rank wrote of itself; nothing where it cannot be read or is not as expected."""
+    """Return the process groups, main thread and signal that a rank wrote down; empty where they cannot be read."""
     try:
         plain = json.loads(rank_path(spool, rank, "about").read_text(encoding="utf-8"))
         groups = {
@@ -95,7 +95,7 @@ def _on_cpu(about: RankGroups) -> RankGroups:
 
 
 def joined(readings: Sequence[Sequence[GroupState]]) -> tuple[GroupState, ...]:
-    """Return what several recorders of one rank say; of each group, what one says that knows anything of it."""
+    """Merge what several recorders of one rank say; for each group, one that knows anything of it counts."""
     found: dict[tuple[str, tuple[int, ...]], GroupState] = {}
     for state in (state for reading in readings for state in reading):
         before = found.get((state.name, state.ranks))

@@ -56,7 +56,7 @@ class LastRecords(RecordConsumer):
         kept.append(StepRecord(block.step, block.time_s, values))
 
     def on_event(self, header: Header, event: RankEvent) -> None:
-        """Keep a rank's last word."""
+        """Keep the exception with which a rank's script ended."""
         if isinstance(event, FailedEvent):
             self._errors[header.coordinates.rank] = header.attempt, event.message
 

@@ -19,7 +19,7 @@ class SilenceWatch:
         ranks.on_silence = self._limits.learn
 
     def limit_s(self, state: RankState) -> float:
-        """Return for how long a rank may be silent now."""
+        """Return how long a rank may be silent now."""
         return self._limits.limit_s(state.rank, state.phase)
 
     def overdue(self, now_s: float) -> list[RankState]:

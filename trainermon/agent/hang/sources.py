@@ -19,7 +19,7 @@ GroupKey = tuple[str, tuple[int, ...]]
 
 
 def read_notes(pid: int, about: RankGroups) -> bytes:
-    """Return the notes of the process `pid`; nothing where it keeps none, or may not be read by this one."""
+    """Return the notes of the process `pid`; empty where it keeps none, or this process may not read them."""
     try:
         return Path(f"/proc/{pid}/fd/{about.calls}").read_bytes() if pid and about.calls >= 0 else b""
     except OSError:
@@ -27,7 +27,7 @@ def read_notes(pid: int, about: RankGroups) -> bytes:
 
 
 def noted_groups(content: bytes, about: RankGroups, rank: int) -> tuple[GroupState, ...] | None:
-    """Return what the notes of `rank` say of each of its groups; None where there are none."""
+    """Return the progress of each group by the notes of `rank`; None where there are none."""
     notes = parse_notes(content)
     if notes is None:
         return None

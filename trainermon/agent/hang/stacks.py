@@ -59,7 +59,7 @@ def parse_py_spy(output: bytes, pid: int) -> tuple[ThreadStack, ...]:
 async def stacks_by_signal(
     pid: int, *, number: int, path: Path, main_thread: int, limit_s: float
 ) -> tuple[ThreadStack, ...]:
-    """Have a process write its stacks by a signal, and return them.
+    """Make a process write its stacks by sending it a signal, and return them.
 
     The signal goes only to a process that handles it. faulthandler asks for interrupted system calls to go on; a few,
     such as a sleep in C, end early all the same: this is for processes of which it is certain that they stand still.

@@ -38,7 +38,7 @@ NOBODY = -1
 
 
 class HangWatch:
-    """Watches the ranks of one node; driven by the agent's loop.
+    """Watches the ranks of one node for hangs and deaths; driven by the agent's loop.
 
     Args:
         settings: Limits, and which rungs may be climbed.
@@ -81,7 +81,7 @@ class HangWatch:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is being looked into or waits to be."""
+        """Whether no hang or death is being investigated or waits to be."""
         return not self._work.is_running and not self._deaths.pending
 
     @property
@@ -90,7 +90,7 @@ class HangWatch:
         return self._deaths.num_dead
 
     def poll(self) -> None:
-        """Notice processes that end; for every turn of the loop, as their status is only told for a moment."""
+        """Record processes that have ended; call it every turn, as exit statuses are available only briefly."""
         self._deaths.poll()
 
     def look(self, now_s: float, gone: Sequence[int], *, has_read_all: bool) -> None:
@@ -114,7 +114,7 @@ class HangWatch:
             self._begin_work(now_s, has_read_all=has_read_all)
 
     def show(self, metrics: Exposition) -> None:
-        """Set what `/metrics` tells of hung and lost ranks."""
+        """Set the metrics of hung and dead ranks in `/metrics`."""
         metrics.set("trainermon_lost_ranks_total", self.num_dead)
         metrics.set("trainermon_detached_ranks_total", len(self._detached))
         for state in self._ranks.living:
@@ -136,7 +136,7 @@ class HangWatch:
         }
 
     async def close(self) -> None:
-        """Stop looking."""
+        """Stop all investigations."""
         await self._work.close()
         self._deaths.close()
 

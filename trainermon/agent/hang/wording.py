@@ -35,7 +35,7 @@ _ACTIVITIES = (
 
 
 def cause_of(one: RankEvidence) -> tuple[str, str]:
-    """Return what a rank that does not wait for others does instead: a word for programs, and a clause."""
+    """Return what keeps a rank from joining the others: a word for programs, and a clause for people."""
     if one.life == DEAD:
         return "dead", (one.exit or ProcessExit()).text
     if one.life == ENDED:
@@ -71,7 +71,7 @@ def _sleeps_in_backward(one: RankEvidence) -> bool:
 
 
 def where(one: RankEvidence) -> str:
-    """Return where in the user's code a rank is, "" if its stack is not known."""
+    """Return the place in the user's code where a rank is, "" if its stack is not known."""
     frame = innermost_own(one.main_frames)
     return f"{frame.function} ({frame.file}:{frame.line})" if frame else ""
 
@@ -104,7 +104,7 @@ def form_text(call: PendingCall) -> str:
 
 
 def they(ranks: Collection[int], verb: str) -> str:
-    """Return ranks with a verb in the right number.
+    """Return `ranks` with the verb in the singular or plural.
 
     >>> they([3], "waits"), they([0, 1], "has"), they([0, 1], "waits")
     ('rank 3 waits', 'ranks 0–1 have', 'ranks 0–1 wait')
@@ -114,7 +114,7 @@ def they(ranks: Collection[int], verb: str) -> str:
 
 
 def reasons(culprits: Iterable[tuple[int, str]], *, named: bool) -> str:
-    """Return what the culprits, given as rank and clause, do; `named`: they have been named just before."""
+    """Return one clause on what the culprits, given as (rank, clause), do; `named`: they have just been named."""
     listed = list(culprits)
     if len({text for _, text in listed}) == 1:
         several = "each" if named else spans(rank for rank, _ in listed)

@@ -11,7 +11,7 @@ _log = logging.getLogger(__name__)
 
 
 class SpoolClaim:
-    """A spool with the lock that was taken on it.
+    """Holds a spool with its lock, and tells whether it was lost.
 
     Args:
         spool: The spool.

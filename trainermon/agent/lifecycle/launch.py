@@ -80,7 +80,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 class LaunchedJob:
-    """The command as a child process, and the signals that belong to it.
+    """Runs the command as a child process, and passes signals on to it.
 
     Args:
         folder: Where the ranks register the spools of their agents.
@@ -110,7 +110,7 @@ class LaunchedJob:
         return self._status
 
     def handle(self, number: int, frame: FrameType | None) -> None:
-        """Pass a signal on while the command runs; afterwards remember that somebody wants to leave."""
+        """Forward a signal while the command runs; afterwards remember that the user wants to leave."""
         del frame
         self.interrupted = True
         if not self._pid:
@@ -120,7 +120,7 @@ class LaunchedJob:
                 os.kill(self._pid, number)
 
     def pause(self) -> None:
-        """Wait a moment, and reap what has ended."""
+        """Wait a moment, and collect children that have ended."""
         time.sleep(_POLL_S)
         while self._reap(os.WNOHANG):
             pass
@@ -137,7 +137,7 @@ class LaunchedJob:
 
 
 class LaunchedAgent:
-    """The agent of one spool, seen from outside.
+    """Watches the agent of one spool from outside.
 
     Attributes:
         output: The run directory, '' if the agent never said so.
@@ -154,7 +154,7 @@ class LaunchedAgent:
         self.look()
 
     def look(self) -> bool:
-        """Read the agent's status; return whether it is still there, or has only just been started."""
+        """Read the agent's status; return whether it is running or has only just been started."""
         status = read_status(self.spool)
         if status is not None:
             self.output = str(status.get("output") or self.output)
@@ -173,7 +173,7 @@ class LaunchedAgent:
             replace_file(self.spool / LINGER_FILE, json.dumps({"hold_pid": None}).encode())
 
     def is_done(self) -> bool:
-        """Whether there is nothing to wait for: all is stored, and the agent has ended if it may."""
+        """Whether nothing is left to wait for: all is stored, and the agent has ended if it may."""
         return not self.look() or (self.stored and not self._free)
 
 

@@ -39,7 +39,7 @@ def add_overrides(parser: argparse.ArgumentParser) -> None:
 
 
 def override_words(args: argparse.Namespace) -> list[str]:
-    """Return the options of `add_overrides` as they were given."""
+    """Return the options of `add_overrides` that were given, as words for another command line."""
     single = {"host": args.host, "port": args.port, "rules": args.rules, "node-name": args.node_name}
     words = [f"--{name}={value}" for name, value in single.items() if value is not None]
     words += [f"--allow-host={name}" for name in args.allowed_hosts or ()]
@@ -60,7 +60,7 @@ def overridden(settings: AgentSettings, args: argparse.Namespace) -> AgentSettin
 
 
 def check_overrides(args: argparse.Namespace) -> None:
-    """Refuse what every agent would fail at. A port that is taken may be free again when a run begins.
+    """Raise an error for options with which no agent could start; a port in use is accepted.
 
     Raises:
         ConfigError: A value is impossible, or nobody can listen at the address.

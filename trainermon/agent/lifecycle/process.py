@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 
 def settle(nice: int = NICE) -> None:
-    """Give this process every CPU, a lower priority, no blocked signals, private files and `/` as its folder."""
+    """Detach this process from its rank: every CPU, lower priority, no blocked signals, private files, folder `/`."""
     os.chdir("/")
     os.umask(0o077)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
@@ -41,7 +41,7 @@ def settle(nice: int = NICE) -> None:
 
 
 def open_log(run_dir: Path, host: str, fallback: Path, *, to_stderr: bool = False) -> logging.handlers.QueueListener:
-    """Send this package's log to `nodes/<host>/agent.log` of a run, or to `fallback/agent.log` if that cannot be.
+    """Write this package's log to `nodes/<host>/agent.log` of a run, or to `fallback/agent.log` if that fails.
 
     It takes the place of a log that was opened before; with `to_stderr` it goes there too. Returns a started listener;
     stopping it writes out what is pending and may block as long as the file system does.

@@ -32,7 +32,7 @@ def linger_s(spool: Path, default_s: float) -> float:
 
 
 def remove_run_spool(spool: Path, stored: Mapping[int, JournalPosition]) -> bool:
-    """Take the spool of a finished run away; return False if a rank is there again, or was, and left records.
+    """Remove the spool of a finished run; return False if a rank is or was there again and left records.
 
     `stored` says, by rank, up to where the journals are stored. `remove_spool` and a starting rank keep each other out
     by a lock on the directory. It must not be renamed for that: a rank that has just begun would write the rest of its
@@ -42,7 +42,7 @@ def remove_run_spool(spool: Path, stored: Mapping[int, JournalPosition]) -> bool
 
 
 def is_needed(spool: Path, stored: Mapping[int, JournalPosition]) -> bool:
-    """Whether somebody has to follow the spool: a rank lives in it, or has left more than what is `stored`."""
+    """Whether the spool needs an agent: a rank lives in it, or has left more than what is `stored`."""
     return any(rank_alive(spool, rank) for rank in list_ranks(spool)) or not _is_all_stored(spool, stored)
 
 

@@ -75,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Follow runs until SIGTERM or SIGINT, or none is left; return 0, with `--check` what that found.
+    """Follow runs until SIGTERM or SIGINT, or none is left; return 0, or with `--check` the result of the check.
 
     Raises:
         ConfigError: No agent could be started with the options; another service has the folder, or it cannot be used.
@@ -146,7 +146,7 @@ def _work(service: NodeService, path: Path, stopping: threading.Event, *, patien
 
 @contextlib.contextmanager
 def sign_of_life(root: Path) -> Iterator[Path]:
-    """The file by which one service at most has the folder `root`, and others see that it lives.
+    """Return a context that holds the file by which only one service uses the folder `root`.
 
     Raises:
         ConfigError: Another service has it, or the folder cannot be made or written.
@@ -182,7 +182,7 @@ def _locks(descriptor: int) -> bool:
 
 
 def read_failures(path: Path) -> Sequence[str]:
-    """Return what a living service has written of agents that do not stay; nothing if it is just being written."""
+    """Return what a running service has written of agents that keep ending; empty during a write."""
     try:
         return tuple(map(str, json.loads(path.read_text(encoding="utf-8"))))
     except (OSError, ValueError, TypeError):
@@ -208,7 +208,7 @@ class _AgentStart:
 
 
 class NodeService:
-    """Keeps one agent per spool in `root` that has none.
+    """Runs one agent for every spool in `root` that has none.
 
     Args:
         root: Folder of the spools.
@@ -226,7 +226,7 @@ class NodeService:
         self._starts: dict[Path, _AgentStart] = {}
 
     def turn(self, now_s: float) -> None:
-        """Reap agents that have ended and start those that are missing.
+        """Collect agents that have ended, and start those that are missing.
 
         A run that is over but waits for a restart gives way to a new one: the port should be the new one's. Until it
         has, the journals keep what the new run writes.
@@ -254,7 +254,7 @@ class NodeService:
         ]
 
     def stop(self, timeout_s: float) -> None:
-        """Every agent has ended: at once where a rank lives, else when all is stored, or after `timeout_s`."""
+        """End every agent: at once where a rank lives, else when all is stored, or after `timeout_s`."""
         deadline_s = time.monotonic() + timeout_s
         while self._agents and time.monotonic() < deadline_s:
             for spool, agent in self._agents.items():

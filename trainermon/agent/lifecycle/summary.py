@@ -42,7 +42,7 @@ def read_alerts(run_dir: Path) -> list[Alert]:
 
 
 def merge_ranks(alerts: Sequence[Alert]) -> list[str]:
-    """Return the messages of `alerts`, those that differ in nothing but the rank as one."""
+    """Return the messages of `alerts`, merging those that differ in the rank only."""
     groups: dict[tuple[str, int, str], list[Alert]] = {}
     for alert in alerts:
         said = re.sub(rf" on rank {alert.rank}\b", "", alert.message.removeprefix(f"{alert.rule}: "))

@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 
 
 class SegmentCompaction:
-    """Merges old segments every ten minutes; the process ends with the loop, wherever it is.
+    """Merges old segments every ten minutes in a process that ends with the loop.
 
     Args:
         segments: Folder of the segments.
@@ -34,7 +34,7 @@ class SegmentCompaction:
         self._work = BackgroundTask("segments were not merged")
 
     def poll(self, now_s: float) -> None:
-        """Begin when it is time to, unless the last one still runs; `now_s` is monotonic."""
+        """Start a merge when one is due, unless the last one still runs; `now_s` is monotonic."""
         if now_s - self._compacted_s >= COMPACT_S:
             self._compacted_s = now_s
             if not self._work.is_running:

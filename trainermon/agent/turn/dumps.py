@@ -60,19 +60,19 @@ class DumpFollowUp:
         self._flush = flush
 
     def resume(self, dumps: RunDumps, watch: RankWatch) -> None:
-        """Have those dumps of local ranks diagnosed that an earlier agent was not able to."""
+        """Schedule diagnoses of the local ranks' dumps that an earlier agent did not diagnose."""
         for entry in dumps.entries.values():
             if not entry.diagnosed and not watch.ranks.keys().isdisjoint(entry.ranks):
                 self._diagnoser.schedule(entry)
 
     @property
     def is_diagnosed(self) -> bool:
-        """Whether no diagnosis runs or waits."""
+        """Whether no diagnosis is running or waiting."""
         return self._diagnoser.idle
 
     @property
     def is_delivered(self) -> bool:
-        """Whether no dump is on its way to the run directory, or waits. Cost: one listing."""
+        """Whether no dump is being delivered to the run directory or waits to be. Cost: one listing."""
         return self._deliveries.idle
 
     @property
@@ -81,16 +81,16 @@ class DumpFollowUp:
         return self._deliveries.problem
 
     def schedule(self, entry: DumpEntry) -> None:
-        """Have a dump diagnosed once its ranks' reports have settled."""
+        """Schedule the diagnosis of a dump for when its ranks' reports have settled."""
         self._diagnoser.schedule(entry)
 
     def poll(self) -> None:
-        """Begin what is due; never waits."""
+        """Start deliveries and diagnoses that are due; never waits."""
         self._deliveries.poll()
         self._diagnoser.poll()
 
     async def close(self) -> None:
-        """Stop what runs; whoever comes next goes on."""
+        """Stop deliveries and diagnoses; the next agent goes on with them."""
         await self._diagnoser.close()
         await self._deliveries.close()
 

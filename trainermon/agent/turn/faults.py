@@ -22,16 +22,16 @@ class TurnFaults:
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether turns have failed for so long that the agent may as well end."""
+        """Whether turns have failed for so long that the agent should end."""
         return self._num_in_a_row >= MAX_FAULTS
 
     def note(self) -> None:
-        """Take note of a turn that failed; called while its exception is handled."""
+        """Count and log a turn that failed; called while its exception is handled."""
         self._num_in_a_row += 1
         self.total += 1
         if self.total.bit_count() == 1:  # 1st, 2nd, 4th ... so that a lasting fault does not fill the log
             _log.exception("a turn of the agent failed (number %d)", self.total)
 
     def end_row(self) -> None:
-        """Take note of a turn that succeeded."""
+        """Reset the count of failures in a row, after a turn that succeeded."""
         self._num_in_a_row = 0

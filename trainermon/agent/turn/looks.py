@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 
 
 class RankLooks:
-    """Looks at everything that is not a record.
+    """Checks everything but the records, a few times a second: heartbeats, hangs, health, dumps, compaction.
 
     Args:
         watch: The ranks' heartbeats.
@@ -57,27 +57,27 @@ class RankLooks:
 
     @property
     def num_alive(self) -> int:
-        """How many ranks lived at the last look."""
+        """How many ranks were alive at the last look."""
         return self._watch.num_alive
 
     @property
     def idle(self) -> bool:
-        """Whether no hang and no death is being looked into."""
+        """Whether no hang or death is being investigated."""
         return self._hang.idle
 
     def is_due(self, now_s: float) -> bool:
-        """Whether it is time for the next look of a turn; if so, the next one is due a while later."""
+        """Return whether a look is due in this turn; if so, schedule the next one."""
         if now_s - self._looked_s < LOOK_S:
             return False
         self._looked_s = now_s
         return True
 
     def poll(self) -> None:
-        """Notice processes that end; for every turn of the loop."""
+        """Record processes that have ended; call it every turn of the loop."""
         self._hang.poll()
 
     def look(self, now_s: float, *, has_read_all: bool) -> None:
-        """Look at everything; `now_s` is monotonic, `has_read_all` whether the last turn found nothing new."""
+        """Check everything; `now_s` is monotonic, `has_read_all` whether the last turn found nothing new."""
         gone = self._watch.look(now_s)
         for rank in gone:
             _log.info("rank %d is gone", rank)
@@ -89,11 +89,11 @@ class RankLooks:
         self._compaction.poll(now_s)
 
     def skip(self, gap_s: float) -> None:
-        """Judge nobody for the last `gap_s` seconds, in which this process itself stood still."""
+        """Leave the last `gap_s` seconds out of every silence: this process itself was stopped."""
         _log.warning("this process stood still for %.0f s, which counts as no rank's silence", gap_s)
         self._watch.skip(gap_s)
         self._health.restart_timers()
 
     async def close(self) -> None:
-        """Stop looking into anything."""
+        """Stop all investigations."""
         await self._hang.close()

@@ -40,16 +40,16 @@ class RankFiles:
 
     @property
     def num_parameters(self) -> int:
-        """Parameters that the ranks of this node account for."""
+        """Number of parameters that the ranks of this node have reported."""
         return sum(file.parameters for file in self._files.values())
 
     @property
     def bytes_per_step(self) -> int:
-        """The most that a rank writes per step; 0 if none has told."""
+        """The most bytes that a rank writes per step; 0 if none has reported it."""
         return max((file.bytes_per_step for file in self._files.values()), default=0)
 
     def read_new(self, headers: Mapping[int, Header]) -> None:
-        """Have the files read of ranks that are new, or in a new attempt; never waits."""
+        """Schedule reading the files of ranks that are new or in a new attempt; never waits."""
         for rank, header in headers.items():
             if (rank, header.attempt) not in self._asked:
                 self._asked.add((rank, header.attempt))

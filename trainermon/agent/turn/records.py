@@ -14,7 +14,7 @@ from trainermon.agent.watch import RankWatch
 
 
 class RecordTurns:
-    """Takes turns of the pipeline, and sees to what follows from them.
+    """Reads new records in turns, and starts the work that they call for: alerts, diagnoses, metrics.
 
     Args:
         pipeline: Reads the journals.
@@ -55,7 +55,7 @@ class RecordTurns:
 
     @property
     def has_refused(self) -> bool:
-        """Whether the journal of a rank cannot be read."""
+        """Whether a rank's journal cannot be read."""
         return bool(self._pipeline.refused)
 
     def run(self) -> int:
@@ -68,7 +68,7 @@ class RecordTurns:
         return num_records
 
     def store(self) -> int:
-        """Go on with reading and storing, but set nothing in motion; return how many records were new."""
+        """Read and store new records without reacting to them; return how many were new."""
         num_records = self._pipeline.step()
         self._alerts.poll()
         return num_records
@@ -82,7 +82,7 @@ class RecordTurns:
         return self._pipeline.flush()
 
     def drain(self) -> Future[None]:
-        """The same when the last rank has gone, of which no metrics are shown from now on."""
+        """Return a future like `flush`, after the last rank has gone; its metrics are no longer shown."""
         self._views.end_run()
         return self._pipeline.flush()
 

@@ -22,7 +22,7 @@ DRAIN_LIMIT_S = 900.0
 
 
 class AgentStates:
-    """Goes from state to state; every look may find a rank again.
+    """Tracks the agent's state, and since when it has had no rank; a rank may come back at any time.
 
     Args:
         spool: Where `trainermon run` says for how long to wait.
@@ -42,7 +42,7 @@ class AgentStates:
         self._gone_s = self._last_turn_s = time.monotonic()
 
     def advance(self, now_s: float, num_records: int, *, has_ranks: bool, is_written: bool) -> None:
-        """Go on after a turn that found `num_records`; `is_written` says whether every alert is in the log."""
+        """Choose the next state after a turn that read `num_records`; `is_written`: all alerts are in the log."""
         if has_ranks:
             self._gone_s = now_s
             self._draining = None
@@ -56,15 +56,15 @@ class AgentStates:
             self.state = FINISHED
 
     def go_back(self) -> None:
-        """Drain anew: there is more to read."""
+        """Return to draining, as there is more to read."""
         self.state, self._draining = DRAINING, None
 
     def leave(self, *, is_over: bool) -> None:
-        """Take the state in which an agent leaves early."""
+        """Set the state of an agent that ends early."""
         self.state = FINISHED if is_over else DRAINING
 
     def notice_gap(self, now_s: float) -> float:
-        """Return for how long this process itself stood still since the last call, 0 if it did not.
+        """Return how long this process itself stood still since the last call, 0 if it did not.
 
         Lingering begins anew after that: nobody looked in that time.
         """
@@ -76,14 +76,14 @@ class AgentStates:
         return gap_s
 
     def has_lingered(self, now_s: float) -> bool:
-        """Whether all is stored, and no rank has come for as long as one may be waited for."""
+        """Whether all is stored, and the time to wait for a restarted job has passed."""
         return self.state == FINISHED and now_s - self._gone_s >= linger_s(self._spool, self._linger_s)
 
     def is_stuck(self, now_s: float) -> bool:
-        """Whether what is left could not be stored for so long that it is given up."""
+        """Whether storing the rest has failed for so long that it is given up."""
         return self.state == DRAINING and now_s - self._gone_s > max(DRAIN_LIMIT_S, self._linger_s)
 
     def is_late(self, now_s: float) -> bool:
-        """Whether nothing more is waited for that a finished agent has still to do."""
+        """Whether a finished agent has waited long enough for its remaining work, and ends without it."""
         wanted_s = linger_s(self._spool, self._linger_s)
         return now_s - self._gone_s > max(DRAIN_LIMIT_S, wanted_s)

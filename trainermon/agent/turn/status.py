@@ -15,7 +15,7 @@ _log = logging.getLogger(__name__)
 
 
 class StatusReporter:
-    """Replaces the status file when it would say something else than the last one.
+    """Rewrites the status file in the spool when its content changes.
 
     Args:
         place: Of the agent.
@@ -33,7 +33,7 @@ class StatusReporter:
         self._last: AgentStatus | None = None
 
     def report(self, state: str, *, url: str | None, problem: str) -> None:
-        """Say what holds now; `problem` is what is wrong besides storing. A failure is logged."""
+        """Write the present status; `problem` is what is wrong besides storing. A failure is logged."""
         stored = self._pipeline.status
         if stored.num_commits != self._num_commits:
             self._num_commits = stored.num_commits

@@ -12,7 +12,7 @@ from trainermon.exporters.views import RunHistory
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RunViews:
-    """The views of a run, which the consumers feed.
+    """The history, events and metrics of a run that consumers update.
 
     Attributes:
         feed: Events for open pages.
@@ -25,20 +25,20 @@ class RunViews:
     metrics: Exposition
 
     def publish_steps(self) -> None:
-        """Tell open pages of the steps that have become complete."""
+        """Send open pages the steps that have become complete."""
         for summary in self.history.take_summaries():
             self.feed.publish("step", summary)
 
     def end_ranks(self, ranks: Collection[int]) -> None:
-        """Show nothing more of ranks that are gone."""
+        """Expect no more steps of ranks that have gone, and remove their metrics."""
         for rank in ranks:
             self.history.end(rank)
             self.metrics.remove_rank(rank)
 
     def end_run(self) -> None:
-        """Show no metrics of a run whose last rank has gone."""
+        """Remove all ranks' metrics, after the last rank has gone."""
         self.metrics.end_run()
 
     def close(self) -> None:
-        """End the streams of open pages."""
+        """Close the event streams of open pages."""
         self.feed.close()

@@ -69,7 +69,7 @@ class AccessSettings:
 
 
 class TokenAccess:
-    """What a request's `Authorization` header opens.
+    """Checks what a request's `Authorization` header allows: reading, ordering, or nothing.
 
     Args:
         tokens: One of them is needed for every order; they also open all reading.
@@ -105,7 +105,7 @@ class TokenAccess:
         return _is_one_of(authorization, self._orders)
 
     def may_read(self, authorization: bytes | None) -> bool:
-        """Return whether the header's value opens reading; without it only if reading is open."""
+        """Return whether the header's value allows reading; without it only if reading is open."""
         return _is_one_of(authorization, [*self._orders, *self._readers]) or self.reading_is_open
 
     def __repr__(self) -> str:

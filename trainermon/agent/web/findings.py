@@ -19,7 +19,7 @@ READ_TIMEOUT_S = 10.0
 
 
 class RunFindings:
-    """Lists what was found in a run, and reads what was written about it; only reports that are known are read.
+    """Lists the alerts and dumps of a run, and reads the known reports on them.
 
     Args:
         place: Of the agent.

@@ -67,7 +67,7 @@ _log = logging.getLogger(__name__)
 
 
 class RequestRefusal(Exception):  # noqa: N818 - not an error of ours: the answer to a request
-    """A request that is answered here: HTTP status and what the client should know."""
+    """Raised to refuse a request, with an HTTP status and a message for the client."""
 
     def __init__(self, status: int, reason: str, *, challenge: str = "") -> None:
         super().__init__(reason)
@@ -138,7 +138,7 @@ class _RequestLimits:
 
 
 class RequestGuard:
-    """ASGI application that lets through to `inner` what is allowed and answers the rest itself."""
+    """ASGI application that passes allowed requests to `inner` and refuses the others."""
 
     def __init__(self, inner: Application, *, access: TokenAccess, hosts: Collection[str] = ()) -> None:
         self._inner = inner
@@ -148,7 +148,7 @@ class RequestGuard:
 
     @property
     def num_under_way(self) -> int:
-        """How many requests are being answered."""
+        """How many requests are being answered now."""
         return self._crowd.num
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

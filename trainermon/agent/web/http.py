@@ -31,7 +31,7 @@ PAGE = "index.html"
 
 
 class NodeInterface(Protocol):
-    """What the application shows and hands on; every method returns at once unless it is a coroutine."""
+    """What the web application needs of the agent; every method returns at once unless it is a coroutine."""
 
     feed: EventFeed
 
@@ -57,7 +57,7 @@ class NodeInterface(Protocol):
         """Return the JSON report of a dump, or None if there is none."""
 
     def evidence(self) -> dict[str, Any]:
-        """Return what is known of ranks that stand still or have died, for a controller that joins the nodes."""
+        """Return what is known of hung or dead ranks, for a controller that joins the nodes."""
 
     def checksums(self, after: int) -> dict[str, Any]:
         """Return digests of the checksums of replicas on the steps after `after`, for a controller as well."""
@@ -78,11 +78,11 @@ class NodeInterface(Protocol):
         """Commit everything followed so far; return whether that succeeded."""
 
     def stop(self) -> None:
-        """Flush and end, soon."""
+        """Store everything, and end soon."""
 
 
 class EscalationInterface(Protocol):
-    """What others may ask of the ranks; every method returns at once."""
+    """What controllers and Alertmanager may ask of the agent's ranks; every method returns at once."""
 
     def rank_states(self) -> dict[str, Any]:
         """Return what a controller needs of the local ranks: place, step, life, pace, alerts, what became of dumps."""
@@ -264,7 +264,7 @@ def parse_json(body: bytes) -> Any:
 
 
 async def refuse(request: Request, error: Exception) -> Response:
-    """Answer an error of ours: 409 for what cannot be done as things stand, 400 for the rest."""
+    """Return the error answer for an exception of ours: 409 for what is impossible now, 400 for the rest."""
     del request
     status = 409 if isinstance(error, ConflictError) else 400
     return json_answer({"detail": str(error)}, status=status)

@@ -52,7 +52,7 @@ class AgentListener:
         return self._server.url if self._server else None
 
     def open(self, node: NodeInterface, escalations: EscalationInterface) -> None:
-        """Listen, and tell Prometheus where. If that is not possible it is logged: the agent works without."""
+        """Listen, and announce the address to Prometheus. A failure is logged: the agent works without."""
         settings = self._settings
         access = settings.access.completed()
         try:
@@ -70,7 +70,7 @@ class AgentListener:
             self._executor.submit(_write_targets, path, self._server.target, {"node": self._host})
 
     async def close(self) -> None:
-        """Stop listening, and take the address away from Prometheus, as far as the file system answers."""
+        """Stop listening, and remove the address from Prometheus, if the file system answers."""
         if self._server is not None:
             await self._server.close()
         cleared = self._executor.submit(_clear_targets, *self._targets)

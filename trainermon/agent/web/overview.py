@@ -18,7 +18,7 @@ AXES = ("dp", "tp", "pp", "cp", "ep")
 
 
 class RunOverview:
-    """Describes a run.
+    """Describes the state of a run and its ranks, for the page and for controllers.
 
     Args:
         parts: Of the agent.
@@ -40,7 +40,7 @@ class RunOverview:
         self._shown: set[str] = set()  # kinds that have had a value
 
     def show_state(self, state: str) -> None:
-        """Show the agent's state, and tell open pages if it is another one than before."""
+        """Set the agent's state, and send it to open pages if it has changed."""
         if self._state != state:
             self._state = state
             self._feed.publish("state", {"state": state})
