@@ -83,7 +83,7 @@ def read_document(path: Path) -> Any:
 
 
 class DocumentNode:
-    """One mapping of the file and the path to it.
+    """One mapping of the file, with the path to it; reads typed values and raises errors that name the place.
 
     Args:
         value: What stands there; anything but a mapping is an error.
@@ -119,11 +119,11 @@ class DocumentNode:
         return DocumentNode(self.raw(key), known, where=self.where, path=self._at(key))
 
     def raw(self, key: str) -> Any:
-        """Return whatever stands under `key`."""
+        """Return the value under `key` as it stands."""
         return self._value_or(key, None)
 
     def plain(self, key: str) -> Mapping[str, Any]:
-        """Return whatever mapping stands under `key`; it is empty where there is only `true`."""
+        """Return the mapping under `key` as it stands; empty where there is only `true`."""
         value = self.raw(key)
         if value is True:
             return {}
@@ -181,7 +181,7 @@ class DocumentNode:
         return tuple(items)
 
     def only(self, known: Sequence[str]) -> str:
-        """Return the single one of the keys `known` that is given."""
+        """Return the one of the keys `known` that is given; exactly one must be."""
         given = [key for key in known if key in self]
         if len(given) != 1:
             found = " and ".join(given) or "none"
@@ -208,7 +208,7 @@ def nearest(found: str, known: Sequence[str]) -> str:
 
 
 def describe(value: Any) -> str:
-    """Return what stands in the file, as an error message says it."""
+    """Return a short description of a value for an error message."""
     if value is None:
         return "nothing"
     if isinstance(value, Mapping):

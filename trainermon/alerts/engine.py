@@ -99,7 +99,7 @@ class RuleEngine:
         return self._rank(header.coordinates.rank).ended_unseen() + changes
 
     def prime(self, header: Header, keys: Sequence[SeriesKey], blocks: Iterable[StatBlock]) -> None:
-        """Take steps that were evaluated before a restart, in order, without reporting anything.
+        """Replay steps that were evaluated before a restart, in order, without reporting anything.
 
         With all steps of the attempt the engine is afterwards what it was before; with the last `history_steps` the
         usual ranges are. Steps of several ranks are primed in the order in which they were evaluated.
@@ -109,7 +109,7 @@ class RuleEngine:
                 self._rank(alert.rank).keep_unreported([alert])
 
     def resume(self, alerts: Iterable[Alert]) -> None:
-        """Tell which alerts were on before a restart; call it before `prime`.
+        """Register the alerts that were firing before a restart; call it before `prime`.
 
         An alert that is found still on keeps its id, although the step on which it began may not be among the primed
         ones. One that is no longer on is reported as resolved by the first `evaluate` that has come as far. One that
@@ -122,7 +122,7 @@ class RuleEngine:
                 self._rank(alert.rank).resume(alert)
 
     def report(self, statement: AgentStatement) -> list[Alert]:
-        """Return what changed by a statement of the agent: at most one alert that begins or ends.
+        """Evaluate a statement of the agent; return the alert that begins or ends by it, at most one.
 
         A statement that says what is known changes nothing, and neither does one about a rule that there is not.
         """
@@ -132,20 +132,20 @@ class RuleEngine:
         return changes
 
     def adopt(self, alert: Alert) -> None:
-        """Take note of an alert of a `reported` rule that another part has made: its consequences are held back."""
+        """Register an alert of a `reported` rule that another part has made, so that it holds its consequences back."""
         self._reported.adopt(alert)
         self._shared.note_firing(alert.rule, alert.rank, is_firing=alert.state is AlertState.FIRING)
 
     def firing(self) -> list[Alert]:
-        """Return the alerts that are on and not held back, as of the last step of their rank."""
+        """Return the alerts that fire and are not held back, as of the last step of their rank."""
         return self._alerts(AlertState.FIRING, held=False) + self._reported.firing
 
     def inhibited(self) -> list[Alert]:
-        """Return the alerts that are on and held back as consequences of others."""
+        """Return the alerts that fire but are held back as consequences of others."""
         return self._alerts(AlertState.FIRING, held=True)
 
     def pending(self) -> list[Alert]:
-        """Return what would become an alert if it held on."""
+        """Return the alerts that would fire if their condition held on."""
         return self._alerts(AlertState.PENDING, held=False)
 
     def _take(self, header: Header, keys: Sequence[SeriesKey], block: StatBlock) -> list[Alert]:

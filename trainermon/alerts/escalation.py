@@ -59,7 +59,7 @@ class EscalationSettings:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EscalationDecision:
-    """What was decided about one alert.
+    """The decision about one alert: whether a dump follows, on which ranks, from which step on, and why.
 
     Attributes:
         alert: Id of the alert.
@@ -83,7 +83,7 @@ class EscalationDecision:
 
 
 class Escalator:
-    """Turns alerts into commands.
+    """Decides which alerts are followed by a dump, and makes the commands.
 
     Args:
         settings: The limits.
@@ -103,7 +103,7 @@ class Escalator:
 
     @property
     def decisions(self) -> list[EscalationDecision]:
-        """What was decided so far, in order."""
+        """All decisions so far, in order."""
         return list(self._decisions.values())
 
     @property
@@ -112,7 +112,7 @@ class Escalator:
         return [decision for decision in self._decisions.values() if not decision.ranks]
 
     def bytes_left(self) -> int:
-        """Return how many bytes may still be written: the quota without what was written or is reserved."""
+        """Return how many bytes dumps may still take: the quota less what is written or reserved."""
         return self._settings.max_bytes - sum(
             self._written.get((decision.command, rank), decision.bytes_per_rank)
             for decision in self._decisions.values()
@@ -193,7 +193,7 @@ class Escalator:
         return decision
 
     def settle(self, command_id: str, rank: int, num_bytes: int) -> None:
-        """Note what a rank has really written for a command, 0 if it was late: the rest of its share is free again."""
+        """Record how many bytes a rank wrote for a command, 0 if it was late; the rest of its share is free again."""
         if any(decision.command == command_id for decision in self._decisions.values()):
             self._written[command_id, rank] = num_bytes
             self._record({"settled": {"command": command_id, "rank": rank, "num_bytes": num_bytes}})

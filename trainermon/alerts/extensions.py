@@ -23,7 +23,7 @@ GROUP = "trainermon.conditions"
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CustomCondition:
-    """A condition of another package: the name of its entry point, and what the rule says."""
+    """A rule's condition that another package provides: the name of its entry point, and the rule's settings for it."""
 
     name: str
     settings: Mapping[str, Any]
@@ -35,12 +35,12 @@ def _entry_points() -> Mapping[str, importlib.metadata.EntryPoint]:
 
 
 def conditions_of_others() -> tuple[str, ...]:
-    """Return the names of the conditions that installed packages add."""
+    """Return the names of the conditions that other installed packages provide."""
     return tuple(_entry_points())
 
 
 def factory_of(name: str) -> Callable[[Mapping[str, Any], str], Any]:
-    """Return what makes the watchers of the condition `name`.
+    """Return the function that makes the watchers of the condition `name`, from its entry point.
 
     Raises:
         RuleError: Its package cannot be imported, or does not hold it.

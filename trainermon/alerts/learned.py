@@ -15,7 +15,7 @@ NUM_FIRST = 16
 
 
 class LossLevel:
-    """How far the loss of one rank has come down since its first steps; several losses are added up.
+    """Tracks how far the loss of one rank has come down since its first steps; several losses are added up.
 
     Attributes:
         is_learned: The last loss was below `SHARE` of the first ones. False without a loss, or where the first ones
@@ -27,7 +27,7 @@ class LossLevel:
         self._first: list[float] = []
 
     def observe(self, moments: Array) -> None:
-        """Take the moments `[8, n]` of the losses of one step; n may be 0. A loss that is not finite is passed over."""
+        """Add the moments `[8, n]` of the losses of one step; n may be 0. A loss that is not finite is ignored."""
         loss = float(DERIVED["mean"](moments).sum()) if moments.shape[1] else math.nan
         self.is_learned = False
         if not math.isfinite(loss):

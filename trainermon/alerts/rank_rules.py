@@ -36,7 +36,7 @@ class RuleRows(NamedTuple):
     divisors: RatioDivisors | None
 
     def moments(self, values: Array) -> Array:
-        """Return the rule's part of a block's values."""
+        """Return the rows of a block's values that the rule looks at."""
         own: Array = values[:, self.rows]
         return own if self.divisors is None else self.divisors.join(own, values)
 
@@ -73,14 +73,14 @@ class RowPlans:
         self._loss_ids: list[int] = []
 
     def reset(self) -> None:
-        """Know no series any more: a new attempt begins."""
+        """Forget all series: a new attempt begins."""
         self._plans.clear()
         self._num_keys = 0
         self._skipped_id = self._scale_id = -1
         self._loss_ids = []
 
     def extend(self, header: Header, keys: Sequence[SeriesKey]) -> None:
-        """Give the series that are new their slots in each rule; `keys` are all series of the attempt so far."""
+        """Assign slots in each rule to the series that are new; `keys` are all series of the attempt so far."""
         if len(keys) <= self._num_keys:
             return
         added = keys[self._num_keys :]
@@ -139,7 +139,7 @@ class RuleSet:
         self._later = later_inhibitors(rules)
 
     def note_firing(self, rule: str, rank: int, *, is_firing: bool) -> None:
-        """Take note that an alert that holds back others on all ranks is on or over."""
+        """Record that an alert that holds others back on all ranks has begun or ended."""
         ranks = self.firing_anywhere.setdefault(rule, set())
         (ranks.add if is_firing else ranks.discard)(rank)
 
@@ -156,7 +156,7 @@ class RuleSet:
 
 
 class RankRules:
-    """All rules on one rank, and what is known of its alerts from before a restart of the agent.
+    """Evaluates all rules on one rank, and knows its alerts from before a restart of the agent.
 
     Attributes:
         moment: The last step of the rank.
@@ -178,12 +178,12 @@ class RankRules:
         self._unreported: list[Alert] = []
 
     def resume(self, alert: Alert) -> None:
-        """Remember that the alert was on before a restart."""
+        """Register an alert that was firing before a restart."""
         self._resumed[alert.rule] = alert
         self._resumed_ids.add(alert.id)
 
     def keep_unreported(self, alerts: Iterable[Alert]) -> None:
-        """Keep the ends of resumed alerts: they ended before the restart, but nobody was told."""
+        """Keep the ends of resumed alerts that ended before the restart but were never reported."""
         ended = (alert for alert in alerts if alert.state is AlertState.RESOLVED)
         self._unreported += [alert for alert in ended if alert.id in self._resumed_ids]
 
@@ -205,7 +205,7 @@ class RankRules:
         return ended + self._changes(self._watches.values(), self.moment)
 
     def take_comparison(self, watch: RuleWatch, step: int, time_s: float) -> list[Alert]:
-        """Return what changed by a comparison of ranks, which `watch` has taken; its step may be behind the rank's."""
+        """Return the alerts that a comparison of ranks changed; its step may be behind the rank's."""
         self._compared_place = (self.moment.attempt, step)
         moment = dataclasses.replace(self.moment, step=step, time_s=time_s)
         changes = self._changes([watch], moment)

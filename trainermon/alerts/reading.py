@@ -33,7 +33,7 @@ from trainermon.core.values import Kind
 
 
 def criterion_names() -> tuple[str, ...]:
-    """Return what may stand under `when`: the built-in conditions, then those of installed packages."""
+    """Return the keys allowed under `when`: the built-in conditions, then those of installed packages."""
     return (*READERS, *(name for name in conditions_of_others() if name not in READERS))
 
 

@@ -20,7 +20,7 @@ from trainermon.core.values import Alert, AlertCondition, AlertState, Finding, K
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class AgentStatement:
-    """What the agent says about a rank, or about itself (then `rank` is the first one of the node).
+    """A statement of the agent about a rank, or about itself (then `rank` is the first one of the node).
 
     Attributes:
         rule: Name of a rule whose condition is `reported`.
@@ -52,7 +52,7 @@ class AgentStatement:
 
 
 class ReportedAlerts:
-    """The alerts that were stated and are on.
+    """Keeps the alerts made from statements of the agent that are firing.
 
     Args:
         rules: Of any kind; those that are not `reported` do not matter.
@@ -64,11 +64,11 @@ class ReportedAlerts:
 
     @property
     def firing(self) -> list[Alert]:
-        """The alerts that are on, by rank."""
+        """The firing alerts, by rank."""
         return sorted(self._on.values(), key=lambda alert: (alert.rank, alert.rule))
 
     def knows(self, rule: str) -> bool:
-        """Return whether there is such a rule."""
+        """Return whether there is a `reported` rule of this name."""
         return rule in self._rules
 
     def observe(self, statement: AgentStatement) -> list[Alert]:
@@ -85,14 +85,14 @@ class ReportedAlerts:
         return [_ended(known, step=statement.step, time_s=statement.time_s, why=statement.detail)]
 
     def adopt(self, alert: Alert) -> None:
-        """Take note of a state of an alert that another part has made."""
+        """Record a state of an alert that another part has made."""
         if alert.state is AlertState.FIRING:
             self._on[alert.rule, alert.rank] = alert
         else:
             self._on.pop((alert.rule, alert.rank), None)
 
     def begin_attempt(self, rank: int, attempt: int, time_s: float) -> list[Alert]:
-        """Return the ends of what was on in earlier attempts of this rank: another process stands there now."""
+        """End the alerts of this rank's earlier attempts, and return them: another process runs there now."""
         over = [place for place, alert in self._on.items() if place[1] == rank and alert.attempt < attempt]
         ended = [self._on.pop(place) for place in over]
         return [_ended(alert, step=alert.step, time_s=time_s, why=f"attempt {attempt} began") for alert in ended]

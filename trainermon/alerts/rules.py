@@ -102,7 +102,7 @@ class SeriesSelection:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RuleEscalation:
-    """What the ranks concerned shall do when the rule fires; None takes the run's setting."""
+    """The dump that the ranks concerned write when the rule fires; None takes the run's setting."""
 
     action: Action
     task: DumpTask | None = None
@@ -159,7 +159,7 @@ def load_rules(path: Path | str | None = None) -> tuple[AlertRule, ...]:
 
 
 def read_rules(path: Path | str | None = None) -> tuple[tuple[AlertRule, ...], list[RuleError]]:
-    """Return the rules that can be meant as written, and what is wrong with the others, in their order.
+    """Return the valid rules of a YAML file, and the errors in the others, in their order.
 
     Raises:
         RuleError: the file cannot be read, or is no list of rules.

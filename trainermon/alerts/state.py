@@ -49,7 +49,7 @@ class SeriesPeaks:
 
 
 class RuleState:
-    """State of one rule on one rank; all counters restart with `reset`.
+    """The state of one rule on one rank: for how long its condition has held, and since when an alert fires.
 
     Attributes:
         first_step: The step on which the condition of the alert began; -1 without an alert.
@@ -78,7 +78,7 @@ class RuleState:
             array[:] = 0
 
     def grow(self, size: int) -> None:
-        """Make room for so many series; the state of those that are known stays."""
+        """Extend the state to `size` series; that of the present ones stays."""
         for name in ("_bad_run", "_clear_run", "_fired", "_restless", "_began", "members"):
             array = getattr(self, name)
             setattr(self, name, np.concatenate((array, np.zeros(size - len(array), array.dtype))))
@@ -86,12 +86,12 @@ class RuleState:
 
     @property
     def firing(self) -> bool:
-        """Whether an alert is on."""
+        """Whether the alert is firing."""
         return self.first_step != _NEVER
 
     @property
     def restless(self) -> Mask | None:
-        """Mark the series that are pending or firing; None if there are none."""
+        """A mask of the series that are pending or firing; None if there are none."""
         return self._restless if self._active else None
 
     def pending_since(self) -> int | None:
@@ -102,16 +102,16 @@ class RuleState:
         return int(self._began[waiting].min())
 
     def pending(self) -> Mask:
-        """Mark the series whose condition holds, but not for long enough."""
+        """A mask of the series whose condition holds, but not for long enough."""
         return (self._bad_run > 0) & ~self._fired
 
     def worst_first(self, series: Mask) -> NDArray[np.intp]:
-        """Return the slots of the marked series by their peaks; equally bad ones in slot order, that of the model."""
+        """Return the slots of the marked series, worst peak first; equal ones in slot order, that of the model."""
         slots = np.flatnonzero(series)
         return slots[np.argsort(-self.peaks.score[slots], kind="stable")]
 
     def advance(self, indices: NDArray[np.intp], verdict: ConditionVerdict, step: int) -> None:
-        """Take the verdict of one step into account; `indices` are the slots of the series that it is about.
+        """Update the state by the verdict of one step; `indices` are the slots of the series judged.
 
         Series that are neither bad nor restless may be left out, as nothing changes for them.
         """
@@ -130,7 +130,7 @@ class RuleState:
         self._active = bool(self._restless.any())
 
     def record(self, indices: NDArray[np.intp], verdict: ConditionVerdict, moments: Array, baseline: Array) -> None:
-        """Keep the values that are worse than what the series showed since their condition began."""
+        """Keep values that are worse than any other since the condition of their series began."""
         peaks = self.peaks
         worse = verdict.bad & ~(verdict.score <= peaks.score[indices])
         found = {

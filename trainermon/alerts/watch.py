@@ -23,7 +23,7 @@ NO_SLOT = -1
 
 
 class RuleWatch:
-    """One rule on one rank: its series, what it remembers of them, and what was reported.
+    """Evaluates one rule on one rank: its series, what it remembers of them, and what was reported.
 
     Attributes:
         rule: The rule.
@@ -78,7 +78,7 @@ class RuleWatch:
             self._watcher.meet(slots[chosen], [keys[row] for row in chosen], placed)
 
     def observe(self, slots: Slots, moments: Array, step: int) -> None:
-        """Advance by the moments of this step's series."""
+        """Evaluate the moments of this step's series, and update the state."""
         verdict = self._watcher.judge(slots, moments)
         if self.rule.share and np.count_nonzero(verdict.bad) < self.rule.share * len(verdict.bad):
             verdict = dataclasses.replace(verdict, bad=np.zeros_like(verdict.bad))
@@ -96,12 +96,12 @@ class RuleWatch:
     def take_verdict(
         self, indices: Indices, verdict: ConditionVerdict, moments: Array, baseline: Array, step: int
     ) -> None:
-        """Advance by what a comparison of ranks has found about this rank."""
+        """Update the state by what a comparison of ranks has found about this rank."""
         self.group.advance(indices, verdict, step)
         self.group.record(indices, verdict, moments, baseline)
 
     def begin(self, resumed: dict[str, Alert], moment: AlertMoment) -> None:
-        """Note that an alert has begun, perhaps one that was known before a restart."""
+        """Record that an alert has begun, perhaps one that was firing before a restart."""
         self.on = True
         self._first_step = self.group.first_step
         known = resumed.get(self.rule.name)
@@ -109,7 +109,7 @@ class RuleWatch:
             self._first_step = resumed.pop(self.rule.name).first_step
 
     def change(self, moment: AlertMoment, *, held: bool) -> list[Alert]:
-        """Return what is to be reported of the alert that is on: its begin, its growth or its end."""
+        """Return the state of the alert to report: its beginning, its growth or its end."""
         if not self.group.firing:
             reported, self.on, self.announced = self.announced, False, 0
             return [self.alert(AlertState.RESOLVED, moment)] if reported else []
@@ -120,11 +120,11 @@ class RuleWatch:
         return [self.alert(AlertState.FIRING, moment)]
 
     def alert(self, state: AlertState, moment: AlertMoment) -> Alert:
-        """Return the alert that is on or has just ended."""
+        """Return the alert that fires or has just ended."""
         return make_alert(self.rule, state, self._concern(self.group.members, self._first_step), moment)
 
     def pending_alert(self, moment: AlertMoment) -> Alert | None:
-        """Return what is pending; None if nothing is, or an alert is on."""
+        """Return the pending alert; None if nothing is pending, or an alert fires."""
         since = self.group.pending_since()
         if since is None:
             return None
@@ -143,7 +143,7 @@ class RuleWatch:
 
 
 def compact(indices: NDArray[np.intp]) -> Slots:
-    """Return ascending neighbours as a slice: indexing with it copies nothing."""
+    """Return ascending consecutive indices as a slice, with which indexing copies nothing."""
     first, last = int(indices[0]), int(indices[-1])
     if last - first + 1 == len(indices) and (np.diff(indices) == 1).all():
         return slice(first, last + 1)

@@ -22,7 +22,7 @@ MAX_FINDINGS = 20
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class AlertMoment:
-    """Where and when an alert changed."""
+    """The rank, attempt, step and time at which an alert changed."""
 
     rank: int
     attempt: int
@@ -32,7 +32,7 @@ class AlertMoment:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class AlertConcern:
-    """What an alert is about.
+    """The series that an alert is about, with their worst values.
 
     Attributes:
         slots: The series, worst first; at least one.
@@ -77,7 +77,7 @@ def make_alert(rule: AlertRule, state: AlertState, concern: AlertConcern, moment
 
 
 def filled_in(summary: str, fields: Mapping[str, object]) -> str:
-    """Return a summary with its fields; as it stands where they cannot be put in, as an alert must not be lost."""
+    """Return a summary with its fields filled in; unchanged where that fails, so that no alert is lost."""
     try:
         return summary.format_map(fields)
     except Exception:  # the border: rules that no file was read for may say anything

@@ -59,27 +59,27 @@ class CallNote(NamedTuple):
 
 
 def check_sum(torch_name: str) -> int:
-    """Return what stands for a group's name; never 0."""
+    """Return a number computed from a group's name; never 0."""
     return zlib.crc32(torch_name.encode()) + 1
 
 
 def note_offset(place: int) -> int:
-    """Return where the note of the group with number `place` begins."""
+    """Return the offset of the note of the group with number `place`."""
     return (place + 1) * _NOTE_BYTES
 
 
 def call_offset(place: int) -> int:
-    """Return where in that note the call begins."""
+    """Return the offset of the call within that note."""
     return note_offset(place) + _BEGUN.size
 
 
 def pack_begun(group: int, *, collectives: int, p2p: int) -> bytes:
-    """Return the first part of a note."""
+    """Return the bytes of the first part of a note."""
     return _BEGUN.pack(group, collectives, p2p)
 
 
 def pack_call(operation: str, number: int, *, peer: int = -1, elements: int = 0) -> bytes:
-    """Return the second part of a note."""
+    """Return the bytes of the second part of a note."""
     return _CALL.pack(_PLACES[operation], number, peer, elements)
 
 

@@ -48,7 +48,7 @@ _CALLS_PER_CHECK = 64
 
 
 class Phase(enum.IntEnum):
-    """What a rank was doing when it last said so.
+    """What a rank is doing, as it last said.
 
     `SETUP` lasts until the end of the first step, which compiles and connects; after `CLOSED` (in good order), `FAILED`
     (by an exception) and `DETACHED` (after a fault of the monitor's own) there are no beats any more.
@@ -78,7 +78,7 @@ class Heartbeat:
 
 
 class ControlPage:
-    """The rank's side.
+    """A rank's access to its control page: sends heartbeats, and reads the agent's commands.
 
     Generation and epoch go on where an earlier attempt left them. A forked child beats into nothing.
 
@@ -107,7 +107,7 @@ class ControlPage:
         _pages.add(self)
 
     def beat(self, step: int, phase: Phase, time_s: float) -> None:
-        """The agent sees step and phase. Cost: about 1 µs, one system call. A page that takes no beat is only told."""
+        """Send a heartbeat with step and phase. Cost: about 1 µs, one system call. A failure is only reported."""
         if self._descriptor < 0:
             return
         self._generation = generation = self._generation + 1
@@ -155,7 +155,7 @@ class ControlPage:
             logger.warning("the control page %s %s", self._path, trouble)
 
     def read_commands(self) -> list[Command]:
-        """Return every command of the set, also those whose steps are past: it is the reader's to say that it is late.
+        """Return every command of the set, past ones too: the reader reports those that are late.
 
         What cannot be understood is left out and named in `command_problem`. Cost: reads a file, for when the epoch
         changed.
@@ -165,7 +165,7 @@ class ControlPage:
         return commands
 
     def close(self) -> None:
-        """Beats go nowhere, and the epoch stays what it was last. May be called again."""
+        """Close the page: beats are dropped, and the epoch stays what it was. May be called again."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
         self._descriptor = -1
@@ -184,7 +184,7 @@ os.register_at_fork(after_in_child=_close_pages_in_child)
 
 
 class ControlReader:
-    """The agent's side of one rank's page; the rank may start, end and start again at any time."""
+    """The agent's access to a rank's control page: reads heartbeats and sends commands, across restarts of the rank."""
 
     def __init__(self, directory: Path, rank: int) -> None:
         self._path = rank_path(directory, rank, "page")
@@ -202,7 +202,7 @@ class ControlReader:
         return self._last
 
     def send(self, commands: Sequence[Command]) -> int:
-        """These commands replace all earlier ones; return the new epoch.
+        """Replace all earlier commands by these; return the new epoch.
 
         Raises:
             SpoolError: The rank has no page (it has not started, or the run is over), or the file cannot be written.

@@ -31,7 +31,7 @@ class EventType(str, enum.Enum):
 
 
 class DumpStatus(str, enum.Enum):
-    """What became of a dump on one rank, of an ordered one or of a replay's; the most telling one first."""
+    """The outcome of a dump on one rank, ordered or of a replay; the most informative one first."""
 
     NONFINITE = "nonfinite"
     WRITTEN = "written"
@@ -47,7 +47,7 @@ class DumpStatus(str, enum.Enum):
 
 
 class ConfigurationStatus(str, enum.Enum):
-    """What became of an edited configuration on one rank."""
+    """The outcome of an edited configuration on one rank."""
 
     APPLIED = "applied"
     LATE = "late"
@@ -60,7 +60,7 @@ class ConfigurationStatus(str, enum.Enum):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class WarningEvent:
-    """The rank cannot do a part of what it was asked; the run goes on and is watched."""
+    """Reports that the rank cannot do a part of what it was asked; the run goes on and is monitored."""
 
     type: ClassVar[EventType] = EventType.WARNING
     message: str
@@ -68,7 +68,7 @@ class WarningEvent:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DetachedEvent:
-    """The monitor has detached after a fault of its own; the run goes on and is not watched."""
+    """Reports that the monitor has detached after an error of its own; the run goes on unmonitored."""
 
     type: ClassVar[EventType] = EventType.DETACHED
     message: str
@@ -76,7 +76,7 @@ class DetachedEvent:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class FailedEvent:
-    """An exception ended the script; `message` is its traceback, as Python prints it."""
+    """Reports that an exception ended the script; `message` is its traceback, as Python prints it."""
 
     type: ClassVar[EventType] = EventType.FAILED
     step: int | None
@@ -85,7 +85,7 @@ class FailedEvent:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigurationEvent:
-    """What became of an edited configuration, which was to apply from `step` on."""
+    """Reports the outcome of an edited configuration, which was to apply from `step` on."""
 
     type: ClassVar[EventType] = EventType.CONFIGURATION
     step: int | None
@@ -96,7 +96,7 @@ class ConfigurationEvent:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayEvent:
-    """What the replay of a step came to; `dump` is its folder in the run directory, None if nothing was written."""
+    """Reports the outcome of a replay; `dump` is its folder in the run directory, None if nothing was written."""
 
     type: ClassVar[EventType] = EventType.REPLAY
     step: int | None
@@ -110,7 +110,7 @@ class ReplayEvent:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DumpEvent:
-    """What became of an ordered dump on one step; what does not apply is None, and left out of the JSON."""
+    """Reports the outcome of an ordered dump on one step; fields that do not apply are None and not in the JSON."""
 
     type: ClassVar[EventType] = EventType.DUMP
     step: int | None

@@ -36,7 +36,7 @@ class GroupProgress(NamedTuple):
 
     @property
     def in_flight(self) -> int:
-        """How many were begun and are not complete."""
+        """How many collectives have begun and are not complete."""
         return max(0, self.enqueued - max(0, self.completed))
 
 
@@ -99,7 +99,7 @@ class RecorderReading:
 
 
 def parse(text: bytes | str) -> RecorderReading:
-    """Return what a recorder's JSON says.
+    """Return the content of a recorder's JSON as one reading.
 
     Raises:
         ValueError: `text` is no JSON, or not a recorder's.
@@ -123,7 +123,7 @@ def parse(text: bytes | str) -> RecorderReading:
 
 
 class FlightRecorder:
-    """The recorders of this process.
+    """Reads torch's flight recorders of this process.
 
     Attributes:
         reason: Why there is none, "" if there is one.

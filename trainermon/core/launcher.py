@@ -94,7 +94,7 @@ def start_agent(spool: Path) -> None:
 
 
 def deliver(spool: Path, run_directory: Path, limit_s: float) -> bool:
-    """Deliver what waits in the outbox of `spool`; return whether that is done within `limit_s` seconds.
+    """Move the waiting dumps from the outbox of `spool` to the run directory; return whether done in `limit_s` seconds.
 
     It is done by a process of its own, which goes on after that time: a file system may keep it waiting for ever.
     """
@@ -115,7 +115,7 @@ def deliver(spool: Path, run_directory: Path, limit_s: float) -> bool:
 
 
 def is_served(root: Path) -> bool:
-    """Whether a `trainermon node` of this user follows the spools in the folder `root`, in whichever container."""
+    """Return whether a `trainermon node` of this user, in whatever container, follows the spools in `root`."""
     try:
         descriptor = os.open(root / SERVICE_FILE, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -149,7 +149,7 @@ def check_rules(path: Path) -> None:
 
 
 def register(spool: Path) -> None:
-    """Bring agent and `trainermon run` together, if the job was started by it: afterwards each knows the other.
+    """Register the agent with the `trainermon run` that started the job, if one did, so that each knows the other.
 
     The agent then stays until the launcher lets it go, and not a fixed time after the last rank.
     """

@@ -34,7 +34,7 @@ _SHARE_OF_FREE = 4
 
 
 class Parcel:
-    """One folder that a rank writes for the run directory. Nothing is made yet: that is the writer's.
+    """A folder that a rank writes for the run directory; the writer creates it.
 
     Attributes:
         place: Where it will lie, below the run directory.
@@ -50,17 +50,17 @@ class Parcel:
         self.content = outbox / f"{name}{_OPEN}"
 
     def send(self) -> None:
-        """It is whole, and may be taken away. Never raises: what cannot be sent waits until the rank is gone."""
+        """Mark the folder as complete, so that it is delivered. Never raises: a failure leaves it to later recovery."""
         with contextlib.suppress(OSError):
             self.content.rename(self._ready)
 
     def discard(self) -> None:
-        """Nothing comes of it."""
+        """Drop the parcel, which is never delivered."""
         shutil.rmtree(self.content, ignore_errors=True)
 
 
 class Outbox:
-    """What one rank sends to its run directory."""
+    """Sends the folders that one rank writes to its run directory, by way of the node."""
 
     def __init__(self, spool: Path, run_directory: Path, rank: int) -> None:
         self._folder = spool / OUTBOX_FOLDER
@@ -68,7 +68,7 @@ class Outbox:
         self._rank = rank
 
     def parcel(self, place: str) -> Parcel:
-        """Return a folder that will lie at `place`, a path below the run directory."""
+        """Return a new parcel that will be delivered to `place`, a path below the run directory."""
         return Parcel(self._folder, self._run_directory, self._rank, place)
 
     def room(self, wanted_bytes: int) -> int:
@@ -81,12 +81,12 @@ class Outbox:
         return max(0, min(wanted_bytes, free // _SHARE_OF_FREE))
 
     def is_empty(self) -> bool:
-        """Return whether all that this rank has sent is in its place."""
+        """Return whether everything that this rank has sent is delivered."""
         return not any(parcel.rank == self._rank for parcel in _waiting(self._folder.parent))
 
 
 def available_memory_bytes() -> int:
-    """Return what the kernel says can be had without swapping; the spool may lie in memory."""
+    """Return how much memory the kernel can give without swapping; the spool may lie in memory."""
     try:
         for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
             if line.startswith("MemAvailable:"):
@@ -97,12 +97,12 @@ def available_memory_bytes() -> int:
 
 
 def num_deliverable(spool: Path) -> int:
-    """Return how many parcels can be delivered now: those that are whole, and what a rank has left that is gone."""
+    """Return how many parcels can be delivered now: complete ones, and those left by a rank that is gone."""
     return sum(parcel.is_deliverable(spool) for parcel in _waiting(spool))
 
 
 def deliver(spool: Path, run_directory: Path) -> list[str]:
-    """Take every parcel that can be delivered to its place; return what went wrong with those that stay.
+    """Deliver every parcel that is ready; return what went wrong with those that stay.
 
     Blocks as long as the file systems do. Killed at any point it leaves the parcel or the whole folder, and whoever
     comes next goes on. Two processes do not take the same parcel.
@@ -184,7 +184,7 @@ def _put(content: Path, final: Path, run_directory: Path) -> None:
 
 
 def main() -> int:
-    """Deliver what is there."""
+    """Deliver all waiting parcels of the spool that the command line names."""
     troubles = deliver(Path(sys.argv[1]), Path(sys.argv[2]))
     for trouble in troubles:
         sys.stderr.write(f"not delivered: {trouble}\n")

@@ -20,7 +20,7 @@ _DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def make_private_directory(path: Path, top: Path | None = None) -> None:
-    """`path` exists; it and every directory from `top` down to it is private: made 0700 whatever the umask, or checked.
+    """Make the directory `path`, or check it; it and all from `top` down are private (0700 whatever the umask).
 
     `top` is `path` or lies above it (None: `path` itself). What is missing above `top` is made as `mkdir -p` does.
 
@@ -55,7 +55,7 @@ def make_private_folder(folder: Path, *, tries: int = 10) -> None:
 
 
 def check_private(directory: Path) -> None:
-    """`directory` is a directory of this user, no link, and nobody else can write to it.
+    """Raise an error unless `directory` is this user's directory, no link, and writable by nobody else.
 
     Where owners and modes say nothing, since the file system gives the same to all (a share mounted with them, a server
     that maps users), it only has to be as private as one that is made in it now.
@@ -102,7 +102,7 @@ def open_private(path: str | Path, flags: int) -> int:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """Give a binary file (0600) that takes the place of `path` when the block ends; readers see the old or the new one.
+    """Return a context with a binary file (0600) that replaces `path` at the end; readers see the old or the new one.
 
     The unfinished file lies beside `path` under a random name; it is removed if the block raises. Nothing is
     synchronised to the disk.
@@ -122,7 +122,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """`path` (0600) holds `content`; see `replacing`."""
+    """Replace `path` (0600) by a file with `content`; see `replacing`."""
     with replacing(path) as file:
         file.write(content)
 

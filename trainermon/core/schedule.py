@@ -7,7 +7,7 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Schedule:
-    """Steps `start_step`, `start_step + step_interval`, … , `collect_times` of them.
+    """The steps to collect: `start_step`, `start_step + step_interval`, …, `collect_times` of them.
 
     Doctest:
 

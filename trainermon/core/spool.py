@@ -112,7 +112,7 @@ def list_ranks(directory: Path) -> list[int]:
 
 
 def open_spool(run_id: str, root: Path | None = None) -> Path:
-    """The private directory `<root>/<run_id>` (0700) exists, on a local disk, and belongs to this user.
+    """Make or check the private directory `<root>/<run_id>` (0700, this user's, on a local disk), and return its path.
 
     Args:
         run_id: 1 to 128 ASCII letters, digits and `._:,=@+-`, beginning with a letter, a digit or `_`.
@@ -224,7 +224,7 @@ def try_enter(directory: Path) -> int | None:
 
 
 class RankLock:
-    """This process is the living `rank` of the run, for every process that asks `rank_alive`, until close or death.
+    """Marks this process as the living `rank` of the run, for all that ask `rank_alive`, until `close` or its end.
 
     The directory is made again if the agent of an earlier attempt has just removed it; from here on it stays.
 
@@ -270,7 +270,7 @@ class RankLock:
             ) from error
 
     def close(self) -> None:
-        """Give the rank up; without effect in a forked child, and when called again."""
+        """Release the lock; without effect in a forked child, and when called again."""
         if self._descriptor < 0 or _held_locks.get(self._identity) != os.getpid():
             return
         del _held_locks[self._identity]

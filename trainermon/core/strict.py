@@ -22,7 +22,7 @@ _SHORT.maxstring = _SHORT.maxlong = _SHORT.maxother = SHOWN_CHARACTERS
 
 
 def build(cls: type[T], raw: Mapping[str, Any], prefix: str = "") -> T:
-    """Return a `cls` (a dataclass, possibly of dataclasses) made of `raw`; nothing is guessed and nothing passed over.
+    """Return the dataclass `cls` built from `raw`, strictly: unknown keys and wrong types are errors.
 
     Fields may be bool, int, float, str, tuples of one type, an optional one of these, or another dataclass. An int is a
     float too; a bool is no int.
@@ -68,7 +68,7 @@ def _convert(wanted: Any, value: Any, path: str) -> Any:
 
 
 def shown(found: object) -> str:
-    """Return `found`, which may be of any size, as an error message says it: a few hundred characters at most."""
+    """Return a short text of `found` for an error message: a few hundred characters at most, whatever its size."""
     try:
         return _SHORT.repr(found)[: 2 * SHOWN_CHARACTERS]
     except ValueError:  # a number of more digits than Python writes out
@@ -76,6 +76,6 @@ def shown(found: object) -> str:
 
 
 def require(condition: object, path: str, found: object, expected: str) -> None:
-    """Raise a ConfigError that says where, what was found and what was expected, unless `condition` holds."""
+    """Raise a ConfigError with place, value found and value expected, unless `condition` holds."""
     if not condition:
         raise ConfigError(f"{path}: found {shown(found)}, expected {expected}")

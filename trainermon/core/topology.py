@@ -39,7 +39,7 @@ class RunIdentity:
 
 
 def find_coordinates(environ: Mapping[str, str] = os.environ, groups: Mapping[str, Any] | None = None) -> Coordinates:
-    """Return where this rank stands, from torch.distributed if it is initialised, else from the launcher's variables.
+    """Return the coordinates of this rank, from torch.distributed if initialised, else the launcher's variables.
 
     `groups` maps an axis (`tp`, `dp`, `pp`) to this rank's process group of it, or None. Without a data-parallel group
     the whole world is one.

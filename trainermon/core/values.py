@@ -114,7 +114,7 @@ NO_ELEMENTS = Moments(0.0, math.inf, -math.inf, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Coordinates:
-    """Where a rank stands in the job. Sizes are at least 1, places count from 0."""
+    """A rank's coordinates in the job. Sizes are at least 1, places count from 0."""
 
     rank: int = 0
     world_size: int = 1
@@ -317,7 +317,7 @@ class DumpTask(str, enum.Enum):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """What a rank shall do from `first_step` on, for `num_steps` steps.
+    """A command to a rank: collect or dump for `num_steps` steps from `first_step` on.
 
     A rank that is already past `first_step` when it reads the command does nothing and says so (`late`): nothing ever
     waits. `level` is L0 (modules); `task` says what a dump writes; an empty `scope` means every module.
@@ -338,7 +338,7 @@ class Command:
 
 
 def well_formed(text: str) -> str:
-    r"""Return `text` as UTF-8 can hold it: each half of a character that Python lets stand alone is written out.
+    r"""Return `text` with lone surrogates, which UTF-8 cannot encode, written out as escapes.
 
     A name with one cannot be stored, sent or printed by anything behind the rank.
 
@@ -349,7 +349,7 @@ def well_formed(text: str) -> str:
 
 
 def as_plain(value: Any) -> Any:
-    """Return `value` as JSON-ready lists, dicts, strings and numbers.
+    """Return `value` (dataclasses, enums, paths …) as lists, dicts, strings and numbers that JSON can hold.
 
     Works for every value of this module, nested in lists and dicts too. Non-finite floats, which JSON does not have,
     become the text 'NaN', 'Infinity' or '-Infinity'.

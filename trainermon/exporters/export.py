@@ -31,7 +31,7 @@ SEGMENTS_FOLDER = "segments"
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class OutputSettings:
-    """In which forms a run is written beside its store, as its configuration says; see `ExportSettings`.
+    """The formats in which a run is written beside its store, by its configuration; see `ExportSettings`.
 
     Attributes:
         format: Names of the forms.
@@ -52,7 +52,7 @@ class OutputSettings:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ExportSettings:
-    """What an exporter is told.
+    """The settings of an exporter.
 
     Attributes:
         run_dir: The run directory; what an exporter writes there belongs below a folder of its own.
@@ -85,7 +85,7 @@ class ExportSettings:
 def settings_for(
     outputs: OutputSettings, *, run_dir: Path, node_dir: Path, run_id: str, budget: SeriesBudget | None = None
 ) -> ExportSettings:
-    """Return what the exporters of one node of a run are told."""
+    """Return the settings for the exporters of one node of a run."""
     return ExportSettings(
         run_dir=run_dir,
         ops=outputs.ops,
@@ -113,10 +113,10 @@ class Exporter(abc.ABC):
         """
 
     def flush(self) -> None:  # noqa: B027  (an exporter without a buffer has nothing to do)
-        """Bring everything written so far to where it can be read; called when nothing is waiting."""
+        """Make everything written so far readable; called when nothing is waiting."""
 
     def close(self) -> None:  # noqa: B027
-        """Release what is held."""
+        """Release files and connections."""
 
 
 class StoreExporter(abc.ABC):
@@ -124,22 +124,22 @@ class StoreExporter(abc.ABC):
 
     @abc.abstractmethod
     def send(self, stop: threading.Event) -> None:
-        """Send every committed segment that was not sent; called again and again, also after it has raised.
+        """Send every committed segment that was not sent; called repeatedly, also after it has raised.
 
         It may take as long as the server is away, but must return soon once `stop` is set. How far it has come is its
         own business, across restarts too; so are retries.
         """
 
     def metrics(self) -> Mapping[str, float]:
-        """Return what it counts, by names of metrics with the labels run and exporter."""
+        """Return the exporter's counters, by name of metric with the labels run and exporter."""
         return {}
 
     def close(self) -> None:  # noqa: B027
-        """Release what is held."""
+        """Release files and connections."""
 
 
 class NullExporter(Exporter):
-    """Takes everything and writes nothing; it counts.
+    """Writes nothing, and counts what it is given.
 
     Attributes:
         num_blocks: Blocks taken.
@@ -162,7 +162,7 @@ class NullExporter(Exporter):
         self.num_flushes += 1
 
     def close(self) -> None:
-        """Take note."""
+        """Record that it was closed."""
         self.is_closed = True
 
 
@@ -179,7 +179,7 @@ IN_PROCESS = frozenset({"api"})
 
 
 def make_exporter(name: str, settings: ExportSettings) -> Exporter | StoreExporter:
-    """Return a new exporter of the form `name`: a built-in one, else that of an installed package.
+    """Return a new exporter of the format `name`: a built-in one, else that of an installed package.
 
     Raises:
         ConfigError: There is none of that name, or it cannot be made.

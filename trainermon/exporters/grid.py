@@ -22,7 +22,7 @@ class PooledGrid(NamedTuple):
 
 
 class StepGrid:
-    """A float32 table of rows by columns, a column being the largest value over `stride` steps; NaN is no value.
+    """Keeps values by row and step in bounded memory: a column holds the largest of `stride` steps; NaN is no value.
 
     +inf stands for 'contains something non-finite' and, being the largest, survives every merge. As long as all steps
     fit, `stride` is 1. When they no longer do, or rows are added, neighbouring columns are merged and `stride` doubles,
@@ -48,7 +48,7 @@ class StepGrid:
         return not bool(np.isnan(self._values).all())
 
     def put(self, step: int, values: npt.NDArray[np.floating]) -> None:
-        """Merge the values of all rows at one step; rows that are new have no value before it.
+        """Set the values of all rows at one step; rows that are new have no earlier values.
 
         Finite values beyond float32 become its largest one. A step before the first one of all is ignored.
         """
@@ -67,7 +67,7 @@ class StepGrid:
         np.fmax(cells, finite.astype(np.float32), out=cells)
 
     def cut(self, step: int) -> None:
-        """Forget `step` and everything after it, except what shares a column with an earlier step."""
+        """Remove `step` and everything after it, except what shares a column with an earlier step."""
         if self._origin is None:
             return
         kept = max(0, -((self._origin - step) // self._stride))

@@ -54,7 +54,7 @@ class HeatMaps:
         return index
 
     def put(self, step: int, now: OpenStep) -> None:
-        """Keep the values of a step."""
+        """Add the values of a step."""
         for statistic, grid in self._grids.items():
             grid.put(step, self._values(now, statistic))
 

@@ -28,7 +28,7 @@ class HeatRow(NamedTuple):
 
 
 def heat_row(key: SeriesKey) -> HeatRow | None:
-    """Return the heat map and the row of a series; None for what is not shown in one."""
+    """Return the heat map and the row that show a series; None for a series that no heat map shows."""
     if key.kind in _NO_ROWS:
         return None
     if key.kind is Kind.COMM:
@@ -41,7 +41,7 @@ def heat_row(key: SeriesKey) -> HeatRow | None:
 
 
 def statistics_of(heat_map: str) -> tuple[str, ...]:
-    """Return what can be shown in a heat map, what says most first.
+    """Return the statistics that a heat map can show, the most informative first.
 
     Of values that mean something by themselves, such as shares, entropies and times, that is the mean and the largest.
     """

@@ -70,7 +70,7 @@ class MergeTable(NamedTuple):
 
 
 class RankStep(NamedTuple):
-    """What one rank says of a step as a whole; NaN, or no entry, for nothing.
+    """What one rank reports of a step as a whole; NaN, or no entry, for nothing.
 
     `share` is its part of the squared global norm, `scalars` the rest by name.
     """
@@ -114,7 +114,7 @@ _NAMES = tuple(SCALARS)
 
 
 class OpenStep:
-    """A step as far as the ranks have reached it."""
+    """Merges the blocks of a step that not all ranks have reached."""
 
     def __init__(self) -> None:
         self.moments = np.empty((len(STATISTICS), 0))
@@ -141,7 +141,7 @@ class OpenStep:
         return values
 
     def summary(self, step: int) -> StepSummary:
-        """Return the step as a whole, over the ranks that have reached it."""
+        """Return the numbers of the whole step, over the ranks that have reached it."""
         ranks = self.ranks.values()
         shares = _present(rank.share for rank in ranks)
         norms = _present(rank.scalars["grad_norm"] for rank in ranks)

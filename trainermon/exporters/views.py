@@ -70,7 +70,7 @@ class AttemptProgress:
 
     @property
     def complete_step(self) -> int | None:
-        """The step that every rank is past or on; None where no rank is expected to go on."""
+        """The last step that every rank has reached; None where no rank is expected to go on."""
         return min(self._newest.values(), default=None)
 
     def start(self, header: Header) -> None:
@@ -82,7 +82,7 @@ class AttemptProgress:
             self._newest.setdefault(header.coordinates.rank, -1)
 
     def advance(self, header: Header, step: int) -> bool:
-        """Take note of a rank's step; return whether it counts: a later attempt may have repeated it."""
+        """Record a rank's step; return whether it counts: a later attempt may have repeated it."""
         if header.attempt == self.attempt:
             self._newest[header.coordinates.rank] = step
             return True
@@ -118,7 +118,7 @@ class RunHistory:
         self.latest: StepSummary | None = None
 
     def start(self, header: Header) -> None:
-        """Expect blocks of this rank: no step is complete without it. Optional, and without effect when repeated."""
+        """Expect blocks of this rank: no step is complete without it. Optional; repeating it changes nothing."""
         self._progress.start(header)
 
     def end(self, rank: int) -> None:
@@ -127,7 +127,7 @@ class RunHistory:
         self._close_steps()
 
     def add(self, header: Header, keys: Sequence[SeriesKey], block: StatBlock) -> None:
-        """Take one block; about 0.2 ms for 3 000 series."""
+        """Add one block; about 0.2 ms for 3 000 series."""
         self.start(header)
         if header.attempt == self._progress.attempt and self._progress.first_step is None:
             self._begin_attempt(block.step)
@@ -138,7 +138,7 @@ class RunHistory:
         self._close_steps()
 
     def refill(self, directory: Path, *, max_rows: int = 2_000_000) -> None:
-        """Take the newest blocks of a node's segments, at most about `max_rows` rows; about 1 µs a row.
+        """Add the newest blocks of a node's segments, at most about `max_rows` rows; about 1 µs a row.
 
         Raises:
             StoreError: A segment cannot be read.

@@ -30,7 +30,7 @@ MAX_OPEN_STEPS = 16
 
 
 class ComparedRank(NamedTuple):
-    """What a comparison says of one rank: its rule, the step, and for some of its series the verdict."""
+    """The result of a comparison for one rank: its rule, the step, and the verdicts on some of its series."""
 
     rank: int
     watch: RuleWatch
@@ -42,12 +42,12 @@ class ComparedRank(NamedTuple):
     baseline: Array
 
     def apply(self) -> None:
-        """Advance the rank's state by it."""
+        """Advance the state of the rank's rule by this result."""
         self.watch.take_verdict(self.indices, self.verdict, self.moments, self.baseline, self.step)
 
 
 class AcrossRanks:
-    """The rules that compare ranks, over all ranks that one agent sees.
+    """Evaluates the rules that compare ranks, over all ranks that one agent sees.
 
     Args:
         rules: Of any kind; those that look at one rank alone do not matter.
@@ -81,7 +81,7 @@ class AcrossRanks:
     def add(
         self, header: Header, block: StatBlock, compared: Sequence[tuple[RuleWatch, Slots, Array]]
     ) -> Iterator[ComparedRank]:
-        """Take what a rank has shown, and yield what is found on the steps that are complete now, oldest first.
+        """Record what a rank has shown, and yield the results of the steps that are complete now, oldest first.
 
         The rank's state may be advanced while this runs: nothing is computed ahead.
         """
@@ -134,7 +134,7 @@ class AcrossRanks:
 
 
 class OpenSteps:
-    """The steps that not every rank has shown yet."""
+    """Holds the steps that not every rank has shown yet."""
 
     def __init__(self) -> None:
         self._open: dict[int, dict[int, Mapping[str, PeerPart]]] = {}

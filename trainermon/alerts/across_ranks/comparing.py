@@ -13,7 +13,7 @@ Found = tuple[Indices, ConditionVerdict, Array]
 
 
 class ComparisonMemory:
-    """What one rule that compares ranks remembers.
+    """What one rule that compares ranks remembers between steps; the base class of all comparisons.
 
     Attributes:
         slowness: By rank, its own work over the median of its peers', as of the last step; only of stragglers' rules.
@@ -27,7 +27,7 @@ class ComparisonMemory:
         self.num_odd: dict[int, int] = {}
 
     def judge(self, parts: Sequence[PeerPart]) -> list[Found | None]:
-        """Return what is said of each rank's part of one step; None where nothing can be said."""
+        """Return the verdict on each rank's part of one step; None where there is none."""
         raise NotImplementedError
 
     def reset(self) -> None:

@@ -46,7 +46,7 @@ def make_comparison(rule: AlertRule) -> ComparisonMemory | None:
 
 
 class SpreadComparison(ComparisonMemory):
-    """The statistic of one rank is far from the median of its peers, in robust standard deviations.
+    """Finds ranks whose statistic is far from their peers' median, in robust standard deviations.
 
     Of fewer than four ranks nobody is in the middle: there the usual distances and the rank's own past decide.
     """
@@ -97,7 +97,7 @@ class SpreadComparison(ComparisonMemory):
 
 
 class StragglerComparison(ComparisonMemory):
-    """A rank's own work takes longer than its peers', or more so than it used to; a rank that waits does not work.
+    """Finds ranks whose own work takes longer than their peers', or longer than it used to; waiting is not work.
 
     Compared are medians of the last steps. What a rank usually needs is known relative to its peers only, so that ranks
     which slow down together are no stragglers.

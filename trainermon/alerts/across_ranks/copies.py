@@ -17,7 +17,7 @@ _CLEARLY = 4.0  # times as far from what all had before as another copy: then it
 
 
 class DiffersComparison(ComparisonMemory):
-    """Ranks that must show the same do not; what most of them show is right.
+    """Finds ranks that differ where all must be equal; the value that most ranks have is taken as right.
 
     Where nothing has a majority, of counts those with the smallest one are named. Of other values it is the rank that
     has moved `_CLEARLY` further than another from what all showed when they agreed last; where that does not tell, or

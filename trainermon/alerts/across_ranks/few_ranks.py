@@ -18,7 +18,7 @@ _TINY = 1e-30
 
 
 class FewRanks:
-    """How far a few ranks usually are from each other, and where each of them was.
+    """Scores the ranks of a group of two or three by how far each has moved from where it was.
 
     Args:
         score: A step with a higher score is not learned.

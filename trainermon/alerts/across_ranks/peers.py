@@ -55,7 +55,7 @@ class PeerTable:
         self._known = ()
 
     def arrange(self, parts: Sequence[PeerPart], values: Sequence[Array]) -> Array:
-        """Return `[ranks, statistics, columns]` of `values` `[statistics, n]` by rank; NaN where nothing is shown."""
+        """Return the ranks' `values` `[statistics, n]` as `[ranks, statistics, columns]`; NaN where there are none."""
         self._meet(parts)
         table = np.full((len(parts), len(values[0]), len(self._columns)), np.nan)
         for place, (part, value) in enumerate(zip(parts, values, strict=True)):

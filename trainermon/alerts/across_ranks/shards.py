@@ -15,7 +15,7 @@ from trainermon.core.values import Coordinates, Placement, SeriesKey
 
 
 class DeadComparison(ComparisonMemory):
-    """The share of zeros has reached a limit in something that lived; the score is the share.
+    """Finds tensors that lived and whose share of zeros, over all ranks, has reached a limit: the score is the share.
 
     Ranks that each hold a part of a tensor are judged by what they hold together: of an embedding that is sharded over
     them, one may hold rows that no token ever asks for. Parts on other nodes are not known here. What has not been seen

@@ -52,23 +52,23 @@ class ConditionVerdict:
 
 
 class ConditionWatcher:
-    """What one rule remembers about the series of one rank; this one remembers nothing."""
+    """Evaluates a rule's condition on the series of one rank, and keeps its state; the base class keeps none."""
 
     def grow(self, size: int) -> None:
-        """Make room for so many series; what is known of the others stays."""
+        """Extend the state to `size` series; the state of the present ones stays."""
 
     def meet(self, slots: Indices, keys: Sequence[SeriesKey], placements: Sequence[Placement | None]) -> None:
-        """Take note of what the series `slots` are; again in every attempt, as they may be placed differently then."""
+        """Set which series the `slots` are; called again in every attempt, as they may be placed differently then."""
 
     def reset(self) -> None:
-        """Forget what belongs to the attempt that has ended; usual ranges stay."""
+        """Forget the state of the attempt that has ended; usual ranges stay."""
 
     def judge(self, slots: Slots, moments: Array) -> ConditionVerdict:
-        """Return what the condition says about moments `[8, n]` of the series `slots`."""
+        """Return the verdict on the moments `[8, n]` of the series `slots`."""
         raise NotImplementedError
 
     def learn(self, slots: Slots, restless: Mask | None) -> None:
-        """Take the values of the last `judge` into the usual range, but not those of series pending or firing.
+        """Add the values of the last `judge` to the usual range, but not those of series pending or firing.
 
         `restless` marks these; None if there are none.
         """
@@ -79,7 +79,7 @@ class ConditionWatcher:
 
 
 class NonFiniteWatcher(ConditionWatcher):
-    """Some element is NaN or infinite; the score is the share of such elements."""
+    """Finds series with an element that is NaN or infinite; the score is the share of such elements."""
 
     _UNSEEN, _FINITE, _INFINITE = 0, 1, 2
 

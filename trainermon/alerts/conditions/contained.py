@@ -17,7 +17,7 @@ _logger = logging.getLogger(__name__)
 
 
 class ConditionFaults:
-    """What conditions have failed at.
+    """Records which rules' conditions have failed, and how.
 
     Attributes:
         by_rule: By name of the rule, its first fault; a rule that stands here says nothing any more, on any rank.
@@ -27,14 +27,14 @@ class ConditionFaults:
         self.by_rule: dict[str, str] = {}
 
     def note(self, rule: str, error: Exception) -> None:
-        """Take note of a fault, and log the first one of a rule."""
+        """Record an error in a rule's condition, and log the first one of the rule."""
         if rule not in self.by_rule:
             self.by_rule[rule] = f"{type(error).__name__}: {error}"
             _logger.error("rule %s is switched off, as its condition failed", rule, exc_info=error)
 
 
 class ContainedWatcher(ConditionWatcher):
-    """Asks another watcher as long as it works; after its first fault there is nothing that it could say.
+    """Calls another watcher until that raises its first error, and then gives no verdicts any more.
 
     Args:
         rule: Name of the rule, for the message.
@@ -80,7 +80,7 @@ class ContainedWatcher(ConditionWatcher):
 
 
 class ForeignWatcher(ConditionWatcher):
-    """Asks the condition of another package, which sees a copy of the moments and whose answers are checked.
+    """Calls a condition of another package with a copy of the moments, and checks its answers.
 
     Raises:
         RuleError: It cannot be loaded.

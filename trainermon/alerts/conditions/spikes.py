@@ -123,7 +123,7 @@ class SpikeWatcher(ConditionWatcher):
 
 
 class FollowedLevel:
-    """The level of each series, which follows its values, and what its misses are measured by.
+    """Keeps a level of each series that follows its values, and tells how far values miss it.
 
     Attributes:
         values: The levels; NaN until they begin.
@@ -135,7 +135,7 @@ class FollowedLevel:
         self._magnitude = np.zeros(0, np.float32)  # 1 for logarithms
 
     def grow(self, size: int) -> None:
-        """Make room for so many series."""
+        """Extend the state to `size` series."""
         self.values = grown(self.values, size, np.nan)
         self._magnitude = grown(self._magnitude, size, 1.0 if self._logarithmic else np.nan)
 
@@ -145,7 +145,7 @@ class FollowedLevel:
         return missed
 
     def begin(self, rows: Indices, first: NDArray[np.float32]) -> None:
-        """Begin the level at the median of the first values."""
+        """Set the level of series to the median of their first values."""
         self.values[rows] = np.median(first, axis=1)
         if not self._logarithmic:
             self._magnitude[rows] = np.maximum(np.median(np.abs(first), axis=1), np.float32(_TINY))
@@ -164,7 +164,7 @@ class FollowedLevel:
 
 
 class UsualMisses:
-    """What the last values of each series missed its level by: their trend and their spread.
+    """Keeps by how much the last values of each series missed its level: their trend and their spread.
 
     Attributes:
         window: The misses; at the start, the values that the level begins at.
@@ -182,7 +182,7 @@ class UsualMisses:
         self._num_learned = np.zeros(0, np.int32)
 
     def grow(self, size: int) -> None:
-        """Make room for so many series."""
+        """Extend the state to `size` series."""
         self.window = grown(self.window, size, np.nan)
         self.weight = grown(self.weight, size, np.nan)
         self._next = grown(self._next, size, 0)
@@ -201,7 +201,7 @@ class UsualMisses:
     def insert(
         self, slots: Slots, seen: NDArray[np.float32], missed: NDArray[np.float32]
     ) -> tuple[Indices, NDArray[np.float32]] | None:
-        """Learn the misses of calm values; return the series whose level begins, with their first values."""
+        """Add the misses of calm values; return the series whose level begins, with their first values."""
         num_learned = self._num_learned[slots] + np.int32(1)
         self._num_learned[slots] = num_learned
         is_start = num_learned <= self._start
@@ -248,7 +248,7 @@ class UsualMisses:
 
 
 class FirstLevel:
-    """The level of the first values of each series, and whether a later value matters beside it.
+    """Keeps the mean of the first values of each series, and tells whether a later value matters beside it.
 
     Args:
         share: A value matters from this share of the first level on; 0 if every one does.
@@ -262,12 +262,12 @@ class FirstLevel:
         self._count = np.zeros(0, np.int32)
 
     def grow(self, size: int) -> None:
-        """Make room for so many series."""
+        """Extend the state to `size` series."""
         self._first = grown(self._first, size, 0)
         self._count = grown(self._count, size, 0)
 
     def learn(self, slots: Slots, seen: NDArray[np.float32]) -> None:
-        """Take values into the mean of the first ones."""
+        """Add values to the mean of the first values, while that is still being formed."""
         count = self._count[slots]
         learns = count < _FIRST_VALUES
         if learns.any():

@@ -36,7 +36,7 @@ STRAGGLER_HISTORY = 128
 
 
 def make_watcher(rule: AlertRule, faults: ConditionFaults) -> ConditionWatcher:
-    """Return what looks at the series of one rank for `rule`; one that says nothing for rules that compare ranks."""
+    """Return a new watcher of `rule` for the series of one rank; for rules that compare ranks, one without verdicts."""
     return ContainedWatcher(rule.name, lambda: _make(rule), faults)
 
 
@@ -70,7 +70,7 @@ _OF_STATISTIC: Mapping[type, Callable[[Any, str], ConditionWatcher]] = MappingPr
 
 
 def history_of(rule: AlertRule) -> int:
-    """Return how many steps before a restart decide what the rule says after it."""
+    """Return how many steps from before a restart affect what the rule says after it."""
     kept = rule.for_steps + rule.keep_steps
     steps = 1
     match rule.when:

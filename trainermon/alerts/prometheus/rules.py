@@ -47,7 +47,7 @@ _WHERE = 'on rank {{ $labels.rank }} of run {{ $labels.run }} since step {{ prin
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SiteSettings:
-    """What differs from site to site.
+    """The settings of a site for its Prometheus rules.
 
     Attributes:
         runbook_url: Where the runbooks can be read: the folder that `runbook.md` and `prometheus_runbook.md` lie in.

@@ -24,7 +24,7 @@ def is_followed(config: MonitorConfig, environ: Mapping[str, str] = os.environ) 
 
 
 def is_waiting(config: MonitorConfig, environ: Mapping[str, str] = os.environ) -> bool:
-    """Return whether nothing is to be collected until the file says that it shall be."""
+    """Return whether nothing is collected until the configuration file switches collection on."""
     return _is_set(environ) and not config.dynamic_on
 
 

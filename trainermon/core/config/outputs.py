@@ -67,7 +67,7 @@ class InfluxDBConfig:
 
 
 def check_formats(names: Sequence[str]) -> None:
-    """Refuse a form that nobody can write. Costs a look at the installed packages for names that are not our own.
+    """Raise an error for a format that no exporter writes. Lists installed packages for names that are not ours.
 
     Raises:
         ConfigError: There is none of that name, or it needs a package that is not installed.

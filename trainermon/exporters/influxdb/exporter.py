@@ -45,17 +45,17 @@ _log = logging.getLogger(__name__)
 
 
 class LineServer(Protocol):
-    """What takes the lines; `InfluxDBServer` is one."""
+    """Accepts lines of points; `InfluxDBServer` is one."""
 
     def write(self, lines_gz: bytes) -> ServerAnswer:
-        """Take lines, gzip-compressed."""
+        """Write gzip-compressed lines."""
 
     def close(self) -> None:
-        """Release what is held."""
+        """Close the connections."""
 
 
 class InfluxDBExporter(StoreExporter):
-    """Follows the segments of one node.
+    """Sends the committed segments of one node to an InfluxDB.
 
     Args:
         settings: Where the segments are, and where the server.
@@ -100,7 +100,7 @@ class InfluxDBExporter(StoreExporter):
             self._counts[_WAITING] = self._follower.waiting_bytes()
 
     def close(self) -> None:
-        """Close the connections, and let others send what is missing."""
+        """Close the connections, and release the state file to other exporters."""
         self._server.close()
         self._follower.close()
 

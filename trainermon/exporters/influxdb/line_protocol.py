@@ -24,7 +24,7 @@ class PointLines(NamedTuple):
 
 
 def series_text(measurement: str, tags: Mapping[str, str]) -> str:
-    r"""Return what stands in front of a point's fields: measurement, tags in order of their keys, one space.
+    r"""Return the text before a point's fields: measurement, tags in order of their keys, one space.
 
     A tag without a value is left out, as the format has no empty ones.
 

@@ -62,7 +62,7 @@ class _StepField(NamedTuple):
 
 
 class RankPoints:
-    """The points of one rank.
+    """Converts blocks of one rank into points for InfluxDB.
 
     Args:
         run_id: Value of the tag `run`.

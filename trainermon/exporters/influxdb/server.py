@@ -23,7 +23,7 @@ _UNAUTHORIZED = (401, 403)
 
 
 class ServerAnswer(NamedTuple):
-    """What the server said: HTTP status, 0 if it said nothing; the reason; the pause that it asks for, in seconds."""
+    """The answer of the server: HTTP status, 0 for none; the reason; the pause that it asks for, in seconds."""
 
     status: int
     message: str = ""
@@ -31,7 +31,7 @@ class ServerAnswer(NamedTuple):
 
 
 class InfluxDBServer:
-    """One server, as the configuration names it. Not for several threads.
+    """Writes points to the server that the configuration names. Not thread-safe.
 
     Args:
         config: Where it is.

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class Exposition:
-    """The metrics of one run on one node.
+    """Renders the metrics of one run on one node for Prometheus.
 
     Args:
         run_id: Value of the label `run`.
@@ -63,7 +63,7 @@ class Exposition:
         *,
         placements: Sequence[Placement | None] | None = None,
     ) -> None:
-        """Take one step of one rank.
+        """Update the metrics of a rank by one step.
 
         Args:
             header: Of the journal that the block comes from.
@@ -82,16 +82,16 @@ class Exposition:
         series.update(block)
 
     def remove_rank(self, rank: int) -> None:
-        """Show nothing of a rank any more, until it is updated again."""
+        """Remove the metrics of a rank, until it is updated again."""
         self._ranks.pop(rank, None)
 
     def end_run(self) -> None:
-        """Show nothing of any rank any more; the agent's own series stay until it exits."""
+        """Remove the metrics of all ranks; the agent's own series stay until it exits."""
         self._ranks.clear()
         self._node.end_run()
 
     def set_alerts(self, alerts: Collection[Alert], *, now_s: float) -> None:
-        """Show every alert of the run on this node; `now_s` is Unix time, see `AlertSeries.set`."""
+        """Replace the run's alerts on this node; `now_s` is Unix time, see `AlertSeries.set`."""
         self._node.alerts.set(alerts, now_s=now_s)
 
     def set(self, name: str, value: float, /, *, rank: int | None = None, **label: str) -> None:

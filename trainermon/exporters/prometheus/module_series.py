@@ -37,7 +37,7 @@ class _ModuleQuantity(NamedTuple):
 
 
 class ModuleKey(NamedTuple):
-    """What one series of a module shows."""
+    """Identifies what one series of a module shows."""
 
     kind: Kind
     metric: str
@@ -52,7 +52,7 @@ class ModuleKey(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleSeries:
-    """The modules shown of one rank.
+    """Chooses the modules shown of one rank, and computes their values.
 
     Attributes:
         shown: What each group shows.

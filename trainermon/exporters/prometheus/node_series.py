@@ -49,12 +49,12 @@ class NodeHistograms:
         return sum(len(histogram) for _, histogram in self.all())
 
     def share_steps(self) -> None:
-        """Have one histogram of step durations for all ranks from now on."""
+        """Use one histogram of step durations for all ranks from now on."""
         if self.step is None:
             self.step = BucketCounts(STEP_DURATION, {"run": self._run_id})
 
     def wait(self, purpose: str) -> BucketCounts | None:
-        """Return the waiting times in the process groups with this purpose; None if there are too many already."""
+        """Return the histogram of waiting times in process groups of this purpose; None if there are too many."""
         if purpose not in self._waits and len(self._waits) < MOST:
             self._waits[purpose] = BucketCounts(WAIT_DURATION, {"run": self._run_id, "purpose": purpose})
         return self._waits.get(purpose)
@@ -67,13 +67,13 @@ class NodeHistograms:
             yield WAIT_DURATION.name, histogram
 
     def clear(self) -> None:
-        """Show nothing of any rank any more."""
+        """Remove the histograms of all ranks."""
         self.step = None
         self._waits.clear()
 
 
 class NodeSeries:
-    """Values of the run and of the agent, `AlertSeries`, and `NodeHistograms`.
+    """Keeps the metrics of the run and the agent, `AlertSeries`, and `NodeHistograms`.
 
     Args:
         run_id: Value of the label `run`.
@@ -103,7 +103,7 @@ class NodeSeries:
         return len(self.values) + labelled + len(self.alerts) + len(self.histograms) + 1  # the last: run_info
 
     def group(self, name: str, label: Mapping[str, str]) -> tuple[dict[str, float], str]:
-        """Return where the value of a metric stands, and under which key.
+        """Return the samples to which a metric's value belongs, and its key there.
 
         Raises:
             ValueError: It is no metric of the agent that is set from outside, or has other labels.
@@ -118,7 +118,7 @@ class NodeSeries:
         raise ValueError(f"{name!r} is no metric of the agent that is set from outside; there are {sorted(known)}")
 
     def see(self, header: Header) -> None:
-        """Take note of what a rank says about the job."""
+        """Record what a rank's header says about the job."""
         coordinates = header.coordinates
         self.values["trainermon_world_size"] = coordinates.world_size
         if coordinates.world_size > MAX_RANK_HISTOGRAMS:
@@ -130,7 +130,7 @@ class NodeSeries:
             self._info = sample_prefix(INFO, labels)
 
     def refresh(self) -> None:
-        """Bring what the agent knows of its own process up to date."""
+        """Update the metrics of the agent's own process."""
         usage = resource.getrusage(resource.RUSAGE_SELF)
         resident_pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
         self.values |= {
@@ -139,7 +139,7 @@ class NodeSeries:
         }
 
     def samples(self) -> Iterator[tuple[str, MetricSamples | BucketCounts]]:
-        """Return what is known now, by metric name; what is not known or not finite as NaN or infinity."""
+        """Return the present samples by metric name; NaN for what is unknown, infinity for what is not finite."""
         for name, value in self.values.items():
             yield name, MetricSamples((self._prefixes[name],), (value,))
         if self._info:
@@ -152,5 +152,5 @@ class NodeSeries:
         yield from self.histograms.all()
 
     def end_run(self) -> None:
-        """Show nothing of any rank any more."""
+        """Remove what was shown of ranks."""
         self.histograms.clear()

@@ -72,7 +72,7 @@ class RankHistograms:
         return len(self.step) if node.step is None else 0
 
     def observe(self, block: StatBlock, values: RankValues) -> None:
-        """Count the duration of the step and the waiting times of its collectives; `values` have taken the block."""
+        """Count the step's duration and the waiting times of its collectives; call it after `values` took the block."""
         series, told, index = np.asarray(block.series), np.asarray(block.values), values.index
         labels = label_text({"rank": self._labels["rank"], "step": str(block.step)})
         if self.step is not None and np.isin(index.step_time, series).any():
@@ -86,7 +86,7 @@ class RankHistograms:
 
 
 class RankSeries:
-    """Everything that is shown of one rank.
+    """Keeps the metrics of one rank.
 
     Attributes:
         told: The metrics in `TOLD`, set from outside.
@@ -147,7 +147,7 @@ class RankSeries:
         self._histograms.observe(block, self._values)
 
     def samples(self) -> Iterator[tuple[str, MetricSamples | BucketCounts]]:
-        """Return what is known now, by metric name; what is not known or not finite as NaN or infinity."""
+        """Return the present samples by metric name; NaN for what is unknown, infinity for what is not finite."""
         for single in self._single:
             yield single.metric, MetricSamples((single.prefix,), (single.value(),))
         if self._histograms.step is not None and self._shows_histogram:

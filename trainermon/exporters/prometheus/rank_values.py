@@ -26,7 +26,7 @@ _COUNT, _MAX, _SUM, _SUM_SQ, _NANS, _INFS = (
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SeriesIndex:
-    """Where things stand: series ids, and for each id the places of its kind in `kinds` and in `scalars`, or -1.
+    """Maps series ids to places: for each id, its place among those of its kind in `kinds` and in `scalars`, or -1.
 
     `waits` says by purpose of a process group for each id whether it is a waiting time.
     """
@@ -71,7 +71,7 @@ class SeriesIndex:
 
 
 class RankValues:
-    """What was told of one rank last, by series id, and the sums over all its blocks.
+    """Keeps the last values of one rank by series id, and the sums over all its blocks.
 
     Attributes:
         index: Where things stand in the rank's series table.
@@ -93,7 +93,7 @@ class RankValues:
     def register(
         self, keys: Sequence[SeriesKey], placements: Sequence[Placement | None], *, is_same_attempt: bool
     ) -> None:
-        """Take a series table; within an attempt it only grows, and what was told of its series stays."""
+        """Set the series table; within an attempt it only grows, and values of its series stay."""
         rows, bad = np.zeros((4, len(keys))), np.zeros(len(keys))
         if is_same_attempt:
             rows[:, : self.rows.shape[1]] = self.rows
@@ -124,7 +124,7 @@ class RankValues:
         return float(self.rows[1, ids].sum()) / finite if finite else math.nan
 
     def loss(self, ids: Array) -> float:
-        """Return the mean; infinity if any part of it was not finite, which is told as NaN."""
+        """Return the mean loss; infinity if any part of it was not finite."""
         return math.inf if self._bad[ids].any() else self.mean(ids)
 
     def norm(self, ids: Array) -> float:

@@ -65,7 +65,7 @@ def newest_segments(directory: Path, max_rows: int = MAX_ROWS) -> list[tuple[Pat
 
 
 def read_rows(path: Path) -> None:
-    """Read a segment from its beginning to its end.
+    """Read a segment in full, from beginning to end.
 
     Raises:
         StoreError: That is not possible.

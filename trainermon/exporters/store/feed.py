@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 class StoreFeed(StoreExporter):
-    """An exporter of steps as one that follows the store.
+    """Runs an exporter of steps on the committed segments of the store.
 
     What it cannot write for want of disk or network (`OSError`) is tried again, from the first step that is not known
     to be written and by a new exporter. A step at which it fails otherwise would fail again: it is left out, counted
@@ -49,11 +49,11 @@ class StoreFeed(StoreExporter):
         self._follower = SegmentFollower(settings.segments, state_file(settings.node_dir, name))
 
     def metrics(self) -> Mapping[str, float]:
-        """Return how many steps of ranks were written and left out, and how many bytes of segments wait."""
+        """Return the numbers of steps written and left out, and the bytes of the segments that wait."""
         return dict(self._counts)
 
     def send(self, stop: threading.Event) -> None:
-        """Hand over what is committed; returns soon once `stop` is set, and then begins with that segment again.
+        """Pass committed steps to the exporter; returns soon once `stop` is set, and repeats that segment next time.
 
         Raises:
             OSError: The exporter could not write; the next call begins with the segment again.
@@ -66,7 +66,7 @@ class StoreFeed(StoreExporter):
             self._counts[_WAITING] = self._follower.waiting_bytes()
 
     def close(self) -> None:
-        """Close the exporter, and let others write what is missing."""
+        """Close the exporter, and release the state file to other processes."""
         if self._exporter is not None:
             self._exporter.close()
         self._follower.close()

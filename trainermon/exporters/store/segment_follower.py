@@ -100,7 +100,7 @@ class SegmentFollower:
         return len(self._tables)
 
     def waiting(self) -> list[SegmentFile]:
-        """Return the committed segments that are not done, oldest first."""
+        """Return the committed segments that are not done yet, oldest first."""
         return [segment for segment in cover(self._directory) if segment.last > self._last]
 
     def waiting_bytes(self) -> int:
@@ -133,7 +133,7 @@ class SegmentFollower:
         ]
 
     def done(self, segment: SegmentFile) -> None:
-        """Never return anything of `segment`, which was read last, again.
+        """Mark `segment`, which was read last, as done, so that it is never returned again.
 
         Raises:
             StoreError: That cannot be written; after a restart the segment is read again.
@@ -143,7 +143,7 @@ class SegmentFollower:
         self._save()
 
     def close(self) -> None:
-        """Let others use the state file."""
+        """Release the state file to other processes."""
         os.close(self._lock)
 
     def _is_done(self, header: Header, block: StatBlock) -> bool:
@@ -216,7 +216,7 @@ def state_file(node_dir: Path, name: str) -> Path:
 
 
 def forget(node_dir: Path, name: str) -> None:
-    """Have an exporter begin again with the first segment.
+    """Reset an exporter's state, so that it begins again with the first segment.
 
     Raises:
         StoreError: Another process is at it.

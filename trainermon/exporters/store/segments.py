@@ -153,7 +153,7 @@ class SegmentMetadata:
 
 
 def cover(directory: Path) -> list[SegmentFile]:
-    """Return the live segments of a directory in order of their numbers; none if it does not exist.
+    """Return the live segments of a directory in order of their numbers; empty if it does not exist.
 
     A file whose range lies inside another's is dead: it was merged into that one.
     """
@@ -175,7 +175,7 @@ def cover(directory: Path) -> list[SegmentFile]:
 
 @contextlib.contextmanager
 def merging(directory: Path) -> Iterator[bool]:
-    """Yield whether no other process replaces segments of the directory; then none does until the end.
+    """Return a context that yields whether this process alone may replace segments of the directory until its end.
 
     Raises:
         OSError: The directory cannot be written, or its file system has no locks.
@@ -316,7 +316,7 @@ _folders: dict[Path, int] = {}
 
 
 def sql_path(path: Path) -> str:
-    """Return a name of the file for DuckDB, which takes UTF-8 only, valid as long as this process lives.
+    """Return a name of the file that DuckDB accepts (UTF-8), valid as long as this process lives.
 
     A folder whose name is something else is named by a descriptor, one for each folder that was ever asked for.
 
@@ -351,7 +351,7 @@ def scan(paths: Iterable[Path]) -> str:
 
 
 def write_segment(connection: duckdb.DuckDBPyConnection, query: str, path: Path, metadata: SegmentMetadata) -> None:
-    """Make the rows of `query` the segment `path`: afterwards it is there, whole and durable, or nothing has changed.
+    """Write the rows of `query` as the segment `path`, atomically: whole and durable, or nothing changes.
 
     Writing the same segment again replaces it by itself, so that a commit whose outcome is unknown may be repeated.
 

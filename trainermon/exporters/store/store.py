@@ -129,7 +129,7 @@ class _WriterDatabase:
 
 @dataclasses.dataclass(slots=True)
 class SetAside:
-    """What is missing in the store of a node: how many rows were refused, why the newest; the damaged segments."""
+    """The losses of a node's store: how many rows were refused, why the newest was, and the damaged segments."""
 
     num_rows: int = 0
     reason: str = ""
@@ -138,7 +138,7 @@ class SetAside:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentBatch:
-    """A segment to be: its rows, its number and its metadata are settled, only the file is not there yet."""
+    """A segment that is ready to be written: its rows, number and metadata are fixed."""
 
     path: Path
     parts: tuple[_BlockPart, ...]
@@ -243,7 +243,7 @@ class SegmentWriter:
         self._ids: dict[int, tuple[Header, Integers]] = {}
 
     def add(self, header: Header, keys: Sequence[SeriesKey], block: StatBlock) -> None:
-        """Take one block; `keys` is the rank's whole series table so far. An empty block changes nothing."""
+        """Add one block; `keys` is the rank's whole series table so far. An empty block changes nothing."""
         series = np.asarray(block.series)
         if not len(series):
             return
