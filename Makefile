@@ -8,6 +8,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 BENCH_VENV := .venv-bench
 BENCH_READY := $(BENCH_VENV)/.ready
+JS_READY := node_modules/.ready
 LIGHT_VENV := .venv-light
 LIGHT_READY := $(LIGHT_VENV)/.ready
 CUDA_VENV := .venv-cuda
@@ -26,7 +27,7 @@ INSTALLED := requirements/base.lock requirements/torch.lock requirements/torch_c
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help demo test test-light check measure coverage test-slow test-cuda-build test-server test-gpu bench bench-detection bench-diagnosis bench-compare-quality bench-hangs bench-gpu dashboards-render sync lock build clean
+.PHONY: help demo test test-light check check-js measure coverage test-slow test-cuda-build test-server test-gpu bench bench-detection bench-diagnosis bench-compare-quality bench-hangs bench-gpu dashboards-render sync lock build clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 19
@@ -57,6 +58,12 @@ $(LIGHT_READY): requirements/light.lock requirements/base.lock pyproject.toml
 	$(LIGHT_VENV)/bin/pip $(LOCKED) -r requirements/light.lock
 	touch $@
 
+# With node and npm as the machine has them, else from a package of Python.
+$(JS_READY): package.json package-lock.json requirements/node.lock | $(READY)
+	command -v npm > /dev/null || $(BIN)/pip $(LOCKED) -r requirements/node.lock
+	PATH="$$PATH:$(CURDIR)/$(BIN)" npm ci --silent
+	touch $@
+
 # With pip as it is set up for nobody in particular.
 $(CUDA_READY): $(INSTALLED) requirements/dev.lock
 	$(call install,$(CUDA_VENV),env -i HOME="$(CURDIR)/$(CUDA_VENV)" PATH="$$PATH" PIP_NO_CACHE_DIR=1,dev)
@@ -83,13 +90,17 @@ test-slow: $(READY) $(BENCH_READY) ## run the widest grids, and every supported 
 test-cuda-build: $(CUDA_READY) ## run hang, dump, replay and statistics tests with the torch that pip installs by default
 	$(CUDA_VENV)/bin/pytest --timeout 1800 $(CUDA_TESTS)
 
-check: $(READY) ## lint, types, import contract, spelling, policy tests
+check: $(READY) check-js ## lint, types, import contract, spelling, policy tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/codespell
 	$(BIN)/pytest -q tests/policy
+
+check-js: $(JS_READY) ## lint and types of the JavaScript of the web pages
+	PATH="$$PATH:$(CURDIR)/$(BIN)" node_modules/.bin/tsc
+	PATH="$$PATH:$(CURDIR)/$(BIN)" node_modules/.bin/eslint .
 
 measure: $(READY) ## print how the code is built, in numbers
 	$(BIN)/python -m tests.measures
@@ -140,6 +151,6 @@ build: $(READY) ## build the source distribution and the wheel into dist/
 	$(BIN)/python -m build --no-isolation
 
 clean: ## remove environments, caches and build products
-	rm -rf $(VENV) $(LIGHT_VENV) .venv-demo $(BENCH_VENV) $(CUDA_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf node_modules $(VENV) $(LIGHT_VENV) .venv-demo $(BENCH_VENV) $(CUDA_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	rm -f trainermon/statistics/*.so

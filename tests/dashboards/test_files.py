@@ -22,7 +22,8 @@ AA = 4.5
 def test_modules_are_small_and_say_what_they_decide() -> None:
     for name in MODULES:
         lines = (WEB / name).read_text(encoding="utf-8").splitlines()
-        assert len(lines) <= 300, name
+        code = [line for line in lines if not line.lstrip().startswith(("/**", "*", "//"))]
+        assert len(code) <= 250, name
         assert lines[0].startswith("// "), f"{name} does not say what it decides"
 
 

@@ -1,24 +1,37 @@
 // The only module that talks to the agent. Addresses are relative, so the page also works behind a path prefix
 // (a notebook's proxy, an ingress).
 
-/** JSON has no NaN: the agent sends it, and the infinities, as text. */
+/** @import { Grid, Numeric } from "./types.js" */
+
+/**
+ * JSON has no NaN: the agent sends it, and the infinities, as text.
+ * @param {Numeric} value
+ */
 export function number(value) {
   if (value === null || value === undefined) return null;
   return Number(value);
 }
 
-/** A value of a step: null where nothing was recorded (NaN), an infinity where something was not finite. */
+/**
+ * A value of a step: null where nothing was recorded (NaN), an infinity where something was not finite.
+ * @param {Numeric} value
+ */
 export function measured(value) {
   const read = number(value);
   return Number.isNaN(read) ? null : read;
 }
 
+/**
+ * @param {string} path
+ * @returns {Promise<unknown>}
+ */
 export async function getJson(path) {
   const reply = await fetch(path, { headers: { Accept: "application/json" }, cache: "no-store" });
   if (!reply.ok) throw new Error(await reason(reply));
   return reply.json();
 }
 
+/** @param {Response} reply */
 async function reason(reply) {
   const body = await reply.json().catch(() => null);
   return typeof body?.detail === "string" ? body.detail : `${reply.status} ${reply.statusText}`;
@@ -27,6 +40,8 @@ async function reason(reply) {
 /**
  * Rows × columns of float32, raw: 400 000 cells are 1.6 MB and no parsing, where JSON took 8.4 MB and half a second.
  * NaN is a cell without data, +Infinity one that contains a non-finite element.
+ * @param {string} path
+ * @returns {Promise<Grid>}
  */
 export async function getGrid(path) {
   const reply = await fetch(path, { cache: "no-store" });
@@ -48,6 +63,9 @@ export async function getGrid(path) {
 /**
  * Server-sent events. `onState` hears "open" and "lost"; after a loss the browser retries by itself unless the server
  * answered with an error, in which case we do.
+ * @template {Record<string, unknown>} Events
+ * @param {{[Type in keyof Events]: (event: Events[Type]) => void}} handlers
+ * @param {(state: "open" | "lost") => void} onState
  */
 export function listen(handlers, onState) {
   const source = new EventSource("events");
@@ -61,7 +79,10 @@ export function listen(handlers, onState) {
   });
 }
 
-/** The page's own address of a diagnosis, or null. Built from parts: a foreign address never becomes a link. */
+/**
+ * The page's own address of a diagnosis, or null. Built from parts: a foreign address never becomes a link.
+ * @param {string | null | undefined} address
+ */
 export function diagnosisHash(address) {
   const match = /(?:^|\/)diagnosis\/([^/?#]+)\/(\d+)\/(\d+)$/.exec(address ?? "");
   return match && `#/diagnosis/${match[1]}/${match[2]}/${match[3]}`;

@@ -13,15 +13,30 @@ import { formatStep } from "./scales.js";
 import { countAlerts, showAlerts, showDumps } from "./tables.js";
 import { Lines, StepView } from "./view.js";
 
+/** @import { Alert, Columns, Dump, Report, Run, StepEvent, StepFigures } from "./types.js" */
+
 const RUN_REFRESH_MS = 2000;
 const STEP_REFRESH_MS = 200;
 const LINES = ["loss", "grad_norm", "global_grad_norm", ...MEASURE_NAMES];
+/** @type {Record<string, string>} */
 const IN_EVENTS = { step_time: "step_time_s" };
 
 // Asked for before the charts are built, so that the answers travel meanwhile.
 const asked = ask();
 const view = new StepView();
 const lines = new Lines();
+/**
+ * @typedef {object} State
+ * @property {Run | null} run
+ * @property {Map<string, Alert>} alerts
+ * @property {Dump[]} dumps
+ * @property {StepFigures} now
+ * @property {Map<string, string | undefined>} verdicts - by the address of the diagnosis
+ * @property {boolean} connected
+ * @property {Date | null} lostAt
+ */
+
+/** @type {State} */
 const state = { run: null, alerts: new Map(), dumps: [], now: {}, verdicts: new Map(), connected: false, lostAt: null };
 
 const parent = byId("timeline");
@@ -34,16 +49,20 @@ const charts = [
 const layers = new LayerPanel({ parent, view });
 const ranks = new RankPanel({ parent, view });
 
+/** @type {MeasureChart | null} */
+let measures = null;
+
 /** The chart of the other numbers comes when the run has one. */
 function offerMeasures() {
   const offered = measuresOf(lines);
-  if (charts.measures) return charts.measures.offer(offered);
+  if (measures) return measures.offer(offered);
   if (!offered.length) return;
-  charts.measures = new MeasureChart({ parent, view, lines, alerts, offered });
-  charts.push(charts.measures);
-  layers.map.root.before(charts.measures.root);
+  measures = new MeasureChart({ parent, view, lines, alerts, offered });
+  charts.push(measures);
+  layers.map.root.before(measures.root);
 }
 
+/** @param {number} step */
 const onShow = (step) => {
   location.hash = "";
   view.focus(step);
@@ -55,7 +74,7 @@ const refresh = perFrame(() => {
   const all = [...state.alerts.values()];
   const firing = countAlerts(all.filter((alert) => alert.state === "firing"));
   showFigures(state.run, state.now, firing);
-  const verdict = state.verdicts.get(principal(all)?.diagnosis);
+  const verdict = state.verdicts.get(principal(all)?.diagnosis ?? "");
   showHealth(assess({ run: state.run, alerts: all, step: state.now.step, verdict, lost: state.lostAt !== null }), onShow);
   document.title = `${firing ? `▲ ${firing} · ` : ""}${formatStep(state.now.step)} · ${state.run.run_id}`;
 });
@@ -79,10 +98,11 @@ const advance = paced(() => {
   refresh();
 }, STEP_REFRESH_MS);
 
+/** @param {Run} run */
 function takeRun(run) {
   state.run = run;
   const { step, loss, grad_norm, step_time_s, tokens_per_second } = run;
-  if (state.now.step === undefined || state.now.step === null || step >= state.now.step) state.now = { step, loss, grad_norm, step_time_s, tokens_per_second };
+  if ((step ?? -1) >= (state.now.step ?? -1)) state.now = { step, loss, grad_norm, step_time_s, tokens_per_second };
   showRun(run);
   layers.offer(run.heatmaps);
   ranks.offer(run.rank_quantities);
@@ -90,25 +110,29 @@ function takeRun(run) {
   refresh();
 }
 
+/** @param {Columns} columns */
 function takeLines({ steps, series }) {
   lines.load(steps, Object.fromEntries(Object.entries(series).map(([name, column]) => [name, column.map(measured)])));
   if (steps.length) view.extend(steps[0], steps[steps.length - 1]);
   offerMeasures();
 }
 
+/** @param {Alert} alert */
 function takeAlert(alert) {
   state.alerts.set(alert.id, alert);
   fetchVerdict();
   remark();
 }
 
+/** @param {Dump} dump */
 function takeDump(dump) {
   state.dumps = [...state.dumps.filter(({ id, attempt, step }) => id !== dump.id || attempt !== dump.attempt || step !== dump.step), dump];
   // A dump links alerts to a diagnosis that did not exist when they fired.
-  getJson("api/alerts").then((list) => list.forEach(takeAlert), () => {});
+  /** @type {Promise<Alert[]>} */ (getJson("api/alerts")).then((list) => list.forEach(takeAlert), () => {});
   remark();
 }
 
+/** @param {StepEvent} event */
 function takeStep(event) {
   lines.append(event.step, Object.fromEntries(LINES.map((name) => [name, measured(event[IN_EVENTS[name] ?? name])])));
   offerMeasures();
@@ -122,14 +146,16 @@ function takeStep(event) {
 function fetchVerdict() {
   const address = principal([...state.alerts.values()])?.diagnosis;
   const hash = diagnosisHash(address);
-  if (!hash || state.verdicts.has(address)) return;
+  if (!address || !hash || state.verdicts.has(address)) return;
   state.verdicts.set(address, undefined);
-  getJson(`api${hash.slice(1)}`).then((report) => (state.verdicts.set(address, report.headline), refresh()), () => state.verdicts.delete(address));
+  const report = /** @type {Promise<Report>} */ (getJson(`api${hash.slice(1)}`));
+  report.then(({ headline }) => (state.verdicts.set(address, headline), refresh()), () => state.verdicts.delete(address));
 }
 
 function takeConnection() {
   const finished = state.run?.state === "finished";
-  const name = state.connected ? { running: "live" }[state.run?.state] ?? state.run?.state ?? "live" : finished ? "finished" : "reconnecting";
+  const running = !state.run || state.run.state === "running" ? "live" : state.run.state;
+  const name = state.connected ? running : finished ? "finished" : "reconnecting";
   showState(name);
   const banner = byId("banner");
   const problem = state.lostAt === null ? state.run?.problem : null;
@@ -137,12 +163,13 @@ function takeConnection() {
   if (banner.hidden) return;
   if (problem) return void ((banner.dataset.tone = "bad"), setText(banner, `The agent cannot store what it reads: ${problem}`));
   banner.dataset.tone = finished ? "calm" : "bad";
-  const since = state.lostAt.toLocaleTimeString();
+  const since = state.lostAt?.toLocaleTimeString() ?? "";
   setText(banner, finished
     ? `The run has finished and its agent has ended. This is what it recorded, up to step ${formatStep(state.now.step)}.`
     : `The agent has not answered since ${since}. Shown is what it said up to step ${formatStep(state.now.step)}; trying again.`);
 }
 
+/** @param {"open" | "lost"} event */
 function onConnection(event) {
   const again = event === "open" && state.lostAt !== null;
   state.connected = event === "open";
@@ -156,13 +183,14 @@ function onConnection(event) {
 
 function ask() {
   return {
-    run: getJson("api/run"),
-    alerts: getJson("api/alerts"),
-    dumps: getJson("api/dumps"),
-    lines: getJson(`api/lines?names=${LINES}`),
+    run: /** @type {Promise<Run>} */ (getJson("api/run")),
+    alerts: /** @type {Promise<Alert[]>} */ (getJson("api/alerts")),
+    dumps: /** @type {Promise<Dump[]>} */ (getJson("api/dumps")),
+    lines: /** @type {Promise<Columns>} */ (getJson(`api/lines?names=${LINES}`)),
   };
 }
 
+/** @param {ReturnType<typeof ask>} answers */
 async function loadAll(answers) {
   const grids = [answers.run.then((run) => (layers.offer(run.heatmaps), layers.load())), ranks.load()];
   const [run, list, dumps, columns] = await Promise.all([answers.run, answers.alerts, answers.dumps, answers.lines]);
@@ -178,7 +206,7 @@ async function loadAll(answers) {
 
 /** Ranks, lag and counters change without a step, too. */
 async function refreshRun() {
-  if (!document.hidden && state.connected) await getJson("api/run").then(takeRun, () => {});
+  if (!document.hidden && state.connected) await /** @type {Promise<Run>} */ (getJson("api/run")).then(takeRun, () => {});
   setTimeout(refreshRun, RUN_REFRESH_MS);
 }
 
@@ -206,6 +234,8 @@ byId("zoom-reset").addEventListener("click", () => view.reset());
 addEventListener("hashchange", route);
 showZoom();
 route();
-listen({ step: takeStep, alert: takeAlert, dump: takeDump, state: (run) => state.run && takeRun({ ...state.run, ...run }) }, onConnection);
+/** @param {Partial<Run>} run */
+const takeState = (run) => state.run && takeRun({ ...state.run, ...run });
+listen({ step: takeStep, alert: takeAlert, dump: takeDump, state: takeState }, onConnection);
 loadAll(asked).then(markReady, () => onConnection("lost"));
 setTimeout(refreshRun, RUN_REFRESH_MS);

@@ -4,6 +4,7 @@
 
 const STEPS = 256;
 
+/** @param {number[]} lab */
 function oklabToRgb([lightness, a, b]) {
   const l = (lightness + 0.3963377774 * a + 0.2158037573 * b) ** 3;
   const m = (lightness - 0.1055613458 * a - 0.0638541728 * b) ** 3;
@@ -15,13 +16,21 @@ function oklabToRgb([lightness, a, b]) {
   ];
 }
 
+/** @param {number[]} rgb */
 const displayable = (rgb) => rgb.every((part) => part > -1e-4 && part < 1.0001);
 
+/** @param {number} part */
 const gamma = (part) => (part <= 0.0031308 ? 12.92 * part : 1.055 * part ** (1 / 2.4) - 0.055);
 
-/** The nearest colour of the same lightness and hue that a display can show. */
+/**
+ * The nearest colour of the same lightness and hue that a display can show.
+ * @param {number} lightness
+ * @param {number} chroma
+ * @param {number} hueDegrees
+ */
 function fitted(lightness, chroma, hueDegrees) {
   const hue = (hueDegrees * Math.PI) / 180;
+  /** @param {number} c */
   const lab = (c) => [lightness, c * Math.cos(hue), c * Math.sin(hue)];
   let [lo, hi] = [0, chroma];
   if (displayable(oklabToRgb(lab(hi)))) return lab(hi);
@@ -33,25 +42,41 @@ function fitted(lightness, chroma, hueDegrees) {
   return lab(lo);
 }
 
+/**
+ * @param {number} a
+ * @param {number} b
+ * @param {number} t
+ */
 const mix = (a, b, t) => a + (b - a) * t;
 
-/** 256 packed pixels along `path(t)`. */
+/**
+ * 256 packed pixels along `path(t)`.
+ * @param {(t: number) => number[]} path
+ */
 const tabulate = (path) =>
   Uint32Array.from({ length: STEPS }, (_, k) =>
     pack(oklabToRgb(path(k / (STEPS - 1))).map((part) => 255 * gamma(Math.min(1, Math.max(0, part))))));
 
-/** A little-endian RGBA pixel, as ImageData wants it; every browser's platform is little-endian. */
+/**
+ * A little-endian RGBA pixel, as ImageData wants it; every browser's platform is little-endian.
+ * @param {number[]} rgb
+ */
 export const pack = ([red, green, blue]) =>
   ((255 << 24) | (Math.round(blue) << 16) | (Math.round(green) << 8) | Math.round(red)) >>> 0;
 
+/** @param {number} pixel */
 export const css = (pixel) => `rgb(${pixel & 255} ${(pixel >> 8) & 255} ${(pixel >> 16) & 255})`;
 
+/** @param {string} text */
 export function parseHex(text) {
   const bits = parseInt(text.trim().slice(1), 16);
   return [(bits >> 16) & 255, (bits >> 8) & 255, bits & 255];
 }
 
-/** Low to high. Dark: deep violet to pale yellow; light: pale yellow to deep violet. */
+/**
+ * Low to high. Dark: deep violet to pale yellow; light: pale yellow to deep violet.
+ * @param {boolean} dark
+ */
 export function sequential(dark) {
   return tabulate((t) => {
     const u = dark ? t : 1 - t;
@@ -59,7 +84,10 @@ export function sequential(dark) {
   });
 }
 
-/** Below, ordinary, above: blue, the surface, orange. */
+/**
+ * Below, ordinary, above: blue, the surface, orange.
+ * @param {boolean} dark
+ */
 export function diverging(dark) {
   const [middle, ends] = dark ? [0.27, 0.8] : [0.965, 0.5];
   return tabulate((t) => {

@@ -6,33 +6,44 @@ import { el } from "./dom.js";
 import { formatCount, formatSpans, formatStep, formatValue } from "./scales.js";
 import { table } from "./tables.js";
 
+/** @import { ChainLink, Content, RankFinding, Report, TensorFacts } from "./types.js" */
+
+/** @type {Record<string, string>} */
 const PHASES = {
   parameter: "in a weight, before the step", forward: "in the forward pass", backward: "in the backward pass",
   reduction: "in the reduction over ranks", before_step: "between the backward pass and the optimizer's step",
   optimizer: "in the optimizer", unknown: "unknown",
 };
+/** @type {Record<string, [string, string]>} */
 const ROLES = {
   origin: ["began here", "firing"], reached: ["came here", "pending"], innocent: ["innocent", "resolved"],
   unknown: ["unknown", "pending"],
 };
+/** @type {Record<string, string>} */
 const AGAIN = { not_reproducible: "not reproducible", unknown: "not known" };
+/** @type {Record<string, string>} */
 const REPLAYS = { nonfinite: "not finite again", clean: "clean", none: "no replay" };
 
-/** Fills `main` with the report of the dump; says so when there is none. */
+/**
+ * Fills `main` with the report of the dump; says so when there is none.
+ * @param {HTMLElement} main
+ * @param {{dump: string, attempt: string, step: string}} address
+ */
 export async function showDiagnosis(main, { dump, attempt, step }) {
   main.replaceChildren(back(), el("p", { cls: "empty" }, "Reading the dump…"));
   try {
-    const report = await getJson(`api/diagnosis/${dump}/${attempt}/${step}`);
+    const report = /** @type {Report} */ (await getJson(`api/diagnosis/${dump}/${attempt}/${step}`));
     main.replaceChildren(back(), ...article(report));
   } catch (error) {
     main.replaceChildren(back(), el("section", { cls: "panel" },
-      el("p", { cls: "empty" }, el("strong", {}, "No diagnosis to show. "), error.message),
+      el("p", { cls: "empty" }, el("strong", {}, "No diagnosis to show. "), error instanceof Error ? error.message : String(error)),
       el("p", { cls: "empty" }, "In the run's directory, ", el("code", {}, `trainermon diagnose . --step ${step}`), " tells more.")));
   }
 }
 
 const back = () => el("a", { href: "#", cls: "back" }, "← Back to the run");
 
+/** @param {Report} report */
 function article(report) {
   const found = report.verdict === "located";
   const head = el("section", { cls: "health report-head", "data-tone": found ? "bad" : "calm" },
@@ -42,12 +53,18 @@ function article(report) {
   return [head, facts(report), el("div", { cls: "two" }, chain(report), el("div", { cls: "stack" }, evidence.filter(Boolean)))];
 }
 
+/** @param {Report} report */
 function eyebrow({ run_id: run, step, attempt }) {
   return step === null ? `Diagnosis of ${run}` : `Diagnosis of ${run}, step ${formatStep(step)}, attempt ${attempt}`;
 }
 
+/**
+ * @param {string} label
+ * @param {...Content} value
+ */
 const entry = (label, ...value) => el("div", { cls: "figure" }, el("dt", {}, label), el("dd", {}, ...value));
 
+/** @param {Report} report */
 function facts(report) {
   const { rank, module, class_name: type, call, phase, micro_step: microStep, tensor, source, dump } = report;
   const made = report.classification?.source;
@@ -63,7 +80,10 @@ function facts(report) {
     dump && entry("Dump", el("code", {}, dump)));
 }
 
-/** Why the first bad operation gave what it gave, and whether the step gives it again; as far as a replay has told. */
+/**
+ * Why the first bad operation gave what it gave, and whether the step gives it again; as far as a replay has told.
+ * @param {Report} report
+ */
 function causes({ classification: verdict, reproducibility: again, reproducibility_reason: why }) {
   const because = verdict && [verdict.operation, verdict.reason].filter(Boolean).join(": ");
   const collect = verdict?.collect ? `. To know: ${verdict.collect}` : "";
@@ -73,8 +93,10 @@ function causes({ classification: verdict, reproducibility: again, reproducibili
   ];
 }
 
+/** @param {TensorFacts} tensor */
 const shapeText = ({ shape, dtype }) => [dtype?.replace(/^torch\./, ""), shape?.length ? `[${shape.join(" × ")}]` : ""].filter(Boolean).join(" ");
 
+/** @param {Pick<TensorFacts, "count" | "nans" | "infs">} tensor */
 function countsText({ count, nans, infs }) {
   const all = count > 0 && nans + infs === count;
   if (all && count > 1 && !(nans > 0 && infs > 0)) return `all ${formatCount(count)} elements ${nans ? "NaN" : "Inf"}`;
@@ -83,12 +105,16 @@ function countsText({ count, nans, infs }) {
   return count > 1 ? `${bad} of ${formatCount(count)} elements` : bad;
 }
 
+/** @param {TensorFacts} tensor */
 function rangeText({ min, max }) {
   if (min === null || max === null || min === undefined || max === undefined) return "no finite element";
   return `finite ones ${formatValue(number(min))} to ${formatValue(number(max))}`;
 }
 
-/** A bar as wide as the share of non-finite elements; even one element gets a visible sliver. */
+/**
+ * A bar as wide as the share of non-finite elements; even one element gets a visible sliver.
+ * @param {TensorFacts} tensor
+ */
 function shareBar({ count, nans, infs }) {
   const bad = Math.max(0, nans) + Math.max(0, infs);
   if (!(count > 0) || !bad) return null;
@@ -97,6 +123,7 @@ function shareBar({ count, nans, infs }) {
   return el("span", { cls: "share", "aria-hidden": "true" }, fill);
 }
 
+/** @param {Report} report */
 function chain({ chain: links, phase }) {
   if (!links.length) return el("section", { cls: "panel" }, el("h2", {}, "Its way through the model"), el("p", { cls: "empty" }, "No module is known."));
   const backward = phase === "backward";
@@ -107,9 +134,14 @@ function chain({ chain: links, phase }) {
     el("ol", { cls: "chain" }, items.filter(Boolean)));
 }
 
+/** @param {ChainLink} link */
 const omitted = ({ omitted: count }) =>
   count ? el("li", { cls: "omitted" }, `${formatStep(count)} ${count === 1 ? "module" : "modules"} left out`) : null;
 
+/**
+ * @param {ChainLink} link
+ * @param {boolean} first
+ */
 function node({ module, class_name: type, direction, call, tensor }, first) {
   return el("li", { cls: first ? "first" : null },
     el("div", { cls: "node-head" }, el("code", {}, module), type && module !== type ? el("span", { cls: "hint" }, type) : null,
@@ -121,20 +153,27 @@ function node({ module, class_name: type, direction, call, tensor }, first) {
     shareBar(tensor));
 }
 
-/** Ranks of which the same is known share a row: with a thousand of them the odd one out must be seen. */
+/**
+ * Ranks of which the same is known share a row: with a thousand of them the odd one out must be seen.
+ * @param {RankFinding[]} findings
+ */
 function alike(findings) {
+  /** @type {Map<string, Omit<RankFinding, "rank"> & {ranks: number[]}>} */
   const groups = new Map();
   for (const { rank, ...known } of findings) {
     const key = JSON.stringify(known);
-    if (!groups.has(key)) groups.set(key, { ...known, ranks: [] });
-    groups.get(key).ranks.push(rank);
+    const group = groups.get(key);
+    if (group) group.ranks.push(rank);
+    else groups.set(key, { ...known, ranks: [rank] });
   }
   const order = ["origin", "reached", "unknown", "innocent"];
   return [...groups.values()].sort((a, b) => order.indexOf(a.role) - order.indexOf(b.role));
 }
 
+/** @param {Report} report */
 function ranks({ ranks: findings }) {
   if (!findings.length) return null;
+  /** @param {number | null | undefined} count */
   const gradients = (count) => (count === null || count === undefined ? "–" : formatStep(count));
   const rows = alike(findings).map(({ ranks: members, role, replay, replay_reason: why, unreduced, reduced }) => {
     const [text, tone] = ROLES[role] ?? [role, "pending"];
@@ -146,6 +185,7 @@ function ranks({ ranks: findings }) {
     el("div", { cls: "scroll" }, table("rank-table", ["Ranks", "Role", "Replay", "Before", "After"], rows)));
 }
 
+/** @param {Report} report */
 function parameters({ parameters: bad, rank }) {
   if (!bad.length) return null;
   const rows = bad.map(({ name, count, nans, infs }) => el("tr", {},
@@ -155,6 +195,10 @@ function parameters({ parameters: bad, rank }) {
     el("div", { cls: "scroll" }, table("parameter-table", ["Parameter", "Value"], rows)));
 }
 
+/**
+ * @param {string} title
+ * @param {string[] | undefined} texts
+ */
 function list(title, texts) {
   if (!texts?.length) return null;
   return el("section", { cls: "panel" }, el("h2", {}, title), el("ul", { cls: "notes" }, texts.map((text) => el("li", {}, text))));

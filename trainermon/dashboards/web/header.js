@@ -4,6 +4,9 @@ import { byId, el, setText } from "./dom.js";
 import { measured, number } from "./api.js";
 import { formatBytes, formatCount, formatMeasured, formatSeconds, formatStep } from "./scales.js";
 
+/** @import { Numeric, Run, StepFigures } from "./types.js" */
+
+/** @type {Record<string, [string, string]>} */
 const STATES = {
   live: ["live", "good"],
   finished: ["finished", "calm"],
@@ -12,22 +15,25 @@ const STATES = {
 };
 const MOST_DOTS = 64;
 
+/** @param {string} name */
 export function showState(name) {
   const [text, tone] = STATES[name] ?? [name, "calm"];
   setText(byId("state"), text);
   byId("state").dataset.tone = tone;
 }
 
+/** @param {Run} run */
 export function showRun(run) {
   setText(byId("run-id"), run.run_id);
   const model = run.model && `${formatCount(run.model.parameters)} parameters${run.model.is_whole ? "" : " on this node"}`;
-  const started = run.started_s && `started ${new Date(run.started_s * 1000).toLocaleString([], { dateStyle: "medium", timeStyle: "short" })}`;
+  const started = !run.started_s ? null : `started ${new Date(run.started_s * 1000).toLocaleString([], { dateStyle: "medium", timeStyle: "short" })}`;
   const attempt = run.attempt > 1 ? `attempt ${run.attempt}` : null;
   const facts = [model, `host ${run.host}`, attempt, started].filter(Boolean);
   byId("run-facts").replaceChildren(...facts.map((text) => el("span", {}, text)), outputPath(run.output));
   showFooter(run);
 }
 
+/** @param {string} path */
 function outputPath(path) {
   const button = el("button", { type: "button", cls: "path", title: "Copy the output path" }, path ?? "");
   button.addEventListener("click", async () => {
@@ -37,14 +43,15 @@ function outputPath(path) {
       button.dataset.copied = "";
       setTimeout(() => delete button.dataset.copied, 1200);
     } catch {
-      getSelection().selectAllChildren(button);
+      getSelection()?.selectAllChildren(button);
     }
   });
   return button;
 }
 
+/** @param {Run} run */
 function showFooter(run) {
-  const stored = run.bytes_per_step && `${formatBytes(run.bytes_per_step)} recorded per step and rank`;
+  const stored = run.bytes_per_step ? `${formatBytes(run.bytes_per_step)} recorded per step and rank` : null;
   const skipped = run.skipped_records ? `${formatStep(run.skipped_records)} records skipped because the disk was too slow` : null;
   byId("footer").replaceChildren(
     ...[`trainermon ${run.version ?? ""}`.trim(), stored, skipped].filter(Boolean).map((text) => el("span", {}, text)),
@@ -53,7 +60,12 @@ function showFooter(run) {
   );
 }
 
-/** Figures that the step event updates come from `now`: {step, loss, grad_norm, step_time_s, tokens_per_second}. */
+/**
+ * Figures that the step event updates come from `now`: {step, loss, grad_norm, step_time_s, tokens_per_second}.
+ * @param {Run} run
+ * @param {StepFigures} now
+ * @param {number} firing
+ */
 export function showFigures(run, now, firing) {
   const alive = run.ranks.filter((rank) => rank.alive).length;
   const finished = run.state === "finished";
@@ -63,18 +75,26 @@ export function showFigures(run, now, firing) {
   figure("step-time", "Step time", formatSeconds(measured(now.step_time_s)));
   const speed = measured(now.tokens_per_second ?? null);
   if (Number.isFinite(speed) && speed !== null) figure("tokens", "Tokens per second", formatCount(Math.round(speed)));
+  const lag = number(run.lag_s);
   const short = !finished && alive < run.world_size;
-  figure("ranks", finished ? "Ranks" : "Ranks alive", finished ? `${run.world_size}` : `${alive} / ${run.world_size}`, short && "bad", dots(run));
-  figure("lag", "Journal lag", formatSeconds(number(run.lag_s)), number(run.lag_s) > 5 && "warn");
-  figure("firing", "Alerts firing", String(firing), firing > 0 && "bad");
+  figure("ranks", finished ? "Ranks" : "Ranks alive", finished ? `${run.world_size}` : `${alive} / ${run.world_size}`, short ? "bad" : "", dots(run));
+  figure("lag", "Journal lag", formatSeconds(lag), lag !== null && lag > 5 ? "warn" : "");
+  figure("firing", "Alerts firing", String(firing), firing > 0 ? "bad" : "");
 }
 
+/**
+ * @param {Numeric} value
+ * @returns {[string, string]}
+ */
 function valued(value) {
   const read = measured(value);
-  return [formatMeasured(read), read !== null && !Number.isFinite(read) && "nonfinite"];
+  return [formatMeasured(read), read !== null && !Number.isFinite(read) ? "nonfinite" : ""];
 }
 
-/** One square per rank; which one is missing is seen at once. Beyond 64 ranks the number alone is clearer. */
+/**
+ * One square per rank; which one is missing is seen at once. Beyond 64 ranks the number alone is clearer.
+ * @param {Run} run
+ */
 function dots(run) {
   if (run.state === "finished" || run.ranks.length > MOST_DOTS || run.ranks.length < 2) return null;
   const squares = run.ranks.map((rank) => {
@@ -86,15 +106,22 @@ function dots(run) {
   return el("span", { cls: "dots", "aria-hidden": "true" }, squares);
 }
 
-function figure(id, label, text, tone, extra) {
-  let value = byId(`figure-${id}`);
-  if (!value) {
-    value = el("dd", { id: `figure-${id}` }, el("span", { cls: "number" }));
-    byId("figures").append(el("div", { cls: "figure" }, el("dt", {}, label), value));
+/**
+ * @param {string} id
+ * @param {string} label
+ * @param {string} text
+ * @param {string} [tone]
+ * @param {HTMLElement | null} [extra]
+ */
+function figure(id, label, text, tone = "", extra = null) {
+  if (!document.getElementById(`figure-${id}`)) {
+    const [name, number] = [el("dt", { id: `label-${id}` }), el("span", { id: `number-${id}`, cls: "number" })];
+    byId("figures").append(el("div", { cls: "figure" }, name, el("dd", { id: `figure-${id}` }, number)));
   }
-  setText(value.previousSibling, label);
-  setText(value.firstChild, text);
-  value.dataset.tone = tone || "";
+  const value = byId(`figure-${id}`);
+  setText(byId(`label-${id}`), label);
+  setText(byId(`number-${id}`), text);
+  value.dataset.tone = tone;
   value.querySelector(".dots")?.remove();
   if (extra) value.append(extra);
 }

@@ -5,17 +5,27 @@ import { byId, el } from "./dom.js";
 import { formatSpans, formatStep } from "./scales.js";
 import { countAlerts, rankSpans, sentence } from "./tables.js";
 
+/** @import { Alert, Assessment, Run } from "./types.js" */
+
 const URGENCY = ["fatal", "critical", "warning", "info"];
 
-/** The alert to speak of: the most severe that fires, of those the one that began first, most often the cause. */
+/**
+ * The alert to speak of: the most severe that fires, of those the one that began first, most often the cause.
+ * @param {Alert[]} alerts
+ * @returns {Alert | undefined}
+ */
 export function principal(alerts) {
   return alerts.filter(({ state }) => state === "firing").sort(
     (a, b) => URGENCY.indexOf(a.severity) - URGENCY.indexOf(b.severity) || a.attempt - b.attempt
-      || a.first_step - b.first_step || Boolean(b.diagnosis) - Boolean(a.diagnosis) || a.rank - b.rank,
+      || a.first_step - b.first_step || Number(Boolean(b.diagnosis)) - Number(Boolean(a.diagnosis)) || a.rank - b.rank,
   )[0];
 }
 
-/** What to say: {tone, headline, details, alert}. `verdict` is the headline of the diagnosis, when there is one. */
+/**
+ * What to say: {tone, headline, details, alert}. `verdict` is the headline of the diagnosis, when there is one.
+ * @param {{run: Run, alerts: Alert[], step?: number | null, verdict?: string, lost: boolean}} known
+ * @returns {Assessment}
+ */
 export function assess({ run, alerts, step, verdict, lost }) {
   const finished = run.state === "finished";
   const first = principal(alerts);
@@ -36,6 +46,10 @@ export function assess({ run, alerts, step, verdict, lost }) {
   return { tone: "good", headline: "Training is healthy", details };
 }
 
+/**
+ * @param {Run} run
+ * @param {Alert[]} alerts
+ */
 function history(run, alerts) {
   const past = alerts.filter(({ state }) => state === "resolved");
   const watching = run.rules ? `${run.rules} rules are watching` : "The rules are watching";
@@ -45,6 +59,12 @@ function history(run, alerts) {
   return count === 1 ? `One earlier alert is over since step ${last}.` : `${count} earlier alerts are over, the last since step ${last}.`;
 }
 
+/**
+ * @param {Alert} first
+ * @param {Alert[]} alerts
+ * @param {string | undefined} verdict
+ * @returns {Assessment}
+ */
 function unhealthy(first, alerts, verdict) {
   const tone = ["fatal", "critical"].includes(first.severity) ? "bad" : "warn";
   const same = alerts.filter(({ rule, first_step: step, state }) => rule === first.rule && step === first.first_step && state === "firing");
@@ -55,6 +75,10 @@ function unhealthy(first, alerts, verdict) {
   return { tone, headline, details: [verdict ?? sentence(first)], alert: first };
 }
 
+/**
+ * @param {Assessment} assessment
+ * @param {(step: number) => void} onShow
+ */
 export function showHealth({ tone, headline, details, alert }, onShow) {
   const key = JSON.stringify([tone, headline, details, alert?.diagnosis]);
   // Built anew only when it says something new: a screen reader reads it out, and a button keeps the focus.

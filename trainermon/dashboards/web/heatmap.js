@@ -8,28 +8,54 @@ import { blocksOf, fitText, paintLabels } from "./rows.js";
 import { theme } from "./theme.js";
 import { Track } from "./track.js";
 
+/** @import { Block, Box, Cell, Grid, Mode } from "./types.js" */
+
 const BOTTOM = 20;
 const MARK = 6;
 const MOST_MARKS = 4000;
 
-export class HeatMap extends Track {
-  grid = null;
+/**
+ * Until the first answer is there.
+ * @type {Grid}
+ */
+const NO_GRID = { rows: [], firstStep: 0, stride: 1, columns: 0, values: new Float32Array() };
 
-  /** `tip(row, column)` returns the tooltip's lines for a cell of the current grid. */
+/** @import { TrackOptions } from "./track.js" */
+/** @typedef {(row: number, column: number) => string[]} CellTip */
+
+export class HeatMap extends Track {
+  grid = NO_GRID;
+  /** @type {Block[]} */
+  blocks = [];
+  encoded = encode(NO_GRID, "linear");
+  /** @type {Cell[]} */
+  onsets = [];
+
+  /**
+   * `tip(row, column)` returns the tooltip's lines for a cell of the current grid.
+   * @param {TrackOptions & {mode: Mode, tip: CellTip}} options
+   */
   constructor({ mode, tip, ...track }) {
     super(track);
-    Object.assign(this, { mode, tip });
+    this.mode = mode;
+    this.tip = tip;
   }
 
+  /** @param {Grid} grid */
   show(grid) {
     this.grid = grid;
     this.blocks = blocksOf(grid.rows);
     this.#encode();
   }
 
+  /** @param {Mode} mode */
   setMode(mode) {
     this.mode = mode;
-    if (this.grid) this.#encode();
+    if (this.isLoaded) this.#encode();
+  }
+
+  get isLoaded() {
+    return this.grid !== NO_GRID;
   }
 
   #encode() {
@@ -42,22 +68,30 @@ export class HeatMap extends Track {
     return this.height - BOTTOM;
   }
 
-  /** First step of a column. */
+  /**
+   * First step of a column.
+   * @param {number} column
+   */
   stepOf(column) {
     return this.grid.firstStep + column * this.grid.stride;
   }
 
+  /** @param {number} step */
   columnOf(step) {
     const column = Math.floor((step - this.grid.firstStep) / this.grid.stride);
     return column >= 0 && column < this.grid.columns ? column : -1;
   }
 
+  /**
+   * @param {CanvasRenderingContext2D} context
+   * @param {Box} box
+   */
   paint(context, box) {
     const height = this.#inner;
     context.fillStyle = theme.plot;
     context.fillRect(box.left, 0, box.width, height);
     this.paintSteps(context, box, { height, labels: true });
-    if (!this.grid || this.isBlank) return this.paintNote(context, box, this.grid ? "No values yet." : "Loading…");
+    if (this.isBlank) return this.paintNote(context, box, this.isLoaded ? "No values yet." : "Loading…");
     this.#paintCells(context, box, height);
     this.#paintBlocks(context, box, height);
     this.#paintMarks(context, box, height);
@@ -69,6 +103,11 @@ export class HeatMap extends Track {
     return this.encoded.codes.every((code) => code === NONE);
   }
 
+  /**
+   * @param {CanvasRenderingContext2D} context
+   * @param {Box} box
+   * @param {number} height
+   */
   #paintCells(context, box, height) {
     const ratio = window.devicePixelRatio || 1;
     const { firstStep, stride, columns, rows } = this.grid;
@@ -82,6 +121,11 @@ export class HeatMap extends Track {
     context.putImageData(image, Math.round(box.left * ratio), 0);
   }
 
+  /**
+   * @param {CanvasRenderingContext2D} context
+   * @param {Box} box
+   * @param {number} height
+   */
   #paintBlocks(context, box, height) {
     const rowHeight = height / this.grid.rows.length;
     const borders = rowHeight >= 7 ? this.grid.rows.map((_, row) => row) : this.blocks.map(({ from }) => from);
@@ -92,9 +136,14 @@ export class HeatMap extends Track {
     context.globalAlpha = 1;
   }
 
-  /** Upright bars where rows turn non-finite; neighbouring rows that turn in the same column share one. */
+  /**
+   * Upright bars where rows turn non-finite; neighbouring rows that turn in the same column share one.
+   * @param {Box} box
+   * @param {number} height
+   */
   #marks(box, height) {
     const rowHeight = height / this.grid.rows.length;
+    /** @type {{column: number, from: number, to: number}[]} */
     const marks = [];
     for (const { row, column } of this.onsets) {
       const last = marks[marks.length - 1];
@@ -111,6 +160,11 @@ export class HeatMap extends Track {
     }).filter(({ x, width }) => x + width > box.left && x < box.right);
   }
 
+  /**
+   * @param {CanvasRenderingContext2D} context
+   * @param {Box} box
+   * @param {number} height
+   */
   #paintMarks(context, box, height) {
     const marks = this.#marks(box, height);
     context.save();
@@ -124,6 +178,11 @@ export class HeatMap extends Track {
     context.restore();
   }
 
+  /**
+   * @param {CanvasRenderingContext2D} context
+   * @param {Box} box
+   * @param {number} height
+   */
   #paintScale(context, box, height) {
     const left = box.right + 12;
     const tall = height - (this.onsets.length ? 30 : 8);
@@ -144,14 +203,21 @@ export class HeatMap extends Track {
     context.fillText(text ?? "", left + 14, height - 9);
   }
 
+  /**
+   * @param {number} tall
+   * @returns {[number, string][]}
+   */
   #scaleLabels(tall) {
     const { lo, hi, scale } = this.encoded;
+    /** @param {number} t */
     const place = (t) => (t - lo) / (hi - lo);
     if (tall < 20) return [];
     const count = Math.max(2, Math.floor(tall / 40));
     if (scale === "ratio") {
       const ratio = formatTick(Number((2 ** hi).toPrecision(3)));
-      return [[1, `× ${ratio}`], [0.5, "× 1"], [0, `÷ ${ratio}`]].filter((_, k) => tall > 50 || k !== 1);
+      /** @type {[number, string][]} */
+      const labels = [[1, `× ${ratio}`], [0.5, "× 1"], [0, `÷ ${ratio}`]];
+      return labels.filter((_, k) => tall > 50 || k !== 1);
     }
     if (scale === "linear") return linearTicks(lo, hi, count).map((tick) => [place(tick), formatTick(tick)]);
     return logTicks(10 ** lo, 10 ** hi, count).map((tick) => [place(Math.log10(tick)), formatTick(tick)]);
@@ -159,39 +225,59 @@ export class HeatMap extends Track {
 
   /** Where it began: the first column with a non-finite cell, and the rows that turn in it; null if there is none. */
   get firstNonfinite() {
-    if (!this.onsets?.length) return null;
+    if (!this.onsets.length) return null;
     const { column } = this.onsets[0];
     const rows = this.onsets.filter((cell) => cell.column === column).map(({ row }) => this.grid.rows[row]);
     return { step: this.stepOf(column), rows };
   }
 
+  /** @param {number} y */
   #rowAt(y) {
-    if (!this.grid || y >= this.#inner) return -1;
+    if (y >= this.#inner) return -1;
     return Math.min(this.grid.rows.length - 1, Math.floor((y / this.#inner) * this.grid.rows.length));
   }
 
+  /**
+   * @param {number} step
+   * @param {number} y
+   */
   describe(step, y) {
     const row = this.#rowAt(y);
-    const column = this.grid ? this.columnOf(step) : -1;
+    const column = this.columnOf(step);
     return row < 0 || column < 0 ? null : this.tip(row, column);
   }
 
+  /**
+   * @param {number} row
+   * @param {number} column
+   */
   isNonfinite(row, column) {
     return this.encoded.codes[row * this.grid.columns + column] === NONFINITE;
   }
 
-  /** "1,640", or "1,640–1,649" where a column stands for several steps. */
+  /**
+   * "1,640", or "1,640–1,649" where a column stands for several steps.
+   * @param {number} column
+   */
   stepText(column) {
     const step = this.stepOf(column);
     return this.grid.stride > 1 ? `${formatStep(step)}–${formatStep(step + this.grid.stride - 1)}` : formatStep(step);
   }
 
+  /**
+   * @param {number} row
+   * @param {number} column
+   */
   valueText(row, column) {
     const value = this.grid.values[row * this.grid.columns + column];
     if (value === Infinity) return "contains NaN or Inf";
     return Number.isNaN(value) ? "no value" : formatValue(value);
   }
 
+  /**
+   * @param {CanvasRenderingContext2D | null} context
+   * @param {Box} box
+   */
   paintCursor(context, box) {
     const row = this.view.origin === this && this.pointer ? this.#rowAt(this.pointer.y) : -1;
     if (!context || row < 0) return;

@@ -5,8 +5,17 @@ import { axis, extent, formatMeasured, formatStep, formatTick, hull, lowerBound 
 import { theme } from "./theme.js";
 import { Track } from "./track.js";
 
+/** @import { Alert, Axis, Box, Column } from "./types.js" */
+
 const TOP = 12;
 const BOTTOM = 6;
+/** @import { ColourName } from "./theme.js" */
+/** @import { TrackOptions } from "./track.js" */
+/** @import { Lines } from "./view.js" */
+/** @typedef {{name: string, colour: ColourName, text: string}} SecondLine */
+/** @typedef {{name: string, lines: Lines, colour: ColourName, log: boolean, alerts: () => Alert[], beside?: SecondLine | null, format?: (value: number | null) => string}} LineChoice */
+/** @typedef {Omit<TrackOptions, "height"> & LineChoice} LineOptions */
+
 // More points than this per pixel column are drawn as the column's lowest and highest value: same picture, bounded cost.
 const POINTS_PER_PIXEL = 4;
 
@@ -15,20 +24,35 @@ const lineHeight = () => Math.round(Math.min(150, Math.max(88, innerHeight * 0.0
 
 export class LineChart extends Track {
   /**
+   * The axis of the values; null while there is no finite one.
+   * @type {Axis | null}
+   */
+  axis = null;
+
+  /**
    * `name` is the column of `lines`; `colour` a name of theme.js; `alerts` returns the alerts to mark. `beside` is a
-   * second column that is drawn dashed over the first where there is one: {name, colour, text}.
+   * second column that is drawn dashed over the first where there is one.
+   * @param {LineOptions} options
    */
   constructor({ name, lines, colour, log, alerts, beside = null, format = formatMeasured, ...track }) {
     super({ ...track, height: lineHeight() });
-    Object.assign(this, { name, lines, colour, log, alerts, beside, format });
+    this.name = name;
+    this.lines = lines;
+    this.colour = colour;
+    this.alerts = alerts;
+    this.beside = beside;
+    this.format = format;
+    this.log = log;
     this.scale = el("span");
     this.controls.append(this.scale);
     this.setLog(log);
   }
 
+  /** @param {boolean} log */
   setLog(log) {
     this.log = log;
     const scales = [["linear", "linear"], ["log", "log"]];
+    /** @param {string} scale */
     const choose = (scale) => ((this.log = scale === "log"), this.redraw());
     this.scale.replaceChildren(segmented(`${this.title.textContent} scale`, scales, log ? "log" : "linear", choose));
     this.redraw();
@@ -45,6 +69,10 @@ export class LineChart extends Track {
     return [Math.max(0, lowerBound(steps, first) - 1), Math.min(steps.length - 1, lowerBound(steps, last + 1))];
   }
 
+  /**
+   * @param {CanvasRenderingContext2D} context
+   * @param {Box} box
+   */
   paint(context, box) {
     const values = this.lines.series[this.name] ?? [];
     const [first, last] = this.#shown();
@@ -56,7 +84,7 @@ export class LineChart extends Track {
     this.#paintAlerts(context, box);
     this.axis = range && axis(range[0], range[1], inner.height, this.log);
     if (!values.length) return this.paintNote(context, box, this.lines.steps.length ? "Not recorded." : "No steps yet.");
-    if (this.axis) this.#paintValues(context, box);
+    if (this.axis) this.#paintValues(context, box, this.axis);
     context.save();
     context.beginPath();
     context.rect(box.left, 0, box.width, this.height);
@@ -67,15 +95,21 @@ export class LineChart extends Track {
     context.restore();
   }
 
+  /** @param {number} value */
   y(value) {
-    return this.height - BOTTOM - this.axis.at(value);
+    return this.height - BOTTOM - (this.axis?.at(value) ?? 0);
   }
 
-  #paintValues(context, box) {
+  /**
+   * @param {CanvasRenderingContext2D} context
+   * @param {Box} box
+   * @param {Axis} axis
+   */
+  #paintValues(context, box, axis) {
     context.textAlign = "right";
     context.strokeStyle = theme.grid;
     context.fillStyle = theme.muted;
-    const ticks = this.axis.ticks(Math.max(2, Math.floor(this.height / 22)));
+    const ticks = axis.ticks(Math.max(2, Math.floor(this.height / 22)));
     const largest = Math.max(...ticks.map(Math.abs));
     for (const tick of ticks) {
       const y = Math.round(this.y(tick)) + 0.5;
@@ -88,6 +122,10 @@ export class LineChart extends Track {
     }
   }
 
+  /**
+   * @param {CanvasRenderingContext2D} context
+   * @param {Box} box
+   */
   #paintAlerts(context, box) {
     for (const alert of this.alerts()) {
       const x = Math.round(this.x(alert.first_step + 0.5, box)) + 0.5;
@@ -102,11 +140,19 @@ export class LineChart extends Track {
     }
   }
 
-  /** The points to draw, as [x, y] pairs broken by null where there is no finite value. */
+  /**
+   * The points to draw, as [x, y] pairs broken by null where there is no finite value.
+   * @param {Box} box
+   * @param {Column} values
+   * @param {number} first
+   * @param {number} last
+   */
   #points(box, values, first, last) {
     const { steps } = this.lines;
     const dense = last - first > POINTS_PER_PIXEL * box.width;
+    /** @type {([number, number] | null)[]} */
     const points = [];
+    /** @type {{x: number, low: number, high: number} | null} */
     let column = null;
     const flush = () => {
       if (!column) return;
@@ -135,14 +181,29 @@ export class LineChart extends Track {
     return points;
   }
 
-  /** Dashed, so that two lines that coincide, as they should, are both seen. */
+  /**
+   * Dashed, so that two lines that coincide, as they should, are both seen.
+   * @param {CanvasRenderingContext2D} context
+   * @param {Box} box
+   * @param {number} first
+   * @param {number} last
+   */
   #paintSecond(context, box, first, last) {
+    if (!this.beside) return;
     setText(this.hint, `${this.plainHint}; ${this.beside.text}`);
     context.setLineDash([5, 5]);
     this.#paintLine(context, box, this.#second, first, last, this.beside.colour);
     context.setLineDash([]);
   }
 
+  /**
+   * @param {CanvasRenderingContext2D} context
+   * @param {Box} box
+   * @param {Column} values
+   * @param {number} first
+   * @param {number} last
+   * @param {ColourName} [colour]
+   */
   #paintLine(context, box, values, first, last, colour = this.colour) {
     const points = this.#points(box, values, first, last);
     context.strokeStyle = theme[colour];
@@ -162,7 +223,14 @@ export class LineChart extends Track {
     context.lineWidth = 1;
   }
 
-  /** A bar along the upper edge over every run of non-finite steps, with a diamond where it begins. */
+  /**
+   * A bar along the upper edge over every run of non-finite steps, with a diamond where it begins.
+   * @param {CanvasRenderingContext2D} context
+   * @param {Box} box
+   * @param {Column} values
+   * @param {number} first
+   * @param {number} last
+   */
   #paintNonfinite(context, box, values, first, last) {
     const { steps } = this.lines;
     context.fillStyle = theme.nonfinite;
@@ -190,11 +258,15 @@ export class LineChart extends Track {
     }
   }
 
+  /**
+   * @param {CanvasRenderingContext2D | null} context
+   * @param {Box} box
+   */
   paintCursor(context, box) {
     const values = this.lines.series[this.name] ?? [];
     const { cursor } = this.view;
     const at = context && cursor !== null ? this.lines.nearest(cursor) : -1;
-    if (at < 0 || !values.length) return this.#say("");
+    if (!context || at < 0 || !values.length) return this.#say("");
     const second = this.#second[at] ?? null;
     const both = second === null ? "" : ` (${this.format(second)})`;
     this.#say(`${this.format(values[at])}${both} at step ${formatStep(this.lines.steps[at])}`);
@@ -210,6 +282,7 @@ export class LineChart extends Track {
     context.lineWidth = 1;
   }
 
+  /** @param {string} text */
   #say(text) {
     if (this.readout.textContent !== text) this.readout.textContent = text;
   }

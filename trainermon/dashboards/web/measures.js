@@ -4,11 +4,18 @@ import { el, select, setText } from "./dom.js";
 import { LineChart } from "./lines.js";
 import { formatCount, formatMeasured, formatSeconds } from "./scales.js";
 
-/** In the order of the choice; the first one that a run has is shown first. */
+/** @import { LineOptions } from "./lines.js" */
+/** @import { Lines } from "./view.js" */
+/** @typedef {{title: string, hint: string, log?: boolean, format?: (value: number | null) => string}} Measure */
+
+/**
+ * In the order of the choice; the first one that a run has is shown first.
+ * @type {Record<string, Measure>}
+ */
 const MEASURES = {
   learning_rate: { title: "Learning rate", hint: "the largest of the parameter groups" },
   clip_ratio: { title: "Clip ratio", hint: "what clipping multiplied the gradients by" },
-  loss_scale: { title: "Loss scale", hint: "what the loss was multiplied by", log: true, format: (value) => (value >= 1000 && Number.isFinite(value) ? formatCount(value) : formatMeasured(value)) },
+  loss_scale: { title: "Loss scale", hint: "what the loss was multiplied by", log: true, format: (value) => (value !== null && value >= 1000 && Number.isFinite(value) ? formatCount(value) : formatMeasured(value)) },
   skipped: { title: "Skipped steps", hint: "1 where the framework skipped the step" },
   tokens_per_second: { title: "Tokens per second", hint: "of all ranks of this node" },
   step_time: { title: "Step time", hint: "of the slowest rank", format: formatSeconds },
@@ -16,13 +23,19 @@ const MEASURES = {
 
 export const MEASURE_NAMES = Object.keys(MEASURES);
 
-/** The measures that `lines` has; every run has a step time, which is not worth a chart when it is alone. */
+/**
+ * The measures that `lines` has; every run has a step time, which is not worth a chart when it is alone.
+ * @param {Lines} lines
+ */
 export function measuresOf({ series }) {
   const found = MEASURE_NAMES.filter((name) => series[name]);
   return found.length === 1 && found[0] === "step_time" ? [] : found;
 }
 
 export class MeasureChart extends LineChart {
+  #numOffered = 0;
+
+  /** @param {Pick<LineOptions, "parent" | "view" | "lines" | "alerts"> & {offered: string[]}} options */
   constructor({ offered, ...track }) {
     super({ ...track, name: offered[0], colour: "accent", log: false, title: "", hint: "", label: "A number of each step" });
     this.choice = el("span");
@@ -31,16 +44,22 @@ export class MeasureChart extends LineChart {
     this.#choose(offered[0]);
   }
 
-  /** Keeps the choice: what a run has had, it has. */
+  /**
+   * Keeps the choice: what a run has had, it has.
+   * @param {string[]} names
+   */
   offer(names) {
-    if (names.length === this.choice.firstChild?.options.length) return;
+    if (names.length === this.#numOffered) return;
+    this.#numOffered = names.length;
     const options = names.map((name) => [name, MEASURES[name].title.toLowerCase()]);
     this.choice.replaceChildren(select("Number of the step", options, this.name, (name) => this.#choose(name)));
   }
 
+  /** @param {string} name */
   #choose(name) {
     const { title, hint, log = false, format = formatMeasured } = MEASURES[name];
-    Object.assign(this, { name, format });
+    this.name = name;
+    this.format = format;
     setText(this.title, title);
     setText(this.hint, hint);
     this.setLog(log);

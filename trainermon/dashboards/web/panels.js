@@ -6,11 +6,17 @@ import { el, segmented, select, setText } from "./dom.js";
 import { HeatMap } from "./heatmap.js";
 import { formatSeconds, formatStep, formatValue, STATISTICS } from "./scales.js";
 
+/** @import { HeatMapOffer, Mode } from "./types.js" */
+
 const COLUMNS = 2000;
 const layerHeight = () => Math.round(Math.min(460, Math.max(240, innerHeight * 0.25)));
 const SHORTEST_MS = 1000;
 const SPARE = 10;
 
+/** @import { TrackOptions } from "./track.js" */
+/** @typedef {Pick<TrackOptions, "parent" | "view">} Place */
+
+/** @type {Record<string, string>} */
 const KINDS = {
   grad_reduced: "gradients", grad_unreduced: "gradients before reduction", param_origin: "parameters before the step",
   param_used: "parameters that the forward used",
@@ -18,13 +24,22 @@ const KINDS = {
   ratio: "Adam: update ratio", mg_direction: "gradient and momentum agree", state: "optimizer state", actv: "activations",
   actv_grad: "activation gradients", comm: "collectives", feature: "feature", wait_seconds: "waiting time in seconds",
 };
+/** @type {Record<string, string>} */
 const QUANTITIES = {
   step_time: "step time against the median", loss: "loss", grad_norm: "gradient norm", lag: "lag behind the first rank",
   wait: "waiting for collectives",
 };
+/**
+ * How a quantity of the ranks is coloured, where not linearly.
+ * @type {Record<string, Mode>}
+ */
+const RANK_MODES = { step_time: "peers", grad_norm: "log" };
 const RANKS_HAVE = ["step_time", "loss", "grad_norm", "lag"];
 
-/** "feature/attention_entropy" is written "feature: attention entropy". */
+/**
+ * "feature/attention_entropy" is written "feature: attention entropy".
+ * @param {string} heatMap
+ */
 function kindText(heatMap) {
   const [kind, slot] = heatMap.split("/", 2);
   const name = KINDS[kind] ?? kind;
@@ -35,11 +50,17 @@ class LivePanel {
   #serial = 0;
   #last = 0;
   #cost = 0;
-  #timer = null;
+  #timer = 0;
   #visible = true;
   #stale = false;
 
+  /** @param {TrackOptions & {mode: Mode}} chart */
+  constructor(chart) {
+    this.map = new HeatMap({ ...chart, tip: (row, column) => this.tip(row, column) });
+  }
+
   watch() {
+    /** @param {IntersectionObserverEntry[]} entries */
     const seen = ([entry]) => ((this.#visible = entry.isIntersecting), this.#plan());
     new IntersectionObserver(seen, { rootMargin: "200px" }).observe(this.map.root);
     document.addEventListener("visibilitychange", () => this.#plan());
@@ -58,7 +79,7 @@ class LivePanel {
   }
 
   #fire() {
-    this.#timer = null;
+    this.#timer = 0;
     // Loaded meanwhile for another reason, out of sight since, or an error that the next step will try again.
     if (this.#stale && this.#visible && !document.hidden) this.load().catch(() => {});
   }
@@ -84,57 +105,85 @@ class LivePanel {
   }
 
   shown() {}
+
+  /** Where the grid of the current choice is. */
+  address() {
+    return "";
+  }
+
+  /**
+   * The tooltip's lines for a cell.
+   * @param {number} _row
+   * @param {number} _column
+   * @returns {string[]}
+   */
+  tip(_row, _column) {
+    return [];
+  }
 }
 
 export class LayerPanel extends LivePanel {
+  offered = "";
+  /** @type {HeatMapOffer[]} */
+  heatmaps = [];
+  kind = "";
+  statistic = "";
+  /** @type {string[]} */
+  statistics = [];
+  /** @type {boolean | null} */
+  isSize = null;
+
+  /** @param {Place} place */
   constructor({ parent, view }) {
-    super();
-    this.map = new HeatMap({
-      parent, view, title: "Layers", height: layerHeight(), label: "Heat map of layers over steps", mode: "log",
-      tip: (row, column) => this.#tip(row, column),
-    });
+    super({ parent, view, title: "Layers", height: layerHeight(), label: "Heat map of layers over steps", mode: "log" });
     this.origin = el("button", { type: "button", cls: "origin", hidden: true });
-    this.origin.addEventListener("click", () => view.focus(this.map.firstNonfinite.step));
+    this.origin.addEventListener("click", () => this.map.firstNonfinite && view.focus(this.map.firstNonfinite.step));
     this.map.readout.replaceWith(this.origin);
     this.watch();
   }
 
-  /** `heatmaps` is what the run offers: [{kind, statistics}]. Keeps the choice when it is still on offer. */
+  /**
+   * `heatmaps` is what the run offers: [{kind, statistics}]. Keeps the choice when it is still on offer.
+   * @param {HeatMapOffer[]} heatmaps
+   */
   offer(heatmaps) {
     const key = JSON.stringify(heatmaps);
     if (key === this.offered || !heatmaps?.length) return;
     this.offered = key;
     this.heatmaps = heatmaps;
     const offered = heatmaps.map(({ kind }) => kind);
-    this.kind = [this.kind, "grad_reduced", offered[0]].find((kind) => offered.includes(kind));
+    this.kind = [this.kind, "grad_reduced", offered[0]].find((kind) => offered.includes(kind)) ?? "";
     this.#fit();
     this.#controls();
     this.touch();
   }
 
   #fit() {
-    const { statistics } = this.heatmaps.find(({ kind }) => kind === this.kind);
+    const statistics = this.heatmaps.find(({ kind }) => kind === this.kind)?.statistics ?? [];
     // Sizes differ by orders of magnitude; shares, entropies and times do not, may be negative, and are of many sorts.
     const isSize = statistics.includes("rms");
     if (!statistics.includes(this.statistic) || (!isSize && statistics !== this.statistics)) [this.statistic] = statistics;
     if (this.isSize !== isSize && this.map.mode !== "change") this.map.mode = isSize ? "log" : "linear";
-    Object.assign(this, { statistics, isSize });
+    this.statistics = statistics;
+    this.isSize = isSize;
   }
 
   #controls() {
     const kinds = this.heatmaps.map(({ kind }) => [kind, kindText(kind)]);
     const statistics = this.statistics.map((name) => [name, STATISTICS[name] ?? name]);
+    /** @type {[Mode, string][]} */
     const modes = [["log", "log"], ["linear", "linear"], ["change", "vs own median"]];
+    /** @type {(name: "kind" | "statistic") => (value: string) => void} */
     const change = (name) => (value) => ((this[name] = value), this.#fit(), name === "kind" && this.#controls(), this.reload());
     this.map.controls.replaceChildren(
       select("Quantity", kinds, this.kind, change("kind")),
       select("Statistic", statistics, this.statistic, change("statistic")),
-      segmented("Colours", modes, this.map.mode, (mode) => this.map.setMode(mode)),
+      segmented("Colours", modes, this.map.mode, (mode) => this.map.setMode(/** @type {Mode} */ (mode))),
     );
   }
 
   address() {
-    const query = new URLSearchParams({ kind: this.kind, statistic: this.statistic, columns: COLUMNS });
+    const query = new URLSearchParams({ kind: this.kind, statistic: this.statistic, columns: String(COLUMNS) });
     return `api/heatmap?${query}`;
   }
 
@@ -162,7 +211,11 @@ export class LayerPanel extends LivePanel {
     this.origin.title = rows.length === 1 ? rows[0] : `${rows[0]} to ${rows[rows.length - 1]}`;
   }
 
-  #tip(row, column) {
+  /**
+   * @param {number} row
+   * @param {number} column
+   */
+  tip(row, column) {
     const name = `${kindText(this.kind)}, ${STATISTICS[this.statistic] ?? this.statistic}`;
     return [this.map.grid.rows[row], `step ${this.map.stepText(column)}`, `${name}: ${this.map.valueText(row, column)}`];
   }
@@ -170,24 +223,26 @@ export class LayerPanel extends LivePanel {
 
 export class RankPanel extends LivePanel {
   quantity = "step_time";
+  numOffered = 0;
 
+  /** @param {Place} place */
   constructor({ parent, view }) {
-    super();
-    this.map = new HeatMap({
-      parent, view, title: "Ranks", height: 60, label: "Heat map of ranks over steps", mode: "peers",
-      tip: (row, column) => this.#tip(row, column),
-    });
+    super({ parent, view, title: "Ranks", height: 60, label: "Heat map of ranks over steps", mode: "peers" });
     this.offer();
     this.watch();
   }
 
-  /** `quantities` is what the run has. */
+  /**
+   * `quantities` is what the run has.
+   * @param {string[]} [quantities]
+   */
   offer(quantities = RANKS_HAVE) {
-    if (quantities.length === this.offered) return;
-    this.offered = quantities.length;
+    if (quantities.length === this.numOffered) return;
+    this.numOffered = quantities.length;
+    /** @param {string} quantity */
     const choose = (quantity) => {
       this.quantity = quantity;
-      this.map.mode = { step_time: "peers", grad_norm: "log" }[quantity] ?? "linear";
+      this.map.mode = RANK_MODES[quantity] ?? "linear";
       this.reload();
     };
     const options = quantities.map((name) => [name, QUANTITIES[name] ?? name]);
@@ -195,7 +250,7 @@ export class RankPanel extends LivePanel {
   }
 
   address() {
-    return `api/ranks?${new URLSearchParams({ quantity: this.quantity, columns: COLUMNS })}`;
+    return `api/ranks?${new URLSearchParams({ quantity: this.quantity, columns: String(COLUMNS) })}`;
   }
 
   shown() {
@@ -205,13 +260,18 @@ export class RankPanel extends LivePanel {
     this.map.resize(20 + Math.min(180, Math.max(36, rows.length * (rows.length > 4 ? 12 : 18))));
   }
 
+  /** @param {number} column */
   #median(column) {
     const { values, columns, rows } = this.map.grid;
     const peers = rows.map((_, row) => values[row * columns + column]).filter(Number.isFinite).sort((a, b) => a - b);
     return peers.length % 2 ? peers[peers.length >> 1] : (peers[peers.length / 2 - 1] + peers[peers.length / 2]) / 2;
   }
 
-  #tip(row, column) {
+  /**
+   * @param {number} row
+   * @param {number} column
+   */
+  tip(row, column) {
     const head = [this.map.grid.rows[row], `step ${this.map.stepText(column)}`];
     const value = this.map.grid.values[row * this.map.grid.columns + column];
     if (!Number.isFinite(value)) return [...head, this.map.valueText(row, column)];

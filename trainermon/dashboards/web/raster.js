@@ -1,8 +1,14 @@
 // From cells to pixels, without a canvas: values to colour codes, and codes to the pixels of a window of the grid.
 // Codes: -1 no data, 0…255 a place in the colour map, 256 contains a non-finite element.
 
+/** @import { Cell, Encoded, Grid, Mode } from "./types.js" */
+
 export const NONE = -1;
 export const NONFINITE = 256;
+
+/** @typedef {{from?: number, end?: number, stride?: number, most?: number}} Stretch */
+/** @typedef {{first: Int32Array, end: Int32Array}} Spans */
+/** @typedef {{rows: number, columns: number, from: number, to: number, table: Uint32Array, none: number, nonfinite: number, nonfinite2: number}} Picture */
 
 const SAMPLE = 20000;
 // So few are sorted by insertion, at most twice as many.
@@ -13,7 +19,11 @@ const RATIOS = [1.5, 2, 3, 5, 10, 30, 100, 1e3, 1e4, 1e6, 1e9, 1e12];
 // Reused by every quantile: one small array per column of a heat map made the garbage collector stop the page for 100 ms.
 const scratch = new Float32Array(2 * SAMPLE);
 
-/** Sorts the finite ones of about `most` evenly spaced values from…end into `scratch`; returns how many there are. */
+/**
+ * Sorts the finite ones of about `most` evenly spaced values from…end into `scratch`; returns how many there are.
+ * @param {ArrayLike<number>} values
+ * @param {Stretch} [where]
+ */
 function sample(values, { from = 0, end = values.length, stride = 1, most = SAMPLE } = {}) {
   const every = stride * Math.max(1, Math.floor((end - from) / stride / most));
   let size = 0;
@@ -28,13 +38,21 @@ function sample(values, { from = 0, end = values.length, stride = 1, most = SAMP
   return size;
 }
 
+/**
+ * @param {ArrayLike<number>} values
+ * @param {Stretch} where
+ */
 function median(values, where) {
   const size = sample(values, where);
   // The mean of the two in the middle: with two ranks, one is as much slower as the other is faster.
   return size ? (scratch[(size - 1) >> 1] + scratch[size >> 1]) / 2 : NaN;
 }
 
-/** What each cell is compared with: the median of its row, or of its column (the other ranks at that step). */
+/**
+ * What each cell is compared with: the median of its row, or of its column (the other ranks at that step).
+ * @param {Grid} grid
+ * @param {Mode} mode
+ */
 function baselines({ rows, columns, values }, mode) {
   if (mode === "change") {
     return Float64Array.from(rows, (_, r) => median(values, { from: r * columns, end: (r + 1) * columns, most: 500 }));
@@ -44,12 +62,17 @@ function baselines({ rows, columns, values }, mode) {
   return medians;
 }
 
-/** Each cell on the scale's own axis (logarithm, ratio, difference); NaN and +Infinity keep their meaning. */
+/**
+ * Each cell on the scale's own axis (logarithm, ratio, difference); NaN and +Infinity keep their meaning.
+ * @param {Grid} grid
+ * @param {Mode} mode
+ * @param {boolean} negative
+ */
 function transformed(grid, mode, negative) {
   const { columns, values } = grid;
   const result = new Float32Array(values.length);
   const relative = mode === "change" || mode === "peers";
-  const bases = relative && baselines(grid, mode);
+  const bases = relative ? baselines(grid, mode) : new Float64Array();
   for (let i = 0; i < values.length; i++) {
     const value = values[i];
     if (!relative) result[i] = mode === "linear" || negative || value === Infinity ? value : Math.log10(value);
@@ -62,6 +85,11 @@ function transformed(grid, mode, negative) {
   return result;
 }
 
+/**
+ * @param {Float32Array} values
+ * @param {boolean} diverging
+ * @param {boolean} isRatio
+ */
 function domainOf(values, diverging, isRatio) {
   const size = sample(values);
   if (!size) return [0, 1];
@@ -76,6 +104,9 @@ function domainOf(values, diverging, isRatio) {
 /**
  * Codes of all cells. `mode`: "log", "linear", "change" (ratio to the row's median) or "peers" (ratio to the column's).
  * The scale covers 99 % of the cells; what lies outside has its end colour. Values of either sign are shown linearly.
+ * @param {Grid} grid
+ * @param {Mode} mode
+ * @returns {Encoded}
  */
 export function encode(grid, mode) {
   const negative = grid.values.some((value) => value < 0);
@@ -95,8 +126,14 @@ export function encode(grid, mode) {
   return { codes, diverging, scale, lo, hi };
 }
 
-/** The cells where a row turns non-finite, in the order of steps: [{row, column}]. */
+/**
+ * The cells where a row turns non-finite, in the order of steps: [{row, column}].
+ * @param {Pick<Encoded, "codes">} encoded
+ * @param {number} rows
+ * @param {number} columns
+ */
 export function onsets({ codes }, rows, columns) {
+  /** @type {Cell[]} */
   const found = [];
   for (let row = 0; row < rows; row++) {
     for (let column = 0, i = row * columns; column < columns; column++, i++) {
@@ -106,7 +143,13 @@ export function onsets({ codes }, rows, columns) {
   return found.sort((a, b) => a.column - b.column || a.row - b.row);
 }
 
-/** First and one-past-last cell that each of `pixels` pixels shows, for a window from…to of `cells` cells. */
+/**
+ * First and one-past-last cell that each of `pixels` pixels shows, for a window from…to of `cells` cells.
+ * @param {number} from
+ * @param {number} to
+ * @param {number} cells
+ * @param {number} pixels
+ */
 function spans(from, to, cells, pixels) {
   const first = new Int32Array(pixels);
   const end = new Int32Array(pixels);
@@ -119,7 +162,10 @@ function spans(from, to, cells, pixels) {
   return { first, end };
 }
 
-/** How much a code stands out; where several cells share a pixel the one that stands out most is seen. */
+/**
+ * How much a code stands out; where several cells share a pixel the one that stands out most is seen.
+ * @param {boolean} diverging
+ */
 function strengths(diverging) {
   const strength = new Int16Array(NONFINITE + 2);
   for (let code = NONE; code <= NONFINITE; code++) {
@@ -132,6 +178,9 @@ function strengths(diverging) {
 /**
  * Fills `image` with all rows and the columns `from`…`to` (fractions allowed). Non-finite cells get two alternating
  * shades, a hatching that no colour of the scale can be mistaken for.
+ * @param {ImageData} image
+ * @param {Pick<Encoded, "codes" | "diverging">} encoded
+ * @param {Picture} picture
  */
 export function rasterise(image, { codes, diverging }, { rows, columns, from, to, table, none, nonfinite, nonfinite2 }) {
   const { width, height } = image;
@@ -155,6 +204,13 @@ export function rasterise(image, { codes, diverging }, { rows, columns, from, to
   }
 }
 
+/**
+ * @param {Int16Array} line
+ * @param {Int16Array} codes
+ * @param {number} offset
+ * @param {Spans} across
+ * @param {Int16Array} strength
+ */
 function pool(line, codes, offset, { first, end }, strength) {
   for (let x = 0; x < line.length; x++) {
     let strongest = line[x];

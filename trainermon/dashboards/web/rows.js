@@ -2,10 +2,16 @@
 
 import { theme } from "./theme.js";
 
+/** @import { Block } from "./types.js" */
+
 const LINE = 12;
 const EVERY = [1, 2, 5, 10, 20, 50, 100, 200, 500];
 
-/** "model.layers.3.mlp.fc.weight" belongs to "model.layers.3", "wte.weight" to "wte". */
+/**
+ * "model.layers.3.mlp.fc.weight" belongs to "model.layers.3", "wte.weight" to "wte".
+ * @param {string} name
+ * @returns {{text: string, index: number | null}}
+ */
 function blockOf(name) {
   const parts = name.split(".");
   const numbered = parts.findIndex((part) => /^\d+$/.test(part));
@@ -13,8 +19,12 @@ function blockOf(name) {
   return { text: parts.length > 1 ? parts.slice(0, -1).join(".") : name, index: null };
 }
 
-/** Neighbouring rows of one block: [{text, index, from, to}], `to` exclusive. */
+/**
+ * Neighbouring rows of one block: [{text, index, from, to}], `to` exclusive.
+ * @param {string[]} names
+ */
 export function blocksOf(names) {
+  /** @type {Block[]} */
   const blocks = [];
   names.forEach((name, row) => {
     const block = blockOf(name);
@@ -25,7 +35,12 @@ export function blocksOf(names) {
   return blocks;
 }
 
-/** Cuts on the left, because the end of a module's name is what tells it from its neighbours. */
+/**
+ * Cuts on the left, because the end of a module's name is what tells it from its neighbours.
+ * @param {CanvasRenderingContext2D} context
+ * @param {string} text
+ * @param {number} width
+ */
 export function fitText(context, text, width) {
   if (context.measureText(text).width <= width) return text;
   let [lo, hi] = [0, text.length];
@@ -37,6 +52,11 @@ export function fitText(context, text, width) {
   return `…${text.slice(lo)}`;
 }
 
+/**
+ * @param {string[]} names
+ * @param {Block[]} blocks
+ * @param {number} rowHeight
+ */
 function labels(names, blocks, rowHeight) {
   if (rowHeight >= LINE - 1) return names.map((text, row) => ({ text, at: row + 0.5 }));
   const numbered = blocks.filter(({ index }) => index !== null);
@@ -47,7 +67,13 @@ function labels(names, blocks, rowHeight) {
     .map(({ text, from, to }) => ({ text, at: (from + to) / 2 }));
 }
 
-/** Paints the labels right-aligned at `right`; one that would touch its neighbour is left out, never the first one. */
+/**
+ * Paints the labels right-aligned at `right`; one that would touch its neighbour is left out, never the first one.
+ * @param {CanvasRenderingContext2D} context
+ * @param {string[]} names
+ * @param {Block[]} blocks
+ * @param {{right: number, width: number, height: number}} place
+ */
 export function paintLabels(context, names, blocks, { right, width, height }) {
   const rowHeight = height / names.length;
   context.textAlign = "right";

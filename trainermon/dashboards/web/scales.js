@@ -1,19 +1,32 @@
 // Numbers: axes with round ticks, and how values, steps and times are written.
 
+/** @import { Axis, Column, Series } from "./types.js" */
+
 const MANTISSAS = [1, 2, 5, 10];
 
-/** Round numbers (1, 2 or 5 × 10^k apart) that cover lo…hi with about `count` of them. */
+/**
+ * Round numbers (1, 2 or 5 × 10^k apart) that cover lo…hi with about `count` of them.
+ * @param {number} lo
+ * @param {number} hi
+ * @param {number} count
+ * @param {number} [smallest]
+ */
 export function linearTicks(lo, hi, count, smallest = 0) {
   const span = hi - lo;
   if (!(span > 0) || !Number.isFinite(span)) return [lo];
   const power = 10 ** Math.floor(Math.log10(span / count));
-  const step = Math.max(smallest, power * MANTISSAS.find((mantissa) => (span / count) <= mantissa * power * 1.0001));
+  const step = Math.max(smallest, power * (MANTISSAS.find((mantissa) => (span / count) <= mantissa * power * 1.0001) ?? 10));
   const ticks = [];
   for (let k = Math.ceil(lo / step - 1e-9); k * step <= hi + step * 1e-9; k++) ticks.push(k * step);
   return ticks;
 }
 
-/** Powers of ten, thinned when there are many; with 2 and 5 between when there are few. */
+/**
+ * Powers of ten, thinned when there are many; with 2 and 5 between when there are few.
+ * @param {number} lo
+ * @param {number} hi
+ * @param {number} count
+ */
 export function logTicks(lo, hi, count) {
   const [first, last] = [Math.floor(Math.log10(lo)), Math.ceil(Math.log10(hi))];
   const decades = Math.log10(hi) - Math.log10(lo);
@@ -28,7 +41,14 @@ export function logTicks(lo, hi, count) {
   return ticks.filter((tick) => tick >= lo * 0.999 && tick <= hi * 1.001);
 }
 
-/** A value axis over `pixels` that grows upwards: `at(value)` is the distance from the lower end. */
+/**
+ * A value axis over `pixels` that grows upwards: `at(value)` is the distance from the lower end.
+ * @param {number} lo
+ * @param {number} hi
+ * @param {number} pixels
+ * @param {boolean} log
+ * @returns {Axis}
+ */
 export function axis(lo, hi, pixels, log) {
   if (log) {
     const [a, b] = [Math.log10(lo), Math.log10(hi)];
@@ -39,7 +59,14 @@ export function axis(lo, hi, pixels, log) {
   return { at: (value) => (value - lo) * scale, ticks: (count) => linearTicks(lo, hi, count) };
 }
 
-/** Lower and upper end of a value axis with some air, for finite values only; null when there is none. */
+/**
+ * Lower and upper end of a value axis with some air, for finite values only; null when there is none.
+ * @param {Column} values
+ * @param {number} first
+ * @param {number} last
+ * @param {boolean} log
+ * @returns {[number, number] | null}
+ */
 export function extent(values, first, last, log) {
   let [lo, hi] = [Infinity, -Infinity];
   for (let i = first; i <= last; i++) {
@@ -57,10 +84,19 @@ export function extent(values, first, last, log) {
   return [lo - air, hi + air];
 }
 
-/** The smallest range that holds both; either may be null. */
+/**
+ * The smallest range that holds both; either may be null.
+ * @param {[number, number] | null} one
+ * @param {[number, number] | null} other
+ * @returns {[number, number] | null}
+ */
 export const hull = (one, other) => (one && other ? [Math.min(one[0], other[0]), Math.max(one[1], other[1])] : one ?? other);
 
-/** First index whose element is not below `wanted`, in an ascending array. */
+/**
+ * First index whose element is not below `wanted`, in an ascending array.
+ * @param {number[]} sorted
+ * @param {number} wanted
+ */
 export function lowerBound(sorted, wanted) {
   let [lo, hi] = [0, sorted.length];
   while (lo < hi) {
@@ -71,6 +107,10 @@ export function lowerBound(sorted, wanted) {
   return lo;
 }
 
+/**
+ * @param {number | null | undefined} value
+ * @param {number} [digits]
+ */
 export function formatValue(value, digits = 4) {
   if (value === null || value === undefined) return "–";
   if (Number.isNaN(value)) return "NaN";
@@ -81,25 +121,41 @@ export function formatValue(value, digits = 4) {
   return minus(size >= 1000 ? value.toFixed(1) : value.toPrecision(digits));
 }
 
-/** Shortest text that is still exact for a round tick. Ticks of one linear axis are written alike: give its `largest`. */
+/**
+ * Shortest text that is still exact for a round tick. Ticks of one linear axis are written alike: give its `largest`.
+ * @param {number} value
+ * @param {number} [largest]
+ */
 export function formatTick(value, largest = value) {
   const size = Math.abs(largest);
   if (value !== 0 && (size >= 1e5 || size < 1e-3)) return minus(Number(value.toPrecision(3)).toExponential());
   return minus(String(Number(value.toPrecision(6))));
 }
 
+/** @param {string} text */
 const minus = (text) => text.replace(/^-/, "−");
 
-/** "12,345". Not toLocaleString: its first call loads the locale's tables, up to 80 ms of a page that is ready in 300. */
+/**
+ * "12,345". Not toLocaleString: its first call loads the locale's tables, up to 80 ms of a page that is ready in 300.
+ * @param {number} integer
+ */
 const grouped = (integer) => String(integer).replace(/\B(?=(\d{3})+$)/g, ",");
 
+/** @param {number | null | undefined} step */
 export const formatStep = (step) => (step === null || step === undefined ? "–" : grouped(step));
 
-/** A value of a step, for which an infinity says only that something was not finite. */
+/**
+ * A value of a step, for which an infinity says only that something was not finite.
+ * @param {number | null} value
+ */
 export const formatMeasured = (value) => (value === null || Number.isFinite(value) ? formatValue(value) : "not finite");
 
-/** [0, 1, 2, 5] is written 0–2, 5. */
+/**
+ * [0, 1, 2, 5] is written 0–2, 5.
+ * @param {number[]} numbers
+ */
 export function formatSpans(numbers) {
+  /** @type {[number, number][]} */
   const runs = [];
   for (const value of [...new Set(numbers)].sort((a, b) => a - b)) {
     const last = runs[runs.length - 1];
@@ -109,16 +165,27 @@ export function formatSpans(numbers) {
   return runs.map(([from, to]) => (from === to ? `${from}` : `${from}–${to}`)).join(", ");
 }
 
-/** What the statistics of a series are called. */
+/**
+ * What the statistics of a series are called.
+ * @type {Record<string, string>}
+ */
 export const STATISTICS = {
   rms: "RMS", absmax: "largest magnitude", norm: "norm", std: "standard deviation", mean: "mean", min: "minimum", max: "maximum", sum: "sum",
   sum_sq: "sum of squares", zero_ratio: "share of zeros", zeros: "zeros", nonfinite: "not finite", nans: "NaNs", infs: "Infs", finite: "finite", count: "elements",
 };
 
-/** Whether the values of a series are seconds. */
+/**
+ * Whether the values of a series are seconds.
+ * @param {Pick<Series, "name" | "slot">} series
+ */
 export const isTime = ({ name = "", slot = "" }) => name.endsWith("_seconds") || slot.endsWith("_seconds");
 
-/** A value of an alert with what it is of. A number of the step, such as the loss, has no other statistic than itself. */
+/**
+ * A value of an alert with what it is of. A number of the step, such as the loss, has no other statistic than itself.
+ * @param {number | null} value
+ * @param {string | null} statistic
+ * @param {Series} series
+ */
 export function formatStatistic(value, statistic, series) {
   if (statistic !== "nonfinite" && isTime(series)) return formatSeconds(value);
   const isNumber = series.kind === "step" || series.kind === "loss";
@@ -126,6 +193,7 @@ export function formatStatistic(value, statistic, series) {
   return `${formatValue(value)} ${STATISTICS[statistic] ?? statistic}`;
 }
 
+/** @param {number | null | undefined} seconds */
 export function formatSeconds(seconds) {
   if (seconds === null || seconds === undefined || Number.isNaN(seconds)) return "–";
   if (seconds < 0.001) return `${(seconds * 1e6).toFixed(0)} µs`;
@@ -138,12 +206,18 @@ export function formatSeconds(seconds) {
 
 const PREFIXES = ["", "k", "M", "G", "T", "P"];
 
-/** 30 123 456 → "30.1 M". */
+/**
+ * 30 123 456 → "30.1 M".
+ * @param {number} count
+ */
 export function formatCount(count) {
   const power = Math.min(PREFIXES.length - 1, Math.max(0, Math.floor(Math.log10(Math.max(1, count)) / 3)));
   const scaled = count / 1000 ** power;
   return `${power ? scaled.toPrecision(3) : String(count)} ${PREFIXES[power]}`.trim();
 }
 
-/** 680 → "680 B", 37 800 → "37.8 kB". */
+/**
+ * 680 → "680 B", 37 800 → "37.8 kB".
+ * @param {number} count
+ */
 export const formatBytes = (count) => formatCount(count).replace(/^([\d.]+) ?(\D?)$/, "$1 $2B");

@@ -5,14 +5,22 @@ import { byId, el, setText } from "./dom.js";
 import { formatSpans, formatStatistic, formatStep, formatValue, isTime } from "./scales.js";
 import { GLYPHS } from "./theme.js";
 
+/** @import { Alert, AlertGroup, Dump, Finding, Numeric, Series } from "./types.js" */
+
 const SHOWN = 100;
 const MESSAGES = 8;
+/** @type {Record<string, string>} */
 const STATUSES = { nonfinite: "replayed, not finite again", clean: "replayed, clean" };
+/** @type {Record<string, string>} */
 const STATUS_TONES = { nonfinite: "firing", clean: "resolved", written: "resolved" };
+/** @type {Set<string>} */
 const open = new Set();
 let showAll = false;
 
-/** Readable name of a series; the same text as SeriesKey.label in Python. */
+/**
+ * Readable name of a series; the same text as SeriesKey.label in Python.
+ * @param {Series} series
+ */
 export function seriesLabel({ name, slot, call, micro_step: microStep, stage }) {
   let text = slot ? `${name}.${slot}` : name;
   if (call) text += `#${call}`;
@@ -20,32 +28,50 @@ export function seriesLabel({ name, slot, call, micro_step: microStep, stage }) 
   return stage ? `${stage}:${text}` : text;
 }
 
-/** An alert's message without the name of its rule, which stands beside it. */
+/**
+ * An alert's message without the name of its rule, which stands beside it.
+ * @param {Pick<Alert, "rule" | "message">} alert
+ */
 export const sentence = ({ rule, message }) => (message?.startsWith(`${rule}: `) ? message.slice(rule.length + 2) : message || rule);
 
-/** One row for what a rule found at one step, however many ranks have it: after a reduction that is all of them. */
+/**
+ * One row for what a rule found at one step, however many ranks have it: after a reduction that is all of them.
+ * @param {Alert[]} alerts
+ * @returns {AlertGroup[]}
+ */
 function grouped(alerts) {
+  /** @type {Map<string, Alert[]>} */
   const groups = new Map();
   for (const alert of alerts) {
     const key = [alert.rule, alert.attempt, alert.first_step, alert.state, alert.severity].join(" ");
-    if (!groups.has(key)) groups.set(key, []);
-    groups.get(key).push(alert);
+    groups.set(key, [...(groups.get(key) ?? []), alert]);
   }
   return [...groups.values()].map((members) => {
-    members.sort((a, b) => Boolean(b.diagnosis) - Boolean(a.diagnosis) || a.rank - b.rank);
+    members.sort((a, b) => Number(Boolean(b.diagnosis)) - Number(Boolean(a.diagnosis)) || a.rank - b.rank);
     return { ...members[0], members, num_series: Math.max(...members.map((alert) => alert.num_series)) };
   });
 }
 
-/** How many rows the table has for `alerts`, so that every place counts alike. */
+/**
+ * How many rows the table has for `alerts`, so that every place counts alike.
+ * @param {Alert[]} alerts
+ */
 export const countAlerts = (alerts) => grouped(alerts).length;
 
-/** Firing ones first; then by where they began, because the first one is most often the cause of the others. */
+/**
+ * Firing ones first; then by where they began, because the first one is most often the cause of the others.
+ * @param {Alert[]} alerts
+ */
 function order(alerts) {
+  /** @param {Alert} alert */
   const key = ({ state }) => ["firing", "pending", "resolved"].indexOf(state);
   return grouped(alerts).sort((a, b) => key(a) - key(b) || a.attempt - b.attempt || a.first_step - b.first_step || a.rank - b.rank);
 }
 
+/**
+ * @param {Alert[]} alerts
+ * @param {{rules?: number, onShow: (step: number) => void}} actions
+ */
 export function showAlerts(alerts, { rules, onShow }) {
   const all = order(alerts);
   const firing = all.filter(({ state }) => state === "firing").length;
@@ -63,13 +89,20 @@ export function showAlerts(alerts, { rules, onShow }) {
   keepFocus(() => byId("alerts").replaceChildren(table("alert-table cards", head, rows), more || ""));
 }
 
-/** A table that is built anew must not take the focus away from the button that was pressed. */
+/**
+ * A table that is built anew must not take the focus away from the button that was pressed.
+ * @param {() => void} rebuild
+ */
 function keepFocus(rebuild) {
   const id = document.activeElement?.id;
   rebuild();
-  if (id && document.activeElement?.id !== id) byId(id)?.focus();
+  if (id && document.activeElement?.id !== id) document.getElementById(id)?.focus();
 }
 
+/**
+ * @param {AlertGroup} alert
+ * @param {{onShow: (step: number) => void, redraw: () => void}} actions
+ */
 function alertRows(alert, { onShow, redraw }) {
   const { id, severity, state, findings = [] } = alert;
   const toggle = () => (open.has(id) ? open.delete(id) : open.add(id), redraw());
@@ -88,6 +121,10 @@ function alertRows(alert, { onShow, redraw }) {
   return [row, el("tr", { cls: "detail-row" }, el("td", { colspan: "9", id: `detail-${id}` }, detail(alert, findings)))];
 }
 
+/**
+ * @param {AlertGroup} alert
+ * @param {{toggle: () => void, isOpen: boolean}} fold
+ */
 function where(alert, { toggle, isOpen }) {
   const findings = alert.findings ?? [];
   const label = findings.length ? seriesLabel(findings[0].series) : alert.kind;
@@ -97,20 +134,36 @@ function where(alert, { toggle, isOpen }) {
   return [el("code", { title: label }, label), " ", button];
 }
 
+/**
+ * @param {Alert} alert
+ * @returns {Series}
+ */
 const worst = ({ findings = [], kind }) => findings[0]?.series ?? { kind };
 
-/** The value, and how many times the expected one it is where that says something. */
+/**
+ * The value, and how many times the expected one it is where that says something.
+ * @param {Alert} alert
+ */
 function against(alert) {
   const [value, baseline] = [number(alert.value), number(alert.baseline)];
-  const ratio = value / baseline;
+  const ratio = value === null || baseline === null ? NaN : value / baseline;
   const says = Number.isFinite(ratio) && ratio > 0 && (ratio >= 1.05 || ratio <= 0.95);
   const text = ratio >= 1 ? ` (${formatValue(ratio, 2)} ×)` : ` (÷ ${formatValue(1 / ratio, 2)})`;
   return [formatStatistic(value, alert.statistic, worst(alert)), says ? el("span", { cls: "ratio" }, text) : null];
 }
 
-/** The unit stands with the value; only a time needs it here too. */
+/**
+ * The unit stands with the value; only a time needs it here too.
+ * @param {Numeric} baseline
+ * @param {string | null} statistic
+ * @param {Series} series
+ */
 const expected = (baseline, statistic, series) => (isTime(series) ? formatStatistic(number(baseline), statistic, series) : formatValue(number(baseline)));
 
+/**
+ * @param {AlertGroup} alert
+ * @param {Finding[]} findings
+ */
 function detail(alert, findings) {
   const rows = findings.map(({ series, value, baseline }) => el("tr", {},
     el("td", {}, el("code", {}, seriesLabel(series))),
@@ -125,6 +178,10 @@ function detail(alert, findings) {
     rest > 0 ? el("p", { cls: "hint" }, `and ${formatStep(rest)} more series; these are the worst.`) : null);
 }
 
+/**
+ * @param {Dump[]} dumps
+ * @param {{onShow: (step: number) => void}} actions
+ */
 export function showDumps(dumps, { onShow }) {
   setText(byId("dumps-hint"), dumps.length ? String(dumps.length) : "");
   if (!dumps.length) {
@@ -141,28 +198,44 @@ export function showDumps(dumps, { onShow }) {
   byId("dumps").replaceChildren(table("dump-table cards", ["Step", "Attempt", "Ranks", "Status", "Path", ""], rows));
 }
 
+/** @param {string | null | undefined} address */
 function diagnosisLink(address) {
   const hash = diagnosisHash(address);
   return hash ? el("a", { href: hash }, "diagnosis") : "";
 }
 
-/** The post-mortem of a hang or a crash opens beside the page, as text. */
+/**
+ * The post-mortem of a hang or a crash opens beside the page, as text.
+ * @param {string | null | undefined} address
+ */
 function reportLink(address) {
   return address ? el("a", { href: address, target: "_blank" }, "post-mortem") : "";
 }
 
-/** The ranks of alerts in words; "" where no rank of this node is to blame (rank -1). */
+/**
+ * The ranks of alerts in words; "" where no rank of this node is to blame (rank -1).
+ * @param {Pick<Alert, "rank">[]} alerts
+ */
 export const rankSpans = (alerts) => formatSpans(alerts.map(({ rank }) => rank).filter((rank) => rank >= 0));
 
 const NUMERIC = ["Step", "Value", "Expected", "Attempt", "Before", "After"];
 
-/** With the class "cards" a row becomes a card on a phone, and each cell needs the name of its column. */
+/**
+ * With the class "cards" a row becomes a card on a phone, and each cell needs the name of its column.
+ * @param {string} cls
+ * @param {string[]} head
+ * @param {HTMLTableRowElement[]} rows
+ */
 export function table(cls, head, rows) {
   for (const { cells } of rows) if (cells.length === head.length) head.forEach((text, k) => text && (cells[k].dataset.label = text));
   const titles = head.map((text) => el("th", { scope: "col", cls: NUMERIC.includes(text) ? "num" : null }, text || el("span", { cls: "visually-hidden" }, "Links")));
   return el("table", { cls }, el("thead", {}, el("tr", {}, titles)), el("tbody", {}, rows));
 }
 
+/**
+ * @param {string} headline
+ * @param {string} detail
+ */
 export function empty(headline, detail) {
   return el("p", { cls: "empty" }, el("strong", {}, headline), ` ${detail}`);
 }

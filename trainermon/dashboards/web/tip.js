@@ -5,7 +5,12 @@ import { el } from "./dom.js";
 const tip = el("div", { cls: "tip", role: "status", hidden: true });
 document.body.append(tip);
 
-/** `lines` are texts, the first one a heading. Stays inside the window. */
+/**
+ * `lines` are texts, the first one a heading. Stays inside the window.
+ * @param {string[]} lines
+ * @param {number} clientX
+ * @param {number} clientY
+ */
 export function showTip(lines, clientX, clientY) {
   tip.replaceChildren(...lines.filter(Boolean).map((text, k) => el("div", { cls: k ? null : "tip-head" }, text)));
   tip.hidden = false;

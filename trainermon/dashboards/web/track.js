@@ -6,16 +6,40 @@ import { formatStep, linearTicks } from "./scales.js";
 import { onTheme, theme } from "./theme.js";
 import { hideTip, showTip } from "./tip.js";
 
+/** @import { Box } from "./types.js" */
+
 const DRAG_PIXELS = 4;
 
-/** Equal gutters line all charts up, so that one crosshair runs through the whole page. */
+/** @import { StepView } from "./view.js" */
+/** @typedef {{parent: HTMLElement, view: StepView, title: string, hint?: string, height: number, label: string}} TrackOptions */
+
+/**
+ * Equal gutters line all charts up, so that one crosshair runs through the whole page.
+ * @param {number} width
+ */
 function gutters(width) {
   if (width < 560) return { left: 60, right: 60 };
   return width < 1100 ? { left: 132, right: 66 } : { left: 168, right: 84 };
 }
 
 export class Track {
-  /** `label` is what a screen reader says; `height` is in CSS pixels. */
+  /**
+   * Where the pointer is, in CSS pixels of the plot.
+   * @type {{x: number, y: number} | null}
+   */
+  pointer = null;
+  /**
+   * The step on which a drag began.
+   * @type {number | null}
+   */
+  dragFrom = null;
+  dragStart = 0;
+  paintedWidth = -1;
+
+  /**
+   * `label` is what a screen reader says; `height` is in CSS pixels.
+   * @param {TrackOptions} options
+   */
   constructor({ parent, view, title, hint = "", height, label }) {
     this.view = view;
     this.height = height;
@@ -43,17 +67,26 @@ export class Track {
     return { left, top: 0, width: Math.max(1, width - left - right), height: this.height, right: width - right, outer: width };
   }
 
-  /** Horizontal place of a step's left edge; step + 1 is its right edge, step + 0.5 its middle. */
+  /**
+   * Horizontal place of a step's left edge; step + 1 is its right edge, step + 0.5 its middle.
+   * @param {number} step
+   * @param {Box} box
+   */
   x(step, box) {
     const [first, last] = this.view.range;
     return box.left + ((step - first) / (last - first + 1)) * box.width;
   }
 
+  /**
+   * @param {number} x
+   * @param {Box} box
+   */
   stepAt(x, box) {
     const [first, last] = this.view.range;
     return Math.floor(first + ((x - box.left) / box.width) * (last - first + 1));
   }
 
+  /** @param {number} height */
   resize(height) {
     this.height = height;
     this.plot.style.height = `${height}px`;
@@ -76,22 +109,28 @@ export class Track {
     this.plot.addEventListener("blur", () => this.#leave());
   }
 
+  /** @param {MouseEvent} event */
   #locate(event) {
     const frame = this.plot.getBoundingClientRect();
     return { x: event.clientX - frame.left, y: event.clientY - frame.top, box: this.box };
   }
 
+  /** @param {PointerEvent} event */
   #move(event) {
     const { x, y, box } = this.#locate(event);
-    if (this.dragFrom !== undefined) this.view.select(this.dragFrom, this.stepAt(x, box));
-    if (x < box.left || x > box.right) return this.dragFrom === undefined && this.#leave();
+    if (this.dragFrom !== null) this.view.select([this.dragFrom, this.stepAt(x, box)]);
+    if (x < box.left || x > box.right) return void (this.dragFrom === null && this.#leave());
     this.pointer = { x, y };
     this.view.point(this.stepAt(x, box), this);
     this.#tip(event.clientX, event.clientY);
   }
 
+  /**
+   * @param {number} clientX
+   * @param {number} clientY
+   */
   #tip(clientX, clientY) {
-    const lines = this.describe?.(this.view.cursor, this.pointer.y, this.box, this.pointer.x);
+    const lines = this.pointer && this.view.cursor !== null && this.describe(this.view.cursor, this.pointer.y, this.box, this.pointer.x);
     if (lines) showTip(lines, clientX, clientY);
     else hideTip();
   }
@@ -102,6 +141,7 @@ export class Track {
     this.view.point(null);
   }
 
+  /** @param {PointerEvent} event */
   #press(event) {
     const { x, box } = this.#locate(event);
     if (event.button !== 0 || x < box.left || x > box.right) return;
@@ -110,25 +150,28 @@ export class Track {
     this.plot.setPointerCapture(event.pointerId);
   }
 
+  /** @param {PointerEvent} event */
   #release(event) {
-    if (this.dragFrom === undefined) return;
+    if (this.dragFrom === null) return;
     const { x, y, box } = this.#locate(event);
     const [from, to] = [this.dragFrom, this.stepAt(Math.min(box.right - 1, Math.max(box.left, x)), box)];
     const moved = Math.abs(x - this.dragStart) > DRAG_PIXELS;
     this.#cancel();
     if (moved) this.view.zoom(from, to);
-    else this.click?.(x, y, box);
+    else this.click(x, y, box);
   }
 
   #cancel() {
-    this.dragFrom = undefined;
+    this.dragFrom = null;
     this.view.select(null);
   }
 
+  /** @param {KeyboardEvent} event */
   #key(event) {
     const [first, last] = this.view.range;
     const span = last - first;
     const cursor = this.view.cursor ?? last;
+    /** @type {Record<string, () => void>} */
     const actions = {
       ArrowLeft: () => this.view.point(cursor - (event.shiftKey ? Math.ceil(span / 20) : 1), this),
       ArrowRight: () => this.view.point(cursor + (event.shiftKey ? Math.ceil(span / 20) : 1), this),
@@ -158,7 +201,7 @@ export class Track {
     // Most of the time there is nothing to show, and a second canvas of this size is not free.
     const { brush, cursor } = this.view;
     this.overlay.hidden = cursor === null && brush === null;
-    if (this.overlay.hidden) return this.paintCursor?.(null);
+    if (this.overlay.hidden) return this.paintCursor(null, this.box);
     const box = this.box;
     const context = fitCanvas(this.overlay, box.outer, this.height);
     context.font = `11px ${theme.font}`;
@@ -181,24 +224,73 @@ export class Track {
       context.stroke();
       context.globalAlpha = 1;
     }
-    this.paintCursor?.(context, box);
+    this.paintCursor(context, box);
   }
 
-  /** A few words in the middle of a chart that has nothing to show. */
+  /**
+   * Draws the chart.
+   * @abstract
+   * @param {CanvasRenderingContext2D} _context
+   * @param {Box} _box
+   */
+  paint(_context, _box) {
+    throw new Error("a chart draws itself");
+  }
+
+  /**
+   * Draws what is pointed at; without a context nothing is.
+   * @param {CanvasRenderingContext2D | null} _context
+   * @param {Box} _box
+   */
+  paintCursor(_context, _box) {}
+
+  /**
+   * The lines of the tooltip; null for none.
+   * @param {number} _step
+   * @param {number} _y
+   * @param {Box} _box
+   * @param {number} _x
+   * @returns {string[] | null}
+   */
+  describe(_step, _y, _box, _x) {
+    return null;
+  }
+
+  /**
+   * @param {number} _x
+   * @param {number} _y
+   * @param {Box} _box
+   */
+  click(_x, _y, _box) {}
+
+  /**
+   * A few words in the middle of a chart that has nothing to show.
+   * @param {CanvasRenderingContext2D} context
+   * @param {Box} box
+   * @param {string} text
+   */
   paintNote(context, box, text) {
     context.fillStyle = theme.muted;
     context.textAlign = "center";
     context.fillText(text, box.left + box.width / 2, this.height / 2);
   }
 
-  /** Round steps along the axis, about 90 pixels apart, never between two steps. */
+  /**
+   * Round steps along the axis, about 90 pixels apart, never between two steps.
+   * @param {Box} box
+   */
   stepTicks(box) {
     const [first, last] = this.view.range;
     if (!this.view.known) return [];
     return linearTicks(first, last, Math.max(4, Math.floor(box.width / 90)), 1);
   }
 
-  /** Vertical grid lines; with `labels`, the step numbers below `y`. */
+  /**
+   * Vertical grid lines; with `labels`, the step numbers below `y`.
+   * @param {CanvasRenderingContext2D} context
+   * @param {Box} box
+   * @param {{height: number, labels?: boolean}} look
+   */
   paintSteps(context, box, { height, labels = false }) {
     context.strokeStyle = theme.grid;
     context.fillStyle = theme.muted;

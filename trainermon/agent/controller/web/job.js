@@ -6,8 +6,12 @@ import { assess, readJob, runsOf } from "./job_state.js";
 import { showEscalations, showNodes, showRanks } from "./job_tables.js";
 import { formatSeconds, formatStep } from "./scales.js";
 
+/** @import { Assessment, Job, JobState } from "./types.js" */
+
 const PERIOD_MS = 2000;
+/** @type {Job | null} */
 let job = null;
+/** @type {string | null} */
 let chosen = null;
 let onlyTroubled = true;
 let health = "";
@@ -19,7 +23,7 @@ byId("ranks-filter").append(segmented("Which ranks", [["troubled", "need a look"
 
 async function turn() {
   try {
-    job = await getJson("api/v1/job");
+    job = /** @type {Job} */ (await getJson("api/v1/job"));
     show();
     showState(job.ready ? "live" : "starting", "good");
   } catch {
@@ -28,6 +32,10 @@ async function turn() {
   setTimeout(turn, PERIOD_MS);
 }
 
+/**
+ * @param {string} text
+ * @param {string} tone
+ */
 function showState(text, tone) {
   setText(byId("state"), text);
   byId("state").dataset.tone = tone;
@@ -36,17 +44,22 @@ function showState(text, tone) {
 function show() {
   if (job === null) return;
   const runs = runsOf(job);
-  const run = runs.includes(chosen) ? chosen : runs[0];
+  const run = chosen !== null && runs.includes(chosen) ? chosen : runs[0];
   const state = readJob(job, run);
-  showIdentity(runs, state);
+  showIdentity(job, runs, state);
   showHealth(assess(state, job.ready));
-  showFigures(state);
+  showFigures(job, state);
   showNodes(state, show);
   showRanks(state, onlyTroubled, show);
   showEscalations(job.escalations.filter((entry) => entry.run === run || !run));
 }
 
-function showIdentity(runs, state) {
+/**
+ * @param {Job} job
+ * @param {string[]} runs
+ * @param {JobState} state
+ */
+function showIdentity(job, runs, state) {
   setText(byId("run-id"), state.run ?? "trainermon");
   document.title = state.run ? `${state.run} · job` : "trainermon job";
   const facts = [state.attempt > 1 && `attempt ${state.attempt}`, state.nodes.length && `${state.nodes.length} nodes`].filter(Boolean);
@@ -58,6 +71,7 @@ function showIdentity(runs, state) {
   byId("footer").replaceChildren(el("span", {}, `trainermon ${job.version}`), el("a", { href: "metrics" }, "metrics"), el("a", { href: "api/v1/job" }, "JSON"));
 }
 
+/** @param {Assessment} assessment */
 function showHealth({ tone, headline, details }) {
   const key = JSON.stringify([tone, headline, details]);
   if (key === health) return; // a screen reader would read it out again
@@ -67,24 +81,34 @@ function showHealth({ tone, headline, details }) {
   byId("health").replaceChildren(el("span", { cls: "lamp", "aria-hidden": "true" }), text, el("div", { cls: "actions" }));
 }
 
-function showFigures(state) {
+/**
+ * @param {Job} job
+ * @param {JobState} state
+ */
+function showFigures(job, state) {
   const up = state.nodes.filter((node) => node.up).length;
   figure("step", "Step", formatStep(state.step));
   figure("pace", "Time per step", state.pace ? formatSeconds(1 / state.pace) : "–");
-  figure("nodes", "Nodes answering", `${up} / ${state.nodes.length}`, up < state.nodes.length && "bad");
-  figure("ranks", "Ranks alive", `${formatStep(state.living)} / ${formatStep(Math.max(state.world, state.ranks.length))}`, state.living < state.world && "bad");
-  figure("alerts", "Alerts firing", formatStep(state.alerts.length), state.alerts.length > 0 && "bad");
+  figure("nodes", "Nodes answering", `${up} / ${state.nodes.length}`, up < state.nodes.length ? "bad" : "");
+  figure("ranks", "Ranks alive", `${formatStep(state.living)} / ${formatStep(Math.max(state.world, state.ranks.length))}`, state.living < state.world ? "bad" : "");
+  figure("alerts", "Alerts firing", formatStep(state.alerts.length), state.alerts.length > 0 ? "bad" : "");
   figure("open", "Escalations open", formatStep(job.escalations.filter((entry) => !entry.outcome).length));
 }
 
-function figure(id, label, text, tone) {
-  let value = byId(`figure-${id}`);
-  if (!value) {
-    value = el("dd", { id: `figure-${id}` }, el("span", { cls: "number" }));
-    byId("figures").append(el("div", { cls: "figure" }, el("dt", {}, label), value));
+/**
+ * @param {string} id
+ * @param {string} label
+ * @param {string} text
+ * @param {string} [tone]
+ */
+function figure(id, label, text, tone = "") {
+  let number = document.querySelector(`#figure-${id} .number`);
+  if (!number) {
+    number = el("span", { cls: "number" });
+    byId("figures").append(el("div", { cls: "figure" }, el("dt", {}, label), el("dd", { id: `figure-${id}` }, number)));
   }
-  setText(value.firstChild, text);
-  value.dataset.tone = tone || "";
+  setText(number, text);
+  byId(`figure-${id}`).dataset.tone = tone;
 }
 
 turn();

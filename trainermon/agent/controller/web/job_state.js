@@ -2,31 +2,47 @@
 
 import { formatSpans, formatStep } from "./scales.js";
 
+/** @import { Agent, Assessment, Job, JobAlert, JobNode, JobRank, JobState, Severity } from "./types.js" */
+
 const URGENCY = ["fatal", "critical", "warning", "info"];
 const BEHIND_STEPS = 2; // ranks of one job are at most a step apart, and are asked within a second of one another
 
-/** The runs that agents have named, those with living ranks first. */
+/**
+ * The runs that agents have named, those with living ranks first.
+ * @param {Job} job
+ */
 export function runsOf(job) {
+  /** @param {string} run */
   const living = (run) => job.agents.some((agent) => agent.run_id === run && agent.ranks?.some((rank) => rank.alive));
-  return [...job.runs].sort((a, b) => living(b) - living(a) || (a < b ? -1 : 1));
+  return [...job.runs].sort((a, b) => Number(living(b)) - Number(living(a)) || (a < b ? -1 : 1));
 }
 
-/** Nodes and ranks of one run, with what is wrong with each. Agents that have never answered belong to every run. */
+/**
+ * Nodes and ranks of one run, with what is wrong with each. Agents that have never answered belong to every run.
+ * @param {Job} job
+ * @param {string | undefined} run
+ * @returns {JobState}
+ */
 export function readJob(job, run) {
   const agents = job.agents.filter((agent) => agent.run_id === run || agent.run_id === undefined);
   const attempt = Math.max(0, ...agents.map((agent) => agent.attempt ?? 0));
   const newest = agents.filter((agent) => agent.run_id === undefined || agent.attempt === attempt);
-  const living = newest.flatMap((agent) => (agent.up ? agent.ranks : [])).filter((rank) => rank.alive);
+  const living = newest.flatMap((agent) => ((agent.up && agent.ranks) || [])).filter((rank) => rank.alive);
   const step = living.length ? Math.max(...living.map((rank) => rank.step)) : null;
   const nodes = newest.map((agent) => readNode(agent, step));
   const ranks = nodes.flatMap((node) => node.ranks).sort((a, b) => a.rank - b.rank);
   const pace = Math.max(0, ...newest.map((agent) => (agent.up ? agent.steps_per_s : 0) || 0));
   const world = Math.max(0, ...newest.map((agent) => agent.world_size ?? 0));
-  const standstill = job.standstills?.[run] ?? null;
-  const divergences = job.divergences?.[run] ?? [];
+  const standstill = (run !== undefined && job.standstills?.[run]) || null;
+  const divergences = (run !== undefined && job.divergences?.[run]) || [];
   return { run, attempt, nodes, standstill, divergences, ranks, living: living.length, step, pace, world, alerts: newest.flatMap((agent) => (agent.up && agent.alerts) || []) };
 }
 
+/**
+ * @param {Agent} agent
+ * @param {number | null} step
+ * @returns {JobNode}
+ */
 function readNode(agent, step) {
   const alerts = agent.alerts ?? [];
   const ranks = (agent.ranks ?? []).map((rank) => {
@@ -37,30 +53,51 @@ function readNode(agent, step) {
   return { ...agent, name: agent.host ?? agent.url.replace(/^https?:\/\/|\/$/g, ""), alerts, ranks };
 }
 
+/**
+ * @param {JobAlert} a
+ * @param {JobAlert} b
+ */
 const byUrgency = (a, b) => URGENCY.indexOf(a.severity) - URGENCY.indexOf(b.severity) || a.step - b.step;
 
-/** One word for a rank, the worst that is to be said: gone, unknown, a severity, behind, or fine. */
+/**
+ * One word for a rank, the worst that is to be said: gone, unknown, a severity, behind, or fine.
+ * @param {JobRank} rank
+ * @returns {"unknown" | "gone" | Severity | "behind" | "fine"}
+ */
 export function toneOf(rank) {
   if (!rank.up) return "unknown";
   if (!rank.alive) return "gone";
   return rank.alerts[0]?.severity ?? (rank.behind ? "behind" : "fine");
 }
 
+/** @param {JobRank} rank */
 export const needsLook = (rank) => toneOf(rank) !== "fine";
 
 const TONES = ["gone", ...URGENCY, "behind", "unknown", "fine"];
 
-/** 0 for the rank that needs a look most. */
+/**
+ * 0 for the rank that needs a look most.
+ * @param {JobRank} rank
+ */
 export const urgencyOf = (rank) => TONES.indexOf(toneOf(rank));
 
+/**
+ * @param {JobRank} a
+ * @param {JobRank} b
+ */
 export const byTrouble = (a, b) => urgencyOf(a) - urgencyOf(b) || a.rank - b.rank;
 
-/** {tone, headline, details}: the one thing to know first, and what else there is. */
+/**
+ * {tone, headline, details}: the one thing to know first, and what else there is.
+ * @param {JobState} state
+ * @param {boolean} ready
+ * @returns {Assessment}
+ */
 export function assess(state, ready) {
-  const findings = [standing(state), diverging(state), silent(state), gone(state), alerting(state), lagging(state), missing(state)].filter(Boolean);
-  findings.sort((a, b) => (a.tone === "warn") - (b.tone === "warn"));
-  if (findings.length) {
-    const [first, ...others] = findings;
+  const findings = [standing(state), diverging(state), silent(state), gone(state), alerting(state), lagging(state), missing(state)].filter((found) => found !== null);
+  findings.sort((a, b) => Number(a.tone === "warn") - Number(b.tone === "warn"));
+  const [first, ...others] = findings;
+  if (first) {
     return { ...first, details: [...first.details, ...others.map(({ headline }) => `${headline}.`)] };
   }
   if (!state.ranks.length) {
@@ -71,7 +108,11 @@ export function assess(state, ready) {
   return { tone: "good", headline: `All ${formatStep(state.living)} ranks are training`, details: ["No alert is firing on any node."] };
 }
 
-/** The verdict over all nodes: an agent alone sees only who waits on its own. */
+/**
+ * The verdict over all nodes: an agent alone sees only who waits on its own.
+ * @param {JobState} state
+ * @returns {Assessment | null}
+ */
 function standing({ standstill }) {
   if (!standstill) return null;
   const { culprits, text } = standstill;
@@ -79,7 +120,11 @@ function standing({ standstill }) {
   return { tone: "bad", headline, details: [text] };
 }
 
-/** What no agent can see: it has the copies of its own ranks only. */
+/**
+ * What no agent can see: it has the copies of its own ranks only.
+ * @param {JobState} state
+ * @returns {Assessment | null}
+ */
 function diverging({ divergences }) {
   if (!divergences.length) return null;
   const ranks = [...new Set(divergences.flatMap((found) => found.ranks))].sort((a, b) => a - b);
@@ -87,6 +132,10 @@ function diverging({ divergences }) {
   return { tone: "bad", headline, details: divergences.map(({ text }) => text) };
 }
 
+/**
+ * @param {JobState} state
+ * @returns {Assessment | null}
+ */
 function silent({ nodes }) {
   const down = nodes.filter((node) => !node.up);
   if (!down.length) return null;
@@ -94,22 +143,34 @@ function silent({ nodes }) {
   return { tone: "bad", headline, details: down.length === 1 ? [down[0].problem] : [] };
 }
 
+/**
+ * @param {JobState} state
+ * @returns {Assessment | null}
+ */
 function gone({ ranks, living }) {
   const lost = ranks.filter((rank) => rank.up && !rank.alive);
   if (!lost.length || !living) return null; // all of them: the run is over
   return { tone: "bad", headline: `${plural(lost)} ${formatSpans(lost.map(({ rank }) => rank))} ${lost.length === 1 ? "is" : "are"} gone`, details: [] };
 }
 
+/**
+ * @param {JobState} state
+ * @returns {Assessment | null}
+ */
 function alerting({ alerts }) {
   const [worst] = [...alerts].sort(byUrgency);
   if (!worst) return null;
   const same = alerts.filter((alert) => alert.rule === worst.rule);
   const tone = ["fatal", "critical"].includes(worst.severity) ? "bad" : "warn";
   const rules = new Set(alerts.map((alert) => alert.rule)).size;
-  const details = [worst.message, ...(rules > 1 ? [`${rules} rules are firing in all.`] : [])];
+  const details = [worst.message ?? worst.rule, ...(rules > 1 ? [`${rules} rules are firing in all.`] : [])];
   return { tone, headline: `${worst.rule} on ${plural(same).toLowerCase()} ${formatSpans(same.map(({ rank }) => rank))} since step ${formatStep(worst.step)}`, details };
 }
 
+/**
+ * @param {JobState} state
+ * @returns {Assessment | null}
+ */
 function lagging({ ranks }) {
   const late = ranks.filter((rank) => rank.up && rank.behind);
   if (!late.length) return null;
@@ -117,9 +178,14 @@ function lagging({ ranks }) {
   return { tone: "warn", headline: `${plural(late)} ${formatSpans(late.map(({ rank }) => rank))} up to ${most} steps behind`, details: [] };
 }
 
+/**
+ * @param {JobState} state
+ * @returns {Assessment | null}
+ */
 function missing({ ranks, world }) {
   const lacking = world - new Set(ranks.map(({ rank }) => rank)).size;
   return lacking > 0 && ranks.length ? { tone: "warn", headline: `${lacking} of ${formatStep(world)} ranks are on nodes that are not found`, details: [] } : null;
 }
 
+/** @param {unknown[]} list */
 const plural = (list) => (list.length === 1 ? "Rank" : "Ranks");

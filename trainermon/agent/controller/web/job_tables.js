@@ -6,20 +6,29 @@ import { byTrouble, needsLook, toneOf, urgencyOf } from "./job_state.js";
 import { empty, sentence, table } from "./tables.js";
 import { GLYPHS } from "./theme.js";
 
+/** @import { Escalation, JobAlert, JobNode, JobRank, JobState } from "./types.js" */
+
 const SHOWN = 50;
+/** @type {Record<string, string>} */
 const OUTCOMES = { done: "resolved", partial: "pending", suppressed: "pending", failed: "firing" };
 const all = { nodes: false, ranks: false };
 
+/**
+ * @param {JobState} state
+ * @param {() => void} redraw
+ */
 export function showNodes(state, redraw) {
   const up = state.nodes.filter((node) => node.up).length;
   setText(byId("nodes-hint"), state.nodes.length ? `${up} of ${state.nodes.length} answer` : "");
   if (!state.nodes.length) return byId("nodes").replaceChildren(empty("No nodes.", "Discovery has found no agent yet."));
+  /** @param {JobNode} node */
   const trouble = (node) => (node.up ? Math.min(...node.ranks.map(urgencyOf)) : -1);
   const sorted = [...state.nodes].sort((a, b) => trouble(a) - trouble(b) || (a.name < b.name ? -1 : 1));
   const rows = shown("nodes", sorted).map(nodeRow);
   byId("nodes").replaceChildren(table("cards", ["Node", "State", "Step", "Ranks", "Alerts", "Last answer"], rows), more("nodes", sorted, redraw));
 }
 
+/** @param {JobNode} node */
 function nodeRow(node) {
   const steps = node.ranks.filter((rank) => rank.alive).map((rank) => rank.step);
   const [low, high] = [Math.min(...steps), Math.max(...steps)];
@@ -32,16 +41,19 @@ function nodeRow(node) {
     el("td", {}, node.age_s === undefined ? "never" : node.up ? "now" : `${formatSeconds(node.age_s)} ago`));
 }
 
+/** @param {JobRank[]} ranks */
 function squares(ranks) {
   const marks = ranks.map((rank) => el("i", { cls: toneOf(rank), title: `rank ${rank.rank}: ${describe(rank)}` }));
   return el("span", { cls: ranks.length > 16 ? "squares wide" : "squares", role: "img", "aria-label": summary(ranks) }, marks);
 }
 
+/** @param {JobRank[]} ranks */
 function summary(ranks) {
   const troubled = ranks.filter(needsLook).length;
   return troubled ? `${troubled} of ${ranks.length} ranks need a look` : `${ranks.length} ranks, all fine`;
 }
 
+/** @param {JobRank} rank */
 function describe(rank) {
   const tone = toneOf(rank);
   if (tone === "unknown") return "its agent does not answer";
@@ -49,6 +61,7 @@ function describe(rank) {
   return [rank.phase, `step ${formatStep(rank.step)}`, ...rank.alerts.map(({ rule }) => rule)].join(", ");
 }
 
+/** @param {JobAlert[]} alerts */
 function ruleList(alerts) {
   const rules = new Map();
   for (const alert of alerts) if (!rules.has(alert.rule)) rules.set(alert.rule, alert);
@@ -56,11 +69,17 @@ function ruleList(alerts) {
     el("span", { "aria-hidden": "true" }, `${GLYPHS[severity] ?? "●"} `), rule));
 }
 
+/**
+ * @param {JobState} state
+ * @param {boolean} onlyTroubled
+ * @param {() => void} redraw
+ */
 export function showRanks(state, onlyTroubled, redraw) {
   const troubled = state.ranks.filter(needsLook);
   const chosen = onlyTroubled ? troubled.sort(byTrouble) : state.ranks;
   setText(byId("ranks-hint"), state.ranks.length ? `${troubled.length} of ${formatStep(state.ranks.length)} need a look` : "");
   if (!chosen.length) {
+    /** @type {[string, string]} */
     const texts = state.ranks.length ? ["Every rank is fine.", `All are at step ${formatStep(state.step)} or one before it.`] : ["No ranks.", "No agent has said which it has."];
     return byId("ranks").replaceChildren(empty(...texts));
   }
@@ -69,12 +88,13 @@ export function showRanks(state, onlyTroubled, redraw) {
   byId("ranks").replaceChildren(table("cards", head, rows), more("ranks", chosen, redraw));
 }
 
+/** @param {JobRank} rank */
 function rankRow(rank) {
   const place = Object.entries(rank.place ?? {}).map(([axis, index]) => `${axis} ${index}`).join("  ");
   const state = toneOf(rank) === "gone" ? el("span", { cls: "gone" }, "gone") : rank.up ? rank.phase : el("span", { cls: "message" }, "not known");
   return el("tr", {},
     el("td", {}, String(rank.rank)),
-    el("td", {}, pageLink(rank.url, rank.node)),
+    el("td", {}, pageLink(rank.url, rank.node ?? "")),
     el("td", {}, place || "–"),
     el("td", {}, state),
     el("td", { cls: "num" }, formatStep(rank.step)),
@@ -83,6 +103,7 @@ function rankRow(rank) {
     el("td", { cls: "where" }, ...(rank.alerts.length ? [...ruleList(rank.alerts), " ", el("span", { cls: "message" }, sentence(rank.alerts[0]))] : ["–"])));
 }
 
+/** @param {Escalation[]} escalations */
 export function showEscalations(escalations) {
   const open = escalations.filter((entry) => !entry.outcome).length;
   setText(byId("escalations-hint"), escalations.length ? `${open} open, ${escalations.length} in all` : "");
@@ -95,11 +116,12 @@ export function showEscalations(escalations) {
     el("td", {}, entry.ranks === null ? "all" : formatSpans(entry.ranks)),
     el("td", {}, entry.num_steps === 1 ? entry.task : `${entry.task}, ${entry.num_steps} steps`),
     el("td", { cls: "num" }, entry.first_step === null ? "–" : formatStep(entry.first_step)),
-    el("td", {}, el("span", { cls: `pill ${OUTCOMES[entry.outcome] ?? ""}` }, entry.outcome ?? (entry.first_step === null ? "accepted" : "ordered"))),
+    el("td", {}, el("span", { cls: `pill ${OUTCOMES[entry.outcome ?? ""] ?? ""}` }, entry.outcome ?? (entry.first_step === null ? "accepted" : "ordered"))),
     el("td", { cls: "where" }, coverage(entry))));
   byId("escalations").replaceChildren(table("cards", ["Accepted", "Because of", "Ranks", "Dump", "Step", "Outcome", "Became of it"], rows));
 }
 
+/** @param {Escalation} escalation */
 function coverage({ coverage: statuses, detail }) {
   const byStatus = new Map();
   for (const [rank, status] of Object.entries(statuses)) byStatus.set(status, [...(byStatus.get(status) ?? []), Number(rank)]);
@@ -107,11 +129,25 @@ function coverage({ coverage: statuses, detail }) {
   return [...parts, detail].filter(Boolean).join("; ") || "–";
 }
 
-/** A page is linked only where it is one: an address comes from discovery, but a name comes from the network. */
+/**
+ * A page is linked only where it is one: an address comes from discovery, but a name comes from the network.
+ * @param {string} url
+ * @param {string} text
+ */
 const pageLink = (url, text) => (/^https?:\/\//.test(url) ? el("a", { href: url }, text) : text);
 
+/**
+ * @template T
+ * @param {keyof typeof all} name
+ * @param {T[]} list
+ */
 const shown = (name, list) => (all[name] ? list : list.slice(0, SHOWN));
 
+/**
+ * @param {keyof typeof all} name
+ * @param {unknown[]} list
+ * @param {() => void} redraw
+ */
 function more(name, list, redraw) {
   if (all[name] || list.length <= SHOWN) return "";
   return el("button", { type: "button", cls: "more", onclick: () => ((all[name] = true), redraw()) }, `Show all ${formatStep(list.length)}`);
