@@ -35,7 +35,7 @@ class AnomalyFiles(Exporter):
         self._changed: set[int] = set()
 
     def write(self, header: Header, block: StatBlock) -> None:
-        """Look at one step of one rank."""
+        """Scan one step of one rank for anomalies, and keep those for the files."""
         rank = header.coordinates.rank
         attempt, scanner = self._scanners.get(rank, (None, None))
         if scanner is None or attempt != header.attempt:
@@ -53,7 +53,7 @@ class AnomalyFiles(Exporter):
                     _log.warning("rank %d has %d anomalies; further ones are not written", rank, MAX_RECORDS)
 
     def flush(self) -> None:
-        """Replace the files that something was added to."""
+        """Rewrite the files that have new entries."""
         for rank in sorted(self._changed):
             path = self._path(rank)
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

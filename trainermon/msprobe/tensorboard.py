@@ -62,7 +62,7 @@ class EventFile:
         self._write(Event(wall_time=time_s, step=step, summary=Summary(value=values)))
 
     def flush(self) -> None:
-        """Bring what was added to where TensorBoard reads it."""
+        """Flush what was added to where TensorBoard reads it."""
         self._records.flush()
 
     def close(self) -> None:
@@ -110,7 +110,7 @@ class TensorBoardExporter(Exporter):
             self._files[rank, kind].add(values, block.step, block.time_s)
 
     def flush(self) -> None:
-        """Bring everything to where TensorBoard reads it."""
+        """Flush everything to where TensorBoard reads it."""
         for file in self._files.values():
             file.flush()
 

@@ -64,7 +64,7 @@ CREATE TABLE tag_target_mapping (
 
 
 class TrendTarget(NamedTuple):
-    """What a line of the trend analyser is about."""
+    """Identifies a line of the trend analyser."""
 
     name: str
     stage: int

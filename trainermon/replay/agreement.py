@@ -20,18 +20,18 @@ POLL_S, MAX_POLL_S = 0.001, 0.1
 
 
 class DisagreedError(Exception):
-    """The ranks do not replay together; the text says why."""
+    """Raised if the ranks do not replay together; the text says why."""
 
 
 class ReplayAnswer(NamedTuple):
-    """What all ranks do: replay the last `micro_steps` of each root, or, with 0, nothing, for `reason`."""
+    """The common decision of all ranks: replay the last `micro_steps` of each root, or none, for `reason`."""
 
     micro_steps: int
     reason: str = ""
 
 
 class ReplayAgreement:
-    """Asks the ranks of the default process group; `store` serves them all.
+    """Lets the ranks of the default process group decide together on a replay, through `store`.
 
     A rank that does not ask within `wait_s` of the first one makes the answer no. So does one with a reason against it.
     """
@@ -44,12 +44,12 @@ class ReplayAgreement:
 
     @classmethod
     def of_all_ranks(cls) -> ReplayAgreement:
-        """Return the one between all ranks of the default process group, which must be initialised."""
+        """Return the agreement between all ranks of the default process group, which must be initialised."""
         store = dist.distributed_c10d._get_default_store()
         return cls(store, rank=dist.get_rank(), num_ranks=dist.get_world_size(), wait_s=WAIT_S)
 
     def reach(self, question: str, *, kept: Sequence[tuple[int, int]], reason: str = "") -> ReplayAnswer:
-        """Return the answer of all ranks to `question`, a name that they all give to the same step.
+        """Return the common answer of all ranks to `question`, a name that they all give to the same step.
 
         `kept` is, for each root, how many micro steps the step had and how many of the last ones can be replayed;
         `reason` says why this rank cannot take part. Costs about six requests to the store, and waits for the ranks.
@@ -124,6 +124,6 @@ class ReplayVote:
         return answer.micro_steps
 
     def against(self, reason: str) -> None:
-        """Spare the others the waiting, unless the vote was cast."""
+        """Vote against the replay, so that the others need not wait, unless the vote was cast."""
         if self._agreement is not None:
             self._agreement.reach(self._question, kept=self._counts, reason=reason)

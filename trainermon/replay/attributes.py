@@ -48,7 +48,7 @@ class _FoundValue(NamedTuple):
 
 
 class ModuleAttributes:
-    """The attributes of the modules of `model` as they are now, training flags among them, and what `given` holds.
+    """Snapshot of the attributes of the modules of `model`, training flags among them, and of the values in `given`.
 
     `given` is what forwards were called with; tensors that are given by themselves are not copied.
     Cost: a copy of every tensor and every container that is covered, at most 256 MiB; `put_back` waits for the device
@@ -71,7 +71,7 @@ class ModuleAttributes:
         self._note_all([_FoundValue(value) for value in given if not isinstance(value, Tensor)])
 
     def put_back(self) -> None:
-        """Make the attributes what they were, bit for bit; what did not change is not written to.
+        """Restore the attributes bit for bit; what did not change is not written to.
 
         One that cannot be put back does not keep the others from it; its error is raised then.
         """
@@ -156,7 +156,7 @@ class ModuleAttributes:
 
 
 def restore_generator(value: Any) -> Callable[[], Any] | None:
-    """Return what sets a generator of random numbers to its present state; None if `value` is none."""
+    """Return a function that restores the present state of a random generator; None if `value` is none."""
     match value:
         case torch.Generator():
             return functools.partial(value.set_state, value.get_state())
@@ -176,7 +176,7 @@ def _names_used(forward: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def global_generators(kind: type[nn.Module]) -> list[Any]:
-    """Return the generators of random numbers in global names that the forward of a class speaks of."""
+    """Return the random generators in global names that the forward of a class uses."""
     found = [kind.forward.__globals__.get(name) for name in _names_used(kind.forward)]
     return [value for value in found if value is not None and restore_generator(value) is not None]
 

@@ -85,7 +85,7 @@ _MODULES: Mapping[str, Callable[..., Any]] = {
 
 
 def judge_dumped(directory: Path, entry: EntryRecord) -> OperationJudgement:
-    """Return why what a dumped forward call gave is not finite, from the call run again on its dumped inputs.
+    """Return why the result of a dumped forward call is not finite, by running it again on its dumped inputs.
 
     Raises:
         DumpError: The function is not known, the tensors that it takes or gives were not dumped, or it would make much
@@ -111,7 +111,7 @@ def judge_dumped(directory: Path, entry: EntryRecord) -> OperationJudgement:
 
 
 def function_of(prefix: str, name: str) -> Callable[..., Any]:
-    """Return the function that the first two parts of a key mean.
+    """Return the function that the first two parts of a key name.
 
     Raises:
         DumpError: Torch has no such operation on tensors (the operators of a custom library must be imported first).

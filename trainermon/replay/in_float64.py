@@ -26,7 +26,7 @@ _ATTRIBUTES = frozenset({"__get__", "__set__", "__delete__"})
 
 
 class Float64Mode(TorchFunctionMode):
-    """Gives every function of the block its floating tensors in float64, and asks for float64 where it names a type.
+    """Function mode that converts floating arguments to float64, and types that functions ask for.
 
     A function that writes to a narrower tensor of before the block still writes to that, in its type.
     """
@@ -49,7 +49,7 @@ class Float64Mode(TorchFunctionMode):
 
 
 class Float64Calls(RunningCalls):
-    """Follows the modules of a replay, and runs those of `stems` (`Module.h.0.Block`; "": a root) in float64.
+    """Runs the modules with a key in `stems` (`Module.h.0.Block`; "": a root) in float64 during a replay.
 
     `gave` are the types that the calls gave before, by key, as another replay has seen them.
     """
@@ -68,14 +68,14 @@ class Float64Calls(RunningCalls):
         self._modes: list[Float64Mode] = []
 
     def enter(self, module: nn.Module, stem: str) -> None:
-        """Begin float64 where it is asked for."""
+        """Start float64 where `stems` asks for it."""
         super().enter(module, stem)
         if stem in self._stems:
             self._modes.append(Float64Mode())
             self._modes[-1].__enter__()  # type: ignore[no-untyped-call]
 
     def leave(self, key: str, output: Any) -> Any:
-        """End it, and give what the module returned the type that it had."""
+        """End float64, and convert the module's result back to its own type."""
         if stem_of(key) not in self._stems or not self._modes:
             return None
         self._modes.pop().__exit__(None, None, None)  # type: ignore[no-untyped-call]
@@ -84,7 +84,7 @@ class Float64Calls(RunningCalls):
 
 
 class GradientCheck:
-    """Sees, between `with` and its end, whether every gradient that arrives at `leaves` is finite."""
+    """Context that checks whether every gradient that arrives at `leaves` is finite."""
 
     def __init__(self, leaves: Iterable[Tensor]) -> None:
         self.finite = True

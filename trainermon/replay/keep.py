@@ -22,7 +22,7 @@ from trainermon.replay.suitability import ModelStage, stage_of
 
 
 class HandedValue(NamedTuple):
-    """What a module was handed in an attribute, as a later pipeline stage is its activation."""
+    """A value set in a module's attribute from outside, such as the activation of a later pipeline stage."""
 
     module: nn.Module
     name: str
@@ -65,17 +65,17 @@ class KeptForward:
         return [tensor for tensor, _ in self.outputs] if intact else []
 
     def forget_outputs(self) -> None:
-        """Let go of the outputs, which a replay can do without."""
+        """Release the outputs, which a replay can do without."""
         self.size_bytes -= size_bytes([tensor for tensor, _ in self.outputs])
         self.outputs = []
 
     def given(self) -> tuple[Any, ...]:
-        """Return all that the root was given: arguments, and what it was handed in attributes."""
+        """Return all inputs of the root: arguments, and values set in attributes."""
         args, kwargs = pytree.tree_unflatten(self.leaves, self.tree)
         return args, kwargs, [handed.value for handed in self.handed]
 
     def check(self) -> None:
-        """Make sure that what was kept by reference is still what it was.
+        """Raise an error if something kept by reference has changed.
 
         Raises:
             NotCoveredError: It is not.
@@ -155,24 +155,24 @@ class ForwardKeeper:
         self._current = None
 
     def clear(self) -> None:
-        """Let go of everything that was kept: the step is over."""
+        """Release everything that was kept: the step is over."""
         self.forwards.clear()
         self.dropped = [0] * len(self.stages)
         self.error = ""
         self._current = None
 
     def take_over(self, forwards: Sequence[KeptForward], dropped: int) -> None:
-        """Hold the forwards of a step that another process has kept, of a single root."""
+        """Take the forwards of a step that another process has kept, of a single root."""
         self.clear()
         self.forwards = list(forwards)
         self.dropped = [dropped]
 
     def trip(self, error: BaseException) -> None:
-        """Note why a forward was not kept, or not whole; the others are."""
+        """Record why a forward was not kept, or not fully; the others are."""
         self.error = f"{type(error).__name__}: {error}"
 
     def complete(self, stage: int) -> list[KeptForward]:
-        """Return those forwards of a root through which a backward has come, in order."""
+        """Return the forwards of a root through which a backward has come, in order."""
         return [kept for kept in self.forwards if kept.stage == stage and kept.has_gradient]
 
     def _before(self, stage: int, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

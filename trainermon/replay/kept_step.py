@@ -31,7 +31,7 @@ _PLAIN = (type(None), bool, int, float, str, bytes, torch.dtype, torch.Size, tor
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class KeptStep:
-    """A step that was read: its forwards on the model that was given, and how many before them were not kept."""
+    """A kept step, read back: its forwards on the given model, and how many before them were not kept."""
 
     forwards: list[KeptForward]
     dropped: int

@@ -103,7 +103,7 @@ class RunningCalls:
         self._running.clear()
 
     def enter(self, module: nn.Module, stem: str) -> None:
-        """Note that a call of `module` begins; one that is recomputed in a backward is not counted."""
+        """Record that a call of `module` begins; one that is recomputed in a backward is not counted."""
         is_new = torch._C._current_graph_task_id() == -1
         number = self._calls[stem] if is_new else max(0, self._calls[stem] - 1)
         self._calls[stem] += is_new
@@ -111,7 +111,7 @@ class RunningCalls:
         self._note_begin()
 
     def leave(self, key: str, output: Any) -> Any:
-        """Note that a call has ended; what is returned takes the place of `output`, unless it is None."""
+        """Record that a call has ended; what is returned takes the place of `output`, unless it is None."""
         self.gave[key] = [leaf.dtype for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
 
     def _note_begin(self) -> None:
@@ -139,7 +139,7 @@ class _EnteredModule:
 
 
 class OperationWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees every operation of the block, forward and backward, and judges the first ones that go wrong.
+    """Watches every operation of a block, forward and backward, and explains the first non-finite results.
 
     One goes wrong if what it gives is not finite while all that it was given is. Minus infinity alone is taken for a
     mask, until something makes NaN or infinity of it: then the operation counts that it came from.

@@ -35,7 +35,7 @@ class OperationJudgement(NamedTuple):
 
 
 class OperationCall(NamedTuple):
-    """A call of an operation: what it was given, as it was before the call.
+    """An operation with its inputs as they were before the call.
 
     With `is_custom` the operation is not torch's own, so that a result that is not finite in float64 either may be its
     kernel's fault too. With `is_random` two calls differ in which elements they change.
@@ -49,7 +49,7 @@ class OperationCall(NamedTuple):
 
 
 def judge(called: OperationCall, result: Any) -> OperationJudgement:
-    """Return why `result`, what the call gave, is not finite.
+    """Return why `result`, the result of the call, is not finite.
 
     Nothing given is written to, no generator is moved. Cost: up to three calls on the CPU.
     """

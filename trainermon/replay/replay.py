@@ -58,7 +58,7 @@ logger = logging.getLogger("trainermon")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayResult:
-    """What a replay came to.
+    """The outcome of a replay.
 
     `status` is `nonfinite` (the fault is in the dump), `clean` (this rank's own forward and backward were finite),
     `refused` (not possible for this model or step) or `failed`; the last two give a `reason`, and a `reason` beside the
@@ -76,7 +76,7 @@ class ReplayResult:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StepExamination:
-    """What is done about a step that is not finite, or did not give the same bits, beside replaying it.
+    """What a replay examines beyond repeating a step that is not finite or not reproducible.
 
     With `classify` it is run once more: then the dump's info tells which operation made the first non-finite value and
     why, and whether the step is reproducible. Within `keep_bytes` it is kept on disk, for `trainermon replay`.
@@ -135,11 +135,11 @@ class StepKeeper:
         self._keeper.detach()
 
     def clear(self) -> None:
-        """Let go of what was kept: the step is over."""
+        """Release what was kept: the step is over."""
         self._keeper.clear()
 
     def take_over(self, step: KeptStep) -> None:
-        """Hold a step that another process has kept on disk, to replay it here."""
+        """Take a step that another process has kept on disk, to replay it here."""
         self._keeper.take_over(step.forwards, step.dropped)
 
     @property

@@ -25,7 +25,7 @@ from trainermon.replay.suitability import ModelStage
 
 
 class CommunicationError(Exception):
-    """The model's forward or backward wanted to talk to other ranks, which are not replaying with it."""
+    """Raised if a replayed model communicates with ranks that are not replaying with it."""
 
 
 class _NoCommunication(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -74,7 +74,7 @@ class ReplayWatcher(Protocol):
 
 
 class StepRerun(NamedTuple):
-    """With what the micro steps of a step are run again.
+    """The state under which the micro steps of a step are run again.
 
     `leaves` are the shadows that gradients go to; None: the parameters are the true ones, and `replayable` says how far
     a backward may go. The model's forwards and backwards run under `mode`, if there is one.
@@ -248,7 +248,7 @@ def _forget_gradient(shadow: Tensor) -> None:
 
 @contextmanager
 def undisturbed(models: Sequence[nn.Module], replayable: Replayable, given: Sequence[Any] = ()) -> Iterator[None]:
-    """Put generators, buffers, training flags and other attributes back afterwards, bit for bit.
+    """Return a context after which generators, buffers, training flags and other attributes are restored bit for bit.
 
     Attributes are not kept with each forward: inside, they start from what they are now.
     """
@@ -265,7 +265,7 @@ def undisturbed(models: Sequence[nn.Module], replayable: Replayable, given: Sequ
 
 @contextmanager
 def eager(*, compiled: bool) -> Iterator[None]:
-    """Run compiled parts of the model in eager mode, where their modules' hooks fire."""
+    """Return a context in which compiled parts of the model run in eager mode, where their modules' hooks fire."""
     with ExitStack() as stack:
         if compiled and hasattr(torch.compiler, "set_stance"):
             stack.enter_context(torch.compiler.set_stance("force_eager"))

@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 
 class NotCoveredError(Exception):
-    """Something that the replay needs was not kept; the text says what."""
+    """Raised if something that the replay needs was not kept; the text says what."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class RandomState:
         )
 
     def put_back(self) -> None:
-        """Set every generator to this state."""
+        """Restore every generator to this state."""
         random.setstate(self.python)
         if self.numpy is not None:
             sys.modules["numpy"].random.set_state(self.numpy)
@@ -98,7 +98,7 @@ class KeptBuffer:
     clone: Tensor | None
 
     def check(self) -> None:
-        """Make sure that the bits of the buffer are known.
+        """Raise an error if the bits of the buffer are no longer known.
 
         Raises:
             NotCoveredError: It was taken for a constant and has changed.
@@ -107,7 +107,7 @@ class KeptBuffer:
             raise NotCoveredError(f"buffer {self.name} of {type(self.module).__name__} changed for the first time")
 
     def put_back(self) -> None:
-        """Make the module hold the same tensor with the same bits again; untouched if it does already."""
+        """Restore the module's buffer: same tensor, same bits; untouched if it is unchanged."""
         self.check()
         self.module._buffers[self.name] = self.tensor
         if self.clone is not None and not same_bits(self.tensor, self.clone):

@@ -36,7 +36,7 @@ def stage_of(root: nn.Module) -> ModelStage:
 
 
 def unwrap(root: nn.Module) -> tuple[nn.Module, nn.Module]:
-    """Return the module whose hooks see the training loop's calls, and the user's own model inside."""
+    """Return the module whose hooks see the training loop's calls, and the user's own model inside it."""
     entry = root.module if isinstance(root, DistributedDataParallel) else root
     model = entry
     while True:

@@ -65,7 +65,7 @@ def load() -> Callable[[Sequence[Tensor], Tensor, int], None] | None:
 
 
 def library() -> ctypes.CDLL | None:
-    """Return the compiled library, or None if it is not there.
+    """Load and return the compiled library; None if it is missing or switched off.
 
     It is missing where there was no compiler when the package was built, and is passed over if TRAINERMON_KERNEL is
     `torch`.

@@ -73,12 +73,12 @@ class Slab:
         return bool(self._table[list(rows)][:, STATISTICS.index("sum_sq")].any())
 
     def seal(self) -> None:
-        """End the step's collection and start the copy to the host. The slab must not be added to any more."""
+        """End the collection of the step, and start the copy to the host. The slab must not be added to any more."""
         if self._copy is not None:
             self._host = self._copy.start(self._table, self.num_rows)
 
     def is_ready(self) -> bool:
-        """Whether the rows of a sealed slab have arrived on the host. Never waits."""
+        """Return whether the rows of a sealed slab have arrived on the host. Never waits."""
         return self._copy is None or self._copy.done()
 
     def rows(self) -> Tensor:

@@ -15,7 +15,7 @@ Pairs = Iterator[tuple[int, int]]
 
 
 def align(ours: Sequence[Hashable], theirs: Sequence[Hashable]) -> list[tuple[int, int]]:
-    """Return the positions of equal elements that belong together, as many as can be without changing their order.
+    """Return the positions of matching equal elements of two sequences: as many as possible, in order in both.
 
     >>> align("abcd", "xabd")
     [(0, 1), (1, 2), (3, 3)]

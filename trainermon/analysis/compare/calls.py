@@ -23,7 +23,7 @@ FORMATS = ("csv", "json")
 
 
 class MsprobeArguments(TypedDict, total=False):
-    """What msprobe's two functions take besides their paths.
+    """The arguments of msprobe's two functions beside their paths.
 
     `stack_mode`: whether call stacks are in the table (here they are unless it is False). `auto_analyze`: whether
     advisor_*.txt is written (True). `fuzzy_match`: as `CompareOptions.fuzzy`. `highlight`: a spreadsheet with coloured

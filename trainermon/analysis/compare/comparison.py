@@ -35,7 +35,7 @@ _REPORT_ROWS = 256
 
 
 class Mode(str, Enum):
-    """What of the tensors is compared."""
+    """What a comparison compares of the tensors: elements, checksums or statistics."""
 
     STATISTICS = "statistics"
     CHECKSUM = "checksum"
@@ -47,7 +47,7 @@ _SAFETY = {Mode.STATISTICS: SAFETY, Mode.CHECKSUM: 0.0, Mode.TENSOR: ELEMENTWISE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompareOptions:
-    """How two dumps are compared.
+    """The options of a comparison of two dumps.
 
     Attributes:
         mode: what is compared; None takes tensors, else checksums, else statistics, whichever both dumps have.

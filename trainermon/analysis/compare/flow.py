@@ -23,7 +23,7 @@ Value = tuple[object, ...]
 
 
 def value_of(item: DumpRow) -> Value | None:
-    """Return what tells a tensor from others; None if all its elements are one number or NaN, or nothing is known."""
+    """Return a key that is the same for tensors of equal values; None for constant, all-NaN or unknown ones."""
     if not item.is_tensor or (item.max is not None and (item.max == item.min or item.max != item.max)):
         return None
     if item.max is not None:
@@ -71,11 +71,11 @@ class SharedGradients:
         self._theirs: Counter[Value | None] = Counter()
 
     def add(self, key: str, item: DumpRow, *, is_handed: bool) -> None:
-        """Take note of a result of the backward `key`; `is_handed`: it was given the same."""
+        """Register a result of the backward `key`; `is_handed`: it was given the same."""
         (self._handed if is_handed else self._consumers)[value_of(item)].append(key)
 
     def add_theirs(self, item: DumpRow) -> None:
-        """Take note of a result of a backward on the other side that it was not given."""
+        """Register a result of a backward on the other side that it was not given."""
         self._theirs[value_of(item)] += 1
 
     def consumers(self, item: DumpRow) -> Sequence[str]:
@@ -156,7 +156,7 @@ class CallFlow:
         return condition(error.item, norm, given, self._given[FORWARD, place])
 
     def given_error(self, key: str) -> float:
-        """Return the error of what a backward was given, of the gradient of a parameter what its module was given."""
+        """Return the error of a backward's inputs; for a parameter's gradient, of its module's inputs."""
         name, family, direction, _ = split_key(key)
         before = self.facts[key].before
         if direction != PARAMETERS_GRAD:
@@ -164,18 +164,18 @@ class CallFlow:
         return worst(before, self._gradients.get(f"{name}.{family}", self._worst_forward))
 
     def own_error(self, key: str) -> float:
-        """Return the error of what a backward makes alone: its results that no other has, gradients of parameters."""
+        """Return the error of what only a backward makes: results no other has, and parameters' gradients."""
         made = [error for error in self.facts[key].made if self._shared.consumers(error.item) == [key]]
         gradients = self.facts.get(f"{key.rpartition(f'.{BACKWARD}.')[0]}.{PARAMETERS_GRAD}.0")
         return max((error.size for error in [*made, *(gradients.made if gradients else ())]), default=0.0)
 
     def hands_on(self, item: DumpRow, key: str) -> bool:
-        """Return whether a backward beside `key` was given a gradient and returned it as it was."""
+        """Return whether another backward, not nested with `key`, was given a gradient and returned it unchanged."""
         handed = self._shared.handed(item)
         return any(each != key and not self.is_within(each, key) and not self.is_within(key, each) for each in handed)
 
     def is_within(self, key: str, other: str) -> bool:
-        """Return whether the call `other` is around the call `key`."""
+        """Return whether the call `key` runs within the call `other`."""
         return other in self.above(key)
 
     def consumers(self, item: DumpRow) -> Sequence[str]:
@@ -202,7 +202,7 @@ class CallFlow:
         return sorted(range(len(keys)), key=lambda at: (late[at], ends[at], inner[at]))
 
     def above(self, key: str) -> Iterator[str]:
-        """Yield the calls around the call `key`, from within to without."""
+        """Yield the calls around the call `key`, innermost first."""
         above = self._parents.get(key)
         while above is not None:
             yield above

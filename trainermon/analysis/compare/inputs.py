@@ -16,7 +16,7 @@ _SIDES = ("npu_path", "bench_path", "npu_json_path", "bench_json_path")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompareInput:
-    """The keys of a compare.json, in both of msprobe's spellings.
+    """The content of a compare.json, in either of msprobe's spellings.
 
     Attributes:
         npu_path: the target: a dump.json, or a folder of steps or ranks.

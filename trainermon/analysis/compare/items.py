@@ -31,7 +31,7 @@ _MODULES = ("Module.", "Cell.")  # Cell: MindSpore's word
 
 
 class DumpRow(NamedTuple):
-    """One row of one side.
+    """One argument, parameter or result of a call in one dump.
 
     `place` is its position in the call (`input.0`, `parameters.weight`), `state` the first word of it. `dtype` and
     `shape` are None where there is no value. The statistics are numbers, None, or for a string the string.

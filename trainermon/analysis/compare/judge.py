@@ -66,7 +66,7 @@ _HIDDEN = 2.0
 
 
 class CallNesting(NamedTuple):
-    """The enclosing call of each; `is_same`: what a call gives those within it is the same thing on both sides."""
+    """The enclosing call of each; `is_same`: a call gives those within it the same tensor on both sides."""
 
     parents: Mapping[str, str]
     is_same: bool = True
@@ -74,7 +74,7 @@ class CallNesting(NamedTuple):
 
 @dataclass(slots=True)
 class SeenErrors:
-    """The largest errors that were seen so far.
+    """The largest errors seen so far.
 
     Attributes:
         known: Of each value, wherever it stood.
@@ -89,11 +89,11 @@ class SeenErrors:
     given: dict[str, float] = field(default_factory=dict)
 
     def add_available(self, key: str | None, error: float) -> None:
-        """Take note of an error of what the call `key` has for those within it."""
+        """Record an error of a tensor that the call `key` can pass to those within it."""
         self.available[key] = worst(self.available.get(key, 0.0), error)
 
     def of_available(self, key: str | None) -> float:
-        """Return the error of what the call `key` has for those within it; 0 if none was seen."""
+        """Return the error of what the call `key` can pass to those within it; 0 if none was seen."""
         return self.available.get(key, 0.0)
 
 

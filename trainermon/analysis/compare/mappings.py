@@ -73,7 +73,7 @@ def read_mappings(
     data: Path | str | None = None,
     layer: Path | str | None = None,
 ) -> NameMappings:
-    """Return what the given files say.
+    """Return the content of the given mapping files.
 
     Raises:
         ConfigError: a file cannot be read, or is not of the form that its kind has; it names the file and the place.

@@ -162,7 +162,7 @@ def _size_without_extremes(target: DumpRow, golden: DumpRow) -> float | None:
 
 
 def is_discrete(item: DumpRow) -> bool:
-    """Return whether a tensor holds whole numbers or truth values, of which another one is no small difference."""
+    """Return whether a tensor holds integers or booleans, of which no two different ones are close."""
     return item.is_tensor and dtype_name(item.dtype).startswith(("int", "uint", "bool"))
 
 

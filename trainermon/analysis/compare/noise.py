@@ -157,7 +157,7 @@ def rounding(call: DumpCall, inner: int, unit: float) -> float:
 
 
 def least_rounding(unit: float) -> float:
-    """Return what any function that computes may differ by, at least: see `rounding`."""
+    """Return the least relative difference that rounding may cause in a function that computes: see `rounding`."""
     return 2 * unit + _SUMS_SAFETY * min(unit, ROUNDOFF["float32"])
 
 
@@ -241,7 +241,7 @@ def sums_up(call: DumpCall, item: DumpRow, given: TensorSize) -> bool:
 
 
 def condition(item: DumpRow, norm: float, given: TensorSize, taken: TensorSize) -> float:
-    """Return the norm of the terms that a gradient sums up over `norm`, its own; at least 1, and infinite if that is 0.
+    """Return the condition of a gradient's sum: the norm of its terms over its own, at least 1; infinite for 0.
 
     Rounding of a sum, and errors of its terms, are as large as the terms make them, however much of these cancels: the
     gradient of a bias before softmax is nothing but rounding. `given` is the gradient that the operation was given,
@@ -260,7 +260,7 @@ def gap_growth(direction: str) -> float:
 
 
 def is_trivial(call: DumpCall) -> bool:
-    """Return whether a call only hands on or adds up what it is given."""
+    """Return whether a call only passes on or adds up its inputs."""
     return call.name in _MOVES or call.name in _SUMS
 
 

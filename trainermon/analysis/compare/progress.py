@@ -15,7 +15,7 @@ _CLEAR = "\r\033[K"
 
 
 def no_report(done: int, total: int, what: str) -> None:
-    """Tell nobody."""
+    """Do nothing: the progress report of those that want none."""
 
 
 class ProgressBar:
@@ -40,7 +40,7 @@ class ProgressBar:
         self._stream.flush()
 
     def clear(self) -> None:
-        """Take the bar away."""
+        """Erase the bar."""
         if self._stream.isatty():
             self._stream.write(_CLEAR)
             self._stream.flush()

@@ -26,7 +26,7 @@ WAITING_PER_CPU = 2
 
 @contextmanager
 def ray_map(address: str) -> Iterator[Callable[[Callable[[_In], _Out], Iterable[_In]], Iterator[_Out]]]:
-    """Give what applies a function on the cluster at `address`, results in order; then disconnect.
+    """Return a context with a map function that runs on the cluster at `address`, results in order.
 
     `address` is one that `ray.init` takes: `host:6379`, `ray://host:10001`, `auto`. A connection that the process has
     already is used and left open. Raises in the caller what the function raised.

@@ -110,7 +110,7 @@ def first_different(outcomes: Sequence[ComparisonOutcome]) -> ComparisonOutcome:
 
 
 def headline(comparison: Comparison) -> str:
-    """Return in one line what is the matter."""
+    """Return the result in one line."""
     if comparison.blamed:
         first = comparison.blamed[0]
         if first.origin:
@@ -128,7 +128,7 @@ def headline(comparison: Comparison) -> str:
 
 
 def describe(call: CallResult) -> str:
-    """Return what a call made of what it was given, in a few words."""
+    """Return in a few words how a call changed the difference of what it was given."""
     if call.origin:
         return _came_in(call)
     if call.given_to:
@@ -166,7 +166,7 @@ def unmatched_sides(comparison: Comparison) -> tuple[int, int]:
 
 
 def odd_within(comparison: Comparison, blamed: CallResult) -> tuple[str, ...]:
-    """Return what is odd directly within the blamed module, often the cause itself; () if it is a function.
+    """Return the oddities directly within the blamed module, often the cause itself; () for a function.
 
     That are calls that only one side made, and arguments other than tensors that differ, as an epsilon does.
     """

@@ -17,7 +17,7 @@ Found = tuple[RankDump, Origin]
 
 
 def first_of(found: Sequence[Found]) -> Found:
-    """Return what was first: by micro step, forward before backward, along the pipeline, then within a stage.
+    """Return the earliest origin: by micro step, forward before backward, along the pipeline, then within a stage.
 
     A bad part of a parameter that one rank alone holds was there before any forward, whichever rank met it first.
     Stages of a pipeline follow one another, backwards in the backward; ranks of one stage make the same calls in the
@@ -46,7 +46,7 @@ def independent_of(found: Sequence[Found], dumps: Sequence[RankDump]) -> list[Fo
 
 
 def with_hidden(found: Sequence[Found], dumps: Sequence[RankDump]) -> list[Found]:
-    """Return `found` with what arose on a rank but did harm only on others, to which it was sent within the step."""
+    """Return `found` with origins on ranks that stayed sound but sent the bad value to others within the step."""
     where, outer = first_of(found)
     if outer.phase is not FaultPhase.FORWARD:
         return list(found)
@@ -73,7 +73,7 @@ def _place(one: Found) -> tuple[bool, int, bool, bool, int, int, int]:
 
 
 def lost_upstream(found: Sequence[Found], dumps: Sequence[RankDump]) -> list[RankDump]:
-    """Return stages that were there before the first fault and whose own replay does not show what they handed on.
+    """Return dumps of stages before the first fault whose own replay does not reproduce the bad value they passed on.
 
     A stage replays from what it was handed in the step: it shows a transient fault of another one's forward as lasting.
     Every forward of a micro step comes before its backward.
@@ -87,7 +87,7 @@ def lost_upstream(found: Sequence[Found], dumps: Sequence[RankDump]) -> list[Ran
 
 
 def pipeline_place(where: RankDump, origin: Origin) -> int:
-    """Return the number of the stage in the whole pipeline, virtual stages counted."""
+    """Return the position of the stage in the whole pipeline, virtual stages counted."""
     return origin.stage * where.dump.info.pipeline_size + where.dump.info.pipeline_stage
 
 

@@ -51,7 +51,7 @@ class NonfiniteRow:
 
     @property
     def fingerprint(self) -> None:
-        """Not known: what is not finite is in no moment."""
+        """None: the moments leave out what is not finite, so that equality is not known."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,7 @@ class HugeWeight(NamedTuple):
 
 
 def find_huge_weight(where: RankDump, evidence: StepEvidence) -> HugeWeight | None:
-    """Return the weight in a rank's dump that nothing of ordinary size can come of; None if there is none.
+    """Return the weight in a rank's dump that is far too large beside all others; None if there is none.
 
     Of a weight that ranks hold in parts, stored rows tell whose part it is.
     """

@@ -54,7 +54,7 @@ def more_statistics(kinds: Collection[str], reason: str, *, start_step: int = 0)
 
 
 def together(*parts: NextCollection | None) -> NextCollection | None:
-    """Return several orders as one; of each configuration the first counts."""
+    """Return several orders merged into one; of configurations of one kind, the first."""
     found = [part for part in parts if part is not None]
     if not found:
         return None

@@ -11,7 +11,7 @@ _MAX_RANKS = 8
 
 
 class SeriesName(Protocol):
-    """What has the name of a series."""
+    """The fields of a series from which its name in a sentence is made."""
 
     @property
     def kind(self) -> str: ...  # noqa: D102

@@ -107,7 +107,7 @@ def _tolerance(text: str) -> float:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Do what is asked and return 0, whatever is found.
+    """Run the subcommand and return 0, whatever it finds.
 
     Raises:
         DumpError: there is no such tensor, or a file is damaged.

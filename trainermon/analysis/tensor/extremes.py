@@ -44,7 +44,7 @@ def largest_differences(tensor: StoredTensor, other: StoredTensor, number: int) 
 
 
 def check_shapes(tensor: StoredTensor, other: StoredTensor) -> None:
-    """Refuse two tensors of different shapes.
+    """Raise an error if two tensors have different shapes.
 
     Raises:
         DumpError: the shapes differ.

@@ -20,12 +20,12 @@ class IndexPart:
 
     @property
     def index(self) -> tuple[int | slice, ...]:
-        """The same as an index of numpy, without negative numbers where there is no other way to say it."""
+        """The part as an index of numpy, without negative numbers where possible."""
         return tuple(dim if isinstance(dim, int) else _as_slice(dim) for dim in self.dims)
 
     @property
     def text(self) -> str:
-        """The same as it would be written: `[3, :, 10:20]`."""
+        """The part as text, as one would write it: `[3, :, 10:20]`."""
         sizes = zip(self.dims, self.shape, strict=True)
         return f"[{', '.join(str(dim) if isinstance(dim, int) else _range_text(dim, size) for dim, size in sizes)}]"
 

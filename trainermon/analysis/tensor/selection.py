@@ -22,7 +22,7 @@ class TensorSelector:
     pattern: str
 
     def tensors(self) -> Iterator[StoredTensor]:
-        """Yield the tensors, opening one file at a time.
+        """Yield the selected tensors, opening one file at a time.
 
         Raises:
             DumpError: there is no tensor of that name, or a file is damaged.
@@ -49,7 +49,7 @@ class TensorSelector:
         return sorted(found, key=lambda path: (known.get(path, len(known)), path.as_posix()))
 
     def one(self) -> StoredTensor:
-        """Return the only tensor that is named.
+        """Return the only selected tensor.
 
         Raises:
             DumpError: there are none or several.
@@ -64,7 +64,7 @@ class TensorSelector:
         return first
 
     def records(self) -> list[tuple[str, TensorRecord]]:
-        """Return the statistics of a dump that has no tensors, by the names of its tensors; [] if it is no dump."""
+        """Return (name, statistics) of the selected tensors by the dump's records alone; [] if it is no dump."""
         found = [] if not self.path.is_dir() else _dumps(self.path)
         return [(name, record) for dump in found for name, record in _named(dump) if self.pattern in name]
 

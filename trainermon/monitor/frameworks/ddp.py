@@ -41,7 +41,7 @@ def recognises(chunks: Sequence[nn.Module], _optimizer: object) -> bool:
 
 
 def describe(chunks: Sequence[nn.Module], optimizer: torch.optim.Optimizer, coordinates: Coordinates) -> DdpTraining:
-    """Return the set-up of a model in DistributedDataParallel.
+    """Return the training set-up of a model in DistributedDataParallel.
 
     The roots are the modules below the wrapper: their forward communicates nothing, so it can be replayed by one rank.
     """

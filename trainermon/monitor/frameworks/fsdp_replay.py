@@ -41,7 +41,7 @@ class FsdpReplayable(Replayable):
         return [*self._flats, *(parameter for root in self._training.roots for parameter in root.parameters())]
 
     def not_ready(self) -> str:
-        """Return a reason if gradients wait for a reduction that has not come."""
+        """Return why the step cannot be replayed (gradients not reduced or of another dtype), "" if it can."""
         if not self._training.is_reduced_now():
             return "the script has switched the reduction of gradients off"
         if any(p.grad is not None and p.grad.dtype is not p.dtype for p in self._holders()):
@@ -75,7 +75,7 @@ class FsdpReplayable(Replayable):
                 holder.grad = gradient
 
     def between_micro_steps(self) -> None:
-        """Throw away what the last backward left."""
+        """Drop the gradients of the last backward."""
         for holder in self._holders():
             holder.grad = None
 

@@ -20,7 +20,7 @@ def unwrapped(optimizer: Any) -> Any:
 
 
 def last_teller(optimizer: Any) -> Callable[[], bool | None] | None:
-    """Return what tells whether the backward that runs is the last of its step, by accelerate's own account.
+    """Return a function that tells, by accelerate, whether the running backward is the last of its step.
 
     None if accelerate has not wrapped this optimizer. What it returns is None where accelerate does not accumulate: it
     then says "last" of every backward.

@@ -230,7 +230,7 @@ def _places_of(
 
 
 def require_stepped(training: Training) -> None:
-    """Make sure that the optimizer steps a parameter of the model at all.
+    """Raise an error if the optimizer steps no parameter of the model.
 
     Raises:
         AttachError: It does not: it is another model's.

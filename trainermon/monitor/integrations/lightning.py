@@ -58,7 +58,7 @@ class TrainerMonCallback(Callback):  # type: ignore[misc]  # untyped where light
         self.monitor = monitor
 
     def on_train_batch_start(self, trainer: Trainer, _pl_module: LightningModule, _batch: Any, batch_idx: int) -> None:
-        """Tell how many micro steps the step has: Lightning steps on the last batch of an epoch too."""
+        """Set how many micro steps the step has: Lightning steps on an epoch's last batch too."""
         if self.monitor is None:
             return
         usual = trainer.accumulate_grad_batches
@@ -66,7 +66,7 @@ class TrainerMonCallback(Callback):  # type: ignore[misc]  # untyped where light
         self.monitor.expect_micro_steps(batch_idx % usual + 1 if is_final else usual)
 
     def on_before_backward(self, trainer: Trainer, _pl_module: LightningModule, loss: Tensor) -> None:
-        """File the loss, without the factors of accumulation and of the loss scale; on the device, nothing waits."""
+        """Record the loss, without the factors of accumulation and loss scale; waits for nothing."""
         if self.monitor is None:
             return
         loss = loss.detach() * trainer.accumulate_grad_batches
@@ -76,11 +76,11 @@ class TrainerMonCallback(Callback):  # type: ignore[misc]  # untyped where light
         self.monitor.record(loss=loss)
 
     def on_train_end(self, _trainer: Trainer, _pl_module: LightningModule) -> None:
-        """Write what is left and let go of the model."""
+        """Write what is left and detach from the model."""
         self.close()
 
     def on_exception(self, _trainer: Trainer, _pl_module: LightningModule, _exception: BaseException) -> None:
-        """Let go of the model of a training that has failed."""
+        """Detach from the model of a training that has failed."""
         self.close()
 
     def close(self) -> None:

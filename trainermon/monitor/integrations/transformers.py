@@ -65,7 +65,7 @@ class TrainerMonCallback(TrainerCallback):  # type: ignore[misc]  # untyped wher
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, _control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Tell how many micro steps the step has: the last one of an epoch may have fewer."""
+        """Set how many micro steps the step has: the last one of an epoch may have fewer."""
         if self.monitor is not None:
             micro_steps = self._micro_steps(args, state, kwargs.get("train_dataloader"))
             self.monitor.expect_micro_steps(micro_steps)
@@ -99,7 +99,7 @@ class TrainerMonCallback(TrainerCallback):  # type: ignore[misc]  # untyped wher
     def on_step_end(
         self, _args: TrainingArguments, state: TrainerState, _control: TrainerControl, **_kwargs: Any
     ) -> None:
-        """File the tokens of the step that has ended, if the Trainer counts them."""
+        """Record the number of tokens of the step that has ended, if the Trainer counts them."""
         tokens, self._tokens_seen = state.num_input_tokens_seen - self._tokens_seen, state.num_input_tokens_seen
         if self.monitor is not None and tokens:
             self.monitor.record(tokens=tokens)
@@ -112,14 +112,14 @@ class TrainerMonCallback(TrainerCallback):  # type: ignore[misc]  # untyped wher
         logs: Mapping[str, Any] | None = None,
         **_kwargs: Any,
     ) -> None:
-        """File the gradient norm that the Trainer logs; it is that of the step that has ended."""
+        """Record the gradient norm that the Trainer logs, under the step that has ended."""
         if self.monitor is not None and logs is not None and logs.get("grad_norm") is not None:
             self.monitor.record(grad_norm=logs["grad_norm"])
 
     def on_train_end(
         self, _args: TrainingArguments, _state: TrainerState, _control: TrainerControl, **_kwargs: Any
     ) -> None:
-        """Write what is left and let go of the model."""
+        """Write what is left and detach from the model."""
         self.close()
 
     def close(self) -> None:

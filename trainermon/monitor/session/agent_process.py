@@ -37,7 +37,7 @@ class AgentProcess:
         self._files = files
 
     def start(self, config: MonitorConfig, rows: int, *, device: torch.device, edits: Path | None) -> None:
-        """Write its settings, start it if `config` says so, and log where its page is; a step has about `rows` rows."""
+        """Write the agent's settings, start it if `config` says so, and log its page; a step has about `rows` rows."""
         write_agent_settings(self._files.directory, self._run, config, self._coordinates, edits=edits)
         if config.rules:
             launcher.check_rules(Path(config.rules))
@@ -65,7 +65,7 @@ class AgentProcess:
             )
 
     def wait(self, config: AgentConfig) -> None:
-        """Wait until it has stored everything, as long as `config` says; then the journal may be closed already."""
+        """Wait until the agent has stored everything, as long as `config` says; the journal may be closed by then."""
         written = self._files.journal.cursor
         rank = str(self._coordinates.rank)
         flushed = self._wait_for_status(
@@ -83,7 +83,7 @@ class AgentProcess:
             )
 
     def empty_outbox(self, config: AgentConfig) -> None:
-        """Have delivered what no agent has delivered, by a process that a file system may keep waiting as it likes."""
+        """Deliver the dumps that no agent has delivered, by a process that a slow file system cannot hold up."""
         if self._files.outbox.is_empty() or (config.start and self._coordinates.local_rank):
             return
         if not launcher.deliver(self._files.directory, self._run.directory, config.wait_s):

@@ -26,7 +26,7 @@ Metrics = dict[str, dict[str, Any]]
 
 
 class CallsOfMsprobe:
-    """What `TrainerMon` has from msprobe; every call is safe in a training loop and raises nothing but TypeError."""
+    """The methods that `TrainerMon` has from msprobe; safe in a training loop, raising nothing but TypeError."""
 
     _config: MonitorConfig
     _attached: AttachedTraining | None
@@ -72,7 +72,7 @@ class CallsOfMsprobe:
         rank_list: Sequence[int] = (),
         ops_list: Sequence[str] = (),
     ) -> None:
-        """File the statistics of any tensor under this step, as `<module_name>.<tensor_name>`; nothing waits.
+        """Record the statistics of any tensor under this step, as `<module_name>.<tensor_name>`; never waits.
 
         Args:
             target_tensor: Of any shape.
@@ -106,7 +106,7 @@ class CallsOfMsprobe:
         self.set_monitor(model, optimizer, grad_acc_steps, tp_group, dp_group, start_iteration)
 
     def reload_xy(self, xy_distribution: bool = False) -> None:  # noqa: FBT001, FBT002  (the signature that users know)
-        """Do nothing but say what replaces this call."""
+        """Do nothing but log what replaces this call."""
         logger.warning(
             "reload_xy(%s) changes nothing: set dynamic_on in the configuration file and edit xy_distribution there, "
             "which takes effect on all ranks at the same step",

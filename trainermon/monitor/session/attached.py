@@ -59,7 +59,7 @@ os.register_at_fork(after_in_child=_fall_silent_in_child)
 
 
 class AttachedTraining:
-    """One watched training on one rank. Errors are raised up to the end of `start`, never after."""
+    """Monitors one training on one rank. Errors are raised up to the end of `start`, never after."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class AttachedTraining:
         self._reconfiguration = LiveReconfiguration(self._files.page, self._files.journal, self._reconfigure)
 
     def start(self, *, num_micro_steps: int, step: int, config_source: object, notes: Sequence[str] = ()) -> None:
-        """Attach the hooks, write what others need to know, and start the agent on local rank 0.
+        """Attach the hooks, write the run's files, and start the agent on local rank 0.
 
         `notes` is what there is to say of keys of the configuration that have no effect, and of the model.
         """
@@ -114,23 +114,23 @@ class AttachedTraining:
         _living.add(self)
 
     def stop_in_child(self) -> None:
-        """Do nothing from now on: this is a forked child, and the run is its parent's."""
+        """Stop monitoring in a forked child: the run is its parent's."""
         self._parts.guard.tripped = True
         self._witness.stop_in_child()
 
     def record(self, values: Mapping[str, Any]) -> None:
-        """File numbers of the step; contained. A value that is none is left out, and the log says so."""
+        """Record numbers of the step; raises nothing. A value that is not a number is dropped and logged."""
         numbers = {name: number for name, value in values.items() if (number := _number(name, value)) is not None}
         if self._loop is not None and os.getpid() == self._pid:
             self._parts.guard.wrap(self._loop.values.record)(numbers)
 
     def file(self, name: str, tensor: Tensor) -> None:
-        """File the statistics of a tensor under the step that runs; contained."""
+        """Record the statistics of a tensor under the step that runs; raises nothing."""
         if self._loop is not None and os.getpid() == self._pid:
             self._parts.guard.wrap(self._loop.values.file)({name: tensor})
 
     def expect_micro_steps(self, number: object) -> None:
-        """Count on `number` backwards in the step that runs."""
+        """Set how many backwards the step that runs has."""
         if not isinstance(number, int) or number < 1:
             logger.warning("expect_micro_steps: found %r, expected a whole number, 1 or more; it has no effect", number)
         elif self._loop is not None:
@@ -186,13 +186,13 @@ class AttachedTraining:
             _contained(ending)
 
     def undo_start(self) -> None:
-        """Leave nothing behind of a `start` that has failed."""
+        """Undo a `start` that has failed: remove the hooks and close the files."""
         if self._loop is not None:
             _contained(self._loop.remove)
         self.release()
 
     def release(self) -> None:
-        """Close the files of the spool, and give the rank's place free."""
+        """Close the files of the spool, and release the rank's lock."""
         self._witness.close()
         self._files.close()
 

@@ -49,7 +49,7 @@ def check_against_model(config: MonitorConfig, training: Training, coordinates: 
 
 
 def parameters_without_optimizer(training: Training) -> str:
-    """Return what there is to say of parameters that need a gradient and are in no group of the watched optimizer.
+    """Return a warning on parameters that need a gradient but are in no group of the watched optimizer.
 
     Empty where there are none, or where the optimizer holds copies of its own, of which this cannot be told.
     """

@@ -32,7 +32,7 @@ logger = logging.getLogger("trainermon")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TapContext:
-    """What the taps of every configuration have in common.
+    """What all taps need, whatever the configuration.
 
     Attributes:
         training: What is watched.
@@ -54,7 +54,7 @@ class TapContext:
 
 
 class TapCollection:
-    """The taps of one configuration, between `attach` and `detach`."""
+    """Attaches and runs the taps of one configuration."""
 
     def __init__(self, context: TapContext, config: MonitorConfig) -> None:
         training, collector, steps, guard = context.training, context.collector, context.steps, context.guard
@@ -85,7 +85,7 @@ class TapCollection:
             self._collectives = CollectiveTaps(collector, guard, purposes=purposes, config=config.cc_distribution)
 
     def attach(self) -> None:
-        """Put every hook in place that a due step needs."""
+        """Attach every hook that a due step needs."""
         config = self._config
         if config.wg_distribution:
             self.gradients.attach(per_micro_step=config.monitor_mbs_grad)
@@ -103,7 +103,7 @@ class TapCollection:
             self._collectives.attach()
 
     def detach(self) -> None:
-        """Take every hook away again."""
+        """Remove every hook."""
         self.gradients.detach()
         self._modules.detach()
         self._regions.detach()
@@ -134,7 +134,7 @@ class TapCollection:
             self.gradients.backward_ended()
 
     def before_optimizer(self, step: int, *, is_scaled: bool) -> None:
-        """Take what the optimizer is about to use; `is_scaled` where the script scales its loss."""
+        """Collect what the optimizer is about to use; `is_scaled` where the script scales its loss."""
         self._values.at_entry(is_scaled=is_scaled)
         self._checksums.at_entry(step)
         if self._config.param_distribution:
@@ -147,7 +147,7 @@ class TapCollection:
             self.gradients.complete()
 
     def after_optimizer(self, outcome: StepOutcome) -> None:
-        """Take what the optimizer has made, and what there is to say of the step as a whole."""
+        """Collect the optimizer's results, and the numbers of the step as a whole."""
         if self._config.param_distribution:
             self._parameters.at_exit()
         if self._config.mv_distribution:

@@ -9,7 +9,7 @@ from trainermon.monitor.session.collection import TapCollection, TapContext
 
 
 class DueTaps:
-    """Attaches the taps to the steps on which something is due, and takes them away from the others.
+    """Attaches the taps on the steps on which something is due, and detaches them on the others.
 
     Attributes:
         context: What the taps watch, and where their rows go.
@@ -32,7 +32,7 @@ class DueTaps:
         self.collection = TapCollection(self.context, config)
 
     def prepare(self, step: int, *, is_ordered: bool) -> None:
-        """Attach what `step` needs, and take away what it does not; `is_ordered` beside the schedule."""
+        """Attach the taps that `step` needs, and detach the others; `is_ordered`: collect it beside the schedule."""
         self.is_due = is_ordered or self._schedule.due(step)
         attached = self.context.steps.attached
         if self.is_due and not attached:
@@ -42,7 +42,7 @@ class DueTaps:
             self.detach()
 
     def detach(self) -> None:
-        """Take every hook away."""
+        """Remove every hook."""
         self.context.steps.detach()
         self.collection.detach()
 

@@ -15,7 +15,7 @@ from trainermon.replay.suitability import ModelStage, stage_of
 
 
 class DumpOrigin:
-    """The model as it is dumped, and its place in the run and among the ranks.
+    """The information that every dump of this rank has on itself: the model, the run, the place among the ranks.
 
     Attributes:
         rank: Global rank.
@@ -45,7 +45,7 @@ class DumpOrigin:
         return any(chosen(module.name, scope) for module in self._training.modules)
 
     def info(self, dump_id: str, step: int, reason: str) -> DumpInfo:
-        """Return what a dump of `step` says of itself before it has any content."""
+        """Return the info of a dump of `step` before it has any content."""
         place = self._coordinates
         mixes = place.world_size > place.dp_size
         return DumpInfo(
@@ -69,7 +69,7 @@ class DumpOrigin:
         return self._outbox.room(wanted_bytes)
 
     def question(self, step: int) -> str:
-        """Return what names `step` once and for all among the ranks of the job."""
+        """Return a name of `step` that is unique, and the same on all ranks of the job."""
         return f"{self._run.run_id}/{self._run.attempt}/{step}"
 
     def _layout(self) -> RankLayout:

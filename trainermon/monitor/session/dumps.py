@@ -22,7 +22,7 @@ class RankDumps:
         self.ordered = OrderedDumps(origin, journal, page)
 
     def prepare(self, step: int, *, gradients_due: bool) -> None:
-        """Attach what `step` needs: the keeper of a replay, the capture of an ordered dump."""
+        """Attach what `step` needs: the recorder for a replay, the capture of an ordered dump."""
         self.replays.prepare(gradients_due=gradients_due)
         self.ordered.prepare(step)
 
@@ -31,11 +31,11 @@ class RankDumps:
         self.ordered.poll_commands(step)
 
     def finish_step(self) -> None:
-        """Let go of what was kept, and end the dump of this step if there is one."""
+        """Release what was kept for a replay, and finish the dump of this step if there is one."""
         self.replays.reset()
         self.ordered.finish_step()
 
     def detach(self) -> None:
-        """Take every hook away, and end an unfinished dump with what was captured."""
+        """Remove every hook, and finish an unfinished dump with what was captured."""
         self.ordered.finish_step()
         self.replays.detach()

@@ -33,7 +33,7 @@ class FiniteGradientCheck:
         return self._step.number
 
     def watch_decision(self) -> None:
-        """Have the framework tell what it reduced, on the steps on which a replay may be made."""
+        """Watch the framework's own verdict on gradients, on the steps on which a replay may be made."""
         if self._replays.keeping and self._decision is None:
             context = self._context
             self._decision = context.training.watch_decision(context.guard, self.replay_if)
@@ -43,7 +43,7 @@ class FiniteGradientCheck:
             self._decision = None
 
     def backward_ended(self) -> None:
-        """Have the gradients checked before they are thrown away, where they are final now."""
+        """Check the gradients, where they are final now, before they are thrown away."""
         self.is_pending = self._taps.takes_gradients and not self._context.training.reads_at_entry
 
     def check(self) -> None:
@@ -61,7 +61,7 @@ class FiniteGradientCheck:
             self.check()
 
     def replay_if(self, nonfinite: bool) -> None:  # noqa: FBT001  # the framework calls it
-        """Replay the step if `nonfinite`, while nothing of it counts."""
+        """Replay the step if `nonfinite`, with collection muted."""
         if not self._replays.armed:
             return
         if nonfinite:

@@ -96,7 +96,7 @@ class OrderedDumps:
             )
 
     def poll_commands(self, step: int) -> None:
-        """Take up new commands; `step` is the next one to begin. Costs one memory read when there is none."""
+        """Read new commands; `step` is the next one to begin. Costs one memory read when there are none."""
         epoch = self._page.epoch()
         if epoch == self._epoch:
             return

@@ -28,7 +28,7 @@ class CurrentStep:
 
 
 class StepPhases:
-    """Tells the agent, through the control page, which phase begins."""
+    """Sends the agent, through the control page, each phase that begins."""
 
     def __init__(self, page: ControlPage, step: CurrentStep) -> None:
         self._page = page
@@ -37,13 +37,13 @@ class StepPhases:
         self._marked: Phase | None = None
 
     def beat(self, phase: Phase) -> None:
-        """Tell the agent that `phase` begins now."""
+        """Send the agent a heartbeat: `phase` begins now."""
         self._phase = phase
         self._page.beat(self._step.number, phase, time.time())
 
     @contextlib.contextmanager
     def marked(self, phase: Phase) -> Iterator[None]:
-        """Tell the agent that the script is busy with `phase` meanwhile."""
+        """Return a context during which the agent knows that the script is busy with `phase`."""
         marked = self._marked
         self._marked = phase
         self.beat(phase)

@@ -19,7 +19,7 @@ from trainermon.monitor.session.run_files import MIB
 
 
 class RankSpool:
-    """Opens the rank's place in the spool, until `close`.
+    """Holds the files of one rank in the run's spool open, until `close`.
 
     Attributes:
         directory: The run's spool.
@@ -40,7 +40,7 @@ class RankSpool:
         self.outbox = Outbox(self.directory, run.directory, coordinates.rank)
 
     def close(self) -> None:
-        """Close the files, and give the rank's place free."""
+        """Close the files, and release the rank's lock."""
         self.journal.close()
         self.page.close()
         self._lock.close()

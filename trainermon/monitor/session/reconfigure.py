@@ -37,7 +37,7 @@ FIXED = [
 
 
 class LiveReconfiguration:
-    """Puts each configuration that arrives into force before its first step, or says why it does not.
+    """Applies each configuration that arrives before its first step, or reports why it cannot.
 
     A rank that is past that step when it reads the command leaves everything as it is: otherwise ranks would differ
     from one another on the steps in between, without anybody knowing.
@@ -60,7 +60,7 @@ class LiveReconfiguration:
         self._waiting: list[Command] = []
 
     def poll(self, step: int) -> None:
-        """Take up what has arrived; `step` is the next one to begin. Costs one memory read when nothing has."""
+        """Apply new configurations; `step` is the next one to begin. Costs one memory read when there are none."""
         epoch = self._page.epoch()
         if epoch != self._epoch:
             self._epoch = epoch

@@ -14,7 +14,7 @@ from trainermon.monitor.taps.training import Training
 
 
 class StepRecorder:
-    """Files numbers under the step that is open in the collector.
+    """Records numbers of the script under the step that is open in the collector.
 
     With several micro steps per optimizer step the calls of one step are told apart by number, if there are several.
 
@@ -42,7 +42,7 @@ class StepRecorder:
         self._tokens = 0.0
 
     def file(self, name: str, value: Tensor | float) -> None:
-        """Take a number, or the statistics of a tensor, under its name."""
+        """Record a number, or the statistics of a tensor, under its name."""
         if name == LOSS_SERIES and not self._records_loss:
             self._records_loss = True
             for series in self._losses_found:
@@ -62,12 +62,12 @@ class StepRecorder:
             self._tokens = self._tokens * (self._num_micro_steps > 1) + value
 
     def file_rate(self, duration_s: float) -> None:
-        """Put how many of the recorded tokens were processed per second, if the script records any."""
+        """Record how many of the script's tokens were processed per second, if it records any."""
         if self._tokens and duration_s > 0:
             self._collector.put(self._series_of(TOKENS_PER_SECOND_SERIES, None), self._tokens / duration_s)
 
     def find_loss(self, stage: int, output: Any) -> None:
-        """Take the loss out of what the last stage returned, as long as the script records none."""
+        """Record the loss found in what the last stage returned, as long as the script records none."""
         if self._records_loss or stage != len(self._training.roots) - 1:
             return
         loss = self._training.loss_of(output)

@@ -32,7 +32,7 @@ def write_run_files(  # noqa: PLR0913  # what the files say
     bytes_per_step: int,
     notes: Sequence[str] = (),
 ) -> None:
-    """Write `ranks/rank00000.json`, on rank 0 `run.json`, and on local rank 0 the token of this node.
+    """Write `ranks/rank00000.json`, on rank 0 `run.json`, and on local rank 0 this node's token; return nothing.
 
     `notes` is what there is to say of keys of the configuration that have no effect, and of the model.
 
@@ -86,7 +86,7 @@ def _about_run(run: RunIdentity, config: MonitorConfig, *, world_size: int, note
 def write_agent_settings(
     spool: Path, run: RunIdentity, config: MonitorConfig, coordinates: Coordinates, *, edits: Path | None = None
 ) -> None:
-    """Write `agent.json`, from which the node agent of this run learns everything.
+    """Write `agent.json`, the settings of this run's node agent.
 
     `edits` is the configuration file that the agent follows, if any.
     """

@@ -29,7 +29,7 @@ class RecordPlace(enum.Enum):
 
 
 class ScriptValues:
-    """Files what the script records under its step: the one that runs, or, after its end, the one that has ended.
+    """Records the script's values under the step they belong to: the one that runs, or the one that has just ended.
 
     Where in its loop the script records is learnt from its first call.
 
@@ -46,12 +46,12 @@ class ScriptValues:
         self._exited_s = self._duration_s = 0.0
 
     def file(self, values: Mapping[str, Tensor | float]) -> None:
-        """File `values` under the step that runs, wherever in its loop the script records."""
+        """Record `values` under the step that runs, wherever in its loop the script records."""
         for name, value in values.items():
             self.recorder.file(name, value)
 
     def record(self, values: Mapping[str, Tensor | float]) -> None:
-        """File `values` under the step they belong to."""
+        """Record `values` under the step they belong to."""
         has_ended_one = self._step.number > self._step.first
         if self._place is RecordPlace.UNKNOWN:
             is_after = has_ended_one and not self._steps.has_begun
@@ -70,7 +70,7 @@ class ScriptValues:
         self.recorder.found_loss_factor = factor
 
     def take_duration(self) -> None:
-        """File how long the step took that ends now, and how many tokens per second that were."""
+        """Record the duration of the step that ends now, and its tokens per second."""
         now_s = time.perf_counter()
         self._duration_s = now_s - self._exited_s if self._exited_s else 0.0
         self._exited_s = now_s
@@ -79,7 +79,7 @@ class ScriptValues:
             self.recorder.file_rate(self._duration_s)
 
     def step_began(self) -> None:
-        """Write the step before, unless the script may still record values of it."""
+        """Write the previous step, unless the script may still record values of it."""
         is_young = self._step.number - self._step.first <= STEPS_TO_LEARN
         is_learning = is_young and self._place is RecordPlace.UNKNOWN
         if self._place is not RecordPlace.AFTER and not is_learning:

@@ -62,7 +62,7 @@ class RankParts:
 
 
 class StepLoop:
-    """Watches the steps of one optimizer; every hook is contained by the guard.
+    """Collects the steps of one optimizer; no error leaves a hook.
 
     Attributes:
         collector: Rows of the open step.
@@ -120,25 +120,25 @@ class StepLoop:
         return self._step.number
 
     def start(self) -> None:
-        """Watch the optimizer's step and prepare the first one."""
+        """Hook the optimizer's step, and prepare the first one."""
         self.phases.beat(Phase.SETUP)
         self._hooks.attach(entry=self._entry, exit=self._exit, state_is_read=self.phases.state_is_read)
         self.collector.begin(self.step)
         self._prepare()
 
     def detach_taps(self) -> None:
-        """Take every hook away but those around the optimizer's step, through which torch may be walking right now."""
+        """Remove every hook but those around the optimizer's step, which torch may be running right now."""
         self.taps.detach()
         self._dumps.detach()
         self._check.watch_decision()
 
     def remove(self) -> None:
-        """Take away every hook, whatever may have been put in place."""
+        """Remove every hook, whichever of them exist."""
         self._hooks.detach()
         self.detach_taps()
 
     def finish(self, *, failed: bool = False) -> None:
-        """Take every hook away, and write everything that was taken, waiting for the device if need be.
+        """Remove every hook, and write everything that was collected, waiting for the device if need be.
 
         What has no optimizer step is no step: of the one that is open only what the script recorded is written, unless
         it is what the training `failed` in, or its gradients are not finite.

@@ -32,7 +32,7 @@ class StepReplays:
         self._said: set[str] = set()
 
     def configure(self, config: MonitorConfig) -> None:
-        """Follow `config` from the next step on."""
+        """Apply `config` from the next step on."""
         if self._keeper is not None:
             self._keeper.detach()
         self._settings = config.replay
@@ -70,7 +70,7 @@ class StepReplays:
 
     @property
     def joint(self) -> bool:
-        """Whether all ranks replay together or none."""
+        """Whether replays need all ranks together."""
         return self._origin.replayable.joint
 
     @property
@@ -88,7 +88,7 @@ class StepReplays:
         return self._keeper is not None and self._origin.replayable.gradients_vanished()
 
     def prepare(self, *, gradients_due: bool) -> None:
-        """Keep the coming step if it may be replayed."""
+        """Keep the inputs of the coming step if it may be replayed."""
         if self._keeper is not None:
             if gradients_due and self.armed:
                 self._keeper.attach()
@@ -140,12 +140,12 @@ class StepReplays:
         )
 
     def reset(self) -> None:
-        """Let go of what was kept for a replay."""
+        """Release what was kept for a replay."""
         if self._keeper is not None:
             self._keeper.clear()
 
     def detach(self) -> None:
-        """Take every hook away, and let go of what was kept."""
+        """Remove every hook, and release what was kept."""
         if self._keeper is not None:
             self._keeper.detach()
             self._keeper.clear()

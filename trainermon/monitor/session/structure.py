@@ -31,7 +31,7 @@ FOLDER = "module_struct"
 
 
 class StructureRecorder:
-    """Looks at the first training forward of each module, and writes what it saw into `parcel`."""
+    """Records the first training forward of each module, and writes types, shapes and callers into `parcel`."""
 
     def __init__(  # noqa: PLR0913  # what is looked at, and what is written
         self,
@@ -69,7 +69,7 @@ class StructureRecorder:
         self._handles.clear()
 
     def step_ended(self) -> None:
-        """Write what was seen, if it was anything, and look no more. A file system that refuses is only logged."""
+        """Write what was recorded, if anything, and stop. A file system that refuses is only logged."""
         if self.is_done or not (self._structure or self._stacks):
             return
         self.is_done = True

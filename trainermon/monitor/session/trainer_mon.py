@@ -35,7 +35,7 @@ MAX_STEP = 2**53
 
 
 class TrainerMon(CallsOfMsprobe):
-    """Watches the training of one model by one optimizer, from `set_monitor` to `close`.
+    """Monitors the training of one model by one optimizer, from `set_monitor` to `close`.
 
     Args:
         config_file_path: JSON or YAML file, or a mapping of the same keys (`MonitorConfig` lists them); without one,
@@ -107,7 +107,7 @@ class TrainerMon(CallsOfMsprobe):
             logger.warning("%s", note)
 
     def record(self, *, loss: Tensor | float | None = None, **values: Tensor | float) -> None:
-        """File the loss, and any other number of the step (`lr=…`, `tokens=…`), under the step it belongs to.
+        """Record the loss, and any other number of the step (`lr=…`, `tokens=…`), under the step it belongs to.
 
         A tensor may have any shape; it is reduced to its moments on its device, and nothing waits for it. Of several
         calls in one step (one per micro step), the last one counts.
@@ -118,7 +118,7 @@ class TrainerMon(CallsOfMsprobe):
             self._attached.record(values)
 
     def expect_micro_steps(self, number: int) -> None:
-        """Say how many backward passes the step that runs has, where it is not `grad_acc_steps`.
+        """Set how many backward passes the step that runs has, where it is not `grad_acc_steps`.
 
         For the last step of an epoch that does not divide evenly. Call it before the step's last backward; the steps
         after it have `grad_acc_steps` again. With a wrong number gradients may be read after clipping.
@@ -144,7 +144,7 @@ class TrainerMon(CallsOfMsprobe):
         return contextlib.nullcontext() if self._attached is None else self._attached.phase(name)
 
     def close(self) -> None:
-        """Write what is left, take every hook away, and wait a bounded time for the agent to have stored it."""
+        """Write what is left, remove every hook, and wait a bounded time for the agent to store it."""
         self._close(None)
 
     def _attach(self, attached: AttachedTraining, *, num_micro_steps: int, step: int, notes: Sequence[str]) -> None:

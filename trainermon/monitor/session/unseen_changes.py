@@ -18,7 +18,7 @@ class UnseenChanges:
         self._has_told_of_step = self._has_told_of_replaced = False
 
     def step_ended(self) -> None:
-        """Count writes to parameters from here on."""
+        """Restart the count of writes to parameters."""
         self._num_writes = self._training.num_writes()
 
     def look_for_step(self) -> None:

@@ -46,7 +46,7 @@ _SERVER_NOTES = b"WorkerServer.cpp:"
 
 
 class RankWitness:
-    """Opens this rank to its agent, until `close`.
+    """Lets the agent read this rank's stacks, flight recorder and notes when it hangs, until `close`.
 
     Args:
         directory: The run's spool.
@@ -74,7 +74,7 @@ class RankWitness:
         self.notice_groups()
 
     def notice_groups(self) -> None:
-        """Keep what others are told up to date; 0.3 µs while no process group has come or gone."""
+        """Update what the agent reads of process groups; 0.3 µs while none has come or gone."""
         if self._num_groups == _num_groups():
             return
         self._num_groups = _num_groups()
@@ -91,7 +91,7 @@ class RankWitness:
             _keep_for_ever(self._server)
 
     def close(self) -> None:
-        """Give everything back; the stacks that were written stay. May be called again."""
+        """Stop serving the agent; the stacks that were written stay. May be called again."""
         for step in (self._return_signal, self._close_socket, self._end_notes):
             self._try(step)
 

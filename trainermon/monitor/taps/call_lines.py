@@ -22,7 +22,7 @@ MAX_REMEMBERED = 10_000
 
 
 class CallLine(NamedTuple):
-    """A place that calls: the text of its stack, innermost frame first, and whether it is one that was asked for."""
+    """A place in the code: the text of its stack, innermost frame first, and whether the user asked for its calls."""
 
     text: str
     is_wanted: bool
@@ -35,7 +35,7 @@ class CallLine(NamedTuple):
 
 
 class CallLines:
-    """Tells where the running call comes from.
+    """Finds the place in the script from which the running call comes.
 
     A stack is put into words once and then known by its frames: 0.1 µs a frame and call.
 
@@ -52,7 +52,7 @@ class CallLines:
         self.are_all_wanted = not patterns
 
     def here(self) -> CallLine:
-        """Return the line of the call that the caller of this runs in.
+        """Return the stack of the running call, as it is seen from the caller.
 
         Its text is `path[line] function` of each frame, innermost first, joined by `;`. A backward that torch runs in a
         thread of its own has only the frames of that thread.

@@ -64,7 +64,7 @@ class GroupOperation:
 
 
 class CollectiveCall:
-    """A call that runs, or whose result is waited for.
+    """A collective that is running, or whose result is waited for.
 
     Attributes:
         group: The group that it communicates over.
@@ -85,7 +85,7 @@ class CollectiveCall:
 
 
 class CallRows:
-    """Files what is taken of each call under its group, operation and number.
+    """Collects the rows of each collective call, by group, operation and number.
 
     A tensor that cannot be read (freed, quantized) has no row, and the log says so once per name.
 
@@ -109,7 +109,7 @@ class CallRows:
         self._unwanted: str | None = ""
 
     def attach(self) -> None:
-        """Take the calling thread for the one that trains."""
+        """Set the calling thread as the one that trains."""
         self._thread = get_ident()
 
     def new_step(self) -> None:
@@ -127,7 +127,7 @@ class CallRows:
             self._unwanted = None
 
     def detach(self) -> None:
-        """Let go of the groups; the series keep their numbers."""
+        """Release the groups; the series keep their numbers."""
         self._operations.clear()
 
     def is_training_thread(self) -> bool:
@@ -139,7 +139,7 @@ class CallRows:
         return self._operations.get((group, op)) or self._add(group, op)
 
     def open(self, operation: GroupOperation, read: Sequence[Tensor], written: Sequence[Tensor]) -> CollectiveCall:
-        """Return the call that begins, what it reads taken if that was asked for; without rows where it was not."""
+        """Start a call: record its inputs if that was asked for; return it, without rows where it was not."""
         size = size_bytes(read) if read is written else max(size_bytes(read), size_bytes(written))
         if self._collector.muted:
             return CollectiveCall(operation.group, None, written, size)
@@ -157,19 +157,19 @@ class CallRows:
         group.size_bytes += call.size_bytes
 
     def take_after(self, call: CollectiveCall) -> None:
-        """Take what `call` has written: it is there."""
+        """Record the results of `call`, which are complete."""
         rows = call.rows
         if rows is not None and call.written:
             self._take(rows, "post", rows.after, call.written)
 
     def take_one_after(self, call: CollectiveCall, index: int, tensor: Tensor) -> None:
-        """Take the tensor with number `index` of those that `call` returned: it is there."""
+        """Record the tensor with number `index` of those that `call` returned, which is complete."""
         if call.rows is not None:
             series = self._series(call.rows, "post", call.rows.after, index + 1)[index:]
             self._take(call.rows, "post", series, (tensor,))
 
     def put_wait(self, call: CollectiveCall, wait_s: float) -> None:
-        """Put how long `call` was waited for, in seconds."""
+        """Record how many seconds `call` was waited for."""
         rows = call.rows
         if rows is None:
             return

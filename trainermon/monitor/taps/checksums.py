@@ -57,7 +57,7 @@ class ChecksumTaps:
         self._series: dict[tuple[int, str], int] = {}
 
     def at_entry(self, step: int) -> None:
-        """Take the checksums if `step` is one of those steps; they are filed under it."""
+        """Compute and record the checksums if they are due on `step`."""
         if not self._interval_steps or not self._indices or self._collector.muted:
             return
         if not self._is_first and step % self._interval_steps >= self._step_interval:

@@ -21,7 +21,7 @@ from trainermon.monitor.taps.process_groups import WatchedGroup, WatchedGroups
 
 
 class MethodTaps:
-    """Takes the operands of `ProcessGroup`'s methods, and their results when `Work.wait` has returned.
+    """Records operands of `ProcessGroup`'s methods, and their results when `Work.wait` has returned.
 
     A handle and what its call writes are held from the call to the wait, or to the end of the step.
 
@@ -37,7 +37,7 @@ class MethodTaps:
         self._pending: dict[int, tuple[dist.Work, list[CollectiveCall]]] = {}
 
     def patches(self) -> Iterator[CallPatch]:
-        """Return what has to be put in place."""
+        """Return the patches to apply."""
         owner = dist.ProcessGroup
         for name, op in METHODS.items():
             if name in vars(owner) or name == "allreduce":
@@ -52,7 +52,7 @@ class MethodTaps:
         return CallPatch(owner, name, begins=begins, ends=self._guard.wrap(ends))
 
     def new_step(self) -> None:
-        """Let go of what was not waited for."""
+        """Release calls that were never waited for."""
         self._blocks.clear()
         self._pending.clear()
 

@@ -93,7 +93,7 @@ class CollectiveTaps:
             logger.info("what is in flight is not known: %s", self._recorder.reason)
 
     def attach(self) -> None:
-        """Begin to watch calls, if that was asked for, and begin a step."""
+        """Start to watch calls, if that was asked for, and start a step."""
         if self._watches:
             self._rows.attach()
             if not all(patch.fits for patch in self._patches):
@@ -103,7 +103,7 @@ class CollectiveTaps:
         self.new_step()
 
     def detach(self) -> None:
-        """Put everything back that was replaced, and let go of every tensor, handle and group."""
+        """Undo every patch, and release every tensor, handle and group."""
         for patch in self._patches:
             patch.remove()
         for tap in self._taps:
@@ -112,7 +112,7 @@ class CollectiveTaps:
         self._groups.release()
 
     def new_step(self) -> None:
-        """Count from zero, and let go of what was not waited for."""
+        """Reset the counts, and release calls that were never waited for."""
         for tap in self._taps:
             tap.new_step()
         self._rows.new_step()
@@ -120,7 +120,7 @@ class CollectiveTaps:
             group.begin()
 
     def step_ended(self) -> None:
-        """Put the rows of the step's groups; groups that have never communicated have none."""
+        """Record the rows of the step's groups; groups that have never communicated have none."""
         for tap in self._taps:
             tap.step_ended()
         self._rows.step_ended()

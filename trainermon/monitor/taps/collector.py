@@ -64,7 +64,7 @@ class _StepRows(NamedTuple):
 
 
 class Collector:
-    """Takes statistics for one step at a time and writes each sealed step to the journal.
+    """Collects the statistics of one step at a time and writes each sealed step to the journal.
 
     Nothing here waits for a device. `muted` makes every take a no-op, while a replay runs through the same hooks.
 
@@ -90,7 +90,7 @@ class Collector:
         self._sealed: deque[tuple[dict[int, int], dict[int, float]]] = deque()
 
     def begin(self, step: int) -> None:
-        """Make `step` the one that rows belong to; its slab is taken when the first row comes.
+        """Start `step`: rows belong to it from now on; its slab is taken when the first row comes.
 
         What was taken for the step before stays open for `late` until then, or until it is sealed.
         """
@@ -103,7 +103,7 @@ class Collector:
 
     @contextlib.contextmanager
     def late(self, step: int) -> Iterator[None]:
-        """File what is taken inside under `step`, which has ended, and write it."""
+        """Return a context in which rows belong to `step`, which has ended; it is written at the end of the context."""
         ended, self._ended = self._ended or _StepRows(step, None, {}, {}), None
         coming = _StepRows(self._step, self._slab, self._rows, self._scalars)
         self._become(ended)
@@ -114,13 +114,13 @@ class Collector:
             self._become(coming)
 
     def seal_ended(self) -> None:
-        """Write the step before the one that is open, if it was not."""
+        """Write the previous step if that was not done yet."""
         if self._ended is not None:
             with self.late(self._ended.step):
                 pass
 
     def take(self, series: Sequence[int], tensors: Sequence[Tensor]) -> int:
-        """Take the statistics of `tensors` as rows of `series`; return the first row, or -1 if nothing was taken."""
+        """Compute the statistics of `tensors` as rows of `series`; return the first row, or -1 if none was made."""
         if self._is_capturing():
             self._refuse(len(tensors))
             return -1
@@ -140,7 +140,7 @@ class Collector:
             self._rows[series] = row
 
     def move(self, series: int, to: int | None) -> None:
-        """Give what was taken for `series` in this step to the series `to`, or with None drop it."""
+        """Assign the rows of `series` in this step to the series `to`; drop them if it is None."""
         _move(self._rows, series, to)
         _move(self._scalars, series, to)
 
@@ -178,7 +178,7 @@ class Collector:
         return not self._rows and not self._scalars
 
     def discard(self, *, but: Set[int] = frozenset()) -> None:
-        """Forget what was taken for the open step, `but` for these series; without them its slab is used again."""
+        """Drop the rows of the open step, `but` for these series; without them its slab is used again."""
         self._rows = {series: row for series, row in self._rows.items() if series in but}
         self._scalars = {series: value for series, value in self._scalars.items() if series in but}
         if not self._rows and self._slab is not None:
@@ -215,7 +215,7 @@ class Collector:
         return self.latest
 
     def tell(self, message: str) -> None:
-        """Put a message into the log and into the journal."""
+        """Write a message to the log and to the journal."""
         logger.warning(message)
         self._journal.append_event(WarningEvent(message=message))
 

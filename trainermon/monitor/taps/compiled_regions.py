@@ -111,7 +111,7 @@ def _trains(module: nn.Module) -> bool:
 
 
 def register(module: nn.Module, before: Callable[..., Any], behind: Callable[..., Any]) -> list[TapHandle]:
-    """Have both called around each forward of `module` that is not compiled code; `before` with keyword arguments.
+    """Call `before` and `behind` around each forward of `module` that is not compiled code; return the handles.
 
     On a prepared module its own hooks do it, elsewhere `behind` is called after an exception too (non-reentrant
     checkpointing leaves a recomputed forward by one).
@@ -134,7 +134,7 @@ def _hooks_of(module: nn.Module) -> tuple[_BeforeRegion, _BehindRegion] | None:
 
 
 def compile_friendly(model: nn.Module) -> nn.Module:
-    """Prepare `model` for a monitor that reads activations inside of `torch.compile`; return the same model.
+    """Prepare `model` for a monitor that reads activations inside `torch.compile`; return the same model.
 
     Call it before `torch.compile` (or `model.compile()`, or the compilation of any of its parts). The compiled code
     then reads what every module takes and returns on the steps on which that is due; on the others each read costs a
@@ -162,13 +162,13 @@ def is_compiled(module: nn.Module) -> bool:
 
 
 def site_of(module: nn.Module) -> int | None:
-    """Return the number under which the graph of `module` asks who watches; None if it was not prepared."""
+    """Return the number by which the compiled graph of `module` finds its watcher; None if it was not prepared."""
     hooks = _hooks_of(module)
     return None if hooks is None else int(hooks[0].site)
 
 
 def modules_inside(roots: Sequence[nn.Module]) -> Iterator[nn.Module]:
-    """Yield every module that is compiled or lies inside of one that is."""
+    """Yield every module below `roots` that is compiled or lies inside one that is."""
     for root in roots:
         for module in root.modules():
             if is_compiled(module):
@@ -188,7 +188,7 @@ class _PreparedModule:
 
 
 class CompiledRegions:
-    """Takes what goes into and comes out of the `modules` that were prepared, when compiled code runs them.
+    """Records inputs and outputs of the prepared `modules` when compiled code runs them.
 
     Series are those of `ModuleTaps`. A tensor that several modules pass on is read for each of them: compiled code may
     write to the same memory in between without a trace. Evaluation and recomputation are not counted.
@@ -211,19 +211,19 @@ class CompiledRegions:
         self._several_micro_steps = False
 
     def attach(self, *, micro_steps: int) -> None:
-        """Look at every prepared module from now on."""
+        """Watch every prepared module from now on."""
         self._several_micro_steps = micro_steps > 1
         self.num_seen = 0
         for site, watched in self._watched.items():
             _watchers[site] = self._guard.wrap(self._see, watched)
 
     def detach(self) -> None:
-        """Look at none any more."""
+        """Stop watching."""
         for site in self._watched:
             _watchers.pop(site, None)
 
     def step_ended(self, num_seen_by_hooks: int) -> None:
-        """Say so if a due step that had a backward has shown no module at all, though there are some."""
+        """Warn if a due step with a backward has shown no module at all, though there are some."""
         if not self._num_modules or self.num_seen or num_seen_by_hooks or not self._steps.has_backward:
             return
         if not self.unseen_steps:

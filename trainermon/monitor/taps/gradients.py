@@ -26,7 +26,7 @@ REDUCER_WAIT = SeriesKey(Kind.COMM, "dp.reducer", "wait_seconds")
 
 
 class GradientTaps:
-    """Takes the gradients of the parameters that `indices` chooses.
+    """Records the gradients of the parameters that `indices` chooses.
 
     Where gradients are reduced over ranks, the framework reports what this rank accumulated just before that; elsewhere
     the unreduced gradient is the reduced one. A parameter without a gradient has no row.
@@ -79,7 +79,7 @@ class GradientTaps:
         return [self._reduced[i] for i in self._indices]
 
     def attach(self, *, per_micro_step: bool) -> None:
-        """Have gradients reported before they are reduced, and with `per_micro_step` those of each backward."""
+        """Hook gradients before they are reduced, and with `per_micro_step` those of each backward."""
         if self._training.reduces:
             see = self._accumulated_at if self._training.waits_in_backward else self._accumulated
             watching = self._training.watch_unreduced(self._guard, see)
@@ -103,14 +103,14 @@ class GradientTaps:
         self._handles.clear()
 
     def new_step(self) -> None:
-        """Forget what was taken for the last step."""
+        """Reset for the next step."""
         self._is_taken = self._is_mixed = False
         self._accumulated_s = self._waited_s = 0.0
         self._taken_when_final.clear()
         self._versions = []
 
     def backward_ended(self) -> None:
-        """Take the reduced gradients, before any clipping, if this backward was the last of the step."""
+        """Record the reduced gradients, before any clipping, if this backward was the step's last."""
         if self._training.reads_at_entry:
             return
         if self._accumulated_s and self._training.is_reduced_now():
@@ -127,7 +127,7 @@ class GradientTaps:
             )
 
     def complete(self) -> None:
-        """Take the gradients now, unless they were taken at the end of the step's last backward.
+        """Record the gradients now, unless that was done at the end of the step's last backward.
 
         Of those that were, take the few again that the script wrote to since more or less often than to the others, as
         clipping does not: whatever it did to them is in no other row.

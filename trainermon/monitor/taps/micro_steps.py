@@ -101,12 +101,12 @@ class MicroSteps:
 
     @property
     def muted(self) -> bool:
-        """Whether nothing counts now."""
+        """Whether forwards and backwards are not counted now."""
         return self.replaying or self.stepping
 
     @property
     def backward(self) -> int:
-        """How many backwards of the open step every stage has behind it."""
+        """How many backwards of the open step every stage has done."""
         return min(stage.backward for stage in self._stages)
 
     @property
@@ -121,7 +121,7 @@ class MicroSteps:
         return self._stages[stage].backward + 1 >= self.expected if told is None else told
 
     def expect(self, number: int) -> None:
-        """Say that the open step has `number` backwards, and those after it as many as usual."""
+        """Set that the open step has `number` backwards, and those after it as many as usual."""
         self.expected = number
 
     def micro_step(self, stage: int, *, recomputing: bool = False) -> int:
@@ -135,7 +135,7 @@ class MicroSteps:
         return found.backwards if recomputing else found.forwards
 
     def is_crowded(self, stage: int) -> bool:
-        """Return whether the micro step has had more than 64 forwards, and what they do is looked at no more."""
+        """Return whether the micro step has had more than 64 forwards, so that further ones are not recorded."""
         return self._stages[stage].pending > MAX_FORWARDS
 
     @property
@@ -154,7 +154,7 @@ class MicroSteps:
         return self.has_backward and self._training.gradients_are_gone()
 
     def attach(self) -> None:
-        """Put the hooks in place; nothing if they are."""
+        """Attach the hooks, unless they are attached."""
         if self.attached:
             return
         self.attached = True
@@ -176,7 +176,7 @@ class MicroSteps:
         self.new_step()
 
     def new_step(self) -> None:
-        """Start counting from zero: an optimizer step has ended."""
+        """Reset the counts: an optimizer step has ended."""
         for stage in self._stages:
             stage.new_step()
         self.expected = self._num_expected

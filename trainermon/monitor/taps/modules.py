@@ -54,7 +54,7 @@ class _SeenTensor:
 
 
 class ModuleTaps:
-    """Takes what goes into and comes out of `modules` in training forwards, and the gradients of both.
+    """Records inputs and outputs of `modules` in training forwards, and the gradients of both.
 
     Calls of one module within a micro step are told apart by number, also where the root itself is called several times
     (the first 64 times; the log says so once if there are more). Evaluation and recomputation are not counted. A
@@ -81,7 +81,7 @@ class ModuleTaps:
         self._several_micro_steps = self._is_crowd_told = False
 
     def attach(self, *, forward: bool, backward: bool, micro_steps: int) -> None:
-        """Put a hook before and one behind each module; `forward` and `backward` say what is taken."""
+        """Attach a hook before and after each module; `forward` and `backward` say what is recorded."""
         self._forward, self._backward, self._several_micro_steps = forward, backward, micro_steps > 1
         self.num_seen = 0
         for watched in self._watched:

@@ -46,7 +46,7 @@ _P2P = frozenset({SEND, RECV})
 
 
 class NotedCalls:
-    """Notes the calls of all threads from `attach` to `detach`; costs about 2 µs a call.
+    """Writes the collective calls of all threads into this rank's notes, while attached; costs about 2 µs a call.
 
     Contained: a fault of its own ends the notes, and nothing else. Groups beyond the first 63 are left out.
 
@@ -66,13 +66,13 @@ class NotedCalls:
         self.descriptor, self._notes = _make_notes()
 
     def attach(self) -> None:
-        """Begin to note calls."""
+        """Start to note calls."""
         self._notes[: len(MARK)] = MARK
         for patch in self._patches:
             patch.put()
 
     def detach(self) -> None:
-        """Put everything back, and let go of the notes, which are not kept up to date any more. May be called again."""
+        """Undo every patch, and release the notes, which are no longer updated. May be called again."""
         for patch in self._patches:
             patch.remove()
         self._groups.clear()
@@ -85,7 +85,7 @@ class NotedCalls:
             mapped.close()
 
     def stop_in_child(self) -> None:
-        """Note nothing more: this is a forked child."""
+        """Stop noting in a forked child."""
         self._guard.tripped = True
 
     def _make_patches(self) -> Iterator[CallPatch]:

@@ -24,7 +24,7 @@ _READABLE = (torch.strided, torch.sparse_coo)
 
 
 class ParameterTaps:
-    """Takes the parameters as the optimizer holds them (main copies, shards), before and after its step.
+    """Records the parameters as the optimizer holds them (main copies, shards), before and after its step.
 
     Before it, those of the model too that the optimizer does not step themselves: both are the weights of the step.
     Nothing is taken over from the step before, since a write through `.data` in between is in no version counter.
@@ -37,12 +37,12 @@ class ParameterTaps:
         self._series: dict[tuple[Kind, int], int] = {}
 
     def at_entry(self) -> None:
-        """Take the parameters as the optimizer finds them, and the model's own where those are others."""
+        """Record the parameters before the optimizer's step, and the model's own where those are others."""
         self._take(Kind.PARAM_ORIGIN, self._training.values())
         self._take(Kind.PARAM_USED, self._training.used_weights())
 
     def at_exit(self) -> None:
-        """Take the parameters as the optimizer leaves them."""
+        """Record the parameters after the optimizer's step."""
         self._take(Kind.PARAM_UPDATED, self._training.values())
 
     def _take(self, kind: Kind, values: Sequence[Tensor | None]) -> None:
@@ -61,7 +61,7 @@ class ParameterTaps:
 
 
 class StateTaps:
-    """Takes what the optimizer keeps of each parameter, and what follows from it.
+    """Records the optimizer's state of each parameter, and the update that follows from it.
 
     State is found by name and shape. A tensor with an element for each one of the parameter's is `EXP_AVG` or
     `EXP_AVG_SQ` if that is its name, else `STATE` with its name as slot, and merges over ranks as the parameter does. A
@@ -85,7 +85,7 @@ class StateTaps:
         self._idle = frozenset(index for index in self._indices if gradients[index] is None)
 
     def take_states(self) -> None:
-        """Take every state tensor; meant for the exit of the step that made them."""
+        """Record every state tensor; meant for the exit of the step that made them."""
         series, tensors = [], []
         for index, found in self._found():
             for name, tensor in found.state.items():
@@ -96,7 +96,7 @@ class StateTaps:
         self._collector.take(series, tensors)
 
     def take_updates(self) -> None:
-        """Take update and ratio of every parameter whose optimizer's formula is known, see `adam`; at exit.
+        """Record update and ratio of every parameter whose optimizer's formula is known, see `adam`; at exit.
 
         A parameter that `at_entry` found without a gradient was not updated and has no row. Reads both moments once
         more; needs memory for a few pieces, see `take_in_pieces`.
@@ -114,7 +114,7 @@ class StateTaps:
             )
 
     def take_direction(self) -> None:
-        """Take, per element, 1 where gradient and first moment have the same sign, 0 where opposite, else 1/2.
+        """Record per element 1 where gradient and first moment have the same sign, 0 where opposite, else 1/2.
 
         The mean of the row is msprobe's `((sign(g) * sign(m)).sum() / n + 1) / 2`. Meant for the entry of the step: the
         gradient is the one about to be used, the moment the one that the steps before have made. A parameter without
@@ -196,7 +196,7 @@ class StateTaps:
 
 
 def check(training: Training, *, states: bool, updates: bool) -> None:
-    """Check that the optimizer has what is asked for.
+    """Raise an error if the optimizer lacks what the configuration asks for.
 
     Args:
         training: Whose optimizer.

@@ -23,7 +23,7 @@ def take_in_pieces(
     tensors: Sequence[Tensor],
     make: Callable[..., Sequence[Tensor]],
 ) -> None:
-    """Take what `make` makes of tensors of one shape, element by element: one result per series.
+    """Record elementwise results of `make` on tensors of one shape, piece by piece: one result per series.
 
     Needs memory for what `make` needs for a piece, or for one index of the first dimension of tensors that are not
     contiguous. Nothing waits for the device.
@@ -40,5 +40,5 @@ def take_in_pieces(
 
 
 def piece_size(tensor: Tensor) -> int:
-    """Return how many elements make a piece where `tensor` is."""
+    """Return the number of elements per piece on the device of `tensor`."""
     return CPU_PIECE if tensor.is_cpu else DEVICE_PIECE

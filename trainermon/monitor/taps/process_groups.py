@@ -92,7 +92,7 @@ class GroupPurposes:
 
 
 class WatchedGroup:
-    """A process group while it is watched, and what was counted of it since `begin()`.
+    """A watched process group, with what was counted of it since `begin()`.
 
     Attributes:
         name: Its purpose.
@@ -126,7 +126,7 @@ class WatchedGroup:
         self.accounted = self.size_bytes = self.unfinished = 0
 
     def begin(self) -> None:
-        """Count from here on."""
+        """Restart the counts."""
         self.first = self.sequence()
         self.accounted = self.size_bytes = self.unfinished = 0
 
@@ -139,11 +139,11 @@ class WatchedGroups:
         self._found: dict[ProcessGroup, WatchedGroup] = {}
 
     def of(self, group: ProcessGroup) -> WatchedGroup:
-        """Return `group` as it is watched."""
+        """Return the `WatchedGroup` of `group`."""
         return self._found.get(group) or self._add(group)
 
     def all(self) -> list[WatchedGroup]:
-        """Return every group of this rank, in the order in which they were made; what was destroyed is let go of."""
+        """Return every group of this rank, in the order in which they were made; destroyed ones are released."""
         if not (dist.is_available() and dist.is_initialized()):
             self.release()
             return []
@@ -152,7 +152,7 @@ class WatchedGroups:
         return list(self._found.values())
 
     def release(self) -> None:
-        """Let go of every group; names are kept."""
+        """Release every group; names are kept."""
         self._found.clear()
 
     def _add(self, group: ProcessGroup) -> WatchedGroup:

@@ -27,7 +27,7 @@ NUM_PROBES = 4
 
 
 class StepValues:
-    """Takes the numbers of a step that its framework, its optimizer and one of its gradients tell.
+    """Records the numbers of a step from the framework, the optimizer, and one gradient (the probe).
 
     A number that is a tensor is taken where it is; nothing waits for the device, nothing is communicated. What the
     framework does not tell has no row.
@@ -50,12 +50,12 @@ class StepValues:
         self._was_eval = False
 
     def at_backward_end(self) -> None:
-        """Look at the probe before the script may clip; of several calls in a step the last one counts."""
+        """Read the probe before the script may clip; of several calls in a step the last one counts."""
         if not self._training.reads_at_entry:
             self._probe = self._look(self._by_size)
 
     def at_entry(self, *, is_scaled: bool) -> None:
-        """Look at the probe again; not where `is_scaled`, because a scaler of the script has unscaled it."""
+        """Read the probe again, to measure clipping; not where `is_scaled`: a scaler has unscaled it."""
         self._ratio = None
         if self._probe is not None and not is_scaled:
             indices, before = self._probe
@@ -65,7 +65,7 @@ class StepValues:
         self._probe = None
 
     def at_exit(self, outcome: StepOutcome) -> None:
-        """Take the numbers of the step that came to `outcome`."""
+        """Record the numbers of the step that ended with `outcome`."""
         self._file(GLOBAL_NORM_SERIES, outcome.grad_norm)
         self._file(CLIP_RATIO_SERIES, _clip_ratio(outcome) if outcome.max_norm else self._ratio)
         self._file(LOSS_SCALE_SERIES, outcome.loss_scale)
@@ -78,7 +78,7 @@ class StepValues:
         self._ratio = None
 
     def new_step(self) -> None:
-        """Forget the probe of a step that was given up."""
+        """Drop the probe of a step that was given up."""
         self._probe = self._ratio = None
 
     def _look(self, indices: Sequence[int]) -> tuple[list[int], Tensor] | None:

@@ -17,10 +17,10 @@ from trainermon.hooks.replayable import Replayable
 
 
 class TapHandle(Protocol):
-    """Something that was attached and can be taken away again."""
+    """Something attached that can be removed again."""
 
     def remove(self) -> None:
-        """Take it away; does nothing the second time."""
+        """Remove it; does nothing the second time."""
 
 
 class WatchedModule(NamedTuple):
@@ -74,7 +74,7 @@ class OptimizerState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutcome:
-    """What one outer optimizer step came to, by the framework's own account; None is what it does not tell.
+    """The result of one outer optimizer step, by the framework's own account; None where it does not tell.
 
     Attributes:
         skipped: The step changed nothing (a gradient was not finite under a loss scale).
@@ -184,7 +184,7 @@ class Training(abc.ABC):
         return []
 
     def replayable(self) -> Replayable:
-        """Return what a replay of a step must know; a model that communicates cannot be replayed unless it says how."""
+        """Return how a step is replayed; by default a model that communicates cannot be."""
         if not self.communicates:
             return Replayable()
         axes = ", ".join(self.communicates)

@@ -26,7 +26,7 @@ class RankCalls(NamedTuple):
     rows: DumpRows
 
     def place(self, axis: str) -> int:
-        """Return the rank's place on an axis."""
+        """Return the rank's position on an axis."""
         return self.layout.axes.get(axis, (0, 1))[0]
 
 
@@ -99,7 +99,7 @@ def _key_in_whole(call: DumpCall, layout: RankLayout, stage: int) -> str:
 
 
 def keyed(calls: Iterable[DumpCall]) -> Iterator[tuple[Key, DumpCall]]:
-    """Yield calls with their keys, in their order."""
+    """Yield each call with its key (scoped name, direction, how many of these came before), in order."""
     counts: Counter[Name] = Counter()
     for call in calls:
         name = scoped_name(call), call.direction

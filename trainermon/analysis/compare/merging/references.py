@@ -31,7 +31,7 @@ class SharedReferences:
                     self._items.setdefault((key, item.place), item)
 
     def of(self, key: Key, place: str, axis: str) -> ReferenceRow | None:
-        """Return what is known of a row; of a call that the other side did not make, what its first call had."""
+        """Return the other side's row for a row; for a call that it did not make, that of its first call."""
         item = self._items.get((key, place)) or self._items.get(((*key[:2], 0), place))
         if item is None:
             return None

@@ -106,7 +106,7 @@ _NOTHING = (
 
 
 def suspects(comparison: Comparison) -> tuple[SuspectRow, ...]:
-    """Return what to look at, in the order in which it ran: what is blamed, else the first row that does not pass."""
+    """Return the rows to look at, in the order in which they ran: the blamed, else the first that does not pass."""
     chosen = comparison.blamed[:MAX_SUSPECTS] or tuple(_first_different(comparison))
     return tuple(suspect for call in chosen for suspect in (_suspect(comparison, call) or _given(comparison, call)))
 

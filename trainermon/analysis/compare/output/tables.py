@@ -62,7 +62,7 @@ class NamedRow(NamedTuple):
 
 
 def named_rows(comparison: Comparison) -> Iterator[NamedRow]:
-    """Yield every row with its names."""
+    """Yield every row with the keys of its calls on both sides; the first row of a call has its stack too."""
     for call in comparison.calls:
         stack = comparison.stacks.get(call.key)
         keys = call.target.key if call.target else "", call.golden.key if call.golden else ""
@@ -156,7 +156,7 @@ def _metric(mode: Mode, index: int, value: Any) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """Return a cell's value in msprobe's words where it is no finite number."""
+    """Return a cell's value, in msprobe's words where it is not a finite number."""
     if value is None:
         return NOT_AVAILABLE
     if isinstance(value, float) and not math.isfinite(value):

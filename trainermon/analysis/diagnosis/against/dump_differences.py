@@ -56,7 +56,7 @@ class RankComparison:
         return parent if isinstance(parent, str) else None
 
     def noted(self, key: str) -> Mapping[str, int]:
-        """Return what our dumps say of a call beside msprobe's fields."""
+        """Return what our own dumps say of a call beside msprobe's fields."""
         value = self.raw.data.get(key)
         found = value.get(EXTRA, {}) if isinstance(value, dict) else {}
         return found if isinstance(found, dict) else {}

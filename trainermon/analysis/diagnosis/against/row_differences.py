@@ -68,7 +68,7 @@ class RowPair(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RowDifference:
-    """What the stored rows of two runs tell.
+    """The first differences between the stored rows of two runs.
 
     `step` is the first on which they are apart, None if they never are; `pairs` are its rows that are. `num_before`
     steps before it agree, to the bit if `is_exact`, else but for noise, of which `noise` is the largest relative size.

@@ -65,7 +65,7 @@ _NORM_RULE = _RunRule(GRAD_NORM, "largest relative difference", GRAD_NORM_LIMIT,
 
 
 def judge_run(run_dir: Path, reference: Path) -> tuple[RunVerdict, ...]:
-    """Return the verdicts on the steps that two runs have both stored; of a quantity that one has not, none."""
+    """Return the verdicts on the steps that both runs have stored; none on a quantity that one of them lacks."""
     with open_store(run_dir) as ours, open_store(reference) as theirs:
         if ours is None or theirs is None:
             return ()

@@ -27,7 +27,7 @@ class CodeExcerpt:
 
 
 def excerpt(frame: str) -> CodeExcerpt | None:
-    """Return what `frame` (`File …, line N, in f: code`) names, None if it is no frame.
+    """Return the source lines around `frame` (`File …, line N, in f: code`); None if it names no line.
 
     A file is only looked into if it is Python and its line is the one that was recorded: what a dump names might be any
     file of this machine, and the page may be passed on.

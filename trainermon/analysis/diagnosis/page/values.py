@@ -41,7 +41,7 @@ class DumpView:
 
 
 def look(run_dir: Path, diagnosis: Diagnosis) -> DumpView:
-    """Return what the origin's dump tells of the first bad call; nothing if there is none, or it is damaged."""
+    """Return stack and tensor of the first bad call from the origin's dump; empty if there is no readable dump."""
     if diagnosis.dump is None:
         return DumpView()
     try:

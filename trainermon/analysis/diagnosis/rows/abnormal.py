@@ -117,7 +117,7 @@ def _in_forward(evidence: StepEvidence, episode: Episode, departure: CopyDepartu
 
 
 def told_before(run_dir: Path, evidence: StepEvidence) -> tuple[str, ...]:
-    """Return what was abnormal before the step, and need not have anything to do with it, as sentences."""
+    """Return sentences on what was abnormal before the step, perhaps without connection to it."""
     found = [one for one in _episodes(run_dir, evidence, None) if one.first_step < (evidence.step or 0)]
     return tuple(f"{one.source}: from step {one.first_step} on, {one.messages[0]}" for one in found[:MAX_BEFORE])
 

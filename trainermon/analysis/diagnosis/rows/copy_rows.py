@@ -68,7 +68,7 @@ class CopiedCall(NamedTuple):
         return self.returned_differs and not self.given_differs
 
     def row(self, rank: int, slot: str = "output", rms: float = math.nan) -> Moved:
-        """Return what it returned as a series of a rank."""
+        """Return the call's result as a series of a rank."""
         return Moved(Kind.ACTV, self.name, slot, self.call, self.micro_step, self.stage, rank, rms, rms)
 
 

@@ -32,7 +32,7 @@ class RowLocation:
 def locate(
     bad: Sequence[RowSeries], order: StepOrder, called: Collection[str], sizes: Sequence[float] = ()
 ) -> RowLocation | None:
-    """Return which of the bad series of one step was first; None without any.
+    """Return which of the bad series of one step was first; None if there are none.
 
     A module's output is passed over if its input is bad as well, on whichever rank, since ranks that share a call pass
     on what it makes; a gradient that a module gives back if the one it was given is; and a loss if an activation is.

@@ -40,7 +40,7 @@ _EVERYTHING = 1 << 62
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RuleRehearsal:
-    """What the rules would have said.
+    """The alerts that rules would have raised in a stored run.
 
     Attributes:
         alerts: Every alert, as it fired or grew last, by attempt, step and rank.
@@ -89,7 +89,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def rehearse(rules: Sequence[AlertRule], run_dir: Path, *, max_steps: int | None = None) -> RuleRehearsal:
-    """Return what `rules` would have said about the stored steps of a run. Cost: about a millisecond per step and rank.
+    """Return the alerts that `rules` would have raised in a stored run. Cost: about a millisecond per step and rank.
 
     Of every node at most `max_steps` steps of single ranks are judged, the first ones.
 

@@ -55,7 +55,7 @@ _ROWS = ("kind", "name", "slot", "call", "micro_step", "stage", "rank")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Episode:
-    """What began to be wrong on one step, `first_step`, and was noticed on `seen_step`.
+    """An abnormality of values: it began on `first_step` and was noticed on `seen_step`.
 
     `ranks` are those that were found wrong, `series` the worst ones as (kind, name, slot, stage), `rule` what found
     them, `condition` what that looks for, if it is a rule, `messages` what it said. `last_step` is None if it was so
@@ -78,7 +78,7 @@ class Episode:
 
 
 class Moved(NamedTuple):
-    """A series on a step: the root mean square of its elements, and what that was on the steps before."""
+    """A series on a step: the root mean square of its elements, and its usual one on the steps before."""
 
     kind: str
     name: str

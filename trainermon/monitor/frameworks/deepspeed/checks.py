@@ -37,7 +37,7 @@ def _is_marked(chunk: nn.Module) -> bool:
 
 
 def check(engine: Any, optimizer: Any) -> None:
-    """Check that this is a set-up whose numbers are known to be right.
+    """Raise an error for a DeepSpeed set-up whose numbers are not known to be right.
 
     Raises:
         AttachError: An engine, an optimizer or a way of parallelism that is not watched.

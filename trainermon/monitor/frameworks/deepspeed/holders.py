@@ -23,7 +23,7 @@ See = Callable[[nn.Parameter, Tensor], None]
 
 
 class OverflowVerdict(enum.Enum):
-    """What DeepSpeed has found in the gradients of a step, on all ranks."""
+    """What DeepSpeed found in the gradients of a step, on all ranks: overflow or the norms."""
 
     OVERFLOW = enum.auto()
     FINITE = enum.auto()
@@ -34,7 +34,7 @@ Tell = Callable[[OverflowVerdict], None]
 
 
 class HeldPiece(NamedTuple):
-    """The part of a parameter that this rank's optimizer steps.
+    """The part of a parameter that this rank's DeepSpeed optimizer steps, with its place in a flat tensor.
 
     Attributes:
         group: Which of the optimizer's flat main tensors it is in.
@@ -52,7 +52,7 @@ class HeldPiece(NamedTuple):
 
 
 class OptimizerHolder(abc.ABC):
-    """Reads one optimizer. What it hands out are DeepSpeed's own tensors, or views of them.
+    """Reads gradients, values and states of parameters from a DeepSpeed optimizer, as its own tensors or views.
 
     Attributes:
         is_partitioned: The ranks of a data-parallel group hold a part of each parameter, not a copy.
@@ -81,11 +81,11 @@ class OptimizerHolder(abc.ABC):
 
     @abc.abstractmethod
     def value(self, parameter: nn.Parameter) -> Tensor | None:
-        """Return what the optimizer steps."""
+        """Return the tensor of a parameter that the optimizer steps."""
 
     @abc.abstractmethod
     def state(self, parameter: nn.Parameter) -> OptimizerState | None:
-        """Return what the optimizer keeps; None before its first step."""
+        """Return the optimizer's state of a parameter; None before its first step."""
 
     @property
     def norm_is_of_gradients(self) -> bool:
@@ -245,7 +245,7 @@ def chained(groups: Iterable[Iterable[Any]]) -> list[Any]:
 
 
 def with_starts(parameters: Iterable[nn.Parameter]) -> Iterator[tuple[nn.Parameter, int]]:
-    """Return each parameter with its place in the flat tensor that they make one after another."""
+    """Yield each parameter with its offset in the flat tensor in which they follow one another."""
     start = 0
     for parameter in parameters:
         yield parameter, start

@@ -52,7 +52,7 @@ class StepWatch:
         return handles
 
     def watch_decision(self, guard: FaultGuard, decide: Callable[[bool], None]) -> list[TapHandle]:
-        """Call `decide` once per step that is watched, when DeepSpeed knows overflow and norm.
+        """Call `decide` once in each watched step, when DeepSpeed knows overflow and norm.
 
         Waits for the device once, where DeepSpeed itself does not (bfloat16 without clipping).
         """

@@ -30,7 +30,7 @@ class DeepSpeedTraining(Training):
     unreduced_once = True
 
     def take_over(self, engine: Any, holder: OptimizerHolder) -> None:
-        """Say whose set-up this is; called once, before anything else."""
+        """Set the engine to watch and the holder of its optimizer; called once, before anything else."""
         self._engine = engine
         self._holder = holder
         self._steps = StepWatch(engine, holder)
@@ -58,7 +58,7 @@ class DeepSpeedTraining(Training):
         return self._steps.watch(guard, entry, exit)
 
     def watch_decision(self, guard: FaultGuard, decide: Callable[[bool], None]) -> list[TapHandle]:
-        """Watch where DeepSpeed knows overflow or norm; see `StepWatch.watch_decision`."""
+        """Call `decide` when DeepSpeed knows overflow or norm; see `StepWatch.watch_decision`."""
         return self._steps.watch_decision(guard, decide)
 
     def replayable(self) -> Replayable:
@@ -68,7 +68,7 @@ class DeepSpeedTraining(Training):
         return DeepSpeedReplayable(self._engine, self.communicates)
 
     def watch_unreduced(self, guard: FaultGuard, see: Callable[[int, Tensor], None]) -> list[TapHandle]:
-        """Watch what goes into the reduction of a step: stages 0 and 1; 2 and 3 reduce in every micro step."""
+        """Report gradients before the reduction of a step: stages 0 and 1; 2 and 3 reduce each micro step."""
 
         def look(parameter: nn.Parameter, gradient: Tensor) -> None:
             index = self._index.get(id(parameter))

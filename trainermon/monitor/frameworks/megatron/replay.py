@@ -61,7 +61,7 @@ class MegatronReplayable(Replayable):
         return ""
 
     def handed(self, stage: int) -> list[tuple[nn.Module, str]]:
-        """Return the modules that `set_input_tensor` reaches."""
+        """Return the modules that `set_input_tensor` gives a tensor."""
         return [(module, HANDED) for module in self._roots[stage].modules() if HANDED in vars(module)]
 
     def generators(self) -> Callable[[], None]:
@@ -88,7 +88,7 @@ class MegatronReplayable(Replayable):
 
     @contextmanager
     def set_aside(self) -> Iterator[None]:
-        """Let no GEMM add to `main_grad`, and put sums for the log back."""
+        """Prevent GEMMs from adding to `main_grad` during a replay, and restore sums for the log after it."""
         switches = [
             (module, name)
             for root in self._roots

@@ -122,7 +122,7 @@ class MegatronTraining(Training):
         return handles
 
     def watch_micro_gradients(self, guard: FaultGuard, see: Callable[[int, Tensor], None]) -> list[TapHandle]:
-        """Report what each backward adds.
+        """Report the gradient that each single backward adds.
 
         Raises:
             AttachError: Weight gradients are added to `main_grad` inside the GEMM, so that of a single backward there
@@ -157,7 +157,7 @@ class MegatronTraining(Training):
         return [None if held is None else holdings.value_of(held) for held in self.held]
 
     def states(self) -> list[OptimizerState | None]:
-        """Return what the inner optimizers keep of what this rank steps."""
+        """Return the inner optimizers' state of the parts that this rank steps."""
         inner = [single.optimizer for single in self._singles if single.optimizer is not None]
         group_of = {id(p): group for one in inner for group in one.param_groups for p in group["params"]}
         return [None if held is None else _state_of(held, group_of) for held in self.held]
@@ -165,7 +165,7 @@ class MegatronTraining(Training):
     # ------------------------------------------------------------------ what is recorded without being asked
 
     def loss_of(self, output: Any) -> Tensor | None:
-        """Return a scalar loss, or the loss of each token that a language model's last stage returned.
+        """Return a scalar loss, or the per-token losses that a language model's last stage returned.
 
         The latter has no loss mask yet: the script applies it outside of the model.
         """
