@@ -31,7 +31,7 @@ unknown key, a wrong type or an impossible pair is an error that names the key a
 def render_configuration() -> str:
     """Return the page of all configuration keys as Markdown."""
     parts = [HEAD, *_table(MonitorConfig, "")]
-    for field in dataclasses.fields(MonitorConfig):
+    for field in _fields(MonitorConfig):
         if dataclasses.is_dataclass(field.default):
             parts += [f"\n## `{field.name}`\n\n{_summary(type(field.default))}\n"]
             parts += _table(type(field.default), f"{field.name}.")
@@ -41,11 +41,16 @@ def render_configuration() -> str:
 
 
 def _table(cls: type[Any], prefix: str) -> Iterator[str]:
-    documented = _attributes(cls)
+    documented = {name: meaning for each in cls.__mro__ for name, meaning in _attributes(each).items()}
     yield "\n| key | default | meaning |\n|---|---|---|\n"
-    for field in dataclasses.fields(cls):
+    for field in _fields(cls):
         if not dataclasses.is_dataclass(field.default):
             yield f"| `{prefix}{field.name}` | `{_default(field.default)}` | {documented[field.name]} |\n"
+
+
+def _fields(cls: type[Any]) -> list[dataclasses.Field[Any]]:
+    """Return the fields of a dataclass, its own before those of its base."""
+    return sorted(dataclasses.fields(cls), key=lambda field: field.name not in cls.__annotations__)
 
 
 def _attributes(cls: type[Any]) -> dict[str, str]:

@@ -61,7 +61,7 @@ def test_a_killed_agent_costs_no_row_and_doubles_none(make_run):
 
 
 def test_single_anomalies_are_recorded_and_alerts_raised(make_run):
-    run = make_run(anomalies={**RULES, "ops": ["norm"]})
+    run = make_run(alert=RULES)
     rank = run.rank(start_agent=True)
     rank.steps(0, 3)
     rank.steps(3, 1, nan=True)

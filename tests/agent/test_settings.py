@@ -2,10 +2,48 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import pytest
 
 from trainermon.agent.settings import load_settings
+from trainermon.core.config import (
+    AlertConfig,
+    AnomalyArguments,
+    AnomalyRuleConfig,
+    EscalationConfig,
+    HangConfig,
+    InfluxDBConfig,
+    OutputConfig,
+)
 from trainermon.core.errors import ConfigError
+from trainermon.core.values import DumpTask
+
+RECORDED = Path(__file__).parents[1] / "recorded" / "agent.json"
+
+
+def test_what_the_version_before_was_told_is_understood(tmp_path):
+    shutil.copy(RECORDED, tmp_path)
+
+    settings = load_settings(tmp_path)
+
+    assert (settings.run_id, settings.output, settings.rules) == ("run", "/output/run", "/etc/rules.yaml")
+    assert (settings.port, settings.linger_s, settings.world_size) == (9461, 5.0, 4)
+    assert settings.hang == HangConfig(step_s=30.0)
+    assert settings.escalation == EscalationConfig(
+        task=DumpTask.TENSOR, max_dump_mb=100.5, max_per_hour=7, num_steps=2, margin_steps=4
+    )
+    turbulence = AnomalyRuleConfig(rule_name="AnomalyTurbulence", args=AnomalyArguments(threshold=0.5))
+    assert settings.alert == AlertConfig(rules=(turbulence, AnomalyRuleConfig(rule_name="AnomalyNan")), dump=True)
+    assert settings.outputs == OutputConfig(
+        format=("csv", "influxdb"),
+        ops=("norm", "mean"),
+        ndigits=9,
+        step_count_per_record=5,
+        append_output=("Dec03_21-34-40", "Dec03_21-34-41"),
+        influxdb=InfluxDBConfig(url="http://host:8086", token_file="/etc/token"),
+    )
 
 
 @pytest.mark.parametrize(
@@ -20,7 +58,7 @@ from trainermon.core.errors import ConfigError
         ({"retention": 3}, "retention: found 3, expected a mapping"),
         ({"flush_s": 0}, "flush_s: found 0.0, expected a number of seconds above 0"),
         ({"allowed_hosts": "x"}, "allowed_hosts: found 'x', expected a list"),
-        ({"escalation": {"task": "all"}}, "escalation.task: found 'all'"),
+        ({"escalation": {"task": "all"}}, "escalation.task: found 'all', expected 'statistics' or 'tensor'"),
     ],
 )
 def test_settings_are_read_strictly(run, change, message):

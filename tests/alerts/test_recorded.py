@@ -4,8 +4,9 @@ import json
 import shutil
 from pathlib import Path
 
-from trainermon.alerts.escalation import EscalationSettings, Escalator
+from trainermon.alerts.escalation import Escalator
 from trainermon.alerts.log import AlertLog
+from trainermon.core.config import EscalationConfig
 from trainermon.core.values import AlertCondition, AlertDirection, AlertState
 
 RUN = Path(__file__).parents[1] / "recorded" / "run"
@@ -47,7 +48,7 @@ def test_decisions_of_the_version_before_count_as_made(tmp_path: Path) -> None:
     path = tmp_path / "agent.escalations.jsonl"
     shutil.copy(RUN.parent / "ledgers" / path.name, path)
 
-    escalator = Escalator(EscalationSettings(max_per_hour=1), [], path=path)
+    escalator = Escalator(EscalationConfig(max_per_hour=1), [], path=path)
 
     assert [(one.alert, one.command, one.ranks, one.first_step, one.reason) for one in escalator.decisions] == [
         ("one", "one", (0, 1), 23, "Größe 层"),

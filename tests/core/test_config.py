@@ -23,6 +23,11 @@ REFUSED = [
     ({"agent": 3}, "agent: found 3, expected a mapping"),
     ({"agent": {"port": 70000}}, "agent.port: found 70000, expected 0 to 65535"),
     ({"replay": {"task": "tensors"}}, "replay.task: found 'tensors', expected 'statistics' or 'tensor'"),
+    ({"alert": {"rules": [{"rule_name": "AnomalyInf"}]}}, r"alert.rules\[\].rule_name: found 'AnomalyInf', expected"),
+    ({"escalation": {"margin_steps": 0}}, "escalation.margin_steps: found 0, expected 1 or more"),
+    ({"escalation": {"max_per_hour": 1.5}}, "escalation.max_per_hour: found 1.5, expected a whole number"),
+    ({"escalation": {"num_steps": True}}, "escalation.num_steps: found True, expected a whole number"),
+    ({"escalation": {"max_dump_mb": -1}}, "escalation.max_dump_mb: found -1.0, expected 0 or more"),
     (
         {"cc_distribution": {"enabel": True}},
         "cc_distribution.enabel: unknown key; did you mean 'cc_distribution.enable'",

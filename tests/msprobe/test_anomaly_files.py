@@ -6,19 +6,19 @@ import json
 import pytest
 
 from tests.alerts.series import NAN, block, header
+from trainermon.core.config import AnomalyRuleConfig
 from trainermon.core.values import Kind, SeriesKey
 from trainermon.msprobe import anomaly_files as anomalies
-from trainermon.msprobe.anomalies import AnomalyRule, AnomalySettings
 from trainermon.msprobe.anomaly_files import AnomalyFiles
 
-SETTINGS = AnomalySettings(rules=(AnomalyRule(rule_name="AnomalyNan"),), dump=True)
+RULES = (AnomalyRuleConfig(rule_name="AnomalyNan"),)
 KEYS = tuple(SeriesKey(Kind.GRAD_REDUCED, f"h.{number}") for number in range(4))
 
 
 @pytest.fixture
 def write(tmp_path):
     def write(steps, *, attempt=1):
-        files = AnomalyFiles(SETTINGS, tmp_path)
+        files = AnomalyFiles(RULES, ("norm",), tmp_path)
         head = dataclasses.replace(header(attempt=attempt), series=KEYS, placements=(None,) * 4)
         for step in steps:
             files.write(head, block(step, dict.fromkeys(range(4), NAN if step % 2 else 1.0)))

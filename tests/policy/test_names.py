@@ -17,8 +17,8 @@ CONFIGS = [value for value in vars(config).values() if dataclasses.is_dataclass(
 
 @pytest.mark.parametrize("cls", CONFIGS, ids=lambda cls: cls.__name__)
 def test_every_configuration_field_is_documented(cls):
-    documented = set(re.findall(r"^\s{4,8}(\w+): ", inspect.getdoc(cls) or "", re.MULTILINE))
-    documented |= set(re.findall(r"^    (\w+): ", inspect.getdoc(cls) or "", re.MULTILINE))
+    text = "\n".join(inspect.getdoc(each) or "" for each in cls.__mro__)
+    documented = set(re.findall(r"^\s{4,8}(\w+): ", text, re.MULTILINE))
 
     assert {field.name for field in dataclasses.fields(cls)} - documented == set()
 

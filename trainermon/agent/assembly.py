@@ -129,7 +129,7 @@ def assemble(spool: Path, settings: AgentSettings, node_dir: Path, executor: Exe
     """
     place = AgentPlace(run_id=settings.run_id, spool=spool, run_dir=settings.run_dir, node_dir=node_dir)
     make_private_directory(node_dir, settings.run_dir)
-    rules = with_reported((*_load_rules(settings), *anomaly_rules(settings.anomalies)))
+    rules = with_reported((*_load_rules(settings), *anomaly_rules(settings.alert.rules, settings.outputs.ops)))
     log = AlertLog(node_dir / ALERTS_FILE)
     parts = _connect(place, settings, rules, log, executor)
     restore(spool, place.segments, engine=parts.alerting.engine, history=parts.views.history, log=log)

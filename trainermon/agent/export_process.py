@@ -23,7 +23,7 @@ from pathlib import Path
 
 from trainermon.agent.settings import AgentSettings, load_settings
 from trainermon.core.errors import ConfigError, StoreError
-from trainermon.exporters.export import IN_PROCESS, StoreExporter, settings_for
+from trainermon.exporters.export import IN_PROCESS, ExportSettings, StoreExporter
 from trainermon.exporters.store.feed import StoreFeed, store_exporter
 from trainermon.msprobe.anomaly_files import AnomalyFiles
 
@@ -141,8 +141,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def makers_of(settings: AgentSettings, node_dir: Path) -> dict[str, Callable[[], StoreExporter]]:
     """Return, by name, how to make the exporters that `settings` names."""
-    told = settings_for(
-        settings.outputs,
+    told = ExportSettings(
+        **settings.outputs.output_fields(),
         run_dir=settings.run_dir,
         node_dir=node_dir,
         run_id=settings.run_id,
@@ -153,8 +153,8 @@ def makers_of(settings: AgentSettings, node_dir: Path) -> dict[str, Callable[[],
         for name in settings.outputs.format
         if name not in IN_PROCESS
     }
-    if settings.anomalies.dump and settings.anomalies.rules:
-        make = functools.partial(AnomalyFiles, settings.anomalies, settings.run_dir)
+    if settings.alert.dump and settings.alert.rules:
+        make = functools.partial(AnomalyFiles, settings.alert.rules, settings.outputs.ops, settings.run_dir)
         found["anomalies"] = lambda: StoreFeed("anomalies", make(), make, told)
     return found
 

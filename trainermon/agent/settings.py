@@ -10,16 +10,14 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from trainermon.agent.lifecycle.lock import SETTINGS_FILE
 from trainermon.agent.web.access import AccessSettings
-from trainermon.alerts.escalation import EscalationSettings
-from trainermon.core.config import HangConfig
+from trainermon.core.config import RunSettings
 from trainermon.core.errors import ConfigError
 from trainermon.core.strict import build, require
-from trainermon.exporters.export import OutputSettings
 from trainermon.exporters.prometheus.budget import SeriesBudget
-from trainermon.msprobe.anomalies import AnomalySettings
 
 MIB = 1 << 20
 
@@ -42,52 +40,22 @@ class RetentionSettings:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class AgentSettings:
-    """The settings of the agent of one run on one node.
+class AgentSettings(RunSettings):
+    """The settings of the agent of one run on one node: those of the run, and those of its surroundings.
 
     Attributes:
-        run_id: Name of the run.
-        output: The run directory, `<output root>/<run_id>`, absolute; may be on a cluster file system.
-        rules: File of alert rules, or None for the built-in ones.
-        host: Address to listen on.
-        port: Port to listen on; 0 lets the system choose.
         allowed_hosts: Further names under which the page may be asked for (the `Host` header), without port.
         access: Who may read and order, and the certificate.
-        linger_s: Seconds to wait for a restarted job after the last rank has gone.
-        flush_s: Longest time in seconds between two commits.
         flush_bytes: Bytes of journal after which a commit is due earlier.
-        escalation: What alerts may order.
         retention: How much stays in full detail.
-        outputs: In which further forms the run is written.
-        anomalies: Rules of msprobe's monitor that are evaluated too.
-        hang: When a rank is taken for hung, and how it may be looked into.
         series_budget: Most series in `/metrics`, or None for the built-in rule.
-        watches_all_parameters: No parameter is left out by `targets`, so norms of gradients can be compared.
-        world_size: Ranks of the job.
-        config_file: File whose edits are brought to the ranks, or None.
-        config_mtime_ns: Its time of modification when the ranks read it.
     """
 
-    run_id: str
-    output: str
-    rules: str | None = None
-    host: str = "127.0.0.1"
-    port: int = 0
     allowed_hosts: tuple[str, ...] = ()
     access: AccessSettings = dataclasses.field(default_factory=AccessSettings)
-    linger_s: float = 60.0
-    flush_s: float = 30.0
     flush_bytes: int = 8 * MIB
-    escalation: EscalationSettings = dataclasses.field(default_factory=EscalationSettings)
     retention: RetentionSettings = dataclasses.field(default_factory=RetentionSettings)
-    outputs: OutputSettings = dataclasses.field(default_factory=OutputSettings)
-    anomalies: AnomalySettings = dataclasses.field(default_factory=AnomalySettings)
-    hang: HangConfig = dataclasses.field(default_factory=HangConfig)
     series_budget: int | None = None
-    watches_all_parameters: bool = True
-    world_size: int = 1
-    config_file: str | None = None
-    config_mtime_ns: int = 0
 
     def __post_init__(self) -> None:
         require(bool(self.run_id), "run_id", self.run_id, "a name that is not empty")
@@ -121,6 +89,17 @@ def load_settings(spool: Path) -> AgentSettings:
         raise ConfigError(f"the agent's settings {path} cannot be read: {error}; local rank 0 writes them") from error
     try:
         require(isinstance(plain, Mapping), "the file", plain, "an object")
-        return build(AgentSettings, plain)
+        return build(AgentSettings, _renewed(plain))
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
+
+
+def _renewed(plain: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return `plain` by the keys of today: the rank may be of version 0.1.0, which wrote two of them otherwise."""
+    match plain:
+        case {"anomalies": {"rules": [*rules], "dump": dump}, **others}:
+            names = [{"rule_name": rule["rule_name"], "args": {"threshold": rule["threshold"]}} for rule in rules]
+            return _renewed({**others, "alert": {"rules": names, "dump": dump}})
+        case {"escalation": {"max_bytes": int(max_bytes), **limits}, **others}:
+            return {**others, "escalation": {**limits, "max_dump_mb": max_bytes / MIB}}
+    return plain

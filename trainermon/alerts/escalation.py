@@ -13,10 +13,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainermon.alerts.rules import TASKS, AlertRule, RuleEscalation
-from trainermon.core.errors import ConfigError
+from trainermon.alerts.rules import AlertRule, RuleEscalation
+from trainermon.core.config import EscalationConfig
 from trainermon.core.ledger import Ledger
-from trainermon.core.values import Action, Alert, AlertState, Command, DumpTask, Kind
+from trainermon.core.strict import build
+from trainermon.core.values import Action, Alert, AlertState, Command, Kind
 
 _logger = logging.getLogger(__name__)
 
@@ -28,33 +29,6 @@ REPLICATED = frozenset(
     {Kind.GRAD_REDUCED, Kind.PARAM_ORIGIN, Kind.PARAM_UPDATED, Kind.EXP_AVG, Kind.EXP_AVG_SQ, Kind.UPDATE, Kind.COMM}
 )
 """Kinds that look alike on all ranks of a group, whichever of them is the cause."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class EscalationSettings:
-    """Limits of a run's dumps on one node.
-
-    Attributes:
-        max_bytes: What all dumps together may write.
-        max_per_hour: How many alerts may be followed by a dump in any hour.
-        num_steps: For how many steps, where the rule does not say it.
-        task: `statistics` or `tensor`, where the rule does not say it.
-        margin_steps: How far ahead of the fastest rank the dump begins, so that every rank reads the command in time.
-    """
-
-    max_bytes: int = 4 << 30
-    max_per_hour: int = 3
-    num_steps: int = 1
-    task: str = "statistics"
-    margin_steps: int = 2
-
-    def __post_init__(self) -> None:
-        for name, least in (("max_bytes", 0), ("max_per_hour", 0), ("num_steps", 1), ("margin_steps", 1)):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise ConfigError(f"escalation.{name}: found {value!r}, expected a whole number, at least {least}")
-        if self.task not in TASKS:
-            raise ConfigError(f"escalation.task: found {self.task!r}, expected one of {', '.join(TASKS)}")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,14 +60,15 @@ class Escalator:
     """Decides which alerts are followed by a dump, and makes the commands.
 
     Args:
-        settings: The limits.
+        settings: The limits, of one run on one node.
         rules: The rules that the alerts come from.
         path: Where decisions are recorded, one JSON object per line; None keeps them in memory only. Decisions that
             stand there count as made.
     """
 
-    def __init__(self, settings: EscalationSettings, rules: Sequence[AlertRule], *, path: Path | None = None) -> None:
+    def __init__(self, settings: EscalationConfig, rules: Sequence[AlertRule], *, path: Path | None = None) -> None:
         self._settings = settings
+        self._max_bytes = int(settings.max_dump_mb * (1 << 20)) if settings.enabled else 0
         self._escalations = {rule.name: rule.escalate for rule in rules if rule.escalate}
         self._ledger = Ledger(path) if path else None
         self._decisions: dict[str, EscalationDecision] = {}
@@ -113,7 +88,7 @@ class Escalator:
 
     def bytes_left(self) -> int:
         """Return how many bytes dumps may still take: the quota less what is written or reserved."""
-        return self._settings.max_bytes - sum(
+        return self._max_bytes - sum(
             self._written.get((decision.command, rank), decision.bytes_per_rank)
             for decision in self._decisions.values()
             for rank in decision.ranks
@@ -233,7 +208,7 @@ class Escalator:
 
     def _share(self, num_ranks: int) -> int:
         """Return how many bytes each of `num_ranks` may write."""
-        return min(self.bytes_left(), self._settings.max_bytes // _QUOTA_SHARE) // max(1, num_ranks)
+        return min(self.bytes_left(), self._max_bytes // _QUOTA_SHARE) // max(1, num_ranks)
 
     def _num_recent(self, followed: Sequence[EscalationDecision], now_s: float, *, besides: str) -> int:
         """Return how many incidents of the last hour were followed by a dump."""
@@ -244,7 +219,7 @@ class Escalator:
         if num_recent >= self._settings.max_per_hour:
             return f"{num_recent} dumps in the last hour, at most {self._settings.max_per_hour} are allowed"
         if share < _MIN_BYTES:
-            return f"{self.bytes_left()} of {self._settings.max_bytes} bytes are left, too few for {num_ranks} ranks"
+            return f"{self.bytes_left()} of {self._max_bytes} bytes are left, too few for {num_ranks} ranks"
         return ""
 
     def _command(self, decision: EscalationDecision, escalation: RuleEscalation) -> Command:
@@ -253,14 +228,14 @@ class Escalator:
             action=Action.DUMP,
             first_step=decision.first_step,
             num_steps=escalation.steps or self._settings.num_steps,
-            task=DumpTask(escalation.task or self._settings.task),
+            task=escalation.task or self._settings.task,
             max_bytes=decision.bytes_per_rank,
             reason=decision.reason,
         )
 
     def _apply(self, entry: Mapping[str, Any]) -> None:
         if "decision" in entry:
-            decision = EscalationDecision(**{**entry["decision"], "ranks": tuple(entry["decision"]["ranks"])})
+            decision = build(EscalationDecision, entry["decision"])
             self._decisions[decision.alert] = decision
         else:
             settled = entry["settled"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import enum
 import math
 import reprlib
 import types
@@ -24,8 +25,8 @@ _SHORT.maxstring = _SHORT.maxlong = _SHORT.maxother = SHOWN_CHARACTERS
 def build(cls: type[T], raw: Mapping[str, Any], prefix: str = "") -> T:
     """Return the dataclass `cls` built from `raw`, strictly: unknown keys and wrong types are errors.
 
-    Fields may be bool, int, float, str, tuples of one type, an optional one of these, or another dataclass. An int is a
-    float too; a bool is no int.
+    Fields may be bool, int, float, str, enums by their values, tuples of one type, an optional one of these, or another
+    dataclass. An int is a float too; a bool is no int.
 
     Raises:
         ConfigError: A key is unknown or missing, or a value has the wrong type; the message has the path of the key.
@@ -54,6 +55,10 @@ def _convert(wanted: Any, value: Any, path: str) -> Any:
         return tuple(_convert(item, entry, f"{path}[{index}]") for index, entry in enumerate(value))
     if origin in (types.UnionType, typing.Union):
         return None if value is None else _convert(typing.get_args(wanted)[0], value, path)
+    if issubclass(wanted, enum.Enum):
+        values = [member.value for member in wanted]
+        require(value in values, path, value, " or ".join(map(repr, values)))
+        return wanted(value)
     if wanted is float and isinstance(value, int | float) and not isinstance(value, bool):
         require(math.isfinite(value), path, value, "a finite number")
         return float(value)

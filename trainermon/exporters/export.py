@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeAlias
 
-from trainermon.core.config import ENTRY_POINTS, InfluxDBConfig
+from trainermon.core.config import ENTRY_POINTS, OutputConfig
 from trainermon.core.errors import ConfigError
 from trainermon.core.journal import Header
 from trainermon.core.strict import shown
@@ -30,73 +30,25 @@ SEGMENTS_FOLDER = "segments"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class OutputSettings:
-    """The formats in which a run is written beside its store, by its configuration; see `ExportSettings`.
-
-    Attributes:
-        format: Names of the forms.
-        ops: Statistics to write.
-        ndigits: Significant digits in text.
-        step_count_per_record: Steps per file.
-        append_output: Nothing, or two timestamps between which the folder was begun that rows are appended to.
-        influxdb: Where `influxdb` sends points.
-    """
-
-    format: tuple[str, ...] = ()
-    ops: tuple[str, ...] = ("norm",)
-    ndigits: int = 6
-    step_count_per_record: int = 1
-    append_output: tuple[str, ...] = ()
-    influxdb: InfluxDBConfig = dataclasses.field(default_factory=InfluxDBConfig)
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class ExportSettings:
-    """The settings of an exporter.
+class ExportSettings(OutputConfig):
+    """The settings of an exporter: those of the run's configuration, and where the run is.
 
     Attributes:
         run_dir: The run directory; what an exporter writes there belongs below a folder of its own.
-        ops: Statistics to write, see `trainermon.core.naming.COLUMNS`.
-        ndigits: Significant digits in text.
-        step_count_per_record: Steps per file, where a form has several.
-        append_output: Nothing, or two timestamps: go on in the newest folder that was begun between them.
         run_id: Name of the run.
         node_dir: The agent's own folder in the run directory, with the segments of the store in `segments`.
         budget: How many series a form with a limited number of them may have.
-        influxdb: Where `influxdb` sends points.
     """
 
     run_dir: Path
-    ops: tuple[str, ...] = ("norm",)
-    ndigits: int = 6
-    step_count_per_record: int = 1
-    append_output: tuple[str, ...] = ()
     run_id: str = ""
     node_dir: Path = Path()
     budget: SeriesBudget = dataclasses.field(default_factory=SeriesBudget)
-    influxdb: InfluxDBConfig = dataclasses.field(default_factory=InfluxDBConfig)
 
     @property
     def segments(self) -> Path:
         """Folder of the node's segments."""
         return self.node_dir / SEGMENTS_FOLDER
-
-
-def settings_for(
-    outputs: OutputSettings, *, run_dir: Path, node_dir: Path, run_id: str, budget: SeriesBudget | None = None
-) -> ExportSettings:
-    """Return the settings for the exporters of one node of a run."""
-    return ExportSettings(
-        run_dir=run_dir,
-        ops=outputs.ops,
-        ndigits=outputs.ndigits,
-        step_count_per_record=outputs.step_count_per_record,
-        append_output=outputs.append_output,
-        run_id=run_id,
-        node_dir=node_dir,
-        budget=budget or SeriesBudget(),
-        influxdb=outputs.influxdb,
-    )
 
 
 class Exporter(abc.ABC):

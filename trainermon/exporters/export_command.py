@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainermon.core.config import load_config
+from trainermon.core.config import OutputConfig, load_config
 from trainermon.core.errors import ConfigError, StoreError
 from trainermon.core.strict import build
 from trainermon.core.topology import OUTPUT_ROOT
-from trainermon.exporters.export import IN_PROCESS, ExportSettings, OutputSettings, settings_for
+from trainermon.exporters.export import IN_PROCESS, ExportSettings
 from trainermon.exporters.store.feed import store_exporter
 from trainermon.exporters.store.query import find_run
 from trainermon.exporters.store.segment_follower import forget
@@ -75,7 +75,7 @@ def main(args: argparse.Namespace) -> int:
     waiting_bytes = 0.0
     try:
         for node in sorted((run_dir / "nodes").iterdir()):
-            settings = settings_for(outputs, run_dir=run_dir, node_dir=node, run_id=run_dir.name)
+            settings = ExportSettings(**outputs.output_fields(), run_dir=run_dir, node_dir=node, run_id=run_dir.name)
             waiting_bytes += sum(_export(name, settings, again=args.again, stop=stop) for name in names)
     finally:
         timer.cancel()
@@ -84,7 +84,7 @@ def main(args: argparse.Namespace) -> int:
     return 1 if waiting_bytes else 0
 
 
-def _names(outputs: OutputSettings, args: argparse.Namespace) -> list[str]:
+def _names(outputs: OutputConfig, args: argparse.Namespace) -> list[str]:
     """Return which forms to write; a run that is not told any, but knows an InfluxDB, is sent there."""
     names = [name for name in args.format or outputs.format if name not in IN_PROCESS]
     return names or (["influxdb"] if outputs.influxdb.url else [])
@@ -111,16 +111,14 @@ def _is_told(metric: str, counts: Mapping[str, float]) -> bool:
     return metric in counts and (counts[metric] > 0 or "dropped" not in metric)
 
 
-def _outputs_of(run_dir: Path, config: Path | None) -> OutputSettings:
+def _outputs_of(run_dir: Path, config: Path | None) -> OutputConfig:
     """Return what the configuration says of forms: that of `config`, or else the run's own."""
-    names = [field.name for field in dataclasses.fields(OutputSettings)]
     if config is not None:
-        loaded = load_config(config)[0]
-        return OutputSettings(**{name: getattr(loaded, name) for name in names})
+        return load_config(config)[0]
     path = run_dir / "run.json"
     try:
         plain: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["config"]
-        chosen = {name: plain[name] for name in names if name in plain}
+        chosen = {field.name: plain[field.name] for field in dataclasses.fields(OutputConfig) if field.name in plain}
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise StoreError(f"{path} does not say how the run was configured ({error!r}); give --config") from error
-    return build(OutputSettings, chosen)
+    return build(OutputConfig, chosen)

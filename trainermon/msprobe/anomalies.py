@@ -16,8 +16,8 @@ import numpy as np
 from trainermon.alerts.conditions.condition import Mask, RelativeToMeanWatcher
 from trainermon.alerts.conditions.criteria import Criterion, NonFinite, RelativeToMean, Threshold
 from trainermon.alerts.rules import AlertRule, SeriesSelection
+from trainermon.core.config import AnomalyRuleConfig
 from trainermon.core.derived import DERIVED, INFS, NANS, Array
-from trainermon.core.errors import RuleError
 from trainermon.core.journal import Header
 from trainermon.core.naming import METRICS, SeriesNames, tag_of
 from trainermon.core.values import STATISTICS, Coordinates, Kind, SeriesKey, Severity, StatBlock
@@ -31,57 +31,28 @@ TURBULENT = ("norm", "mean")
 # A mean of gradients or activations may hover around zero, where any ratio is large: as in msprobe, that is reported.
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class AnomalyRule:
-    """One rule: `rule_name` is `AnomalyTurbulence`, which needs a `threshold`, or `AnomalyNan`."""
-
-    rule_name: str
-    threshold: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.rule_name not in (TURBULENCE, NAN):
-            raise RuleError(f"alert.rules: found {self.rule_name!r}, expected {TURBULENCE!r} or {NAN!r}")
-        if self.rule_name == TURBULENCE and self.threshold is None:
-            raise RuleError(f"alert.rules: {TURBULENCE} has no threshold, which it needs")
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class AnomalySettings:
-    """The rules, whether single anomalies are recorded, and at which statistics the rules look.
-
-    Attributes:
-        rules: In their order; of several that hold for a value, the first counts.
-        dump: Record single anomalies.
-        ops: Names of statistics; those that are not in `JUDGED` do not matter.
-    """
-
-    rules: tuple[AnomalyRule, ...] = ()
-    dump: bool = False
-    ops: tuple[str, ...] = ("norm",)
-
-    @property
-    def judged(self) -> tuple[str, ...]:
-        """The statistics that the rules look at."""
-        return tuple(op for op in self.ops if op in JUDGED)
-
-
-def anomaly_rules(settings: AnomalySettings) -> tuple[AlertRule, ...]:
-    """Return the settings as alert rules: one per rule and statistic, and one for what is not finite."""
+def anomaly_rules(rules: Sequence[AnomalyRuleConfig], ops: Sequence[str]) -> tuple[AlertRule, ...]:
+    """Return alert rules: one per rule and statistic of `ops` that rules look at, and one for what is not finite."""
     found: list[AlertRule] = []
-    for number, rule in enumerate(settings.rules, start=1):
+    for number, rule in enumerate(rules, start=1):
         suffix = f"-{number}" if number > 1 else ""
         if rule.rule_name == NAN:
             found.append(_rule(f"anomaly-nan{suffix}", NonFinite(), "nonfinite"))
-        if rule.threshold is None:
+        threshold = rule.args.threshold
+        if threshold is None:
             continue
-        limit = Threshold(above=rule.threshold, below=-rule.threshold)
-        relative = RelativeToMean(threshold=rule.threshold)
-        for op in settings.judged:
+        limit = Threshold(above=threshold, below=-threshold)
+        relative = RelativeToMean(threshold=threshold)
+        for op in _judged(ops):
             if rule.rule_name == NAN:
                 found.append(_rule(f"anomaly-nan-{op}{suffix}", limit, JUDGED[op]))
             elif op in TURBULENT:
                 found.append(_rule(f"anomaly-turbulence-{op}{suffix}", relative, JUDGED[op]))
     return tuple(found)
+
+
+def _judged(ops: Sequence[str]) -> list[str]:
+    return [op for op in ops if op in JUDGED]
 
 
 def _rule(name: str, when: Criterion, statistic: str) -> AlertRule:
@@ -137,21 +108,27 @@ class AnomalyScanner:
     """Finds the single anomalies of one rank and attempt, step by step.
 
     Every finite value of a series enters the mean that `AnomalyTurbulence` compares with, from the first block on.
+
+    Args:
+        rules: In their order; of several that hold for a value, the first counts.
+        ops: Names of statistics; those that are not in `JUDGED` do not matter.
+        coordinates: Of the rank.
     """
 
-    def __init__(self, settings: AnomalySettings, coordinates: Coordinates) -> None:
-        self._settings = settings
+    def __init__(self, rules: Sequence[AnomalyRuleConfig], ops: Sequence[str], coordinates: Coordinates) -> None:
+        self._rules = rules
+        self._judged = _judged(ops)
         self._coordinates = coordinates
         self._names = SeriesNames()
         self._num_series = 0
         self._is_judged: Mask = np.zeros(0, np.bool_)
         self._watchers = [
             {
-                op: RelativeToMeanWatcher(RelativeToMean(threshold=rule.threshold), JUDGED[op])
-                for op in settings.judged
-                if op in TURBULENT and rule.rule_name == TURBULENCE and rule.threshold is not None
+                op: RelativeToMeanWatcher(RelativeToMean(threshold=rule.args.threshold), JUDGED[op])
+                for op in self._judged
+                if op in TURBULENT and rule.rule_name == TURBULENCE and rule.args.threshold is not None
             }
-            for rule in settings.rules
+            for rule in rules
         ]
 
     def scan(self, header: Header, block: StatBlock) -> list[Anomaly]:
@@ -176,13 +153,14 @@ class AnomalyScanner:
 
     def _judge(self, series: Any, moments: Array) -> Iterator[_HoldingRule]:
         nonfinite = moments[NANS] + moments[INFS] > 0
-        for op in self._settings.judged:
+        for op in self._judged:
             value = DERIVED[JUDGED[op]](moments)
             new = np.ones(len(series), np.bool_)
-            for rule, watchers in zip(self._settings.rules, self._watchers, strict=True):
+            for rule, watchers in zip(self._rules, self._watchers, strict=True):
                 usual = np.full(len(series), np.nan)
                 if rule.rule_name == NAN:
-                    bad = nonfinite if rule.threshold is None else nonfinite | (np.abs(value) > rule.threshold)
+                    limit = rule.args.threshold
+                    bad = nonfinite if limit is None else nonfinite | (np.abs(value) > limit)
                 elif op in watchers:
                     bad = watchers[op].judge(series, moments).bad
                     usual = watchers[op].baseline(series)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from trainermon.core.config import AnomalyRuleConfig
 from trainermon.core.journal import Header
 from trainermon.core.private_files import replace_file
 from trainermon.core.values import StatBlock
 from trainermon.exporters.export import Exporter
-from trainermon.msprobe.anomalies import AnomalyScanner, AnomalySettings
+from trainermon.msprobe.anomalies import AnomalyScanner
 
 FOLDER = "anomaly_detected"
 FILE = "anomaly.json"
@@ -27,8 +29,9 @@ class AnomalyFiles(Exporter):
     A file is replaced as a whole, so it holds the first `MAX_RECORDS` of a rank; the log says if there are more.
     """
 
-    def __init__(self, settings: AnomalySettings, run_dir: Path) -> None:
-        self._settings = settings
+    def __init__(self, rules: Sequence[AnomalyRuleConfig], ops: Sequence[str], run_dir: Path) -> None:
+        self._rules = rules
+        self._ops = ops
         self._root = run_dir / FOLDER
         self._scanners: dict[int, tuple[int, AnomalyScanner]] = {}
         self._records: dict[int, dict[str, dict[str, Any]]] = {}
@@ -39,7 +42,7 @@ class AnomalyFiles(Exporter):
         rank = header.coordinates.rank
         attempt, scanner = self._scanners.get(rank, (None, None))
         if scanner is None or attempt != header.attempt:
-            scanner = AnomalyScanner(self._settings, header.coordinates)
+            scanner = AnomalyScanner(self._rules, self._ops, header.coordinates)
             self._scanners[rank] = (header.attempt, scanner)
             known = self._records.get(rank) or self._read(rank)
             self._records[rank] = {key: record for key, record in known.items() if record["step"] < block.step}

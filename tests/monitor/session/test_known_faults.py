@@ -24,11 +24,12 @@ from tests.reference import assert_equal
 from trainermon import TrainerMon
 from trainermon.alerts.engine import RuleEngine
 from trainermon.alerts.rules import load_rules
+from trainermon.core.config import AnomalyRuleConfig
 from trainermon.core.journal import HeaderRecord
 from trainermon.core.values import Kind
 from trainermon.exporters.export import ExportSettings
 from trainermon.exporters.views import RunHistory
-from trainermon.msprobe.anomalies import AnomalyRule, AnomalyScanner, AnomalySettings
+from trainermon.msprobe.anomalies import AnomalyScanner
 from trainermon.msprobe.csv_files import CsvExporter
 from trainermon.statistics.kernel import kernel_name
 
@@ -229,7 +230,8 @@ def test_an_infinity_alone_raises_every_rule_about_numbers(places):
     train_with([torch.ones(4), torch.tensor([1.0, INF, 1.0, 1.0])], QUIET | {"replay": {"enabled": False}})
 
     journal = Journal(only_spool(places[0]))
-    scanner = AnomalyScanner(AnomalySettings(rules=(AnomalyRule(rule_name="AnomalyNan"),)), journal.header.coordinates)
+    rules = (AnomalyRuleConfig(rule_name="AnomalyNan"),)
+    scanner = AnomalyScanner(rules, ("norm",), journal.header.coordinates)
     engine = RuleEngine(load_rules())
     anomalies, alerts = [], []
     for block in journal.blocks:

@@ -22,6 +22,7 @@ from trainermon.agent.controller.standstill import LOOK_S, StandstillInquiry
 from trainermon.agent.orders.commands import parse_command
 from trainermon.agent.orders.webhook import DumpRequest, FiredAlert, make_requests, parse_notification
 from trainermon.core.strict import build, require
+from trainermon.core.values import DumpTask
 
 HOUR_S = 3600.0
 MAX_RUNS = 100
@@ -37,7 +38,7 @@ class ManualOrder:
     id: str
     run: str = ""
     ranks: tuple[int, ...] | None = None
-    task: str = "statistics"
+    task: DumpTask = DumpTask.STATISTICS
     num_steps: int = 1
     reason: str = ""
 

@@ -17,6 +17,7 @@ from typing import Any
 from trainermon.agent.orders.webhook import DumpRequest
 from trainermon.core.errors import ConfigError
 from trainermon.core.ledger import Ledger
+from trainermon.core.strict import build
 from trainermon.core.values import as_plain
 
 JOURNAL_FILE = "escalations.jsonl"
@@ -167,9 +168,7 @@ class EscalationJournal:
     def _apply_accepted(self, body: Mapping[str, Any]) -> None:
         plain = dict(body)
         accepted_s = float(plain.pop("accepted_s"))
-        ranks = plain.pop("ranks")
-        alerts = tuple(plain.pop("alerts"))
-        request = DumpRequest(**plain, alerts=alerts, ranks=None if ranks is None else tuple(ranks))
+        request = build(DumpRequest, plain)
         self.escalations.setdefault(request.id, EscalationRecord(request=request, accepted_s=accepted_s))
 
     def _apply_suppressed(self, body: Mapping[str, Any]) -> None:
@@ -178,7 +177,7 @@ class EscalationJournal:
     def _apply_planned(self, body: Mapping[str, Any]) -> None:
         plain = dict(body)
         escalation = self.escalations[plain.pop("escalation")]
-        escalation.plan = EscalationPlan(**{**plain, "ranks": tuple(plain["ranks"])})
+        escalation.plan = build(EscalationPlan, plain)
         escalation.coverage = {}
 
     def _apply_closed(self, body: Mapping[str, Any]) -> None:

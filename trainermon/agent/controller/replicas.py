@@ -20,6 +20,7 @@ from trainermon.agent.controller.client import FAULTS, AgentClient, describe
 from trainermon.agent.controller.fleet import AgentFleet, AgentHandle
 from trainermon.agent.hang.evidence import spans
 from trainermon.agent.orders.webhook import DumpRequest
+from trainermon.core.values import DumpTask
 
 LOOK_S = 10.0
 MAX_OPEN_STEPS = 16
@@ -247,7 +248,7 @@ def _request(run: str, step: int, found: Sequence[DivergenceFinding]) -> DumpReq
         id=f"replica-divergence-{identity}",
         run=run,
         ranks=tuple(ranks),
-        task="statistics",
+        task=DumpTask.STATISTICS,
         num_steps=1,
         reason=f"replica-divergence: {found[0].text}",
         alerts=(),

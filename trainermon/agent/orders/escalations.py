@@ -18,7 +18,7 @@ from trainermon.agent.orders.webhook import DumpRequest, make_requests, parse_no
 from trainermon.alerts.escalation import EscalationDecision
 from trainermon.core.errors import ConfigError
 from trainermon.core.strict import build
-from trainermon.core.values import Action, Command
+from trainermon.core.values import Action, Command, DumpTask
 
 REACH_S = 0.5
 MAX_ALERTS = 50
@@ -45,7 +45,7 @@ class EscalationOrder:
     attempt: int
     first_step: int
     num_steps: int = 1
-    task: str = "statistics"
+    task: DumpTask = DumpTask.STATISTICS
     ranks: tuple[int, ...] | None = None
     reason: str = ""
 

@@ -90,7 +90,7 @@ class DumpRequest:
     id: str
     run: str
     ranks: tuple[int, ...] | None
-    task: str
+    task: DumpTask
     num_steps: int
     reason: str
     alerts: tuple[str, ...]

@@ -8,6 +8,7 @@ what was expected and the nearest right name. A key that msprobe accepts and tha
 |---|---|
 | `schema` | which keys there are, and what a value must be |
 | `outputs` | the same of the forms that a run is written in |
+| `run` | what of it the agent of a node is told |
 | `msprobe` | what is different in a file that was written for msprobe, first or second version |
 | `dynamic` | when a configuration is followed, and when it waits |
 | `reading` | how a file becomes a configuration |
@@ -15,8 +16,9 @@ what was expected and the nearest right name. A key that msprobe accepts and tha
 
 from trainermon.core.config.dynamic import is_followed, is_waiting
 from trainermon.core.config.msprobe import WITHOUT_EFFECT
-from trainermon.core.config.outputs import ENTRY_POINTS, FORMATS, InfluxDBConfig
+from trainermon.core.config.outputs import ENTRY_POINTS, FORMATS, InfluxDBConfig, OutputConfig
 from trainermon.core.config.reading import load_config, parse_config
+from trainermon.core.config.run import RunSettings
 from trainermon.core.config.schema import (
     OPS,
     AgentConfig,
@@ -46,7 +48,9 @@ __all__ = [
     "InfluxDBConfig",
     "L2Targets",
     "MonitorConfig",
+    "OutputConfig",
     "ReplayConfig",
+    "RunSettings",
     "is_followed",
     "is_waiting",
     "load_config",

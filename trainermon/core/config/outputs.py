@@ -10,6 +10,7 @@ import re
 import urllib.parse
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
+from typing import Any
 
 from trainermon.core.errors import ConfigError
 from trainermon.core.strict import require, shown
@@ -64,6 +65,32 @@ class InfluxDBConfig:
         require(1 <= self.batch_points <= 100_000, "influxdb.batch_points", self.batch_points, "1 to 100000")
         require(0 < self.timeout_s <= 600, "influxdb.timeout_s", self.timeout_s, "a number of seconds, at most 600")
         require(self.max_backoff_s > 0, "influxdb.max_backoff_s", self.max_backoff_s, "a number of seconds above 0")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class OutputConfig:
+    """In which forms a run is written beside its store.
+
+    Attributes:
+        format: Forms that the run is written in beside its store: `csv`, `tensorboard`, `influxdb`, `api`, or what
+            another package registers; a name or a list of names.
+        ops: Statistics that `format` writes; `shape` and `dtype` always are.
+        ndigits: Significant digits in csv files, 1 to 20.
+        step_count_per_record: Steps per csv file.
+        append_output: Two timestamps as `Dec03_21-34-40`: csv rows are appended to the newest folder between them.
+        influxdb: Where `format: influxdb` sends points.
+    """
+
+    format: tuple[str, ...] = ()
+    ops: tuple[str, ...] = ("norm",)
+    ndigits: int = 6
+    step_count_per_record: int = 1
+    append_output: tuple[str, ...] = ()
+    influxdb: InfluxDBConfig = InfluxDBConfig()
+
+    def output_fields(self) -> dict[str, Any]:
+        """Return these keys and their values, without those of a class that has more."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(OutputConfig)}
 
 
 def check_formats(names: Sequence[str]) -> None:

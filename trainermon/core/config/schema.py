@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 
-from trainermon.core.config.outputs import InfluxDBConfig, check_formats
+from trainermon.core.config.outputs import OutputConfig, check_formats
 from trainermon.core.errors import ConfigError
 from trainermon.core.strict import require, shown
 from trainermon.core.values import DumpTask
@@ -28,7 +28,6 @@ OPS = (
     "dtype",
 )
 """Columns that a csv file may have; msprobe's, and what the eight moments give beside them."""
-TASKS = tuple(task.value for task in DumpTask)
 ANOMALY_RULES = ("AnomalyTurbulence", "AnomalyNan")
 SA_ORDERS = ("s,b,h,d", "b,s,h,d")
 
@@ -79,14 +78,13 @@ class ReplayConfig:
     enabled: bool = True
     memory_mb: float = 1024.0
     joint: bool = True
-    task: str = "statistics"
+    task: DumpTask = DumpTask.STATISTICS
     max_replays: int = 3
     max_dump_mb: float = 4096.0
     classify: bool = True
     keep_mb: float = 512.0
 
     def __post_init__(self) -> None:
-        require(self.task in TASKS, "replay.task", self.task, " or ".join(map(repr, TASKS)))
         for key in ("memory_mb", "max_replays", "max_dump_mb", "keep_mb"):
             require(getattr(self, key) >= 0, f"replay.{key}", getattr(self, key), "0 or more")
 
@@ -105,14 +103,13 @@ class EscalationConfig:
     """
 
     enabled: bool = True
-    task: str = "statistics"
+    task: DumpTask = DumpTask.STATISTICS
     num_steps: int = 1
     margin_steps: int = 2
     max_per_hour: int = 3
     max_dump_mb: float = 4096.0
 
     def __post_init__(self) -> None:
-        require(self.task in TASKS, "escalation.task", self.task, " or ".join(map(repr, TASKS)))
         for key in ("num_steps", "margin_steps"):
             require(getattr(self, key) >= 1, f"escalation.{key}", getattr(self, key), "1 or more")
         for key in ("max_per_hour", "max_dump_mb"):
@@ -242,7 +239,7 @@ class AlertConfig:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class MonitorConfig:
+class MonitorConfig(OutputConfig):
     """Everything a user can ask for.
 
     Attributes:
@@ -281,13 +278,6 @@ class MonitorConfig:
         spool_mb: Most MiB of journal that this rank keeps on the node; in /dev/shm at most its share of a sixteenth.
         rules: File of alert rules instead of the built-in ones.
         alert: Rules of msprobe's monitor, beside those.
-        format: Forms that the run is written in beside its store: `csv`, `tensorboard`, `influxdb`, `api`, or what
-            another package registers; a name or a list of names.
-        ops: Statistics that `format` writes; `shape` and `dtype` always are.
-        ndigits: Significant digits in csv files, 1 to 20.
-        step_count_per_record: Steps per csv file.
-        append_output: Two timestamps as `Dec03_21-34-40`: csv rows are appended to the newest folder between them.
-        influxdb: Where `format: influxdb` sends points.
         agent: The node agent.
         replay: The replay of a step whose gradients are not finite.
         escalation: What other alerts may order.
@@ -324,12 +314,6 @@ class MonitorConfig:
     spool_mb: float = 512.0
     rules: str | None = None
     alert: AlertConfig = AlertConfig()
-    format: tuple[str, ...] = ()
-    ops: tuple[str, ...] = ("norm",)
-    ndigits: int = 6
-    step_count_per_record: int = 1
-    append_output: tuple[str, ...] = ()
-    influxdb: InfluxDBConfig = InfluxDBConfig()  # noqa: RUF009  (frozen)
     agent: AgentConfig = AgentConfig()
     replay: ReplayConfig = ReplayConfig()
     escalation: EscalationConfig = EscalationConfig()

@@ -15,7 +15,6 @@ from trainermon.core.outbox import Outbox
 from trainermon.core.spool import RankLock, memory_share_bytes, open_spool
 from trainermon.core.topology import RunIdentity
 from trainermon.core.values import Coordinates
-from trainermon.monitor.session.run_files import MIB
 
 
 class RankSpool:
@@ -35,7 +34,7 @@ class RankSpool:
         self.directory = open_spool(run.run_id, Path(config.spool_dir) if config.spool_dir else None)
         self._lock = RankLock(self.directory, coordinates.rank)
         self.page = ControlPage(self.directory, coordinates.rank)
-        budget = min(int(config.spool_mb * MIB), memory_share_bytes(self.directory, coordinates.local_world_size))
+        budget = min(int(config.spool_mb * (1 << 20)), memory_share_bytes(self.directory, coordinates.local_world_size))
         self.journal = JournalWriter(self.directory, _header(run, coordinates), budget_bytes=budget)
         self.outbox = Outbox(self.directory, run.directory, coordinates.rank)
 

@@ -8,19 +8,17 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import trainermon
-from trainermon.core.config import InfluxDBConfig, MonitorConfig
+from trainermon.core.config import MonitorConfig, OutputConfig, RunSettings
 from trainermon.core.errors import AttachError
 from trainermon.core.private_files import make_private_directory, open_private, replace_file
 from trainermon.core.topology import RunIdentity
 from trainermon.core.values import Coordinates, as_plain
 from trainermon.monitor.taps.training import HeldParameter, Training
-
-MIB = 1 << 20
 
 
 def write_run_files(  # noqa: PLR0913  # what the files say
@@ -90,55 +88,31 @@ def write_agent_settings(
 
     `edits` is the configuration file that the agent follows, if any.
     """
-    escalation = config.escalation
-    _write(
-        spool / "agent.json",
-        {
-            "run_id": run.run_id,
-            "output": str(run.directory),
-            "rules": _absolute(config.rules),
-            "host": config.agent.host,
-            "port": config.agent.port,
-            "linger_s": config.agent.linger_s,
-            "flush_s": config.agent.flush_s,
-            "watches_all_parameters": not config.targets,
-            "world_size": coordinates.world_size,
-            "config_file": str(edits.absolute()) if edits else None,
-            "config_mtime_ns": edits.stat().st_mtime_ns if edits else 0,
-            "outputs": {
-                "format": config.format,
-                "ops": config.ops,
-                "ndigits": config.ndigits,
-                "step_count_per_record": config.step_count_per_record,
-                "append_output": config.append_output,
-                "influxdb": _with_absolute_files(config.influxdb),
-            },
-            "anomalies": {
-                "rules": [
-                    {"rule_name": rule.rule_name, "threshold": rule.args.threshold} for rule in config.alert.rules
-                ],
-                "dump": config.alert.dump,
-                "ops": config.ops,
-            },
-            "hang": config.hang,
-            "escalation": {
-                "max_bytes": int(escalation.max_dump_mb * MIB) if escalation.enabled else 0,
-                "max_per_hour": escalation.max_per_hour,
-                "num_steps": escalation.num_steps,
-                "task": escalation.task,
-                "margin_steps": escalation.margin_steps,
-            },
-        },
-        spool,
+    influxdb = config.influxdb
+    token_file, ca_file = _absolute(influxdb.token_file), _absolute(influxdb.ca_file)
+    influxdb = dataclasses.replace(influxdb, token_file=token_file, ca_file=ca_file)
+    settings = RunSettings(
+        run_id=run.run_id,
+        output=str(run.directory),
+        rules=_absolute(config.rules),
+        host=config.agent.host,
+        port=config.agent.port,
+        linger_s=config.agent.linger_s,
+        flush_s=config.agent.flush_s,
+        escalation=config.escalation,
+        outputs=OutputConfig(**{**config.output_fields(), "influxdb": influxdb}),
+        alert=config.alert,
+        hang=config.hang,
+        watches_all_parameters=not config.targets,
+        world_size=coordinates.world_size,
+        config_file=str(edits.absolute()) if edits else None,
+        config_mtime_ns=edits.stat().st_mtime_ns if edits else 0,
     )
-
-
-def _with_absolute_files(config: InfluxDBConfig) -> InfluxDBConfig:
-    """Return `config` for a process with another working directory."""
-    return dataclasses.replace(config, token_file=_absolute(config.token_file), ca_file=_absolute(config.ca_file))
+    _write(spool / "agent.json", settings, spool)
 
 
 def _absolute(path: str | None) -> str | None:
+    """Return `path` for a process with another working directory."""
     return str(Path(path).absolute()) if path else None
 
 
@@ -150,7 +124,7 @@ def _num_counted(parameter: HeldParameter) -> int:
     return parameter.tensor.numel() if placement.length is None else placement.length
 
 
-def _write(path: Path, content: Mapping[str, Any], top: Path) -> None:
+def _write(path: Path, content: Any, top: Path) -> None:
     """Write `path` below the private directory `top`."""
     make_private_directory(path.parent, top)
     replace_file(path, json.dumps(as_plain(content), indent=1).encode())
