@@ -78,7 +78,7 @@ def ours(action: Callable[[], object], operand: torch.Tensor, *, before: bool) -
         taps.attach()
         watched_us = calls_of(action)
         taps.detach()
-        collector.discard()
+        collector.reset_step()
         return watched_us, with_kernel_us
 
     return measure

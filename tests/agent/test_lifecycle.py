@@ -289,7 +289,7 @@ def test_lost_race_against_a_leaving_agent_is_run_again(tmp_path):
     def sleep(seconds):
         slept.append(seconds)
         if len(slept) == 3:
-            lock.release()
+            lock.close()
 
     assert claim(tmp_path, sleep=sleep) is not None
     assert len(slept) == 3
@@ -301,7 +301,7 @@ def test_a_running_agent_makes_others_leave(tmp_path):
 
     assert claim(tmp_path, sleep=lambda _: None) is None
 
-    lock.release()
+    lock.close()
 
 
 def test_the_last_word_of_a_killed_agent_makes_nobody_leave(tmp_path):
@@ -335,7 +335,7 @@ def test_looking_whether_a_spool_is_followed_leaves_nothing_in_it(tmp_path):
 
     lock = RunLock.try_acquire(tmp_path)
     assert is_followed(tmp_path)
-    lock.release()
+    lock.close()
     assert not is_followed(tmp_path)
 
 

@@ -181,7 +181,7 @@ def run_fault(fault, folder):
             result = keeper.replay(directory, info)
             same = all(map(functools.partial(torch.equal), *_bits(before, model)))
             return {"status": result.status, "reason": result.reason, "seconds": result.seconds, "untouched": same}
-        keeper.clear()
+        keeper.reset()
         optimizer.step()
         optimizer.zero_grad()
         remove()

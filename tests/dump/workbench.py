@@ -134,7 +134,7 @@ def train(watch="nothing", *, directory=None, dtype=torch.float32, steps=3, micr
         if keeper is not None:
             run.gradients.append(dict(own))
             run.results.append(keeper.replay(directory / f"step{step}", DumpInfo(step=step), task="tensor"))
-            keeper.clear()
+            keeper.reset()
         optimizer.step()
         optimizer.zero_grad()
     run.weights = [value.clone() for value in model.state_dict().values()]

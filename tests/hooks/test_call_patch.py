@@ -34,29 +34,29 @@ def follow(owner, name, *, token=object()):  # noqa: B008  # one token for all
 def test_begin_and_end_of_a_call_belong_together():
     patch, seen, token = follow(Group, "reduce")
     group = Group()
-    patch.put()
+    patch.attach()
 
     assert group.reduce(2, factor=3) == 6
 
     assert seen == [((group, 2), {"factor": 3}), (token, 6)]
-    patch.remove()
+    patch.detach()
 
 
 def test_call_that_is_not_to_be_followed_has_no_end():
     patch, seen, _ = follow(Group, "reduce", token=None)
-    patch.put()
+    patch.attach()
     Group().reduce(2)
-    patch.remove()
+    patch.detach()
 
     assert len(seen) == 1
 
 
 def test_call_that_fails_has_no_end_and_its_error_arrives():
     patch, seen, _ = follow(Group, "reduce")
-    patch.put()
+    patch.attach()
     with pytest.raises(ValueError, match="no value"):
         Group().reduce(None)
-    patch.remove()
+    patch.detach()
 
     assert len(seen) == 1
 
@@ -68,11 +68,11 @@ def test_replacement_is_the_same_every_time_and_the_original_comes_back():
 
     replacements = []
     for _ in range(3):
-        patch.put()
-        patch.put()
+        patch.attach()
+        patch.attach()
         replacements.append(vars(Group)["reduce"])
-        patch.remove()
-        patch.remove()
+        patch.detach()
+        patch.detach()
         assert vars(Group)["reduce"] is original
 
     assert replacements[0] is replacements[1] is replacements[2]
@@ -84,11 +84,11 @@ def test_replacement_is_the_same_every_time_and_the_original_comes_back():
 
 def test_wrapper_of_somebody_else_stays_and_is_noticed(monkeypatch):
     patch, seen, _ = follow(Group, "reduce")
-    patch.put()
+    patch.attach()
     ours = Group.reduce
     monkeypatch.setattr(Group, "reduce", lambda *args: ours(*args))
 
-    patch.remove()
+    patch.detach()
 
     assert not patch.fits
     assert Group().reduce(4) == 4
@@ -112,8 +112,8 @@ def test_inherited_method_is_refused_because_others_inherit_it_too():
 def test_method_of_a_class_of_torch_comes_back_identical():
     original = vars(dist.Work)["wait"]
     patch, _, _ = follow(dist.Work, "wait")
-    patch.put()
-    patch.remove()
+    patch.attach()
+    patch.detach()
 
     assert vars(dist.Work)["wait"] is original
 
@@ -122,7 +122,7 @@ def test_function_of_a_module_is_left_alone_while_torch_compiles(monkeypatch):
     module = types.ModuleType("functions")
     module.double = lambda value: 2 * value
     patch, seen, token = follow(module, "double")
-    patch.put()
+    patch.attach()
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     assert module.double(2) == 4
     assert seen == []

@@ -186,7 +186,7 @@ def losses(directory=None):
         loss.backward()
         if directory:
             assert keeper.replay(directory / f"step{step}", DumpInfo(step=step)).status == "clean"
-            keeper.clear()
+            keeper.reset()
         optimizer.step()
         optimizer.zero_grad()
         found.append(loss.item())

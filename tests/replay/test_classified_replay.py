@@ -200,7 +200,7 @@ def trained(folder):
         else:
             optimizer.step()
         optimizer.zero_grad()
-        keeper.clear()
+        keeper.reset()
     return [*model.parameters(), *model.buffers(), torch.get_rng_state()]
 
 

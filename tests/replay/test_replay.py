@@ -183,7 +183,7 @@ def test_autocast_is_as_it_was(tmp_path):
 
     keeper.replay(tmp_path / "inside", DumpInfo(), task="tensor")
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        keeper.clear()
+        keeper.reset()
         with torch.autocast("cpu", enabled=False):
             model(torch.randn(3, 4)).sum().backward()
         keeper.replay(tmp_path / "outside", DumpInfo())
@@ -221,7 +221,7 @@ def test_budget_keeps_the_last_micro_steps(tmp_path):
     assert result.micro_steps == 2
     assert "the first 2 micro steps did not fit" in result.reason
     assert {entry.micro_step for entry in read_dump(tmp_path).root} == {2, 3}
-    keeper.clear()
+    keeper.reset()
     assert keeper.size_bytes == 0
 
 
@@ -395,7 +395,7 @@ def test_running_statistics_that_became_nan_in_any_micro_step_are_replayed(tmp_p
 def test_statistics_that_stood_still_in_evaluation_mode_are_replayed_in_training(tmp_path):
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).eval()
     keeper, _ = prepared(model, torch.randn(6, 4))
-    keeper.clear()
+    keeper.reset()
     model.train()
     model(torch.randn(6, 4) + 3).square().sum().backward()
     model.eval()

@@ -109,7 +109,7 @@ def test_nothing_is_waited_for_and_memory_does_not_grow():
                 slab.take(gradients[:100] if step % 2 else gradients[100:])
                 ring.seal(slab)
             for ready in ring.ready():
-                ring.release(ready)
+                ring.put_back(ready)
             used.append(torch.cuda.memory_allocated() - before)
 
     assert max(used) <= 64 * MIB

@@ -131,7 +131,7 @@ def test_a_released_slab_serves_again(copies):
     copies[2].arrived = True
 
     [slab] = ring.ready()
-    ring.release(slab)
+    ring.put_back(slab)
 
     assert write_step(ring, 3) is slab
     assert slab.step == 3
@@ -153,7 +153,7 @@ def test_an_open_slab_that_is_released_is_used_again():
     for step in range(10):
         slab = ring.begin(step)
         slab.take([torch.ones(1)])
-        ring.release(slab)
+        ring.put_back(slab)
 
     assert (ring.skipped, ring.ready()) == (0, [])
     assert ring.begin(10).num_rows == 0

@@ -67,7 +67,7 @@ def main(args: argparse.Namespace) -> int:
         write_status(spool, AgentStatus(pid=os.getpid(), run_id=settings.run_id, output=settings.output))
         host = args.node_name or socket.gethostname()
         status = follow(spool, settings, lock, host=host, log_to_stderr=args.log_to_stderr)
-    lock.release()
+    lock.close()
     return status
 
 

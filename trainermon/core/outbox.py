@@ -54,7 +54,7 @@ class Parcel:
         with contextlib.suppress(OSError):
             self.content.rename(self._ready)
 
-    def discard(self) -> None:
+    def delete(self) -> None:
         """Drop the parcel, which is never delivered."""
         shutil.rmtree(self.content, ignore_errors=True)
 

@@ -85,14 +85,14 @@ class RandomLog:
         self._mode = _DrawRecorder(self._guard.wrap(self._drawn))
         self._patches = list(self._followed())
         for patch in self._patches:
-            patch.put()
+            patch.attach()
         put_in(self._mode)
 
     def close(self) -> None:
         """List nothing any more, and let go of the file."""
         take_out(self._mode)
         for patch in self._patches:
-            patch.remove()
+            patch.detach()
         self._file.close()
 
     def __enter__(self) -> RandomLog:

@@ -85,15 +85,15 @@ class FollowedCalls:
         """Record the calls of the function `name` of `owner` too, as `<prefix>.<name>`; before `put`."""
         self._patches.append(self._patch(owner, name, self._contain(self._begins, FunctionName(prefix, name))))
 
-    def put(self) -> None:
+    def attach(self) -> None:
         """Begin to follow."""
         for patch in self._patches:
-            patch.put()
+            patch.attach()
 
-    def remove(self) -> None:
+    def detach(self) -> None:
         """Follow nothing any more; of what nobody has waited for the outputs are read if they are there."""
         for patch in self._patches:
-            patch.remove()
+            patch.detach()
         for followed in {id(each): each for each in self._waiting.values()}.values():
             self._contain(self._finish)(followed, None)
         self._waiting.clear()

@@ -91,13 +91,13 @@ class FunctionCapture(TorchFunctionMode):
 
     def attach(self) -> None:
         """Begin to record."""
-        self._followed.put()
+        self._followed.attach()
         self._switch.attach()
 
     def detach(self) -> None:
         """Record nothing any more, and write the entries whose gradients did not all arrive."""
         self._switch.detach()
-        self._followed.remove()
+        self._followed.detach()
         self._gradients.close()
         self.tripped = True
 

@@ -33,7 +33,7 @@ class ModeSwitch:
     def attach(self) -> None:
         """Let the mode see what is called from now on."""
         if self._engine is not None:
-            self._engine.put()
+            self._engine.attach()
         self._is_on = True
         put_in(self._mode)
 
@@ -43,7 +43,7 @@ class ModeSwitch:
             self._is_on = False
             take_out(self._mode)
         if self._engine is not None:
-            self._engine.remove()
+            self._engine.detach()
 
     def _engine_patch(self) -> CallPatch:
         """Have the mode on in the backward, where checkpoints repeat functions."""

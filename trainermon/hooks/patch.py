@@ -77,8 +77,8 @@ class CallPatch:
 
     `begins(args, kwargs)` runs before the original, a method's `self` included; what it returns is handed to
     `ends(token, result)` unless it is None, after an exception to `fails(token)`. All must be contained. Not called
-    while torch.compile traces. Nothing is replaced before `put()`. The replacement is always the same object, so that
-    what was compiled with and without it stays valid when it comes and goes.
+    while torch.compile traces. Nothing is replaced before `attach()`. The replacement is always the same object, so
+    that what was compiled with and without it stays valid when it comes and goes.
 
     Raises:
         AttachError: `owner` itself has no such function.
@@ -108,13 +108,13 @@ class CallPatch:
         """Whether the owner has the original or the replacement; else somebody else has replaced it."""
         return vars(self._owner).get(self._name) in (self._original, self._replacement)
 
-    def put(self) -> None:
+    def attach(self) -> None:
         """Put the replacement in place; does nothing if it is."""
         self._is_on = True
         if vars(self._owner).get(self._name) is self._original:
             setattr(self._owner, self._name, self._replacement)
 
-    def remove(self) -> None:
+    def detach(self) -> None:
         """Put the original back; where somebody else has replaced the function since, only fall silent."""
         self._is_on = False
         if vars(self._owner).get(self._name) is self._replacement:

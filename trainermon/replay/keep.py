@@ -154,7 +154,7 @@ class ForwardKeeper:
         self._handles.clear()
         self._current = None
 
-    def clear(self) -> None:
+    def reset(self) -> None:
         """Release everything that was kept: the step is over."""
         self.forwards.clear()
         self.dropped = [0] * len(self.stages)
@@ -163,7 +163,7 @@ class ForwardKeeper:
 
     def take_over(self, forwards: Sequence[KeptForward], dropped: int) -> None:
         """Take the forwards of a step that another process has kept, of a single root."""
-        self.clear()
+        self.reset()
         self.forwards = list(forwards)
         self.dropped = [dropped]
 

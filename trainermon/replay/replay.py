@@ -134,9 +134,9 @@ class StepKeeper:
         """Stop keeping; what was kept stays."""
         self._keeper.detach()
 
-    def clear(self) -> None:
+    def reset(self) -> None:
         """Release what was kept: the step is over."""
-        self._keeper.clear()
+        self._keeper.reset()
 
     def take_over(self, step: KeptStep) -> None:
         """Take a step that another process has kept on disk, to replay it here."""

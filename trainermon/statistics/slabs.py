@@ -231,6 +231,6 @@ class SlabRing:
             slab._wait()
         return slabs
 
-    def release(self, slab: Slab) -> None:
+    def put_back(self, slab: Slab) -> None:
         """Make a slab available again that is open, or that `ready` or `flush` returned; its rows are valid no more."""
         self._free.append(slab)

@@ -30,7 +30,7 @@ def test_everything_comes_back_after_a_restart(folder):
     first = journal.accept(request((0, 3)), now_s=1.0)
     journal.plan(first, PLAN)
     first.coverage = {0: "written", 3: "late"}
-    journal.finish(first, "partial", "why")
+    journal.record_end(first, "partial", "why")
     second = journal.accept(request(id="Spike-2", alerts=("b/1/dump",)), now_s=2.0)
     journal.suppress(["c/1/dump"], "too many", now_s=3.0)
     journal.close()
@@ -92,7 +92,7 @@ def test_a_failed_fsync_is_not_called_accepted(folder, monkeypatch):
 def test_what_is_over_for_long_is_forgotten_but_never_what_is_open(folder):
     journal = EscalationJournal(folder, now_s=0.0)
     closed = journal.accept(request(), now_s=1.0)
-    journal.finish(closed, "done", "")
+    journal.record_end(closed, "done", "")
     journal.accept(request(id="Spike-2"), now_s=1.0)
     journal.suppress(["c/1/dump"], "too many", now_s=1.0)
     journal.close()

@@ -184,7 +184,7 @@ def test_somebody_who_wraps_after_us_keeps_his_wrapper(world, monkeypatch):
     steps.taps.detach()
 
     assert dist.ProcessGroup.allreduce is theirs
-    steps.collector.discard()
+    steps.collector.reset_step()
     rows = steps.rows(lambda: dist.all_reduce(torch.ones(2)))
     assert len(calls) == 1
     assert rows.slots("world.all_reduce", 0) == {"pre.0", "post.0", "wait_seconds"}

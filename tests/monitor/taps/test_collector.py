@@ -113,7 +113,7 @@ def test_no_slab_is_lost_by_steps_that_are_empty_or_discarded(journal):
         collector.take((), ())
         collector.seal()
         collector.take((0,), (torch.ones(2),))
-        collector.discard()
+        collector.reset_step()
     collector.begin(20)
     collector.take((0,), (torch.ones(7),))
     collector.seal()

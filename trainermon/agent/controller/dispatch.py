@@ -187,7 +187,7 @@ class EscalationDispatcher:
 
     async def _finish(self, escalation: EscalationRecord, detail: str) -> None:
         outcome = outcome_of(escalation.coverage.values())
-        await self._write(partial(self._journal.finish, escalation, outcome, detail))
+        await self._write(partial(self._journal.record_end, escalation, outcome, detail))
         self.num_failed += outcome == "failed"
         _log.info("escalation %s: %s %s", escalation.request.id, outcome, detail)
 

@@ -142,7 +142,7 @@ class EscalationJournal:
         """Note how it will be carried out; afterwards that is on disk. Raises OSError as `accept`."""
         self._append({"planned": {**as_plain(plan), "escalation": escalation.request.id}})
 
-    def finish(self, escalation: EscalationRecord, outcome: str, detail: str) -> None:
+    def record_end(self, escalation: EscalationRecord, outcome: str, detail: str) -> None:
         """Note how it ended, with its coverage. Raises OSError as `accept`."""
         coverage = {str(rank): status for rank, status in escalation.coverage.items()}
         entry = {"id": escalation.request.id, "outcome": outcome, "detail": detail, "coverage": coverage}

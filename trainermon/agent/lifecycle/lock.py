@@ -79,7 +79,7 @@ class RunLock:
         except FileNotFoundError:
             return spool.exists()
 
-    def release(self) -> None:
+    def close(self) -> None:
         """Let another agent follow the spool."""
         os.close(self._descriptor)
 

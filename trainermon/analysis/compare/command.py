@@ -135,7 +135,7 @@ def main(args: argparse.Namespace) -> int:
     try:
         found = list(outcomes(target, golden, destination, options=options, report=progress))
     finally:
-        progress.clear()
+        progress.close()
     sys.stdout.write(render_text(found, colour=sys.stdout.isatty()))
     _list_files([path for outcome in found for path in outcome.files])
     return _status([outcome.rows for outcome in found]) if args.exit_code else 0

@@ -39,7 +39,7 @@ class ProgressBar:
         self._stream.write(f"{_CLEAR}[{bar}] {done:,} of {total:,} {what}{left}")
         self._stream.flush()
 
-    def clear(self) -> None:
+    def close(self) -> None:
         """Erase the bar."""
         if self._stream.isatty():
             self._stream.write(_CLEAR)

@@ -66,7 +66,7 @@ class NodeHistograms:
         for histogram in self._waits.values():
             yield WAIT_DURATION.name, histogram
 
-    def clear(self) -> None:
+    def reset(self) -> None:
         """Remove the histograms of all ranks."""
         self.step = None
         self._waits.clear()
@@ -153,4 +153,4 @@ class NodeSeries:
 
     def end_run(self) -> None:
         """Remove what was shown of ranks."""
-        self.histograms.clear()
+        self.histograms.reset()

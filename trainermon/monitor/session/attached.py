@@ -178,7 +178,7 @@ class AttachedTraining:
         """
         if os.getpid() != self._pid:
             return  # a forked child: the run is its parent's
-        endings: list[Callable[[], None]] = [partial(self._finish, error), self.release]
+        endings: list[Callable[[], None]] = [partial(self._finish, error), self._close_files]
         if self._coordinates.local_rank == 0 and self._config.agent.start:
             endings.append(partial(self._agent.wait, self._config.agent))
         endings.append(partial(self._agent.empty_outbox, self._config.agent))
@@ -188,10 +188,10 @@ class AttachedTraining:
     def undo_start(self) -> None:
         """Undo a `start` that has failed: remove the hooks and close the files."""
         if self._loop is not None:
-            _contained(self._loop.remove)
-        self.release()
+            _contained(self._loop.detach)
+        self._close_files()
 
-    def release(self) -> None:
+    def _close_files(self) -> None:
         """Close the files of the spool, and release the rank's lock."""
         self._witness.close()
         self._files.close()
@@ -204,7 +204,7 @@ class AttachedTraining:
             text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
             self._files.journal.append_event(FailedEvent(step=step, message=text[-MAX_TRACEBACK:]))
         try:
-            self._loop.finish(failed=error is not None)
+            self._loop.close(failed=error is not None)
         finally:
             self._files.page.beat(step, Phase.CLOSED if error is None else Phase.FAILED, time.time())
 

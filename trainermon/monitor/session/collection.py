@@ -123,7 +123,7 @@ class TapCollection:
 
     def forward_ended(self) -> None:
         """Release the activations that were looked at last."""
-        self._modules.release()
+        self._modules.forget_seen()
 
     def backward_ended(self) -> None:
         """Take the gradients if they are final, and release what the backward used."""

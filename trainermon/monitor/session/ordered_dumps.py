@@ -126,7 +126,7 @@ class OrderedDumps:
         try:
             writer = DumpWriter(parcel.content, info, task=command.task, max_bytes=most, final=parcel.final)
         except DumpError as error:
-            parcel.discard()
+            parcel.delete()
             self._orders.remove(order)
             self._tell_failed(command, step, str(error))
             return

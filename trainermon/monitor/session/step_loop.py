@@ -132,12 +132,12 @@ class StepLoop:
         self._dumps.detach()
         self._check.watch_decision()
 
-    def remove(self) -> None:
+    def detach(self) -> None:
         """Remove every hook, whichever of them exist."""
         self._hooks.detach()
         self.detach_taps()
 
-    def finish(self, *, failed: bool = False) -> None:
+    def close(self, *, failed: bool = False) -> None:
         """Remove every hook, and write everything that was collected, waiting for the device if need be.
 
         What has no optimizer step is no step: of the one that is open only what the script recorded is written, unless
@@ -152,9 +152,9 @@ class StepLoop:
         self.detach_taps()
         self.collector.seal_ended()
         if is_thrown_away:
-            self.collector.discard()
+            self.collector.reset_step()
         elif not is_bad:
-            self.collector.discard(but=self.values.recorder.filed)
+            self.collector.reset_step(but=self.values.recorder.filed)
         self.collector.seal()
         self.collector.write_ready(wait=True)
 
@@ -182,7 +182,7 @@ class StepLoop:
         """Drop what was taken: the script has thrown its gradients away without an optimizer step."""
         if not self.steps.in_float16:
             self._check.check_without_step()
-        self.collector.discard()
+        self.collector.reset_step()
         self._start_counting()
         self._dumps.replays.reset()
 
@@ -204,7 +204,7 @@ class StepLoop:
             self.steps.backward,
         )
         self._check.is_pending = False
-        self.collector.discard()
+        self.collector.reset_step()
         self.detach_taps()
         self.phases.beat(Phase.DETACHED)
 

@@ -117,7 +117,7 @@ class StepReplays:
         )
         dump = None if result.dump is None else parcel.place
         if dump is None:
-            parcel.discard()
+            parcel.delete()
         else:
             parcel.send()
         self._journal.append_event(
@@ -142,10 +142,10 @@ class StepReplays:
     def reset(self) -> None:
         """Release what was kept for a replay."""
         if self._keeper is not None:
-            self._keeper.clear()
+            self._keeper.reset()
 
     def detach(self) -> None:
         """Remove every hook, and release what was kept."""
         if self._keeper is not None:
             self._keeper.detach()
-            self._keeper.clear()
+            self._keeper.reset()

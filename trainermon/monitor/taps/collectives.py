@@ -99,17 +99,17 @@ class CollectiveTaps:
             if not all(patch.fits for patch in self._patches):
                 self._patches = self._make_patches()
             for patch in self._patches:
-                patch.put()
+                patch.attach()
         self.new_step()
 
     def detach(self) -> None:
         """Undo every patch, and release every tensor, handle and group."""
         for patch in self._patches:
-            patch.remove()
+            patch.detach()
         for tap in self._taps:
             tap.new_step()
         self._rows.detach()
-        self._groups.release()
+        self._groups.reset()
 
     def new_step(self) -> None:
         """Reset the counts, and release calls that were never waited for."""

@@ -96,7 +96,7 @@ class Collector:
         """
         self.seal_ended()
         if self.is_empty:
-            self.discard()
+            self.reset_step()
         else:
             self._ended = _StepRows(self._step, self._slab, self._rows, self._scalars)
         self._become(_StepRows(step, None, {}, {}))
@@ -177,22 +177,22 @@ class Collector:
         """Whether nothing was taken for this step."""
         return not self._rows and not self._scalars
 
-    def discard(self, *, but: Set[int] = frozenset()) -> None:
+    def reset_step(self, *, but: Set[int] = frozenset()) -> None:
         """Drop the rows of the open step, `but` for these series; without them its slab is used again."""
         self._rows = {series: row for series, row in self._rows.items() if series in but}
         self._scalars = {series: value for series, value in self._scalars.items() if series in but}
         if not self._rows and self._slab is not None:
-            self._ring.release(self._slab)
+            self._ring.put_back(self._slab)
             self._slab = None
 
     def seal(self) -> None:
         """End the step: start the copy to the host, and write every step whose copy has arrived."""
         if self._is_capturing():
-            self.discard()
+            self.reset_step()
             return
         slab = None if self.is_empty else self._open()
         if slab is None:
-            self.discard()
+            self.reset_step()
         else:
             self._sealed.append((self._rows, self._scalars))
             self._ring.seal(slab)
@@ -206,7 +206,7 @@ class Collector:
             self.table.write_new(self._journal)
             self.latest = _block(slab, rows, scalars)
             self._journal.append_block(self.latest)
-            self._ring.release(slab)
+            self._ring.put_back(slab)
 
     def flushed(self) -> StatBlock | None:
         """Return the newest step that has ended. Waits for the device."""

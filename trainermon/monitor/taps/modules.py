@@ -97,14 +97,14 @@ class ModuleTaps:
         self._handles.clear()
         self.new_step()
 
-    def release(self) -> None:
-        """Release the tensors that were seen last."""
+    def forget_seen(self) -> None:
+        """Let go of the tensors that were seen last."""
         self._seen.clear()
         self._seen_gradients.clear()
 
     def reset(self) -> None:
         """Release the tensors that were seen last, and the hooks on leaves whose backward has ended."""
-        self.release()
+        self.forget_seen()
         ended = [key for key in self._leaf_handles if key[1] < self._steps.serial(key[0], recomputing=True)]
         for key in ended:
             for handle in self._leaf_handles.pop(key):
@@ -112,7 +112,7 @@ class ModuleTaps:
 
     def new_step(self) -> None:
         """Release all that belongs to the step that has ended."""
-        self.release()
+        self.forget_seen()
         for handles in self._leaf_handles.values():
             for handle in handles:
                 handle.remove()

@@ -69,12 +69,12 @@ class NotedCalls:
         """Start to note calls."""
         self._notes[: len(MARK)] = MARK
         for patch in self._patches:
-            patch.put()
+            patch.attach()
 
     def detach(self) -> None:
         """Undo every patch, and release the notes, which are no longer updated. May be called again."""
         for patch in self._patches:
-            patch.remove()
+            patch.detach()
         self._groups.clear()
         self._pending.clear()
         if self.descriptor >= 0:

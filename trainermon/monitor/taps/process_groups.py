@@ -145,13 +145,13 @@ class WatchedGroups:
     def all(self) -> list[WatchedGroup]:
         """Return every group of this rank, in the order in which they were made; destroyed ones are released."""
         if not (dist.is_available() and dist.is_initialized()):
-            self.release()
+            self.reset()
             return []
         alive = list(dist.distributed_c10d._world.pg_names)
         self._found = {group: self.of(group) for group in alive}
         return list(self._found.values())
 
-    def release(self) -> None:
+    def reset(self) -> None:
         """Release every group; names are kept."""
         self._found.clear()
 

@@ -177,7 +177,7 @@ def test_a_bar_tells_how_far_it_is_and_how_long_it_takes():
     bar = ProgressBar(terminal, clock=lambda: next(seconds))
     for done in (1, 2, 3):
         bar(done, 4, "dumps")
-    bar.clear()
+    bar.close()
 
     drawn = terminal.getvalue().split("\r\033[K")
     assert drawn == [
