@@ -12,8 +12,8 @@ import pytest
 
 from trainermon.core import outbox
 from trainermon.core.outbox import Outbox, deliver, num_deliverable
+from trainermon.core.private_files import make_private_folder
 from trainermon.core.spool import RankLock, open_spool, remove_spool
-from trainermon.dump.writer import make_private_folder
 
 PLACE = "dumps/nan-1/attempt1/step7/rank3"
 
