@@ -33,6 +33,8 @@ from trainermon.agent.controller.planning import (
     reasons_of,
 )
 from trainermon.agent.controller.settings import ControllerSettings
+from trainermon.agent.orders.webhook import EscalationOrder
+from trainermon.core.values import as_plain
 
 ORDER_PATH = "api/v1/escalations"
 MAX_ISSUES = 3
@@ -137,23 +139,23 @@ class EscalationDispatcher:
         self, escalation: EscalationRecord, plan: EscalationPlan, url: str, ranks: Sequence[int]
     ) -> AgentAnswer:
         request = escalation.request
-        order = {
-            "id": plan.id,
-            "run": request.run,
-            "attempt": plan.attempt,
-            "first_step": plan.first_step,
-            "num_steps": request.num_steps,
-            "task": request.task,
-            "ranks": list(ranks),
-            "reason": request.reason,
-        }
+        order = EscalationOrder(
+            id=plan.id,
+            run=request.run,
+            attempt=plan.attempt,
+            first_step=plan.first_step,
+            num_steps=request.num_steps,
+            task=request.task,
+            ranks=tuple(ranks),
+            reason=request.reason,
+        )
         answer = AgentAnswer(OrderReceipt.UNREACHABLE, reason=f"{url} is gone")
         for _ in range(self._settings.agents.tries):
             agent = self._fleet.agents.get(url)
             if agent is None:
                 break
             try:
-                answer = read_answer(*await self._client.post(agent.target, ORDER_PATH, order))
+                answer = read_answer(*await self._client.post(agent.target, ORDER_PATH, as_plain(order)))
             except FAULTS as error:
                 answer = AgentAnswer(OrderReceipt.UNREACHABLE, reason=f"{url}: {describe(error)}")
             if answer.told is not OrderReceipt.UNREACHABLE:

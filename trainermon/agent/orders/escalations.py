@@ -14,40 +14,15 @@ from typing import Any
 
 from trainermon.agent.assembly import AgentParts
 from trainermon.agent.orders.commands import ConflictError, parse_command, require_possible
-from trainermon.agent.orders.webhook import DumpRequest, make_requests, parse_notification
+from trainermon.agent.orders.webhook import DumpRequest, EscalationOrder, make_requests, parse_notification
 from trainermon.alerts.escalation import EscalationDecision
 from trainermon.core.errors import ConfigError
 from trainermon.core.strict import build
-from trainermon.core.values import Action, Command, DumpTask
+from trainermon.core.values import Action, Command
 
 REACH_S = 0.5
 MAX_ALERTS = 50
 PLACES = ("dp", "tp", "pp", "cp", "ep")
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class EscalationOrder:
-    """What a controller posts.
-
-    Attributes:
-        id: Name of the escalation and of its dump.
-        run: Of which run; an agent of another run refuses it.
-        attempt: In which attempt; the steps of another one are other steps.
-        first_step: The common step.
-        num_steps: For how many steps.
-        task: `statistics` or `tensor`.
-        ranks: Local ranks; None for all that live.
-        reason: What it is for.
-    """
-
-    id: str
-    run: str
-    attempt: int
-    first_step: int
-    num_steps: int = 1
-    task: DumpTask = DumpTask.STATISTICS
-    ranks: tuple[int, ...] | None = None
-    reason: str = ""
 
 
 class NodeEscalations:

@@ -96,6 +96,31 @@ class DumpRequest:
     alerts: tuple[str, ...]
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class EscalationOrder:
+    """A dump that a controller orders from an agent.
+
+    Attributes:
+        id: Name of the escalation and of its dump.
+        run: Of which run; an agent of another run refuses it.
+        attempt: In which attempt; the steps of another one are other steps.
+        first_step: The common step.
+        num_steps: For how many steps.
+        task: `statistics` or `tensor`.
+        ranks: Local ranks; None for all that live.
+        reason: What it is for.
+    """
+
+    id: str
+    run: str
+    attempt: int
+    first_step: int
+    num_steps: int = 1
+    task: DumpTask = DumpTask.STATISTICS
+    ranks: tuple[int, ...] | None = None
+    reason: str = ""
+
+
 def parse_notification(body: Any, *, now_s: float, max_age_s: float = MAX_AGE_S) -> AlertNotification:
     """Return what Alertmanager's JSON `body` says at Unix time `now_s`; keys that are not needed are passed over.
 
