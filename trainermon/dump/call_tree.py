@@ -11,7 +11,7 @@ from trainermon.dump.forms import quoted
 
 
 class CallTree:
-    """The places of all calls of a dump; each different stack goes to `lines` once, before its first call."""
+    """Keeps which call runs inside which, and the stacks of the calls; each different stack goes to `lines` once."""
 
     def __init__(self, lines: LineFile) -> None:
         self._lines = lines
@@ -19,7 +19,7 @@ class CallTree:
         self._stacks: dict[tuple[str, ...], tuple[int, list[str]]] = {}
 
     def put(self, key: str, parent: str | None, stack: Sequence[str] | None) -> str:
-        """Note the place of a call, and return how its own line says it: `, "parent": …, "stack": …`."""
+        """Record the parent of a call; return what its own line says of it: `, "parent": …, "stack": …`."""
         text = f', "parent": {"null" if parent is None else quoted(parent)}'
         if stack is not None:
             text += f', "stack": {self._stack_number(key, tuple(stack))}'
@@ -27,11 +27,11 @@ class CallTree:
         return text
 
     def parents_text(self) -> str:
-        """Return what construct.json says: by key the parent."""
+        """Return the text of construct.json: the parent of each call, by key."""
         return object_text(self._parents)
 
     def stacks_text(self) -> str:
-        """Return what stack.json says: by number the keys that share a stack, and its frames."""
+        """Return the text of stack.json: by number the keys that share a stack, and its frames."""
         return object_text({str(number): (keys, frames) for frames, (number, keys) in self._stacks.items()})
 
     def _stack_number(self, key: str, frames: tuple[str, ...]) -> int:

@@ -63,7 +63,7 @@ class _ForwardCall:
 
 
 class ForwardCalls:
-    """The forward calls that run, what number each gets, and which one a recomputation repeats."""
+    """Tracks the running forward calls, numbers them, and finds the one that a recomputation repeats."""
 
     def __init__(self) -> None:
         self._stack: list[tuple[nn.Module, _ForwardCall | None]] = []
@@ -75,7 +75,7 @@ class ForwardCalls:
         return bool(self._stack)
 
     def go_on_from(self, earlier: ForwardCalls) -> None:
-        """Number calls on from where `earlier` ended."""
+        """Continue the numbers of calls from where `earlier` ended."""
         self._numbers = earlier._numbers
 
     def next_number(self, stem: str) -> int:
@@ -84,11 +84,11 @@ class ForwardCalls:
         return self._numbers[stem] - 1
 
     def enter(self, module: nn.Module) -> None:
-        """Note that `module` runs; `set_innermost` says which call that is."""
+        """Record that `module` begins to run; `set_innermost` says which call that is."""
         self._stack.append((module, None))
 
     def set_innermost(self, call: _ForwardCall | None) -> None:
-        """Let the innermost module that runs be `call`; None: one that is not recorded."""
+        """Set the call of the innermost running module; None: one that is not recorded."""
         self._stack[-1] = (self._stack[-1][0], call)
 
     def leave(self, module: nn.Module) -> _ForwardCall | None:
@@ -108,7 +108,7 @@ class ForwardCalls:
         return None
 
     def repeated(self, watched: _CapturedModule) -> _ForwardCall | None:
-        """Find the call that is being repeated: within its parent in order, at the top the latest one first."""
+        """Return the call that is being repeated: within its parent in order, at the top the latest one first."""
         parent = self.innermost()
         if parent is None:
             repeated = next((call for call in reversed(watched.calls) if not call.recomputed), None)
@@ -123,12 +123,12 @@ class ForwardCalls:
         return repeated
 
     def reset(self) -> None:
-        """No module runs any more; numbers stay."""
+        """Forget the running modules; numbers stay."""
         self._stack.clear()
 
 
 class MicroStepCounts:
-    """How often each root was called, and which root a module is in.
+    """Counts how often each root was called, and knows which root a module is in.
 
     Args:
         stages: The number of the root by the first part of a module's keys.
@@ -143,7 +143,7 @@ class MicroStepCounts:
         self._root_calls: Counter[int] = Counter()
 
     def go_on_from(self, earlier: MicroStepCounts) -> None:
-        """Count on from where `earlier` ended."""
+        """Continue the counts from where `earlier` ended."""
         self._root_calls = earlier._root_calls
 
     def next_of(self, stage: int) -> int:
@@ -203,13 +203,13 @@ class ModuleCapture:
         self._micro_steps = MicroStepCounts({watched.stem: watched.stage for watched in self._watched})
 
     def name_roots(self, names: Mapping[nn.Module, str]) -> None:
-        """Record the roots as any other module, under these names; before `attach`."""
+        """Give the roots these names, under which they are recorded as other modules; before `attach`."""
         for watched in self._watched:
             if watched.is_root:
                 watched.stem, watched.is_root = _stem(names[watched.module], watched.module), False
 
     def count_micro_steps(self) -> None:
-        """Set `micro_step` and `stage` at each call of a root: the number of the call, and of the root."""
+        """Number micro steps: set `micro_step` and `stage` at each call of a root."""
         self._micro_steps.is_on = True
 
     @property
@@ -223,7 +223,7 @@ class ModuleCapture:
         return _parent_key(self._calls.innermost(), FORWARD)
 
     def attach(self) -> None:
-        """Put the hooks in place; they are behind all hooks that the script has registered so far."""
+        """Attach the hooks, after all hooks that the script has registered so far."""
         for watched in self._watched:
             before = (
                 self._contain(_quietly, self._before, watched) if self.quiet else self._contain(self._before, watched)
@@ -236,7 +236,7 @@ class ModuleCapture:
             self._gradients.watch_parameters(_owners(self._watched, gathered=False))
 
     def detach(self) -> None:
-        """Take every hook away and write the entries whose gradients did not all arrive."""
+        """Remove every hook and write the entries whose gradients did not all arrive."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -245,11 +245,11 @@ class ModuleCapture:
         self._calls.reset()
 
     def stop_in_child(self) -> None:
-        """Record nothing any more, and write nothing."""
+        """Stop recording in a forked child, and write nothing."""
         self._border.tripped = True
 
     def go_on_from(self, earlier: ModuleCapture) -> None:
-        """Number calls on from where `earlier` ended, which wrote into the same dump."""
+        """Continue the numbers of calls from where `earlier` ended, which wrote into the same dump."""
         self._calls.go_on_from(earlier._calls)
         self._micro_steps.go_on_from(earlier._micro_steps)
         self._gradients.go_on_from(earlier._gradients)

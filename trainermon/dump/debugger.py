@@ -28,7 +28,7 @@ logger = logging.getLogger("trainermon")
 
 
 class DebuggerConfigFile:
-    """The debugger's configuration: a file, if there is one, and what the constructor was given instead."""
+    """The source of the debugger's configuration: a file, if any, and the arguments of the constructor."""
 
     def __init__(self, path: Path | None, arguments: Mapping[str, Any]) -> None:
         self.path = path
@@ -36,7 +36,7 @@ class DebuggerConfigFile:
         self._stamp: tuple[int, int] | None = None
 
     def read(self) -> tuple[DebuggerConfig, tuple[str, ...]]:
-        """Return the configuration, and notes on it.
+        """Read the file; return the configuration, and notes on it.
 
         Raises:
             ConfigError: A key is unknown, or a value cannot be met.
@@ -50,7 +50,7 @@ class DebuggerConfigFile:
             raise ConfigError(f"{self.path}: {error}") from error
 
     def has_changed(self) -> bool:
-        """Return whether there is a file, and it was written to since it was read."""
+        """Return whether there is a file that was written to since it was read."""
         return self.path is not None and _stamp(self.path) != self._stamp
 
 
@@ -123,7 +123,7 @@ class PrecisionDebugger:
         rank_id: int | None = None,
         scheduled_tokens: Mapping[str, int] | None = None,
     ) -> None:
-        """Record from now on, if this step and this rank are chosen.
+        """Start to record, if this step and this rank are chosen.
 
         Args:
             model: A module, several in a list (their numbers begin the names) or in a dict (its keys do); levels L0 and
@@ -148,7 +148,7 @@ class PrecisionDebugger:
 
     @classmethod
     def stop(cls) -> None:
-        """Record nothing any more, and put the files in place; a later `start` in the same step goes on in them."""
+        """Stop recording, and put the files in place; a later `start` in the same step continues them."""
         self = cls._instance
         if self is not None and self._recording is not None and os.getpid() == self._pid:
             self._guard.wrap(self._recording.end)()
@@ -163,7 +163,7 @@ class PrecisionDebugger:
 
     @classmethod
     def set_init_step(cls, step: int) -> None:
-        """Let the current step have the number `step`."""
+        """Set the number of the current step to `step`."""
         if cls._instance is not None:
             cls._instance._finish()
             cls._instance._step = step
@@ -201,7 +201,7 @@ class PrecisionDebugger:
 
     @classmethod
     def restore_custom_api(cls, module: Any, api_name: str) -> None:
-        """Record calls of that function no more, from the next `start` on."""
+        """Stop recording calls of that function, from the next `start` on."""
         if cls._instance is not None:
             kept = [one for one in cls._instance._custom if (one.owner, one.name) != (module, api_name)]
             cls._instance._custom = kept
@@ -223,7 +223,7 @@ class PrecisionDebugger:
 
     @classmethod
     def end_module(cls) -> None:
-        """End what `begin_module` began, and go on with what it has interrupted."""
+        """End what `begin_module` began, and resume what it has interrupted."""
         self = cls._instance
         if self is None or (self._config.collects_modules and not self._is_only_inside):
             return
@@ -235,7 +235,7 @@ class PrecisionDebugger:
 
     @classmethod
     def close(cls) -> None:
-        """End the dump that is open, and forget the debugger: the next construction makes another one."""
+        """Close the open dump and reset the class: the next construction makes another debugger."""
         if cls._instance is not None:
             cls._instance._finish()
             cls._instance = None

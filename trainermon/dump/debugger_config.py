@@ -63,7 +63,7 @@ class TensorSlice:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DebuggerConfig:
-    """What is dumped, when, and where to.
+    """The configuration of a dump: what is recorded, when, and where it is written.
 
     Attributes:
         task: `statistics`, `tensor` (the tensors too), `structure` (names, stacks and nesting alone), or

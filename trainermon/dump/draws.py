@@ -68,7 +68,7 @@ STEERING = frozenset(
 
 
 class RandomLog:
-    """Lists every call that draws random numbers, until it is closed; as a context manager, until its end.
+    """Lists every call that draws random numbers, until it is closed; can be used as a context manager.
 
     Attributes:
         path: The file. Its columns are `api_name` (`torch_random.randn.0`), `stack`, and `crc32`, a checksum of what
@@ -89,7 +89,7 @@ class RandomLog:
         put_in(self._mode)
 
     def close(self) -> None:
-        """List nothing any more, and let go of the file."""
+        """Stop listing, and close the file."""
         take_out(self._mode)
         for patch in self._patches:
             patch.detach()
@@ -143,7 +143,7 @@ class _DrawRecorder(TorchFunctionMode):
 
 
 def random_save(output_path: str | Path = "./output") -> RandomLog:
-    """List from now on every call of torch, of Python's `random` and of `numpy.random` that draws random numbers.
+    """Start a list of every call of torch, Python's `random` and `numpy.random` that draws random numbers.
 
     Nothing is drawn or reset, and the functions of both modules are back when it ends. Calls of torch are seen in the
     calling thread, those of generators of one's own not (`random.Random()`, `numpy.random.default_rng()`). Waits for

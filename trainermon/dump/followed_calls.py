@@ -44,16 +44,16 @@ MAX_FRAMES_BETWEEN = 8
 
 
 class CallRecorder(Protocol):
-    """What records the calls."""
+    """Interface of what records followed calls."""
 
     def open(self, named: FunctionName, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Record what a call takes, or watch what one in a backward repeats; return the call, None if neither."""
+        """Start a call: record its inputs, or watch what one in a backward repeats; return it, None if neither."""
 
     def end(self, call: Any, result: Any, *, readable: bool = True) -> None:
-        """Record what the call gave; not `readable`: its shape only."""
+        """Finish a call: record its result, or where it is not `readable` the shape of it only."""
 
     def reread(self, tensors: Sequence[Tensor]) -> None:
-        """Read these again, which something has written to that torch does not count."""
+        """Forget what was read of these tensors: something has written to them that torch does not count."""
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -66,7 +66,7 @@ class _FollowedCall:
 
 
 class FollowedCalls:
-    """Follows functions between `put` and `remove`; while one runs, what it calls is part of it (`running`).
+    """Records calls of functions between `attach` and `detach`; calls that they make (`running`) are part of them.
 
     `contain` makes a callable of a function and its first arguments that never raises.
     """
@@ -82,16 +82,16 @@ class FollowedCalls:
             self._patches += self._communication()
 
     def follow(self, owner: Any, name: str, prefix: str) -> None:
-        """Record the calls of the function `name` of `owner` too, as `<prefix>.<name>`; before `put`."""
+        """Add the function `name` of `owner` to those recorded, as `<prefix>.<name>`; before `attach`."""
         self._patches.append(self._patch(owner, name, self._contain(self._begins, FunctionName(prefix, name))))
 
     def attach(self) -> None:
-        """Begin to follow."""
+        """Replace the functions, and start to record their calls."""
         for patch in self._patches:
             patch.attach()
 
     def detach(self) -> None:
-        """Follow nothing any more; of what nobody has waited for the outputs are read if they are there."""
+        """Restore the functions; outputs that nobody has waited for are read if they are there."""
         for patch in self._patches:
             patch.detach()
         for followed in {id(each): each for each in self._waiting.values()}.values():

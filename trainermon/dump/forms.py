@@ -26,7 +26,7 @@ NO_NUMBERS = '"Max": null, "Min": null, "Mean": null, "Norm": null'
 
 @dataclasses.dataclass(slots=True, eq=False)
 class TensorReading:
-    """What is known of a tensor as it was at one moment; shared by all its forms.
+    """The statistics of a tensor at one moment; shared by all its forms.
 
     `order` is that moment's place in the sequence of what became known, `numbers` are the statistics as JSON items,
     `file_name` where the tensor was saved first, `checksum` that of its bytes.
@@ -46,7 +46,7 @@ class TensorReading:
 
 @dataclasses.dataclass(slots=True, eq=False)
 class TensorForm:
-    """Stands for a tensor in one place: the JSON items of what it is, what was read of it, and what else is said."""
+    """The entry for a tensor in one place of a dump: the JSON items of its type, its statistics, and more."""
 
     head: str
     reading: TensorReading | None = None

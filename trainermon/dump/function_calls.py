@@ -90,39 +90,39 @@ class FunctionCapture(TorchFunctionMode):
         return result
 
     def attach(self) -> None:
-        """Begin to record."""
+        """Start to record."""
         self._followed.attach()
         self._switch.attach()
 
     def detach(self) -> None:
-        """Record nothing any more, and write the entries whose gradients did not all arrive."""
+        """Stop recording, and write the entries whose gradients did not all arrive."""
         self._switch.detach()
         self._followed.detach()
         self._gradients.close()
         self.tripped = True
 
     def stop_in_child(self) -> None:
-        """Record nothing any more, and write nothing."""
+        """Stop recording in a forked child, and write nothing."""
         self.tripped = True
 
     def go_on_from(self, earlier: FunctionCapture) -> None:
-        """Number calls on from where `earlier` ended, which wrote into the same dump."""
+        """Continue the numbers of calls from where `earlier` ended, which wrote into the same dump."""
         self._calls = earlier._calls
 
     def trip(self, error: BaseException) -> None:
-        """Count what was lost."""
+        """Count an error by which an entry was lost."""
         self.writer.count_error(error)
 
     def follow(self, owner: Any, name: str, prefix: str) -> None:
-        """Record the calls of the function `name` of `owner` too, as `<prefix>.<name>`; before `attach`."""
+        """Add the function `name` of `owner` to those recorded, as `<prefix>.<name>`; before `attach`."""
         self._followed.follow(owner, name, prefix)
 
     def reread(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Read these again, which something has written to that torch does not count."""
+        """Forget what was read of these tensors: something has written to them that torch does not count."""
         self.writer.reread(tensors)
 
     def open(self, named: FunctionName, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _FunctionCall | None:
-        """Record what a call takes, or watch what one in a backward repeats; return the call, None if neither."""
+        """Start a call: record its inputs, or watch what one in a backward repeats; return it, None if neither."""
         if torch._C._current_graph_task_id() != -1 and named.prefix != DISTRIBUTED:
             return self._repeat(named, args, kwargs)
         stem = f"{named.stem}.{self._calls[named.stem]}"
@@ -149,7 +149,7 @@ class FunctionCapture(TorchFunctionMode):
         return call
 
     def end(self, call: _FunctionCall, result: Any, *, readable: bool = True) -> None:
-        """Record what the call gave; not `readable`: its shape only."""
+        """Finish a call: record its result, or where it is not `readable` the shape of it only."""
         leaves: list[TensorLeaf] = []
         outputs = encode_output(tuple(result) if isinstance(result, list) else result, leaves)
         if call.stem:

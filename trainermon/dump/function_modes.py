@@ -19,7 +19,7 @@ _stack: Any = overrides
 
 
 class ModeSwitch:
-    """Has a function mode see the calls of this thread, those within a backward too, where torch takes modes off.
+    """Attaches a function mode to the calls of this thread, within a backward too, where torch removes modes.
 
     `contain` makes functions of others that never raise.
     """
@@ -31,14 +31,14 @@ class ModeSwitch:
         self._engine = self._engine_patch() if ENTERS_ENGINE in vars(torch.autograd) else None
 
     def attach(self) -> None:
-        """Let the mode see what is called from now on."""
+        """Attach the mode: it sees the calls from now on."""
         if self._engine is not None:
             self._engine.attach()
         self._is_on = True
         put_in(self._mode)
 
     def detach(self) -> None:
-        """Let it see nothing any more."""
+        """Detach the mode."""
         if self._is_on:
             self._is_on = False
             take_out(self._mode)
@@ -60,7 +60,7 @@ class ModeSwitch:
 
 
 def put_in(mode: TorchFunctionMode) -> None:
-    """Let `mode` see every call from now on, after the modes that are entered already.
+    """Add `mode` to torch's stack of function modes, at the bottom: it sees every call after the others.
 
     It goes to the bottom: a `with` block that is left while it is there takes its own mode from the top. Below it stays
     only that of `torch.set_default_device`, which torch looks for at the very bottom.
@@ -73,14 +73,14 @@ def put_in(mode: TorchFunctionMode) -> None:
 
 
 def take_out(mode: TorchFunctionMode) -> None:
-    """Take `mode` off wherever it is; does nothing if it is not there."""
+    """Remove `mode` from the stack wherever it is; does nothing if it is not there."""
     for each in reversed(_taken_off()):
         if each is not mode:
             _stack._push_mode(each)
 
 
 def is_in(mode: TorchFunctionMode) -> bool:
-    """Return whether `mode` sees calls now."""
+    """Return whether `mode` is on the stack now."""
     return any(each is mode for each in _stack._get_current_function_mode_stack())
 
 

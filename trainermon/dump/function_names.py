@@ -314,7 +314,7 @@ def name_of(function: Callable[..., Any], args: tuple[Any, ...], caller: FrameTy
 
 
 def unreplaced(function: Callable[..., Any], caller: FrameType) -> Callable[..., Any]:
-    """Return what a function mode that was handed `function` has to call.
+    """Return the original of `function`, which a function mode that was handed `function` has to call.
 
     Torch looks a method up by its name. Where a framework has replaced it on `torch.Tensor`, a mode is handed the
     replacement, although that is running already: what it does would be done twice.

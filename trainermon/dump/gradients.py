@@ -39,7 +39,7 @@ class GradientSlot(NamedTuple):
 
 @dataclasses.dataclass(slots=True, eq=False)
 class BackwardEntry:
-    """The backward entry of one module call, filled as gradients arrive, in any order.
+    """Collects the gradients of one module call's backward entry, which arrive in any order.
 
     `inputs` and `outputs` are lists of forms (None: no gradient), `kwargs` the gradients of keyword arguments.
     Without a `key`, `settle` finds it when the first gradient arrives.
@@ -57,7 +57,7 @@ class BackwardEntry:
     settle: Callable[[], None] | None = None
 
     def place(self, slot: GradientSlot, form: TensorForm | None) -> None:
-        """Put what arrived into `slot` (None: no gradient); the entry is written when none is missing any more."""
+        """Store a gradient in `slot` (None: there is none); write the entry when none is missing any more."""
         self.missing -= 1
         if form is not None:
             if isinstance(slot.place, int):
@@ -70,7 +70,7 @@ class BackwardEntry:
             self.write()
 
     def write(self) -> None:
-        """Hand over the entry as it stands, once."""
+        """Write the entry as it stands, once."""
         if self.written or not self.received:
             return
         self.written = True
@@ -143,7 +143,7 @@ class GradientHooks:
         self._backwards: list[BackwardEntry] = []
 
     def await_gradients(self, backward: BackwardEntry) -> None:
-        """Have `close` write an entry if its gradients have not all arrived by then."""
+        """Register an entry that `close` writes if its gradients have not all arrived by then."""
         self._backwards.append(backward)
 
     def watch_outputs(self, backward: BackwardEntry, leaves: Sequence[TensorLeaf]) -> None:
@@ -179,11 +179,11 @@ class GradientHooks:
             self._leaf_handles.append(parameter.register_hook(hook))  # type: ignore[no-untyped-call]
 
     def go_on_from(self, earlier: GradientHooks) -> None:
-        """Number gradients of parameters on from where `earlier` ended."""
+        """Continue the numbers of parameter gradients from where `earlier` ended."""
         self._parameter_calls = earlier._parameter_calls
 
     def close(self) -> None:
-        """Write the entries whose gradients did not all arrive, and take the hooks off all leaves."""
+        """Write the entries whose gradients did not all arrive, and remove the hooks from all leaves."""
         for backward in self._backwards:
             self._contain(backward.write)()
         self._backwards.clear()

@@ -26,7 +26,7 @@ _OUTPUTS = frozenset(["output", "output_kwargs"])
 
 
 class OverflowWriter(SelectingWriter):
-    """Writes into `<dump_path>/overflow_check/rank<R>`, and moves what is worth keeping to `directory` at the end.
+    """Writes a dump into `<dump_path>/overflow_check/rank<R>`; moves it to `directory` if a call overflowed.
 
     A dump whose process was killed stays where it was written, and can be read there.
     """
@@ -40,7 +40,7 @@ class OverflowWriter(SelectingWriter):
     def add(
         self, key: str, value: dict[str, Any], *, parent: str | None = None, stack: Sequence[str] | None = None
     ) -> None:
-        """Append an entry, and look at what it gave when that is known."""
+        """Append an entry; it is checked for overflow once its numbers are known."""
         self._unseen.append(value)
         super().add(key, value, parent=parent, stack=stack)
 

@@ -26,7 +26,7 @@ class _NodeSegment:
 
 
 class RecomputedCalls:
-    """Finds the call that is repeated by the sequence of functions: the same one, the latest that was not repeated.
+    """Finds which call a checkpoint's recomputation repeats, by the sequence of functions.
 
     Functions that only move elements are no landmarks: frameworks call others of them in a repetition. They are found
     where they are the same between two landmarks. `bind(backward, call)` gives a backward the key of a call.
@@ -40,7 +40,7 @@ class RecomputedCalls:
         self._segment = _NodeSegment(None)
 
     def note(self, name: str, call: Any) -> None:
-        """Note a call of the forward: its function, and what `bind` is to be given. Not None."""
+        """Record a call of the forward: its function, and what `bind` is to be given. Not None."""
         if len(self._calls) >= MAX_CALLS:
             self._calls, self._names, self._landmarks = [], [], []
         if _is_landmark(name):

@@ -63,7 +63,7 @@ class DumpRecording:
         return self._is_on
 
     def begin(self, models: Models, custom: Sequence[CustomFunction] = (), *, only_inside: bool = False) -> None:
-        """Record from now on; calls are numbered on from where the last `end` was.
+        """Start to record; the numbers of calls continue from the last `end`.
 
         With `only_inside` the models are recorded as any other module, and functions while one of them runs.
         """
@@ -78,7 +78,7 @@ class DumpRecording:
             self._begin_functions(custom, only_inside=only_inside)
 
     def end(self) -> None:
-        """Record nothing any more, and put the files in place."""
+        """Stop recording, and put the files in place."""
         if self._is_on:
             self._is_on = False
             self.writer.take_notes(self._notes)
@@ -92,13 +92,13 @@ class DumpRecording:
             self.writer.publish()
 
     def close(self) -> None:
-        """End, and let go of the files."""
+        """Stop recording, and close the files."""
         self._variables.close()
         self.end()
         self.writer.close()
 
     def stop_in_child(self) -> None:
-        """Record nothing any more, and write nothing: the files belong to another process."""
+        """Stop recording in a forked child, and write nothing: the files belong to another process."""
         for capture in (self._modules, self._functions):
             if capture is not None:
                 capture.stop_in_child()
@@ -164,7 +164,7 @@ def named_models(models: Models) -> dict[str, nn.Module]:
 
 
 def bare(model: nn.Module) -> nn.Module:
-    """Return what is inside of DDP, torch.compile, a DeepSpeed engine and the like: the module that is recorded."""
+    """Return the module to record: the one inside DDP, torch.compile, a DeepSpeed engine and the like."""
     while True:
         inner = getattr(model, "_orig_mod", None)
         if inner is None and not WRAPPERS.isdisjoint(kind.__name__ for kind in type(model).__mro__):

@@ -35,7 +35,7 @@ _CUDNN = ("enabled", "deterministic", "benchmark")
 
 
 class SeededState:
-    """What `seed_all` has set; as a context manager it puts all of that back, the states of the generators included."""
+    """The settings and generators changed by `seed_all`; as a context manager it restores all of them at the end."""
 
     def __init__(self) -> None:
         self._states = _states()
@@ -57,7 +57,7 @@ class SeededState:
         self.restore()
 
     def restore(self) -> None:
-        """Put settings and generators back to where they were."""
+        """Restore settings and generators."""
         torch.use_deterministic_algorithms(self._deterministic, warn_only=self._warn_only)
         for name, value in self._cudnn.items():
             setattr(torch.backends.cudnn, name, value)
@@ -81,7 +81,7 @@ def seed_all(  # noqa: PLR0913  # msprobe has them in this order
     rank_offset: int | bool = False,
     warn_only: bool = False,
 ) -> SeededState:
-    """Seed every generator, and let what can be repeated be repeated, for this process and those that it starts.
+    """Seed every generator, and switch to deterministic settings, for this process and those that it starts.
 
     Generators go on from there as always: two layers that are made after it differ. Two runs that call it alike draw
     the same numbers. Set are, as in msprobe: the seeds of random, numpy and torch on all devices, NPUs included;
@@ -170,7 +170,7 @@ def _telling_of_shuffles(iterate: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def shuffles(loader: DataLoader[Any]) -> bool:
-    """Return whether a loader's order is drawn from torch's own generator, and so hangs on all that was drawn before.
+    """Return whether a loader's order comes from torch's own generator, and so depends on all earlier draws.
 
     Samplers with a generator or a seed of their own, as DistributedSampler has, repeat themselves.
     """

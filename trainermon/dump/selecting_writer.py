@@ -59,7 +59,7 @@ class SelectingWriter(DumpWriter):
         )
 
     def record(self, key: str, leaves: Sequence[TensorLeaf]) -> None:
-        """Take the statistics, the checksums and the tensors that are asked for."""
+        """Record the statistics, the checksums and the tensors that the configuration asks for."""
         chosen = leaves if self._takes_all else self._chosen(key, leaves)
         super().record(key, chosen)
         if self._with_checksums:
@@ -81,7 +81,7 @@ class SelectingWriter(DumpWriter):
         super().add(key, sides, parent=parent, stack=stack)
 
     def leave_out(self, key: str, *, parent: str | None) -> None:
-        """Append the place of an entry that is not wanted."""
+        """Append only the place in the call tree of an entry that is not wanted."""
         self._selection.ends(key)
         super().leave_out(key, parent=parent)
 

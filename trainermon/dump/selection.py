@@ -14,7 +14,7 @@ OUTPUTS = ("output",)
 
 
 class NameSelection:
-    """Decides by name, as msprobe does; asked at the beginning of an entry, told of its end.
+    """Decides by name, as msprobe does, which entries are recorded; called at the beginning and end of each.
 
     A scope is a window: it opens with the entry of its first name and closes with the end of that of its last. An item
     of a list that is the full name of a module also chooses everything that runs while the module does.
@@ -37,7 +37,7 @@ class NameSelection:
         self._chosen: dict[str, bool] = {}
 
     def begins(self, key: str) -> bool:
-        """Return whether the name of the entry `key` is chosen; the answer holds until it ends."""
+        """Return whether the name of the entry `key`, which begins, is chosen; this holds until it ends."""
         if self.is_by_function:
             return self._is_listed(key)
         known = self._chosen.get(key)
@@ -58,7 +58,7 @@ class NameSelection:
         return self._has_direction(key) and (bool(self._scope) or self._is_listed(key))
 
     def ends(self, key: str) -> bool:
-        """Return whether the entry `key`, which ends, is recorded."""
+        """Return whether the entry `key`, which ends, is recorded, and close its scope."""
         wanted = self.records(key)
         self._chosen.pop(key, None)
         self._running.discard(key)

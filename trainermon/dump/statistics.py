@@ -32,7 +32,7 @@ _T = TypeVar("_T")
 
 
 class TensorMemory(Generic[_T]):
-    """Knows what was noted for a tensor that was met before and has not changed since (same object, same version).
+    """Remembers a note for each tensor that has not changed since (same object, same version).
 
     A module's output is the next one's input and often its parent's output: it need not be read again. Tensors are
     not kept alive.
@@ -42,14 +42,14 @@ class TensorMemory(Generic[_T]):
         self._seen: dict[int, tuple[weakref.ref[Tensor], int, _T]] = {}
 
     def recall(self, tensor: Tensor) -> _T | None:
-        """Return what was remembered for `tensor`, None if there is nothing that still holds."""
+        """Return the note on `tensor`, None if there is none that still holds."""
         known = self._seen.get(id(tensor))
         if known is None or known[0]() is not tensor or known[1] != tensor._version:
             return None
         return known[2]
 
     def reread(self, tensor: Tensor) -> None:
-        """Know `tensor` no more: something that torch does not count has written to it."""
+        """Forget the note on `tensor`: something that torch does not count has written to it."""
         self._seen.pop(id(tensor), None)
 
     def remember(self, tensor: Tensor, note: _T) -> None:
@@ -62,7 +62,7 @@ class TensorMemory(Generic[_T]):
 
 
 class TensorReadings:
-    """The readings of the tensors of a dump, numbered in the order in which they became known.
+    """Keeps the readings of a dump's tensors, numbered in the order in which they became known.
 
     A tensor that was read before and is unchanged keeps the numbers and the order that it had.
     """
@@ -78,12 +78,12 @@ class TensorReadings:
         return self._statistics.waits_for_device
 
     def next_order(self) -> int:
-        """Return the next place in the sequence of what became known."""
+        """Return the next number in the order in which values became known."""
         self._order += 1
         return self._order
 
     def read(self, leaves: Sequence[TensorLeaf]) -> list[Exception]:
-        """Give each leaf the reading of its tensor as it is now; return the errors of those without statistics."""
+        """Set each leaf's reading of its tensor as it is now; return errors of those without statistics."""
         fresh: list[tuple[Tensor, TensorReading]] = []
         for _, tensor, form in leaves:
             reading = self._memory.recall(tensor)
@@ -96,12 +96,12 @@ class TensorReadings:
         return self._fill(fresh) if fresh else []
 
     def reread(self, tensors: Sequence[Tensor]) -> None:
-        """Read `tensors` again when they are next met: something that torch does not count has written to them."""
+        """Forget what was read of `tensors`: something that torch does not count has written to them."""
         for tensor in tensors:
             self._memory.reread(tensor)
 
     def resolve(self) -> None:
-        """Bring all numbers that were taken into the readings; waits for the device."""
+        """Fill all computed numbers into the readings; waits for the device."""
         self._statistics.resolve()
 
     def _fill(self, fresh: Sequence[tuple[Tensor, TensorReading]]) -> list[Exception]:
@@ -114,7 +114,7 @@ class TensorReadings:
 
 
 class TensorStatistics:
-    """Takes the statistics of tensors as they are, and brings the numbers into their readings later, all at once.
+    """Computes statistics of tensors at once, and reads the numbers back later, all together.
 
     Up to 4 096 tensors of a device wait; on an accelerator they are taken in stream order, and one copy brings them.
     """
@@ -123,7 +123,7 @@ class TensorStatistics:
         self._rows: dict[torch.device, _WrittenRows] = {}
 
     def fill(self, fresh: Sequence[tuple[Tensor, TensorReading]]) -> None:
-        """Take the statistics of tensors as they are now; those without elements have none."""
+        """Compute the statistics of tensors as they are now; those without elements have none."""
         groups: dict[torch.device, list[tuple[Tensor, TensorReading]]] = {}
         for each in fresh:
             tensor = each[0]
@@ -141,7 +141,7 @@ class TensorStatistics:
         return any(rows.waits and device.type != "cpu" for device, rows in self._rows.items())
 
     def resolve(self) -> None:
-        """Bring all numbers that were taken into their readings; waits for the device."""
+        """Fill all computed numbers into their readings; waits for the device."""
         for rows in self._rows.values():
             rows.bring()
 

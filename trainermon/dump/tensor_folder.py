@@ -18,7 +18,7 @@ MAX_NAME = 200
 
 
 class TensorFolder:
-    """Where the tensors of one dump are saved, up to `max_bytes` with the dump's lines.
+    """Saves the tensors of one dump as files, up to `max_bytes` with the dump's lines.
 
     Args:
         path: The folder; see `prepare`.
@@ -82,7 +82,7 @@ class TensorFolder:
         leaf.form.extras["data_name"] = file_name
 
     def write_waiting(self) -> None:
-        """Write the tensors that wait; here none does."""
+        """Do nothing: here no tensor waits to be written."""
 
     def _store(self, tensor: Tensor, path: Path) -> int:
         return save_tensor(tensor, path)

@@ -36,7 +36,7 @@ class VariableWriter:
             self._watch(f"{name}_grad.{count}.debug", value, leaves)
 
     def close(self) -> None:
-        """Take the hooks away, and write the gradients that have arrived."""
+        """Remove the hooks, and write the gradients that have arrived."""
         for handle in self._handles:
             handle.remove()
         for key, value in self._open.items():
@@ -45,7 +45,7 @@ class VariableWriter:
         self.tripped = True
 
     def trip(self, error: BaseException) -> None:
-        """Count what was lost."""
+        """Count an error by which an entry was lost."""
         self._writer.count_error(error)
 
     def _watch(self, key: str, value: Any, leaves: list[TensorLeaf]) -> None:

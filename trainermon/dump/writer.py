@@ -41,7 +41,7 @@ TASKS = (*(task.value for task in DumpTask), "structure")
 
 
 class DumpWriter:
-    """One dump of one rank and one step, being written.
+    """Writes one dump of one rank and one step.
 
     `task` is `statistics` or `tensor`. Beyond `max_bytes` tensors are not written any more (counted in the info), while
     statistics go on. `final` is where the dump will be taken afterwards, None: it stays. Files are 0600, folders 0700.
@@ -102,11 +102,11 @@ class DumpWriter:
         return self.with_tensors
 
     def next_order(self) -> int:
-        """Return the next place in the sequence of what became known."""
+        """Return the next number in the order in which values became known."""
         return self._readings.next_order()
 
     def record(self, key: str, leaves: Sequence[TensorLeaf]) -> None:
-        """Take the statistics of tensors as they are now, and save them if the task asks for it.
+        """Record the statistics of tensors as they are now, and save the tensors if the task asks; return nothing.
 
         A tensor that was recorded before and is unchanged gets the numbers and the order that it had.
         """
@@ -117,7 +117,7 @@ class DumpWriter:
                 self._save(file_stem(key, leaf.slot), leaf)
 
     def reread(self, tensors: Sequence[Tensor]) -> None:
-        """Read `tensors` again when they are next met: a collective has written to them, which torch does not count."""
+        """Forget what was read of `tensors`: a collective has written to them, which torch does not count."""
         self._readings.reread(tensors)
 
     def wants(self, key: str) -> bool:  # noqa: ARG002  # for those that choose
@@ -139,7 +139,7 @@ class DumpWriter:
         self._put(f'{{"key": {quoted(key)}{self._tree.put(key, parent, stack)}', value, self._data, key)
 
     def leave_out(self, key: str, *, parent: str | None) -> None:
-        """Append the place of an entry that is not wanted; see `wants`."""
+        """Append only the place in the call tree of an entry that is not wanted; see `wants`."""
         self.add_node(key, parent=parent)
 
     def add_gradients(self, key: str, value: dict[str, Any]) -> None:
@@ -151,12 +151,12 @@ class DumpWriter:
         self._put(f'{{"root": {quoted(key)}', value, self._root, key)
 
     def add_node(self, key: str, *, parent: str | None, stack: Sequence[str] | None = None) -> None:
-        """Append the place of an entry in the tree of calls, and nothing else of it."""
+        """Append only the place of an entry in the tree of calls."""
         self._lines.put(f'{{"node": {quoted(key)}{self._tree.put(key, parent, stack)}}}')
         self._flush_if_due()
 
     def flush(self) -> None:
-        """Write what has waited; a killed process loses nothing that was added before.
+        """Write waiting lines; a killed process loses nothing that was added before.
 
         Raises:
             DumpError: The disk is full.
@@ -166,12 +166,12 @@ class DumpWriter:
             self.count_error(error)
 
     def flush_at_once(self) -> None:
-        """Write what has waited, unless that waits for a device: what comes next may never return."""
+        """Write waiting lines, unless that waits for a device: what comes next may never return."""
         if not self._readings.wait_for_device:
             self.flush()
 
     def take_notes(self, notes: Sequence[str]) -> None:
-        """Let `notes` be the notes of the dump."""
+        """Set the notes of the dump."""
         self.info = dataclasses.replace(self.info, notes=tuple(notes))
 
     def count_error(self, error: BaseException) -> None:
@@ -194,7 +194,7 @@ class DumpWriter:
         return self.info
 
     def publish(self, **changes: Any) -> DumpInfo:
-        """Put the files in place as they are so far, and stay open for more; see `close`."""
+        """Write the dump's files as they are so far, and stay open for more; see `close`."""
         self._tensors.write_waiting()
         try:
             self.flush()

@@ -23,16 +23,16 @@ NOTHING = (contextlib.nullcontext, "__exit__")
 
 
 class FaultBorder(Protocol):
-    """Where the errors of contained callables go. While `tripped` is true they are not called."""
+    """Receives the errors of contained callables. While `tripped` is true they are not called."""
 
     tripped: bool
 
     def trip(self, error: BaseException) -> None:
-        """Deal with `error`; does not raise."""
+        """Handle `error`; does not raise."""
 
 
 class ContainedCall:
-    """Calls `function(*bound, *args)`, never raises, and returns None where that would have raised.
+    """Calls `function(*bound, *args)`, and returns None instead of raising.
 
     Neither copies nor pickles lead to the monitor: both are a function that does nothing. So a model can be copied,
     saved or sent to another process while hooks of this kind are on it. Costs about 125 ns a call.
@@ -61,7 +61,7 @@ class ContainedCall:
 
 
 class FaultGuard:
-    """Contains the monitor's own faults.
+    """Catches the monitor's own errors: the first one is logged and detaches the monitor.
 
     `on_fault` is called once, with a one-line message, after the first fault; it detaches what is attached.
     """
@@ -71,14 +71,14 @@ class FaultGuard:
         self.tripped = False
 
     def wrap(self, function: Callable[..., Any], *bound: Any) -> ContainedCall:
-        """Return `function`, its first arguments being `bound`, such that it never raises; see `ContainedCall`.
+        """Return `function`, with first arguments `bound`, in a form that never raises; see `ContainedCall`.
 
         After a fault it does nothing and returns None.
         """
         return ContainedCall(self, function, bound)
 
     def trip(self, error: BaseException) -> None:
-        """Record the first fault, tell about it once, and detach."""
+        """Record the first error, log it once, and detach."""
         if self.tripped:
             return
         self.tripped = True

@@ -47,7 +47,7 @@ def chosen(name: str, targets: Sequence[str], stage: int = 0) -> bool:
 
 
 def advice(wanted: str, names: Sequence[str]) -> str:
-    """Return what to say of a name that is not among `names`: the one that it may be meant to be, or some there are.
+    """Return a hint for a name that is not among `names`: the one that was probably meant, or some that exist.
 
     >>> advice("h.0.atn", ["h.0.attn", "head"]), advice("decoder", ["h.0", "head"])
     ("did you mean 'h.0.attn'?", 'there are h.0, head')

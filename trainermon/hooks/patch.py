@@ -16,7 +16,7 @@ _ABSENT = object()
 
 
 class Patch:
-    """Calls something around a method of one object, or of one class; `remove()` puts back what was there.
+    """Replaces a method of one object or class by one that calls hooks around it, until `remove()`.
 
     The replacement is a bound method (a function on a class), as the original was: schedulers, pickles and frameworks
     that look at it find what they expect. `before(args, kwargs)` runs first, `after(result)` last and not after an
@@ -62,7 +62,7 @@ class Patch:
         return around
 
     def remove(self) -> None:
-        """Put the original back; where somebody else has replaced the method since, only fall silent."""
+        """Restore the original; where somebody else has replaced the method since, only stop calling the hooks."""
         self._before = self._after = None
         if vars(self._owner).get(self._name) is not self._replacement:
             return
@@ -73,7 +73,7 @@ class Patch:
 
 
 class CallPatch:
-    """Follows each call of a method of a class, or of a function of a module, from its beginning to its end.
+    """Replaces a method of a class or a function of a module by one that reports begin and end of each call.
 
     `begins(args, kwargs)` runs before the original, a method's `self` included; what it returns is handed to
     `ends(token, result)` unless it is None, after an exception to `fails(token)`. All must be contained. Not called
@@ -105,17 +105,17 @@ class CallPatch:
 
     @property
     def fits(self) -> bool:
-        """Whether the owner has the original or the replacement; else somebody else has replaced it."""
+        """Whether the owner has the original or the replacement, and not somebody else's."""
         return vars(self._owner).get(self._name) in (self._original, self._replacement)
 
     def attach(self) -> None:
-        """Put the replacement in place; does nothing if it is."""
+        """Install the replacement; does nothing if it is installed."""
         self._is_on = True
         if vars(self._owner).get(self._name) is self._original:
             setattr(self._owner, self._name, self._replacement)
 
     def detach(self) -> None:
-        """Put the original back; where somebody else has replaced the function since, only fall silent."""
+        """Restore the original; where somebody else has replaced the function since, only stop reporting."""
         self._is_on = False
         if vars(self._owner).get(self._name) is self._replacement:
             setattr(self._owner, self._name, self._original)

@@ -14,7 +14,7 @@ def nothing() -> None:
 
 
 class Replayable:
-    """What one framework asks of a replay. The defaults are those of a model that keeps to itself, on one rank.
+    """What one framework requires of a replay. The defaults are for a model on one rank that does not communicate.
 
     Attributes:
         refusal: Why no step can be replayed; "" if one can.
@@ -36,16 +36,16 @@ class Replayable:
         self.refusal = refusal
 
     def handed(self, stage: int) -> Iterable[tuple[nn.Module, str]]:
-        """Return attributes through which the root of `stage` is handed tensors beside its arguments."""
+        """Return the attributes through which the root of `stage` is given tensors beside its arguments."""
         del stage
         return ()
 
     def generators(self) -> Callable[[], None]:
-        """Take the state of the framework's own random generators; return what puts it back."""
+        """Save the state of the framework's own random generators; return a function that restores it."""
         return nothing
 
     def expects_overflow(self) -> bool:
-        """Return whether a gradient that is not finite is by design now: a dynamic loss scale feels its way.
+        """Return whether non-finite gradients are normal now, as a dynamic loss scale is being adjusted.
 
         The answer is the same on all ranks.
         """
@@ -60,16 +60,16 @@ class Replayable:
         return False
 
     def not_ready(self) -> str:
-        """Return why the step that has just been computed cannot be replayed; "" if it can. Waits for nothing."""
+        """Return why the step just computed cannot be replayed; "" if it can. Never waits for the device."""
         return ""
 
     def set_aside(self) -> AbstractContextManager[None]:
-        """Keep from a replay, or put back after it, all that it would change outside of the root modules."""
+        """Return a context that restores, or protects, all that a replay would change outside the root modules."""
         return nullcontext()
 
     def between_micro_steps(self) -> None:
-        """Forget what the backward of one replayed micro step left behind, before the next one."""
+        """Clear what the backward of one replayed micro step left behind, before the next one."""
 
     def own_shards(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield what only this rank holds of parameters that are gathered for forward, by name."""
+        """Yield this rank's own part of parameters that are gathered for a forward, by name."""
         yield from ()

@@ -8,7 +8,7 @@ _TRACERS = (torch._C._TorchDispatchModeKey.FAKE, torch._C._TorchDispatchModeKey.
 
 
 def is_traced() -> bool:
-    """Return whether a forward now is a look at the model, no training: torch.jit, torch.func, fake tensors, export.
+    """Return whether a forward now only traces the model: torch.jit, torch.func, fake tensors, export.
 
     A torch call of ours in there would become part of what is recorded. Half a microsecond, once per forward of a root.
     """

@@ -40,7 +40,7 @@ class AgentAddress:
 
 
 def describe(fault: Exception) -> str:
-    """Return in words what kept an answer from coming."""
+    """Return in words the error that kept an answer from coming."""
     if isinstance(fault, asyncio.TimeoutError):
         return "no answer in time"
     if isinstance(fault, aiohttp.ClientConnectorError):
@@ -50,7 +50,7 @@ def describe(fault: Exception) -> str:
 
 
 class AgentClient:
-    """A session with all agents. Make it inside the event loop; close it there.
+    """Sends signed requests to all agents. Make it inside the event loop; close it there.
 
     Args:
         settings: How to speak to them.
@@ -87,7 +87,7 @@ class AgentClient:
         return await self._request("POST", target, path, json.dumps(body).encode())
 
     async def close(self) -> None:
-        """End every connection."""
+        """Close every connection."""
         await self._session.close()
 
     async def _request(self, method: str, target: AgentAddress, path: str, body: bytes | None) -> tuple[int, Any]:

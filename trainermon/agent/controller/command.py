@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Be the controller until SIGTERM or SIGINT; return 0.
+    """Run the controller until SIGTERM or SIGINT; return 0.
 
     Raises:
         ConfigError: The settings are wrong, a port or folder cannot be used, or the extra is not installed.
@@ -60,7 +60,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 async def serve(settings: ControllerSettings) -> None:
-    """Be the controller until SIGTERM or SIGINT.
+    """Run the controller until SIGTERM or SIGINT.
 
     Raises:
         ConfigError: A port, a folder or a certificate cannot be used.

@@ -76,7 +76,7 @@ class Controller:
         )
 
     async def run(self) -> None:
-        """Watch and carry out until cancelled; goes on with what an earlier controller has left open."""
+        """Watch agents and carry out escalations until cancelled; resumes those that an earlier one left open."""
         for escalation in self.journal.open:
             self.dispatcher.start(escalation)
         try:
@@ -91,7 +91,7 @@ class Controller:
             await self._client.close()
 
     async def take_alerts(self, body: Any) -> dict[str, Any]:
-        """Accept what Alertmanager's notification asks for; return what became of it.
+        """Accept the escalations that Alertmanager's notification asks for; return what became of them.
 
         `status` is `accepted`, or, where nothing changes, `duplicate`, `suppressed` or `ignored`. What is accepted is
         on disk.

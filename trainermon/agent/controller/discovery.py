@@ -30,7 +30,7 @@ class AgentFinder(Protocol):
 
 
 def make_finders(settings: ControllerSettings) -> list[AgentFinder]:
-    """Return the ways that `settings` name."""
+    """Return the finders that `settings` name."""
     wanted = settings.discovery
     scheme = "https" if settings.agents.https else "http"
     finders: list[AgentFinder] = []

@@ -77,13 +77,13 @@ class EscalationDispatcher:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self, escalation: EscalationRecord) -> None:
-        """Carry out `escalation` from wherever it stands."""
+        """Carry out `escalation`, continuing from its present state."""
         task = asyncio.get_running_loop().create_task(self._carry_out(escalation))
         self._tasks.add(task)
         task.add_done_callback(self._ended)
 
     async def close(self) -> None:
-        """Stop; what is open stays open on disk."""
+        """Stop all tasks; open escalations stay open on disk."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()

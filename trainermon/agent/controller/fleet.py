@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(slots=True)
 class AgentHandle:
-    """One agent.
+    """One agent, with its last report.
 
     Attributes:
         target: Where it is.
@@ -41,12 +41,12 @@ class AgentHandle:
 
     @property
     def is_up(self) -> bool:
-        """Whether it has answered the last question."""
+        """Whether the agent has answered the last question."""
         return not self.problem
 
 
 class AgentFleet:
-    """All agents that are found.
+    """Knows all agents that are found, and asks them for their state.
 
     Attributes:
         agents: By address.
@@ -68,7 +68,7 @@ class AgentFleet:
         self._found: dict[AgentFinder, list[AgentAddress]] = {}
 
     async def discover(self) -> None:
-        """Bring the set of agents up to date."""
+        """Update the set of agents."""
         await asyncio.gather(*map(self._look, self._finders))
         targets = {target.url: target for found in self._found.values() for target in found}
         self.agents = {url: self._kept(target) for url, target in targets.items()}

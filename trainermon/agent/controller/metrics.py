@@ -59,7 +59,7 @@ METRICS = (
 
 
 def render_metrics(controller: Controller, accept: str) -> tuple[bytes, str]:
-    """Return the exposition and its content type, in the format that the `Accept` header asks for."""
+    """Return the controller's `/metrics` and its content type, in the format that the `Accept` header asks for."""
     openmetrics = prefers_openmetrics(accept)
     values = _values(controller)
     families = ((metric, [MetricSamples((f"{metric.name} ",), (values[metric.name],))]) for metric in METRICS)

@@ -23,7 +23,7 @@ NO_REPORT = "no report"
 
 
 class OrderReceipt(str, enum.Enum):
-    """How an agent has taken an order."""
+    """How an agent has received an order."""
 
     ORDERED = "ordered"
     SUPPRESSED = "suppressed"
@@ -92,7 +92,7 @@ def make_plan(
 
 
 def read_answer(status: int, plain: Any) -> AgentAnswer:
-    """Return what an agent's answer to an order means."""
+    """Return an agent's answer to an order, parsed."""
     if status in (200, 202) and isinstance(plain, Mapping):
         ranks, late = _ranks(plain.get("ranks")), _ranks(plain.get("late"))
         match plain.get("status"):
@@ -126,7 +126,7 @@ def assign(ranks: Sequence[int], agents: Sequence[AgentHandle]) -> dict[str, tup
 def coverage_of(
     plan: EscalationPlan, assigned: Mapping[str, Sequence[int]], answers: Mapping[str, AgentAnswer]
 ) -> dict[int, str]:
-    """Return, by rank of the plan, how its agent has taken the order."""
+    """Return, by rank of the plan, how its agent has received the order."""
     coverage = dict.fromkeys(plan.ranks, OrderReceipt.UNREACHABLE.value)
     for url, ranks in assigned.items():
         answer = answers[url]

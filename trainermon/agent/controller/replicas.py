@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CopyDivergence(Generic[Key]):
-    """Copies that are not equal.
+    """Copies of the same elements that are not equal.
 
     Attributes:
         copies: Which.
@@ -107,7 +107,7 @@ class ReplicaWatch:
         self._runs: dict[str, _AttemptReports] = {}
 
     async def look(self) -> None:
-        """Compare what has come since the last look; asks nobody of a run that one agent sees whole."""
+        """Compare the checksums that are new since the last look; skips runs that one agent sees completely."""
         runs = self._fleet.runs
         self._runs = {run: self._runs.get(run) or _AttemptReports() for run in runs}
         self.findings = {run: found for run, found in self.findings.items() if run in self._runs}

@@ -25,7 +25,7 @@ class RankSummary:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FiringAlert:
-    """One alert of an agent's own rules that is on."""
+    """One alert of an agent's own rules that is firing."""
 
     rule: str
     severity: str
@@ -36,7 +36,7 @@ class FiringAlert:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class AgentReport:
-    """An agent's answer.
+    """An agent's report on its ranks and alerts.
 
     Attributes:
         run_id: Of its run.
@@ -65,12 +65,12 @@ class AgentReport:
 
     @property
     def living_ranks(self) -> list[int]:
-        """Their numbers."""
+        """The numbers of the living ranks."""
         return [state.rank for state in self.living]
 
 
 def parse_report(plain: Any) -> AgentReport:
-    """Return what the agent's JSON says; keys that are not known are passed over.
+    """Return the report in an agent's JSON; unknown keys are ignored.
 
     Raises:
         ConfigError: A key is missing or has an impossible value.

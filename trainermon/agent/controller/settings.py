@@ -32,7 +32,7 @@ class KubernetesSettings:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DiscoverySettings:
-    """Where agents are looked for; several ways may be given.
+    """The ways in which agents are found; several may be given.
 
     Attributes:
         agents: `host:port` of each agent.
@@ -60,7 +60,7 @@ class DiscoverySettings:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class AgentAccess:
-    """How agents are spoken to.
+    """The settings of the connections to agents.
 
     Attributes:
         token_file: Token that requests to agents are signed with; the controller's own if it is not given, and with
@@ -92,7 +92,7 @@ class AgentAccess:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LimitSettings:
-    """How many escalations are carried out.
+    """The limits on escalations.
 
     Attributes:
         max_per_hour: Escalations of one run in any hour; more are suppressed.
@@ -112,7 +112,7 @@ class LimitSettings:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerSettings:
-    """Everything a controller is told.
+    """All settings of a controller.
 
     Attributes:
         discovery: Where agents are looked for.

@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 class StandstillInquiry:
-    """Asks the nodes of a run that stands still for their evidence.
+    """Asks the nodes of a hanging run for their evidence, and joins it into one verdict.
 
     Attributes:
         verdicts: By run that stands still now, the answer for the whole job.
@@ -35,7 +35,7 @@ class StandstillInquiry:
         self._client = client
 
     async def look(self) -> None:
-        """Bring the verdicts up to date; asks nobody while no rank hangs."""
+        """Update the verdicts of runs that hang; asks no node while no rank hangs."""
         still = [run for run in self._fleet.runs if any(map(_stands_still, self._fleet.of_run(run)))]
         verdicts: dict[str, HangVerdict] = {}
         for run in still:

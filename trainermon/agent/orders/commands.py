@@ -36,11 +36,11 @@ Sender = Callable[[int, Sequence[Command]], None]
 
 
 class ConflictError(ConfigError):
-    """A command is well formed, but cannot be carried out as things stand."""
+    """Raised for a command that is well formed but cannot be carried out as things stand."""
 
 
 class DuplicateError(ConflictError):
-    """A command's id was used before for another command."""
+    """Raised for a command whose id was used before for another command."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +95,7 @@ def parse_command(body: Any, *, next_step: int) -> Command:
 
 
 def require_possible(command: Command, ranks: Collection[int], steps: Mapping[int, int]) -> None:
-    """Refuse what one of `ranks`, each on its step of `steps`, could only report as late, or never come to.
+    """Raise an error unless every one of `ranks`, now on its step of `steps`, can carry out the command.
 
     Raises:
         ConflictError: A rank is past the first step, or more than `MAX_AHEAD` before it.
@@ -114,7 +114,7 @@ def require_possible(command: Command, ranks: Collection[int], steps: Mapping[in
 
 
 class CommandBook:
-    """What was ordered in this run, kept in the spool; hands each rank the whole set of what it has yet to do.
+    """Keeps the commands of this run in the spool, and sends each rank those that it has yet to carry out.
 
     Args:
         spool: Folder of the book's file, which survives the agent.
@@ -129,7 +129,7 @@ class CommandBook:
             self._remember(order)
 
     def submit(self, command: Command, ranks: Collection[int], *, attempt: int, steps: Mapping[int, int]) -> bool:
-        """Hand `command` to `ranks`; return False if it was given before.
+        """Send `command` to `ranks`; return False if it was given before.
 
         `steps` holds the step each rank is on: what lies wholly before it has expired and is not sent again. What is
         accepted will be read by every rank: together with what it has yet to do it fits what a rank reads.
@@ -160,7 +160,7 @@ class CommandBook:
         return None if order is None else order.command.first_step
 
     def resend(self, rank: int, *, attempt: int, step: int) -> None:
-        """Hand `rank` its set again: what a killed agent had only written down, and nothing of earlier attempts.
+        """Send `rank` its outstanding commands again: a killed agent may have only written them down.
 
         The steps that an earlier attempt's command names are other steps now.
         """
@@ -168,7 +168,7 @@ class CommandBook:
             self._send(rank, self.outstanding(rank, attempt=attempt, step=step))
 
     def outstanding(self, rank: int, *, attempt: int, step: int) -> list[Command]:
-        """Return what `rank`, being on `step`, has yet to do or to finish in this attempt."""
+        """Return the commands that `rank`, on `step`, has yet to carry out or finish in this attempt."""
         return [
             order.command
             for order in self._orders.values()

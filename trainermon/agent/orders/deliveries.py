@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 class DumpDeliveries:
-    """Delivers in the background, one process at a time; what fails is tried again, and told once.
+    """Delivers dumps in the background, one process at a time; failures are repeated, and logged once.
 
     Args:
         spool: The spool; ranks write into its outbox.
@@ -38,24 +38,24 @@ class DumpDeliveries:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is on its way and nothing waits. Cost: one listing."""
+        """Whether no dump is being delivered or waits to be. Cost: one listing."""
         return (self._task is None or self._task.done()) and not num_deliverable(self._spool)
 
     def poll(self) -> None:
-        """Start a delivery if anything waits and none is under way; call it now and then from the loop."""
+        """Start a delivery if any dump waits and none is running; call it regularly from the loop."""
         is_busy = self._task is not None and not self._task.done()
         if not is_busy and time.monotonic() >= self._next_s and num_deliverable(self._spool):
             self._task = asyncio.get_running_loop().create_task(self._deliver())
 
     async def done(self) -> None:
-        """Wait until nothing waits any more, for ten minutes at most."""
+        """Wait until every dump is delivered, for ten minutes at most."""
         deadline = time.monotonic() + EMPTY_LIMIT_S
         while not self.idle and time.monotonic() < deadline:
             self.poll()
             await asyncio.sleep(PAUSE_S)
 
     async def close(self) -> None:
-        """Stop what runs; whoever comes next goes on."""
+        """Stop the running delivery; the next agent goes on with it."""
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):

@@ -12,7 +12,7 @@ from trainermon.core.values import as_plain
 
 
 class OrderDesk:
-    """Checks commands and hands them to the ranks.
+    """Checks clients' commands and sends them to local ranks.
 
     Args:
         commands: What was ordered before.
@@ -28,7 +28,7 @@ class OrderDesk:
         self._margin_steps = margin_steps
 
     def order(self, body: Any) -> dict[str, Any]:
-        """Hand a client's command to the ranks it names in `ranks`, without that to all that live.
+        """Send a client's command to the ranks that it names in `ranks`, or to all living ones.
 
         An id that was accepted before is only acknowledged, whatever has become of the run since.
 

@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
 class DumpKey:
-    """What was dumped together: the id of the alert or command, the attempt and the step."""
+    """Identifies a dump over all ranks: the id of the alert or command, the attempt and the step."""
 
     id: str
     attempt: int
@@ -47,18 +47,18 @@ class DumpKey:
 
     @property
     def report(self) -> str:
-        """Path of its diagnosis, relative to the run directory."""
+        """Path of the diagnosis, relative to the run directory."""
         return f"reports/{self.id}-attempt{self.attempt}-step{self.step}.json"
 
     @property
     def url(self) -> str:
-        """Where the agent serves its diagnosis."""
+        """URL path under which the agent serves the diagnosis."""
         return f"/api/diagnosis/{self.id}/{self.attempt}/{self.step}"
 
 
 @dataclasses.dataclass(slots=True)
 class DumpEntry:
-    """What the ranks have reported about one dump so far."""
+    """The ranks' reports on one dump so far."""
 
     key: DumpKey
     ranks: dict[int, DumpStatus] = dataclasses.field(default_factory=dict)
@@ -79,13 +79,13 @@ class DumpEntry:
 
 
 class RunDumps:
-    """The dumps of the run by key: those on disk when the agent started, and those reported since."""
+    """Lists the dumps of the run by key: those on disk when the agent started, and those reported since."""
 
     def __init__(self) -> None:
         self.entries: dict[DumpKey, DumpEntry] = {}
 
     def record(self, event: DumpEvent | ReplayEvent) -> DumpEntry | None:
-        """Take in a rank's `replay` or `dump` event; return the entry it belongs to, or None if it wrote no dump."""
+        """Record a rank's `replay` or `dump` event; return the dump's entry, or None if it wrote no dump."""
         match = _PATH.fullmatch(event.dump or "")
         if match is None:
             return None
@@ -96,7 +96,7 @@ class RunDumps:
         return entry
 
     def scan(self, run_dir: Path) -> None:
-        """Take in what the run directory holds; blocks as long as the file system does."""
+        """Add the dumps that the run directory holds; blocks as long as the file system does."""
         for folder in sorted(run_dir.glob("dumps/*/attempt*/step*/rank*")):
             match = _PATH.fullmatch(folder.relative_to(run_dir).as_posix())
             if match is not None:
@@ -152,15 +152,15 @@ class DumpDiagnoser:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing runs and nothing waits."""
+        """Whether no diagnosis is running or waiting."""
         return not self._due and (self._task is None or self._task.done())
 
     def schedule(self, entry: DumpEntry, *, settle_s: float = SETTLE_S) -> None:
-        """Have `entry` diagnosed once no rank has reported on it for `settle_s` seconds."""
+        """Schedule the diagnosis of `entry` for when no rank has reported on it for `settle_s` seconds."""
         self._due[entry.key] = (time.monotonic() + settle_s, entry)
 
     def poll(self) -> None:
-        """Start what is due, if nothing runs; call it now and then from the loop."""
+        """Start the next diagnosis that is due, if none is running; call it regularly from the loop."""
         if not self._due or (self._task is not None and not self._task.done()):
             return
         key, (due, entry) = min(self._due.items(), key=lambda item: item[1][0])
@@ -169,7 +169,7 @@ class DumpDiagnoser:
             self._task = asyncio.get_running_loop().create_task(self._diagnose(entry))
 
     async def close(self) -> None:
-        """Stop what runs."""
+        """Stop the running diagnosis."""
         self._due.clear()
         if self._task is not None:
             self._task.cancel()

@@ -47,7 +47,7 @@ class _ConfigurationLook:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigFile:
-    """The file that is looked at.
+    """The configuration file that is watched for edits.
 
     Attributes:
         path: The file; None if edits are not asked for.
@@ -67,7 +67,7 @@ class ConfigFile:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
-    """From which step on an edit can apply on every rank.
+    """Chooses the step from which an edit applies on every rank.
 
     Attributes:
         watch: The ranks of this node and how fast they step.
@@ -95,7 +95,7 @@ class StepPlan:
 
 
 class ConfigWatch:
-    """Looks at a configuration file in the worker's thread, and orders what was edited.
+    """Checks a configuration file for edits in the worker's thread, and sends them to the ranks.
 
     Args:
         file: The file.
@@ -127,7 +127,7 @@ class ConfigWatch:
         self._attempt = 0
 
     def poll(self, now_s: float, attempt: int) -> None:
-        """Start a look when one is due, and act on what the last one found; never waits."""
+        """Start a check when one is due, and send what the last one found; never waits."""
         if self._path is None or not attempt:
             return
         if attempt != self._attempt:

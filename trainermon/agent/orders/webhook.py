@@ -60,7 +60,7 @@ class FiredAlert:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class AlertNotification:
-    """A body that was understood.
+    """A notification of Alertmanager, parsed.
 
     Attributes:
         alerts: The firing alerts that ask for a dump.
@@ -122,7 +122,7 @@ class EscalationOrder:
 
 
 def parse_notification(body: Any, *, now_s: float, max_age_s: float = MAX_AGE_S) -> AlertNotification:
-    """Return what Alertmanager's JSON `body` says at Unix time `now_s`; keys that are not needed are passed over.
+    """Return the content of Alertmanager's JSON `body` at Unix time `now_s`; ignores keys that are not needed.
 
     Raises:
         ConfigError: It is no notification of version 4; the message names the key.

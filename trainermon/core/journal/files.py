@@ -40,12 +40,12 @@ def next_number(existing: list[int]) -> int:
 
 
 def num_between(first: int, last: int) -> int:
-    """Return how many numbers were given out from `first` up to but without `last`."""
+    """Return how many file numbers lie from `first` up to but without `last`."""
     return last - first if same_numbering(first, last) else last % NUMBERING_STEP
 
 
 def same_numbering(first: int, second: int) -> bool:
-    """Whether two numbers were given out since the spool was last empty."""
+    """Return whether two numbers were given out since the spool was last empty."""
     return first // NUMBERING_STEP == second // NUMBERING_STEP
 
 

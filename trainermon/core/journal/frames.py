@@ -55,7 +55,7 @@ START = Cursor(0, 0)
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """Who writes, and the series table so far: ids are positions in `series`, `placements` runs parallel to it.
+    """The writer of a journal, and its series table so far: ids are places in `series`, parallel to `placements`.
 
     `attempt` counts the starts of this rank in this run, `version` names format and package for people.
     """
@@ -107,7 +107,7 @@ class EventRecord:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EndRecord:
-    """The writer closed its journal: nothing more comes from this attempt."""
+    """The end of a journal that its writer closed: nothing more comes from this attempt."""
 
     cursor: Cursor
 
@@ -117,7 +117,7 @@ Record = HeaderRecord | SeriesRecord | BlockRecord | EventRecord | EndRecord
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FrameHead:
-    """A frame's head whose own checksum is right."""
+    """The decoded head of a frame, whose own checksum is right."""
 
     version: int
     type: int
@@ -136,12 +136,12 @@ def encode_frame(frame_type: int, sequence: int, payload: Sequence[Any]) -> list
 
 
 def num_bytes(buffers: Sequence[Any]) -> int:
-    """Return the bytes of some buffers together."""
+    """Return the total number of bytes of some buffers."""
     return sum(memoryview(buffer).nbytes for buffer in buffers)
 
 
 def decode_head(data: memoryview | bytes) -> FrameHead | None:
-    """Return the head at the beginning of `data`, None if there is no intact one."""
+    """Return the frame head at the beginning of `data`, None if there is no intact one."""
     if len(data) < HEAD_BYTES:
         return None
     magic, version, frame_type, sequence, length, crc, _ = _HEAD.unpack_from(data)
@@ -189,7 +189,7 @@ def encode_block(block: StatBlock) -> list[Any]:
 
 
 def encode_event(event: RankEvent) -> bytes:
-    """Return the JSON of an event; what JSON does not have becomes text, and half a character a question mark."""
+    """Return the JSON of an event; what JSON does not have becomes text, and a lone surrogate a question mark."""
     return json.dumps(as_plain(events.encode(event)), default=str, ensure_ascii=False).encode(errors="replace")
 
 

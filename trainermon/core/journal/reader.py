@@ -83,7 +83,7 @@ class RecordSequence:
 
 
 class JournalReader:
-    """Returns the records of `rank` after `cursor`, in the order of writing, each exactly once.
+    """Reads the records of `rank` after `cursor`, in the order of writing, each exactly once.
 
     A HeaderRecord always comes first, and the ids in a block are in the table given so far: where the cursor stands
     inside a file, a HeaderRecord with the table as of there is made up, and a file whose own header is damaged is
@@ -111,7 +111,7 @@ class JournalReader:
         self._sequence = RecordSequence()
 
     def poll(self, max_bytes: int = 32 << 20) -> list[Record]:
-        """Return what has been written since, up to about `max_bytes` but at least one record; empty if nothing.
+        """Return the records written since, up to about `max_bytes` but at least one; empty if there are none.
 
         Raises:
             JournalError: The next frame was written by an incompatible release. The cursor stays before it.

@@ -33,7 +33,7 @@ class FrameFile:
         return os.fstat(self._descriptor).st_size
 
     def is_removed(self) -> bool:
-        """Whether the file has no name any more, so that nobody writes to it."""
+        """Whether the file was removed, so that nobody writes to it any more."""
         return os.fstat(self._descriptor).st_nlink == 0
 
     def find(self, offset: int, *, finished: bool) -> tuple[int, FrameHead, bytes] | None:

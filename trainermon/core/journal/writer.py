@@ -103,7 +103,7 @@ class JournalWriter:
         return self._files.num_dropped
 
     def add_series(self, keys: Sequence[SeriesKey], placements: Sequence[Placement | None]) -> int:
-        """The series are in the table of this and of every later file; return the id of the first one."""
+        """Add series to the table of this and of every later file; return the id of the first one."""
         first_id = self._num_series
         rows = frames.encode_series(keys, placements)
         if not self._append(frames.SERIES, [b'{"first_id": %d, "series": [' % first_id, rows, b"]}"]):

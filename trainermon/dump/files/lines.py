@@ -49,20 +49,20 @@ class LineFile:
 
     @property
     def is_due(self) -> bool:
-        """Whether lines have waited long enough."""
+        """Whether lines have waited long enough to be written."""
         return len(self._waiting) >= MAX_WAITING or time.monotonic() - self._flushed_s >= self._max_wait_s
 
     @property
     def is_waiting(self) -> bool:
-        """Whether there are lines that were not written."""
+        """Whether lines wait to be written."""
         return bool(self._waiting)
 
     def put(self, head: str, value: Any = None, places: Places | None = None, key: str = "") -> None:
-        """Let a line wait: `head`, and with `places` the value and the brace that closes the line."""
+        """Add a line to those that wait: `head`, and with `places` the value and the brace that closes the line."""
         self._waiting.append(_WaitingLine(head, value, places, key))
 
     def flush(self) -> list[Exception]:
-        """Write all lines that wait; return the errors of those that have no JSON.
+        """Write all waiting lines; return the errors of those that have no JSON.
 
         Raises:
             DumpError: The disk is full; the lines are lost, what stands in the file stays readable.
@@ -96,7 +96,7 @@ class LineFile:
             yield key, text[first : first + size]
 
     def close(self) -> None:
-        """Let go of the file; what still waits is lost."""
+        """Close the file; what still waits is lost."""
         os.close(self._file)
 
     def _write(self, block: bytes, num_lines: int) -> None:

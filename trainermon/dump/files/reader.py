@@ -46,7 +46,7 @@ _OPERATION_FIELDS = {field.name for field in dataclasses.fields(OperationVerdict
 
 @dataclasses.dataclass(slots=True)
 class RawDump:
-    """The files of a dump as they stand, before they become records."""
+    """The files of a dump, parsed but not yet turned into records."""
 
     task: str = ""
     level: str = ""
@@ -82,7 +82,7 @@ def read_dump(directory: Path) -> Dump:
 
 @contextlib.contextmanager
 def well_formed(directory: Path) -> Iterator[None]:
-    """Say of what is read within the block that it is no dump, where it is not laid out as one.
+    """Return a context that raises DumpError where what is read has not the layout of a dump.
 
     Raises:
         DumpError: Something has another type or shape than in a dump.
@@ -96,7 +96,7 @@ def well_formed(directory: Path) -> Iterator[None]:
 
 
 def load_raw(directory: Path) -> RawDump:
-    """Return the files of a dump as they stand, whole or cut off.
+    """Return the parsed files of a dump, complete or cut off.
 
     Raises:
         DumpError: there is no dump, or it is damaged.
@@ -119,7 +119,7 @@ def _load_raw(directory: Path) -> RawDump:
 
 
 def load_partial(path: Path) -> RawDump:
-    """Return what the lines of a partial dump add up to; a torn last line is left out."""
+    """Return the files of a partial dump, rebuilt from its lines; a torn last line is left out."""
     raw = RawDump()
     for line in path.read_bytes().splitlines():
         try:

@@ -25,7 +25,7 @@ DEBUG_LEVEL = "debug"
 
 
 def restore_dump(directory: Path) -> int:
-    """Put the files of a dump in place whose process was killed, so that msprobe's tools read it; return its entries.
+    """Write the files of a dump whose process was killed, so that msprobe's tools read it; return its entries.
 
     The dump stays marked as not complete, and its lines stay where they are. Tensors that it names and that were not
     written any more are left out of it.
@@ -61,7 +61,7 @@ def unfinished(root: Path) -> Iterator[Path]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Describe the command line."""
+    """Declare the arguments of `trainermon restore`."""
     parser.add_argument("directory", type=Path, help="a dump, or a folder of dumps; none may still be written")
 
 

@@ -54,7 +54,7 @@ def suffix_for(tensor: Tensor, file_format: str) -> str:
 
 
 def save_tensor(tensor: Tensor, path: Path) -> int:
-    """Save a tensor as one of the CPU in a file of mode 0600, and return its bytes.
+    """Write a tensor, as one on the CPU, to a file of mode 0600, and return the number of bytes.
 
     A DTensor's local shard is saved, a subclass as a plain tensor, a view without the rest of its storage. What is on
     the CPU and dense is written from where it lies. The ending of `path` tells the format: .pt is readable with
@@ -105,7 +105,7 @@ def _has_elements(tensor: Tensor) -> bool:
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
-    """Return the bytes of a contiguous tensor on the CPU where they lie; to be used while `tensor` lives.
+    """Return the bytes of a contiguous tensor on the CPU, without a copy; use them only while `tensor` lives.
 
     Not by `Tensor.numpy`: it forbids for good to resize the storage, as FSDP does with those of parameters.
     """
