@@ -21,6 +21,9 @@ INSTEAD = {
     r"\bstands? beside\b": "is given with",
     r"\bis no (?:fault|error|input|origin|hardware|danger|training|collapse|shard)\b": "is not a",
     r"\bwhat it came to\b": "the result",
+    r"\b(?:is|are) told once\b": "is reported once",
+    r"\b(?:job|training|Job|name) goes on (?:as|at|in|with)\b": "continues",
+    r"\bprocess beside\b": "separate process",
 }
 
 

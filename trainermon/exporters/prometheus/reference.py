@@ -18,7 +18,7 @@ Every agent serves these metrics under `/metrics`, in the Prometheus text format
 scraper asks for. Histograms have exemplars with the step in OpenMetrics.
 
 * The step is a value, never a label. `run` and `rank` are labels of what belongs to a rank; where the rank stands in
-  the job is told once by `trainermon_rank_info`, for joins:
+  the job is given once by `trainermon_rank_info`, for joins:
   `trainermon_loss * on (run, rank) group_left (dp, tp, pp) trainermon_rank_info`.
 * A value that is not known or not finite has no sample. Non-finite elements are counted in
   `trainermon_nonfinite_elements_total`; alert on that, never on a comparison with NaN.
