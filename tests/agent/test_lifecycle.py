@@ -439,7 +439,7 @@ def test_an_agent_that_cannot_start_is_reported(tmp_path, monkeypatch):
         start_agent(tmp_path)
 
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    with pytest.raises(SpoolError, match="ended at its start with status 1: without a word"):
+    with pytest.raises(SpoolError, match="ended at its start with status 1: no message"):
         start_agent(tmp_path)
 
 

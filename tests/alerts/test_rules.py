@@ -236,14 +236,14 @@ def test_missing_key_is_reported(tmp_path: Path, missing: str) -> None:
 
 
 def test_two_rules_of_one_name_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(RuleError, match="rule 'other': stands twice"):
+    with pytest.raises(RuleError, match="rule 'other': appears twice"):
         load(tmp_path, OTHER, OTHER)
 
 
 def test_rules_that_inhibit_each_other_are_refused(tmp_path: Path) -> None:
     first = OTHER | {"name": "first", "inhibits": ["other"]}
 
-    with pytest.raises(RuleError, match="first → other → first is a circle"):
+    with pytest.raises(RuleError, match="first → other → first is a cycle"):
         load(tmp_path, first, OTHER | {"inhibits": "first"})
 
 
@@ -259,7 +259,7 @@ def test_pattern_inhibits_every_other_rule_that_it_matches(tmp_path: Path) -> No
     ("text", "message"),
     [
         ("rules: [", r"is not valid YAML: .*line 1"),
-        ("rules:\n- {name: a, name: b}", r"the key 'name' stands twice"),
+        ("rules:\n- {name: a, name: b}", r"the key 'name' appears twice"),
         ("rules: []", r"rules: found an empty list, expected a list"),
         ("rules: 3", r"rules: found 3, expected a list"),
         ("- a", r"found a list, expected a mapping with the keys rules"),

@@ -110,5 +110,5 @@ def test_files_that_cannot_be_read_are_named(folder):
 
     with pytest.raises(StoreError, match=r"rank0.anomaly\.json cannot be read"):
         first_anomalies(folder)
-    with pytest.raises(StoreError, match="is no folder"):
+    with pytest.raises(StoreError, match="is not a folder"):
         first_anomalies(folder / "none")

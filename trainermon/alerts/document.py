@@ -61,7 +61,7 @@ def _construct_mapping(loader: _RuleLoader, node: yaml.MappingNode) -> dict[Any,
             continue  # construct_mapping reports it
         if key in seen:
             raise yaml.constructor.ConstructorError(
-                None, None, f"the key {describe(key)} stands twice", key_node.start_mark
+                None, None, f"the key {describe(key)} appears twice", key_node.start_mark
             )
         seen.add(key)
     return loader.construct_mapping(node, deep=True)

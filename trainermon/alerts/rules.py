@@ -174,7 +174,7 @@ def read_rules(path: Path | str | None = None) -> tuple[tuple[AlertRule, ...], l
             mistakes.append(found)
         elif found.name in rules:
             mistakes.append(
-                RuleError(f"{source}: rule {found.name!r}: stands twice; every rule needs a name of its own")
+                RuleError(f"{source}: rule {found.name!r}: appears twice; every rule needs a name of its own")
             )
         else:
             rules[found.name] = found
@@ -425,7 +425,7 @@ def _refuse_cycles(rules: Sequence[AlertRule], source: Path) -> None:
     def visit(name: str, path: tuple[str, ...]) -> None:
         if name in path:
             circle = " → ".join((*path[path.index(name) :], name))
-            raise RuleError(f"{source}: rule {name!r}: inhibits: {circle} is a circle: nobody would see any of them")
+            raise RuleError(f"{source}: rule {name!r}: inhibits: {circle} is a cycle: none of them would ever be seen")
         for other in inhibited[name]:
             visit(other, (*path, name))
 

@@ -90,7 +90,7 @@ def start_agent(spool: Path) -> None:
         raise SpoolError(f"the agent cannot be started by {sys.executable!r}: {error}") from error
     if status != 0:
         said = errors.read_text(errors="replace").strip().rpartition("\n")[2]
-        raise SpoolError(f"the agent ended at its start with status {status}: {said or 'without a word'}; see {errors}")
+        raise SpoolError(f"the agent ended at its start with status {status}: {said or 'no message'}; see {errors}")
 
 
 def deliver(spool: Path, run_directory: Path, limit_s: float) -> bool:

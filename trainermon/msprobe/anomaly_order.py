@@ -48,7 +48,7 @@ def first_anomalies(folder: Path, *, limit: int = 8, steps: Collection[int] = ()
         StoreError: There is no such folder, or a file in it cannot be read.
     """
     if not folder.is_dir():
-        raise StoreError(f"{folder} is no folder; give the one that holds rank0/{RECORDS_FILE}")
+        raise StoreError(f"{folder} is not a folder; give the one that holds rank0/{RECORDS_FILE}")
     found = [(key, record) for key, record in _records(folder) if not steps or record["step"] in steps]
     found.sort(key=lambda one: place_in_training(one[1]))
     return dict(found[:limit])

@@ -49,7 +49,7 @@ def test_a_damaged_file_of_a_tensor_is_named_in_one_line(content, ending, tmp_pa
     assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b")]) == 1
 
     (line,) = capsys.readouterr().err.splitlines()
-    assert f"x.{ending} is no tensor file" in line
+    assert f"x.{ending} is not a tensor file" in line
 
 
 def test_a_file_that_does_not_hold_what_its_dump_says_is_named_in_one_line(tmp_path, capsys):

@@ -158,7 +158,7 @@ def test_a_text_is_no_tensor(tmp_path, capsys):
     (a / "dump_tensor_data" / "Functional.gelu.0.forward.output.0.pt").write_text("root:x:0:0")
 
     assert main(["compare", str(a), str(b)]) == 1
-    assert "is no tensor file" in capsys.readouterr().err
+    assert "is not a tensor file" in capsys.readouterr().err
 
 
 def test_a_pickle_is_not_loaded(tmp_path, capsys):
@@ -167,4 +167,4 @@ def test_a_pickle_is_not_loaded(tmp_path, capsys):
     np.save(evil, np.array([object()]), allow_pickle=True)
 
     assert main(["compare", str(a), str(b)]) == 1
-    assert "is no tensor file" in capsys.readouterr().err
+    assert "is not a tensor file" in capsys.readouterr().err

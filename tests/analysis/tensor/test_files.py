@@ -144,11 +144,11 @@ def pickled_by_numpy(path):
 @pytest.mark.parametrize(
     ("name", "write", "message"),
     [
-        ("a.pt", a_text, "is no tensor file, or damaged"),
+        ("a.pt", a_text, "is not a tensor file, or damaged"),
         ("a.pt", pickled, "holds more than tensors, or is damaged; such a file may run code, and is not opened"),
         ("a.pt", pickled_by_torch, "holds more than tensors, or is damaged; such a file may run code, and is not"),
-        ("a.npy", pickled, "is no tensor file, or damaged"),
-        ("a.npy", pickled_by_numpy, "is no tensor file, or damaged"),
+        ("a.npy", pickled, "is not a tensor file, or damaged"),
+        ("a.npy", pickled_by_numpy, "is not a tensor file, or damaged"),
     ],
 )
 def test_nothing_is_executed(name, write, message, tmp_path, capsys):
@@ -189,7 +189,7 @@ def forged(path, old, new):
 def test_a_shape_beyond_the_file_is_refused(tmp_path):
     forged(tmp_path / "a.pt", b"K\x04K\x05\x86", b"K\xf4K\xf5\x86")
 
-    with pytest.raises(DumpError, match="no tensor file, or damaged"):
+    with pytest.raises(DumpError, match="not a tensor file, or damaged"):
         open_tensors(tmp_path / "a.pt")
 
 
@@ -223,8 +223,8 @@ def safetensors_file(path, header, elements=b"\0" * 8):
         ({"dtype": "F32", "shape": [2], "data_offsets": [8, 16]}, "is cut off: 'w' ends at byte"),
         ({"dtype": "F32", "shape": [-2, -1], "data_offsets": [0, 8]}, "is no shape"),
         ({"dtype": "F4", "shape": [2], "data_offsets": [0, 8]}, "elements of type F4 cannot be read"),
-        ({"dtype": "F32", "shape": [2]}, "no tensor file, or damaged"),
-        ([], "no tensor file, or damaged"),
+        ({"dtype": "F32", "shape": [2]}, "not a tensor file, or damaged"),
+        ([], "not a tensor file, or damaged"),
     ],
 )
 def test_a_header_that_does_not_fit_is_refused(entry, message, tmp_path):

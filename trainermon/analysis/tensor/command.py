@@ -92,7 +92,7 @@ def _add_pair(parser: argparse.ArgumentParser, *, optional: bool = False) -> Non
 
 def _positive(text: str) -> int:
     if not text.isdigit() or not 0 < int(text) <= 100_000:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 to 100000")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to 100000")
     return int(text)
 
 

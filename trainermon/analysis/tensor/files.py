@@ -96,14 +96,14 @@ def open_tensors(path: Path) -> list[StoredTensor]:
     path = Path(path)
     opener = _OPENERS.get(path.suffix)
     if opener is None:
-        raise DumpError(f"{path} is no tensor file by its name: expected one that ends in {', '.join(SUFFIXES)}")
+        raise DumpError(f"{path} is not a tensor file by its name: expected one that ends in {', '.join(SUFFIXES)}")
     if not path.is_file():
         raise DumpError(f"{path} is not a file: expected a tensor in {path.suffix[1:]} format")
     try:
         return opener(path)
     except _FAULTS as error:
         cause = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
-        raise DumpError(f"{path} is no tensor file, or damaged ({cause}): copy or dump it again") from error
+        raise DumpError(f"{path} is not a tensor file, or damaged ({cause}): copy or dump it again") from error
 
 
 _FAULTS = (
