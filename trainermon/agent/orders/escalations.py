@@ -26,7 +26,7 @@ PLACES = ("dp", "tp", "pp", "cp", "ep")
 
 
 class NodeEscalations:
-    """Carries out escalations on the ranks of an agent, and tells a controller what it needs to plan them."""
+    """Carries out escalations on an agent's ranks, and gives a controller what it needs to plan them."""
 
     def __init__(self, parts: AgentParts) -> None:
         self._run_id = parts.settings.run_id
@@ -76,7 +76,7 @@ class NodeEscalations:
         }
 
     def escalate(self, body: Any) -> dict[str, Any]:
-        """Order what a controller's JSON describes; return what became of it and of which ranks.
+        """Order the dump that a controller's JSON describes; return its status and the ranks concerned.
 
         `status` is `accepted`, `duplicate`, `suppressed` by a limit, or `late` if every rank is past the step.
 
@@ -104,7 +104,7 @@ class NodeEscalations:
         return self._submit(command, decision, asked=order.ranks)
 
     def take_alerts(self, body: Any) -> dict[str, Any]:
-        """Follow a notification of Alertmanager on local ranks; return what became of it.
+        """Carry out what a notification of Alertmanager asks for on local ranks; return the result.
 
         `status` is `accepted`, or, where nothing changes, `duplicate`, `suppressed` or `ignored`.
 

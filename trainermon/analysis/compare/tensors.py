@@ -237,4 +237,6 @@ def _load(path: Path) -> Any:
     except ImportError as error:
         raise DumpError(f"{path} needs torch: install it, or compare with --mode statistics") from error
     except Exception as error:  # readers of files raise anything on a damaged one: there is no common type
-        raise DumpError(f"{path} is not a tensor file ({error}): copy the dump again, or use --mode statistics") from error
+        raise DumpError(
+            f"{path} is not a tensor file ({error}): copy the dump again, or use --mode statistics"
+        ) from error
