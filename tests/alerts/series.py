@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from hypothesis import HealthCheck, settings
 
 from trainermon.alerts.engine import RuleEngine
@@ -30,7 +32,7 @@ def grad(name: str) -> SeriesKey:
     return SeriesKey(Kind.GRAD_REDUCED, name)
 
 
-def row(elements: float | Sequence[float]) -> list[float]:
+def row(elements: npt.ArrayLike) -> list[float]:
     """Return the moments of a few elements by numpy in float64."""
     values = np.atleast_1d(np.asarray(elements, np.float64))
     finite = values[np.isfinite(values)]
@@ -39,7 +41,7 @@ def row(elements: float | Sequence[float]) -> list[float]:
     return [float(x) for x in (values.size, least, most, finite.sum(), (finite**2).sum(), zeros, nans, infs)]
 
 
-def block(step: int, rows: Mapping[int, float | Sequence[float]]) -> StatBlock:
+def block(step: int, rows: Mapping[int, Any]) -> StatBlock:
     """Return a block in which series `id` holds the elements `rows[id]`."""
     values = np.ascontiguousarray(np.array([row(elements) for elements in rows.values()]).reshape(-1, 8).T)
     return StatBlock(step=step, time_s=1000.0 + step, series=np.array(list(rows), np.uint32), values=values)

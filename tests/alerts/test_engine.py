@@ -344,7 +344,7 @@ def test_series_may_stand_in_any_order_in_a_block(engine: RuleEngine) -> None:
 def test_table_as_any_sequence_and_values_as_any_buffer(engine: RuleEngine) -> None:
     whole = block(0, {0: NAN, 1: 1.0})
     plain = StatBlock(
-        step=0, time_s=0.0, series=memoryview(whole.series), values=memoryview(np.ascontiguousarray(whole.values))
+        step=0, time_s=0.0, series=np.asarray(whole.series).data, values=np.ascontiguousarray(whole.values).data
     )
 
     assert len(engine.evaluate(header(), (grad("a"), grad("b")), plain)) == 1

@@ -52,7 +52,7 @@ def test_local_alert_makes_its_own_rank_dump_ahead_of_the_fastest() -> None:
                 action=Action.DUMP,
                 first_step=109,
                 num_steps=1,
-                task="statistics",
+                task=DumpTask.STATISTICS,
                 max_bytes=20 << 20,
                 reason="loss-spike: the loss rose",
             )
@@ -180,7 +180,7 @@ def test_quota_that_is_used_up_is_told() -> None:
 
 def test_rule_says_what_is_dumped_before_the_settings_do() -> None:
     base = next(rule for rule in RULES if rule.name == "loss-spike")
-    own = dataclasses.replace(base, escalate=RuleEscalation(action=Action.DUMP, task="tensor", steps=4))
+    own = dataclasses.replace(base, escalate=RuleEscalation(action=Action.DUMP, task=DumpTask.TENSOR, steps=4))
     left = dataclasses.replace(base, escalate=RuleEscalation(action=Action.DUMP))
 
     (mine,) = escalator(rules=(own,), num_steps=2).decide(spike(1), STEPS, 0.0)[0]

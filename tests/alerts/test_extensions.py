@@ -14,7 +14,7 @@ import pytest
 
 from tests.alerts.series import block, feed, grad, rules
 from trainermon.alerts import extensions
-from trainermon.alerts.across_ranks.comparisons import DiffersComparison
+from trainermon.alerts.across_ranks.copies import DiffersComparison
 from trainermon.alerts.conditions import ConditionVerdict, ConditionWatcher, Slots
 from trainermon.alerts.conditions.criteria import Threshold
 from trainermon.alerts.engine import RuleEngine

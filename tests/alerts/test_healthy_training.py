@@ -120,7 +120,7 @@ def no_fault(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> N
 def infinite_weight(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
     if step == 30:
         with torch.no_grad():
-            model.h[1].fc.weight[3, 5] = float("inf")
+            model.get_parameter("h.1.fc.weight")[3, 5] = float("inf")
 
 
 def huge_rate(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:

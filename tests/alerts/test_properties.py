@@ -83,7 +83,7 @@ def test_series_are_judged_each_for_itself_wherever_they_stand(
         blocks = (block(step, {0: float(row[number])}) for step, row in enumerate(values))
         return fired(RuleEngine(loaded), [keys[number]], blocks)
 
-    def fired(engine: RuleEngine, table: list, blocks: object) -> set[tuple[str, int]]:  # type: ignore[type-arg]
+    def fired(engine: RuleEngine, table: list, blocks: object) -> set[tuple[str, int]]:
         found = set()
         for each in blocks:  # type: ignore[attr-defined]
             engine.evaluate(header(), table, each)

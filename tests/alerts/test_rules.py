@@ -26,7 +26,7 @@ from trainermon.alerts.conditions.criteria import (
 )
 from trainermon.alerts.rules import DEFAULT_RULES, RUNBOOK, RuleEscalation, SeriesSelection, inhibitors, load_rules
 from trainermon.core.errors import RuleError
-from trainermon.core.values import Action, Kind, SeriesKey, Severity
+from trainermon.core.values import Action, DumpTask, Kind, SeriesKey, Severity
 
 FULL: dict[str, Any] = {
     "name": "my-spike",
@@ -73,7 +73,7 @@ def test_every_key_is_read(tmp_path: Path) -> None:
     assert rule.on == SeriesSelection(kinds=(Kind.GRAD_REDUCED, Kind.UPDATE), names=("h.*.weight",), statistic="rms")
     assert rule.when == Spike(score=9, clear=2.5, window=64, warmup=32, direction=Direction.UP, floor=0.2, adopt=50)
     assert (rule.for_steps, rule.keep_steps, rule.cooldown_steps) == (3, 4, 7)
-    assert rule.escalate == RuleEscalation(action=Action.DUMP, task="tensor", steps=2)
+    assert rule.escalate == RuleEscalation(action=Action.DUMP, task=DumpTask.TENSOR, steps=2)
     assert (rule.inhibits, rule.runbook) == (("other",), "somewhere")
     assert other.when == NonFinite()
     assert inhibitors((rule, other)) == {"my-spike": (), "other": ("my-spike",)}

@@ -101,7 +101,7 @@ def test_a_bad_file_is_named(tmp_path, name, text, message):
 
 BOMB = "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 60)) + "targets: *a59\n"
 MERGES = "a0: &a0 {x: 1}\n" + "".join(f"a{i}: &a{i} {{<<: [*a{i - 1}, *a{i - 1}]}}\n" for i in range(1, 60))
-HOSTILE = {
+HOSTILE: dict[str, tuple[str | bytes, str]] = {
     "bomb.yaml": (BOMB, "the aliases stand for more than 100000 values"),
     "merges.yaml": (MERGES, "the aliases stand for more than 100000 values"),
     "itself.yaml": ("&a [*a]", "the aliases stand for more than 100000 values"),

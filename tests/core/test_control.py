@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainermon.core import control
 from trainermon.core.control import ControlPage, ControlReader, Heartbeat, Phase
 from trainermon.core.errors import SpoolError
 from trainermon.core.values import Action, Command, DumpTask
@@ -167,7 +166,7 @@ def test_what_is_not_a_page_is_no_heartbeat_and_made_one_by_the_rank(reader, tmp
 
 def test_a_phase_of_a_newer_release_is_not_taken_for_another(page, reader, monkeypatch):
     page.beat(1, Phase.STEP, 1.0)
-    page.beat(2, 77, 1.0)  # type: ignore[arg-type]  # what a newer rank would write
+    page.beat(2, 77, 1.0)  # what a newer rank would write
 
     beat = reader.heartbeat()
     assert beat is not None
@@ -383,7 +382,7 @@ def test_a_failed_send_leaves_the_old_set_and_epoch(page, reader, tmp_path, monk
         os.close(descriptor)
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(control.os, "fdopen", full)
+    monkeypatch.setattr(os, "fdopen", full)
     with pytest.raises(SpoolError, match="No space left"):
         reader.send([])
     monkeypatch.undo()

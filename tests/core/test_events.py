@@ -2,6 +2,7 @@
 
 import json
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,6 +16,7 @@ from trainermon.core.events import (
     DumpStatus,
     EventType,
     FailedEvent,
+    RankEvent,
     ReplayEvent,
     UnknownEvent,
     WarningEvent,
@@ -22,7 +24,7 @@ from trainermon.core.events import (
     encode,
 )
 
-EVENTS = [
+EVENTS: list[tuple[RankEvent, dict[str, Any]]] = [
     (WarningEvent(message="m"), {"type": "warning", "message": "m"}),
     (DetachedEvent(message="m"), {"type": "detached", "message": "m"}),
     (FailedEvent(step=3, message="boom"), {"type": "failed", "step": 3, "message": "boom"}),

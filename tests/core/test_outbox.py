@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -98,7 +99,7 @@ def test_a_later_folder_of_the_same_place_replaces_the_earlier_one(spool, run):
 @pytest.mark.parametrize("call", ["rename", "copytree", "rmtree"])
 def test_a_delivery_that_fails_anywhere_leaves_it_to_the_next(spool, run, monkeypatch, call):
     written(spool, run).send()
-    owner = outbox.Path if call == "rename" else outbox.shutil
+    owner = Path if call == "rename" else shutil
 
     def fail(*_args, **_kwargs):
         raise OSError(5, "the file system is gone")

@@ -90,7 +90,7 @@ class Job:
         """Let the ranks of `rows` show a step: by rank, by number of the series, elements."""
         found = []
         for rank in order or rows:
-            found += self.engine.evaluate(self.headers[rank], self.keys, block(number, rows[rank]))  # type: ignore[arg-type]
+            found += self.engine.evaluate(self.headers[rank], self.keys, block(number, rows[rank]))
         return found
 
     def run(self, steps: Iterable[int], rows: object) -> list[Alert]:

@@ -211,8 +211,8 @@ def test_what_is_not_finite_or_zero_never_enters_the_usual_range(before: list[fl
         series.feed(NAN)
     known = series.state()
 
-    for value in bad:
-        verdict = series.feed(value)
+    for values in bad:
+        verdict = series.feed(values)
         assert not verdict.bad.any()
         assert verdict.blind is not None
 
