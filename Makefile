@@ -27,7 +27,7 @@ INSTALLED := requirements/base.lock requirements/torch.lock requirements/torch_c
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help demo test test-light check check-js measure coverage test-slow test-cuda-build test-server test-gpu bench bench-detection bench-diagnosis bench-compare-quality bench-hangs bench-gpu dashboards-render sync lock build clean
+.PHONY: help demo test test-light test-random check check-js measure coverage test-slow test-cuda-build test-server test-gpu bench bench-detection bench-diagnosis bench-compare-quality bench-hangs bench-gpu dashboards-render sync lock build clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 19
@@ -82,6 +82,9 @@ test: $(READY) ## run the test suite; `make test WORKERS=4` runs files side by s
 
 test-light: $(LIGHT_READY) ## only tests that need no more than the base dependencies; two minutes, no torch
 	$(LIGHT_VENV)/bin/pytest -q -m "not extras and not server and not slow" -n 2 --dist loadfile $(LIGHT_TESTS) $(WITH_EXTRAS:%=--ignore=%)
+
+test-random: $(READY) ## core and statistics in random order; the seed is printed
+	$(BIN)/pytest -q --random-order -m "not server and not slow and not gpu" tests/core tests/statistics
 
 test-slow: $(READY) $(BENCH_READY) ## run the widest grids, and every supported version of the frameworks
 	$(BIN)/pytest -m slow --timeout 1800
