@@ -11,7 +11,8 @@ from torch import nn
 
 from trainermon import TrainerMon
 
-NUM_STEPS, FIRST_SLOW, WORK_S = 70, 40, 0.02
+NUM_STEPS, FIRST_SLOW = 70, 40
+WORK_S = 0.1  # long beside what a busy machine adds to it
 
 
 def main(folder: str, way: str) -> None:
