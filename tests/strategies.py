@@ -72,8 +72,8 @@ def fill(pattern: str, size: int, *, dtype: torch.dtype, seed: int) -> Tensor:
     generator = np.random.default_rng(seed)
     if not dtype.is_floating_point:
         low, high = (0, 1) if dtype is torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
-        values = generator.integers(low, high, size, dtype=np.int64, endpoint=True)
-        return torch.from_numpy(np.where(generator.random(size) < 0.1, 0, values)).to(dtype)
+        whole = generator.integers(low, high, size, dtype=np.int64, endpoint=True)
+        return torch.from_numpy(np.where(generator.random(size) < 0.1, 0, whole)).to(dtype)
     values = PATTERNS[pattern](generator, size) if size else np.empty(0)
     with np.errstate(over="ignore"):
         return torch.from_numpy(values).to(dtype)
