@@ -68,7 +68,10 @@ class Outbox:
         self._rank = rank
 
     def parcel(self, place: str) -> Parcel:
-        """Return a new parcel that will be delivered to `place`, a path below the run directory."""
+        """Return a new parcel for `place`, a path below the run directory.
+
+        The caller makes its folder `content`, and sends it.
+        """
         return Parcel(self._folder, self._run_directory, self._rank, place)
 
     def room(self, wanted_bytes: int) -> int:

@@ -91,9 +91,9 @@ def json_text(value: Any) -> str:
 
 
 def numbers_text(row: Sequence[float], dtype: torch.dtype) -> str:
-    """Return the moments `row` of a tensor of `dtype` as JSON items, named as msprobe names them.
+    """Return a tensor's moments as JSON items without braces: msprobe's Max, Min, Mean, Norm, then nans, infs, zeros.
 
-    Without a finite element all four numbers are null. Integers and booleans stay what they are; a boolean has no mean
+    Without a finite element the first four are null. Integers and booleans stay what they are; a boolean has no mean
     and no norm, a complex tensor is described by its absolute values.
     """
     count, low, high, total, squares, zeros, nans, infs = row

@@ -270,7 +270,10 @@ _FUNCTIONAL_FILE = functional.__file__
 
 
 class FunctionName(NamedTuple):
-    """Prefix and name of a function, and whether Python may have called it by an operator."""
+    """The first two parts of a call's key, and whether an operator may have called it; the caller's bytecode decides.
+
+    `prefix` is `Torch`, `Tensor`, `Functional`, or the namespace of a custom operator.
+    """
 
     prefix: str
     name: str

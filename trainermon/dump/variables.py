@@ -14,7 +14,11 @@ from trainermon.hooks.guard import ContainedCall
 
 
 class VariableWriter:
-    """Writes `<name>.<count>.debug`, and `<name>_grad.<count>.debug` with the same structure when gradients arrived."""
+    """Records variables as `<name>.<count>.debug`, and gradients as `<name>_grad.<count>.debug`, in debug.json.
+
+    The entry of gradients has the same structure. `close` writes it even if no gradient arrived: null stands where one
+    is missing.
+    """
 
     def __init__(self, writer: DumpWriter) -> None:
         self.tripped = False

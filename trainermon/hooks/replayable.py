@@ -36,7 +36,7 @@ class Replayable:
         self.refusal = refusal
 
     def handed(self, stage: int) -> Iterable[tuple[nn.Module, str]]:
-        """Return the attributes through which the root of `stage` is given tensors beside its arguments."""
+        """Return (module, attribute name) of each place where the root of `stage` is given a tensor beside its arguments."""
         del stage
         return ()
 
@@ -71,5 +71,5 @@ class Replayable:
         """Clear what the backward of one replayed micro step left behind, before the next one."""
 
     def own_shards(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield this rank's own part of parameters that are gathered for a forward, by name."""
+        """Yield name and this rank's own part of each parameter that is gathered for a forward."""
         yield from ()

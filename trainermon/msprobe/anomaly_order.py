@@ -90,7 +90,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Write the first anomalies in order, list them, and return the exit status.
+    """Run `trainermon anomalies`: write and list the first anomalies of all ranks, return 0.
+
+    It reads each rank's anomaly.json and writes anomaly_analyse.json.
 
     Raises:
         StoreError: The records cannot be read, or the result not be written.

@@ -26,7 +26,7 @@ class AgentFinder(Protocol):
     """One way to find agents; hashable, and its text says what it is."""
 
     async def find(self) -> list[AgentAddress]:
-        """Return where agents are now. Raises OSError, ValueError, a time-out or aiohttp's errors if it is unknown."""
+        """Return the addresses of the agents. Raises OSError, ValueError, a time-out or aiohttp's errors if unknown."""
 
 
 def make_finders(settings: ControllerSettings) -> list[AgentFinder]:
@@ -54,7 +54,7 @@ class StaticFinder:
     scheme: str
 
     async def find(self) -> list[AgentAddress]:
-        """Return the list."""
+        """Return the addresses that are listed."""
         return [AgentAddress(f"{self.scheme}://{address}/") for address in self.addresses]
 
 
@@ -66,7 +66,7 @@ class DnsFinder:
     scheme: str
 
     async def find(self) -> list[AgentAddress]:
-        """Return one target per address; none if the name has none now."""
+        """Return an agent's address for each IP address of the name; empty if it has none now."""
         host, _, port = self.name.rpartition(":")
         loop = asyncio.get_running_loop()
         try:
@@ -91,7 +91,7 @@ class RunDirectoryFinder:
     _broken: set[Path] = dataclasses.field(default_factory=set, init=False, repr=False, compare=False)
 
     async def find(self) -> list[AgentAddress]:
-        """Return the agents of all nodes that have written a file; reads the directory in a thread.
+        """Return the addresses of all nodes' agents that have written a file; reads the directory in a thread.
 
         A node whose file is broken is left out; the log says so once.
         """

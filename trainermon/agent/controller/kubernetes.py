@@ -37,7 +37,7 @@ class KubernetesFinder:
     account: Path = ACCOUNT
 
     async def find(self) -> list[AgentAddress]:
-        """Return one target per running pod that has an address and the port."""
+        """Return the address of the agent in each running pod that has an IP address and the port."""
         pods = await asyncio.wait_for(self._list_pods(), LIMIT_S)
         found = (self._target(pod) for pod in pods)
         return [target for target in found if target is not None]

@@ -126,7 +126,10 @@ def assign(ranks: Sequence[int], agents: Sequence[AgentHandle]) -> dict[str, tup
 def coverage_of(
     plan: EscalationPlan, assigned: Mapping[str, Sequence[int]], answers: Mapping[str, AgentAnswer]
 ) -> dict[int, str]:
-    """Return, by rank of the plan, how its agent has received the order."""
+    """Return, by rank of the plan, an `OrderReceipt` value; `assigned` and `answers` are by the agent's address.
+
+    A rank of no agent is unreachable; one that its agent did not name among those it ordered is late.
+    """
     coverage = dict.fromkeys(plan.ranks, OrderReceipt.UNREACHABLE.value)
     for url, ranks in assigned.items():
         answer = answers[url]

@@ -60,7 +60,7 @@ class AgentReport:
 
     @property
     def living(self) -> list[RankSummary]:
-        """The ranks that are alive."""
+        """The summaries of the ranks that are alive."""
         return [state for state in self.ranks.values() if state.alive]
 
     @property

@@ -23,7 +23,11 @@ class RatioDivisors(NamedTuple):
     rates: Indices
 
     def join(self, moments: Array, values: Array) -> Array:
-        """Return the 17 rows that a `RatioWatcher` takes; without a learning rate in the block its row is NaN."""
+        """Return the 17 rows that a `RatioWatcher` takes, as an array [17, n].
+
+        They are `moments`, the divisors' moments out of the block's `values`, and the largest learning rate in it (NaN
+        without one).
+        """
         rates = values[SUM, self.rates] / values[COUNT, self.rates]
         rate = np.full((1, moments.shape[1]), rates.max() if rates.size else np.nan)
         return np.concatenate((moments, values[:, self.rows], rate))

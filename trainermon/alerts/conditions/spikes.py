@@ -140,7 +140,10 @@ class FollowedLevel:
         self._magnitude = grown(self._magnitude, size, 1.0 if self._logarithmic else np.nan)
 
     def missed_by(self, slots: Slots, seen: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return how far values are from the level: a difference of logarithms, or a share of the magnitude."""
+        """Return value minus level, signed; NaN before `begin`.
+
+        Where values are logarithms it is their difference, else a share of the magnitude.
+        """
         missed: NDArray[np.float32] = (seen - self.values[slots]) / self._magnitude[slots]
         return missed
 

@@ -91,7 +91,10 @@ class SeriesRecord:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class BlockRecord:
-    """One step's rows; `block.series` is a uint32 array [n], `block.values` float64 [8, n], both read-only."""
+    """One step's rows, and their place in the journal.
+
+    `block.series` is a uint32 array [n], `block.values` float64 [8, n]; both are read-only.
+    """
 
     cursor: Cursor
     block: StatBlock

@@ -11,7 +11,7 @@ import enum
 
 
 class PanelView(str, enum.Enum):
-    """How a panel draws."""
+    """The kind of chart that a panel is; the value describes it."""
 
     STAT = "one large number"
     LINES = "lines over time"

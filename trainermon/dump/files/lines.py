@@ -96,7 +96,7 @@ class LineFile:
             yield key, text[first : first + size]
 
     def close(self) -> None:
-        """Close the file; what still waits is lost."""
+        """Close the file; lines that were not flushed are lost."""
         os.close(self._file)
 
     def _write(self, block: bytes, num_lines: int) -> None:

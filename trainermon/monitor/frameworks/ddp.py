@@ -23,7 +23,10 @@ class DdpTraining(plain.PlainTraining):
     wrappers: Sequence[DistributedDataParallel]
 
     def watch_unreduced(self, guard: FaultGuard, see: Callable[[int, Tensor], None]) -> list[TapHandle]:
-        """Report `.grad` from post-accumulate hooks, which run inside the node that the reducer hangs behind."""
+        """Call `see(index, gradient)` with `.grad` before DDP reduces it; return the hooks.
+
+        These are post-accumulate hooks, which run inside the node that the reducer hangs behind.
+        """
 
         def hook_of(index: int) -> Callable[[Tensor], None]:
             return guard.wrap(lambda parameter: None if parameter.grad is None else see(index, parameter.grad))

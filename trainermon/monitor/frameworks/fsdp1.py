@@ -75,14 +75,20 @@ class Fsdp1Training(plain.PlainTraining):
     # ------------------------------------------------------------------ gradients
 
     def watch_accumulation(self, guard: FaultGuard, reached: Callable[[int], None]) -> list[TapHandle]:
-        """Use post-accumulate hooks on the flat parameters and those that FSDP does not manage."""
+        """Call `reached(stage)` whenever a parameter's gradient has been added to; return the hooks.
+
+        They are on the flat parameters and on those that FSDP does not manage.
+        """
         return [
             leaf.register_post_accumulate_grad_hook(guard.wrap(_call, reached, self.parameters[indices[0]].stage))  # type: ignore[no-untyped-call]
             for leaf, indices in self._leaves()
         ]
 
     def watch_unreduced(self, guard: FaultGuard, see: Callable[[int, Tensor], None]) -> list[TapHandle]:
-        """Use post-accumulate hooks, which run inside the node that FSDP's reduction hangs behind."""
+        """Call `see(index, gradient)` with a parameter's part of a gradient before FSDP reduces it; return the hooks.
+
+        These are post-accumulate hooks, which run inside the node that FSDP's reduction hangs behind.
+        """
         return [
             leaf.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
                 guard.wrap(lambda indices, parameter: self._cut(indices, parameter.grad, see), indices)
@@ -91,7 +97,7 @@ class Fsdp1Training(plain.PlainTraining):
         ]
 
     def watch_micro_gradients(self, guard: FaultGuard, see: Callable[[int, Tensor], None]) -> list[TapHandle]:
-        """Use tensor hooks on the same leaves."""
+        """Call `see(index, gradient)` with each parameter's part of what a single backward adds; return the hooks."""
         return [
             leaf.register_hook(guard.wrap(lambda indices, gradient: self._cut(indices, gradient, see), indices))  # type: ignore[no-untyped-call]
             for leaf, indices in self._leaves()
@@ -106,17 +112,17 @@ class Fsdp1Training(plain.PlainTraining):
         return all(leaf.grad is None and getattr(leaf, "_saved_grad_shard", None) is None for leaf, _ in self._leaves())
 
     def reduced_gradients(self) -> list[Tensor | None]:
-        """Return this rank's part of each gradient."""
+        """Return by parameter this rank's part of its gradient; None where there is none."""
         return [self._own(index, p.tensor.grad) for index, p in enumerate(self.parameters)]
 
     # ------------------------------------------------------------------ optimizer
 
     def values(self) -> list[Tensor | None]:
-        """Return this rank's part of each parameter."""
+        """Return by parameter this rank's part of it; None where it has none."""
         return [self._own(index, p.tensor.detach()) for index, p in enumerate(self.parameters)]
 
     def states(self) -> list[OptimizerState | None]:
-        """Return this rank's part of the optimizer's state of each parameter; cut out of that of the flat ones."""
+        """Return by parameter this rank's part of its optimizer state, cut out of the flat parameter's; None for none."""
         return [
             None if found is None or value is None else self._state(index, value, found)
             for index, (value, found) in enumerate(zip(self.values(), super().states(), strict=True))

@@ -59,7 +59,10 @@ class Fsdp2Training(plain.PlainTraining):
     # ------------------------------------------------------------------ gradients
 
     def watch_accumulation(self, guard: FaultGuard, reached: Callable[[int], None]) -> list[TapHandle]:
-        """Report each group at the end of its backward; hooks on sharded parameters would slow down offloading."""
+        """Call `reached(stage)` at the end of each group's backward; return the hooks.
+
+        Hooks on sharded parameters would slow down offloading; there are some only on those that FSDP does not manage.
+        """
         handles = self._post_accumulate(guard, lambda index, _parameter: reached(self.parameters[index].stage))
         for stage, group in self.groups:
             before = guard.wrap(_report_group, group, stage, reached)
@@ -67,7 +70,10 @@ class Fsdp2Training(plain.PlainTraining):
         return handles
 
     def watch_unreduced(self, guard: FaultGuard, see: Callable[[int, Tensor], None]) -> list[TapHandle]:
-        """Report what torch's own function is about to reduce."""
+        """Call `see(index, gradient)` before torch's own function reduces; return the hooks.
+
+        For parameters that FSDP does not manage, it is called when their gradient is there.
+        """
         index_of = self._index_of()
 
         def before(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
@@ -80,7 +86,10 @@ class Fsdp2Training(plain.PlainTraining):
         return handles + self._post_accumulate(guard, lambda index, p: self._see_local(index, p.grad, see))
 
     def watch_micro_gradients(self, guard: FaultGuard, see: Callable[[int, Tensor], None]) -> list[TapHandle]:
-        """Use tensor hooks on the unsharded parameters, which exist from the first forward on."""
+        """Call `see(index, gradient)` with this rank's part of what a single backward adds; return the hooks.
+
+        They are on the unsharded parameters, which exist from the first forward on.
+        """
         hooks, index_of = _LateHooks(), self._index_of()
 
         def hook_of(index: int) -> Callable[[Tensor], None]:
@@ -113,7 +122,7 @@ class Fsdp2Training(plain.PlainTraining):
         return [self._local_gradient(index, p.tensor.grad) for index, p in enumerate(self.parameters)]
 
     def gradient_versions(self) -> list[tuple[int, int]]:
-        """Return the ids of the DTensors and what their counters and their parts' say together; a group's are one."""
+        """Return by parameter the `id` of its gradient and how often that and its local part were written to."""
         pairs = zip(super().gradient_versions(), self.reduced_gradients(), strict=True)
         return [(whole, count if part is None else count + part._version) for (whole, count), part in pairs]
 
@@ -124,7 +133,7 @@ class Fsdp2Training(plain.PlainTraining):
         return [local(p.tensor) if p.owned.length != 0 else None for p in self.parameters]
 
     def states(self) -> list[OptimizerState | None]:
-        """Return the local parts of the optimizer's state of each parameter."""
+        """Return by parameter the local part of its optimizer state; None before its first step or if it is empty."""
         return [
             None
             if found is None or p.owned.length == 0

@@ -58,7 +58,7 @@ class FsdpReplayable(Replayable):
 
     @contextmanager
     def set_aside(self) -> Iterator[None]:
-        """Take every gradient away and put the same objects back."""
+        """Return a context for a replay, in which there is no gradient; at its end the same objects are put back."""
         holders = self._holders()
         gradients = [(holder, holder.grad) for holder in holders]
         notes = [(flat, name, vars(flat).get(name, _ABSENT)) for flat in self._flats for name in FLAT_NOTES]
@@ -80,7 +80,7 @@ class FsdpReplayable(Replayable):
             holder.grad = None
 
     def own_shards(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield this rank's part of each parameter."""
+        """Yield name and this rank's part of each parameter; those of which it has none are left out."""
         for parameter, value in zip(self._training.parameters, self._training.values(), strict=True):
             if value is not None:
                 yield parameter.name, local(value)

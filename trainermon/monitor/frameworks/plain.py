@@ -51,7 +51,10 @@ class PlainTraining(Training):
         entry: Callable[[], None],
         exit: Callable[[StepOutcome], None],
     ) -> list[TapHandle]:
-        """Use the optimizer's own hooks; with a closure, `entry` comes after its first call, when gradients exist."""
+        """Call `entry` and `exit(outcome)` from the optimizer's own step hooks, and return these.
+
+        With a closure, `entry` comes after its first call, when gradients exist.
+        """
 
         def begins(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             return None if _num_steps(optimizer) > 1 else _enter(guard.wrap(entry), args, kwargs)
@@ -85,11 +88,14 @@ class PlainTraining(Training):
         return sum(p.tensor._version for p in self.parameters[:_LOOKS]) if self.keeps_parameters else None
 
     def reduced_gradients(self) -> list[Tensor | None]:
-        """Return `.grad` of each parameter."""
+        """Return `.grad` of each parameter; None where it has none."""
         return [parameter.tensor.grad for parameter in self.parameters]
 
     def gradient_versions(self) -> list[tuple[int, int]]:
-        """Return the ids and counters of the gradients; a write through `.data` is not counted. 0.4 µs each."""
+        """Return by parameter the `id` and the counter of writes of its gradient. 0.4 µs each.
+
+        A write through `.data` is not counted.
+        """
         gradients = [parameter.tensor.grad for parameter in self.parameters]
         return [(id(gradient), 0 if gradient is None else gradient._version) for gradient in gradients]
 
@@ -98,7 +104,7 @@ class PlainTraining(Training):
         return [parameter.tensor for parameter in self.parameters]
 
     def states(self) -> list[OptimizerState | None]:
-        """Return the optimizer's state of each parameter."""
+        """Return by parameter its `OptimizerState`; None before its first step."""
         return states_of(self.optimizer, self.parameters)
 
 

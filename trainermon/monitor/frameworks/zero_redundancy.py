@@ -25,11 +25,11 @@ class ZeroRedundancyTraining(ddp.DdpTraining):
         return self._owned(super().reduced_gradients())
 
     def values(self) -> list[Tensor | None]:
-        """Return the parameters that this rank owns."""
+        """Return by parameter the parameter itself; None where another rank steps it."""
         return self._owned(super().values())
 
     def states(self) -> list[OptimizerState | None]:
-        """Return the state that this rank's own optimizer keeps."""
+        """Return by parameter what this rank's own optimizer keeps of it; None where another rank steps it."""
         return plain.states_of(self.optimizer.optim, self.parameters)
 
     def _owned(self, tensors: Sequence[Tensor | None]) -> list[Tensor | None]:

@@ -137,7 +137,7 @@ class AttachedTraining:
             self._loop.steps.expect(number)
 
     def scale_found_loss(self, factor: float) -> None:
-        """See `TrainerMon.scale_found_loss`."""
+        """Multiply the losses that are found without being recorded by `factor`, see `TrainerMon.scale_found_loss`."""
         if self._loop is not None:
             self._loop.values.scale_found_loss(factor)
 
@@ -161,7 +161,7 @@ class AttachedTraining:
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """See `TrainerMon.phase`."""
+        """Return a context in which the agent knows what this rank is busy with, see `TrainerMon.phase`."""
         phase = _PHASES.get(name)
         if phase is None:
             logger.warning("phase(%r) is left out: expected one of %s", name, ", ".join(map(repr, _PHASES)))

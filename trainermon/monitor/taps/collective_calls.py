@@ -52,7 +52,7 @@ class MethodTaps:
         return CallPatch(owner, name, begins=begins, ends=self._guard.wrap(ends))
 
     def new_step(self) -> None:
-        """Release calls that were never waited for."""
+        """Let go of handles and tensors of collectives that nobody waited for, and of coalescing blocks left open."""
         self._blocks.clear()
         self._pending.clear()
 

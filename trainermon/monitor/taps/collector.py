@@ -140,7 +140,10 @@ class Collector:
             self._rows[series] = row
 
     def move(self, series: int, to: int | None) -> None:
-        """Assign the rows of `series` in this step to the series `to`; drop them if it is None."""
+        """Give what `series` has in this step to the series `to`, whose own is replaced; drop it if `to` is None.
+
+        For values whose series is decided by a later value.
+        """
         _move(self._rows, series, to)
         _move(self._scalars, series, to)
 

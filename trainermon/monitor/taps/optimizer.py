@@ -96,10 +96,10 @@ class StateTaps:
         self._collector.take(series, tensors)
 
     def take_updates(self) -> None:
-        """Record update and ratio of every parameter whose optimizer's formula is known, see `adam`; at exit.
+        """Record update and ratio of each parameter whose formula is known (`UpdateFormulas`), from both moments.
 
-        A parameter that `at_entry` found without a gradient was not updated and has no row. Reads both moments once
-        more; needs memory for a few pieces, see `take_in_pieces`.
+        Call it at the exit of the step. A parameter that `at_entry` found without a gradient was not updated and has no
+        row. Reads both moments once more; needs memory for a few pieces, see `take_in_pieces`.
         """
         formulas = UpdateFormulas(self._training.optimizer)
         for index, found in self._found():

@@ -164,27 +164,27 @@ class Training(abc.ABC):
         entry: Callable[[], None],
         exit: Callable[[StepOutcome], None],  # the counterpart of entry
     ) -> list[TapHandle]:
-        """Call `entry` before the outer optimizer step and `exit` after it."""
+        """Call `entry` before the outer optimizer step and `exit(outcome)` after it; return the hooks."""
 
     def is_stepping(self) -> bool:
         """Return whether the outer step that has begun still runs; it may have been left by an exception."""
         return True
 
     def gradient_versions(self) -> list[tuple[int, int]]:
-        """Return by parameter which gradient it has, and how often that was written to; empty if that is not known."""
+        """Return by parameter the `id` of its gradient and how often that was written to; empty if not known."""
         return []
 
     def watch_decision(self, guard: FaultGuard, decide: Callable[[bool], None]) -> list[TapHandle]:
         """Call `decide(nonfinite)` inside the outer step, once the framework knows its global norm or found-inf.
 
         The value is the same on all ranks, because the framework reduced it, and no parameter has been written yet.
-        Nothing is watched (an empty list) where a framework has no such place.
+        Returns the hooks; an empty list where a framework has no such place.
         """
         del guard, decide
         return []
 
     def replayable(self) -> Replayable:
-        """Return how a step is replayed; by default a model that communicates cannot be."""
+        """Return a `Replayable`: whether and how a step is replayed. By default not, if the model communicates."""
         if not self.communicates:
             return Replayable()
         axes = ", ".join(self.communicates)
@@ -193,7 +193,7 @@ class Training(abc.ABC):
     # ------------------------------------------------------------------ gradients
 
     def watch_accumulation(self, guard: FaultGuard, reached: Callable[[int], None]) -> list[TapHandle]:
-        """Call `reached(stage)` whenever a backward adds to the gradient of a parameter of that virtual stage."""
+        """Call `reached(stage)` whenever a backward adds to a gradient of that virtual stage; return the hooks."""
 
         def hook_of(stage: int) -> Callable[[Tensor], None]:
             return guard.wrap(lambda _parameter: reached(stage))
@@ -204,13 +204,13 @@ class Training(abc.ABC):
     def watch_unreduced(self, guard: FaultGuard, see: Callable[[int, Tensor], None]) -> list[TapHandle]:
         """Call `see(index, gradient)` with the gradient that this rank accumulated, just before it is reduced.
 
-        Nothing is watched where no such gradient exists (reduced in every micro step).
+        Returns the hooks; an empty list where no such gradient exists (reduced in every micro step).
         """
         del guard, see
         return []
 
     def watch_micro_gradients(self, guard: FaultGuard, see: Callable[[int, Tensor], None]) -> list[TapHandle]:
-        """Call `see(index, gradient)` with what each single backward of this rank adds to a parameter's gradient."""
+        """Call `see(index, gradient)` with what each backward of this rank adds to a gradient; return the hooks."""
 
         def hook_of(index: int) -> Callable[[Tensor], None]:
             return guard.wrap(lambda gradient: None if gradient is None else see(index, gradient))
@@ -241,16 +241,19 @@ class Training(abc.ABC):
 
     @abc.abstractmethod
     def reduced_gradients(self) -> list[Tensor | None]:
-        """Return what this rank's optimizer is about to use of each gradient."""
+        """Return by parameter what this rank's optimizer is about to use of its gradient; None where it is nothing."""
 
     # ------------------------------------------------------------------ optimizer
 
     @abc.abstractmethod
     def values(self) -> list[Tensor | None]:
-        """Return the parameters as this rank's optimizer holds them: main copies or shards where there are any."""
+        """Return by parameter what this rank's optimizer steps; None where that is nothing.
+
+        These are main copies or shards where there are any.
+        """
 
     def used_weights(self) -> list[Tensor | None]:
-        """Return the model's own parameters, None where this rank's optimizer steps that very tensor.
+        """Return by parameter the model's own tensor, None where this rank's optimizer steps that very tensor.
 
         Meant for the entry of the step: the forward has used them. They are another tensor where the optimizer keeps a
         main copy, or steps a part of them or nothing. None too of what is sharded, unless the framework knows better.
@@ -262,7 +265,7 @@ class Training(abc.ABC):
 
     @abc.abstractmethod
     def states(self) -> list[OptimizerState | None]:
-        """Return what the optimizer keeps of each parameter; None before its first step."""
+        """Return by parameter its `OptimizerState`; None before its first step, or if this rank steps no part of it."""
 
     # ------------------------------------------------------------------ what is recorded without being asked
 

@@ -54,7 +54,10 @@ def write_markdown(comparison: Comparison, path: Path) -> None:
 
 
 def write_html(comparison: Comparison, path: Path) -> None:
-    """Write one HTML file: a screen of summary, and below it every call that does not pass, to be unfolded."""
+    """Write one HTML file: a summary of one screen, and below it the calls that do not pass, to be unfolded.
+
+    Of these calls there are the first `MAX_CALLS`.
+    """
     path.write_text("".join(_html(comparison)), encoding="utf-8")
 
 

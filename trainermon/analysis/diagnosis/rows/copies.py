@@ -102,11 +102,13 @@ def _data_place(place: Mapping[str, int]) -> dict[str, int]:
 def find_departure(
     connection: duckdb.DuckDBPyConnection, attempt: int, parting: CopyParting, order: StepOrder
 ) -> CopyDeparture | None:
-    """Return the first forward since the copies were equal in which a module did not return the same on all ranks.
+    """Return where copies parted: the first forward that gave different values on ranks that were given the same.
 
-    None where no activations are stored that tell. A module that was given other values on each rank passed them on,
-    one whose parameters are not known to be equal may be split over the ranks, and one that departed before without
-    parting the copies is meant to. Cost: reads the activations of the ranks since the check before the last equal one.
+    Only forwards since the copies were last equal count. The result has the rows and ranks that departed; all ranks, if
+    none had a majority. None where no activations are stored that tell. A module that was given other values on each
+    rank passed them on, one whose parameters are not known to be equal may be split over the ranks, and one that
+    departed before without parting the copies is meant to. Cost: reads the activations of the ranks since the check
+    before the last equal one.
     """
     found = []
     for group in parting.groups:

@@ -64,7 +64,7 @@ class CopiedCall(NamedTuple):
 
     @property
     def departs(self) -> bool:
-        """Whether the ranks made different values of the same ones."""
+        """Whether the ranks were given the same values and returned different ones."""
         return self.returned_differs and not self.given_differs
 
     def row(self, rank: int, slot: str = "output", rms: float = math.nan) -> Moved:

@@ -81,11 +81,14 @@ class OptimizerHolder(abc.ABC):
 
     @abc.abstractmethod
     def value(self, parameter: nn.Parameter) -> Tensor | None:
-        """Return the tensor of a parameter that the optimizer steps."""
+        """Return the tensor of a parameter that the optimizer steps; None if this rank steps no part of it."""
 
     @abc.abstractmethod
     def state(self, parameter: nn.Parameter) -> OptimizerState | None:
-        """Return the optimizer's state of a parameter; None before its first step."""
+        """Return this rank's part of a parameter's optimizer state, with the stepped tensor and its group.
+
+        None before its first step, or if the rank steps no part of it.
+        """
 
     @property
     def norm_is_of_gradients(self) -> bool:
@@ -93,9 +96,10 @@ class OptimizerHolder(abc.ABC):
         return True
 
     def watch_verdict(self, guard: FaultGuard, tell: Tell) -> list[TapHandle]:
-        """Call `tell` in the step, once overflow or norm are known and no parameter is written; its first call counts.
+        """Call `tell(verdict)` once overflow or norm are known and no parameter is written yet; return the patches.
 
-        Nothing is watched in float32 at stage 0, where DeepSpeed looks at no gradient.
+        It may be called more than once in a step; its first call counts. Nothing is watched in float32 at stage 0,
+        where DeepSpeed looks at no gradient.
         """
         if not hasattr(self.optimizer, "overflow_checker"):
             return []
@@ -111,7 +115,7 @@ class OptimizerHolder(abc.ABC):
         return handles
 
     def watch_unreduced(self, guard: FaultGuard, see: See) -> list[TapHandle]:
-        """Call `see` with each gradient that this rank accumulated, right before it is reduced."""
+        """Call `see(parameter, gradient)` with what this rank accumulated, before it is reduced; return the patches."""
 
         def look(*_: Any) -> None:
             for parameter in self.engine.module.parameters():
@@ -141,11 +145,11 @@ class WholeHolder(OptimizerHolder):
         return not self.engine.has_moe_layers
 
     def span(self, parameter: nn.Parameter) -> tuple[int, int]:
-        """Return the whole parameter."""
+        """Return (0, number of elements): the whole parameter."""
         return 0, parameter.numel()
 
     def gradients(self) -> Mapping[int, Tensor]:
-        """Return `.grad`, which the all-reduce has written to."""
+        """Return `.grad`, which the all-reduce has written to, by `id` of its parameter."""
         return {id(p): p.grad for p in self.engine.module.parameters() if p.grad is not None}
 
     def value(self, parameter: nn.Parameter) -> Tensor | None:
@@ -153,7 +157,7 @@ class WholeHolder(OptimizerHolder):
         return self._copies.get(id(parameter), parameter)
 
     def state(self, parameter: nn.Parameter) -> OptimizerState | None:
-        """Return the state of the fp32 copy or of the parameter."""
+        """Return the state of the fp32 copy, or of the parameter where there is none; None before its first step."""
         stepped = self._copies.get(id(parameter), parameter)
         found = self.optimizer.state.get(stepped)
         groups = self.optimizer.param_groups
@@ -170,7 +174,7 @@ class FlatHolder(OptimizerHolder):
 
     @abc.abstractmethod
     def _find_pieces(self) -> Iterator[tuple[nn.Parameter, HeldPiece]]:
-        """Return what this rank steps, by DeepSpeed's own index map."""
+        """Yield each parameter of which this rank steps a piece, with the piece, by DeepSpeed's own index map."""
 
     @property
     @abc.abstractmethod
@@ -185,19 +189,20 @@ class FlatHolder(OptimizerHolder):
         return flat.detach().view(-1).narrow(0, piece.at, piece.length)
 
     def span(self, parameter: nn.Parameter) -> tuple[int, int]:
-        """Return where the piece lies."""
+        """Return offset and length of the piece in the flattened parameter; (0, 0) without one."""
         piece = self.pieces.get(id(parameter))
         return (piece.offset, piece.length) if piece else (0, 0)
 
     def value(self, parameter: nn.Parameter) -> Tensor | None:
-        """Return the piece of the flat main tensor."""
+        """Return the piece of the flat main tensor, a view; None without one."""
         piece = self.pieces.get(id(parameter))
         return None if piece is None else self._cut(self.flats[piece.group], piece)
 
     def state(self, parameter: nn.Parameter) -> OptimizerState | None:
-        """Return the pieces of state tensors that are as large as the flat tensor, and scalars as they are.
+        """Return the state of a parameter's piece, with the piece and its group.
 
-        Others cannot be told apart by parameter and are left out.
+        None before its first step, or without a piece. Of state tensors that are as large as the flat tensor it has
+        their pieces, and scalars as they are. Others cannot be told apart by parameter and are left out.
         """
         piece = self.pieces.get(id(parameter))
         if piece is None:
@@ -224,7 +229,7 @@ class FusedHolder(FlatHolder):
 
     @property
     def flats(self) -> Sequence[Tensor]:
-        """Return the fp32 copies."""
+        """Return the flat fp32 copy of each group."""
         found: Sequence[Tensor] = self.optimizer.fp32_groups_flat
         return found
 
@@ -234,7 +239,7 @@ class FusedHolder(FlatHolder):
                 yield parameter, HeldPiece(group, index, at, 0, parameter.numel())
 
     def gradients(self) -> Mapping[int, Tensor]:
-        """Return `.grad`, which the all-reduce has written to."""
+        """Return `.grad`, which the all-reduce has written to, by `id` of its parameter."""
         parameters = chained(self.optimizer.fp16_groups)
         return {id(p): p.grad for p in parameters if p.grad is not None}
 

@@ -73,7 +73,10 @@ class Stage3Replayable(DeepSpeedReplayable):
 
     @contextmanager
     def set_aside(self) -> Iterator[None]:
-        """Let go of all parameters that the replay has left gathered, as the step itself would; nothing is sent."""
+        """Return a context for a replay; at its end parameters that it left gathered are let go of, as by the step.
+
+        Nothing is sent.
+        """
         try:
             yield
         finally:
@@ -81,7 +84,7 @@ class Stage3Replayable(DeepSpeedReplayable):
             held.parameter_offload.partition_all_parameters()
 
     def own_shards(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield this rank's part of each parameter, as it is gathered for a forward."""
+        """Yield name and this rank's part of each parameter, as it is gathered for a forward."""
         for parameter in self._parameters:
             shard = getattr(parameter.tensor, "ds_tensor", None)
             if shard is not None and shard.numel():

@@ -39,7 +39,7 @@ class StepWatch:
     def watch(
         self, guard: FaultGuard, entry: Callable[[], None], exit: Callable[[StepOutcome], None]
     ) -> list[TapHandle]:
-        """Call `entry` and `exit` around each step."""
+        """Call `entry` before and `exit(outcome)` after each step at an accumulation boundary; return the patches."""
         self._entry, self._exit = entry, exit
         before, after = guard.wrap(self._enter), guard.wrap(self._leave)
         handles: list[TapHandle] = [Patch(self._engine, "_take_model_step", before=before, after=after)]
@@ -52,7 +52,7 @@ class StepWatch:
         return handles
 
     def watch_decision(self, guard: FaultGuard, decide: Callable[[bool], None]) -> list[TapHandle]:
-        """Call `decide` once in each watched step, when DeepSpeed knows overflow and norm.
+        """Call `decide(nonfinite)` once in each watched step, when DeepSpeed knows overflow and norm; return patches.
 
         Waits for the device once, where DeepSpeed itself does not (bfloat16 without clipping).
         """

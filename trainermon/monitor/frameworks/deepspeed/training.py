@@ -44,7 +44,7 @@ class DeepSpeedTraining(Training):
             self.communicates += ("ep",)
 
     def process_groups(self) -> Mapping[str, Any]:
-        """Return the engine's own groups."""
+        """Return the engine's own groups by purpose."""
         return names.groups_of(self._engine)
 
     def watch_step(
@@ -54,21 +54,30 @@ class DeepSpeedTraining(Training):
         entry: Callable[[], None],
         exit: Callable[[StepOutcome], None],
     ) -> list[TapHandle]:
-        """Watch the engine's step at accumulation boundaries; `engine.step()` between them does not count."""
+        """Call `entry` and `exit(outcome)` around the engine's step at accumulation boundaries; return the patches.
+
+        `engine.step()` between the boundaries does not count.
+        """
         return self._steps.watch(guard, entry, exit)
 
     def watch_decision(self, guard: FaultGuard, decide: Callable[[bool], None]) -> list[TapHandle]:
-        """Call `decide` when DeepSpeed knows overflow or norm; see `StepWatch.watch_decision`."""
+        """Call `decide(nonfinite)` once in each step, when DeepSpeed knows overflow or norm; return the patches.
+
+        May wait for the device, see `StepWatch.watch_decision`.
+        """
         return self._steps.watch_decision(guard, decide)
 
     def replayable(self) -> Replayable:
-        """Return how a rank replays alone, or all of them at stage 3 and with experts."""
+        """Return a replayable by which a rank replays alone, or all of them together at stage 3 and with experts."""
         if self._engine.zero_optimization_partition_weights():
             return Stage3Replayable(self._engine, self.communicates, self.parameters)
         return DeepSpeedReplayable(self._engine, self.communicates)
 
     def watch_unreduced(self, guard: FaultGuard, see: Callable[[int, Tensor], None]) -> list[TapHandle]:
-        """Report gradients before the reduction of a step: stages 0 and 1; 2 and 3 reduce each micro step."""
+        """Call `see(index, gradient)` before the reduction of a step at stages 0 and 1; return the patches.
+
+        Stages 2 and 3 reduce in every micro step.
+        """
 
         def look(parameter: nn.Parameter, gradient: Tensor) -> None:
             index = self._index.get(id(parameter))
@@ -78,22 +87,25 @@ class DeepSpeedTraining(Training):
         return self._holder.watch_unreduced(guard, look)
 
     def reduced_gradients(self) -> list[Tensor | None]:
-        """Return this rank's part of each averaged gradient, before clipping; meant for the entry of the step."""
+        """Return by parameter this rank's part of its averaged gradient, before clipping; None where there is none.
+
+        Meant for the entry of the step.
+        """
         found = self._holder.gradients()
         return [found.get(id(parameter.tensor)) for parameter in self.parameters]
 
     def values(self) -> list[Tensor | None]:
-        """Return this rank's part of the main copies."""
+        """Return by parameter this rank's part of its main copy; None where it steps none of it."""
         return [self._holder.value(parameter.tensor) for parameter in self.parameters]
 
     def used_weights(self) -> list[Tensor | None]:
-        """Return what the forward used: at stage 3 this rank's part of each parameter, before it is gathered."""
+        """Return by parameter what the forward used; at stage 3 this rank's part of it, before it is gathered."""
         if self.holds_replicas:
             return super().used_weights()
         return [_shard_of(parameter) for parameter in self.parameters]
 
     def states(self) -> list[OptimizerState | None]:
-        """Return this rank's part of the inner optimizer's state."""
+        """Return by parameter this rank's part of the inner optimizer's state; None where there is none."""
         return [self._holder.state(parameter.tensor) for parameter in self.parameters]
 
 

@@ -33,7 +33,7 @@ class Bf16Holder(FlatHolder):
 
     @property
     def flats(self) -> Sequence[Tensor]:
-        """Return this rank's part of each group."""
+        """Return this rank's part of each group's flat fp32 copy."""
         found: Sequence[Tensor] = self.optimizer.fp32_groups_flat_partition
         return found
 
@@ -47,7 +47,7 @@ class Bf16Holder(FlatHolder):
                     yield parameter, HeldPiece(group, index, low - first, low - start, high - low)
 
     def gradients(self) -> Mapping[int, Tensor]:
-        """Return this rank's part of the reduced gradients."""
+        """Return this rank's part of each reduced gradient, a view, by `id` of its parameter."""
         held, groups = self.optimizer.fp32_groups_gradients, self.optimizer.bf16_groups
         return {
             id(parameter): held[piece.group][piece.number].view(-1).narrow(0, piece.offset, piece.length)
@@ -56,7 +56,10 @@ class Bf16Holder(FlatHolder):
         }
 
     def watch_verdict(self, guard: FaultGuard, tell: Tell) -> list[TapHandle]:
-        """Call `tell` before the inner optimizer's step, or, where it is skipped, before gradients are cleared."""
+        """Call `tell(verdict)` before the inner optimizer's step, or before gradients are cleared; return the patches.
+
+        The latter comes first where the step is skipped.
+        """
 
         def at_step(*_: Any) -> None:
             norm = self.optimizer._global_grad_norm
@@ -69,7 +72,7 @@ class Bf16Holder(FlatHolder):
         ]
 
     def watch_unreduced(self, guard: FaultGuard, see: See) -> list[TapHandle]:
-        """Call `see` when the engine asks for the gradients to reduce."""
+        """Call `see(parameter, gradient)` when the engine asks for the gradients to reduce; return the patch."""
 
         def look(*_: Any) -> None:
             held = chained(self.optimizer.fp32_groups_gradients)
@@ -80,7 +83,7 @@ class Bf16Holder(FlatHolder):
 
 
 class ZeroHolder(FlatHolder):
-    """What the stages have in common.
+    """What the ZeRO stages 1 to 3 have in common.
 
     Attributes:
         norm_method: Method of the optimizer that has computed the norms of all groups when it returns.
@@ -94,7 +97,7 @@ class ZeroHolder(FlatHolder):
         return "Muon" not in type(self.engine.basic_optimizer).__name__
 
     def watch_verdict(self, guard: FaultGuard, tell: Tell) -> list[TapHandle]:
-        """Call `tell` when the overflow check has found something, else when the norms are known."""
+        """Call `tell(verdict)` when the overflow check found something, else with the norms; return the patches."""
         overflow = guard.wrap(lambda found: tell(OverflowVerdict.OVERFLOW) if found else None)
         known = guard.wrap(lambda _norm: tell(OverflowVerdict.BY_NORM))
         return [
@@ -119,7 +122,7 @@ class Stage12Holder(ZeroHolder):
 
     @property
     def grad_dtype(self) -> torch.dtype | None:
-        """Return the accumulation dtype; with the optimizer on the CPU that of the main copy."""
+        """Return the dtype that gradients are accumulated in; with the optimizer on the CPU that of the main copy."""
         offloaded = self.optimizer.cpu_offload
         dtype: torch.dtype = self.flats[0].dtype if offloaded else self.optimizer.gradient_accumulation_dtype
         return dtype
@@ -142,7 +145,7 @@ class Stage12Holder(ZeroHolder):
                 yield parameter, HeldPiece(group, index, at, offset, min(parameter.numel() - offset, size - at))
 
     def gradients(self) -> Mapping[int, Tensor]:
-        """Return this rank's part of the averaged gradients.
+        """Return this rank's part of each averaged gradient, by `id` of its parameter.
 
         With the optimizer on the CPU they are on their way there: this waits for the copies, which the step that is
         being entered does next anyway. Where Muon's update has taken the place of a gradient, there is none.
@@ -172,7 +175,10 @@ class Stage12Holder(ZeroHolder):
             torch.accelerator.current_stream().synchronize()
 
     def watch_unreduced(self, guard: FaultGuard, see: See) -> list[TapHandle]:
-        """Call `see` when a gradient of stage 1 enters its bucket; stage 2 reduces every micro step: nothing there."""
+        """Call `see(parameter, gradient)` when a gradient of stage 1 enters its bucket; return the patch.
+
+        Stage 2 reduces in every micro step: there is no patch.
+        """
         if self.optimizer.partition_gradients:
             return []
 
@@ -191,7 +197,7 @@ class Stage3Holder(ZeroHolder):
 
     @property
     def grad_dtype(self) -> torch.dtype | None:
-        """Return the accumulation dtype; with the optimizer on the CPU that of the main copy."""
+        """Return the dtype that gradients are accumulated in; with the optimizer on the CPU that of the main copy."""
         offloaded = self.optimizer.offload_optimizer
         dtype: torch.dtype = self.flats[0].dtype if offloaded else self.optimizer.gradient_accumulation_dtype
         return dtype
@@ -217,7 +223,7 @@ class Stage3Holder(ZeroHolder):
                     yield parameter, HeldPiece(group, index, at, offset, length)
 
     def gradients(self) -> Mapping[int, Tensor]:
-        """Return this rank's part of the averaged gradients."""
+        """Return this rank's part of each averaged gradient, by `id` of its parameter."""
         if self.optimizer.offload_optimizer:
             return {
                 number: self._cut(self.flats[piece.group].grad, piece)  # type: ignore[arg-type]  # made with the flat
@@ -231,13 +237,13 @@ class Stage3Holder(ZeroHolder):
         }
 
     def watch_unreduced(self, guard: FaultGuard, see: See) -> list[TapHandle]:
-        """Watch nothing: gradients are reduced in every micro step."""
+        """Return no hooks: gradients are reduced in every micro step."""
         del guard, see
         return []
 
 
 def _of_length(gradient: Tensor, length: int) -> Tensor:
-    """Return the gradient if it is as long as its piece; that it is not would be a layout that is not known."""
+    """Return the gradient; raise RuntimeError if it is not as long as its piece, as in a layout that is not known."""
     if gradient.numel() != length:
         raise RuntimeError(f"DeepSpeed's averaged gradient has {gradient.numel()} elements, expected {length}")
     return gradient

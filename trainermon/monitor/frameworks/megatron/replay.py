@@ -61,11 +61,14 @@ class MegatronReplayable(Replayable):
         return ""
 
     def handed(self, stage: int) -> list[tuple[nn.Module, str]]:
-        """Return the modules that `set_input_tensor` gives a tensor."""
+        """Return (module, attribute name) of each module that `set_input_tensor` gives a tensor."""
         return [(module, HANDED) for module in self._roots[stage].modules() if HANDED in vars(module)]
 
     def generators(self) -> Callable[[], None]:
-        """Take the states that Megatron tracks by name; no state is copied that is replaced when it is drawn from."""
+        """Save the states that Megatron tracks by name; return a function that restores them.
+
+        Only generators' states are copied: other states are replaced when they are drawn from.
+        """
         module = sys.modules.get(RANDOM)
         tracker = module.get_cuda_rng_tracker() if module is not None else None
         if tracker is None:
@@ -88,7 +91,10 @@ class MegatronReplayable(Replayable):
 
     @contextmanager
     def set_aside(self) -> Iterator[None]:
-        """Prevent GEMMs from adding to `main_grad` during a replay, and restore sums for the log after it."""
+        """Return a context for a replay, in which GEMMs do not add to `main_grad`.
+
+        At its end the sums of auxiliary losses, which Megatron keeps for its log, are restored.
+        """
         switches = [
             (module, name)
             for root in self._roots

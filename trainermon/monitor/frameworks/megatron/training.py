@@ -45,7 +45,7 @@ class MegatronTraining(Training):
         self._loss_scale: Tensor | None = None
 
     def process_groups(self) -> Mapping[str, Any]:
-        """Return Megatron's groups; dense gradients are reduced over `dp_cp`, those of experts over `edp`."""
+        """Return Megatron's groups by purpose; dense gradients are reduced over `dp_cp`, experts' over `edp`."""
         return process_groups_of(self.chunks[0])
 
     # ------------------------------------------------------------------ the step
@@ -57,16 +57,19 @@ class MegatronTraining(Training):
         entry: Callable[[], None],
         exit: Callable[[StepOutcome], None],
     ) -> list[TapHandle]:
-        """Replace `step` of the outer optimizer: at its entry gradients are final, not clipped and not unscaled."""
+        """Call `entry` and `exit(outcome)` around `step` of the outer optimizer, which is replaced; return the patch.
+
+        At its entry gradients are final, not clipped and not unscaled.
+        """
         before = guard.wrap(lambda _args, _kwargs: self._enter(entry))
         after = guard.wrap(lambda result: exit(self._outcome(result)))
         return [Patch(self.optimizer, "step", before=before, after=after)]
 
     def watch_decision(self, guard: FaultGuard, decide: Callable[[bool], None]) -> list[TapHandle]:
-        """Decide on what Megatron reduced: found-inf under a loss scale, else the global norm.
+        """Call `decide(nonfinite)` by what Megatron reduced: found-inf under a loss scale, else the global norm.
 
         A single optimizer that clips nothing computes no norm: then found-inf alone decides, or, without a loss scale,
-        nothing does.
+        nothing does. Returns the patches.
         """
         is_chain = hasattr(self.optimizer, "chained_optimizers")
         found_inf = guard.wrap(lambda found: decide(found) if found else None)
@@ -81,7 +84,7 @@ class MegatronTraining(Training):
         return [Patch(self.optimizer, "prepare_grads", after=no_inf)] if self._scaler is not None else []
 
     def replayable(self) -> Replayable:
-        """Return how each stage replays, alone or with its fellows of the other axes."""
+        """Return a `MegatronReplayable`: each stage replays alone or with its fellows of the other axes."""
         return MegatronReplayable(self.roots, self.communicates, self._scaler)
 
     def _enter(self, entry: Callable[[], None]) -> None:
@@ -111,7 +114,10 @@ class MegatronTraining(Training):
     # ------------------------------------------------------------------ gradients
 
     def watch_unreduced(self, guard: FaultGuard, see: Callable[[int, Tensor], None]) -> list[TapHandle]:
-        """Report `main_grad` at the entry of each bucket group's reduction, before the factor 1/dp."""
+        """Call `see(index, gradient)` with `main_grad` before its bucket group is reduced; return the patches.
+
+        The factor 1/dp is not in it yet.
+        """
         index_of = {parameter.tensor: index for index, parameter in enumerate(self.parameters)}
         handles: list[TapHandle] = []
         for chunk in self.chunks:
@@ -122,7 +128,7 @@ class MegatronTraining(Training):
         return handles
 
     def watch_micro_gradients(self, guard: FaultGuard, see: Callable[[int, Tensor], None]) -> list[TapHandle]:
-        """Report the gradient that each single backward adds.
+        """Call `see(index, gradient)` with what each single backward adds to a gradient; return the hooks.
 
         Raises:
             AttachError: Weight gradients are added to `main_grad` inside the GEMM, so that of a single backward there
@@ -137,7 +143,7 @@ class MegatronTraining(Training):
         return super().watch_micro_gradients(guard, see)
 
     def reduced_gradients(self) -> list[Tensor | None]:
-        """Return this rank's slice of each `main_grad`: views, no copy."""
+        """Return by parameter this rank's slice of its `main_grad` (a view, no copy); None where it steps nothing."""
         return [None if held is None else self._slice(i, held) for i, held in enumerate(self.held)]
 
     def _slice(self, index: int, held: ParameterRange) -> Tensor:
@@ -150,14 +156,14 @@ class MegatronTraining(Training):
     # ------------------------------------------------------------------ optimizer
 
     def values(self) -> list[Tensor | None]:
-        """Return the fp32 main copies or shards, or what is stepped where there are none.
+        """Return by parameter its fp32 main copy or shard, or what is stepped where there is none; None for nothing.
 
         Never the model's own parameters after the step: with `overlap_param_gather` they are not gathered yet.
         """
         return [None if held is None else holdings.value_of(held) for held in self.held]
 
     def states(self) -> list[OptimizerState | None]:
-        """Return the inner optimizers' state of the parts that this rank steps."""
+        """Return by parameter the inner optimizer's state of what this rank steps of it; None where that is nothing."""
         inner = [single.optimizer for single in self._singles if single.optimizer is not None]
         group_of = {id(p): group for one in inner for group in one.param_groups for p in group["params"]}
         return [None if held is None else _state_of(held, group_of) for held in self.held]

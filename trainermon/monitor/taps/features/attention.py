@@ -39,7 +39,7 @@ class AttentionFeature(Feature):
         self._watch: _AttentionWatch | None = None
 
     def attach(self, guard: FaultGuard) -> list[TapHandle]:
-        """Watch the module's forwards."""
+        """Hook the module's forwards; return the hooks, none (and log why) if attention of its kind is not computed."""
         module = self.module.module
         reason = why_not(module)
         if reason:

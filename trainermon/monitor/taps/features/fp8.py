@@ -30,7 +30,7 @@ class Fp8Feature(Feature):
     """
 
     def attach(self, guard: FaultGuard) -> list[TapHandle]:
-        """Watch the module's inputs."""
+        """Hook the module's forward, just before it; return the hook."""
         return [self.module.module.register_forward_pre_hook(guard.wrap(self._before))]
 
     def at_exit(self) -> None:

@@ -29,7 +29,7 @@ class ChoiceEntropyFeature(Feature):
     """
 
     def attach(self, guard: FaultGuard) -> list[TapHandle]:
-        """Watch where the logits appear."""
+        """Hook what yields the logits: `gating` where the module has it, else its forward; return the hook."""
         module = self.module.module
         if callable(getattr(module, "gating", None)):
             return [Patch(module, "gating", after=guard.wrap(self._see))]
@@ -62,7 +62,7 @@ class LoadFeature(Feature):
         self._counts_E: Tensor | None = None
 
     def attach(self, guard: FaultGuard) -> list[TapHandle]:
-        """Watch what the router returns."""
+        """Hook the router's forward, whose result says which experts are chosen; return the hook."""
         return [self.module.module.register_forward_hook(guard.wrap(self._behind))]
 
     def new_step(self) -> None:

@@ -22,7 +22,7 @@ class WeightFeature(Feature):
     """A feature of the matrix that a module's forward uses: looked at just before it, when it is gathered."""
 
     def attach(self, guard: FaultGuard) -> list[TapHandle]:
-        """Watch the module's forwards."""
+        """Hook the module's forward, just before it; return the hook."""
         return [self.module.module.register_forward_pre_hook(guard.wrap(self._before))]
 
     def _before(self, module: nn.Module, _args: tuple[Any, ...]) -> None:
