@@ -36,7 +36,7 @@ class Replayable:
         self.refusal = refusal
 
     def handed(self, stage: int) -> Iterable[tuple[nn.Module, str]]:
-        """Return (module, attribute name) of each place where the root of `stage` is given a tensor beside its arguments."""
+        """Return (module, attribute) of each place beside its arguments where the root of `stage` is given tensors."""
         del stage
         return ()
 

@@ -122,7 +122,7 @@ class Fsdp1Training(plain.PlainTraining):
         return [self._own(index, p.tensor.detach()) for index, p in enumerate(self.parameters)]
 
     def states(self) -> list[OptimizerState | None]:
-        """Return by parameter this rank's part of its optimizer state, cut out of the flat parameter's; None for none."""
+        """Return by parameter this rank's part of its optimizer state, cut out of the flat parameter's; else None."""
         return [
             None if found is None or value is None else self._state(index, value, found)
             for index, (value, found) in enumerate(zip(self.values(), super().states(), strict=True))
