@@ -26,7 +26,10 @@ class PlainAlerts:
         self._node = node
 
     def plain(self, alert: Alert) -> dict[str, Any]:
-        """Return the alert for the page, with what its value is, its step's dump and diagnosis, and its report."""
+        """Return the alert as a mapping for the page, with the URLs of its diagnosis and report and the id of its dump.
+
+        `statistic` says what its value is. All of these are None where there is none.
+        """
         entry = self._dumps.find(identity=alert.id, attempt=alert.attempt, step=alert.first_step)
         plain: dict[str, Any] = as_plain(alert)
         plain["statistic"] = self._statistics.get(alert.rule)  # None if the rule is no longer in the file

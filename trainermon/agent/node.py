@@ -56,11 +56,11 @@ class RunNode:
         self._stop = stop
 
     def run(self) -> dict[str, Any]:
-        """Return the state of run and ranks."""
+        """Return the state of run and ranks, ready for JSON."""
         return self._overview.plain()
 
     def lines(self, names: list[str]) -> dict[str, Any]:
-        """Return values per step over all local ranks."""
+        """Return {"steps": [...], "series": {name: [...]}} over all local ranks, ready for JSON."""
         return self._history.lines(names)
 
     def heatmap(self, kind: str, statistic: str, columns: int) -> bytes:
@@ -88,11 +88,11 @@ class RunNode:
         return self._hang.plain()
 
     def checksums(self, after: int) -> dict[str, Any]:
-        """Return digests of the checksums of replicas on the kept steps after `after`."""
+        """Return {"attempt", "steps"}: by step after `after`, group and rank, a digest of the checksums of replicas."""
         return self._checksums.digests(after)
 
     def copies(self, step: int, group: str) -> dict[int, dict[str, str]]:
-        """Return the single checksums of one group of copies on one step, by rank and name."""
+        """Return, by rank and name, the checksums (hexadecimal) of a group of copies on one step; empty if not kept."""
         found = self._checksums.copies(step, group)
         return {rank: {name: f"{checksum:x}" for name, checksum in held.items()} for rank, held in found.items()}
 
@@ -101,15 +101,15 @@ class RunNode:
         return await self._findings.post_mortem(name)
 
     def metrics(self, accept: str) -> tuple[bytes, str]:
-        """Return the exposition."""
+        """Return the exposition and its content type."""
         return self._metrics.render(accept)
 
     def order(self, body: Any) -> dict[str, Any]:
-        """Send a client's command to the ranks that it names in `ranks`, or to all living ones."""
+        """Send a client's command to the ranks that it names in `ranks`, or to all living ones; return its `status`."""
         return self._desk.order(body)
 
     async def flush(self) -> bool:
-        """Commit everything followed so far."""
+        """Commit everything followed so far; return whether that succeeded."""
         return await self._flush()
 
     def stop(self) -> None:

@@ -89,7 +89,10 @@ class ReplicaChecksums(RecordConsumer):
             del self._steps[min(self._steps)]
 
     def digests(self, after: int = -1) -> dict[str, Any]:
-        """Return, of each kept step after `after`, by group and rank, a digest (hexadecimal) of names and checksums."""
+        """Return {"attempt", "steps"}: by step after `after`, group and rank, a digest of names and checksums.
+
+        Digests are hexadecimal; steps and ranks are texts, as keys of JSON are.
+        """
         steps: dict[str, dict[str, dict[str, str]]] = {}
         for step in sorted(step for step in self._steps if step > after):
             groups = steps.setdefault(str(step), {})

@@ -188,7 +188,7 @@ class RankRules:
         self._unreported += [alert for alert in ended if alert.id in self._resumed_ids]
 
     def advance(self, header: Header, keys: Sequence[SeriesKey], block: StatBlock) -> list[Alert]:
-        """Advance by one step and return what changed."""
+        """Advance by one step; return the alerts that begin, grow or end."""
         self.compared = []
         self.took_step = False
         if header.attempt < self.moment.attempt:

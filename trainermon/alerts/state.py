@@ -36,7 +36,7 @@ class SeriesPeaks:
 
     @classmethod
     def empty(cls, size: int) -> SeriesPeaks:
-        """Return peaks of `size` series that have shown nothing."""
+        """Return the peaks of `size` series that have shown nothing: NaN everywhere."""
         return cls(*(np.full(size, np.nan) for _ in dataclasses.fields(cls)))
 
     def grown(self, size: int) -> SeriesPeaks:

@@ -109,7 +109,7 @@ class RuleWatch:
             self._first_step = resumed.pop(self.rule.name).first_step
 
     def change(self, moment: AlertMoment, *, held: bool) -> list[Alert]:
-        """Return the state of the alert to report: its beginning, its growth or its end."""
+        """Return the alert to report as it begins, grows or ends, alone in a list; [] if there is nothing to report."""
         if not self.group.firing:
             reported, self.on, self.announced = self.announced, False, 0
             return [self.alert(AlertState.RESOLVED, moment)] if reported else []
@@ -120,7 +120,7 @@ class RuleWatch:
         return [self.alert(AlertState.FIRING, moment)]
 
     def alert(self, state: AlertState, moment: AlertMoment) -> Alert:
-        """Return the alert that fires or has just ended."""
+        """Return the alert of the series that fire, or have just stopped firing, in this `state`."""
         return make_alert(self.rule, state, self._concern(self.group.members, self._first_step), moment)
 
     def pending_alert(self, moment: AlertMoment) -> Alert | None:

@@ -48,7 +48,7 @@ _CALLS_PER_CHECK = 64
 
 
 class Phase(enum.IntEnum):
-    """What a rank is doing, as it last said.
+    """The part of its work that a rank is in, as it last said.
 
     `SETUP` lasts until the end of the first step, which compiles and connects; after `CLOSED` (in good order), `FAILED`
     (by an exception) and `DETACHED` (after a fault of the monitor's own) there are no beats any more.

@@ -17,7 +17,7 @@ _LARGEST = 1e300  # a whole number of JSON may have more digits than a float
 
 
 class EventType(str, enum.Enum):
-    """What happened; the `type` of an event in JSON."""
+    """The kind of an event: the `type` in its JSON."""
 
     WARNING = "warning"
     DETACHED = "detached"

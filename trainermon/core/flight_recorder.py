@@ -135,7 +135,7 @@ class FlightRecorder:
         self.reason = "" if self._readers else "this version of torch has no flight recorder that can be read as JSON"
 
     def progress(self) -> dict[str, GroupProgress]:
-        """Return how far each group has come, by the name that torch gives it; several backends of a group add up.
+        """Return, by torch's name of a group, its collectives enqueued and completed, added up over backends.
 
         Costs 10 to 60 µs; when a group is seen for the first time, one full reading, to learn its name. A group that
         has never communicated is not there.

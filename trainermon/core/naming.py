@@ -112,7 +112,7 @@ class SeriesNames:
 
 
 def _tensors_of_modules(keys: Iterable[SeriesKey]) -> dict[tuple[str, int, str], set[str]]:
-    """Return, by module, stage and side, which tensors go in or come out."""
+    """Return, by module, stage and side (in or out), the paths of its tensors."""
     found: dict[tuple[str, int, str], set[str]] = {}
     for key in keys:
         if key.kind in OF_MODULES:

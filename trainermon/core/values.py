@@ -15,7 +15,10 @@ from typing import Any
 
 
 class Kind(str, enum.Enum):
-    """What a series is a statistic of. The text form is the name that users of msprobe's monitor know."""
+    """The kind of quantity that a series is a statistic of.
+
+    The value is the name that users of msprobe's monitor know.
+    """
 
     LOSS = "loss"
     GRAD_UNREDUCED = "grad_unreduced"
@@ -207,7 +210,7 @@ class AlertState(str, enum.Enum):
 
 
 class Severity(str, enum.Enum):
-    """How urgent an alert is. `fatal`: the step itself is lost; the ranks replay it."""
+    """The urgency of an alert. `fatal`: the step itself is lost; the ranks replay it."""
 
     INFO = "info"
     WARNING = "warning"
@@ -219,7 +222,7 @@ class Severity(str, enum.Enum):
 
 
 class AlertCondition(str, enum.Enum):
-    """What the rule of an alert looks for; `alerts/conditions/criteria.py` says what each means."""
+    """The kind of condition that an alert's rule looks for; `alerts/conditions/criteria.py` says what each means."""
 
     NONFINITE = "nonfinite"
     THRESHOLD = "threshold"
@@ -245,7 +248,7 @@ class AlertCondition(str, enum.Enum):
 
 
 class AlertDirection(str, enum.Enum):
-    """On which side of what is usual the worst value of an alert is; none where the condition has no sides."""
+    """The side of what is usual on which an alert's worst value is; none where the condition has no sides."""
 
     UP = "up"
     DOWN = "down"
@@ -294,7 +297,7 @@ class Alert:
 
 
 class Action(str, enum.Enum):
-    """What a command asks of a rank."""
+    """The kind of a command to a rank."""
 
     COLLECT = "collect"
     DUMP = "dump"
@@ -306,7 +309,7 @@ class Action(str, enum.Enum):
 
 
 class DumpTask(str, enum.Enum):
-    """What a dump writes of each tensor; the one that writes more last."""
+    """How much a dump writes of each tensor; the one that writes more last."""
 
     STATISTICS = "statistics"
     TENSOR = "tensor"

@@ -92,7 +92,10 @@ class ForwardCalls:
         self._stack[-1] = (self._stack[-1][0], call)
 
     def leave(self, module: nn.Module) -> _ForwardCall | None:
-        """Pop the stack down to the call of `module`; what lies above was left by an exception."""
+        """Pop the stack down to the call of `module`, and return that; None if it is not there or not recorded.
+
+        What lies above was left by an exception.
+        """
         for position in range(len(self._stack) - 1, -1, -1):
             if self._stack[position][0] is module:
                 call = self._stack[position][1]
@@ -337,7 +340,10 @@ class ModuleCapture:
         return {name: number for name, number in extra.items() if number is not None}
 
     def _extra_of_gradients(self, key: str) -> dict[str, Any]:
-        """Return what is said of a parameter's gradients: another micro step's forward may have begun by then."""
+        """Return micro step and stage of a parameter's gradients; where micro steps are counted, the stage alone.
+
+        Another micro step's forward may have begun by then.
+        """
         if not self._micro_steps.is_on:
             return self._extra()
         return {"stage": self._micro_steps.stage_of(key.rpartition(f".{PARAMETERS_GRAD}.")[0])}
@@ -384,7 +390,7 @@ def _own_parameters(module: nn.Module, *, gathered: bool) -> Iterator[tuple[str,
 
 
 def _parameters(module: nn.Module, leaves: list[TensorLeaf], *, gathered: bool) -> dict[str, Any]:
-    """Return the forms of a module's own parameters, which join `leaves`; of a DTensor the local part is read."""
+    """Return, by name, the forms of a module's own parameters, which join `leaves`; of a DTensor its local part."""
     forms = {}
     for name, parameter in _own_parameters(module, gathered=gathered):
         forms[name] = tensor_form(parameter)
@@ -393,7 +399,7 @@ def _parameters(module: nn.Module, leaves: list[TensorLeaf], *, gathered: bool) 
 
 
 def _owners(watched: Sequence[_CapturedModule], *, gathered: bool) -> dict[Tensor, list[tuple[str, str]]]:
-    """Return by parameter the key stems of the modules that own it, and what it is called there."""
+    """Return, by parameter, (key stem, name in it) of each module that owns it; those without gradient are left out."""
     owners: dict[Tensor, list[tuple[str, str]]] = {}
     for each in watched:
         for name, parameter in _own_parameters(each.module, gathered=gathered):

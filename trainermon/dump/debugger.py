@@ -331,7 +331,7 @@ def _path(given: str | Path | None) -> Path | None:
 
 
 def _seed(config: DebuggerConfig) -> Iterator[str]:
-    """Seed the generators for the rest of the process if the configuration says so, and say it."""
+    """Seed the generators for the rest of the process if the configuration says so, and yield a note that says it."""
     if config.seed is None and config.is_deterministic is None:
         return
     seed, mode = DEFAULT_SEED if config.seed is None else config.seed, bool(config.is_deterministic)

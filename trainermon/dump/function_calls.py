@@ -176,7 +176,7 @@ class FunctionCapture(TorchFunctionMode):
         return torch.is_grad_enabled() and self.writer.could_want(key)
 
     def _repeat(self, named: FunctionName, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _FunctionCall | None:
-        """Watch the gradients of a call that a checkpoint repeats."""
+        """Watch the gradients of a call that a checkpoint repeats; return the call, None if it has no gradients."""
         backward = self._recomputed.repeat(named.stem)
         if backward is None:
             return None
@@ -201,7 +201,7 @@ class FunctionCapture(TorchFunctionMode):
 
 
 def _taken(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, Any], list[TensorLeaf]]:
-    """Return the form of what a call takes, and the tensors in it."""
+    """Return the form of a call's arguments as a mapping, and the tensors in it."""
     leaves: list[TensorLeaf] = []
     value = {
         "input_args": [encode(item, f"input.{index}", leaves) for index, item in enumerate(args)],

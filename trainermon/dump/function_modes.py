@@ -46,7 +46,7 @@ class ModeSwitch:
             self._engine.detach()
 
     def _engine_patch(self) -> CallPatch:
-        """Have the mode on in the backward, where checkpoints repeat functions."""
+        """Return a patch that has the mode on in the backward, where checkpoints repeat functions."""
         leaves = self._contain(lambda *_: take_out(self._mode))
         return CallPatch(
             torch.autograd, ENTERS_ENGINE, begins=self._contain(self._enters_engine), ends=leaves, fails=leaves

@@ -51,7 +51,7 @@ class OverflowWriter(SelectingWriter):
         self.num_overflows += sum(map(is_overflow, unseen))
 
     def close(self, **changes: Any) -> DumpInfo:
-        """Put the dump in place if there was an overflow, and remove it otherwise.
+        """Put the dump in place if there was an overflow, and remove it otherwise; return the final info.
 
         Raises:
             DumpError: It cannot be written or moved.

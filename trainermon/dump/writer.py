@@ -194,7 +194,10 @@ class DumpWriter:
         return self.info
 
     def publish(self, **changes: Any) -> DumpInfo:
-        """Write the dump's files as they are so far, and stay open for more; see `close`."""
+        """Write the dump's files as they are so far, and stay open for more; return the info of now.
+
+        `changes` are fields of `DumpInfo`. Raises DumpError as `close` does.
+        """
         self._tensors.write_waiting()
         try:
             self.flush()

@@ -46,7 +46,10 @@ class ContainedCall:
         self._function = functools.partial(function, *bound) if bound else function
 
     def __call__(self, *args: Any) -> Any:
-        """Call the function, unless the border is tripped, or code is being compiled that would call it for ever."""
+        """Return what the function returns, None if it fails; it is not called once tripped, or while Dynamo compiles.
+
+        Compiled code would call it for ever.
+        """
         if is_dynamo_compiling() or self._border.tripped:
             return None
         try:

@@ -55,7 +55,7 @@ def first_anomalies(folder: Path, *, limit: int = 8, steps: Collection[int] = ()
 
 
 def place_in_training(record: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return what a record is ordered by."""
+    """Return the sort key of a record: step, micro step, stage, place in the pipeline, call."""
     stage = STAGES.get(str(record["tag_name"]).rpartition("/")[2], UNKNOWN)
     sign = 1 if stage == FORWARD else -1
     pipeline = (sign * record["vpp_stage"], sign * record["pp_stage"])

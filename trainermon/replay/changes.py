@@ -44,7 +44,7 @@ def changed(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
 def verdict_on(
     first: Sequence[ReplayFidelity], second: Sequence[ReplayFidelity], changes: Sequence[str], *, is_eager: bool = False
 ) -> tuple[Reproducibility, str]:
-    """Return whether a step is reproducible, and why, from the results of its forwards in two replays.
+    """Return whether a step is reproducible, and the reason, from the results of its forwards in two replays.
 
     `second` is empty if there was none, `changes` names what a forward changes beside what is put back, `is_eager` says
     that compiled code ran eagerly.

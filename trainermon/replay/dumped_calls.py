@@ -85,7 +85,9 @@ _MODULES: Mapping[str, Callable[..., Any]] = {
 
 
 def judge_dumped(directory: Path, entry: EntryRecord) -> OperationJudgement:
-    """Return why the result of a dumped forward call is not finite, by running it again on its dumped inputs.
+    """Return the cause of a dumped forward call's non-finite result, and the reason in words.
+
+    It is run again on its dumped inputs.
 
     Raises:
         DumpError: The function is not known, the tensors that it takes or gives were not dumped, or it would make much

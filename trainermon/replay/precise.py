@@ -49,7 +49,7 @@ class OperationCall(NamedTuple):
 
 
 def judge(called: OperationCall, result: Any) -> OperationJudgement:
-    """Return why `result`, the result of the call, is not finite.
+    """Return the cause of a `result` that is not finite, and the reason in words.
 
     Nothing given is written to, no generator is moved. Cost: up to three calls on the CPU.
     """
@@ -71,7 +71,7 @@ def judge(called: OperationCall, result: Any) -> OperationJudgement:
 
 
 class TensorHealth(enum.Enum):
-    """Whether the elements of a tensor are finite, but for the minus infinity of attention scores under a mask."""
+    """The state of a tensor's elements: all finite, minus infinity too (scores under a mask), or anything else."""
 
     FINITE = enum.auto()
     MASKED = enum.auto()
@@ -79,7 +79,7 @@ class TensorHealth(enum.Enum):
 
 
 def health(tensor: Tensor) -> TensorHealth:
-    """Return whether `tensor` has NaN or plus infinity, minus infinity alone, or neither. Waits for the device.
+    """Return FINITE, MASKED (minus infinity, but neither NaN nor plus infinity) or BAD. Waits for the device.
 
     A finite tensor costs one pass: a sum that is finite has no part that is not.
     """
@@ -184,7 +184,7 @@ def _not_finite_in_float64(places: Sequence[_NonfiniteResult], *, is_custom: boo
 
 
 def _judge_type(again: _RepeatableCall, place: _NonfiniteResult, number: int, *, is_custom: bool) -> OperationJudgement:
-    """Judge a result that is finite in float64."""
+    """Return the cause of a result that is finite in float64, and the reason in words."""
     dtype = torch.float64 if place.dtype.is_complex else place.dtype
     name, limit = str(place.dtype).removeprefix("torch."), torch.finfo(dtype).max
     single = again.run(torch.float32)

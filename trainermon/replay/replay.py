@@ -218,11 +218,11 @@ class StepKeeper:
     def _attempt(
         self, watcher: ReplayWatcher, vote: ReplayVote, mode: AbstractContextManager[Any] | None = None
     ) -> _ReplayOutcome:
-        """Run what the ranks agree on once more, with `watcher` on the modules and under `mode`."""
+        """Run what the ranks agree on once more, with `watcher` on the modules and under `mode`; return the outcome."""
         return self._guarded(watcher, functools.partial(self._rerun, vote, mode))
 
     def _guarded(self, watcher: ReplayWatcher, body: Callable[[StepRerun], _ReplayOutcome]) -> _ReplayOutcome:
-        """Run `body` with everything in place; whatever it raises, the step goes on."""
+        """Return what `body` returns, run with everything in place, or the outcome of its error: the step goes on."""
         self.replaying = self._keeper.muted = True
         try:
             with self._prepared(watcher) as using:
@@ -250,7 +250,10 @@ class StepKeeper:
     def _examined(
         self, outcome: _ReplayOutcome, directory: Path, *, nonfinite: bool, vote: ReplayVote
     ) -> dict[str, Any]:
-        """Return what else the dump's info says of the step; the dump is whole already, whatever goes wrong here."""
+        """Return fields of the dump's info: what a second replay told, and where the step was kept; {} on an error.
+
+        The dump is whole already, whatever goes wrong here.
+        """
         try:
             said = self._again(outcome, nonfinite=nonfinite, vote=vote)
             if nonfinite or outcome.reproduced is False:
@@ -262,7 +265,7 @@ class StepKeeper:
         return said
 
     def _again(self, first: _ReplayOutcome, *, nonfinite: bool, vote: ReplayVote) -> dict[str, Any]:
-        """Return what the dump's info says of a second replay: of the first bad operations, and of reproducibility.
+        """Return fields of the dump's info from a second replay: reproducibility and the first bad operations.
 
         Where the ranks replay together they all do so twice: none of them knows what another one found.
         """
@@ -283,7 +286,10 @@ class StepKeeper:
         return {**said, "operations": tuple(watch.found), **self._in_float64(watch.found, calls)}
 
     def _in_float64(self, operations: Sequence[OperationVerdict], calls: RunningCalls) -> dict[str, Any]:
-        """Return whether the step is finite with the modules of `operations` in float64, where one rank can tell."""
+        """Return fields of the dump's info: whether the step is finite with these modules in float64, and which.
+
+        Empty where one rank alone cannot tell.
+        """
         if self._replayable.joint or not self._replayable.shadowed or self._compiled:
             return {}
         computed = [operation.call for operation in operations if operation.cause is not NonfiniteCause.INHERITED]
@@ -305,7 +311,7 @@ class StepKeeper:
 
     @contextmanager
     def _prepared(self, watcher: ReplayWatcher) -> Iterator[StepRerun]:
-        """Put everything in place, such that from now on only the model itself can fail."""
+        """Return a context for a replay, in which only the model itself can fail; it yields a `StepRerun`."""
         with (
             undisturbed(
                 self._models, self._replayable, [leaf for kept in self._keeper.forwards for leaf in kept.leaves]

@@ -87,14 +87,15 @@ class StepRerun(NamedTuple):
     mode: AbstractContextManager[Any] | None = None
 
     def watched(self) -> AbstractContextManager[Any]:
-        """Return the mode for one forward or backward of the model."""
+        """Return a context for one forward or backward of the model: the mode, if there is one."""
         return self.mode or nullcontext()
 
 
 def rerun(kept: KeptForward, using: StepRerun) -> ReplayFidelity:
     """Run a root on what it was given, under the kept state, and a backward from the kept gradients.
 
-    Call it inside `undisturbed`, and inside `shadow_parameters` where the parameters are shadowed.
+    Returns how the results compare with those of the step. Call it inside `undisturbed`, and inside `shadow_parameters`
+    where the parameters are shadowed.
 
     Raises:
         NotCoveredError: something that is needed was not kept or is gone.
@@ -200,7 +201,10 @@ def _without_memory(gradient: Tensor) -> Tensor:
 
 @contextmanager
 def shadow_parameters(models: Sequence[nn.Module]) -> Iterator[list[nn.Parameter]]:
-    """Let models hold leaves of our own that share the parameters' storage; yield those that require a gradient."""
+    """Return a context in which models hold leaves of our own that share the parameters' storage.
+
+    It yields those leaves that require a gradient.
+    """
     modules = [module for model in models for module in model.modules()]
     owned = [(module, name, parameter) for module in modules for name, parameter in module._parameters.items()]
     shadows: dict[int, nn.Parameter] = {}

@@ -77,7 +77,7 @@ class AutocastState:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Run the block under this state."""
+        """Return a context that runs under this state of autocast."""
         with ExitStack() as stack:
             for name, enabled, dtype in self.types:
                 if enabled:

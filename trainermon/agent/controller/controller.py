@@ -91,10 +91,10 @@ class Controller:
             await self._client.close()
 
     async def take_alerts(self, body: Any) -> dict[str, Any]:
-        """Accept the escalations that Alertmanager's notification asks for; return what became of them.
+        """Accept the escalations that Alertmanager's notification asks for; return {"status", "ignored"}.
 
-        `status` is `accepted`, or, where nothing changes, `duplicate`, `suppressed` or `ignored`. What is accepted is
-        on disk.
+        `status` is `accepted`, or, where nothing changes, `duplicate`, `suppressed` or `ignored`; `ignored` lists the
+        reasons for which alerts have no consequence. What is accepted is on disk.
 
         Raises:
             ConfigError: The body is no notification of version 4, or names more than `MAX_RUNS` runs.
@@ -117,7 +117,9 @@ class Controller:
         return {"status": status, "ignored": ignored}
 
     async def order(self, body: Any) -> dict[str, Any]:
-        """Accept an escalation that a person or a program asks for; return what became of it.
+        """Accept an escalation that a person or a program asks for; return {"status", "id"}.
+
+        `status` is `accepted`, `duplicate` or `suppressed`.
 
         Raises:
             ConfigError: The body is wrong.

@@ -125,7 +125,7 @@ class AgentFleet:
 
 
 def living_ranks(agents: Iterable[AgentHandle]) -> dict[int, tuple[AgentHandle, RankSummary]]:
-    """Return, by number, each living rank of `agents` with its agent."""
+    """Return, by rank number, (agent, summary) of each living rank of `agents`."""
     return {state.rank: (agent, state) for agent in agents if agent.report for state in agent.report.living}
 
 

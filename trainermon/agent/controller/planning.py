@@ -23,7 +23,7 @@ NO_REPORT = "no report"
 
 
 class OrderReceipt(str, enum.Enum):
-    """How an agent has received an order."""
+    """The outcome of sending an order to an agent."""
 
     ORDERED = "ordered"
     SUPPRESSED = "suppressed"

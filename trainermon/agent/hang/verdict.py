@@ -36,7 +36,7 @@ _SILENT_SHARE = 0.5
 
 
 class StandstillKind(str, enum.Enum):
-    """What kind of standstill it is.
+    """The kind of a standstill.
 
     `not-entered`: the culprits have not entered the collective that others wait in. `mismatch`: the ranks' calls do not
     fit together. `deadlock`: ranks wait for each other. `stuck`: all have entered a collective and none comes out of

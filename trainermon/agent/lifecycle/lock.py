@@ -132,7 +132,7 @@ def write_status(spool: Path, status: AgentStatus) -> None:
 
 
 def read_status(spool: Path) -> dict[str, Any] | None:
-    """Return the last status of the spool's agent, or None if there is none yet."""
+    """Return the status file of the spool's agent as a mapping, or None if there is none yet or it cannot be read."""
     try:
         status = json.loads((spool / STATUS_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):

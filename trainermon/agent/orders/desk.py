@@ -30,7 +30,8 @@ class OrderDesk:
     def order(self, body: Any) -> dict[str, Any]:
         """Send a client's command to the ranks that it names in `ranks`, or to all living ones.
 
-        An id that was accepted before is only acknowledged, whatever has become of the run since.
+        Returns {"status": "accepted", "command", "ranks"}, or {"status": "duplicate"}: an id that was accepted before
+        is only acknowledged, whatever has become of the run since.
 
         Raises:
             ConfigError: The body is wrong.

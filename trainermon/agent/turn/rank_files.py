@@ -62,7 +62,7 @@ class RankFiles:
 
 
 def read_rank_file(run_dir: Path, rank: int) -> RankFile:
-    """Return what `rank` wrote about itself; zeros where it cannot be read."""
+    """Return numbers that `rank` wrote about itself (`RankFile`); zeros where its file cannot be read."""
     try:
         plain = json.loads((run_dir / "ranks" / f"rank{rank:05d}.json").read_text(encoding="utf-8"))
         return RankFile(**{field.name: int(plain.get(field.name, 0)) for field in dataclasses.fields(RankFile)})

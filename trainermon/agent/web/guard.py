@@ -119,11 +119,11 @@ class _RequestLimits:
 
     @contextlib.contextmanager
     def entered(self, peer: str, *, is_kept: bool) -> Iterator[None]:
-        """Count a request while it is answered.
+        """Return a context in which a request is counted as under way.
 
         Raises:
-            Refusal: There are too many, altogether or from this address; a probe, or a request that may order, has
-                places of its own.
+            RequestRefusal: There are too many, altogether or from this address; a probe, or a request that may order,
+                has places of its own.
         """
         is_full = self.num >= MAX_REQUESTS or self._num_of[peer] >= MAX_REQUESTS_OF_PEER
         if is_full and (not is_kept or self.num >= MAX_REQUESTS + KEPT_REQUESTS):

@@ -36,10 +36,10 @@ class NodeInterface(Protocol):
     feed: EventFeed
 
     def run(self) -> dict[str, Any]:
-        """Return the state of run and ranks."""
+        """Return the state of run and ranks, ready for JSON."""
 
     def lines(self, names: list[str]) -> dict[str, Any]:
-        """Return values per step over all ranks. Raises QueryError for an unknown name."""
+        """Return {"steps": [...], "series": {name: [...]}} over all ranks. Raises QueryError for an unknown name."""
 
     def heatmap(self, kind: str, statistic: str, columns: int) -> bytes:
         """Return a framed float32 array, rows x steps. Raises QueryError for an unknown kind or statistic."""
@@ -60,10 +60,10 @@ class NodeInterface(Protocol):
         """Return what is known of hung or dead ranks, for a controller that joins the nodes."""
 
     def checksums(self, after: int) -> dict[str, Any]:
-        """Return digests of the checksums of replicas on the steps after `after`, for a controller as well."""
+        """Return {"attempt", "steps"}: by step after `after`, group and rank, a digest of the checksums of replicas."""
 
     def copies(self, step: int, group: str) -> dict[int, dict[str, str]]:
-        """Return the single checksums, hexadecimal, of one group of copies on one step, by rank and name."""
+        """Return, by rank and name, the checksums (hexadecimal) of one group of copies on one step."""
 
     async def report(self, name: str) -> bytes | None:
         """Return a post-mortem as Markdown, or None if there is none of this name."""
@@ -72,7 +72,10 @@ class NodeInterface(Protocol):
         """Return the exposition and its content type."""
 
     def order(self, body: Any) -> dict[str, Any]:
-        """Carry out the command that a client's JSON describes. Raises ConfigError, or ConflictError for a 409."""
+        """Carry out the command that a client's JSON describes; return its `status`: `accepted` or `duplicate`.
+
+        Raises ConfigError, or ConflictError for a 409.
+        """
 
     async def flush(self) -> bool:
         """Commit everything followed so far; return whether that succeeded."""
@@ -88,10 +91,16 @@ class EscalationInterface(Protocol):
         """Return what a controller needs of the local ranks: place, step, life, pace, alerts, what became of dumps."""
 
     def escalate(self, body: Any) -> dict[str, Any]:
-        """Hand a controller's escalation to local ranks. Raises ConfigError, or ConflictError for a 409."""
+        """Hand a controller's escalation to local ranks; return {"status", "ranks", …}.
+
+        Raises ConfigError, or ConflictError for a 409.
+        """
 
     def take_alerts(self, body: Any) -> dict[str, Any]:
-        """Follow Alertmanager's notification on local ranks. Raises ConfigError, OSError where it cannot be kept."""
+        """Follow Alertmanager's notification on local ranks; return {"status", "ignored", …}.
+
+        Raises ConfigError, OSError where it cannot be kept.
+        """
 
 
 def build_application(

@@ -81,7 +81,10 @@ class PeerTable:
         self._groups = list(self._group(parts))
 
     def _group(self, parts: Sequence[PeerPart]) -> Iterator[PeerGroup]:
-        """Columns whose ranks fall into the same groups are taken together: there are few such patterns."""
+        """Yield the groups of peers; columns whose ranks fall into the same groups are taken together.
+
+        There are few such patterns.
+        """
         by_column: list[dict[Hashable, list[int]]] = [{} for _ in self._columns]
         for place, part in enumerate(parts):
             watch = part.watch
@@ -99,10 +102,11 @@ class PeerTable:
 
 
 def same_elements(key: SeriesKey, placement: Placement | None, place: Coordinates) -> Hashable:
-    """Label ranks that must show the same: copies of the same elements, or members of one process group.
+    """Return a label that is the same for ranks that must show the same; None if the series is not compared.
 
-    Numbers of the step, which have no placement, must be the same everywhere. Of a group's numbers only those of the
-    groups along one axis are compared, and not along `pp`: the sends of pipeline stages differ.
+    Such ranks hold copies of the same elements, or are members of one process group. Numbers of the step, which have no
+    placement, must be the same everywhere. Of a group's numbers only those of the groups along one axis are compared,
+    and not along `pp`: the sends of pipeline stages differ.
     """
     if key.kind is Kind.COMM:
         if key.name == "world":
@@ -115,14 +119,14 @@ def same_elements(key: SeriesKey, placement: Placement | None, place: Coordinate
 
 
 def same_part(key: SeriesKey, placement: Placement | None, place: Coordinates) -> Hashable:
-    """Label ranks that hold the same part of the model for other data."""
+    """Return a label that is the same for ranks that hold the same part of the model for other data."""
     del key
     held = (placement.offset, placement.length) if placement else None
     return held, place.tp, place.pp
 
 
 def same_stage(key: SeriesKey, placement: Placement | None, place: Coordinates) -> Hashable:
-    """Label ranks that have the same work to do: those of one pipeline stage."""
+    """Return a label that is the same for ranks that have the same work to do: those of one pipeline stage."""
     del key, placement
     return (place.pp,)
 

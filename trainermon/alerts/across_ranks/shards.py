@@ -54,7 +54,7 @@ class DeadComparison(ComparisonMemory):
 
 
 def _same_tensor(key: SeriesKey, placement: Placement | None, place: Coordinates) -> Hashable:
-    """Label ranks that hold parts of one tensor."""
+    """Return a label that is the same for ranks that hold parts of one tensor."""
     del key
     is_part = placement is not None and (placement.length is not None or bool(placement.partitioned_over))
     return () if is_part else (place.rank,)

@@ -46,7 +46,7 @@ class ConditionVerdict:
     blind: Mask | None = None
 
     def of(self, chosen: Indices) -> ConditionVerdict:
-        """Return the verdict on some of the series."""
+        """Return the same verdict for the `chosen` ones of its series only."""
         blind = None if self.blind is None else self.blind[chosen]
         return ConditionVerdict(self.value[chosen], self.score[chosen], self.bad[chosen], self.clear[chosen], blind)
 

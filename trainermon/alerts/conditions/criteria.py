@@ -17,7 +17,7 @@ from trainermon.core.values import AlertCondition, AlertDirection, Kind
 
 
 class Direction(str, enum.Enum):
-    """Which side of the usual range counts."""
+    """The side of the usual range on which a value is bad: both, above it or below it."""
 
     BOTH = "both"
     UP = "up"

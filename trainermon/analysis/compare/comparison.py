@@ -107,7 +107,7 @@ class Comparison:
 
 
 def pairs_of(target: Path, golden: Path, options: CompareOptions) -> list[PlacePair]:
-    """Return which dumps at or below two folders are compared.
+    """Return the pairs of dumps at or below two folders that are compared.
 
     Raises:
         DumpError: a side has no dump, none of them belong together, or ranks of a model are missing.
@@ -134,7 +134,10 @@ def compare_pair(
 
 @contextmanager
 def collector_off() -> Iterator[None]:
-    """Keep the garbage collector from looking at millions of rows again and again; there are no cycles among them."""
+    """Return a context without garbage collection, which would look at millions of rows again and again.
+
+    There are no cycles among them.
+    """
     was_on = gc.isenabled()
     gc.disable()
     try:

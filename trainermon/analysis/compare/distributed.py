@@ -46,7 +46,7 @@ def outcomes(
 
 
 def documents(target: Path, golden: Path, *, options: CompareOptions) -> Iterator[Any]:
-    """Yield what a JSON file would hold of every pair; see `outcomes`."""
+    """Yield what a JSON file would hold of every pair, in their order; errors as for `outcomes`."""
     return _apply(_document, target, golden, options)
 
 

@@ -126,7 +126,7 @@ class CallJudge:
         self._blamed_within: set[str] = set()
 
     def judge(self) -> list[CallResult]:
-        """Return the result of every call."""
+        """Return the result of every call, in the order of the pairs."""
         keys = [pair.target.key if pair.target and pair.golden else None for pair in self._pairs]
         found = {at: self._call(self._pairs[at], self._compared[at]) for at in self._flow.in_order(keys)}
         return [found[at] for at in range(len(self._pairs))]
@@ -328,7 +328,7 @@ class CallJudge:
         return not (is_trivial(call) and any(key != call.key for key in others))
 
     def _apart(self, call: DumpCall, facts: CallFacts) -> dict[str, str]:
-        """Return which gradients are sums over other calls on either side, so that they are not the same thing."""
+        """Return, by place, why a gradient is not the same thing on both sides: they are sums over other calls."""
         found = {}
         for error in facts.made if call.direction == BACKWARD else ():
             ours, theirs = self._flow.num_consumers(error)

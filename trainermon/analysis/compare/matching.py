@@ -83,7 +83,7 @@ def _pair(call: DumpCall, partner: DumpCall | None, naming: CallNaming) -> CallP
 
 
 def _partners(target: DumpRows, golden: DumpRows, naming: CallNaming) -> dict[str, DumpCall]:
-    """Return the golden call of every call of the target that has one, by its key."""
+    """Return, by key of a call of the target, its golden call; calls without one are left out."""
     ours, theirs = _split_by_kind(target.calls), _split_by_kind(golden.calls)
     partners = _same_modules(ours.modules, theirs.modules, naming)
     partners |= _same_functions(ours.functions, theirs.functions, (target, golden), partners, naming)

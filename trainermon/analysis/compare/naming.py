@@ -60,7 +60,7 @@ class CallNaming:
         return f"{scope}/{name.partition('.')[2] if self._mappings.layer else name}"
 
     def places(self, target: DumpCall, golden: DumpCall) -> dict[str, str]:
-        """Return the golden place of every row of the target, where it is another one."""
+        """Return, by place of a row of the target, its golden place; those that have the same are left out."""
         ours, theirs = (target, golden) if self._target_is_foreign else (golden, target)
         rule = self._mappings.api.get(_full_name(ours))
         found = {item.place: self._place(item, ours, rule) for item in ours.items}

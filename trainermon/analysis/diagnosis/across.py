@@ -46,7 +46,7 @@ def independent_of(found: Sequence[Found], dumps: Sequence[RankDump]) -> list[Fo
 
 
 def with_hidden(found: Sequence[Found], dumps: Sequence[RankDump]) -> list[Found]:
-    """Return `found` with origins on ranks that stayed sound but sent the bad value to others within the step."""
+    """Return `found` with the origins on ranks that stayed sound but sent the bad value within the step."""
     where, outer = first_of(found)
     if outer.phase is not FaultPhase.FORWARD:
         return list(found)

@@ -132,7 +132,7 @@ def _is_bad(entry: EntryRecord) -> bool:
 
 
 def _from_call(dump: Dump, entries: Sequence[EntryRecord]) -> OperationVerdict | None:
-    """Judge a dumped call by its tensors, else by its statistics."""
+    """Return the verdict on a dumped call by its tensors, else by its statistics; None if neither tells."""
     for entry in entries:
         source = entry.stack[0].replace(", \n ", ": ") if entry.stack else ""
         place = OperationVerdict(operation=entry.key, cause=NonfiniteCause.UNKNOWN, reason="", call=entry.parent or "")

@@ -320,7 +320,7 @@ def _consequences(evidence: StepEvidence, bad: set[int], phase: FaultPhase = Fau
 
 
 def _not_in_replay(evidence: StepEvidence) -> Diagnosis:
-    """Explain a step from stored statistics: no replay was made, or none shows the fault."""
+    """Return a diagnosis from stored statistics: no replay was made, or none shows the fault."""
     started = [entry for entry in evidence.dumps if entry.dump.info.replay]
     replayed = [entry for entry in started if entry.dump.info.complete and not entry.dump.info.aborted]
     cut = sorted({entry.rank for entry in started} - {entry.rank for entry in replayed})
@@ -366,7 +366,7 @@ def _not_in_replay(evidence: StepEvidence) -> Diagnosis:
 def _not_in_model(
     evidence: StepEvidence, place: StoredPlace, replayed: Sequence[RankDump], started: Sequence[RankDump]
 ) -> Diagnosis:
-    """Explain what arose after the backward: a clean replay is what is to be expected."""
+    """Return a diagnosis of what arose after the backward: a clean replay is what is to be expected."""
     bad = set() if place.rank is None else {place.rank}
     what = f"{_WHAT[place.phase]} {place.module}" if place.module else _AFTER_BACKWARD[place.phase]
     where = f" on rank {place.rank}" if place.rank is not None else ""

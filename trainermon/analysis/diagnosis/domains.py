@@ -15,7 +15,10 @@ Places = Mapping[int, Mapping[str, int]]
 
 
 def read_places(run_dir: Path) -> dict[int, dict[str, int]]:
-    """Return the places of all ranks of a run, as each has written them down; those that did not are left out."""
+    """Return, by rank of a run, its place on each axis that is split, as the rank has written it down.
+
+    Ranks that did not are left out.
+    """
     found = {}
     for path in sorted(run_dir.glob("ranks/rank*.json")):
         with contextlib.suppress(OSError, ValueError, AttributeError, KeyError, TypeError):

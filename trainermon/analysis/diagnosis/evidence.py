@@ -235,7 +235,10 @@ def _no_such_step(
 
 
 def _read_dumps(run_dir: Path, places: Sequence[_DumpPlace]) -> tuple[tuple[RankDump, ...], tuple[str, ...]]:
-    """Read the best dump of each rank: a replay before an ordered dump, a complete one before a cut off one."""
+    """Return the best dump of each rank, and notes on those that cannot be read.
+
+    A replay is better than an ordered dump, a complete one better than a cut off one.
+    """
     best: dict[int, RankDump] = {}
     notes = []
     for place in places:

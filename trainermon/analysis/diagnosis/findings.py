@@ -15,7 +15,7 @@ SCHEMA_VERSION = 2
 
 
 class DiagnosisVerdict(str, enum.Enum):
-    """How far the diagnosis got."""
+    """The outcome of a diagnosis: how far it got."""
 
     LOCATED = "located"
     CONSEQUENCE = "consequence"
@@ -29,7 +29,7 @@ class DiagnosisVerdict(str, enum.Enum):
 
 
 class Symptom(str, enum.Enum):
-    """What went wrong first. `differs`: it is not what the reference has."""
+    """The kind of fault that came first. `differs`: a value is not what the reference has."""
 
     NONE = "none"
     NONFINITE = "nonfinite"
@@ -43,7 +43,7 @@ class Symptom(str, enum.Enum):
 
 
 class PlaceLevel(str, enum.Enum):
-    """How closely a place is known, from the coarsest to the finest."""
+    """The levels at which a place can be known, from the coarsest to the finest."""
 
     STEP = "step"
     MICRO_STEP = "micro_step"
@@ -57,7 +57,7 @@ class PlaceLevel(str, enum.Enum):
 
 
 class FaultPhase(str, enum.Enum):
-    """In which part of the step the first bad value stood. `before_step`: between the backward and the optimizer."""
+    """The part of the step in which the first bad value stood. `before_step`: between backward and optimizer."""
 
     PARAMETER = "parameter"
     FORWARD = "forward"
@@ -72,7 +72,7 @@ class FaultPhase(str, enum.Enum):
 
 
 class RankRole(str, enum.Enum):
-    """What a rank has to do with the fault. `reached`: the bad value came to it within the step's computation."""
+    """The part of a rank in the fault. `reached`: the bad value came to it within the step's computation."""
 
     ORIGIN = "origin"
     REACHED = "reached"

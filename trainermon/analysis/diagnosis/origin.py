@@ -48,7 +48,7 @@ class Origin:
 
 
 def find_origin(dump: Dump) -> Origin | None:
-    """Return where the first non-finite value of `dump` arose; None if the step was sound."""
+    """Return the `Origin` of the first non-finite value of `dump`; None if the step was sound."""
     only_functions = dump.level == "L1"
     if not dump.nonfinite and not (only_functions and any(_bad(entry.outputs) for entry in dump.entries)):
         return None
@@ -57,7 +57,7 @@ def find_origin(dump: Dump) -> Origin | None:
 
 
 def find_hidden_origin(dump: Dump, outer: Origin, seen: Dump) -> Origin | None:
-    """Return where, in `dump`, a non-finite value arose within the module of `outer` that went to the rank of `seen`.
+    """Return the `Origin` in `dump` of a bad value within `outer`'s module that went to the rank of `seen`, or None.
 
     An expert's output may go to other ranks only: here it then looks as if it had gone nowhere. What is not finite in
     both dumps, as scores under a mask, is no such value.
@@ -201,7 +201,7 @@ def _producer(calls: _DumpCalls, entry: EntryRecord) -> EntryRecord | None:
 
 
 def _origin_outside(calls: _DumpCalls, entry: EntryRecord, record: TensorRecord) -> Origin:
-    """Name what encloses `entry`: one of its own operations gave `entry` a non-finite input."""
+    """Return as origin what encloses `entry`: one of its own operations gave `entry` a non-finite input."""
     root = calls.root_of(entry, calls.root_forwards)
     for enclosing in calls.ancestors(entry):
         if not _bad(enclosing.inputs):
@@ -316,7 +316,7 @@ def _hooked(first: Sequence[_PlacedGradient], places: Sequence[_PlacedGradient])
 
 
 def _made_by(calls: _DumpCalls, first: Sequence[_PlacedGradient]) -> Origin:
-    """Name the innermost call that was given finite gradients and gave back this one."""
+    """Return as origin the innermost call that was given finite gradients and gave back this one."""
     returned = [place.entry for place in first if place.of_output]
     passed_on = {entry.key for entry in returned}
     # a module may return a parameter of its own, as layers do that leave adding the bias to others

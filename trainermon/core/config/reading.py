@@ -38,7 +38,11 @@ def load_config(source: str | Path | Mapping[str, Any] | None) -> tuple[MonitorC
 
 
 def parse_config(raw: Mapping[str, Any]) -> tuple[MonitorConfig, tuple[str, ...]]:
-    """Return the configuration of a mapping, and what there is to say of its keys; see `load_config`."""
+    """Return the configuration of a mapping, and a sentence for each key that has no effect, or another one.
+
+    Raises:
+        ConfigError: A key is unknown, wrong or at odds with another.
+    """
     wanted, notes = translated(raw)
     return build(MonitorConfig, wanted, ""), notes
 

@@ -7,7 +7,7 @@ import enum
 
 
 class NonfiniteCause(str, enum.Enum):
-    """Why an operation's result was not finite."""
+    """The cause of an operation's result that is not finite."""
 
     INHERITED = "inherited"
     RANGE = "range"
@@ -20,7 +20,7 @@ class NonfiniteCause(str, enum.Enum):
 
 
 class Reproducibility(str, enum.Enum):
-    """Whether a step that was run again gave what it had given."""
+    """The verdict on a step that was run again: whether it gave what it had given."""
 
     REPRODUCIBLE = "reproducible"
     NOT_REPRODUCIBLE = "not_reproducible"

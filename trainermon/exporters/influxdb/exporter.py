@@ -48,7 +48,7 @@ class LineServer(Protocol):
     """Accepts lines of points; `InfluxDBServer` is one."""
 
     def write(self, lines_gz: bytes) -> ServerAnswer:
-        """Write gzip-compressed lines."""
+        """Send gzip-compressed lines; return how the server answered."""
 
     def close(self) -> None:
         """Close the connections."""

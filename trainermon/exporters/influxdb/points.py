@@ -110,7 +110,7 @@ class RankPoints:
         return PointLines(text, sum(missing for _, missing in points) + modules.num_nonfinite)
 
     def _scalars(self) -> dict[str, dict[str, float]]:
-        """Return what the step tells that is not about a module: by series, field and value."""
+        """Return, by series and field, the values of the step that are not about a module."""
         rows = self._rows
         fields: dict[str, dict[str, float]] = {self._step: {}}
         for where, name, scalar in self._fields:

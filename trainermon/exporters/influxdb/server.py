@@ -50,9 +50,9 @@ class InfluxDBServer:
         self._client: Any = None
 
     def write(self, lines_gz: bytes) -> ServerAnswer:
-        """Send lines of points, gzip-compressed, with times in microseconds. Never raises for what a server can do.
+        """Send lines of points, gzip-compressed, with times in microseconds; return how the server answered.
 
-        Cost: one request, at most `timeout_s`.
+        Never raises for what a server can do. Cost: one request, at most `timeout_s`.
         """
         from urllib3.exceptions import HTTPError
 

@@ -58,7 +58,7 @@ class AlertSeries:
         self._first_steps = {(*_rule(alert), alert.rank): alert.first_step for alert in shown}
 
     def samples(self) -> Iterator[tuple[str, MetricSamples]]:
-        """Return all series by metric name."""
+        """Yield (metric name, samples) of all series, the first steps of the most urgent alerts only."""
         for metric, counts in ((FIRING, self._firing), (TOTAL, self._total)):
             for rule, severity in {**dict.fromkeys(self._rules), **dict.fromkeys(self._total)}:
                 labels = {"run": self._run_id, "rule": rule, "severity": severity}

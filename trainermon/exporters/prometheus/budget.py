@@ -60,7 +60,7 @@ class SeriesBudget:
 
 
 def share(demands: Mapping[_Name, int], limit: int) -> dict[_Name, int]:
-    """Return how many of `limit` each gets: equal parts, and what one does not need goes to the others."""
+    """Return, by name, how many of `limit` it gets: equal parts, and what one does not need goes to the others."""
     granted: dict[_Name, int] = {}
     for position, name in enumerate(sorted(demands, key=lambda name: (demands[name], str(name)))):
         granted[name] = min(demands[name], limit // (len(demands) - position))
@@ -140,7 +140,7 @@ def _tree(elements: Mapping[str, int]) -> _ModuleNode:
 
 
 def _partition(root: _ModuleNode, limit: int) -> dict[str, str]:
-    """Return the labels by the path of each node of the cut; a name belongs to the longest path that it begins with."""
+    """Return a label by the path of each node of the cut; a name belongs to the longest path that it begins with."""
     level = root.below()
     if len(level) > limit:
         largest = sorted(level, key=lambda node: node.rank)[: limit - 1]
@@ -153,7 +153,7 @@ def _partition(root: _ModuleNode, limit: int) -> dict[str, str]:
 
 
 def _refine(level: list[_ModuleNode], free: int) -> dict[str, str]:
-    """Return the labels of the cut after its largest nodes were given `free` more."""
+    """Return the labels of the cut by path, after its largest nodes were given `free` more."""
     shown = {node.path: node.path for node in level}
     queue = [(node.rank, node) for node in level if node.children]
     heapq.heapify(queue)

@@ -70,7 +70,7 @@ class ModuleSeries:
 
     @classmethod
     def choose(cls, keys: Sequence[SeriesKey], placements: Sequence[Placement | None], *, room: int) -> ModuleSeries:
-        """Return at most `room` modules over all quantities; depends on the arguments only.
+        """Return a `ModuleSeries` of at most `room` modules over all quantities; depends on the arguments only.
 
         Args:
             keys: The series table.
@@ -150,7 +150,7 @@ def _quantity_of(key: SeriesKey) -> _ModuleQuantity | None:
 def _share(
     quantities: Mapping[_ModuleQuantity, list[int]], keys: Sequence[SeriesKey], room: int
 ) -> dict[_ModuleQuantity, int]:
-    """Return how many modules each quantity may show: equal parts for kinds, then for the quantities of a kind."""
+    """Return, by quantity, how many modules it may show: equal parts for kinds, then for a kind's quantities."""
     demands: dict[Kind, dict[_ModuleQuantity, int]] = {}
     for quantity, ids in quantities.items():
         demands.setdefault(quantity.kind, {})[quantity] = len({keys[i].name for i in ids})
@@ -161,7 +161,7 @@ def _share(
 def _labels_of(
     kind: Kind, keys: Sequence[SeriesKey], placements: Sequence[Placement | None], *, ids: list[int], limit: int
 ) -> dict[str, str]:
-    """Return the label of each name that is shown."""
+    """Return, by the name of a series, the label under which it is shown; others are left out."""
     if kind not in PARTS:
         return {name: name for name in outermost((keys[i].name for i in ids), limit)}
     elements: dict[str, int] = {}

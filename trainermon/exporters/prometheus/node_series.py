@@ -139,7 +139,7 @@ class NodeSeries:
         }
 
     def samples(self) -> Iterator[tuple[str, MetricSamples | BucketCounts]]:
-        """Return the present samples by metric name; NaN for what is unknown, infinity for what is not finite."""
+        """Yield (metric name, samples or bucket counts): NaN for what is unknown, infinity for what is not finite."""
         for name, value in self.values.items():
             yield name, MetricSamples((self._prefixes[name],), (value,))
         if self._info:

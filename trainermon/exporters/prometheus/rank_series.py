@@ -147,7 +147,7 @@ class RankSeries:
         self._histograms.observe(block, self._values)
 
     def samples(self) -> Iterator[tuple[str, MetricSamples | BucketCounts]]:
-        """Return the present samples by metric name; NaN for what is unknown, infinity for what is not finite."""
+        """Yield (metric name, samples or bucket counts): NaN for what is unknown, infinity for what is not finite."""
         for single in self._single:
             yield single.metric, MetricSamples((single.prefix,), (single.value(),))
         if self._histograms.step is not None and self._shows_histogram:

@@ -49,7 +49,7 @@ class StoreFeed(StoreExporter):
         self._follower = SegmentFollower(settings.segments, state_file(settings.node_dir, name))
 
     def metrics(self) -> Mapping[str, float]:
-        """Return the numbers of steps written and left out, and the bytes of the segments that wait."""
+        """Return, by metric, the numbers of steps written and left out, and the bytes of the segments that wait."""
         return dict(self._counts)
 
     def send(self, stop: threading.Event) -> None:

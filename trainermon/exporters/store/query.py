@@ -215,7 +215,7 @@ def _ask(run_dir: Path, sql: str, limit: int | None) -> QueryResult:
 
 
 def _tables(run_dir: Path) -> dict[str, dict[str, str]]:
-    """Return the type of every column by its name, by table, in the tables' order."""
+    """Return, by table and column, the column's type; both in the database's order."""
     with open_run(run_dir) as connection:
         rows = connection.execute(
             "SELECT table_name, column_name, lower(data_type) FROM duckdb_columns() WHERE NOT internal"

@@ -327,7 +327,7 @@ def _of_rows(part: _BlockPart, chosen: npt.NDArray[np.bool_]) -> _BlockPart:
 
 
 def _told(part: _BlockPart, series: Sequence[_SeriesEntry]) -> dict[str, Any]:
-    """Return rows for the quarantine, with whatever is wrong with them."""
+    """Return the rows of a block by field, for the quarantine, with whatever is wrong with them."""
     return {
         **{name: getattr(part, name) for name in ("attempt", "rank", "step", "time_s")},
         "statistics": STATISTICS,
@@ -380,7 +380,10 @@ def _columns(parts: Sequence[_BlockPart], places: Integers) -> dict[str, npt.NDA
 
 
 def _series_of(key: SeriesKey, placement: Placement | None, *, is_first_copy: bool) -> _SeriesEntry:
-    """Without a placement, a tensor is taken for one that all data-parallel ranks hold alike."""
+    """Return what a row says about its series.
+
+    Without a placement, a tensor is taken for one that all data-parallel ranks hold alike.
+    """
     if placement is None:
         return _SeriesEntry(key, is_first_copy, 1.0, "", "")
     return _SeriesEntry(

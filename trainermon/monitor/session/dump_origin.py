@@ -65,7 +65,7 @@ class DumpOrigin:
         return self._outbox.parcel(f"dumps/{dump_id}/attempt{self._run.attempt}/step{step}/rank{self.rank}")
 
     def room(self, wanted_bytes: int) -> int:
-        """Return how many of `wanted_bytes` the next dump may take; see `Outbox.room`."""
+        """Return how many of `wanted_bytes` the next dump may take: a quarter of what is free at most."""
         return self._outbox.room(wanted_bytes)
 
     def question(self, step: int) -> str:

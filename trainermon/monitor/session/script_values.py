@@ -21,7 +21,7 @@ STEPS_TO_LEARN = 2
 
 
 class RecordPlace(enum.Enum):
-    """Where in its loop the script calls `record`: before or after `optimizer.step()`."""
+    """The place in its loop where the script calls `record`: before or after `optimizer.step()`, or not known yet."""
 
     UNKNOWN = 0
     BEFORE = 1

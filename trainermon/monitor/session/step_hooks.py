@@ -37,7 +37,7 @@ class StepHooks:
         self._handles.clear()
 
     def _watch_checkpoints(self, state_is_read: Callable[..., None]) -> list[TapHandle]:
-        """Follow the state of one module of each stage being read, with which every kind of checkpoint begins."""
+        """Have every checkpoint noticed: hook the reading of one module's state in each stage; return the hooks."""
         hook = self._guard.wrap(state_is_read)
         owners = map(_first_owner, self._training.roots)
         return [

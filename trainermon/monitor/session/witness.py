@@ -198,7 +198,7 @@ def _caught_signals() -> frozenset[int]:
 
 @contextlib.contextmanager
 def _short(path: Path) -> Iterator[str]:
-    """Return a name of `path` that fits a socket, whose name has at most 107 bytes."""
+    """Return a context that yields a short name of `path`: that of a socket has at most 107 bytes."""
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{folder}/{path.name}"
@@ -218,7 +218,10 @@ def _answers(address: str) -> bool:
 
 @contextlib.contextmanager
 def _without_notes() -> Iterator[None]:
-    """Leave out what torch's server writes to standard error; what anybody else writes meanwhile comes after it."""
+    """Return a context in which what torch's server writes to standard error is left out.
+
+    What anybody else writes meanwhile comes after it.
+    """
     sys.stderr.flush()
     kept = os.dup(2)
     said = os.memfd_create("stderr")

@@ -31,7 +31,7 @@ def adam(first: Tensor, second: Tensor, group: Mapping[str, Any], step: Tensor) 
 
 
 def radam(first: Tensor, second: Tensor, group: Mapping[str, Any], step: Tensor) -> tuple[Tensor, Tensor]:
-    """Return RAdam's update and Adam's ratio; see `adam`.
+    """Return the update of RAdam and the ratio of Adam, of a piece of the moments, as `adam` does.
 
     While the variance is intractable (`rho_t <= 5`) the update is `m_hat` alone, else `m_hat * r_t / ((sqrt(second) +
     eps) / sqrt(1 - beta2^t))`: as in torch, eps stands inside the correction.

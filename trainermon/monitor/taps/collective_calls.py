@@ -37,7 +37,7 @@ class MethodTaps:
         self._pending: dict[int, tuple[dist.Work, list[CollectiveCall]]] = {}
 
     def patches(self) -> Iterator[CallPatch]:
-        """Return the patches to apply."""
+        """Yield the patches, not yet applied, around each collective, coalescing block and wait."""
         owner = dist.ProcessGroup
         for name, op in METHODS.items():
             if name in vars(owner) or name == "allreduce":

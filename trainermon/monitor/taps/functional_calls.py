@@ -47,7 +47,7 @@ class FunctionTaps:
         self._awaited: dict[int, _AwaitedTensor] = {}
 
     def patches(self) -> Iterator[CallPatch]:
-        """Return the patches to apply."""
+        """Yield a patch, not yet applied, around each functional collective that this version of torch has."""
         from torch.distributed import _functional_collectives as module
 
         wrap = self._guard.wrap

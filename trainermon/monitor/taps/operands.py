@@ -18,7 +18,7 @@ MAX_TENSORS = 16
 
 
 class OperandRanks(enum.Enum):
-    """On which ranks an in-place operand means something."""
+    """The ranks on which an in-place operand is read or written: all of them, or the root alone for one of the two."""
 
     EVERYWHERE = 0
     READ_AT_ROOT = 1

@@ -106,7 +106,7 @@ def _merge_tensors(row: MergedRow, sources: Sources, counts: MergeCounts) -> Dum
 
 
 def _left_out(row: MergedRow, counts: MergeCounts, names: list[str]) -> DumpRow | None:
-    """Leave out a function's row, and name a module's, of which the first rank has to stand for all."""
+    """Return None for a function's row; for a module's, note its name and return the first rank's row for all."""
     if row.is_function:
         counts.own += 1
         return None

@@ -21,7 +21,7 @@ from trainermon.dump.files.records import BACKWARD, EXTRA, FORWARD
 
 
 class DifferenceCause(IntEnum):
-    """How a difference came into a call: with a weight, with what it was given, or in the call itself."""
+    """The way a difference came into a call: with a weight, with what it was given, or in the call itself."""
 
     PARAMETER = 0
     GIVEN = 1

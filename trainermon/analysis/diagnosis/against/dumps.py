@@ -206,7 +206,7 @@ def _candidates(dumps: DumpDifference, first: CallDifference) -> tuple[str, ...]
 
 
 def _chain(first: CallDifference) -> Iterator[PathLink]:
-    """Yield the call, and the differing calls after it that enclose it or stand beside what does."""
+    """Yield links of the path: the call, and the differing calls after it that enclose it or stand beside what does."""
     rank, key = first.rank, first.call.key
     levels: set[str | None] = {None}
     above = rank.parent(key)

@@ -63,7 +63,7 @@ class _ChainPoint(NamedTuple):
 
 
 def gradient_chain(run_dir: Path, reference: Path) -> tuple[GradientLink, ...]:
-    """Return all links in their order; () if a side has nothing stored."""
+    """Return every link of the gradients' way, in order, and where it first differs; () if a side has no store."""
     with open_store(run_dir) as ours, open_store(reference) as theirs:
         if ours is None or theirs is None:
             return ()

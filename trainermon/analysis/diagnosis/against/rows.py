@@ -103,7 +103,7 @@ def _size(pair: RowPair) -> float:
 
 
 def _without_forward(rows: RowDifference) -> RowLocation | None:
-    """Return the model as a whole if it has no activations on some ranks, on which the reference has them."""
+    """Return the model as a whole as the location, if some ranks lack activations that the reference has; else None."""
     missing = _missing_activations(rows)
     present = {pair.rank for pair in rows.pairs if pair.kind == Kind.ACTV and pair.only_in != _REFERENCE}
     ranks = sorted({pair.rank for pair in missing} - present)
@@ -155,7 +155,7 @@ def _why_missing(pair: RowPair) -> str:
 
 
 def step_level(rows: RowDifference) -> LevelFinding:
-    """Return how the step was found."""
+    """Return the level "step" of the way down: which step, and how it was found."""
     before = f"{counted(rows.num_before, 'step')} before it that both runs have agree"
     how = "to the bit" if rows.is_exact else f"but for noise of up to {rows.noise:.2g}"
     different = f"{len(rows.pairs):,} of {rows.num_rows:,} series differ"
@@ -166,7 +166,7 @@ def step_level(rows: RowDifference) -> LevelFinding:
 
 
 def row_levels(ours: RunSide, rows: RowDifference, location: RowLocation) -> tuple[LevelFinding, ...]:
-    """Return the way down as far as stored rows reach."""
+    """Return the levels of the way down, from the step to the function, as far as stored rows reach."""
     pair = rows.pairs[location.place]
     micro_steps = sorted({one.micro_step for one in rows.pairs if one.micro_step is not None})
     micro = f"micro steps {', '.join(map(str, micro_steps))} differ" if micro_steps else "none is told apart"
@@ -183,7 +183,7 @@ def row_levels(ours: RunSide, rows: RowDifference, location: RowLocation) -> tup
 
 
 def row_ranks(rows: RowDifference, location: RowLocation) -> tuple[RankFinding, ...]:
-    """Return what the rows tell of each rank that differs: how many gradients before and after the reduction."""
+    """Return, of each rank that differs, its role and how many gradients differ before and after the reduction."""
     return tuple(
         RankFinding(
             rank=rank,
@@ -202,7 +202,7 @@ def _count(rows: RowDifference, kind: Kind) -> Counter[int]:
 
 
 def row_contrasts(rows: RowDifference, location: RowLocation) -> tuple[Contrast, ...]:
-    """Return the first series that differs, and the others of the same module on its rank."""
+    """Return both sides' statistics of the first series that differs, and of its module's others on its rank."""
     first = rows.pairs[location.place]
     same = [
         pair

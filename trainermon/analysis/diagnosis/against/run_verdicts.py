@@ -65,7 +65,10 @@ _NORM_RULE = _RunRule(GRAD_NORM, "largest relative difference", GRAD_NORM_LIMIT,
 
 
 def judge_run(run_dir: Path, reference: Path) -> tuple[RunVerdict, ...]:
-    """Return the verdicts on the steps that both runs have stored; none on a quantity that one of them lacks."""
+    """Return the verdicts on loss and gradient norm, over the steps that both runs have stored.
+
+    There is none on a quantity that one of them lacks.
+    """
     with open_store(run_dir) as ours, open_store(reference) as theirs:
         if ours is None or theirs is None:
             return ()
@@ -77,7 +80,7 @@ def judge_run(run_dir: Path, reference: Path) -> tuple[RunVerdict, ...]:
 
 
 def _read(connection: duckdb.DuckDBPyConnection) -> tuple[_Values, _Values, _Values]:
-    """Return loss, gradient norm and the framework's own norm by step; a step without has no entry."""
+    """Return loss, gradient norm and the framework's own norm, each by step; a step without has no entry."""
     rows = connection.execute(_SERIES).fetchall()
     loss, norm, global_norm = (
         {row[0]: float(row[place]) for row in rows if row[place] is not None} for place in (1, 2, 3)

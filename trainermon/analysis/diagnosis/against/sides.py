@@ -30,7 +30,7 @@ class RunSide:
 
 
 def open_side(path: Path) -> RunSide:
-    """Return what is at `path`: the directory of a run, or dumps at or below it.
+    """Return a `RunSide` of what is at `path`: the directory of a run, or dumps at or below it.
 
     Raises:
         DumpError: there is neither.
@@ -52,7 +52,7 @@ def open_side(path: Path) -> RunSide:
 
 
 def pair_dumps(ours: RunSide, theirs: RunSide, step: int | None) -> dict[int | None, list[PlacePair]]:
-    """Return by step which dumps belong together, in the order of the steps; with `step`, those of that step only.
+    """Return, by step and in order, the pairs of dumps that belong together; with `step`, those of that step only.
 
     Where one side is dumps of a single step, that step stands for whichever the other side has.
     """

@@ -55,10 +55,10 @@ class CopyDeparture:
 def find_parting(
     connection: duckdb.DuckDBPyConnection, attempt: int, episode: Episode, places: Places
 ) -> CopyParting | None:
-    """Return between which steps the copies of an episode parted; None if it is of something else, or no step is known.
+    """Return the last stored step on which the copies of an episode were equal, and the one on which they are not.
 
-    They were equal on the last step on which every rank that was found wrong had a copy equal to more others than now.
-    Of more series than a hundred the first count.
+    None if the episode is of something else, or no such step is known. They were equal on the last step on which every
+    rank that was found wrong had a copy equal to more others than now. Of more series than a hundred the first count.
     """
     series = sorted(key for key in episode.series if key[0] in _OF_COPIES)[:MAX_SERIES]
     shown = read_copies(connection, attempt, series, episode.first_step) if series else {}

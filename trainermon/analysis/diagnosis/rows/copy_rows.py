@@ -33,7 +33,10 @@ Copies: TypeAlias = Mapping[SeriesName, Mapping[int, object]]
 def read_copies(
     connection: duckdb.DuckDBPyConnection, attempt: int, series: Sequence[SeriesName], last: int
 ) -> dict[int, Copies]:
-    """Return copies by step, of the last few steps up to `last` that have any; expects at least one series."""
+    """Return, by step, the values of copies by series and rank: of the last few steps up to `last` that have any.
+
+    `series` must not be empty. At most `MAX_STEPS` steps are read.
+    """
     query = f"""
         WITH chosen AS (
             SELECT unnest($kinds) AS kind, unnest($names) AS name, unnest($slots) AS slot, unnest($stages) AS stage
@@ -68,7 +71,7 @@ class CopiedCall(NamedTuple):
         return self.returned_differs and not self.given_differs
 
     def row(self, rank: int, slot: str = "output", rms: float = math.nan) -> Moved:
-        """Return the call's result as a series of a rank."""
+        """Return the call's result as a `Moved` series of a rank; `rms` is both its value and its usual one."""
         return Moved(Kind.ACTV, self.name, slot, self.call, self.micro_step, self.stage, rank, rms, rms)
 
 
@@ -108,7 +111,7 @@ class CopyRows:
         return {name for name, _ in rows}, any(is_told for _, is_told in rows)
 
     def weights_equal(self, steps: Collection[int]) -> dict[str, dict[int, bool]]:
-        """Return by parameter and step whether all ranks have the same before the optimizer's step."""
+        """Return, by parameter and step, whether all ranks have the same values before the optimizer's step."""
         query = f"""
             WITH copies AS (
                 SELECT name, step, count(DISTINCT {_VALUE}) = 1 AND count(DISTINCT rank) = len($ranks) AS is_equal
@@ -124,7 +127,7 @@ class CopyRows:
         return found
 
     def departed(self, call: CopiedCall) -> tuple[list[Moved], bool]:
-        """Return what a call returned first on the ranks that most others do not agree with; all, and true, if tied."""
+        """Return what a call returned first on the ranks that most others disagree with; all, and True, if tied."""
         query = f"""
             SELECT slot, rank, {_VALUE}, coalesce(rms, 0) FROM all_stats
             WHERE attempt = $attempt AND list_contains($ranks, rank) AND kind = '{Kind.ACTV}' AND step = $step

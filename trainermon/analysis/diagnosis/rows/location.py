@@ -32,7 +32,7 @@ class RowLocation:
 def locate(
     bad: Sequence[RowSeries], order: StepOrder, called: Collection[str], sizes: Sequence[float] = ()
 ) -> RowLocation | None:
-    """Return which of the bad series of one step was first; None if there are none.
+    """Return which of the bad series of one step was first, with its phase, module and ranks; None if there are none.
 
     A module's output is passed over if its input is bad as well, on whichever rank, since ranks that share a call pass
     on what it makes; a gradient that a module gives back if the one it was given is; and a loss if an activation is.
@@ -106,7 +106,7 @@ def _worst(first: int, bad: Sequence[RowSeries], order: StepOrder, sizes: Sequen
 def _sharing(
     bad: Sequence[RowSeries], order: StepOrder
 ) -> tuple[dict[tuple[object, ...], str], set[tuple[object, ...]]]:
-    """Return by series, for gradients of tensors that several modules were given, which of them is called first.
+    """Return, by series of gradients of tensors that several modules were given, the module that is called first.
 
     And which of these series are bad only because one of the modules was given a bad gradient, and passed it on: the
     gradient is the sum of what they all gave back. What an identity was given is that sum itself, and tells nothing.

@@ -26,7 +26,7 @@ class StoredPlace(NamedTuple):
 
 
 def locate_in_rows(evidence: StepEvidence, suspect: int | None = None) -> StoredPlace:
-    """Return where the first non-finite value of the step arose, by the stored rows.
+    """Return rank, module, phase and row in which the first non-finite value of the step arose, by the stored rows.
 
     The rank is one whose own values are not finite: activations, loss, gradients before the reduction; of several it is
     one that sent its bad value to others. What is bad after the reduction alone was made by it, and what is bad after

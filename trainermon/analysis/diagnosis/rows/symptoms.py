@@ -110,7 +110,10 @@ class RateJump(NamedTuple):
 
 
 def find_rate_jump(connection: duckdb.DuckDBPyConnection, attempt: int, step: int) -> RateJump | None:
-    """Return the last such jump within a few steps up to `step`; None without one. A warm-up from zero is none."""
+    """Return the last jump of a learning rate within a few steps up to `step`; None without one.
+
+    A warm-up from zero is none.
+    """
     query = f"""
         WITH rates AS (
             SELECT slot, step, max(max) AS rate FROM all_stats
@@ -126,7 +129,7 @@ def find_rate_jump(connection: duckdb.DuckDBPyConnection, attempt: int, step: in
 
 
 def find_episodes(run_dir: Path, attempt: int, places: Places) -> list[Episode]:
-    """Return what exploded, died or diverged in an attempt, in the order in which it began."""
+    """Return, in the order in which they began, the episodes in which values exploded, died or diverged."""
     alerts = [alert for log in sorted(run_dir.glob("nodes/*/alerts.jsonl")) for alert in AlertLog(log).read()]
     fired: dict[str, Alert] = {}
     ends: dict[str, int] = {}
@@ -222,7 +225,7 @@ _DIFFERENT_COPIES = f"""
 
 
 def symptom_of(alert: Alert) -> Symptom | None:
-    """Return what an alert says is wrong with values, None if it is about something else, or not finite.
+    """Return the symptom that an alert stands for: exploded, died, diverged; None if it is not about such values.
 
     That follows from what the rule looks for, on which side of the usual the value is, and what it is a value of: a
     loss that falls is no fault. How the rule is called does not matter.

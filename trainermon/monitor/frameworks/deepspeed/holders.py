@@ -23,7 +23,7 @@ See = Callable[[nn.Parameter, Tensor], None]
 
 
 class OverflowVerdict(enum.Enum):
-    """What DeepSpeed found in the gradients of a step, on all ranks: overflow or the norms."""
+    """The verdict of DeepSpeed on the gradients of a step, on all ranks: overflow, finite, or by the norms."""
 
     OVERFLOW = enum.auto()
     FINITE = enum.auto()
