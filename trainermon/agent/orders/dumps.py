@@ -65,7 +65,7 @@ class DumpEntry:
     diagnosed: bool = False
 
     def as_plain(self) -> dict[str, Any]:
-        """Return what the page shows; the status is the most telling one of any rank."""
+        """Return the entry as a mapping, as the page shows it; `status` is the most telling one of any rank."""
         status = min(self.ranks.values(), key=_RANKING.index, default=DumpStatus.WRITTEN)
         return {
             "id": self.key.id,

@@ -46,7 +46,7 @@ class RunOverview:
             self._feed.publish("state", {"state": state})
 
     def plain(self) -> dict[str, Any]:
-        """Return the state of run and ranks."""
+        """Return the state of run and ranks, ready for JSON."""
         headers = self._pipeline.headers.values()
         latest = self._history.latest
         return {
@@ -90,7 +90,7 @@ class RunOverview:
         return [entry for entry in offered if entry["kind"] in self._shown]
 
     def _model(self) -> dict[str, Any] | None:
-        """Return how many parameters the ranks of this node account for, and whether that is the whole model."""
+        """Return {"parameters", "is_whole"}: how many the ranks of this node account for; None until one is counted."""
         counted = self._rank_files.num_parameters
         is_whole = len(self._rank_files) >= self._world_size
         return {"parameters": counted, "is_whole": is_whole} if counted else None

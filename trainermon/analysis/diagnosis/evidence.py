@@ -112,7 +112,7 @@ class _DumpPlace(NamedTuple):
 
 
 def gather(run_dir: Path, step: int | None = None) -> StepEvidence:
-    """Return what `run_dir` tells about `step`; without one, about the first non-finite step of the newest attempt.
+    """Return the evidence in `run_dir` on `step`; without one, on the first non-finite step of the newest attempt.
 
     Raises:
         DumpError: there is no such run directory, or nothing is known of `step`.

@@ -233,7 +233,10 @@ class ModuleTaps:
 
 
 def _placement_of(tensor: Tensor) -> Placement | None:
-    """Return shape and dtype; None where the shape is no fixed one. No other rank has this data: its elements count."""
+    """Return a placement with shape and dtype alone; None where the shape is no fixed one.
+
+    No other rank has this data: its elements count.
+    """
     if tensor.is_nested:
         return None  # one with strides has no shape to ask for
     shape = tuple(tensor.shape)

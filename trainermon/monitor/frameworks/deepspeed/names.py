@@ -29,7 +29,7 @@ def groups_of(engine: Any) -> Mapping[str, Any]:
 
 
 def coordinates_of(engine: Any, known: Coordinates) -> Coordinates:
-    """Return where the engine's own groups say that this rank stands."""
+    """Return `known` with this rank's places and the sizes of the engine's own groups in it."""
     axes: dict[str, int] = {}
     for axis, group in groups_of(engine).items():
         axes |= {axis: torch.distributed.get_rank(group), f"{axis}_size": torch.distributed.get_world_size(group)}

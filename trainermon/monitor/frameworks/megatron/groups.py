@@ -80,7 +80,7 @@ def process_groups_of(chunk: nn.Module) -> dict[str, Any]:
 
 
 def groups_of(chunk: nn.Module) -> MegatronGroups:
-    """Return this rank's places in the groups of `process_groups_of`."""
+    """Return this rank's place and the size of each group of `process_groups_of`."""
     return MegatronGroups(**{purpose: _place(group) for purpose, group in process_groups_of(chunk).items()})
 
 

@@ -33,7 +33,7 @@ def is_tied(parameter: nn.Parameter) -> bool:
 
 
 def placement_of(name: str, parameter: nn.Parameter, groups: MegatronGroups) -> Placement:
-    """Return how the gradient of one backward of this rank relates to the whole parameter.
+    """Return the placement of the gradient of one backward of this rank in the whole parameter.
 
     Args:
         name: Global name.
