@@ -8,6 +8,7 @@ from typing import Any
 
 from trainermon.agent.assembly import AgentParts
 from trainermon.agent.hang.watch import HangWatch
+from trainermon.agent.orders.answers import OrderAnswer
 from trainermon.agent.orders.desk import OrderDesk
 from trainermon.agent.self_metrics import AgentMetrics
 from trainermon.agent.turn.faults import TurnFaults
@@ -104,8 +105,8 @@ class RunNode:
         """Return the exposition and its content type."""
         return self._metrics.render(accept)
 
-    def order(self, body: Any) -> dict[str, Any]:
-        """Send a client's command to the ranks that it names in `ranks`, or to all living ones; return its `status`."""
+    def order(self, body: Any) -> OrderAnswer:
+        """Send a client's command to the ranks it names in `ranks`, or to all that live; return how it was taken."""
         return self._desk.order(body)
 
     async def flush(self) -> bool:

@@ -19,7 +19,7 @@ from trainermon.agent.controller.planning import (
     outcome_of,
     read_answer,
 )
-from trainermon.agent.controller.report import AgentReport, RankSummary
+from trainermon.agent.orders.answers import AgentReport, RankSummary
 from trainermon.agent.orders.webhook import DumpRequest
 
 MARGIN = OrderMargin(tries=3, timeout_s=0.5)
@@ -32,7 +32,10 @@ def request(ranks=None, **changes):
 
 def agent(url, steps, *, pace=1.0, attempt=1, seen_s=0.0, problem="", dead=()):
     """An agent whose ranks are on the steps given, by rank."""
-    ranks = {rank: RankSummary(rank, step, rank not in dead, "step", 0.0, {}) for rank, step in steps.items()}
+    ranks = tuple(
+        RankSummary(rank=rank, alive=rank not in dead, step=step, phase="step", lag_s=0.0, place={})
+        for rank, step in steps.items()
+    )
     report = AgentReport(
         run_id="run", attempt=attempt, host=url, world_size=8, steps_per_s=pace, ranks=ranks, alerts=(), dumps={}
     )

@@ -11,6 +11,7 @@ import pytest
 
 import trainermon.agent.web.server
 from trainermon.agent.feed import MAX_CLIENTS, MAX_PENDING, EventFeed
+from trainermon.agent.orders.answers import OrderAnswer, OrderStatus
 from trainermon.agent.orders.commands import DuplicateError, parse_command
 from trainermon.agent.web.access import TokenAccess
 from trainermon.agent.web.guard import MAX_BODY_BYTES, MAX_REQUESTS_OF_PEER, MAX_UNREAD_BYTES, RequestGuard
@@ -63,7 +64,8 @@ class FakeNode:
             raise DuplicateError("used before")
         command = parse_command(body, next_step=12)
         self.orders.append(command)
-        return {"status": "duplicate" if self.orders.count(command) > 1 else "accepted", "id": command.id}
+        known = self.orders.count(command) > 1
+        return OrderAnswer(status=OrderStatus.DUPLICATE if known else OrderStatus.ACCEPTED, id=command.id)
 
     async def flush(self):
         return self.flushed

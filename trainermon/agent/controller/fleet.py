@@ -15,7 +15,8 @@ from collections.abc import Iterable, Sequence
 
 from trainermon.agent.controller.client import FAULTS, AgentAddress, AgentClient, describe
 from trainermon.agent.controller.discovery import AgentFinder
-from trainermon.agent.controller.report import AgentReport, RankSummary, parse_report
+from trainermon.agent.controller.report import parse_report
+from trainermon.agent.orders.answers import AgentReport, RankSummary
 
 STATES_PATH = "api/v1/ranks"
 NOT_ASKED = "not asked yet"

@@ -51,7 +51,7 @@ def _describe_agent(agent: AgentHandle, now_s: float) -> dict[str, Any]:
         "host": report.host,
         "world_size": report.world_size,
         "steps_per_s": report.steps_per_s,
-        "ranks": [as_plain(state) for state in report.ranks.values()],
+        "ranks": [as_plain(state) for state in report.ranks],
         "alerts": [as_plain(alert) for alert in report.alerts],
     }
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from trainermon.agent.controller.fleet import AgentHandle, living_ranks
 from trainermon.agent.controller.journal import EscalationPlan
+from trainermon.agent.orders.answers import OrderStatus
 from trainermon.agent.orders.webhook import DumpRequest
 
 SPARE_STEPS = 2  # the step a rank is on may end at once, and it reads orders when the next one begins
@@ -96,11 +97,11 @@ def read_answer(status: int, plain: Any) -> AgentAnswer:
     if status in (200, 202) and isinstance(plain, Mapping):
         ranks, late = _ranks(plain.get("ranks")), _ranks(plain.get("late"))
         match plain.get("status"):
-            case "accepted" | "duplicate":
+            case OrderStatus.ACCEPTED.value | OrderStatus.DUPLICATE.value:
                 return AgentAnswer(OrderReceipt.ORDERED, ranks, late)
-            case "suppressed":
+            case OrderStatus.SUPPRESSED.value:
                 return AgentAnswer(OrderReceipt.SUPPRESSED, reason=str(plain.get("reason", ""))[:200])
-            case "late":
+            case OrderStatus.LATE.value:
                 return AgentAnswer(OrderReceipt.LATE, (), late)
     detail = str(plain.get("detail", "") if isinstance(plain, Mapping) else plain)[:200]
     if status == 409:  # another attempt began, or the rank is gone: as good as late
@@ -117,7 +118,8 @@ def assign(ranks: Sequence[int], agents: Sequence[AgentHandle]) -> dict[str, tup
     """
     assigned: dict[str, tuple[int, ...]] = {}
     for agent in agents:
-        of_agent = tuple(rank for rank in ranks if agent.report and rank in agent.report.ranks)
+        its_ranks = {state.rank for state in agent.report.ranks} if agent.report else set()
+        of_agent = tuple(rank for rank in ranks if rank in its_ranks)
         if of_agent:
             assigned[agent.target.url] = of_agent
     return assigned

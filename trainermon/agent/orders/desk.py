@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from trainermon.agent.orders.answers import OrderAnswer, OrderStatus
 from trainermon.agent.orders.commands import CommandBook, ConflictError, parse_command, require_possible
 from trainermon.agent.reactions import Reactions
 from trainermon.agent.watch import RankWatch
 from trainermon.core.errors import ConfigError
-from trainermon.core.values import as_plain
 
 
 class OrderDesk:
@@ -27,7 +27,7 @@ class OrderDesk:
         self._reactions = reactions
         self._margin_steps = margin_steps
 
-    def order(self, body: Any) -> dict[str, Any]:
+    def order(self, body: Any) -> OrderAnswer:
         """Send a client's command to the ranks that it names in `ranks`, or to all living ones.
 
         Returns {"status": "accepted", "command", "ranks"}, or {"status": "duplicate"}: an id that was accepted before
@@ -53,8 +53,8 @@ class OrderDesk:
             chosen = _checked_ranks(ranks, steps)
             require_possible(command, chosen, steps)
         if not book.submit(command, chosen, attempt=self._reactions.attempt, steps=steps):
-            return {"status": "duplicate"}
-        return {"status": "accepted", "command": as_plain(command), "ranks": chosen}
+            return OrderAnswer(status=OrderStatus.DUPLICATE)
+        return OrderAnswer(status=OrderStatus.ACCEPTED, command=command, ranks=tuple(chosen))
 
 
 def _checked_ranks(ranks: Any, steps: dict[int, int]) -> list[int]:

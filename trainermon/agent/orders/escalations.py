@@ -13,12 +13,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainermon.agent.assembly import AgentParts
+from trainermon.agent.orders.answers import AgentReport, FiringAlert, OrderAnswer, OrderStatus, RankSummary
 from trainermon.agent.orders.commands import ConflictError, parse_command, require_possible
 from trainermon.agent.orders.webhook import DumpRequest, EscalationOrder, make_requests, parse_notification
+from trainermon.agent.watch import RankState
 from trainermon.alerts.escalation import EscalationDecision
 from trainermon.core.errors import ConfigError
 from trainermon.core.strict import build
-from trainermon.core.values import Action, Command
+from trainermon.core.values import Action, Alert, Command
 
 REACH_S = 0.5
 MAX_ALERTS = 50
@@ -37,48 +39,22 @@ class NodeEscalations:
         self._reports = parts.orders.dump_reports
         self._watch = parts.watch
 
-    def rank_states(self) -> dict[str, Any]:
+    def rank_states(self) -> AgentReport:
         """Return place, step and life of each rank, the fastest one's pace, firing alerts, and what became of dumps."""
         now_s = time.monotonic()
-        states = self._watch.states
-        return {
-            "run_id": self._run_id,
-            "host": socket.gethostname(),
-            "attempt": self._attempt,
-            "world_size": max((header.coordinates.world_size for header in self._pipeline.headers.values()), default=0),
-            "steps_per_s": round(self._watch.steps_per_s, 6),
-            "ranks": [
-                {
-                    "rank": state.rank,
-                    "alive": state.alive,
-                    "step": state.step,
-                    "phase": state.phase.name.lower(),
-                    "lag_s": round(now_s - state.changed_s, 3),
-                    "place": self._place(state.rank),
-                }
-                for state in states
-            ],
-            "alerts": [
-                {
-                    "id": alert.id,
-                    "rule": alert.rule,
-                    "severity": alert.severity.value,
-                    "rank": alert.rank,
-                    "step": alert.first_step,
-                    "message": alert.message,
-                }
-                for alert in self._alerts.firing[-MAX_ALERTS:]
-            ],
-            "dumps": {
-                command: {str(rank): status for rank, status in statuses.items()}
-                for command, statuses in self._reports.by_command.items()
-            },
-        }
+        return AgentReport(
+            run_id=self._run_id,
+            host=socket.gethostname(),
+            attempt=self._attempt,
+            world_size=max((header.coordinates.world_size for header in self._pipeline.headers.values()), default=0),
+            steps_per_s=round(self._watch.steps_per_s, 6),
+            ranks=tuple(self._summary(state, now_s) for state in self._watch.states),
+            alerts=tuple(map(_firing, self._alerts.firing[-MAX_ALERTS:])),
+            dumps=self._reports.by_command,
+        )
 
-    def escalate(self, body: Any) -> dict[str, Any]:
-        """Order the dump that a controller's JSON describes; return its status and the ranks concerned.
-
-        `status` is `accepted`, `duplicate`, `suppressed` by a limit, or `late` if every rank is past the step.
+    def escalate(self, body: Any) -> OrderAnswer:
+        """Order the dump that a controller's JSON describes; return how it was taken, and the ranks concerned.
 
         Raises:
             ConfigError: The body is wrong.
@@ -98,15 +74,13 @@ class NodeEscalations:
             ranks = self._living(order.ranks)
             in_time, late = self._in_time(ranks, order.first_step)
             if not in_time:
-                return {"status": "late", "ranks": [], "late": late}
+                return OrderAnswer(status=OrderStatus.LATE, ranks=(), late=tuple(late))
             require_possible(command, in_time, self._watch.steps)
             decision = self._admit([order.id], order.id, in_time, first_step=order.first_step)
         return self._submit(command, decision, asked=order.ranks)
 
-    def take_alerts(self, body: Any) -> dict[str, Any]:
-        """Carry out what a notification of Alertmanager asks for on local ranks; return the result.
-
-        `status` is `accepted`, or, where nothing changes, `duplicate`, `suppressed` or `ignored`.
+    def take_alerts(self, body: Any) -> OrderAnswer:
+        """Carry out what a notification of Alertmanager asks for on local ranks; return how it was taken.
 
         Raises:
             ConfigError: The body is no notification of version 4.
@@ -119,12 +93,23 @@ class NodeEscalations:
         new = [dataclasses.replace(alert, run=self._run_id) for alert in fired if self._is_new(alert.key)]
         answers = [self._follow(request) for request in make_requests(new, truncated=notification.truncated)]
         if answers:
-            return {**answers[0], "ignored": reasons}
-        return {"status": "duplicate" if fired else "ignored", "ignored": reasons}
+            return dataclasses.replace(answers[0], ignored=tuple(reasons))
+        status = OrderStatus.DUPLICATE if fired else OrderStatus.IGNORED
+        return OrderAnswer(status=status, ignored=tuple(reasons))
 
     @property
     def _attempt(self) -> int:
         return max((header.attempt for header in self._pipeline.headers.values()), default=0)
+
+    def _summary(self, state: RankState, now_s: float) -> RankSummary:
+        return RankSummary(
+            rank=state.rank,
+            alive=state.alive,
+            step=state.step,
+            phase=state.phase.name.lower(),
+            lag_s=round(now_s - state.changed_s, 3),
+            place=self._place(state.rank),
+        )
 
     def _place(self, rank: int) -> dict[str, int]:
         """Return the rank's place on each axis that the job has."""
@@ -139,7 +124,7 @@ class NodeEscalations:
         decision = self._escalator.decision(key)
         return decision is None or (bool(decision.ranks) and self._commands.first_step(decision.command) is None)
 
-    def _follow(self, request: DumpRequest) -> dict[str, Any]:
+    def _follow(self, request: DumpRequest) -> OrderAnswer:
         decision = self._escalator.decision(request.alerts[0])
         if decision is None:
             steps = self._watch.steps
@@ -148,7 +133,7 @@ class NodeEscalations:
             try:
                 ranks = self._living(request.ranks)
             except ConflictError as error:
-                return {"status": "suppressed", "reason": str(error)}
+                return OrderAnswer(status=OrderStatus.SUPPRESSED, reason=str(error))
             decision = self._admit(request.alerts, request.id, ranks, first_step=first_step)
         order = EscalationOrder(
             id=decision.command,
@@ -180,21 +165,32 @@ class NodeEscalations:
     ) -> EscalationDecision:
         return self._escalator.admit(alerts, command, ranks, first_step=first_step, now_s=time.time())
 
-    def _submit(self, command: Command, decision: EscalationDecision, *, asked: Sequence[int] | None) -> dict[str, Any]:
+    def _submit(self, command: Command, decision: EscalationDecision, *, asked: Sequence[int] | None) -> OrderAnswer:
         if not decision.ranks:
-            return {"status": "suppressed", "reason": decision.reason}
+            return OrderAnswer(status=OrderStatus.SUPPRESSED, reason=decision.reason)
         known = self._commands.first_step(decision.command) is not None
         if not known:
             bounded = dataclasses.replace(command, first_step=decision.first_step, max_bytes=decision.bytes_per_rank)
             self._commands.submit(bounded, decision.ranks, attempt=self._attempt, steps=self._watch.steps)
         late = sorted(set(asked or ()) & set(self._watch.steps) - set(decision.ranks))
-        return {
-            "status": "duplicate" if known else "accepted",
-            "id": decision.command,
-            "ranks": list(decision.ranks),
-            "late": late,
-            "first_step": decision.first_step,
-        }
+        return OrderAnswer(
+            status=OrderStatus.DUPLICATE if known else OrderStatus.ACCEPTED,
+            id=decision.command,
+            ranks=tuple(decision.ranks),
+            late=tuple(late),
+            first_step=decision.first_step,
+        )
+
+
+def _firing(alert: Alert) -> FiringAlert:
+    return FiringAlert(
+        id=alert.id,
+        rule=alert.rule,
+        severity=alert.severity.value,
+        rank=alert.rank,
+        step=alert.first_step,
+        message=alert.message,
+    )
 
 
 def _checked_command(order: EscalationOrder) -> Command:

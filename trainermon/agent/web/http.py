@@ -17,6 +17,7 @@ from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import Response, StreamingResponse
 
 from trainermon.agent.feed import EventFeed
+from trainermon.agent.orders.answers import AgentReport, OrderAnswer, OrderStatus
 from trainermon.agent.orders.commands import ConflictError
 from trainermon.agent.web.access import TokenAccess
 from trainermon.agent.web.guard import Application, RequestGuard
@@ -71,8 +72,8 @@ class NodeInterface(Protocol):
     def metrics(self, accept: str) -> tuple[bytes, str]:
         """Return the exposition and its content type."""
 
-    def order(self, body: Any) -> dict[str, Any]:
-        """Carry out the command that a client's JSON describes; return its `status`: `accepted` or `duplicate`.
+    def order(self, body: Any) -> OrderAnswer:
+        """Carry out the command that a client's JSON describes; return how it was taken.
 
         Raises ConfigError, or ConflictError for a 409.
         """
@@ -87,17 +88,17 @@ class NodeInterface(Protocol):
 class EscalationInterface(Protocol):
     """What controllers and Alertmanager may ask of the agent's ranks; every method returns at once."""
 
-    def rank_states(self) -> dict[str, Any]:
+    def rank_states(self) -> AgentReport:
         """Return what a controller needs of the local ranks: place, step, life, pace, alerts, what became of dumps."""
 
-    def escalate(self, body: Any) -> dict[str, Any]:
-        """Hand a controller's escalation to local ranks; return {"status", "ranks", …}.
+    def escalate(self, body: Any) -> OrderAnswer:
+        """Hand a controller's escalation to local ranks; return how it was taken.
 
         Raises ConfigError, or ConflictError for a 409.
         """
 
-    def take_alerts(self, body: Any) -> dict[str, Any]:
-        """Follow Alertmanager's notification on local ranks; return {"status", "ignored", …}.
+    def take_alerts(self, body: Any) -> OrderAnswer:
+        """Follow Alertmanager's notification on local ranks; return how it was taken.
 
         Raises ConfigError, OSError where it cannot be kept.
         """
@@ -247,7 +248,7 @@ def _add_control(app: FastAPI, node: NodeInterface) -> None:
         return json_answer({"status": "stopping"}, status=202)
 
 
-def answer_order(carry_out: Callable[[Any], dict[str, Any]], body: bytes) -> Response:
+def answer_order(carry_out: Callable[[Any], OrderAnswer], body: bytes) -> Response:
     """Return the answer to an order: 202 if it was accepted, 200 if it changes nothing, 400 if it is wrong.
 
     503 where it cannot be kept: a client repeats it then.
@@ -258,7 +259,7 @@ def answer_order(carry_out: Callable[[Any], dict[str, Any]], body: bytes) -> Res
         raise HTTPException(400, "the body is nested too deeply") from None
     except OSError as error:
         raise HTTPException(503, f"this cannot be kept: {error.strerror or error}") from None
-    return json_answer(answer, status=202 if answer["status"] == "accepted" else 200)
+    return json_answer(answer.plain(), status=202 if answer.status is OrderStatus.ACCEPTED else 200)
 
 
 def parse_json(body: bytes) -> Any:

@@ -87,7 +87,7 @@ class NonFiniteWatcher(ConditionWatcher):
         self._allow_initial_inf = condition.allow_initial_inf
         self._first = np.zeros(0, np.uint8)
 
-    def grow(self, size: int) -> None:  # noqa: D102 - as in Watcher, here and below
+    def grow(self, size: int) -> None:  # noqa: D102 - as in ConditionWatcher, here and below
         self._first = grown(self._first, size, self._UNSEEN)
 
     def reset(self) -> None:  # noqa: D102

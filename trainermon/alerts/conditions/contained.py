@@ -47,7 +47,7 @@ class ContainedWatcher(ConditionWatcher):
         self._faults = faults
         self._watcher: ConditionWatcher = self._attempt(make) or ConditionWatcher()
 
-    def grow(self, size: int) -> None:  # noqa: D102 - as in Watcher, here and below
+    def grow(self, size: int) -> None:  # noqa: D102 - as in ConditionWatcher, here and below
         self._attempt(lambda: self._watcher.grow(size))
 
     def meet(  # noqa: D102

@@ -49,7 +49,7 @@ class DriftWatcher(ConditionWatcher):
         self._compared = np.zeros(0, np.float32)
         self._first = FirstLevel(condition.share_of_first, logarithmic=self._logarithmic)
 
-    def grow(self, size: int) -> None:  # noqa: D102 - as in Watcher, here and below
+    def grow(self, size: int) -> None:  # noqa: D102 - as in ConditionWatcher, here and below
         self._values = grown(self._values, size, np.nan)
         self._filled = grown(self._filled, size, 0)
         self._passed = grown(self._passed, size, 0)

@@ -46,7 +46,7 @@ class ThresholdWatcher(ConditionWatcher):
         self._last = np.full((0, condition.over), np.nan)
         self._next = np.zeros(0, np.intp)
 
-    def grow(self, size: int) -> None:  # noqa: D102 - as in Watcher, here and below
+    def grow(self, size: int) -> None:  # noqa: D102 - as in ConditionWatcher, here and below
         if self._over > 1:
             self._last = grown(self._last, size, np.nan)
             self._next = grown(self._next, size, 0)

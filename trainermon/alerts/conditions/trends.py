@@ -25,7 +25,7 @@ class FlatWatcher(ConditionWatcher):
         self._derive = DERIVED[statistic]
         self._anchor = np.zeros(0)
 
-    def grow(self, size: int) -> None:  # noqa: D102 - as in Watcher, here and below
+    def grow(self, size: int) -> None:  # noqa: D102 - as in ConditionWatcher, here and below
         self._anchor = grown(self._anchor, size, np.nan)
 
     def reset(self) -> None:  # noqa: D102
