@@ -74,7 +74,7 @@ class TensorFolder:
         if known is None or not self._link(known, file_name):
             try:
                 self.num_bytes += self._store(tensor, self.path / file_name)
-            except Exception:
+            except Exception:  # whatever ended it goes on to the caller, who counts it
                 with contextlib.suppress(OSError):
                     (self.path / file_name).unlink()  # what was cut off is no tensor
                 raise
