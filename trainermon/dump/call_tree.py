@@ -11,7 +11,11 @@ from trainermon.dump.forms import quoted
 
 
 class CallTree:
-    """Keeps which call runs inside which, and the stacks of the calls; each different stack goes to `lines` once."""
+    """Keeps, for the calls of a dump, which call runs inside which, and the lines of the script (stack) that made each.
+
+    Each different stack is written to `lines` once, with a number. `parents_text` and `stacks_text` give the texts of
+    construct.json and stack.json.
+    """
 
     def __init__(self, lines: LineFile) -> None:
         self._lines = lines
@@ -19,7 +23,11 @@ class CallTree:
         self._stacks: dict[tuple[str, ...], tuple[int, list[str]]] = {}
 
     def put(self, key: str, parent: str | None, stack: Sequence[str] | None) -> str:
-        """Record the parent of a call; return what its own line says of it: `, "parent": …, "stack": …`."""
+        """Record the parent and the stack of the call `key`; return the JSON items for the call's own line in the dump.
+
+        They are `, "parent": "…", "stack": 3`: the parent's key (null at the top), and the number of the stack, left
+        out where `stack` is None.
+        """
         text = f', "parent": {"null" if parent is None else quoted(parent)}'
         if stack is not None:
             text += f', "stack": {self._stack_number(key, tuple(stack))}'
@@ -27,11 +35,11 @@ class CallTree:
         return text
 
     def parents_text(self) -> str:
-        """Return the text of construct.json: the parent of each call, by key."""
+        """Return the text of construct.json: a JSON object from the key of each call to its parent's key, or null."""
         return object_text(self._parents)
 
     def stacks_text(self) -> str:
-        """Return the text of stack.json: by number the keys that share a stack, and its frames."""
+        """Return the text of stack.json: a JSON object from each stack's number to `[keys of the calls, frames]`."""
         return object_text({str(number): (keys, frames) for frames, (number, keys) in self._stacks.items()})
 
     def _stack_number(self, key: str, frames: tuple[str, ...]) -> int:
@@ -44,5 +52,8 @@ class CallTree:
 
 
 def object_text(value: dict[str, Any]) -> str:
-    """Return JSON with one line for each key; with `indent` it would take ten times as long."""
+    """Return `value` as the text of a JSON object with one key on each line.
+
+    `json.dumps(value, indent=1)` would take ten times as long.
+    """
     return "{" + ",".join(f"\n {json.dumps(key)}: {json.dumps(item)}" for key, item in value.items()) + "\n}"

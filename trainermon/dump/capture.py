@@ -63,7 +63,10 @@ class _ForwardCall:
 
 
 class ForwardCalls:
-    """Tracks the running forward calls, numbers them, and finds the one that a recomputation repeats."""
+    """Keeps the stack of running module calls, numbers each module's calls, and finds what a recomputation repeats.
+
+    A recomputation is the second forward that activation checkpointing makes in the backward.
+    """
 
     def __init__(self) -> None:
         self._stack: list[tuple[nn.Module, _ForwardCall | None]] = []
@@ -71,7 +74,7 @@ class ForwardCalls:
 
     @property
     def is_running(self) -> bool:
-        """Whether a module runs, recorded or not."""
+        """Whether any module is in its forward now, be it recorded or not."""
         return bool(self._stack)
 
     def go_on_from(self, earlier: ForwardCalls) -> None:
@@ -79,12 +82,15 @@ class ForwardCalls:
         self._numbers = earlier._numbers
 
     def next_number(self, stem: str) -> int:
-        """Return the number of the call of `stem` that begins."""
+        """Return how often the module `stem` (`Module.h.0.Linear`) was called before, and count this call."""
         self._numbers[stem] += 1
         return self._numbers[stem] - 1
 
     def enter(self, module: nn.Module) -> None:
-        """Record that `module` begins to run; `set_innermost` says which call that is."""
+        """Push `module`, whose forward begins, on the stack of running modules.
+
+        `set_innermost` then says which call it is.
+        """
         self._stack.append((module, None))
 
     def set_innermost(self, call: _ForwardCall | None) -> None:
@@ -92,9 +98,10 @@ class ForwardCalls:
         self._stack[-1] = (self._stack[-1][0], call)
 
     def leave(self, module: nn.Module) -> _ForwardCall | None:
-        """Pop the stack down to the call of `module`, and return that; None if it is not there or not recorded.
+        """Take `module`, whose forward ended, off the stack.
 
-        What lies above was left by an exception.
+        Return its call, or None if it is not recorded or not there. What lies above it on the stack goes as well: an
+        exception left those modules.
         """
         for position in range(len(self._stack) - 1, -1, -1):
             if self._stack[position][0] is module:
@@ -104,14 +111,18 @@ class ForwardCalls:
         return None
 
     def innermost(self) -> _ForwardCall | None:
-        """Return the innermost recorded call that is running."""
+        """Return the innermost recorded call that is running; None if there is none."""
         for _, call in reversed(self._stack):
             if call is not None:
                 return call
         return None
 
     def repeated(self, watched: _CapturedModule) -> _ForwardCall | None:
-        """Return the call that is being repeated: within its parent in order, at the top the latest one first."""
+        """Return the earlier call of a module that its present, recomputed forward repeats; None if there is none.
+
+        Inside another repeated call, calls are taken in the order in which they first ran; at the top, the latest not
+        yet repeated.
+        """
         parent = self.innermost()
         if parent is None:
             repeated = next((call for call in reversed(watched.calls) if not call.recomputed), None)
@@ -126,15 +137,15 @@ class ForwardCalls:
         return repeated
 
     def reset(self) -> None:
-        """Forget the running modules; numbers stay."""
+        """Empty the stack of running modules; the counts of calls stay."""
         self._stack.clear()
 
 
 class MicroStepCounts:
-    """Counts how often each root was called, and knows which root a module is in.
+    """Counts how often each root (the model, or one stage of a virtual pipeline) was called: that is its micro step.
 
     Args:
-        stages: The number of the root by the first part of a module's keys.
+        stages: The number of each root, by the first part of its modules' keys.
 
     Attributes:
         is_on: Whether calls of roots are micro steps, and counted.
@@ -150,12 +161,12 @@ class MicroStepCounts:
         self._root_calls = earlier._root_calls
 
     def next_of(self, stage: int) -> int:
-        """Return the micro step of the forward that begins in a root."""
+        """Return the number of the micro step that a forward of root `stage` begins, from 0, and count it."""
         self._root_calls[stage] += 1
         return self._root_calls[stage] - 1
 
     def stage_of(self, stem: str) -> int:
-        """Return the number of the root that a module is in; 0 if unknown."""
+        """Return the number of the root (pipeline stage) in which the module with the key `stem` is; 0 if unknown."""
         return self._stages.get(stem, 0)
 
 
@@ -206,23 +217,23 @@ class ModuleCapture:
         self._micro_steps = MicroStepCounts({watched.stem: watched.stage for watched in self._watched})
 
     def name_roots(self, names: Mapping[nn.Module, str]) -> None:
-        """Give the roots these names, under which they are recorded as other modules; before `attach`."""
+        """Give the roots names, under which they are recorded like any other module; call it before `attach`."""
         for watched in self._watched:
             if watched.is_root:
                 watched.stem, watched.is_root = _stem(names[watched.module], watched.module), False
 
     def count_micro_steps(self) -> None:
-        """Number micro steps: set `micro_step` and `stage` at each call of a root."""
+        """Set `micro_step` and `stage` at each call of a root from now on, counting the calls of each root from 0."""
         self._micro_steps.is_on = True
 
     @property
     def is_running(self) -> bool:
-        """Whether a module runs, the root included."""
+        """Whether a module of the captured model is in its forward now, the root included."""
         return self._calls.is_running
 
     @property
     def running(self) -> str | None:
-        """Key of the innermost recorded call that is running, None at the top; the root has none."""
+        """Key of the innermost recorded module call that is running; None outside of all and directly in the root."""
         return _parent_key(self._calls.innermost(), FORWARD)
 
     def attach(self) -> None:
@@ -248,7 +259,7 @@ class ModuleCapture:
         self._calls.reset()
 
     def stop_in_child(self) -> None:
-        """Stop recording in a forked child, and write nothing."""
+        """Stop recording in a forked child process, and write nothing there: the files belong to the parent."""
         self._border.tripped = True
 
     def go_on_from(self, earlier: ModuleCapture) -> None:

@@ -28,7 +28,12 @@ logger = logging.getLogger("trainermon")
 
 
 class DebuggerConfigFile:
-    """The source of the debugger's configuration: a file, if any, and the arguments of the constructor."""
+    """Reads the debugger's configuration from a file and the constructor's arguments, and sees when the file changes.
+
+    Args:
+        path: The JSON or YAML file; None: the arguments are everything.
+        arguments: Values by key that take precedence over the file's; None counts as not given.
+    """
 
     def __init__(self, path: Path | None, arguments: Mapping[str, Any]) -> None:
         self.path = path
@@ -50,7 +55,7 @@ class DebuggerConfigFile:
             raise ConfigError(f"{self.path}: {error}") from error
 
     def has_changed(self) -> bool:
-        """Return whether there is a file that was written to since it was read."""
+        """Return whether the file was written to since `read` last read it; False where there is no file."""
         return self.path is not None and _stamp(self.path) != self._stamp
 
 
@@ -64,15 +69,17 @@ class PrecisionDebugger:
             debugger.stop()
             debugger.step()
 
-    The run keeps every bit. There is one debugger in a process: the first construction counts, later ones return it.
-    After the first `start` returned nothing is raised into training; what goes wrong is logged and stands in the dump.
+    Training is not changed by a bit. There is one debugger in a process: the first construction counts, later ones
+    return it. After the first `start` has returned, nothing is raised into training; what goes wrong is logged, and
+    noted in the dump.
 
     Args:
-        config_path: A JSON or YAML file (see `DebuggerConfig`); None: `config.json`, if there is one here.
-        task: Instead of the file's.
-        dump_path: Instead of the file's.
-        level: Instead of the file's.
-        step: Instead of the file's.
+        config_path: A JSON or YAML file (see `DebuggerConfig`); None: `config.json`, if there is one in the current
+            directory.
+        task: What is recorded (see `DebuggerConfig`); None: as in the file. So with the next three.
+        dump_path: Folder that receives `step<N>/rank<R>`.
+        level: `L0` modules, `L1` functions, `mix` both, `debug` only what `save` is given.
+        step: Numbers of the steps that are dumped, or ranges such as `"3-7"`; empty: all.
 
     Raises:
         ConfigError: A key is unknown, or a value cannot be met.
@@ -112,7 +119,7 @@ class PrecisionDebugger:
 
     @property
     def config(self) -> DebuggerConfig:
-        """The configuration in force."""
+        """The configuration in force: the file's, with what the constructor's arguments changed."""
         return self._config
 
     @classmethod
@@ -123,7 +130,7 @@ class PrecisionDebugger:
         rank_id: int | None = None,
         scheduled_tokens: Mapping[str, int] | None = None,
     ) -> None:
-        """Start to record, if this step and this rank are chosen.
+        """Start to record, if the configuration chooses this step and this rank.
 
         Args:
             model: A module, several in a list (their numbers begin the names) or in a dict (its keys do); levels L0 and
@@ -133,7 +140,7 @@ class PrecisionDebugger:
             scheduled_tokens: Refused.
 
         Raises:
-            AttachError: The level needs a model, and none was given, or something else.
+            AttachError: The level needs a model, and `model` is None or no module.
             ConfigError: Something is asked for that belongs to inference.
         """
         if token_range is not None or scheduled_tokens is not None:
@@ -148,14 +155,17 @@ class PrecisionDebugger:
 
     @classmethod
     def stop(cls) -> None:
-        """Stop recording, and put the files in place; a later `start` in the same step continues them."""
+        """Stop recording, and write the dump's final files (dump.json and others).
+
+        A `start` in the same step continues them.
+        """
         self = cls._instance
         if self is not None and self._recording is not None and os.getpid() == self._pid:
             self._guard.wrap(self._recording.end)()
 
     @classmethod
     def step(cls) -> None:
-        """End the step; the next one has the next number, and counts calls from 0."""
+        """End the current step: the next one has the next number, a dump of its own, and counts calls from 0."""
         self = cls._instance
         if self is not None:
             self._finish()
@@ -201,14 +211,17 @@ class PrecisionDebugger:
 
     @classmethod
     def restore_custom_api(cls, module: Any, api_name: str) -> None:
-        """Stop recording calls of that function, from the next `start` on."""
+        """Undo `register_custom_api`: the function is no longer recorded from the next `start` on."""
         if cls._instance is not None:
             kept = [one for one in cls._instance._custom if (one.owner, one.name) != (module, api_name)]
             cls._instance._custom = kept
 
     @classmethod
     def begin_module(cls, module: nn.Module, name: str) -> None:
-        """Record `module` under a name, and what happens inside of it; see `module_dump`."""
+        """Start to record only `module`, under `name`, and what happens inside of it.
+
+        `module_dump` calls it and has the details.
+        """
         self = cls._instance
         if self is None:
             raise AttachError("module_dump: there is no PrecisionDebugger; make one first")
@@ -303,7 +316,7 @@ def module_dump(module: nn.Module, dump_name: str) -> None:
     """Record one module, as `Module.<dump_name>.<Class>`, and what happens inside of it, until `module_dump_end`.
 
     At level L1 the modules inside are recorded too, and functions outside are not; a `start` at that level is
-    interrupted. Without effect, and told, while the modules of the whole model are recorded.
+    interrupted. While the modules of the whole model are recorded it does nothing, and says so in the log.
 
     Raises:
         AttachError: There is no debugger.
@@ -312,7 +325,7 @@ def module_dump(module: nn.Module, dump_name: str) -> None:
 
 
 def module_dump_end() -> None:
-    """End what `module_dump` began."""
+    """Stop the recording of one module that `module_dump` started."""
     PrecisionDebugger.end_module()
 
 

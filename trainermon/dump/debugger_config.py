@@ -150,25 +150,25 @@ class DebuggerConfig:
 
     @property
     def with_checksums(self) -> bool:
-        """Whether forms of tensors get the CRC-32 of their bytes."""
+        """Whether the entry of each tensor in the dump gets the CRC-32 of its bytes (`summary_mode` md5 or crc32)."""
         return self.summary_mode != "statistics"
 
     @property
     def collects_modules(self) -> bool:
-        """Whether calls of modules are recorded."""
+        """Whether the level records calls of modules: `L0` or `mix`."""
         return self.level in ("L0", "mix")
 
     @property
     def collects_functions(self) -> bool:
-        """Whether calls of torch's functions are recorded."""
+        """Whether the level records calls of torch's functions: `L1` or `mix`."""
         return self.level in ("L1", "mix")
 
 
 def read_debugger_config(source: Mapping[str, Any], **arguments: Any) -> tuple[DebuggerConfig, tuple[str, ...]]:
-    """Return the configuration in `source`, in which `arguments` that are not None come first, and what to say of it.
+    """Return the configuration of a dump made of `source` and `arguments`, and sentences on keys that have no effect.
 
-    The block that has the name of the task holds its keys; blocks of other tasks are passed over, as in msprobe. The
-    second value has one sentence for every key that has no effect.
+    `source` is the parsed configuration file; `arguments` that are not None take precedence over it. The block of
+    `source` that has the name of the task holds the task's keys; blocks of other tasks are passed over, as in msprobe.
 
     Raises:
         ConfigError: A key is unknown, or a value is wrong.
@@ -202,7 +202,9 @@ def read_debugger_config(source: Mapping[str, Any], **arguments: Any) -> tuple[D
 
 
 def numbers(values: Any, key: str) -> tuple[int, ...]:
-    """Return the steps or ranks in `values`: numbers, and texts `"3"` or `"3-7"` with both ends; sorted, each once.
+    """Return the steps or ranks that `values` of the configuration key `key` list, sorted, each once.
+
+    An item is a number, or a text: `"3"`, or the range `"3-7"` with both ends. `key` is for error messages.
 
     >>> numbers([5, "1-3", "2"], "step")
     (1, 2, 3, 5)
@@ -219,5 +221,5 @@ def numbers(values: Any, key: str) -> tuple[int, ...]:
 
 
 def default_file() -> Path:
-    """Return where msprobe's users keep their file when they name none: `config.json` here."""
+    """Return the path of `config.json` in the current directory, which is read when no configuration file is named."""
     return Path("config.json")

@@ -25,7 +25,13 @@ MAX_DEPTH = 16
 
 
 class TensorLeaf(NamedTuple):
-    """A tensor that was met, its place (`input.0.mask`), and what stands for it in the file."""
+    """A tensor found among the arguments or results of a call.
+
+    Attributes:
+        slot: Its place there: `input.0.mask`, `output.1`.
+        tensor: The tensor itself.
+        form: The object that stands for it in dump.json.
+    """
 
     slot: str
     tensor: Tensor
@@ -33,10 +39,11 @@ class TensorLeaf(NamedTuple):
 
 
 def encode(value: Any, slot: str, leaves: list[TensorLeaf], depth: int = MAX_DEPTH) -> Any:
-    """Return the form of `value` (see `forms.json_text`), and append every tensor inside to `leaves`.
+    """Return what stands for `value` in dump.json (see `forms.json_text`), and append every tensor inside to `leaves`.
 
-    The forms of tensors have no numbers yet. Types that msprobe does not know become None, containers beyond 1 024
-    items or 16 levels are cut. No device is touched.
+    A tensor becomes a `TensorForm`, which has no statistics yet; a scalar a dict of its type and value; a container
+    stays one. Types that msprobe does not know become None; containers are cut after 1 024 items or 16 levels. `slot`
+    is the place of `value` (`input.0`), `depth` the number of levels still allowed. No device is touched.
     """
     if isinstance(value, Tensor):
         form = tensor_form(value)
@@ -51,7 +58,10 @@ def encode(value: Any, slot: str, leaves: list[TensorLeaf], depth: int = MAX_DEP
 
 
 def encode_output(output: Any, leaves: list[TensorLeaf]) -> Any:
-    """Return the form of what a module returned: the items of a tuple, else a list of the one value."""
+    """Return what stands for a module's return value in dump.json, as a list; append its tensors to `leaves`.
+
+    The items of a tuple are the items of the list; anything else is its only item.
+    """
     if isinstance(output, tuple):
         return encode(output, "output", leaves)
     return [encode(output, "output.0", leaves)]

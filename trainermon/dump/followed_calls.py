@@ -44,16 +44,23 @@ MAX_FRAMES_BETWEEN = 8
 
 
 class CallRecorder(Protocol):
-    """Interface of what records followed calls."""
+    """Interface of what writes calls of replaced functions into a dump; `FollowedCalls` calls it around each call."""
 
     def open(self, named: FunctionName, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Start a call: record its inputs, or watch what one in a backward repeats; return it, None if neither."""
+        """Record the inputs of a call that begins.
+
+        Return an object for it, which `end` takes, or None: it is not recorded. In a backward a call may be one of a
+        recomputation; then nothing is recorded but its gradients.
+        """
 
     def end(self, call: Any, result: Any, *, readable: bool = True) -> None:
-        """Finish a call: record its result, or where it is not `readable` the shape of it only."""
+        """Record the result of a call that `open` returned.
+
+        Where it is not `readable`, only type and shape of the result.
+        """
 
     def reread(self, tensors: Sequence[Tensor]) -> None:
-        """Forget what was read of these tensors: something has written to them that torch does not count."""
+        """Drop the statistics remembered for these tensors: a function has changed them and torch has not noticed."""
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -66,9 +73,14 @@ class _FollowedCall:
 
 
 class FollowedCalls:
-    """Records calls of functions between `attach` and `detach`; calls that they make (`running`) are part of them.
+    """Replaces functions by ones that record their calls, between `attach` and `detach`.
 
-    `contain` makes a callable of a function and its first arguments that never raises.
+    For what torch's function modes do not see: collectives, and functions that the user registered. What such a
+    function calls itself is part of its call and not recorded (`running`).
+
+    Args:
+        recorder: Takes inputs and results.
+        contain: Makes, of a function and its first arguments, a callable that never raises into training.
     """
 
     def __init__(self, recorder: CallRecorder, contain: Callable[..., ContainedCall]) -> None:
@@ -86,12 +98,15 @@ class FollowedCalls:
         self._patches.append(self._patch(owner, name, self._contain(self._begins, FunctionName(prefix, name))))
 
     def attach(self) -> None:
-        """Replace the functions, and start to record their calls."""
+        """Replace the functions by ones that record their calls, from now on."""
         for patch in self._patches:
             patch.attach()
 
     def detach(self) -> None:
-        """Restore the functions; outputs that nobody has waited for are read if they are there."""
+        """Put the original functions back.
+
+        Results of collectives that nobody has waited for are recorded if they have arrived.
+        """
         for patch in self._patches:
             patch.detach()
         for followed in {id(each): each for each in self._waiting.values()}.values():
@@ -164,7 +179,7 @@ class FollowedCalls:
 
 
 def subclasses(cls: type[Any]) -> Iterator[type[Any]]:
-    """Yield `cls` and everything that inherits from it."""
+    """Yield `cls` and every class that inherits from it, directly or not."""
     yield cls
     for subclass in cls.__subclasses__():
         yield from subclasses(subclass)

@@ -26,10 +26,13 @@ NO_NUMBERS = '"Max": null, "Min": null, "Mean": null, "Norm": null'
 
 @dataclasses.dataclass(slots=True, eq=False)
 class TensorReading:
-    """The statistics of a tensor at one moment; shared by all its forms.
+    """The statistics of a tensor at one moment; one reading is shared by all places of a dump that have this value.
 
-    `order` is that moment's place in the sequence of what became known, `numbers` are the statistics as JSON items,
-    `file_name` where the tensor was saved first, `checksum` that of its bytes.
+    Attributes:
+        order: Position in the sequence in which values became known, from 1.
+        numbers: The statistics as JSON items: `"Max": 1.5, "Min": …`.
+        file_name: The file in which the tensor was saved; None: it was not.
+        checksum: CRC-32 of its bytes in hexadecimal; None: it was not computed.
     """
 
     order: int
@@ -39,14 +42,23 @@ class TensorReading:
 
     @property
     def nonfinite(self) -> tuple[int, int]:
-        """How many elements are NaN, and how many infinite; zeros as long as nothing is known."""
+        """The number of NaNs and the number of Infs among the elements.
+
+        (0, 0) while the statistics are not there yet.
+        """
         counted = _COUNTS.search(self.numbers)
         return (int(counted[1]), int(counted[2])) if counted else (0, 0)
 
 
 @dataclasses.dataclass(slots=True, eq=False)
 class TensorForm:
-    """The entry for a tensor in one place of a dump: the JSON items of its type, its statistics, and more."""
+    """What stands in dump.json for a tensor in one place of a call.
+
+    Attributes:
+        head: JSON items of its type and shape: `"type": "torch.Tensor", "dtype": …`.
+        reading: Its statistics; None: it was not to be read.
+        extras: Further JSON items by name, as a DTensor's placements.
+    """
 
     head: str
     reading: TensorReading | None = None
@@ -54,11 +66,11 @@ class TensorForm:
 
     @property
     def order(self) -> int:
-        """The reading's; 0 where the tensor was not to be read."""
+        """The position of its reading in the sequence in which values became known; 0 without a reading."""
         return 0 if self.reading is None else self.reading.order
 
     def text(self) -> str:
-        """Return the JSON object."""
+        """Return the tensor's JSON object as text: type, shape, statistics, order and extras."""
         reading = self.reading
         text = NO_NUMBERS if reading is None else f'{reading.numbers}, "order": {reading.order}'
         for name, value in self.extras.items():
@@ -67,7 +79,7 @@ class TensorForm:
 
 
 def tensor_form(tensor: Tensor) -> TensorForm:
-    """Return the form of a tensor of which nothing was read yet."""
+    """Return the form of a tensor for dump.json, with type, dtype and shape but without statistics."""
     if hasattr(tensor, "device_mesh") and hasattr(tensor, "placements"):
         extras = {
             "device_mesh": tensor.device_mesh.mesh.tolist(),
@@ -78,7 +90,7 @@ def tensor_form(tensor: Tensor) -> TensorForm:
 
 
 def json_text(value: Any) -> str:
-    """Return the JSON of `value`: dicts with names, lists, scalars, and tensors' forms among them."""
+    """Return the JSON text of an entry: of dicts, lists, scalars, and `TensorForm`s among them."""
     kind = type(value)
     if kind is TensorForm:
         text: str = value.text()
@@ -91,10 +103,11 @@ def json_text(value: Any) -> str:
 
 
 def numbers_text(row: Sequence[float], dtype: torch.dtype) -> str:
-    """Return a tensor's moments as JSON items without braces: msprobe's Max, Min, Mean, Norm, then nans, infs, zeros.
+    """Return a tensor's statistics as JSON items without braces: `"Max": …, "Min": …, "Mean": …, "Norm": …, "nans": …`.
 
-    Without a finite element the first four are null. Integers and booleans stay what they are; a boolean has no mean
-    and no norm, a complex tensor is described by its absolute values.
+    `row` are its eight moments (`statistics`), `dtype` its type. Without a finite element the first four are null. Max
+    and Min of integers and booleans stay integers and booleans; a boolean has no mean and no norm, a complex tensor is
+    described by its absolute values.
     """
     count, low, high, total, squares, zeros, nans, infs = row
     counts = f'"nans": {int(nans)}, "infs": {int(infs)}, "zeros": {int(zeros)}'

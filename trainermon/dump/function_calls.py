@@ -90,7 +90,7 @@ class FunctionCapture(TorchFunctionMode):
         return result
 
     def attach(self) -> None:
-        """Start to record."""
+        """Start to record the calls of torch functions."""
         self._followed.attach()
         self._switch.attach()
 
@@ -102,7 +102,7 @@ class FunctionCapture(TorchFunctionMode):
         self.tripped = True
 
     def stop_in_child(self) -> None:
-        """Stop recording in a forked child, and write nothing."""
+        """Stop recording in a forked child process, and write nothing there: the files belong to the parent."""
         self.tripped = True
 
     def go_on_from(self, earlier: FunctionCapture) -> None:
@@ -110,7 +110,7 @@ class FunctionCapture(TorchFunctionMode):
         self._calls = earlier._calls
 
     def trip(self, error: BaseException) -> None:
-        """Count an error by which an entry was lost."""
+        """Note in the dump that an entry was lost to `error`; called in place of raising into training."""
         self.writer.count_error(error)
 
     def follow(self, owner: Any, name: str, prefix: str) -> None:
@@ -118,11 +118,15 @@ class FunctionCapture(TorchFunctionMode):
         self._followed.follow(owner, name, prefix)
 
     def reread(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Forget what was read of these tensors: something has written to them that torch does not count."""
+        """Drop the statistics remembered for these tensors: a function has changed them and torch has not noticed."""
         self.writer.reread(tensors)
 
     def open(self, named: FunctionName, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _FunctionCall | None:
-        """Start a call: record its inputs, or watch what one in a backward repeats; return it, None if neither."""
+        """Record the inputs of a call that begins.
+
+        Return an object for it, which `end` takes, or None: it is not recorded. In a backward only collectives are
+        recorded; other calls there belong to a recomputation, of which only the gradients are.
+        """
         if torch._C._current_graph_task_id() != -1 and named.prefix != DISTRIBUTED:
             return self._repeat(named, args, kwargs)
         stem = f"{named.stem}.{self._calls[named.stem]}"
@@ -149,7 +153,10 @@ class FunctionCapture(TorchFunctionMode):
         return call
 
     def end(self, call: _FunctionCall, result: Any, *, readable: bool = True) -> None:
-        """Finish a call: record its result, or where it is not `readable` the shape of it only."""
+        """Record the result of a call that `open` returned.
+
+        Where it is not `readable`, only type and shape of the result.
+        """
         leaves: list[TensorLeaf] = []
         outputs = encode_output(tuple(result) if isinstance(result, list) else result, leaves)
         if call.stem:

@@ -19,9 +19,11 @@ _stack: Any = overrides
 
 
 class ModeSwitch:
-    """Attaches a function mode to the calls of this thread, within a backward too, where torch removes modes.
+    """Makes a torch function mode see all calls of this thread, in a backward too, where torch removes modes.
 
-    `contain` makes functions of others that never raise.
+    Args:
+        mode: The mode, which torch calls in place of each of its functions.
+        contain: Makes, of a function and its first arguments, a callable that never raises into training.
     """
 
     def __init__(self, mode: TorchFunctionMode, contain: Callable[..., ContainedCall]) -> None:
@@ -31,14 +33,14 @@ class ModeSwitch:
         self._engine = self._engine_patch() if ENTERS_ENGINE in vars(torch.autograd) else None
 
     def attach(self) -> None:
-        """Attach the mode: it sees the calls from now on."""
+        """Turn the mode on for this thread."""
         if self._engine is not None:
             self._engine.attach()
         self._is_on = True
         put_in(self._mode)
 
     def detach(self) -> None:
-        """Detach the mode."""
+        """Turn the mode off for this thread."""
         if self._is_on:
             self._is_on = False
             take_out(self._mode)

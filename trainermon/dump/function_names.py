@@ -270,9 +270,13 @@ _FUNCTIONAL_FILE = functional.__file__
 
 
 class FunctionName(NamedTuple):
-    """The first two parts of a call's key, and whether an operator may have called it; the caller's bytecode decides.
+    """What a call of a torch function is named in a dump: `Torch.matmul`, `Functional.linear`, `Tensor.add`.
 
-    `prefix` is `Torch`, `Tensor`, `Functional`, or the namespace of a custom operator.
+    Attributes:
+        prefix: `Torch`, `Tensor`, `Functional`, `Distributed`, or the namespace of a custom operator.
+        name: The function's own name.
+        by_operator: Whether an operator such as `a * b` may have made the call, in which case the caller's bytecode
+            decides the name.
     """
 
     prefix: str
@@ -281,29 +285,36 @@ class FunctionName(NamedTuple):
 
     @property
     def stem(self) -> str:
-        """The first two parts of a key."""
+        """Prefix and name joined by a dot, `Functional.linear`: the first two parts of the call's key in a dump."""
         return f"{self.prefix}.{self.name}"
 
     @property
     def is_torchs(self) -> bool:
-        """Whether it is one of torch's functions, not a custom operator."""
+        """Whether the function is one of torch's own, not a custom operator."""
         return f"{self.prefix}." in TORCHS
 
 
 def is_core(key: str, name: str) -> bool:
-    """Return whether a function multiplies, normalises, looks up, communicates, or is a custom one."""
+    """Return whether a function multiplies, normalises, looks up, communicates, or is custom (risk level CORE).
+
+    `key` is the call's key in the dump (`Functional.linear.0.forward`), `name` the function's name.
+    """
     return name in CORE or not key.startswith(TORCHS)
 
 
 def only_moves(key: str, name: str) -> bool:
-    """Return whether a function of torch only moves, makes or converts elements."""
+    """Return whether a function of torch only moves, makes or converts elements (left out at risk level FOCUS).
+
+    `key` is the call's key in the dump (`Tensor.view.0.forward`), `name` the function's name.
+    """
     return name in MOVES and key.startswith(TORCHS)
 
 
 def name_of(function: Callable[..., Any], args: tuple[Any, ...], caller: FrameType) -> FunctionName | None:
-    """Return what a call of `function` by `caller` is called, None if it computes nothing.
+    """Return the name in a dump for a call of `function` with `args` by the frame `caller`.
 
-    `y * 2` and `2 * y` are told apart where an operand is a constant or a local variable; elsewhere it is `__mul__`.
+    None if it computes nothing. `y * 2` and `2 * y` are told apart where an operand is a constant or a local variable;
+    elsewhere it is `__mul__`.
     """
     named = _plain_name(function)
     if named is None:

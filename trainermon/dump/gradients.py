@@ -26,23 +26,37 @@ Sink = Callable[[str, dict[str, Any]], None]
 
 
 class GradientSlot(NamedTuple):
-    """Where in a backward entry a gradient belongs: its side, and the number or the keyword of the tensor."""
+    """Where in a backward entry a gradient belongs.
+
+    Attributes:
+        side: `input` (the gradient of an output of the module) or `output` (of an input of it).
+        place: The number of the tensor on that side, or the keyword of the argument.
+    """
 
     side: str
     place: int | str
 
     @property
     def name(self) -> str:
-        """What names the gradient's file."""
+        """The slot as text, `input.0`; part of the name of the gradient's file."""
         return f"{self.side}.{self.place}"
 
 
 @dataclasses.dataclass(slots=True, eq=False)
 class BackwardEntry:
-    """Collects the gradients of one module call's backward entry, which arrive in any order.
+    """Collects the gradients of one call, which arrive in any order, and writes its backward entry when all are there.
 
-    `inputs` and `outputs` are lists of forms (None: no gradient), `kwargs` the gradients of keyword arguments.
-    Without a `key`, `settle` finds it when the first gradient arrives.
+    Attributes:
+        key: The entry's key, `Module.h.0.Linear.backward.0`; "": `settle` finds it when the first gradient arrives.
+        sink: Writes the finished entry: called with the key and the value.
+        inputs: Forms of the gradients of the call's outputs; None: there is no gradient.
+        outputs: Forms of the gradients of the call's inputs, likewise.
+        kwargs: Forms of the gradients of keyword arguments, by keyword.
+        extra: Further items of the entry, such as the micro step.
+        missing: Gradients that have not arrived yet.
+        received: Gradients that have arrived.
+        written: Whether the entry was written.
+        settle: Called before the first gradient is stored; None: nothing is to be found out.
     """
 
     key: str
@@ -57,7 +71,10 @@ class BackwardEntry:
     settle: Callable[[], None] | None = None
 
     def place(self, slot: GradientSlot, form: TensorForm | None) -> None:
-        """Store a gradient in `slot` (None: there is none); write the entry when none is missing any more."""
+        """Store the gradient that arrived for `slot` (None: there is none).
+
+        Write the entry if it was the last one missing.
+        """
         self.missing -= 1
         if form is not None:
             if isinstance(slot.place, int):
@@ -70,7 +87,7 @@ class BackwardEntry:
             self.write()
 
     def write(self) -> None:
-        """Write the entry as it stands, once."""
+        """Write the entry with the gradients that have arrived; not a second time, and not if there are none."""
         if self.written or not self.received:
             return
         self.written = True
@@ -119,10 +136,12 @@ class _OwnedParameter(NamedTuple):
 
 
 class GradientHooks:
-    """Registers gradient hooks on activations and parameters, and records what they see.
+    """Registers gradient hooks on activations and parameters, and records the gradients as backward entries of a dump.
 
-    `contain` makes a hook of a function and its first arguments that never raises; `extra` gives what is said of an
-    entry beside its tensors.
+    Args:
+        writer: Takes the entries.
+        contain: Makes, of a function and its first arguments, a hook that never raises into training.
+        extra: Given an entry's key, returns what is said of the entry beside its tensors.
     """
 
     def __init__(
@@ -147,11 +166,11 @@ class GradientHooks:
         self._backwards.append(backward)
 
     def watch_outputs(self, backward: BackwardEntry, leaves: Sequence[TensorLeaf]) -> None:
-        """Watch the gradients of what a module returned: the inputs of its backward."""
+        """Hook the tensors in `leaves`, which a call returned: their gradients are the inputs of its backward entry."""
         backward.inputs = self._watch(backward, "input", leaves)
 
     def watch_inputs(self, backward: BackwardEntry, leaves: Sequence[TensorLeaf]) -> None:
-        """Watch the gradients of what a module took: the outputs of its backward."""
+        """Hook the tensors in `leaves`, which a call took: their gradients are the outputs of its backward entry."""
         if leaves and leaves[-1].slot.startswith("input"):  # keyword arguments come last
             backward.outputs = self._watch(backward, "output", leaves)
             return
@@ -266,5 +285,5 @@ class GradientHooks:
 
 
 def is_foreign(hook: Any) -> bool:
-    """Return whether a gradient hook is the script's own, not one of this package's."""
+    """Return whether `hook`, found on a tensor, was registered by the script or a framework, not by trainermon."""
     return not isinstance(hook, ContainedCall)

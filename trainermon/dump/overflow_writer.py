@@ -40,7 +40,11 @@ class OverflowWriter(SelectingWriter):
     def add(
         self, key: str, value: dict[str, Any], *, parent: str | None = None, stack: Sequence[str] | None = None
     ) -> None:
-        """Append an entry; it is checked for overflow once its numbers are known."""
+        """Append an entry.
+
+        Whether it has an overflow (NaN or new Inf) is checked at the next `flush`, when its numbers are known. `key`,
+        `value`, `parent` and `stack` are as in `DumpWriter.add`.
+        """
         self._unseen.append(value)
         super().add(key, value, parent=parent, stack=stack)
 
@@ -70,9 +74,9 @@ class OverflowWriter(SelectingWriter):
 
 
 def is_overflow(value: dict[str, Any]) -> bool:
-    """Return whether an entry gave NaN, or gave Inf though nothing that it was given was infinite.
+    """Return whether a call overflowed: it gave NaN, or gave Inf though nothing that it was given was infinite.
 
-    Minus infinity that masks and their sums hand on is none.
+    `value` is its entry as in dump.json. Minus infinity that masks and their sums hand on does not count.
     """
     given = [counts for side, item in value.items() if side not in _OUTPUTS for counts in _nonfinite(item)]
     gave = [counts for side, item in value.items() if side in _OUTPUTS for counts in _nonfinite(item)]

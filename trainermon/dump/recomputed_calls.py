@@ -26,10 +26,13 @@ class _NodeSegment:
 
 
 class RecomputedCalls:
-    """Finds which call a checkpoint's recomputation repeats, by the sequence of functions.
+    """Finds which recorded call of a function is being repeated when activation checkpointing runs a forward again.
 
-    Functions that only move elements are no landmarks: frameworks call others of them in a repetition. They are found
-    where they are the same between two landmarks. `bind(backward, call)` gives a backward the key of a call.
+    It compares the sequence of functions. Those that only move elements are no landmarks, since frameworks call others
+    of them in a repetition; they are found where they are the same between two landmarks.
+
+    Args:
+        bind: `bind(backward, call)` gives a backward entry the key of the call it belongs to.
     """
 
     def __init__(self, bind: Callable[[BackwardEntry, Any], None]) -> None:
@@ -40,7 +43,10 @@ class RecomputedCalls:
         self._segment = _NodeSegment(None)
 
     def note(self, name: str, call: Any) -> None:
-        """Record a call of the forward: its function, and what `bind` is to be given. Not None."""
+        """Record that the forward called the function `name`.
+
+        `call` is any object for it, not None, that `bind` will be given.
+        """
         if len(self._calls) >= MAX_CALLS:
             self._calls, self._names, self._landmarks = [], [], []
         if _is_landmark(name):
@@ -49,9 +55,10 @@ class RecomputedCalls:
         self._names.append(name)
 
     def repeat(self, name: str) -> BackwardEntry | None:
-        """Return the backward of a call that a node of the running backward makes; None if it has no graph.
+        """Return a backward entry for a call of `name` during a recomputation; None if no recomputation is running.
 
-        Its key is known when the first gradient arrives: by then the whole segment was repeated.
+        The entry's key is filled in when its first gradient arrives: by then the whole checkpointed part was repeated,
+        and can be compared.
         """
         node: Any = torch._C._current_autograd_node()
         if not self._calls or not isinstance(node, BackwardCFunction):

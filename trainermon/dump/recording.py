@@ -27,7 +27,13 @@ Models = nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module] | None
 
 
 class CustomFunction(NamedTuple):
-    """A function that the user has registered: where it is, and what it is called in a dump."""
+    """A function that the user registered, to be recorded like torch's own.
+
+    Attributes:
+        owner: The module or class that has it as an attribute.
+        name: The attribute.
+        prefix: The first part of its name in a dump, `<prefix>.<name>`.
+    """
 
     owner: Any
     name: str
@@ -35,7 +41,9 @@ class CustomFunction(NamedTuple):
 
 
 class DumpRecording:
-    """Records into `directory` until `close`; between `end` and the next `begin` the run is as if it were not there.
+    """Records one rank's step into the folder `directory`; between `end` and the next `begin` nothing is hooked.
+
+    `config` says what is recorded, `info` what is noted about the dump.
 
     Raises:
         DumpError: The directory cannot be written.
@@ -63,9 +71,12 @@ class DumpRecording:
         return self._is_on
 
     def begin(self, models: Models, custom: Sequence[CustomFunction] = (), *, only_inside: bool = False) -> None:
-        """Start to record; the numbers of calls continue from the last `end`.
+        """Attach the hooks and start to record `models`; calls are numbered on from the last `end`.
 
-        With `only_inside` the models are recorded as any other module, and functions while one of them runs.
+        Args:
+            models: A module, or several in a list or a dict.
+            custom: Functions of the user that are recorded too.
+            only_inside: Record the models like any other module, and functions only while one of them runs.
         """
         if self._is_on or self._config.level == "debug":
             return
@@ -78,7 +89,7 @@ class DumpRecording:
             self._begin_functions(custom, only_inside=only_inside)
 
     def end(self) -> None:
-        """Stop recording, and put the files in place."""
+        """Remove the hooks, and write the dump's final files (dump.json and others)."""
         if self._is_on:
             self._is_on = False
             self.writer.take_notes(self._notes)
@@ -104,7 +115,11 @@ class DumpRecording:
                 capture.stop_in_child()
 
     def save(self, variable: Any, name: str, with_gradient: bool) -> None:  # noqa: FBT001  # called through a guard
-        """Record a variable as it is now, and its gradient when it arrives."""
+        """Record `variable` as it is now in debug.json, and with `with_gradient` its gradient when it arrives.
+
+        It may be a tensor, a number, or containers of them; its key is `name` and the number of earlier saves with that
+        name.
+        """
         self._variables.save(variable, name, with_gradient=with_gradient)
 
     def _begin_modules(self, names: Mapping[str, nn.Module], *, as_entries: bool) -> None:
@@ -153,7 +168,7 @@ class DumpRecording:
 
 
 def named_models(models: Models) -> dict[str, nn.Module]:
-    """Return models by the first part of their modules' names: "" for a single one, else key or number."""
+    """Return the models in a dict by the first part of their modules' names: "" for one, else key or number."""
     if models is None:
         return {}
     if isinstance(models, nn.Module):
@@ -188,7 +203,7 @@ def has_compiled() -> bool:
 
 
 def is_gathered(model: nn.Module) -> bool:
-    """Return whether parameters are gathered for each forward (FSDP, ZeRO stage 3)."""
+    """Return whether the model's parameters are sharded, and gathered for each forward (FSDP, ZeRO stage 3)."""
     return any(hasattr(parameter, "ds_id") or hasattr(parameter, "placements") for parameter in model.parameters()) or (
         any(type(module).__name__.startswith(("FullyShardedDataParallel", "FSDP")) for module in model.modules())
     )

@@ -35,7 +35,10 @@ _CUDNN = ("enabled", "deterministic", "benchmark")
 
 
 class SeededState:
-    """The settings and generators changed by `seed_all`; as a context manager it restores all of them at the end."""
+    """Remembers the settings and random generators that `seed_all` changes, to restore them.
+
+    Usable as a context manager.
+    """
 
     def __init__(self) -> None:
         self._states = _states()
@@ -57,7 +60,7 @@ class SeededState:
         self.restore()
 
     def restore(self) -> None:
-        """Restore settings and generators."""
+        """Set everything that `seed_all` changed back to what it was before."""
         torch.use_deterministic_algorithms(self._deterministic, warn_only=self._warn_only)
         for name, value in self._cudnn.items():
             setattr(torch.backends.cudnn, name, value)
@@ -170,7 +173,7 @@ def _telling_of_shuffles(iterate: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def shuffles(loader: DataLoader[Any]) -> bool:
-    """Return whether a loader's order comes from torch's own generator, and so depends on all earlier draws.
+    """Return whether a DataLoader's order comes from torch's own generator, and so from all earlier random numbers.
 
     Samplers with a generator or a seed of their own, as DistributedSampler has, repeat themselves.
     """

@@ -24,7 +24,10 @@ _SIDES |= {"output": "output", "output_kwargs": "output"}
 
 
 class SelectingWriter(DumpWriter):
-    """Writes what `config` asks for; what it leaves out still stands in construct.json, as with msprobe."""
+    """Writes into a dump only the entries and tensors that `config` (`PrecisionDebugger`'s) chooses.
+
+    What it leaves out still stands in construct.json, as with msprobe.
+    """
 
     def __init__(self, directory: Path, info: DumpInfo, config: DebuggerConfig) -> None:
         self.level = config.level
@@ -40,20 +43,23 @@ class SelectingWriter(DumpWriter):
         super().__init__(directory, info, task=task, max_bytes=int(config.max_mb * MIB))
 
     def wants(self, key: str) -> bool:
-        """Return whether the name of the entry `key`, which begins, is chosen."""
+        """Return whether the configuration chooses the entry `key`, which begins, by its name."""
         return self._selection.begins(key)
 
     def could_want(self, key: str) -> bool:
-        """Return whether the entry `key`, which has not begun, may come to be chosen."""
+        """Return whether the entry `key`, which has not begun, may turn out to be chosen.
+
+        If not, it need not be prepared.
+        """
         return self._selection.could_record(key)
 
     @property
     def saves_any(self) -> bool:
-        """Whether tensors may be saved."""
+        """Whether the tensors of any entry may be saved as files."""
         return self.with_tensors or bool(self._config.tensor_list)
 
     def saves(self, key: str) -> bool:
-        """Return whether the tensors of the entry `key` are saved."""
+        """Return whether the tensors of the entry `key` are saved as files, not their statistics alone."""
         return self.with_tensors or (
             bool(self._config.tensor_list) and any(part in key for part in self._config.tensor_list)
         )
@@ -69,7 +75,10 @@ class SelectingWriter(DumpWriter):
     def add(
         self, key: str, value: dict[str, Any], *, parent: str | None = None, stack: Sequence[str] | None = None
     ) -> None:
-        """Append an entry, or only its place in the tree."""
+        """Append an entry to the dump; if it is not chosen, append only its place in the call tree.
+
+        `key`, `value`, `parent` and `stack` are as in `DumpWriter.add`.
+        """
         if self._takes_all:
             super().add(key, value, parent=parent, stack=stack)
             return
@@ -81,12 +90,12 @@ class SelectingWriter(DumpWriter):
         super().add(key, sides, parent=parent, stack=stack)
 
     def leave_out(self, key: str, *, parent: str | None) -> None:
-        """Append only the place in the call tree of an entry that is not wanted."""
+        """Append, of the entry `key` that is not chosen, only its place in the call tree; `parent` None: at the top."""
         self._selection.ends(key)
         super().leave_out(key, parent=parent)
 
     def add_gradients(self, key: str, value: dict[str, Any]) -> None:
-        """Append the gradients of a module's parameters if they are asked for."""
+        """Append the entry `key` with the gradients of a module's parameters, if the configuration asks for it."""
         if self._takes_all or (self._selection.ends(key) and self.task != "structure"):
             super().add_gradients(key, value)
 
@@ -107,7 +116,16 @@ class SelectingWriter(DumpWriter):
 
 
 class SlicedTensors(TensorFolder):
-    """Saves the slices that `config` asks for, and with `async_dump` at the end of the step."""
+    """Saves the tensors of a dump as files, cut to the slices that `config` asks for.
+
+    With `async_dump` only at the end of the step.
+
+    Args:
+        path: The folder.
+        max_bytes: Beyond them nothing is saved any more.
+        final: Where the folder will be moved afterwards.
+        config: The debugger's configuration.
+    """
 
     def __init__(self, path: Path, max_bytes: int, final: Path, config: DebuggerConfig) -> None:
         super().__init__(path, max_bytes, final=final, file_format=config.file_format)
@@ -116,7 +134,7 @@ class SlicedTensors(TensorFolder):
         self._waiting_bytes = 0
 
     def write_waiting(self) -> None:
-        """Write the tensors that wait."""
+        """Write the files of the tensors that `async_dump` has only copied so far."""
         for tensor, path in self._waiting:
             save_tensor(tensor, path)
         self._waiting.clear()

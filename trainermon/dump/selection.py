@@ -14,13 +14,15 @@ OUTPUTS = ("output",)
 
 
 class NameSelection:
-    """Decides by name, as msprobe does, which entries are recorded; called at the beginning and end of each.
+    """Decides by its name, as msprobe does, whether an entry of a dump is recorded.
 
-    A scope is a window: it opens with the entry of its first name and closes with the end of that of its last. An item
-    of a list that is the full name of a module also chooses everything that runs while the module does.
+    Asked at the beginning and end of each. The configuration's `scope` is a window: it opens with the entry of its
+    first name and closes with the end of that of its last. An item of `list` that is the full name of a module also
+    chooses everything that runs while the module does.
 
     Attributes:
-        is_by_function: Functions are chosen by what they do, whenever they run; everything else is chosen.
+        is_by_function: True where neither `scope` nor `list` nor `data_mode` is set: then only a function's kind
+            (`risk_level`) decides.
     """
 
     def __init__(self, config: DebuggerConfig) -> None:
@@ -37,7 +39,7 @@ class NameSelection:
         self._chosen: dict[str, bool] = {}
 
     def begins(self, key: str) -> bool:
-        """Return whether the name of the entry `key`, which begins, is chosen; this holds until it ends."""
+        """Return whether the entry `key`, which begins, is chosen by its name; the answer holds until `ends`."""
         if self.is_by_function:
             return self._is_listed(key)
         known = self._chosen.get(key)
@@ -50,15 +52,15 @@ class NameSelection:
         return known
 
     def records(self, key: str) -> bool:
-        """Return whether the entry `key` is recorded: its name and its direction are chosen."""
+        """Return whether the entry `key` is recorded: its name and direction (forward, backward) are both chosen."""
         return self.begins(key) and self._has_direction(key)
 
     def could_record(self, key: str) -> bool:
-        """Return whether the entry `key`, which has not begun, may come to be recorded."""
+        """Return whether the entry `key`, which has not begun, may turn out to be recorded."""
         return self._has_direction(key) and (bool(self._scope) or self._is_listed(key))
 
     def ends(self, key: str) -> bool:
-        """Return whether the entry `key`, which ends, is recorded, and close its scope."""
+        """Return whether the entry `key`, which ends, is recorded; a scope that ends with this entry closes."""
         wanted = self.records(key)
         self._chosen.pop(key, None)
         self._running.discard(key)
@@ -67,7 +69,7 @@ class NameSelection:
         return wanted
 
     def has_side(self, slot: str) -> bool:
-        """Return whether tensors in `slot` are recorded."""
+        """Return whether the side of the tensor in `slot` (`input.0`, `output.1`), input or output, is recorded."""
         return ("output" if slot.startswith(OUTPUTS) else "input") in self._sides
 
     def _is_listed(self, key: str) -> bool:

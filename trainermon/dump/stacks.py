@@ -21,10 +21,10 @@ _TEXTS: dict[tuple[CodeType, int], str] = {}
 
 
 def call_stack() -> tuple[str, ...]:
-    """Return the frames above the caller, innermost first, in msprobe's wording.
+    """Return the frames of the script that led to the caller, innermost first: `File …, line 3, in f, …`.
 
-    Frames of torch and of this package are left out; one of this package behind user frames ends the list, because what
-    called a replay is not what called the module. Cost: about 0.2 µs per frame.
+    The wording is msprobe's. Frames of torch and of this package are left out; one of this package behind user frames
+    ends the list, because what called a replay is not what called the module. Cost: about 0.2 µs per frame.
     """
     frames: list[str] = []
     frame: FrameType | None = sys._getframe(1)
@@ -41,9 +41,9 @@ def call_stack() -> tuple[str, ...]:
 
 
 def innermost_line() -> str:
-    """Return the line of the user's code that runs now: `File …, line 3, in f: source`.
+    """Return the line of the user's code that runs now: `File …, line 3, in f: source`; "" if there is none.
 
-    It is "" where this package, and no line of the user's, has called torch.
+    There is none where this package itself, and no line of the user's, has called torch.
     """
     frame: FrameType | None = sys._getframe(1)
     is_outside = False

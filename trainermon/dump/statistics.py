@@ -32,10 +32,10 @@ _T = TypeVar("_T")
 
 
 class TensorMemory(Generic[_T]):
-    """Remembers a note for each tensor that has not changed since (same object, same version).
+    """Remembers a note for each tensor it has seen, until the tensor changes (another object, or another version).
 
-    A module's output is the next one's input and often its parent's output: it need not be read again. Tensors are
-    not kept alive.
+    A module's output is the next one's input and often its parent's output: it need not be read again. Tensors are not
+    kept alive.
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class TensorMemory(Generic[_T]):
         return known[2]
 
     def reread(self, tensor: Tensor) -> None:
-        """Forget the note on `tensor`: something that torch does not count has written to it."""
+        """Drop the note on `tensor`, whose elements were changed in a way that torch's version counter does not see."""
         self._seen.pop(id(tensor), None)
 
     def remember(self, tensor: Tensor, note: _T) -> None:
@@ -62,9 +62,9 @@ class TensorMemory(Generic[_T]):
 
 
 class TensorReadings:
-    """Keeps the readings of a dump's tensors, numbered in the order in which they became known.
+    """Computes the statistics of a dump's tensors, and numbers the values in the order in which they became known.
 
-    A tensor that was read before and is unchanged keeps the numbers and the order that it had.
+    A tensor that was read before and is unchanged keeps its statistics and its number.
     """
 
     def __init__(self) -> None:
@@ -74,16 +74,22 @@ class TensorReadings:
 
     @property
     def wait_for_device(self) -> bool:
-        """Whether `resolve` would wait for an accelerator."""
+        """Whether `resolve` would have to wait for an accelerator to finish its work."""
         return self._statistics.waits_for_device
 
     def next_order(self) -> int:
-        """Return the next number in the order in which values became known."""
+        """Return the next number, from 1, in the order in which values became known."""
         self._order += 1
         return self._order
 
     def read(self, leaves: Sequence[TensorLeaf]) -> list[Exception]:
-        """Set each leaf's reading of its tensor as it is now; return errors of those without statistics."""
+        """Start the statistics of each leaf's tensor as it is now, and set them as its form's reading.
+
+        `resolve` fills in the numbers.
+
+        Returns:
+            Errors of tensors whose statistics cannot be computed.
+        """
         fresh: list[tuple[Tensor, TensorReading]] = []
         for _, tensor, form in leaves:
             reading = self._memory.recall(tensor)
@@ -96,12 +102,12 @@ class TensorReadings:
         return self._fill(fresh) if fresh else []
 
     def reread(self, tensors: Sequence[Tensor]) -> None:
-        """Forget what was read of `tensors`: something that torch does not count has written to them."""
+        """Drop the statistics remembered for `tensors`, which were changed without torch's version counter noticing."""
         for tensor in tensors:
             self._memory.reread(tensor)
 
     def resolve(self) -> None:
-        """Fill all computed numbers into the readings; waits for the device."""
+        """Fill the numbers of all started statistics into the readings; waits for the device."""
         self._statistics.resolve()
 
     def _fill(self, fresh: Sequence[tuple[Tensor, TensorReading]]) -> list[Exception]:
@@ -114,7 +120,7 @@ class TensorReadings:
 
 
 class TensorStatistics:
-    """Computes statistics of tensors at once, and reads the numbers back later, all together.
+    """Starts the statistics of tensors on their device, and later copies all their numbers to the host together.
 
     Up to 4 096 tensors of a device wait; on an accelerator they are taken in stream order, and one copy brings them.
     """
@@ -123,7 +129,10 @@ class TensorStatistics:
         self._rows: dict[torch.device, _WrittenRows] = {}
 
     def fill(self, fresh: Sequence[tuple[Tensor, TensorReading]]) -> None:
-        """Compute the statistics of tensors as they are now; those without elements have none."""
+        """Start the statistics of tensors as they are now; `resolve` fills them into the readings.
+
+        Empty tensors have none.
+        """
         groups: dict[torch.device, list[tuple[Tensor, TensorReading]]] = {}
         for each in fresh:
             tensor = each[0]
@@ -137,11 +146,11 @@ class TensorStatistics:
 
     @property
     def waits_for_device(self) -> bool:
-        """Whether `resolve` would wait for an accelerator."""
+        """Whether `resolve` would have to wait for an accelerator to finish its work."""
         return any(rows.waits and device.type != "cpu" for device, rows in self._rows.items())
 
     def resolve(self) -> None:
-        """Fill all computed numbers into their readings; waits for the device."""
+        """Fill the numbers of all started statistics into their readings; waits for the device."""
         for rows in self._rows.values():
             rows.bring()
 
@@ -175,7 +184,7 @@ class _WrittenRows:
 
 
 def has_elements(tensor: Tensor) -> bool:
-    """Return whether there is memory behind `tensor`; a meta or a fake one is only a shape."""
+    """Return whether `tensor` has memory and at least one element to read; a meta or a fake tensor has only a shape."""
     return not tensor.is_meta and not isinstance(tensor, FakeTensor)
 
 

@@ -41,9 +41,10 @@ class TensorFolder:
         self._file_format = file_format
 
     def prepare(self, *, is_used: bool) -> None:
-        """Make the folder if it is used, and remove the tensors of an earlier dump.
+        """Create the folder if `is_used`, and remove from it the tensors of an earlier dump.
 
-        Those may have several names: what is written to one would change the others.
+        They are removed, not overwritten: a file may have several names (hard links), and what is written to one would
+        change the others.
 
         Raises:
             OSError: It cannot be written.
@@ -55,9 +56,10 @@ class TensorFolder:
                     file.unlink()
 
     def save(self, name: str, leaf: TensorLeaf, *, line_bytes: int) -> None:
-        """Save a tensor as it is now; one that was saved before gets a second name for the same file.
+        """Save the tensor of `leaf` as it is now, in a file `name` plus ending.
 
-        Nothing happens where there are no elements, or beyond the quota, of which `line_bytes` are used by lines.
+        One saved before gets a second name (hard link) for its file. Nothing happens where there are no elements, or
+        beyond the quota, of which the dump's lines have used `line_bytes`. The form's reading learns the file's name.
 
         Raises:
             Exception: The disk is full, or the type cannot be saved; no part of the file is left.
@@ -82,7 +84,7 @@ class TensorFolder:
         leaf.form.extras["data_name"] = file_name
 
     def write_waiting(self) -> None:
-        """Do nothing: here no tensor waits to be written."""
+        """Do nothing: here every tensor is written at once. A subclass that lets them wait writes them."""
 
     def _store(self, tensor: Tensor, path: Path) -> int:
         return save_tensor(tensor, path)

@@ -14,10 +14,11 @@ from trainermon.hooks.guard import ContainedCall
 
 
 class VariableWriter:
-    """Records variables as `<name>.<count>.debug`, and gradients as `<name>_grad.<count>.debug`, in debug.json.
+    """Writes the variables that a script saves (`PrecisionDebugger.save`), and their gradients, into debug.json.
 
-    The entry of gradients has the same structure. `close` writes it even if no gradient arrived: null stands where one
-    is missing.
+    The entry of a variable has the key `<name>.<count>.debug`, that of its gradients `<name>_grad.<count>.debug`, where
+    count is the number of earlier saves with this name. Both have the same structure. `close` writes the gradients'
+    entry even if no gradient arrived: null stands where one is missing.
     """
 
     def __init__(self, writer: DumpWriter) -> None:
@@ -28,7 +29,11 @@ class VariableWriter:
         self._handles: list[Any] = []
 
     def save(self, variable: Any, name: str, *, with_gradient: bool) -> None:
-        """Record `variable` as it is now; containers may be nested."""
+        """Record `variable` as it is now, and with `with_gradient` its gradients when they arrive.
+
+        It may be a tensor, a number, or nested containers of them; without a tensor that needs a gradient there is no
+        entry of gradients.
+        """
         count = self._counts[name]
         self._counts[name] += 1
         leaves: list[TensorLeaf] = []
@@ -40,7 +45,7 @@ class VariableWriter:
             self._watch(f"{name}_grad.{count}.debug", value, leaves)
 
     def close(self) -> None:
-        """Remove the hooks, and write the gradients that have arrived."""
+        """Remove the gradient hooks, and write the entries of gradients, with null for each that did not arrive."""
         for handle in self._handles:
             handle.remove()
         for key, value in self._open.items():
@@ -49,7 +54,7 @@ class VariableWriter:
         self.tripped = True
 
     def trip(self, error: BaseException) -> None:
-        """Count an error by which an entry was lost."""
+        """Note in the dump that an entry was lost to `error`; called in place of raising into training."""
         self._writer.count_error(error)
 
     def _watch(self, key: str, value: Any, leaves: list[TensorLeaf]) -> None:

@@ -41,12 +41,17 @@ TASKS = (*(task.value for task in DumpTask), "structure")
 
 
 class DumpWriter:
-    """Writes one dump of one rank and one step.
+    """Writes one dump (dump.json, stack.json, construct.json, info, tensor files) of one rank and one step.
 
-    `task` is `statistics` or `tensor`. Beyond `max_bytes` tensors are not written any more (counted in the info), while
-    statistics go on. `final` is where the dump will be taken afterwards, None: it stays. Files are 0600, folders 0700.
-    It survives the death of the process, not that of the machine: nothing is synchronised to the disk, so that no step
-    waits for one.
+    Files are 0600, folders 0700. The dump survives the death of the process, not that of the machine: nothing is
+    synchronised to the disk, so that no step waits for one.
+
+    Args:
+        directory: The folder.
+        info: What is noted about the dump as a whole.
+        task: `statistics`, `tensor` (the tensors too) or `structure`.
+        max_bytes: Beyond them no tensor is written any more (counted in the info), while statistics go on.
+        final: Where the dump will be moved afterwards; None: it stays.
 
     Raises:
         DumpError: unknown task, or the directory cannot be written.
@@ -93,22 +98,23 @@ class DumpWriter:
 
     @property
     def bytes_written(self) -> int:
-        """Bytes written so far, tensors and lines."""
+        """Bytes written so far: files of tensors, and the file of lines."""
         return self._tensors.num_bytes + self._lines.num_bytes
 
     @property
     def saves_any(self) -> bool:
-        """Whether tensors may be saved."""
+        """Whether the tensors of any entry may be saved as files."""
         return self.with_tensors
 
     def next_order(self) -> int:
-        """Return the next number in the order in which values became known."""
+        """Return the next number, from 1, in the order in which values became known."""
         return self._readings.next_order()
 
     def record(self, key: str, leaves: Sequence[TensorLeaf]) -> None:
-        """Record the statistics of tensors as they are now, and save the tensors if the task asks; return nothing.
+        """Start the statistics of the tensors in `leaves` as they are now, for the entry `key`.
 
-        A tensor that was recorded before and is unchanged gets the numbers and the order that it had.
+        Save the tensors if the task asks. The forms in `leaves` get the result. A tensor that was recorded before and
+        is unchanged keeps its statistics and order.
         """
         for error in self._readings.read(leaves):
             self.count_error(error)
@@ -117,29 +123,40 @@ class DumpWriter:
                 self._save(file_stem(key, leaf.slot), leaf)
 
     def reread(self, tensors: Sequence[Tensor]) -> None:
-        """Forget what was read of `tensors`: a collective has written to them, which torch does not count."""
+        """Drop the statistics remembered for `tensors`: a collective has changed them, which torch does not count."""
         self._readings.reread(tensors)
 
     def wants(self, key: str) -> bool:  # noqa: ARG002  # for those that choose
-        """Return whether the entry `key`, which begins, is recorded."""
+        """Return whether the entry `key`, which begins, is to be recorded: here always; subclasses choose."""
         return True
 
     def could_want(self, key: str) -> bool:  # noqa: ARG002  # for those that choose
-        """Return whether the entry `key`, which has not begun, may come to be recorded."""
+        """Return whether the entry `key`, which has not begun, may come to be recorded: here always.
+
+        Subclasses choose.
+        """
         return True
 
     def saves(self, key: str) -> bool:  # noqa: ARG002  # for those that choose
-        """Return whether the tensors of the entry `key` are saved."""
+        """Return whether the tensors of the entry `key` are saved as files, not their statistics alone."""
         return self.with_tensors
 
     def add(
         self, key: str, value: dict[str, Any], *, parent: str | None = None, stack: Sequence[str] | None = None
     ) -> None:
-        """Append an entry whose tensors were recorded; `stack` is shared with entries that have the same."""
+        """Append an entry whose tensors were recorded.
+
+        Args:
+            key: Its name, `Module.h.0.Linear.forward.0`.
+            value: What it took and gave, with `TensorForm`s for tensors.
+            parent: Key of the enclosing call; None: there is none.
+            stack: The lines of the script that made the call; written once for all entries that share it. None: not
+                known.
+        """
         self._put(f'{{"key": {quoted(key)}{self._tree.put(key, parent, stack)}', value, self._data, key)
 
     def leave_out(self, key: str, *, parent: str | None) -> None:
-        """Append only the place in the call tree of an entry that is not wanted; see `wants`."""
+        """Append, of the entry `key` that is not wanted, only its place in the call tree; `parent` None: at the top."""
         self.add_node(key, parent=parent)
 
     def add_gradients(self, key: str, value: dict[str, Any]) -> None:
@@ -147,16 +164,19 @@ class DumpWriter:
         self._put(f'{{"key": {quoted(key)}', value, self._data, key)
 
     def add_root(self, key: str, value: dict[str, Any]) -> None:
-        """Append an entry of the model as a whole, which msprobe's files do not have; it goes to the info."""
+        """Append an entry of the model as a whole.
+
+        It goes to the info file, as msprobe's files have no place for it.
+        """
         self._put(f'{{"root": {quoted(key)}', value, self._root, key)
 
     def add_node(self, key: str, *, parent: str | None, stack: Sequence[str] | None = None) -> None:
-        """Append only the place of an entry in the tree of calls."""
+        """Append only the place of the call `key` in the call tree: its parent's key, and the script's lines."""
         self._lines.put(f'{{"node": {quoted(key)}{self._tree.put(key, parent, stack)}}}')
         self._flush_if_due()
 
     def flush(self) -> None:
-        """Write waiting lines; a killed process loses nothing that was added before.
+        """Write everything that waits in memory to the file; if the process is killed later, this much can be read.
 
         Raises:
             DumpError: The disk is full.
@@ -166,12 +186,12 @@ class DumpWriter:
             self.count_error(error)
 
     def flush_at_once(self) -> None:
-        """Write waiting lines, unless that waits for a device: what comes next may never return."""
+        """Flush, unless that would wait for a device; called before a call that may never return."""
         if not self._readings.wait_for_device:
             self.flush()
 
     def take_notes(self, notes: Sequence[str]) -> None:
-        """Set the notes of the dump."""
+        """Replace the notes (sentences on what the reader of the dump should know) in the dump's info."""
         self.info = dataclasses.replace(self.info, notes=tuple(notes))
 
     def count_error(self, error: BaseException) -> None:
@@ -180,7 +200,9 @@ class DumpWriter:
         self.info = dataclasses.replace(self.info, errors=self.info.errors + 1, first_error=text)
 
     def close(self, **changes: Any) -> DumpInfo:
-        """Put the dump's files in place and return the final info; `changes` are fields of `DumpInfo`.
+        """Write the dump's final files, remove the file of lines, and return the final info with `changes` in it.
+
+        `changes` are fields of `DumpInfo`.
 
         Raises:
             DumpError: a file cannot be written; the partial file is left and can be read.
@@ -194,9 +216,12 @@ class DumpWriter:
         return self.info
 
     def publish(self, **changes: Any) -> DumpInfo:
-        """Write the dump's files as they are so far, and stay open for more; return the info of now.
+        """Write the dump's files with what there is so far, and stay open for more.
 
-        `changes` are fields of `DumpInfo`. Raises DumpError as `close` does.
+        Return the info, with the fields `changes` set.
+
+        Raises:
+            DumpError: a file cannot be written.
         """
         self._tensors.write_waiting()
         try:
@@ -263,7 +288,11 @@ class DumpWriter:
 
 
 def file_stem(key: str, slot: str) -> str:
-    """Return what msprobe calls the file of a tensor, without its ending; the inner part of a debug name comes last."""
+    """Return msprobe's name, without ending, for the file of the tensor in `slot` of the entry `key`.
+
+    `Module.h.0.Linear.forward.0` and `input.1` give `Module.h.0.Linear.forward.0.input.1`. In a key of level debug the
+    slot comes before the last part.
+    """
     return f"{key}.{slot}" if slot else key
 
 

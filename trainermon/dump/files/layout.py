@@ -27,9 +27,10 @@ _AXES = {
 
 
 def layout_of(models: Mapping[str, nn.Module]) -> RankLayout:
-    """Return where this rank stands and what it holds of `models`, given by the first part of their modules' names.
+    """Return this rank's position in the job (tp, pp, dp …), and which part of the whole model its `models` hold.
 
-    Without Megatron all ranks are data parallel, as far as is known here.
+    `models` are named by the first part of their modules' keys. With Megatron its parallel groups are asked; without,
+    all ranks count as data parallel.
     """
     state = sys.modules.get(_MEGATRON)
     if state is None or not state.model_parallel_is_initialized():

@@ -31,9 +31,11 @@ class _WaitingLine(NamedTuple):
 
 
 class LineFile:
-    """Appends lines to the file at `path`, which it creates (0600) or empties; they wait for `max_wait_s` at most.
+    """Appends the lines of a dump to the file at `path`, which it creates (0600) or empties.
 
-    What was flushed survives the death of the process, not that of the machine: nothing is synchronised to the disk.
+    Lines wait in memory for `max_wait_s` seconds at most (None: the default), and are formatted as JSON when they are
+    written. What was flushed survives the death of the process, not that of the machine: nothing is synchronised to the
+    disk.
 
     Raises:
         OSError: The file cannot be created.
@@ -49,23 +51,32 @@ class LineFile:
 
     @property
     def is_due(self) -> bool:
-        """Whether lines have waited long enough to be written."""
+        """Whether waiting lines should be flushed now: they are too many, or the last flush was `max_wait_s` ago."""
         return len(self._waiting) >= MAX_WAITING or time.monotonic() - self._flushed_s >= self._max_wait_s
 
     @property
     def is_waiting(self) -> bool:
-        """Whether lines wait to be written."""
+        """Whether there are lines that were not flushed to the file yet."""
         return bool(self._waiting)
 
     def put(self, head: str, value: Any = None, places: Places | None = None, key: str = "") -> None:
-        """Add a line to those that wait: `head`, and with `places` the value and the brace that closes the line."""
+        """Add a line to those that wait for `flush`.
+
+        Args:
+            head: The beginning of the line, or without `places` the whole line.
+            value: What follows it as JSON; a closing brace ends the line.
+            places: Receives (first byte, number of bytes) of the value in the file, under `key`, once it is written.
+            key: The name of the value in `places`.
+        """
         self._waiting.append(_WaitingLine(head, value, places, key))
 
     def flush(self) -> list[Exception]:
-        """Write all waiting lines; return the errors of those that have no JSON.
+        """Write all waiting lines.
+
+        Return the errors of lines whose value cannot be written as JSON, which are left out.
 
         Raises:
-            DumpError: The disk is full; the lines are lost, what stands in the file stays readable.
+            DumpError: The disk is full; the waiting lines are lost, what is in the file already stays readable.
         """
         self._flushed_s = time.monotonic()
         waiting, self._waiting = self._waiting, []
@@ -90,7 +101,10 @@ class LineFile:
         return errors
 
     def values(self, places: Mapping[str, tuple[int, int]]) -> Iterator[tuple[str, str]]:
-        """Yield names and the JSON of their values."""
+        """Read values back from the file: yield the key and the JSON text of each value in `places`.
+
+        `places` maps the key of a value to its first byte and its number of bytes, as `put` filled it.
+        """
         text = self._path.read_text(encoding="ascii") if places else ""
         for key, (first, size) in places.items():
             yield key, text[first : first + size]

@@ -46,7 +46,17 @@ _OPERATION_FIELDS = {field.name for field in dataclasses.fields(OperationVerdict
 
 @dataclasses.dataclass(slots=True)
 class RawDump:
-    """The files of a dump, parsed but not yet turned into records."""
+    """The files of one rank's dump, parsed from JSON but not yet turned into records.
+
+    Attributes:
+        task: What was recorded: `statistics`, `tensor` …
+        level: `L0` modules, `L1` functions, `mix` both, `debug` variables.
+        info: The file of facts about the whole dump (`DumpInfo`).
+        data: Entries by key, as in dump.json.
+        root: Entries of the model as a whole, by key.
+        construct: The key of each call's parent, by the call's key (construct.json).
+        stacks: By number: the keys of the calls that share a stack, and its frames (stack.json).
+    """
 
     task: str = ""
     level: str = ""
@@ -58,7 +68,7 @@ class RawDump:
 
 
 def read_dump(directory: Path) -> Dump:
-    """Return the dump of one rank and step that stands in `directory`.
+    """Return the dump of one rank and step in the folder `directory` (dump.json, stack.json, construct.json, info).
 
     A dump whose writer was killed is read up to its last whole line and has `info.complete` False. Missing stack,
     construct and info files are no error: msprobe can be told not to write them.
@@ -82,7 +92,9 @@ def read_dump(directory: Path) -> Dump:
 
 @contextlib.contextmanager
 def well_formed(directory: Path) -> Iterator[None]:
-    """Return a context that raises DumpError where what is read has not the layout of a dump.
+    """Return a context in which errors from a wrongly structured dump (a missing key, a wrong type) become DumpError.
+
+    `directory` is named in the message.
 
     Raises:
         DumpError: Something has another type or shape than in a dump.
@@ -96,7 +108,7 @@ def well_formed(directory: Path) -> Iterator[None]:
 
 
 def load_raw(directory: Path) -> RawDump:
-    """Return the parsed files of a dump, complete or cut off.
+    """Return the parsed JSON files of the dump in `directory`: the final files, or the lines of an unfinished dump.
 
     Raises:
         DumpError: there is no dump, or it is damaged.
@@ -119,7 +131,10 @@ def _load_raw(directory: Path) -> RawDump:
 
 
 def load_partial(path: Path) -> RawDump:
-    """Return the files of a partial dump, rebuilt from its lines; a torn last line is left out."""
+    """Return what the final files of an unfinished dump would hold, from the file of lines `path` that its writer left.
+
+    A last line that is cut off is left out.
+    """
     raw = RawDump()
     for line in path.read_bytes().splitlines():
         try:
@@ -200,7 +215,10 @@ def _check_plain(field: dataclasses.Field[Any], value: Any) -> None:
 
 
 def read_layout(values: Mapping[str, Any] | None) -> RankLayout:
-    """Return the layout that a dump's info has; the default one where it has none."""
+    """Return the `RankLayout` (the rank's position, and its part of the model) stored in a dump's info.
+
+    `values` is the parsed JSON; None gives the layout of a model that is not split.
+    """
     if not values:
         return RankLayout()
     return RankLayout(

@@ -29,13 +29,14 @@ PARAMETERS_GRAD = "parameters_grad"
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TensorRecord:
-    """One tensor of an entry.
+    """One tensor that a call took or gave, as read from a dump: its type, its shape and its statistics.
 
-    `slot` is its place: `input.0`, `kwargs.mask`, `output.0.1`, `parameters.weight`. Statistics are None where there
-    is no such number (an empty tensor, a boolean's mean); ours are over finite elements, with the non-finite ones
-    counted, msprobe's are over all elements and not counted (None). `order` is the place of the moment in which the
-    value became known, in one sequence over forward and backward; equal orders are one unchanged tensor in several
-    slots, which tells who consumes what whom produced. `hooked` tells that the script itself had a gradient hook on it.
+    `slot` is its place: `input.0`, `kwargs.mask`, `output.0.1`, `parameters.weight`. `max`, `min`, `mean` and `norm`
+    are None where there is no such number (an empty tensor, a boolean's mean). Ours are over finite elements, and
+    `nans` and `infs` count the others; msprobe's are over all elements, and the counts are None. `order` is the
+    position of the value in the sequence in which values became known, over forward and backward; equal orders are one
+    unchanged tensor in several slots, which tells whose output is whose input. `hooked` tells that the script itself
+    had a gradient hook on it. `data_path` is the file of the tensor's elements, None if they were not saved.
     """
 
     slot: str
@@ -55,7 +56,7 @@ class TensorRecord:
 
     @property
     def count(self) -> int:
-        """Number of elements."""
+        """Number of elements, from the shape."""
         return math.prod(self.shape)
 
     @property
@@ -68,11 +69,13 @@ class TensorRecord:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EntryRecord:
-    """One forward or backward of one module call, or the gradients of its parameters.
+    """One entry of a dump: one forward or backward of one call of a module or function, or the gradients of parameters.
 
-    In a backward entry `inputs` are the gradients of the module's outputs and `outputs` those of its inputs, as
-    autograd sees it. In a `parameters_grad` entry the gradients are `outputs`. `parent` is the key of the enclosing
-    call, `stage` the number of the root below which the module is (a virtual pipeline stage).
+    `key` is the whole name, `Module.h.0.Linear.forward.2`; `module`, `class_name`, `direction` and `call` (from 0) are
+    its parts. In a backward entry `inputs` are the gradients of the module's outputs and `outputs` those of its inputs,
+    as autograd sees it. In a `parameters_grad` entry the gradients are `outputs`. `order` is that of the newest value
+    (see `TensorRecord`). `parent` is the key of the enclosing call, `stage` the number of the root below which the
+    module is (a virtual pipeline stage), `stack` the lines of the script that made the call, innermost first.
     """
 
     key: str
@@ -92,12 +95,12 @@ class EntryRecord:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RankLayout:
-    """Where a rank stands in the job, and how what it dumps relates to the whole model.
+    """A rank's position in the job, and how what it dumps relates to the whole model.
 
-    `axes` gives place and size by axis: `tp`, `cp`, `dp`, `pp`, `ep`. `splits` gives, of the parameters that are dealt
-    out over `tp`, the dimension and the number of blocks that each rank has (a gated MLP: 2). `partial` are parameters
-    of which each rank of `tp` has a gradient that is to be summed up (sequence parallel). `renamed` gives
-    the path in the whole model of modules that are called otherwise on this rank; all below them too.
+    `axes` gives the position and the size by axis: `tp`, `cp`, `dp`, `pp`, `ep`. `splits` gives, for each parameter
+    that is split over `tp`, the dimension and the number of blocks that each rank has (a gated MLP: 2). `partial` are
+    parameters of which each rank of `tp` has only a summand of the gradient (sequence parallel). `renamed` gives the
+    path in the whole model of modules that have another name on this rank; it holds for all below them too.
     """
 
     axes: Mapping[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
@@ -106,7 +109,7 @@ class RankLayout:
     renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def name_in_whole(self, path: str) -> str:
-        """Return what the module or parameter `path` is called in the whole model.
+        """Return the name that `path`, a module or parameter of this rank, has in the whole model.
 
         >>> RankLayout(renamed={"decoder.layers.0": "decoder.layers.4"}).name_in_whole("decoder.layers.0.mlp")
         'decoder.layers.4.mlp'
@@ -119,7 +122,7 @@ class RankLayout:
         return path
 
     def in_whole(self) -> RankLayout:
-        """Return the same layout under the names of the whole model: those of a dump that has these already."""
+        """Return a copy whose keys are names in the whole model, for a dump whose names were changed to those."""
         return dataclasses.replace(
             self,
             splits={self.name_in_whole(name): split for name, split in self.splits.items()},
@@ -179,7 +182,16 @@ class DumpInfo:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Dump:
-    """A dump of one rank and one step. `entries` are in order; `root` holds those of the model as a whole."""
+    """A dump of one rank and one step, as read from its folder.
+
+    Attributes:
+        directory: The folder.
+        task: What was recorded: `statistics`, `tensor` …
+        level: `L0` modules, `L1` functions, `mix` both.
+        info: Facts about the dump as a whole.
+        entries: One per forward or backward of a call, in the order in which they became known.
+        root: Likewise, those of the model as a whole; msprobe's dumps have none.
+    """
 
     directory: Path
     task: str
@@ -201,5 +213,5 @@ class Dump:
 
     @property
     def nonfinite(self) -> bool:
-        """Whether a parameter, a parameter's gradient, or what the model returned is not finite."""
+        """Whether a parameter, a parameter's gradient, or what the model returned holds NaN or Inf in this step."""
         return any(tensor.nonfinite for tensor in self.vital())

@@ -25,10 +25,13 @@ DEBUG_LEVEL = "debug"
 
 
 def restore_dump(directory: Path) -> int:
-    """Write the files of a dump whose process was killed, so that msprobe's tools read it; return its entries.
+    """Write dump.json and the other final files of a dump whose process was killed, from the lines that it left.
 
-    The dump stays marked as not complete, and its lines stay where they are. Tensors that it names and that were not
-    written any more are left out of it.
+    Then msprobe's tools can read it. The dump stays marked as not complete, and its lines stay where they are. Tensors
+    that it names but did not write any more are left out.
+
+    Returns:
+        The number of entries.
 
     Raises:
         DumpError: There are no lines of a killed process, or a file cannot be written.
@@ -56,7 +59,7 @@ def restore_dump(directory: Path) -> int:
 
 
 def unfinished(root: Path) -> Iterator[Path]:
-    """Yield the folders at and below `root` in which a process was killed, or is still writing."""
+    """Yield the dump folders at and below `root` that are unfinished: their process was killed, or is still writing."""
     yield from sorted(path.parent for path in root.rglob(PARTIAL_FILE))
 
 
@@ -66,7 +69,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Restore every dump of a killed process, and print what was found; 1 if there was none."""
+    """Restore every dump of a killed process below a path (`trainermon restore`), and print them.
+
+    Return 0, or 1 if there was none.
+    """
     found = list(unfinished(arguments.directory))
     for directory in found:
         sys.stdout.write(f"{directory}: {restore_dump(directory)} entries\n")

@@ -45,7 +45,10 @@ _LOCAL, _CENTRAL, _END = struct.Struct("<4s5H3I2H"), struct.Struct("<4s6H3I5H2I"
 
 
 def suffix_for(tensor: Tensor, file_format: str) -> str:
-    """Return the ending of a tensor's file in `file_format`; what is no array of numpy goes into a file of torch."""
+    """Return the file ending, `.pt` or `.npy`, for `tensor` where the user asked for `file_format` (`pt` or `npy`).
+
+    It is `.pt` in both cases for a tensor that numpy cannot hold as an array.
+    """
     if file_format != "npy":
         return ".pt"
     local = _local(tensor)
@@ -77,7 +80,9 @@ def save_tensor(tensor: Tensor, path: Path) -> int:
 
 
 def load_tensor(path: Path, dtype: str = "") -> Tensor:
-    """Return the tensor in a file that `save_tensor` has written, on the CPU; one of numpy's as a `dtype` of torch.
+    """Return, on the CPU, the tensor in a .pt or .npy file written by `save_tensor`.
+
+    `dtype` (`bfloat16`) is what a .npy file's array is converted to; "": it keeps its own.
 
     Raises:
         OSError, RuntimeError, ValueError, …: The file is missing, damaged, or holds more than a tensor.

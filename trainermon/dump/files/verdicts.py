@@ -7,7 +7,12 @@ import enum
 
 
 class NonfiniteCause(str, enum.Enum):
-    """The cause of an operation's result that is not finite."""
+    """Why an operation's result was NaN or Inf.
+
+    `inherited`: an input was NaN or Inf already. `range`: the true result does not fit any type. `precision`: float32
+    would have been enough. `kernel`: the result fits its own type, so the device or the kernel is to blame. `unknown`:
+    what was recorded does not tell.
+    """
 
     INHERITED = "inherited"
     RANGE = "range"
@@ -20,7 +25,12 @@ class NonfiniteCause(str, enum.Enum):
 
 
 class Reproducibility(str, enum.Enum):
-    """The verdict on a step that was run again: whether it gave what it had given."""
+    """Whether a step that was run again (a replay) gave, bit for bit, what it had given in training.
+
+    `reproducible`: it did. `not_reproducible`: it gave something else, because of a race, a kernel that is not
+    deterministic, or a passing fault of the hardware. `stateful`: the forward changes something that was no longer as
+    it had been in the step. `unknown`: it could not be compared.
+    """
 
     REPRODUCIBLE = "reproducible"
     NOT_REPRODUCIBLE = "not_reproducible"
@@ -33,13 +43,21 @@ class Reproducibility(str, enum.Enum):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class OperationVerdict:
-    """Why the result of one operation was not finite.
+    """Why the result of one operation was not finite, found by running the operation again.
 
-    `cause` is `inherited` (an input was not finite already), `range` (float64 is not finite either, or no wider type
-    than float64 holds the result), `precision` (float32 would have sufficed), `kernel` (the result fits its own type:
-    the device or the kernel is to blame) or `unknown`; then `collect` says what would tell. `operation` is torch's name
-    (`aten.exp.default`) or the key of a dumped call, `call` the key of the innermost module call around it ("": the
-    model's own forward), `source` the line of the script that ran it. `evidence` says what the verdict rests on.
+    Attributes:
+        operation: Torch's name (`aten.exp.default`), or the key of a dumped call.
+        cause: `inherited` (an input was already not finite), `range` (float64 is not finite either, or no wider type
+            than float64 holds the result), `precision` (float32 would have sufficed), `kernel` (the result fits its own
+            type: the device or the kernel is to blame), or `unknown`.
+        reason: The cause in a sentence.
+        call: Key of the innermost module call around it; "": the model's own forward.
+        direction: `forward` or `backward`.
+        micro_step: Number of the forward and backward within the step, from 0; None: not known.
+        stage: Number of the virtual pipeline stage.
+        source: The line of the script that ran it.
+        evidence: What the verdict rests on.
+        collect: For `unknown`, what one would have to record to find out.
     """
 
     operation: str
