@@ -15,7 +15,9 @@ Pairs = Iterator[tuple[int, int]]
 
 
 def align(ours: Sequence[Hashable], theirs: Sequence[Hashable]) -> list[tuple[int, int]]:
-    """Return the positions of matching equal elements of two sequences: as many as possible, in order in both.
+    """Return the longest matching of two sequences: pairs (position in `ours`, position in `theirs`) of equal elements.
+
+    Positions rise in both, as in `diff`.
 
     >>> align("abcd", "xabd")
     [(0, 1), (1, 2), (3, 3)]

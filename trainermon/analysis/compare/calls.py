@@ -53,11 +53,13 @@ def compare(
     input_param: Path | str | Mapping[str, Any] | None = None,
     **theirs: Unpack[MsprobeArguments],
 ) -> list[Comparison]:
-    """Return how the dumps at or below `target` differ from those at or below `golden`, by step and rank.
+    """Compare the dumps at or below `target` with those at or below `golden`.
+
+    Return one `Comparison` per step and rank.
 
     Args:
         target: The dump in question; or what `input_param` is, and `golden` is then what `output_path` is.
-        golden: The dump to hold it against.
+        golden: The dump that is taken to be right.
         options: How they are compared.
         output_path: Folder that csv, JSON and advisor_*.txt are written into; None: nothing is written.
         input_param: What compare.json holds (`npu_path`, `bench_path`, …), or the path of such a file.

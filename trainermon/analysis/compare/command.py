@@ -107,7 +107,9 @@ def _add_switches_of_msprobe(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Print the summary; return 0, whatever it says, unless the exit status was asked for.
+    """Compare two dumps or folders of dumps (`trainermon compare`), print the summary, and return the exit status.
+
+    It is 0, whatever the comparison says, unless an option asks for a status that tells.
 
     Raises:
         DumpError: there is nothing to compare.

@@ -35,7 +35,10 @@ _REPORT_ROWS = 256
 
 
 class Mode(str, Enum):
-    """What a comparison compares of the tensors: elements, checksums or statistics."""
+    """What of the tensors is compared.
+
+    `tensor`: their elements. `checksum`: the CRC-32 of their bytes. `statistics`: max, min, mean and norm.
+    """
 
     STATISTICS = "statistics"
     CHECKSUM = "checksum"
@@ -47,16 +50,17 @@ _SAFETY = {Mode.STATISTICS: SAFETY, Mode.CHECKSUM: 0.0, Mode.TENSOR: ELEMENTWISE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompareOptions:
-    """The options of a comparison of two dumps.
+    """The options of a comparison of two dumps, the target (in question) and the golden one (taken to be right).
 
     Attributes:
-        mode: what is compared; None takes tensors, else checksums, else statistics, whichever both dumps have.
-        fuzzy: pair also calls whose numbers or prefixes differ.
-        baseline: two dumps of the same side: what these differ by is taken for noise.
-        stack: give the call stack with every first row of a call.
-        mappings: what the target's names stand for in the golden dump.
-        target_sizes, golden_sizes: numbers of ranks by axis (`tp`, `dp`, `pp`), for dumps that do not tell them.
-        ray: address of the Ray cluster on which the dumps of two runs are compared; None: in processes of this machine.
+        mode: What is compared; None takes tensors, else checksums, else statistics, whichever both dumps have.
+        fuzzy: Pair also calls whose numbers or prefixes differ.
+        baseline: Two dumps of the same side: what these differ by is taken for noise.
+        stack: Give the call stack with every first row of a call.
+        mappings: Names of the target, and what they are called in the golden dump.
+        target_sizes: The target's numbers of ranks by axis (`tp`, `dp`, `pp`), if its dumps do not tell them.
+        golden_sizes: Likewise, those of the golden side.
+        ray: Address of the Ray cluster on which the dumps of two runs are compared; None: in processes of this machine.
     """
 
     mode: Mode | None = None
@@ -71,11 +75,17 @@ class CompareOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """One dump compared with another.
+    """The result of comparing one dump (the target) with another (the golden one).
 
-    `calls` are all calls of the target in its order, and after them those that only the golden dump has. `stacks` are
-    the target's. `notes` say what a reader should know of how the two were brought together. `empty` names the dump
-    without a single call, if there is one.
+    Attributes:
+        target: Folder of the target's dump.
+        golden: Folder of the golden dump.
+        label: Step and rank, `step3 rank1`, as far as they are known.
+        mode: What was compared: tensors, checksums or statistics.
+        calls: All calls of the target in its order, and after them those that only the golden dump has.
+        stacks: By the key of a call, the lines of the script that made it, innermost first; the target's.
+        notes: What a reader should know of how the two were brought together.
+        empty: The dump without a single call; "" if both have some.
     """
 
     target: Path
@@ -88,26 +98,26 @@ class Comparison:
     empty: str = ""
 
     def rows(self) -> Iterator[ResultRow]:
-        """Yield every row."""
+        """Yield the rows (one compared tensor or argument each) of all calls, in order."""
         for call in self.calls:
             yield from call.rows
 
     @property
     def blamed(self) -> tuple[CallResult, ...]:
-        """The calls in which a difference arose, in the order in which they ran."""
+        """The calls in which a difference arose, rather than being passed on; in the order in which they ran."""
         return tuple(call for call in self.calls if call.blamed)
 
     def row_counts(self) -> Counter[str]:
-        """Return the number of rows by result."""
+        """Return how many rows have each result (`pass`, `warning`, `error`, `unmatched`)."""
         return Counter(row.result for row in self.rows())
 
     def call_counts(self) -> Counter[str]:
-        """Return the number of calls by result."""
+        """Return how many calls have each result (`pass`, `warning`, `error`, `unmatched`)."""
         return Counter(call.result for call in self.calls)
 
 
 def pairs_of(target: Path, golden: Path, options: CompareOptions) -> list[PlacePair]:
-    """Return the pairs of dumps at or below two folders that are compared.
+    """Return which dumps below the folder `target` are to be compared with which below `golden`: by step and rank.
 
     Raises:
         DumpError: a side has no dump, none of them belong together, or ranks of a model are missing.
@@ -123,7 +133,9 @@ def num_cores() -> int:
 def compare_pair(
     pair: PlacePair, options: CompareOptions, *, threads: int = 1, report: Report = no_report
 ) -> Comparison:
-    """Return how one dump differs from another; tensors are read by several threads.
+    """Compare the two dumps of `pair` call by call; return the comparison.
+
+    `threads` is how many read tensors at a time; `report(done, total, what)` is called as rows are done.
 
     Raises:
         DumpError: a dump is damaged, or has not what the mode asks for.
@@ -134,9 +146,9 @@ def compare_pair(
 
 @contextmanager
 def collector_off() -> Iterator[None]:
-    """Return a context without garbage collection, which would look at millions of rows again and again.
+    """Return a context in which Python's garbage collector is off: it would look at millions of rows again and again.
 
-    There are no cycles among them.
+    They hold no cycles.
     """
     was_on = gc.isenabled()
     gc.disable()

@@ -31,10 +31,18 @@ def outcomes(
     options: CompareOptions,
     report: Report = no_report,
 ) -> Iterator[ComparisonOutcome]:
-    """Yield the outcome of every pair as soon as it and those before it are done.
+    """Compare all pairs of dumps below two folders, several at a time.
 
-    `report` is told of every pair that is done; of a single pair, which rows. Of a damaged dump among several the
-    outcome says so.
+    Yield each outcome, in order, as soon as it is there.
+
+    Args:
+        target: Folder of the dumps in question.
+        golden: Folder of those taken to be right.
+        destination: Where the files of each comparison are written; None: nowhere.
+        options: How they are compared.
+        report: Told of every pair that is done; of a single pair, of its rows.
+
+    If one dump among several is damaged, its outcome says so.
 
     Raises:
         DumpError: a side has no dump, none of them belong together, or the only one is damaged.
@@ -46,7 +54,13 @@ def outcomes(
 
 
 def documents(target: Path, golden: Path, *, options: CompareOptions) -> Iterator[Any]:
-    """Yield what a JSON file would hold of every pair, in their order; errors as for `outcomes`."""
+    """Compare all pairs of dumps below two folders.
+
+    Yield, in order, what the JSON file of each would hold (see README.md).
+
+    Raises:
+        DumpError: As `outcomes` does.
+    """
     return _apply(_document, target, golden, options)
 
 

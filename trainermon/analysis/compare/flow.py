@@ -23,7 +23,10 @@ Value = tuple[object, ...]
 
 
 def value_of(item: DumpRow) -> Value | None:
-    """Return a key that is the same for tensors of equal values; None for constant, all-NaN or unknown ones."""
+    """Return a key made of a tensor's type, shape and statistics: equal values have equal keys.
+
+    None where it would be ambiguous: for tensors that are constant or all NaN, or whose statistics are not known.
+    """
     if not item.is_tensor or (item.max is not None and (item.max == item.min or item.max != item.max)):
         return None
     if item.max is not None:
@@ -39,7 +42,13 @@ def is_comparable(ours: DumpRow, theirs: DumpRow) -> bool:
 
 
 class TensorError(NamedTuple):
-    """By how much the tensors of a row are apart."""
+    """How far one tensor of a call is from the golden dump's.
+
+    Attributes:
+        item: The target's row.
+        golden: The golden row.
+        size: The difference relative to the tensor's size; NaN: one side alone is not finite.
+    """
 
     item: DumpRow
     golden: DumpRow
@@ -48,10 +57,15 @@ class TensorError(NamedTuple):
 
 @dataclass(slots=True)
 class CallFacts:
-    """What is known of one call that both sides made.
+    """What is known of one call that both dumps have, before it is judged.
 
-    `given` and `made` are what differs of its inputs and parameters, and of its results; `before` and `after` the
-    largest of each. `is_mispaired`: a tensor has another shape on the other side.
+    Attributes:
+        given: Differences of its inputs and parameters.
+        made: Differences of its results.
+        before: The largest relative difference in `given`.
+        after: The largest relative difference in `made`.
+        unit: The coarsest unit roundoff (half the distance from 1 to the next number) among its tensors.
+        is_mispaired: A tensor has another shape on the other side.
     """
 
     given: list[TensorError] = field(default_factory=list)
@@ -63,7 +77,7 @@ class CallFacts:
 
 
 class SharedGradients:
-    """In which backwards' results each gradient stands, on both sides: it is the sum of what all of these make."""
+    """Finds, on both sides, all backward calls that contribute to one gradient, which is the sum of their results."""
 
     def __init__(self) -> None:
         self._consumers: dict[Value | None, list[str]] = defaultdict(list)
@@ -71,37 +85,45 @@ class SharedGradients:
         self._theirs: Counter[Value | None] = Counter()
 
     def add(self, key: str, item: DumpRow, *, is_handed: bool) -> None:
-        """Register a result of the backward `key`; `is_handed`: it was given the same."""
+        """Register that `item` is a result of the target's backward call `key`.
+
+        `is_handed`: the call was given the same tensor and passed it on.
+        """
         (self._handed if is_handed else self._consumers)[value_of(item)].append(key)
 
     def add_theirs(self, item: DumpRow) -> None:
-        """Register a result of a backward on the other side that it was not given."""
+        """Register that `item` is a result, not merely passed on, of a backward call in the golden dump."""
         self._theirs[value_of(item)] += 1
 
     def consumers(self, item: DumpRow) -> Sequence[str]:
-        """Return the backwards of which a gradient is a result."""
+        """Return the keys of the backward calls that have the gradient `item` among their results.
+
+        () if none or not known.
+        """
         value = value_of(item)
         return self._consumers.get(value, ()) if value else ()
 
     def handed(self, item: DumpRow) -> Sequence[str]:
-        """Return the backwards that were given a gradient and returned it as it was."""
+        """Return the keys of the backward calls that were given the gradient `item` and returned it unchanged."""
         value = value_of(item)
         return self._handed.get(value, ()) if value is not None else ()
 
     def num_consumers(self, error: TensorError) -> tuple[int, int]:
-        """Return in how many results of backwards a gradient stands, on each side."""
+        """Return of how many backward calls the gradient is a result: (in the target, in the golden dump)."""
         ours, theirs = value_of(error.item), value_of(error.golden)
         return (len(self._consumers.get(ours, ())) if ours else 1), (self._theirs[theirs] if theirs else 1)
 
 
 class CallFlow:
-    """All calls of both sides with what is known of them, by the target's keys.
+    """How tensors and their differences flow through the calls of two dumps that are compared.
+
+    Calls are named by the target's keys.
 
     Attributes:
         facts: Of every call that both sides made.
         inner: How many calls of its direction were compared within each call, at any depth.
-        unit: The coarsest unit roundoff within each call.
-        around: The innermost compared call around each call.
+        unit: The coarsest unit roundoff (half the distance from 1 to the next number) within each call.
+        around: The innermost compared call around each call; None at the top.
     """
 
     def __init__(
@@ -127,27 +149,33 @@ class CallFlow:
             self._nest(pair.target)
 
     def forward_error(self, call: DumpCall) -> float:
-        """Return the error of the forward that a backward belongs to, and of all within it."""
+        """Return the largest relative difference in the forward of the backward `call`, and in all calls within it."""
         return self._forward.get((call.name, call.number), 0.0)
 
     def forward_of(self, key: str | None) -> float:
-        """Return the error of the forward that the backward `key` belongs to; of None, the worst of all forwards."""
+        """Return the largest relative difference in the forward of the backward `key`.
+
+        For None, the largest of all forwards.
+        """
         if key is None:
             return self._worst_forward
         name, family, _, number = split_key(key)
         return self._forward.get((f"{name}.{family}", number), 0.0)
 
     def gradient_error(self, call: DumpCall) -> float:
-        """Return the error of the gradients that a parameter's module was given; if it has none, of all forwards."""
+        """Return the relative difference of the gradients that the module of the parameter's entry `call` was given.
+
+        If the dump has none of them, the largest of all forwards.
+        """
         return self._gradients.get(call.name, self._worst_forward)
 
     def spread(self, call: DumpCall) -> float:
-        """Return how many elements of what a module made there are for each of a gradient of its parameters."""
+        """Return how many terms each element of a parameter's gradient sums up, by the size of the module's output."""
         smallest = min((item.num_elements for item in call.items if item.is_tensor), default=1)
         return self._made.get(call.name, 1) / max(1, smallest)
 
     def condition(self, call: DumpCall, error: TensorError) -> float:
-        """Return by how much what cancels in a gradient makes its relative error larger, at least 1."""
+        """Return by what factor, at least 1, cancellation in a gradient's sum magnifies its relative error."""
         place = _operation(call)
         given = self._given[BACKWARD, place]
         if not given.norm or not sums_up(call, error.item, given):
@@ -156,7 +184,10 @@ class CallFlow:
         return condition(error.item, norm, given, self._given[FORWARD, place])
 
     def given_error(self, key: str) -> float:
-        """Return the error of a backward's inputs; for a parameter's gradient, of its module's inputs."""
+        """Return the relative difference of what the backward `key` was given.
+
+        For a parameter's gradient, its module's inputs.
+        """
         name, family, direction, _ = split_key(key)
         before = self.facts[key].before
         if direction != PARAMETERS_GRAD:
@@ -164,32 +195,39 @@ class CallFlow:
         return worst(before, self._gradients.get(f"{name}.{family}", self._worst_forward))
 
     def own_error(self, key: str) -> float:
-        """Return the error of what only a backward makes: results no other has, and parameters' gradients."""
+        """Return the relative difference of what only the backward `key` makes.
+
+        That is results of its own, and the gradients of its parameters.
+        """
         made = [error for error in self.facts[key].made if self._shared.consumers(error.item) == [key]]
         gradients = self.facts.get(f"{key.rpartition(f'.{BACKWARD}.')[0]}.{PARAMETERS_GRAD}.0")
         return max((error.size for error in [*made, *(gradients.made if gradients else ())]), default=0.0)
 
     def hands_on(self, item: DumpRow, key: str) -> bool:
-        """Return whether another backward, not nested with `key`, was given a gradient and returned it unchanged."""
+        """Return whether another backward was given the gradient `item` and returned it unchanged.
+
+        One that is nested with `key` does not count.
+        """
         handed = self._shared.handed(item)
         return any(each != key and not self.is_within(each, key) and not self.is_within(key, each) for each in handed)
 
     def is_within(self, key: str, other: str) -> bool:
-        """Return whether the call `key` runs within the call `other`."""
+        """Return whether the call `key` runs inside the call `other`, at any depth."""
         return other in self.above(key)
 
     def consumers(self, item: DumpRow) -> Sequence[str]:
-        """Return the backwards of which a gradient is a result: it is the sum of what all of these make."""
+        """Return the keys of the backward calls whose results add up to the gradient `item`."""
         return self._shared.consumers(item)
 
     def num_consumers(self, error: TensorError) -> tuple[int, int]:
-        """Return in how many results of backwards a gradient stands, on each side."""
+        """Return of how many backward calls the gradient is a result: (in the target, in the golden dump)."""
         return self._shared.num_consumers(error)
 
     def in_order(self, keys: Sequence[str | None]) -> list[int]:
-        """Return the positions of calls such that each comes after those within it: backwards may be written before.
+        """Return the positions of the calls `keys` in an order in which each comes after those within it.
 
-        Gradients of parameters come last, as they depend on all backwards of their module.
+        Backwards may be written before theirs. Gradients of parameters come last, as they depend on all backwards of
+        their module.
         """
         last = {key: position for position, key in enumerate(keys) if key is not None}
         for position, key in enumerate(keys):
@@ -202,7 +240,7 @@ class CallFlow:
         return sorted(range(len(keys)), key=lambda at: (late[at], ends[at], inner[at]))
 
     def above(self, key: str) -> Iterator[str]:
-        """Yield the calls around the call `key`, innermost first."""
+        """Yield the keys of the calls around the call `key`, innermost first."""
         above = self._parents.get(key)
         while above is not None:
             yield above

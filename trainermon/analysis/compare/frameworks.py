@@ -65,7 +65,9 @@ _FAMILIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 
 def function_name(family: str, name: str, known: Collection[str]) -> str:
-    """Return what PyTorch calls the function `name` of MindSpore: the first of the possible names that is in `known`.
+    """Return PyTorch's name for the function `name` of MindSpore: the first of the possible ones that is in `known`.
+
+    `family` is the first part of its key in a dump (`Mint`, `Functional`).
 
     >>> function_name("Mint", "concat", {"Torch.cat"}), function_name("Functional", "abs", {"Torch.abs"})
     ('Torch.cat', 'Torch.abs')
@@ -81,7 +83,7 @@ def _possible(family: str, name: str) -> Iterator[str]:
 
 
 def parameter_name(name: str) -> str:
-    """Return what PyTorch calls a parameter of a cell.
+    """Return PyTorch's name for a parameter of a MindSpore cell.
 
     >>> parameter_name("gamma"), parameter_name("bias")
     ('weight', 'bias')
@@ -90,7 +92,7 @@ def parameter_name(name: str) -> str:
 
 
 def dtype_name(dtype: str | None) -> str:
-    """Return a dtype without its framework.
+    """Return a dtype's name without its framework, as both frameworks write it; "" for None.
 
     >>> dtype_name("torch.bfloat16"), dtype_name("BFloat16"), dtype_name("mindspore.float32")
     ('bfloat16', 'bfloat16', 'float32')

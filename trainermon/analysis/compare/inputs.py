@@ -16,7 +16,7 @@ _SIDES = ("npu_path", "bench_path", "npu_json_path", "bench_json_path")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompareInput:
-    """The content of a compare.json, in either of msprobe's spellings.
+    """The content of a compare.json (msprobe's file that says which dumps to compare), in either of its spellings.
 
     Attributes:
         npu_path: the target: a dump.json, or a folder of steps or ranks.
@@ -40,7 +40,7 @@ class CompareInput:
 
 
 def read_compare_input(source: Path | str | Mapping[str, Any]) -> tuple[Path, Path]:
-    """Return target and golden dump of a compare.json, or of a mapping with its keys.
+    """Return the paths of the target and the golden dump that a compare.json, or a mapping with its keys, names.
 
     Relative paths count from the working folder, as in msprobe.
 

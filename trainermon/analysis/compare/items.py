@@ -31,10 +31,12 @@ _MODULES = ("Module.", "Cell.")  # Cell: MindSpore's word
 
 
 class DumpRow(NamedTuple):
-    """One argument, parameter or result of a call in one dump.
+    """One argument, parameter or result of a call in one dump, with its statistics.
 
-    `place` is its position in the call (`input.0`, `parameters.weight`), `state` the first word of it. `dtype` and
-    `shape` are None where there is no value. The statistics are numbers, None, or for a string the string.
+    `place` is its position in the call (`input.0`, `parameters.weight`), `state` the first word of that. `dtype` and
+    `shape` are None where there is no value. `max`, `min`, `mean`, `norm` are numbers, None, or for a text argument the
+    text. `nans` and `infs` count elements; None: not counted. `checksum` is (algorithm, digits), `data_name` the name
+    of the tensor's file.
     """
 
     place: str
@@ -53,12 +55,12 @@ class DumpRow(NamedTuple):
 
     @property
     def is_tensor(self) -> bool:
-        """Whether the row is a tensor and not a plain argument."""
+        """Whether the row is a tensor, not a plain argument such as a number."""
         return self.requires_grad is not None
 
     @property
     def num_elements(self) -> int:
-        """Number of elements."""
+        """Number of elements of the tensor, from its shape."""
         return math.prod(self.shape or ())
 
     @property
@@ -85,9 +87,16 @@ def _unbounded(value: Any) -> bool:
 
 
 class DumpCall(NamedTuple):
-    """One entry of a dump: a forward or backward of a module or an API, or the gradients of a module's parameters.
+    """One entry of a dump: a forward or backward of a module or a function, or the gradients of a module's parameters.
 
-    `scope` is the path of the innermost module around it, "" if there is none or it is not known.
+    Attributes:
+        key: The entry's name, `Module.h.0.Linear.forward.2`.
+        family: Its first part: `Module`, `Functional`, `Tensor` …
+        name: The module with its class, or the function.
+        direction: `forward`, `backward` or `parameters_grad`.
+        number: How many calls of that name came before.
+        scope: Path of the innermost module around it, "" if there is none or it is not known.
+        items: What it took and gave.
     """
 
     key: str
@@ -100,10 +109,17 @@ class DumpCall(NamedTuple):
 
 
 class DumpRows(NamedTuple):
-    """All calls of one dump, in the order of the file. `parents` holds the enclosing call of each.
+    """All calls of one dump, as they are compared.
 
-    `sources` says where the tensors are that do not lie in the dump's own folder; `scoped` that functions are to be
-    matched by the module that they are called in, as their numbers depend on how the model is spread over ranks.
+    Attributes:
+        directory: Folder of the dump.
+        task: What was recorded: `statistics`, `tensor` …
+        calls: In the order of the file.
+        parents: Key of the enclosing call, by the call's key.
+        stacks: By a call's key, the lines of the script that made it, innermost first.
+        sources: Where the tensors are that do not lie in the dump's own folder, by their name.
+        scoped: Whether functions are matched by the module in which they are called, as their numbers depend on how the
+            model is spread over ranks.
     """
 
     directory: Path
@@ -122,16 +138,20 @@ class DumpRows(NamedTuple):
 
     @property
     def has_tensors(self) -> bool:
-        """Whether the tensors themselves were dumped."""
+        """Whether the dump has the tensors themselves in files, not their statistics alone."""
         return any(item.data_name for call in self.calls for item in call.items)
 
     @property
     def has_checksums(self) -> bool:
-        """Whether a tensor has a checksum."""
+        """Whether any tensor of the dump has a checksum."""
         return any(item.checksum for call in self.calls for item in call.items)
 
     def tensor_path(self, item: DumpRow) -> Path | TensorAssembly | None:
-        """Return where the tensor of a row is stored, or its parts; of a name that the dump gives, only the base."""
+        """Return the file with the elements of the row's tensor, or the parts it is put together from.
+
+        None if not saved. Only the last part of a file name that the dump gives is used: nothing outside of its folder
+        is read.
+        """
         if item.data_name is not None and item.data_name in self.sources:
             return self.sources[item.data_name]
         return self.directory / TENSOR_FOLDER / Path(item.data_name).name if item.data_name else None

@@ -66,7 +66,12 @@ _HIDDEN = 2.0
 
 
 class CallNesting(NamedTuple):
-    """The enclosing call of each; `is_same`: a call gives those within it the same tensor on both sides."""
+    """Which call runs inside which, when the calls of two dumps are judged.
+
+    Attributes:
+        parents: Key of the enclosing call, by the call's key.
+        is_same: Whether a call gives those within it the same tensor on both sides.
+    """
 
     parents: Mapping[str, str]
     is_same: bool = True
@@ -74,7 +79,7 @@ class CallNesting(NamedTuple):
 
 @dataclass(slots=True)
 class SeenErrors:
-    """The largest errors seen so far.
+    """The largest relative differences seen so far, while calls are judged in the order in which they ran.
 
     Attributes:
         known: Of each value, wherever it stood.
@@ -89,20 +94,27 @@ class SeenErrors:
     given: dict[str, float] = field(default_factory=dict)
 
     def add_available(self, key: str | None, error: float) -> None:
-        """Record an error of a tensor that the call `key` can pass to those within it."""
+        """Record the relative difference `error` of a tensor that the call `key` can pass to those within it."""
         self.available[key] = worst(self.available.get(key, 0.0), error)
 
     def of_available(self, key: str | None) -> float:
-        """Return the error of what the call `key` can pass to those within it; 0 if none was seen."""
+        """Return the largest relative difference of what the call `key` can pass to those within it.
+
+        0 if none was seen.
+        """
         return self.available.get(key, 0.0)
 
 
 class CallJudge:
-    """Judges the calls of one pair of dumps, in the order in which they ran.
+    """Decides for each call of two dumps whether it passes, only passes a difference on, or made it.
 
-    `baseline` gives for a row's name how far two runs of the same side were apart: noise that no model knows. `safety`
-    is how many times what the inputs explain still passes; 0 allows for no rounding either: equal inputs must give
-    equal bits, and of unequal ones nothing can be expected.
+    Args:
+        pairs: The calls, in the order in which they ran.
+        nesting: Which call runs inside which.
+        measure: Returns how far the two tensors of each row are apart.
+        baseline: By a row's name, how far two runs of the same side were apart: noise that no model knows.
+        safety: How many times what rounding and the inputs explain still passes; 0 allows for no rounding either: equal
+            inputs must give equal bits, and of unequal ones nothing can be expected.
     """
 
     def __init__(
@@ -126,7 +138,7 @@ class CallJudge:
         self._blamed_within: set[str] = set()
 
     def judge(self) -> list[CallResult]:
-        """Return the result of every call, in the order of the pairs."""
+        """Return the result of every call (its rows, its errors, whether it is to blame), in the order of the pairs."""
         keys = [pair.target.key if pair.target and pair.golden else None for pair in self._pairs]
         found = {at: self._call(self._pairs[at], self._compared[at]) for at in self._flow.in_order(keys)}
         return [found[at] for at in range(len(self._pairs))]

@@ -33,10 +33,14 @@ _RULE_KEYS = {"ms_api", "pt_api", *(f"{side}_{word}" for side in ("ms", "pt") fo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiRule:
-    """One function of MindSpore and the one of PyTorch that does the same.
+    """Which function of PyTorch corresponds to one of MindSpore, and how their arguments correspond.
 
-    `places` gives the place of PyTorch by that of MindSpore. Of the sides in `listed` (`input`, `output`, ...) only
-    what stands there has a counterpart; the other sides correspond place by place.
+    Attributes:
+        ms_api: MindSpore's name of the function.
+        pt_api: PyTorch's.
+        places: PyTorch's place of an argument or result (`input.0`) by MindSpore's.
+        listed: Sides (`input`, `output` …) of which only the places above have a counterpart; on the others place
+            corresponds to place.
     """
 
     ms_api: str
@@ -47,13 +51,13 @@ class ApiRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NameMappings:
-    """What the target's names stand for in the golden dump.
+    """Names of the target's dump, and what the same things are called in the golden dump.
 
     Attributes:
-        api: functions, by MindSpore's name.
-        cell: modules with their classes, or parts of such names.
-        data: rows.
-        layer: below which class of the target which path is which of the golden dump; longest paths first.
+        api: Rules for functions, by MindSpore's name.
+        cell: Modules with their classes, or parts of such names.
+        data: Full names of rows.
+        layer: By class of the target: pairs (path below it in the target, path in the golden dump), longest first.
     """
 
     api: Mapping[str, ApiRule] = field(default_factory=dict)
@@ -73,7 +77,7 @@ def read_mappings(
     data: Path | str | None = None,
     layer: Path | str | None = None,
 ) -> NameMappings:
-    """Return the content of the given mapping files.
+    """Read the mapping files that the user gave, and return the names they relate; None: there is no such file.
 
     Raises:
         ConfigError: a file cannot be read, or is not of the form that its kind has; it names the file and the place.

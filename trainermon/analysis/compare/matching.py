@@ -16,9 +16,12 @@ from trainermon.dump.files.records import BACKWARD
 
 
 class CallPair(NamedTuple):
-    """A call of the target and the golden call it is compared with; one of both may be missing.
+    """A call of the target and the golden call it is compared with.
 
-    `places` gives the golden place of a row of the target where it is another one.
+    Attributes:
+        target: None: only the golden dump has this call.
+        golden: None: only the target has it.
+        places: The golden place (`input.1`) of a row, by the target's place, where they differ.
     """
 
     target: DumpCall | None
@@ -26,7 +29,10 @@ class CallPair(NamedTuple):
     places: Mapping[str, str] = MappingProxyType({})
 
     def rows(self) -> Iterator[tuple[DumpRow | None, DumpRow | None]]:
-        """Yield the rows of both, paired by their place; those of the golden call alone come last."""
+        """Yield pairs (target's row, golden row) at the same place of the call; None where a side has none there.
+
+        Rows that only the golden call has come last.
+        """
         if self.target and self.golden and not self.places and _places(self.target) == _places(self.golden):
             yield from zip(self.target.items, self.golden.items, strict=True)
             return
@@ -218,10 +224,10 @@ def _counted(calls: Iterable[DumpCall], name_of: Callable[[DumpCall], str]) -> I
 def match_rows(
     pairs: Iterable[CallPair], target: DumpRows, golden: DumpRows, table: Mapping[str, str]
 ) -> list[CallPair]:
-    """Return `pairs` with every row that `table` names beside the golden row that it gives.
+    """Return `pairs` with single rows moved beside the golden rows that the user's data mapping `table` gives them.
 
-    `table` holds full names of rows. A golden row that it gives away is also that of its own name, if that is in the
-    target and not in the table.
+    `table` maps full names of the target's rows to golden ones. A golden row that it gives away is also that of its own
+    name, if that is in the target and not in the table.
     """
     homes = {f"{call.key}.{item.place}": (call, item) for call in golden.calls for item in call.items}
     names = (f"{call.key}.{item.place}" for call in target.calls for item in call.items)

@@ -47,11 +47,14 @@ def statistics_differences(pairs: Sequence[ItemPair]) -> Iterator[DumpRowDiffere
 
 
 def finite_statistics(pairs: Sequence[ItemPair]) -> tuple[list[int], Array]:
-    """Return the positions of the pairs whose eight statistics are finite floating point numbers, and these.
+    """Pick the pairs that can be compared all at once: floating point tensors whose eight statistics are finite.
 
-    Columns: max, min, mean and norm of the target, then those of the golden row. Left out are rows that are no floating
-    point tensors, that lack a number, of which NaN and Inf are not the same, or that may be masks: they are looked at
-    one by one.
+    Left out are rows that lack a number, of which NaN and Inf are not the same, or that may be masks: they are looked
+    at one by one.
+
+    Returns:
+        The positions of the pairs, and an array of shape (pairs, 8): max, min, mean and norm of the target, then those
+        of the golden row.
     """
     likely = [
         index
@@ -83,7 +86,10 @@ def _relative_sizes(values: Array, counts: Array) -> Array:
 
 
 def shares(values: Array) -> Array:
-    """Return the differences of four statistics in per cent of the golden ones; infinite where these alone are zero."""
+    """Return how far max, min, mean and norm are from the golden ones, in per cent of those; shape (pairs, 4).
+
+    `values` is the array of `finite_statistics`. Infinite where the golden number alone is zero.
+    """
     ours, theirs = values[:, :4], values[:, 4:]
     with np.errstate(all="ignore"):
         gap = ours - theirs
@@ -92,7 +98,7 @@ def shares(values: Array) -> Array:
 
 
 def norm_ratios(values: Array) -> Array:
-    """Return `norm_ratio` of the rows of `finite_statistics`."""
+    """Return the target's norm over the golden one for each row of `finite_statistics`' array; shape (pairs,)."""
     ours, theirs = values[:, 3], values[:, 7]
     with np.errstate(all="ignore"):
         ratio: Array = np.where(ours == theirs, 1.0, ours / theirs)
@@ -100,14 +106,20 @@ def norm_ratios(values: Array) -> Array:
 
 
 def norm_ratio(target: DumpRow, golden: DumpRow) -> float | None:
-    """Return the target's norm over the golden one: 1 if they are equal, infinite if that alone is zero."""
+    """Return the target's norm over the golden one.
+
+    1 if they are equal, infinite if the golden one alone is zero, None if one is not known.
+    """
     for ours, theirs in _finite_pairs((target.norm, golden.norm)):
         return 1.0 if ours == theirs else ours / theirs if theirs else math.inf
     return None
 
 
 def statistics_columns(target: DumpRow, golden: DumpRow) -> tuple[float | None, ...]:
-    """Return the differences of max, min, mean and norm, and these in per cent of the golden ones."""
+    """Return eight cells of the result table: the differences of max, min, mean, norm, then these in per cent.
+
+    None where a number is missing.
+    """
     pairs = (
         (target.max, golden.max),
         (target.min, golden.min),
@@ -238,7 +250,10 @@ def _share(target: Any, golden: Any) -> float | None:
 
 
 def checksum_differences(pairs: Sequence[ItemPair]) -> list[DumpRowDifference]:
-    """Return whether the checksums of the rows of each pair are equal."""
+    """Return for each pair of rows whether the checksums are equal; if not, the difference is that of the statistics.
+
+    Checksums of different kinds cannot be compared.
+    """
     return [_checksum_difference(ours, theirs) for ours, theirs in pairs]
 
 

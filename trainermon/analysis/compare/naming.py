@@ -17,7 +17,10 @@ _NOTHING = "nothing"  # the place of a row that has no counterpart
 
 
 class CallNaming:
-    """Names the calls of two dumps such that those which belong together are called the same."""
+    """Gives the calls of two dumps common names, such that calls which belong together are called the same.
+
+    It applies the user's mappings, and removes what frameworks and wrappers add.
+    """
 
     def __init__(self, mappings: NameMappings, target: DumpRows, golden: DumpRows) -> None:
         self._mappings = mappings
@@ -31,23 +34,23 @@ class CallNaming:
 
     @property
     def is_needed(self) -> bool:
-        """Whether names differ at all; else calls are matched by their names as they stand."""
+        """Whether names have to be translated; if not, calls are matched by their names as they stand."""
         return bool(self._mappings) or self._crosses or self._is_scoped
 
     @property
     def is_in_order(self) -> bool:
-        """Whether calls of one name belong together in the order in which they ran, wherever that was."""
+        """Whether calls of one name are matched in the order in which they ran, in whatever module that was."""
         return self._crosses or self._is_scoped
 
     def ours(self, call: DumpCall) -> str:
-        """Return the name of a call of the target."""
+        """Return the common name of a call of the target."""
         if call.family == MODULE:
             return self._module(call)
         name = self._foreign_function(call) if self._target_is_foreign else _full_name(call)
         return self._scoped(self._path(call.scope), name)
 
     def theirs(self, call: DumpCall) -> str:
-        """Return the name of a call of the golden dump."""
+        """Return the common name of a call of the golden dump."""
         if call.family == MODULE:
             return _path_of(call) if self._drops_classes else f"{MODULE}.{call.name}"
         name = _full_name(call) if self._target_is_foreign else self._foreign_function(call)
@@ -60,7 +63,10 @@ class CallNaming:
         return f"{scope}/{name.partition('.')[2] if self._mappings.layer else name}"
 
     def places(self, target: DumpCall, golden: DumpCall) -> dict[str, str]:
-        """Return, by place of a row of the target, its golden place; those that have the same are left out."""
+        """Return the golden place (`input.1`) of each row of the target, by its own place.
+
+        Those that agree are left out.
+        """
         ours, theirs = (target, golden) if self._target_is_foreign else (golden, target)
         rule = self._mappings.api.get(_full_name(ours))
         found = {item.place: self._place(item, ours, rule) for item in ours.items}
@@ -142,7 +148,7 @@ def _classes(calls: Iterable[DumpCall]) -> Mapping[str, str]:
 
 
 def unused_names(mappings: NameMappings, target: DumpRows) -> Iterator[str]:
-    """Yield a sentence for every file of which no name, or not every name, is one of the target."""
+    """Yield a warning for every mapping file that names something which the target does not have."""
     modules = [call.name for call in target.calls if call.family == MODULE]
     known = {_full_name(call) for call in target.calls if call.family != MODULE}
     rows = {f"{call.key}.{item.place}" for call in target.calls for item in call.items} if mappings.data else set()

@@ -138,16 +138,20 @@ _MOVES = frozenset(
 
 
 def roundoff(items: Iterable[DumpRow]) -> float:
-    """Return the coarsest unit roundoff among tensors; 0 if there is no floating point tensor."""
+    """Return the coarsest unit roundoff (half the distance from 1 to the next number) among tensors.
+
+    0 if none is floating.
+    """
     return max([_BY_DTYPE.get(item.dtype or "", 0.0) for item in items if item.is_tensor], default=0.0)
 
 
 def rounding(call: DumpCall, inner: int, unit: float) -> float:
-    """Return by how much the results of two sound computations of one call may differ, each being given the same.
+    """Return the relative difference that two sound computations of one call may have, given the same inputs.
 
-    A function rounds once on either side, and sums with the error of its accumulator (float32, or what is finer);
-    a module has operations of its own that were not dumped, of which four are allowed for: their errors add up as
-    squares. What the calls within a module round is not its own, and is seen on them.
+    A function rounds once on either side, and sums with the error of its accumulator (float32, or what is finer); a
+    module has operations of its own that were not dumped, of which four are allowed for: their errors add up as
+    squares. What the calls within a module round is not its own, and is seen on them. `inner` is the number of calls
+    within, `unit` the coarsest unit roundoff.
     """
     if not inner and call.name in _MOVES:
         return 3 * unit
@@ -157,15 +161,19 @@ def rounding(call: DumpCall, inner: int, unit: float) -> float:
 
 
 def least_rounding(unit: float) -> float:
-    """Return the least relative difference that rounding may cause in a function that computes: see `rounding`."""
+    """Return the least relative difference that rounding may cause in a function that computes.
+
+    `unit` is the unit roundoff of its dtype.
+    """
     return 2 * unit + _SUMS_SAFETY * min(unit, ROUNDOFF["float32"])
 
 
 def flips(call: DumpCall, inner: int, error: float) -> float:
-    """Return what a backward may differ by as elements pass a kink, such as zero in relu, on one side alone.
+    """Return the relative difference that a backward may have as elements pass a kink, such as zero in relu.
 
-    `error` is that of its forward. The share of elements that lie within `error` of the kink is about `error`, and
-    each of them has a gradient on one side and none on the other: the norm grows with the square root of the share.
+    `error` is that of its forward. The share of elements that lie within `error` of the kink is about `error`, and each
+    of them has a gradient on one side and none on the other: the norm grows with the square root of the share. `inner`
+    is the number of calls within.
     """
     if not error or not math.isfinite(error):
         return 0.0
@@ -178,9 +186,9 @@ def flips(call: DumpCall, inner: int, error: float) -> float:
 
 
 def cancelled(call: DumpCall, unit: float, spread: float) -> float:
-    """Return by how much a gradient of parameters may differ once what it sums up was rounded in other places.
+    """Return the relative difference that a parameter's gradient may have because its sum was rounded in another order.
 
-    Of `spread` terms for each element, which cancel one another, each is off by a rounding.
+    Of `spread` terms for each element, which cancel one another, each is off by a rounding (`unit`).
     """
     if call.direction == PARAMETERS_GRAD:
         return 2 * unit * math.sqrt(max(1.0, spread))
@@ -216,21 +224,29 @@ def _significant_bits(number: float) -> int:
 
 
 class TensorSize(NamedTuple):
-    """Norm and number of elements of a tensor, or of all that a module was given."""
+    """How large a tensor is, or all tensors together that a module was given.
+
+    Attributes:
+        norm: Square root of the sum of squares.
+        number: Number of elements.
+    """
 
     norm: float = 0.0
     number: int = 0
 
 
 def size_of(item: DumpRow) -> TensorSize:
-    """Return the size of a tensor, nothing if it is not known."""
+    """Return norm and number of elements of a row's tensor; zeros if they are not known."""
     if not roundoff((item,)) or not isinstance(item.norm, int | float) or not math.isfinite(item.norm):
         return TensorSize()
     return TensorSize(float(item.norm), item.num_elements)
 
 
 def sums_up(call: DumpCall, item: DumpRow, given: TensorSize) -> bool:
-    """Return whether a row of a backward sums over positions: the gradient of a parameter, or of what was spread."""
+    """Return whether a row of a backward is a sum over positions: a parameter's gradient, or that of a broadcast input.
+
+    `given` is the size of the gradient that the call was given.
+    """
     if call.direction == PARAMETERS_GRAD:
         return True
     if call.direction == FORWARD or call.family == MODULE or item.state != OUTPUT:
@@ -255,22 +271,22 @@ def condition(item: DumpRow, norm: float, given: TensorSize, taken: TensorSize) 
 
 
 def gap_growth(direction: str) -> float:
-    """Return by how much code that was not dumped may make an error larger."""
+    """Return by what factor code that was not dumped may magnify a relative error, in the forward or the backward."""
     return _FORWARD_GROWTH if direction == FORWARD else _BACKWARD_GROWTH
 
 
 def is_trivial(call: DumpCall) -> bool:
-    """Return whether a call only passes on or adds up its inputs."""
+    """Return whether a call computes nothing that could be wrong: it only passes on or adds up its inputs."""
     return call.name in _MOVES or call.name in _SUMS
 
 
 def overwrites(call: DumpCall, place: str) -> bool:
-    """Return whether a call writes into what it is given in a place, so that chance may be what stood there before."""
+    """Return whether a call writes into its argument at `place` (`input.0`), so that its old content is chance."""
     return call.name in _WRITES and place == "input.0"
 
 
 def takes_weight(call: DumpCall, place: str) -> bool:
-    """Return whether a function takes a weight or a bias in a place."""
+    """Return whether the argument at `place` (`input.1`) of a function is a weight or a bias."""
     return call.name in _WEIGHTED and place in _WEIGHTS
 
 
@@ -283,7 +299,10 @@ def _passes(call: DumpCall) -> float:
 
 
 def growth(call: DumpCall, inner: int) -> float:
-    """Return by how much a call may make the relative error of its inputs larger, at least 1."""
+    """Return by what factor, at least 1, a call may magnify the relative error of its inputs.
+
+    `inner` is the number of calls within.
+    """
     if call.direction != FORWARD:
         return _BACKWARD_GROWTH
     inputs, outputs = _norms(call, INPUT), _norms(call, OUTPUT)

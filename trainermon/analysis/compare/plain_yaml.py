@@ -19,7 +19,7 @@ class _PlainLoader(yaml.SafeLoader):
 
 
 def load_plain(text: str) -> Any:
-    """Return what a YAML document stands for.
+    """Parse a YAML document into dicts, lists and scalars; aliases are refused: they can make a small file huge.
 
     Raises:
         yaml.YAMLError: It is no YAML, or has an alias.

@@ -19,7 +19,10 @@ def no_report(done: int, total: int, what: str) -> None:
 
 
 class ProgressBar:
-    """Draws a bar with the time left; writes nothing where the output is no terminal."""
+    """Draws on `stream` a bar with the estimated time left, when called as a report.
+
+    Nothing where it is no terminal.
+    """
 
     def __init__(self, stream: TextIO, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream = stream
@@ -40,7 +43,7 @@ class ProgressBar:
         self._stream.flush()
 
     def close(self) -> None:
-        """Erase the bar."""
+        """Erase the bar from the terminal."""
         if self._stream.isatty():
             self._stream.write(_CLEAR)
             self._stream.flush()

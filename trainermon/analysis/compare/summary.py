@@ -25,9 +25,22 @@ _MAX_DUMPS = 12
 class ComparisonOutcome:
     """What is kept of a comparison once its files are written: small enough to come back from another process.
 
-    `rows` and `calls` are numbers by result. `blamed` are the blamed calls in the order in which they ran, with a few
-    words on each; `within` is what is odd within the first of them (see `odd_within`), `called_in` is the line of
-    the user's code that called it. `notes` are those of the comparison. `failure` says why there is none.
+    Attributes:
+        target: Path of the dump in question.
+        golden: Path of the dump taken to be right.
+        label: Step and rank, `step3 rank1`.
+        mode: What was compared: tensor, checksum, statistics.
+        headline: The result in one line.
+        rows: Number of rows by result.
+        calls: Number of calls by result.
+        only_target: Calls that only the target has.
+        only_golden: Calls that only the golden dump has.
+        blamed: The calls where a difference arose, in the order in which they ran: (key, a few words on it).
+        within: What is odd within the first of them (see `odd_within`).
+        called_in: The line of the user's code that called the first of them.
+        files: The files that were written.
+        notes: Those of the comparison.
+        failure: Why the dumps could not be compared; "" if they were.
     """
 
     target: str
@@ -53,7 +66,7 @@ class ComparisonOutcome:
 
 
 def summarise(comparison: Comparison, files: tuple[Path, ...] = ()) -> ComparisonOutcome:
-    """Return the outcome of a comparison."""
+    """Return the outcome of a comparison, of which `files` were written."""
     rows, calls = comparison.row_counts(), comparison.call_counts()
     blamed = comparison.blamed
     only_target, only_golden = unmatched_sides(comparison)
@@ -105,12 +118,15 @@ def render_text(outcomes: Sequence[ComparisonOutcome], *, colour: bool = False) 
 
 
 def first_different(outcomes: Sequence[ComparisonOutcome]) -> ComparisonOutcome:
-    """Return the outcome to look at first: the earliest with a blamed call, a difference, a failure, or lone rows."""
+    """Return the outcome to show first.
+
+    It is the earliest with a blamed call, else with a difference, else with a failure, else with lone rows.
+    """
     return min(outcomes, key=lambda one: (not one.blamed, not one.differs, not one.failure, not one.rows[UNMATCHED]))
 
 
 def headline(comparison: Comparison) -> str:
-    """Return the result in one line."""
+    """Return the result of a comparison in one line: which call is to blame, or that everything is within rounding."""
     if comparison.blamed:
         first = comparison.blamed[0]
         if first.origin:
@@ -128,7 +144,7 @@ def headline(comparison: Comparison) -> str:
 
 
 def describe(call: CallResult) -> str:
-    """Return in a few words how a call changed the difference of what it was given."""
+    """Return a few words on how much the results of a call are apart, and how much its inputs were."""
     if call.origin:
         return _came_in(call)
     if call.given_to:
@@ -160,15 +176,15 @@ def _came_in(call: CallResult) -> str:
 
 
 def unmatched_sides(comparison: Comparison) -> tuple[int, int]:
-    """Return how many calls only the target has, and how many only the golden dump."""
+    """Return the numbers of unmatched calls: (those only the target has, those only the golden dump has)."""
     lonely = [call for call in comparison.calls if call.result == UNMATCHED]
     return sum(call.golden is None for call in lonely), sum(call.target is None for call in lonely)
 
 
 def odd_within(comparison: Comparison, blamed: CallResult) -> tuple[str, ...]:
-    """Return the oddities directly within the blamed module, often the cause itself; () for a function.
+    """Return a few words on each oddity directly within the blamed module, often the cause itself; () for a function.
 
-    That are calls that only one side made, and arguments other than tensors that differ, as an epsilon does.
+    Oddities are calls that only one side made, and arguments other than tensors that differ, as an epsilon does.
     """
     if not blamed.key.startswith("Module."):
         return ()

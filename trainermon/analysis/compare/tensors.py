@@ -50,7 +50,23 @@ _Array = npt.NDArray[np.float64]
 
 @dataclass(slots=True)
 class FiniteSums:
-    """Sums over the positions that are finite on both sides, of all chunks so far."""
+    """Sums over the elements of two tensors that are finite on both sides, chunk by chunk.
+
+    The metrics are made of them.
+
+    Attributes:
+        count: Number of elements.
+        product: Sum of target times golden.
+        square: Sum of the target's squares.
+        golden_square: Sum of the golden squares.
+        distance: Sum of the squared differences.
+        largest: Largest absolute difference.
+        largest_share: Largest difference relative to the golden element.
+        sum_share: Sum of the relative differences.
+        below_thousandth: Elements whose relative difference is below 0.001.
+        below_five_thousandths: Those below 0.005.
+        ulps: Largest difference in units in the last place.
+    """
 
     count: int = 0
     product: float = 0.0
@@ -73,7 +89,7 @@ class FiniteSums:
         return 1.0 if norm == golden_norm else None
 
     def add(self, ours: _Array, theirs: _Array, dtype: str) -> None:
-        """Take in one chunk, which is not empty; units in the last place are those of `dtype`, if it has such."""
+        """Add one chunk of both tensors, not empty; units in the last place are those of `dtype`, if it has such."""
         gap, size = np.abs(ours - theirs), np.abs(theirs)
         share = gap / np.where(size > 0, size, _EPS)
         self.count += ours.size
@@ -94,7 +110,14 @@ class FiniteSums:
 
 @dataclass(slots=True)
 class ElementSums:
-    """What is known of all chunks so far. Positions that are not finite on a side take no part in the sums."""
+    """Sums and counts over all elements of two tensors, chunk by chunk.
+
+    Attributes:
+        finite: Sums over the positions that are finite on both sides.
+        nonfinite: The target's elements that are NaN or infinite.
+        golden_nonfinite: The golden tensor's.
+        differing: Positions at which the two are not equal.
+    """
 
     finite: FiniteSums = field(default_factory=FiniteSums)
     nonfinite: int = 0
@@ -102,9 +125,9 @@ class ElementSums:
     differing: int = 0
 
     def add(self, ours: _Array, theirs: _Array, dtype: str, our_dtype: str = "") -> None:
-        """Take in one chunk; units in the last place are those of `dtype`, if it has such.
+        """Add one chunk of both tensors; units in the last place are those of `dtype`, if it has such.
 
-        Where both have the limits of their types, as a mask does, they are equal.
+        Where both have the limits of their types (`dtype`, `our_dtype`), as a mask does, they are equal.
         """
         if ours.size and max(_reach(ours), _reach(theirs)) >= _LEAST_LIMIT:
             limits = _limits(ours, our_dtype or dtype) & _limits(theirs, dtype) & ((ours > 0) == (theirs > 0))
@@ -121,7 +144,7 @@ class ElementSums:
             self.finite.add(ours, theirs, dtype)
 
     def difference(self) -> DumpRowDifference:
-        """Return the columns of the result table, and the size of the difference."""
+        """Return the difference of the two tensors: its relative size, and the cells of the result table."""
         sums = self.finite
         norm, golden_norm = math.sqrt(sums.square), math.sqrt(sums.golden_square)
         share = [
@@ -139,9 +162,9 @@ class ElementSums:
 def tensor_differences(
     pairs: Sequence[ItemPair], *, target: DumpRows, golden: DumpRows, threads: int = 1
 ) -> Iterator[DumpRowDifference]:
-    """Yield how far the tensors of the rows of each pair are apart, see `tensor_difference`.
+    """Yield for each pair of rows how far the elements of their tensors are apart (`tensor_difference`), in order.
 
-    Several threads read and reckon, as numpy holds no lock meanwhile; few tensors are on their way at any time.
+    `threads` read and compute at a time, as numpy holds no lock meanwhile; few tensors are in memory at any time.
     """
     with ThreadPoolExecutor(threads) as pool:
         waiting: deque[Future[DumpRowDifference]] = deque()

@@ -29,7 +29,15 @@ _kind = attrgetter("dtype", "shape", "requires_grad")
 
 
 class ResultRow(NamedTuple):
-    """One row of the result table; `messages` say why it does not pass."""
+    """One row of the result table: a tensor or argument of a call, on both sides.
+
+    Attributes:
+        target: The target's; None: only the golden dump has it.
+        golden: The golden one; None: only the target has it.
+        difference: How far they are apart.
+        result: `pass`, `warning`, `error` or `unmatched`
+        messages: Why it does not pass.
+    """
 
     target: DumpRow | None
     golden: DumpRow | None
@@ -61,7 +69,7 @@ class CallResult:
 
     @property
     def key(self) -> str:
-        """Name of the call, the target's where there is one."""
+        """Key of the call in the target; in the golden dump where the target has none."""
         call = self.target or self.golden
         return call.key if call else ""
 
@@ -70,9 +78,18 @@ class CallResult:
 class JudgedCall:
     """What is known of a call before its rows are judged.
 
-    A row that differs by no more than `tolerance` passes, of a call that is to blame by no more than `floor`. `origins`
-    are the places that differ before the call and are themselves where that began; `apart` those that hold something
-    else on either side and so are not compared, each with why.
+    Attributes:
+        input_error: Largest relative difference of its inputs.
+        output_error: Largest relative difference of its results.
+        expected: What rounding and the inputs' differences explain.
+        floor: A row of a call that is to blame passes up to this relative difference.
+        tolerance: A row of any other call passes up to this.
+        is_unexplained: Whether the results differ by more than is expected.
+        blamed: Whether the difference arose here.
+        encloses_blame: Whether it arose in a call within this one.
+        given_to: Key of the call within, to which it gave something wrong; "".
+        origins: Places that differ before the call and where the difference began.
+        apart: Places that hold something else on either side and so are not compared, each with why.
     """
 
     input_error: float = 0.0
@@ -91,7 +108,10 @@ class JudgedCall:
 def row_of(
     call: JudgedCall, noise: float, ours: DumpRow | None, theirs: DumpRow | None, difference: DumpRowDifference
 ) -> ResultRow:
-    """Return a row with its result; `noise` is by how much it differs between two runs of one side."""
+    """Judge one row of `call`: compare its difference with what is allowed, and return the row with its result.
+
+    `noise` is by how much it differs between two runs of one side.
+    """
     if ours is None or theirs is None:
         return ResultRow(ours, theirs, difference, UNMATCHED)
     alike = _kind(ours) == _kind(theirs) and ours.is_tensor
@@ -110,13 +130,13 @@ def row_of(
 
 
 def most_severe(rows: Iterable[ResultRow]) -> str:
-    """Return the worst result of rows."""
+    """Return the worst of the rows' results (`pass`, `warning`, `error`, `unmatched`)."""
     found = {row.result for row in rows}
     return next((result for result in (ERROR, WARNING, PASS) if result in found), PASS)
 
 
 def worst(one: float, other: float) -> float:
-    """Return the larger of two errors; NaN is the worst."""
+    """Return the larger of two relative differences; NaN counts as the largest."""
     return one if one > other or math.isnan(one) else other
 
 

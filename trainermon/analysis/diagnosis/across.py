@@ -34,9 +34,9 @@ def _explains(one: Found, first: Found) -> bool:
 
 
 def independent_of(found: Sequence[Found], dumps: Sequence[RankDump]) -> list[Found]:
-    """Return those of `found` that none of the others can have caused, by the communication in the dumps.
+    """Return those of `found` (a rank's dump and its first bad value) that none of the others can have caused.
 
-    Only dumps with functions show it; without any, all are returned.
+    That follows from the communication in the dumps. Only dumps with functions show it; without any, all are returned.
     """
     if len(found) < 2 or all(entry.dump.level == "L0" for entry in dumps):
         return list(found)
@@ -46,7 +46,7 @@ def independent_of(found: Sequence[Found], dumps: Sequence[RankDump]) -> list[Fo
 
 
 def with_hidden(found: Sequence[Found], dumps: Sequence[RankDump]) -> list[Found]:
-    """Return `found` with the origins on ranks that stayed sound but sent the bad value within the step."""
+    """Return `found` and the origins on ranks that stayed sound but sent the bad value to others in the step."""
     where, outer = first_of(found)
     if outer.phase is not FaultPhase.FORWARD:
         return list(found)
@@ -87,7 +87,7 @@ def lost_upstream(found: Sequence[Found], dumps: Sequence[RankDump]) -> list[Ran
 
 
 def pipeline_place(where: RankDump, origin: Origin) -> int:
-    """Return the position of the stage in the whole pipeline, virtual stages counted."""
+    """Return the position, from 0, of the origin's stage in the whole pipeline, virtual stages counted."""
     return origin.stage * where.dump.info.pipeline_size + where.dump.info.pipeline_stage
 
 
@@ -106,7 +106,7 @@ def reached_from(first: Found, found: Sequence[Found]) -> set[int]:
 
 
 def in_pipeline(where: RankDump, origin: Origin) -> Origin:
-    """Return `origin` with a reason that knows of pipelines: a stage's input and output are not the model's."""
+    """Return `origin` with its reason reworded for pipelines: a stage's input and output are not the model's."""
     place, last = pipeline_place(where, origin), where.dump.info.pipeline_size - 1
     if origin.module == INPUT and place > 0:
         reason = "what the pipeline stage before handed over was not finite"

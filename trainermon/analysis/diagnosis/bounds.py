@@ -37,7 +37,11 @@ _RATIOS = frozenset({"div", "__div__", "__truediv__", "__itruediv__", "true_divi
 
 
 def proven_cause(entry: EntryRecord) -> tuple[NonfiniteCause, str] | None:
-    """Return (cause, reason) of a forward's non-finite result as far as statistics prove it; None if they do not."""
+    """Return why the result of a dumped forward is NaN or Inf, as far as the statistics of its inputs prove it.
+
+    Returns:
+        The cause and a sentence, or None if they prove nothing.
+    """
     output = next((record for record in entry.outputs if record.nonfinite), None)
     inputs = (*entry.inputs, *entry.parameters)
     if output is None or output.dtype not in LARGEST or not inputs:

@@ -24,7 +24,10 @@ _REPLAY = "a replay of the step (replay.enabled, replay.classify)"
 
 
 def classified(diagnosis: Diagnosis, dumps: Sequence[RankDump]) -> Diagnosis:
-    """Return `diagnosis` with the cause of the first bad operation, and the replay's verdict on the step."""
+    """Return `diagnosis` with the cause of the first bad operation (range, precision, kernel …) added from the dumps.
+
+    So is whether the step gave the same again when it was replayed.
+    """
     where = next((entry for entry in dumps if entry.rank == diagnosis.rank), None)
     is_replayed = diagnosis.phase not in (FaultPhase.REDUCTION, FaultPhase.BEFORE_STEP)
     if (

@@ -60,7 +60,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Print the diagnosis; return 0, whatever it says, unless the exit status was asked for.
+    """Diagnose a run (`trainermon diagnose`), print the result, and return the exit status.
+
+    It is 0, whatever the diagnosis says, unless an option asks for a status that tells.
 
     Raises:
         QueryError: there is no such run.

@@ -15,9 +15,9 @@ Places = Mapping[int, Mapping[str, int]]
 
 
 def read_places(run_dir: Path) -> dict[int, dict[str, int]]:
-    """Return, by rank of a run, its place on each axis that is split, as the rank has written it down.
+    """Return, by rank, its position on each axis of parallelism that is split (`{3: {"tp": 1, "pp": 0}}`).
 
-    Ranks that did not are left out.
+    It is what each rank has written into the run directory; ranks that wrote nothing are left out.
     """
     found = {}
     for path in sorted(run_dir.glob("ranks/rank*.json")):

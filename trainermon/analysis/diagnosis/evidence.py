@@ -33,7 +33,12 @@ _MAX_ROWS = 100_000
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NonfiniteRow:
-    """One stored row with non-finite elements; the columns are those of the store's `stats`."""
+    """One stored row of statistics with NaN or Inf in it; the fields are the columns of the store's table `stats`.
+
+    `slot` is which tensor of a call (`output.0`), `stage` the virtual pipeline stage, `micro_step` the forward and
+    backward within the step (None: once per step). `count`, `nans` and `infs` are numbers of elements, `min` and `max`
+    those of the finite ones.
+    """
 
     kind: str
     name: str
@@ -51,12 +56,18 @@ class NonfiniteRow:
 
     @property
     def fingerprint(self) -> None:
-        """None: the moments leave out what is not finite, so that equality is not known."""
+        """Always None: the statistics leave out NaN and Inf, so they do not tell whether two tensors are equal."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RankDump:
-    """The dump of one rank. `path` is relative to the run directory."""
+    """The dump of one rank.
+
+    Attributes:
+        rank: The rank.
+        path: The dump's folder, relative to the run directory.
+        dump: What was read from it.
+    """
 
     rank: int
     path: str
@@ -64,7 +75,13 @@ class RankDump:
 
 
 class LargeWeight(NamedTuple):
-    """A parameter's largest finite element on a rank."""
+    """A parameter that holds an unusually large element on a rank.
+
+    Attributes:
+        name: The parameter.
+        rank: The rank.
+        size: Magnitude of its largest finite element.
+    """
 
     name: str
     rank: int
@@ -112,7 +129,9 @@ class _DumpPlace(NamedTuple):
 
 
 def gather(run_dir: Path, step: int | None = None) -> StepEvidence:
-    """Return the evidence in `run_dir` on `step`; without one, on the first non-finite step of the newest attempt.
+    """Collect from the run directory all that is known about `step`; without one, about the first step with NaN or Inf.
+
+    That step is looked for in the newest attempt.
 
     Raises:
         DumpError: there is no such run directory, or nothing is known of `step`.
@@ -175,7 +194,7 @@ def _records(dump: Dump) -> Iterator[TensorRecord]:
 
 @contextlib.contextmanager
 def open_store(run_dir: Path) -> Iterator[duckdb.DuckDBPyConnection | None]:
-    """Yield the run's tables, None if nothing has been stored.
+    """Return a context with a DuckDB connection to the run's stored tables; None in it if nothing has been stored.
 
     Raises:
         StoreError: A segment cannot be read; that may come out only when its rows are.

@@ -22,9 +22,10 @@ MAX_FLOWS = 100_000
 
 
 def in_execution_order(modules: Sequence[str], flows: Iterable[Flow]) -> tuple[str, ...]:
-    """Return `modules` with those beside each other in the order in which tensors flow through them.
+    """Return `modules`, given in the order of definition, in the order in which they run, as far as `flows` tell.
 
-    Modules stay behind those that hold them. Where flows say nothing or contradict one another, the given order stands.
+    `flows` say which module's output another was given. Modules stay behind those that hold them. Where flows say
+    nothing or contradict one another, the given order stands.
     """
     known = dict.fromkeys(name for module in modules for name in _with_outer(module))
     children: dict[str, list[str]] = defaultdict(list)
@@ -69,7 +70,10 @@ def _sorted(names: Sequence[str], follows: dict[str, set[str]]) -> list[str]:
 
 
 def read_flows(connection: duckdb.DuckDBPyConnection, step: int, view: str = "stats") -> list[Flow]:
-    """Return what flowed between modules on a stored step; tensors of equal elements, like masks, tell nothing."""
+    """Return which module's output became which module's input on a stored step, found by equal statistics.
+
+    Tensors of equal elements, like masks, tell nothing. `view` is the table that is read.
+    """
     query = f"""
         WITH tensors AS (
             SELECT DISTINCT name, starts_with(slot, 'output') AS is_output, rank, stage, micro_step,

@@ -15,7 +15,12 @@ SCHEMA_VERSION = 2
 
 
 class DiagnosisVerdict(str, enum.Enum):
-    """The outcome of a diagnosis: how far it got."""
+    """How far a diagnosis got.
+
+    `located`: the origin is known. `consequence`: what is bad follows from an earlier step. `not_reproduced`: the
+    replay was clean. `finite`: nothing is wrong. `equal`: nothing differs from the reference. `no_evidence`: too little
+    was recorded.
+    """
 
     LOCATED = "located"
     CONSEQUENCE = "consequence"
@@ -29,7 +34,11 @@ class DiagnosisVerdict(str, enum.Enum):
 
 
 class Symptom(str, enum.Enum):
-    """The kind of fault that came first. `differs`: a value is not what the reference has."""
+    """The kind of fault that came first.
+
+    `nonfinite`: NaN or Inf. `exploded`: far larger than usual. `died`: zero. `diverged`: unlike that of its peers.
+    `differs`: not what the reference run has. `none`: nothing is wrong.
+    """
 
     NONE = "none"
     NONFINITE = "nonfinite"
@@ -43,7 +52,10 @@ class Symptom(str, enum.Enum):
 
 
 class PlaceLevel(str, enum.Enum):
-    """The levels at which a place can be known, from the coarsest to the finest."""
+    """The levels at which a fault's place can be known, from the coarsest, `step`, to the finest, `api` (a function).
+
+    `domain` is a part of the job, as the ranks of one pipeline stage.
+    """
 
     STEP = "step"
     MICRO_STEP = "micro_step"
@@ -72,7 +84,11 @@ class FaultPhase(str, enum.Enum):
 
 
 class RankRole(str, enum.Enum):
-    """The part of a rank in the fault. `reached`: the bad value came to it within the step's computation."""
+    """A rank's part in the fault.
+
+    `origin`: the bad value arose there. `reached`: it came to the rank within the step's computation. `innocent`: only
+    the reduction of gradients brought it. `unknown`: nothing tells.
+    """
 
     ORIGIN = "origin"
     REACHED = "reached"
@@ -132,7 +148,10 @@ class RankFinding:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class BadParameter:
-    """A parameter that was non-finite before the forward of the step, on the origin rank."""
+    """A parameter that held NaN or Inf before the forward of the step, on the rank where the fault arose.
+
+    `count`, `nans` and `infs` are numbers of elements.
+    """
 
     name: str
     count: int
@@ -142,7 +161,14 @@ class BadParameter:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LevelFinding:
-    """What was found at one level. `answer` is "" where nothing tells; `reason` says why, `source` by which files."""
+    """What a diagnosis found at one level of the way from the step down to the function.
+
+    Attributes:
+        level: Step, micro step, part of the job, rank, module or function.
+        answer: What was found; "" where nothing tells.
+        reason: Why.
+        source: The files that tell.
+    """
 
     level: PlaceLevel
     answer: str
@@ -169,10 +195,12 @@ class Contrast:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class NextCollection:
-    """What to collect to get further, and why.
+    """What to record in another run to get further with a diagnosis.
 
-    `debugger` is a configuration that `PrecisionDebugger` reads (config.json), `monitor` one that `TrainerMon` reads;
-    None where that tool has nothing to add.
+    Attributes:
+        reason: Why, in a sentence.
+        debugger: A configuration that `PrecisionDebugger` reads (config.json); None: it has nothing to add.
+        monitor: A configuration that `TrainerMon` reads; None likewise.
     """
 
     reason: str

@@ -16,7 +16,15 @@ OUTLIER = 1e4
 
 
 class HugeWeight(NamedTuple):
-    """A weight that is out of all proportion, its `size` (largest element), that of others, and who holds it."""
+    """A weight that is far too large beside all others.
+
+    Attributes:
+        name: The parameter.
+        size: Magnitude of its largest element.
+        usual: What that is for other parameters.
+        rank: Who holds it.
+        record: Its statistics in the dump.
+    """
 
     name: str
     size: float

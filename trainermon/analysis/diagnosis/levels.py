@@ -26,7 +26,10 @@ _REPLAY = NextCollection(
 
 
 def with_levels(diagnosis: Diagnosis, evidence: StepEvidence) -> Diagnosis:
-    """Return the diagnosis of a non-finite value with its levels, and with what to collect next."""
+    """Return the diagnosis of a NaN or Inf with the answer at each level, from step to function, added.
+
+    What to collect next is added too.
+    """
     if diagnosis.verdict not in (DiagnosisVerdict.LOCATED, DiagnosisVerdict.NOT_REPRODUCED):
         return diagnosis
     return dataclasses.replace(diagnosis, levels=_levels(diagnosis, evidence), collect=_collect(diagnosis, evidence))

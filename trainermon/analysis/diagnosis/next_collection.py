@@ -29,9 +29,14 @@ _SWITCHES: Mapping[str, Mapping[str, Any]] = {
 def dump_of_step(
     step: int, ranks: Sequence[int], reason: str, *, calls: Sequence[str] = (), task: str = "statistics"
 ) -> NextCollection:
-    """Return the order for a dump of modules and functions on `step`.
+    """Return the advice to record a dump of modules and functions on `step`, as configuration for `PrecisionDebugger`.
 
-    Without `ranks` on all; with `calls`, keys of module calls, only what runs within them.
+    Args:
+        step: The step.
+        ranks: Only these; empty: all.
+        reason: Why.
+        calls: Only what runs within the module calls with these keys; empty: everything.
+        task: `statistics` or `tensor`.
     """
     block: dict[str, Any] = {"list": list(calls)} if calls else {}
     debugger: dict[str, Any] = {"task": task, "dump_path": DUMP_PATH, "level": "mix", "step": [step]}
@@ -44,7 +49,10 @@ def dump_of_step(
 
 
 def more_statistics(kinds: Collection[str], reason: str, *, start_step: int = 0) -> NextCollection | None:
-    """Return the monitor's configuration that stores what `kinds` leaves out; None if they leave nothing out."""
+    """Return the advice to store the statistics that are not among `kinds`, as configuration for `TrainerMon`.
+
+    `start_step` is the step from which to collect. None if all kinds are stored already.
+    """
     missing = [switch for switch, needed in _SWITCHES.items() if not any(kind in kinds for kind in needed)]
     if not missing:
         return None
@@ -54,7 +62,10 @@ def more_statistics(kinds: Collection[str], reason: str, *, start_step: int = 0)
 
 
 def together(*parts: NextCollection | None) -> NextCollection | None:
-    """Return several orders merged into one; of configurations of one kind, the first."""
+    """Merge several pieces of advice on what to record into one; of two configurations for one tool the first counts.
+
+    None if all parts are.
+    """
     found = [part for part in parts if part is not None]
     if not found:
         return None
@@ -66,7 +77,9 @@ def together(*parts: NextCollection | None) -> NextCollection | None:
 
 
 def write_configurations(order: NextCollection | None, folder: Path) -> tuple[Path, ...]:
-    """Write the configurations of an order into `folder`, and return the files; none if there is nothing to collect.
+    """Write the configuration files that `order` advises (config.json, monitor_config.json) into `folder`.
+
+    Return their paths. None are written for None.
 
     Raises:
         DumpError: a file cannot be written.

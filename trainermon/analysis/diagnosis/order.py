@@ -31,7 +31,13 @@ _KEY = re.compile(r"Distributed\.(\w+)\.\d+\.forward$")
 
 
 class CallEvent(NamedTuple):
-    """One call: the rank, its place in the order of that rank, and its key in the dump."""
+    """One dumped call and when it ran.
+
+    Attributes:
+        rank: The rank.
+        order: Its position in the sequence of that rank.
+        key: Its name in the dump, `Module.h.0.Linear.forward.2`.
+    """
 
     rank: int
     order: int
@@ -39,7 +45,14 @@ class CallEvent(NamedTuple):
 
 
 class CommunicationCall(NamedTuple):
-    """A call that communicates. `group` are global ranks, empty for all; `peer` is the root, or the other side."""
+    """A dumped collective or point-to-point call.
+
+    Attributes:
+        event: The call, and when it ran.
+        operation: `all_reduce`, `send` …
+        group: The global ranks that take part; empty: all.
+        peer: The root of a collective, or the other side of a send; None: there is none.
+    """
 
     event: CallEvent
     operation: str

@@ -26,10 +26,22 @@ _OTHER_SIDE = {"input": "output", "output": "input"}
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Where the first non-finite value of a dump arose.
+    """Where the first NaN or Inf of one rank's dump arose.
 
-    `order` is its place in the sequence of the step, `stage` the root (virtual pipeline stage) below which it arose,
-    `key` the entry of the dump that shows it.
+    Attributes:
+        phase: In which part of the step.
+        module: The module's name; `(input)`, `(loss)` outside of the model.
+        class_name: Its class.
+        tensor: The bad tensor's statistics.
+        reason: Why it is this one, in a sentence.
+        order: Its position in the sequence of the step.
+        key: The entry of the dump that shows it.
+        call: Number of the module's call.
+        micro_step: Number of the forward and backward within the step; None: not known.
+        stage: The root (virtual pipeline stage) below which it arose.
+        source: The line of the user's code that called the module.
+        candidates: Modules that cannot be told apart from it.
+        chain: The calls through which the bad value went from here to the loss.
     """
 
     phase: FaultPhase
@@ -83,7 +95,10 @@ def bad_parameters(dump: Dump) -> list[tuple[str, TensorRecord]]:
 
 
 def bad_tensor(record: TensorRecord) -> BadTensor:
-    """Return what a diagnosis says of a tensor; msprobe's dumps have no counts."""
+    """Return a dumped tensor's slot, type, shape and counts, as a diagnosis shows them.
+
+    Counts are -1 in msprobe's dumps.
+    """
     return BadTensor(
         slot=record.slot,
         dtype=record.dtype.removeprefix("torch."),

@@ -47,7 +47,10 @@ _SAID = {
 
 
 def render_text(diagnosis: Diagnosis, *, colour: bool = False) -> str:
-    """Return the diagnosis as text that ends with a newline."""
+    """Return the diagnosis as several lines of text for a terminal, with a newline at the end.
+
+    `colour` adds escape codes.
+    """
     lines = [_bold(line) if colour else line for line in _wrapped("", diagnosis.headline)]
     for label, text in _facts(diagnosis):
         lines += _wrapped(label, text)
@@ -105,7 +108,7 @@ def _next(order: NextCollection) -> Iterator[str]:
 
 
 def describe_tensor(tensor: BadTensor) -> str:
-    """Return place, type, shape and the share of non-finite elements in a few words."""
+    """Return a few words on a bad tensor: place, type, shape and the share of elements that are NaN or Inf."""
     shape = f"[{', '.join(map(str, tensor.shape))}]" if tensor.shape else ""
     bad = [f"{number:,} {name}" for number, name in ((tensor.nans, "NaN"), (tensor.infs, "Inf")) if number > 0]
     is_finite = tensor.nans == tensor.infs == 0

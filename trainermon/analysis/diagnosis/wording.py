@@ -24,7 +24,7 @@ class SeriesName(Protocol):
 
 
 def series_name(row: SeriesName) -> str:
-    """Return what a series is called in a sentence."""
+    """Return what a series is called in a sentence: `grad_reduced h.0.weight`, `the loss of micro step 1`."""
     micro = "" if row.micro_step is None else f" micro step {row.micro_step}"
     if row.kind == Kind.LOSS:
         return f"the {row.name}{' of' if micro else ''}{micro}"

@@ -107,7 +107,7 @@ def _tolerance(text: str) -> float:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run the subcommand and return 0, whatever it finds.
+    """Run one of the subcommands of `trainermon tensor` (show, diff, convert …), print its result and return 0.
 
     Raises:
         DumpError: there is no such tensor, or a file is damaged.

@@ -26,7 +26,14 @@ _SAFETENSORS_NAMES = {dtype: name for name, dtype in SAFETENSORS.items()}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConvertedFile:
-    """A file that was written: `changed` counts elements that the new dtype cannot hold exactly."""
+    """A tensor file that was written.
+
+    Attributes:
+        path: The file.
+        dtype: Type of its elements.
+        shape: Shape of the tensor.
+        changed: Number of elements that this type cannot hold exactly.
+    """
 
     path: Path
     dtype: str
@@ -35,10 +42,10 @@ class ConvertedFile:
 
 
 def convert(tensor: StoredTensor, path: Path, *, dtype: str | None = None, overwrite: bool = False) -> ConvertedFile:
-    """Write `tensor` into `path`, in the format of its suffix; a .bin gets a .bin.json beside it.
+    """Write `tensor` to the file `path`, in the format of its suffix (.pt, .npy, .bin …).
 
-    Without `dtype` it is the tensor's own, in .npy float32 for what numpy does not know. The file is put in place by
-    rename, once it is whole.
+    A .bin gets a .bin.json beside it. `dtype` None: the tensor's own, in .npy float32 for what numpy does not know. The
+    file is put in place by rename, once it is whole.
 
     Raises:
         DumpError: the file exists already, cannot be written, or cannot hold the dtype.
@@ -154,9 +161,9 @@ _WRITERS: dict[str, Callable[[_DtypeConversion, Path], None]] = {
 
 
 def destination(tensor: StoredTensor, source: Path, output: Path, suffix: str) -> Path:
-    """Return where a tensor of the folder (or file) `source` goes below `output`: at its own place there.
+    """Return the path below `output` for a converted tensor of the folder (or file) `source`: where it is in `source`.
 
-    Where a file holds several tensors, each one's name is added to the file's.
+    `suffix` is the new ending. Where a file holds several tensors, each one's name is added to the file's.
     """
     place = tensor.path.relative_to(source) if source.is_dir() else Path(tensor.path.name)
     stem = f"{place.stem}.{tensor.name}" if tensor.name else place.stem

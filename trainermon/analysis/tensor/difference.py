@@ -103,7 +103,7 @@ def _element(index: int, columns: tuple[Any, ...], shape: tuple[int, ...], start
 
 
 def render_diff(diff: TensorDiff) -> Iterator[str]:
-    """Yield the lines that tell how two tensors differ."""
+    """Yield lines of text for a terminal that say how two tensors differ."""
     yield line("ours", printable(diff.ours))
     yield line("theirs", printable(diff.theirs))
     types = diff.dtypes[0] if len(set(diff.dtypes)) == 1 else " and ".join(diff.dtypes)
@@ -132,7 +132,10 @@ def _ulps(diff: TensorDiff) -> str:
 
 
 def diff_row(diff: TensorDiff, name: str) -> tuple[str, ...]:
-    """Return the cells of a pair's line in a list of many; see `DIFF_HEAD`."""
+    """Return the cells for one pair of tensors in a table of many, with the columns `DIFF_HEAD`.
+
+    `name` is the first.
+    """
     values = (diff.relative, diff.max_absolute, diff.cosine)
     return (printable(name), f"{diff.differing:,}", f"{diff.count:,}", *map(number, values))
 

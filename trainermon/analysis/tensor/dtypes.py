@@ -50,7 +50,9 @@ DTYPES = (*_NATIVE, *BITS)
 
 
 def storage_dtype(dtype: str) -> np.dtype[Any]:
-    """Return the little-endian dtype of numpy that holds the elements of `dtype`, bits of those it does not know.
+    """Return the little-endian numpy dtype in which elements of `dtype` are stored.
+
+    For bfloat16 and float8, unsigned integers.
 
     Raises:
         DumpError: such elements cannot be read.
@@ -98,12 +100,12 @@ def rounded(values: npt.NDArray[Any], dtype: str) -> Raw:
 
 
 def magnitudes(values: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    """Return real numbers in float64, of complex ones the magnitude."""
+    """Return the numbers as float64, complex ones as their magnitudes; the shape stays."""
     return np.asarray(np.abs(values) if values.dtype.kind == "c" else values, dtype=np.float64)
 
 
 def parts(values: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    """Return one dimension of float64: the numbers, of complex ones real and imaginary parts in turn."""
+    """Return the numbers as a flat float64 array; of complex ones, real and imaginary part in turn."""
     flat = np.ascontiguousarray(values).reshape(-1)
     return np.asarray(flat.view(flat.real.dtype) if flat.dtype.kind == "c" else flat, dtype=np.float64)
 

@@ -20,14 +20,22 @@ _Piece = tuple[tuple[_Array, ...], npt.NDArray[np.float64]]  # the columns to sh
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExtremeElement:
-    """An element: `values` are its value, and of two tensors also the other's and the magnitude of the difference."""
+    """One element of a tensor, or the same element of two.
+
+    Attributes:
+        position: Its index in each dimension.
+        values: Its value; of two tensors: ours, theirs, magnitude of the difference.
+    """
 
     position: tuple[int, ...]
     values: tuple[Any, ...]
 
 
 def largest(tensor: StoredTensor, number: int) -> tuple[ExtremeElement, ...]:
-    """Return the `number` elements of largest magnitude, non-finite ones first, equal ones in order."""
+    """Return the `number` elements with the largest magnitude.
+
+    NaN and Inf come first, equal ones in order of position.
+    """
     pieces = (((chunk,), np.abs(magnitudes(chunk))) for chunk in tensor.chunks())
     return _largest(pieces, number, tensor.shape)
 
@@ -57,7 +65,7 @@ def check_shapes(tensor: StoredTensor, other: StoredTensor) -> None:
 
 
 def distances(ours: _Array, theirs: _Array) -> npt.NDArray[np.float64]:
-    """Return how far elements are apart: 0 where both are NaN, NaN where one alone is not finite."""
+    """Return the absolute difference of each element: 0 where both are NaN, NaN where one alone is not finite."""
     if ours.dtype.kind in "iub" and theirs.dtype.kind in "iub":
         gap = np.where(ours == theirs, 0.0, np.abs(ours.astype(np.float64) - theirs.astype(np.float64)))
         return np.where((gap == 0) & (ours != theirs), 1.0, gap)  # integers beyond what float64 tells apart

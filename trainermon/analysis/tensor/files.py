@@ -56,9 +56,13 @@ _MAX_EXPANDED = 1 << 28
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredTensor:
-    """A tensor in a file. `name` is the one it has in there, "" if the file holds nothing else.
+    """A tensor in a file, whose elements are read when they are needed.
 
-    `dtype` is torch's name without `torch.`; `raw` are the elements as stored, of whatever strides.
+    Attributes:
+        path: The file.
+        name: Its name in there; "" if the file holds nothing else.
+        dtype: Torch's name without `torch.`.
+        raw: The elements as stored, of whatever strides.
     """
 
     path: Path
@@ -68,7 +72,7 @@ class StoredTensor:
 
     @property
     def label(self) -> str:
-        """The file's name, and that of the tensor if there are several."""
+        """What the tensor is called in output: the file's name, and the tensor's own if the file holds several."""
         return f"{self.path.name}::{self.name}" if self.name else self.path.name
 
     @property

@@ -26,10 +26,18 @@ RANGES = {"float16": (-14, 65504.0), "bfloat16": (-126, 3.3895313892515355e38), 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorHistogram:
-    """Numbers of elements by bin: `edges` has one more than `counts`; the last bin holds its upper edge.
+    """How many elements of a tensor lie in which range.
 
-    With `by_power`, bins are powers of two of the magnitude. `zeros` are apart there (and 0 otherwise), non-finite
-    elements always. Of complex numbers the magnitudes count.
+    Attributes:
+        label: The tensor's name.
+        dtype: Its type.
+        count: Number of elements.
+        edges: Limits of the bins; one more than `counts`. The last bin holds its upper edge.
+        counts: Number of elements in each bin; of complex numbers the magnitudes count.
+        by_power: Bins are powers of two of the magnitude.
+        nans: NaNs, which are in no bin.
+        infs: Infinities, likewise.
+        zeros: Zeros with `by_power`, where they are in no bin; else 0.
     """
 
     label: str
@@ -109,7 +117,7 @@ def _by_power(tensor: StoredTensor, _: int) -> tuple[list[float], list[int], int
 
 
 def render_histogram(found: TensorHistogram) -> Iterator[str]:
-    """Yield a line for each bin, with a bar."""
+    """Yield the lines of a histogram for a terminal: each bin's range, count and bar."""
     yield printable(found.label)
     apart = ((found.zeros, "zero"), (found.nans, "NaN"), (found.infs, "Inf"))
     besides = "".join(f", {count:,} {name}" for count, name in apart if count)
@@ -123,7 +131,10 @@ def render_histogram(found: TensorHistogram) -> Iterator[str]:
 
 
 def limits(found: TensorHistogram) -> Iterator[str]:
-    """Yield what of the elements the narrower dtypes would cut off; only where bins are powers of two."""
+    """Yield a line for each narrower dtype: which share of the elements it would make infinite or zero.
+
+    Only for a histogram by powers of two.
+    """
     if not found.by_power or not found.counts:
         return
     for dtype, (least, largest) in RANGES.items():
@@ -147,7 +158,7 @@ def _bar(count: int, most: int) -> str:
 
 
 def render_svg(found: TensorHistogram) -> str:
-    """Return the histogram as an svg file, light or dark as the viewer is."""
+    """Return the histogram as the text of an SVG file, light or dark as the viewer is."""
     most = max(found.counts, default=1) or 1
     step = 640 / max(1, len(found.counts))
     bars = "".join(

@@ -13,14 +13,19 @@ _NUMBER = re.compile(r"[+-]?\d{1,18}")
 
 @dataclass(frozen=True, slots=True)
 class IndexPart:
-    """What an index selects of a tensor of `shape`: of every dimension a position, or a range."""
+    """The part of a tensor that an index such as `[3, :, 10:20]` selects.
+
+    Attributes:
+        shape: Shape of the whole tensor.
+        dims: For each dimension the selected position, or the range of positions.
+    """
 
     shape: tuple[int, ...]
     dims: tuple[int | range, ...]
 
     @property
     def index(self) -> tuple[int | slice, ...]:
-        """The part as an index of numpy, without negative numbers where possible."""
+        """The part as a numpy index (integers and slices), without negative numbers where possible."""
         return tuple(dim if isinstance(dim, int) else _as_slice(dim) for dim in self.dims)
 
     @property
@@ -30,7 +35,7 @@ class IndexPart:
         return f"[{', '.join(str(dim) if isinstance(dim, int) else _range_text(dim, size) for dim, size in sizes)}]"
 
     def whole(self, position: Sequence[int]) -> tuple[int, ...]:
-        """Return where in the whole tensor `position` of the part stands.
+        """Return the position in the whole tensor of the element at `position` of the part.
 
         >>> parse_index("2, 10::5", (4, 30)).whole((1,))
         (2, 15)

@@ -21,7 +21,12 @@ _Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElementPlace:
-    """An element: its position in the whole tensor, and its value."""
+    """One element of a tensor.
+
+    Attributes:
+        position: Its index in each dimension of the whole tensor.
+        value: Its value.
+    """
 
     position: tuple[int, ...]
     value: float
@@ -29,7 +34,14 @@ class ElementPlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexSpread:
-    """Over how many indices of a dimension non-finite elements are spread, and the first of them."""
+    """How widely NaN and Inf are spread along one dimension of a tensor.
+
+    Attributes:
+        dim: The dimension.
+        size: Its length.
+        indices: Number of its indices at which there is such an element.
+        first: The first of these indices.
+    """
 
     dim: int
     size: int
@@ -39,11 +51,12 @@ class IndexSpread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorProfile:
-    """What is in a tensor.
+    """The statistics of a tensor, and where its NaNs and Infs are.
 
-    Extremes and moments are over finite elements, None without any; of complex numbers they are of the magnitudes.
-    `bad` are the first positions of non-finite elements, `spread` tells for each dimension over how many indices they
-    are spread (none of a tensor of one dimension, or of a dimension of more than a million).
+    Extremes and moments (`min`, `max`, `mean`, `std`, `rms`, `norm`) are over finite elements, None without any; of
+    complex numbers they are of the magnitudes. `count`, `nans`, `positive_infs`, `negative_infs` and `zeros` are
+    numbers of elements. `bad` are the first positions of non-finite elements, `spread` tells for each dimension over
+    how many indices they are spread (none of a tensor of one dimension, or of a dimension of more than a million).
     """
 
     label: str
@@ -133,7 +146,7 @@ class _ChunkSums:
 
 
 def profile(tensor: StoredTensor, part: IndexPart | None = None) -> TensorProfile:
-    """Return what is in `tensor`, or in a `part` of it; positions are always those in the whole tensor."""
+    """Compute the statistics of `tensor`, or of a `part` of it; positions are always those in the whole tensor."""
     seen = tensor if part is None else tensor.part(part.index)
     sums = _ChunkSums(seen.shape)
     with np.errstate(over="ignore"):
@@ -200,6 +213,9 @@ def _spread(sums: _ChunkSums, part: IndexPart | None) -> list[IndexSpread]:
 
 
 def position_of(flat: int, shape: tuple[int, ...], part: IndexPart | None = None) -> tuple[int, ...]:
-    """Return where element number `flat` of a tensor of `shape` stands, in the whole tensor if that is a part."""
+    """Return the index, in each dimension of the whole tensor, of element number `flat` in C order.
+
+    `shape` is that of the tensor, or of its `part`.
+    """
     position = tuple(int(index) for index in np.unravel_index(flat, shape)) if shape else ()
     return part.whole(position) if part is not None else position

@@ -23,7 +23,7 @@ def printable(text: str) -> str:
 
 
 def number(value: Any) -> str:
-    """Return a number in at most eleven characters or so: whole ones whole, others with five digits."""
+    """Return a number as text of about eleven characters at most: whole ones in full, others with five digits."""
     if value is None:
         return "–"
     if isinstance(value, complex | np.complexfloating):
@@ -41,7 +41,7 @@ def position(place: Sequence[int]) -> str:
 
 
 def size(count_bytes: int) -> str:
-    """Return a number of bytes in a unit that suits it."""
+    """Return a number of bytes as text in a suitable unit, as `1.2 MB`."""
     value = float(count_bytes)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if value < 1024:
@@ -51,12 +51,15 @@ def size(count_bytes: int) -> str:
 
 
 def line(label: str, text: str) -> str:
-    """Return a line with its label in front."""
+    """Return one line of output: `label` in a column of fixed width, then `text`."""
     return f"  {label:<{LABEL}}{text}".rstrip()
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> Iterator[str]:
-    """Yield aligned lines; the first `left` columns stand left, the others right."""
+    """Yield the lines of a text table with head.
+
+    The first `left` columns are left-aligned, the others right-aligned.
+    """
     widths = [max(len(row[index]) for row in (head, *rows)) for index in range(len(head))]
     for row in (head, *rows):
         cells = [
@@ -67,7 +70,10 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) 
 
 
 def corner(tensor: StoredTensor, part: IndexPart, *, colour: bool = False) -> Iterator[str]:
-    """Yield the first rows and columns of a part, with positions; of more than two dimensions the first matrix."""
+    """Yield lines with the elements in the first rows and columns of a part, with positions.
+
+    Of more than two dimensions the first matrix is shown. `colour` marks NaN and Inf by escape codes.
+    """
     kept = [place for place, dim in enumerate(part.dims) if isinstance(dim, range)]
     dims = list(part.dims)
     for outer in kept[:-2]:
@@ -84,7 +90,7 @@ def corner(tensor: StoredTensor, part: IndexPart, *, colour: bool = False) -> It
 
 
 def window(shape: Sequence[int], place: Sequence[int]) -> IndexPart:
-    """Return the part around a position: a few rows and columns, and of the other dimensions the one it stands in."""
+    """Return the part of a tensor around the element at `place`: a few rows and columns, else one index."""
     dims: list[int | range] = list(place)
     for dim, limit in ((len(shape) - 2, ROWS), (len(shape) - 1, COLUMNS)):
         if dim >= 0:

@@ -16,7 +16,12 @@ MARK = "::"
 
 @dataclass(frozen=True, slots=True)
 class TensorSelector:
-    """What an argument `PATH` or `PATH::NAME` names. `pattern` is NAME, "" for everything."""
+    """What a command line argument `PATH` or `PATH::NAME` selects among stored tensors.
+
+    Attributes:
+        path: A tensor file, or a folder of them, as a dump.
+        pattern: NAME: the tensor's name, or a pattern with `*`; "": everything.
+    """
 
     path: Path
     pattern: str
@@ -37,7 +42,7 @@ class TensorSelector:
             raise DumpError(f"{self.path} holds {wanted}{self._hint()}")
 
     def files(self) -> list[Path]:
-        """Return the tensor files, those of a dump in the order of its calls.
+        """Return the paths of the selected tensor files; those of a dump in the order of its calls.
 
         Raises:
             DumpError: there is nothing at the path.
@@ -88,7 +93,7 @@ class TensorSelector:
 
 
 def parse_target(text: str) -> TensorSelector:
-    """Return what `PATH` or `PATH::NAME` names.
+    """Parse an argument `PATH` or `PATH::NAME`, which names stored tensors.
 
     Raises:
         DumpError: there is nothing at that path.

@@ -19,7 +19,10 @@ _HEAD = ("tensor", "dtype", "shape", "NaN", "Inf", "min", "max", "rms")
 def render_profile(
     tensor: StoredTensor, found: TensorProfile, part: IndexPart | None, *, colour: bool = False
 ) -> Iterator[str]:
-    """Yield the lines that tell what is in a tensor: numbers, positions, and values around what is not finite."""
+    """Yield the lines of `trainermon tensor show`: statistics, positions of NaN and Inf, and the values around them.
+
+    `part` is the part that `found` is about; None: the whole tensor.
+    """
     yield printable(found.label)
     stored = size(found.count * tensor.raw.dtype.itemsize)
     chosen = f", the part {part.text} of {list(tensor.shape)}" if part is not None else ""
@@ -74,7 +77,7 @@ def _spread_text(spread: IndexSpread) -> str:
 
 
 def profile_row(found: TensorProfile) -> tuple[str, ...]:
-    """Return the cells of a tensor's line in a list of many."""
+    """Return the cells for one tensor in a table of many: name, type, shape, statistics."""
     low, high = (None if place is None else place.value for place in (found.min, found.max))
     numbers = (low, high, found.rms)
     return (
@@ -87,7 +90,7 @@ def profile_row(found: TensorProfile) -> tuple[str, ...]:
 
 
 def record_row(name: str, record: TensorRecord) -> tuple[str, ...]:
-    """Return the same cells from the statistics that a dump without tensors holds."""
+    """Return the same cells as `profile_row`, from the statistics in a dump that has no tensor files."""
     counts = ("–" if count is None else f"{count:,}" for count in (record.nans, record.infs))
     rms = None if record.norm is None or not record.count else record.norm / record.count**0.5
     dtype = record.dtype.removeprefix("torch.")
@@ -95,7 +98,10 @@ def record_row(name: str, record: TensorRecord) -> tuple[str, ...]:
 
 
 def render_rows(rows: Sequence[tuple[str, ...]], *, colour: bool = False) -> Iterator[str]:
-    """Yield a table of `profile_row` and `record_row`; on a terminal, what is not finite stands out."""
+    """Yield the lines of a table of many tensors, from the cells of `profile_row` and `record_row`.
+
+    `colour` marks NaN and Inf.
+    """
     lines = list(table(_HEAD, rows, left=3))
     yield lines[0]
     for row, text in zip(rows, lines[1:], strict=True):
@@ -104,7 +110,7 @@ def render_rows(rows: Sequence[tuple[str, ...]], *, colour: bool = False) -> Ite
 
 
 def render_extremes(found: Sequence[ExtremeElement], *, against: bool) -> Iterator[str]:
-    """Yield a table of the largest elements, or of the largest differences."""
+    """Yield the lines of a table of a tensor's largest elements, or with `against` of two tensors' differences."""
     head = ("position", "value", "other", "difference") if against else ("position", "value")
     rows = [
         (position(extreme.position), *(number(value) for value in extreme.values[: len(head) - 1])) for extreme in found

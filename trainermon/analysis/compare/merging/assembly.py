@@ -15,10 +15,14 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorAssembly:
-    """Parts along a dimension, or of a sum (`dim` None).
+    """A tensor that is split over ranks, and how to put it together from the parts' files.
 
-    Each part has `stride` blocks, which alternate with those of the others: of a gated MLP, the gates come before all
-    that they gate. Every element is multiplied by `scale`.
+    Attributes:
+        parts: Files of the parts in order, or assemblies themselves.
+        dim: The dimension along which they are joined; None: they are summed.
+        stride: Each part has this many blocks along it, which alternate with those of the others: in a gated MLP all
+            gates come before all that they gate.
+        scale: Every element is multiplied by it.
     """
 
     parts: tuple[Path | TensorAssembly, ...]
@@ -27,7 +31,10 @@ class TensorAssembly:
     scale: float = 1.0
 
     def whole(self, read: Callable[[Path], Array]) -> Array:
-        """Return the whole tensor in float64 or complex128; `read` gives that of a file. Holds all parts in memory."""
+        """Return the whole tensor as a numpy array in float64 or complex128; `read` loads a part's file.
+
+        Holds all parts in memory.
+        """
         arrays = [part.whole(read) if isinstance(part, TensorAssembly) else read(part) for part in self.parts]
         if self.dim is None:
             whole: Array = np.sum(arrays, axis=0)

@@ -19,7 +19,10 @@ from trainermon.dump.files.records import BACKWARD, FORWARD, PARAMETERS_GRAD, Ra
 
 
 def read_sides(target: DumpLocation, golden: DumpLocation) -> tuple[DumpRows, DumpRows, tuple[str, ...]]:
-    """Return the rows of both places, each as of one rank, and what a reader should know of how it was merged.
+    """Read the dumps of both sides, and merge the ranks of each, as if one rank had the whole model.
+
+    Returns:
+        The rows of the target, those of the golden dump, and sentences on how they were merged.
 
     Raises:
         DumpError: a dump is damaged.

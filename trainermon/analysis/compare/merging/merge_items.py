@@ -27,7 +27,13 @@ _SUM_TOLERANCE = 0.05  # of the root mean square: a mean, which statistics round
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReferenceRow:
-    """The other side's row: of `parts` ranks, and the row itself only if it is whole."""
+    """What the other side has for a row that is being merged from several ranks.
+
+    Attributes:
+        shape: The tensor's shape there; None: not a tensor.
+        parts: Number of ranks along the axis there.
+        item: The row itself, if it is whole; else None.
+    """
 
     shape: tuple[int, ...] | None
     parts: int = 1
@@ -36,11 +42,17 @@ class ReferenceRow:
 
 @dataclass(slots=True)
 class MergeCounts:
-    """How the rows were brought together.
+    """Counts, for a sentence in the report, how the rows of several ranks were merged.
 
-    `diverged` names copies that are not equal, `unclear` rows whose shapes do not fit; by `averaged`, unless it is 0,
-    the gradients of replicas were divided. `own` are values that each rank has for itself, and that were left out.
-    `alone` is the only replica that is compared.
+    Attributes:
+        split: Tensors joined from parts.
+        copies: Tensors of which every rank has the same.
+        sums: Tensors that are the sum of the ranks' parts.
+        own: Values that each rank has for itself, which were left out.
+        diverged: Names of copies that are not equal.
+        unclear: Names of rows whose shapes do not fit.
+        averaged: By what number the gradients of replicas were divided; 0: they were not.
+        alone: The only replica that is compared; None: all are.
     """
 
     split: int = 0
@@ -55,11 +67,18 @@ class MergeCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergedRow:
-    """One row of all ranks of an axis, and what is known of it.
+    """The same row of a call on all ranks of an axis, about to be merged into one.
 
-    `split` is the dimension, and the number of blocks along it, where the dump tells; `sums` whether these may be parts
-    of a sum: True if they surely are, None if the values decide. In what order the elements of a function's tensors lie
-    is not known: heads and batch may be one dimension. `is_own` tells that it was given something of its rank alone.
+    Attributes:
+        name: Full name of the row.
+        items: The rows, by position on the axis.
+        axis: `tp`, `cp`, `dp` …
+        reference: What the other side has.
+        split: Dimension, and number of blocks along it, where the dump tells how the tensor is split.
+        sums: Whether these are parts of a sum: True if they surely are, None if the values decide.
+        is_function: A function's: in what order the elements of its tensors lie is not known, since heads and batch may
+            be one dimension.
+        is_own: Whether the call was given something of its rank alone.
     """
 
     name: str
@@ -73,9 +92,11 @@ class MergedRow:
 
 
 def merge_row(row: MergedRow, sources: Sources, counts: MergeCounts) -> DumpRow | None:
-    """Return the row of the whole, with its tensor, if there is one, in `sources` under `row.name`.
+    """Merge one row of several ranks into that of the whole tensor; its files go into `sources` under `row.name`.
 
-    None if the whole has no such value: what a function makes of one rank's part, such as the largest logit in it.
+    Returns:
+        The row, or None if the whole has no such value: what a function makes of one rank's part, such as the largest
+        logit in it.
     """
     first = row.items[0]
     if len(row.items) == 1:
@@ -120,7 +141,7 @@ def _fits(row: MergedRow) -> bool:
 
 
 def concatenated(items: Sequence[DumpRow], dim: int) -> DumpRow:
-    """Return the row of tensors that lie one behind another along `dim`: its statistics are those of all elements."""
+    """Return the row of the tensor that joins those of `items` along `dim`, with the statistics of all elements."""
     first = items[0]
     shape = list(first.shape or ())
     shape[dim] = sum((item.shape or ())[dim] for item in items)
@@ -139,7 +160,7 @@ def concatenated(items: Sequence[DumpRow], dim: int) -> DumpRow:
 
 
 def summed(items: Sequence[DumpRow]) -> DumpRow:
-    """Return the row of the sum of tensors: its mean is known, its extrema and norm are not."""
+    """Return the row of the sum of the tensors in `items`: its mean is known, its extrema and norm are None."""
     means = [item.mean for item in items]
     mean = math.fsum(means) if all(isinstance(value, int | float) for value in means) else None
     return items[0]._replace(
@@ -154,7 +175,10 @@ def summed(items: Sequence[DumpRow]) -> DumpRow:
 
 
 def scaled(item: DumpRow, factor: float, sources: Sources) -> DumpRow:
-    """Return the row of a tensor that is multiplied by a positive `factor`."""
+    """Return the row of `item`'s tensor multiplied by a positive `factor`.
+
+    `sources` gets how to compute its elements.
+    """
     values = (item.max, item.min, item.mean, item.norm)
     changed = [value * factor if isinstance(value, float) else value for value in values]
     name = item.data_name and f"{item.data_name} × {factor:g}"

@@ -18,16 +18,26 @@ _DEEPEST = 8
 
 
 class DumpShard(NamedTuple):
-    """One of the dumps that make up a whole, and what of it the rank has."""
+    """One rank's dump of several that make up a whole.
+
+    Attributes:
+        directory: The dump's folder.
+        layout: The rank's position, and which part of the model it has.
+    """
 
     directory: Path
     layout: RankLayout
 
 
 class DumpLocation(NamedTuple):
-    """One dump: its directory, and the step and rank that its path names (None: it names none).
+    """Where one dump is: its directory, and what its path says of it.
 
-    Of a whole that several ranks have dumped, `parts` are their dumps, and `directory` is the folder of all of them.
+    Attributes:
+        directory: Folder of the dump; with `parts`, the folder of all of them.
+        step: None: the path names none.
+        rank: Likewise.
+        attempt: How often the job had been started before, plus one; 0: not known.
+        parts: The dumps of single ranks, if a whole was dumped by several.
     """
 
     directory: Path
@@ -38,14 +48,14 @@ class DumpLocation(NamedTuple):
 
 
 class PlacePair(NamedTuple):
-    """Two dumps that are compared, and the step and rank to call them by."""
+    """Two dumps that are to be compared: the target, in question, and the golden one, taken to be right."""
 
     target: DumpLocation
     golden: DumpLocation
 
     @property
     def label(self) -> str:
-        """`step3 rank1`, as far as it is known."""
+        """Step and rank of the pair as text, `step3 rank1`, as far as they are known."""
         step, rank = self.target.step, self.target.rank
         return " ".join(f"{word}{value}" for word, value in (("step", step), ("rank", rank)) if value is not None)
 

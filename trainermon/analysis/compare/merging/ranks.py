@@ -20,34 +20,42 @@ COLLECTIVE = "Distributed"
 
 
 class RankCalls(NamedTuple):
-    """The calls of one rank, under the names of the whole model, and what of it the rank has."""
+    """The calls of one rank, under the names of the whole model.
+
+    Attributes:
+        layout: The rank's position, and which part of the model it has.
+        rows: Its calls.
+    """
 
     layout: RankLayout
     rows: DumpRows
 
     def place(self, axis: str) -> int:
-        """Return the rank's position on an axis."""
+        """Return the rank's position, from 0, on the axis `axis` (`tp`, `cp` …); 0 if its dump does not tell."""
         return self.layout.axes.get(axis, (0, 1))[0]
 
 
 class MergedSide(NamedTuple):
-    """All ranks of one side; `sizes` says how many the merged axes have."""
+    """All ranks of one side of a comparison, to be merged as if one rank had the whole model."""
 
     place: DumpLocation
     ranks: tuple[RankCalls, ...]
 
     def size(self, axis: str) -> int:
-        """Return how many places of an axis were brought together."""
+        """Return how many positions of the axis `axis` (`tp`, `cp` …) this side has."""
         return len({rank.place(axis) for rank in self.ranks})
 
 
 def scoped_name(call: DumpCall) -> str:
-    """Return the name by which calls of different layouts are matched: a function's has the module around it."""
+    """Return the name that finds a call on ranks with other parts of the model.
+
+    A function's includes the module that calls it.
+    """
     return f"{MODULE}.{call.name}" if call.family == MODULE else f"{call.scope}/{call.family}.{call.name}"
 
 
 def read_side(place: DumpLocation) -> MergedSide:
-    """Return the ranks of a place, which may be one.
+    """Read the dumps of one side, of one rank or of several that make up a whole; return its ranks.
 
     Raises:
         DumpError: a dump is damaged.
@@ -99,7 +107,10 @@ def _key_in_whole(call: DumpCall, layout: RankLayout, stage: int) -> str:
 
 
 def keyed(calls: Iterable[DumpCall]) -> Iterator[tuple[Key, DumpCall]]:
-    """Yield each call with its key (scoped name, direction, how many of these came before), in order."""
+    """Yield each call with a key that finds it on other ranks.
+
+    The key is (scoped name, direction, how many calls with these came before).
+    """
     counts: Counter[Name] = Counter()
     for call in calls:
         name = scoped_name(call), call.direction

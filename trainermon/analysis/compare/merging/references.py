@@ -14,7 +14,7 @@ from trainermon.dump.files.records import BACKWARD, FORWARD
 
 
 class SharedReferences:
-    """What the other side has of each row, by the names that both share."""
+    """Looks up, for the rows of ranks that are being merged, what the other side of the comparison has."""
 
     def __init__(self, side: MergedSide) -> None:
         self._sizes = {axis: side.size(axis) for axis in ("tp", "dp", "pp")}
@@ -31,7 +31,11 @@ class SharedReferences:
                     self._items.setdefault((key, item.place), item)
 
     def of(self, key: Key, place: str, axis: str) -> ReferenceRow | None:
-        """Return the other side's row for a row; for a call that it did not make, that of its first call."""
+        """Return what the other side has at `place` (`input.0`) of the call `key`; None if nothing.
+
+        For a repetition of the call that the other side did not make, its first call counts. `axis` is the one being
+        merged.
+        """
         item = self._items.get((key, place)) or self._items.get(((*key[:2], 0), place))
         if item is None:
             return None
@@ -39,7 +43,7 @@ class SharedReferences:
         return ReferenceRow(shape=item.shape, parts=self._sizes[axis], item=item if is_same else None)
 
     def is_larger(self, rank: RankCalls) -> bool:
-        """Return whether tensors of forward calls are larger than those of a replica."""
+        """Return whether the other side's forward tensors are larger than this replica's, as after a larger batch."""
         return any(
             other.num_elements > item.num_elements
             for key, call in keyed(rank.rows.calls)
@@ -49,7 +53,7 @@ class SharedReferences:
         )
 
     def agreement(self, rank: RankCalls) -> int:
-        """Return in how many tensors of forward calls a replica has the other side's norm, but for rounding."""
+        """Return how many forward tensors of a replica have the other side's norm, but for rounding."""
         return sum(
             math.isclose(item.norm, other.norm, rel_tol=1e-3)
             for key, call in keyed(rank.rows.calls)
@@ -61,9 +65,10 @@ class SharedReferences:
         )
 
     def has_smaller_gradients(self, rank: RankCalls, replicas: int, *, is_part: bool) -> bool:
-        """Return whether gradients are smaller than those of a replica, by a factor near the number of `replicas`.
+        """Return whether the other side's gradients are about `replicas` times smaller than this replica's.
 
-        They are where each replica's loss is the mean over its own batch. `is_part`: it has a part of a tensor.
+        They are where each replica's loss is the mean over its own batch. `is_part`: the replica has only a part of a
+        tensor.
         """
         ratios = []
         for key, call in keyed(rank.rows.calls):
@@ -74,7 +79,10 @@ class SharedReferences:
         return bool(ratios) and statistics.median(ratios) > math.sqrt(replicas)
 
     def in_order(self, calls: Sequence[DumpCall]) -> list[DumpCall]:
-        """Return calls in the order in which the other side made them; the others stay behind those before them."""
+        """Return `calls` in the order in which the other side made them.
+
+        Calls it lacks stay behind the one before them.
+        """
         if self._sizes["pp"] > 1:
             return list(calls)
         position, positions = 0, []

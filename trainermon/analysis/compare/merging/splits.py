@@ -22,7 +22,7 @@ MERGED = ("tp", "dp", "pp")
 
 
 def parse_sizes(text: str | None) -> dict[str, int]:
-    """Return the sizes that `tp=2,pp=4` stands for; none are given without a text.
+    """Return the numbers of ranks by axis in a text such as `tp=2,pp=4`; {} for None.
 
     Raises:
         ConfigError: it is not of that form.
@@ -43,7 +43,9 @@ def find_pairs(
     target_sizes: Mapping[str, int] | None = None,
     golden_sizes: Mapping[str, int] | None = None,
 ) -> list[PlacePair]:
-    """Return which dumps at or below two folders are compared, see `bring_together`.
+    """Return which dumps below the folder `target` are compared with which below `golden`.
+
+    Dumps of ranks that hold parts of one model count as one; see `bring_together` for the sizes.
 
     Raises:
         DumpError: a side has no dump, none of them belong together, or ranks of a whole are missing.
@@ -59,10 +61,13 @@ def bring_together(
     target_sizes: Mapping[str, int] | None = None,
     golden_sizes: Mapping[str, int] | None = None,
 ) -> tuple[list[DumpLocation], list[DumpLocation]]:
-    """Return the places of both sides, those that are parts of one whole as one place with `parts`.
+    """Join, on either side, the dumps of ranks that hold parts of one model into one location with `parts`.
 
-    `target_sizes` and `golden_sizes` are for dumps that do not tell their layout: sizes of the axes, ranks being
-    numbered as Megatron does, tensor parallel ones first.
+    `target_sizes` and `golden_sizes` are for dumps that do not tell their layout: numbers of ranks by axis, where ranks
+    are numbered as Megatron does, tensor parallel ones first.
+
+    Returns:
+        The locations of the target, and those of the golden side.
 
     Raises:
         DumpError: ranks of a whole are missing.
@@ -78,7 +83,9 @@ def bring_together(
 
 
 def layout_at(directory: Path) -> RankLayout:
-    """Return what the dump in `directory` says of its rank's place; the default where it says nothing.
+    """Return the rank's position and its part of the model as dump_info.json in `directory` tells.
+
+    Without it, the whole model.
 
     Raises:
         DumpError: dump_info.json is damaged.

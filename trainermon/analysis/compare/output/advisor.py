@@ -22,7 +22,13 @@ _HEADER_LINES = 1
 
 
 class SuspectRow(NamedTuple):
-    """A row to look at: its line in the csv file, its name, and what to do."""
+    """A row of the result table that is worth looking at.
+
+    Attributes:
+        line: Its line in the csv file.
+        name: Its name.
+        advice: Sentences on what to do.
+    """
 
     line: int
     name: str
@@ -106,13 +112,13 @@ _NOTHING = (
 
 
 def suspects(comparison: Comparison) -> tuple[SuspectRow, ...]:
-    """Return the rows to look at, in the order in which they ran: the blamed, else the first that does not pass."""
+    """Return the rows to look at, in the order in which they ran: those of blamed calls, else the first bad one."""
     chosen = comparison.blamed[:MAX_SUSPECTS] or tuple(_first_different(comparison))
     return tuple(suspect for call in chosen for suspect in (_suspect(comparison, call) or _given(comparison, call)))
 
 
 def advisor_text(comparison: Comparison) -> str:
-    """Return the text of the file: the words of msprobe, a block for every suspect, and at last what is only there."""
+    """Return the text of advisor_*.txt: msprobe's words, each suspect row, then the calls that only one side has."""
     found = suspects(comparison)
     if not found:
         return f"Line: None\nSuspect Nodes: None\nExpert Advice: {_NOTHING}\n"

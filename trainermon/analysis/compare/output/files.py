@@ -25,7 +25,14 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputDestination:
-    """Where the files of comparisons go, in which formats, under which time stamp, and whether with advice."""
+    """Where and how the files of comparisons are written.
+
+    Attributes:
+        folder: The folder.
+        formats: `csv`, `json`, `md`, `html`, `xlsx`.
+        stamp: Time stamp in the files' names, `YYYYmmddHHMMSS`.
+        advisor: Whether advisor_*.txt is written too.
+    """
 
     folder: Path
     formats: tuple[str, ...] = ("csv", "json")
@@ -34,7 +41,7 @@ class OutputDestination:
 
 
 def write_files(comparison: Comparison, destination: OutputDestination) -> tuple[Path, ...]:
-    """Write a comparison in every format, and return the files.
+    """Write a comparison in every format of `destination`, and return the paths of the files.
 
     They are named as msprobe names them: `compare_result[_step…][_rank…]_YYYYmmddHHMMSS.csv`, `advisor_….txt`.
 
@@ -62,7 +69,7 @@ def _write_files(comparison: Comparison, destination: OutputDestination) -> Iter
 
 
 def write_csv(comparison: Comparison, path: Path) -> None:
-    """Write the result table as csv."""
+    """Write the result table, one line per compared tensor or argument, to the csv file `path`."""
     with path.open("w", encoding="utf-8", newline="") as file:
         file.write(",".join(header(comparison.mode)) + "\n")
         file.writelines(f"{line}\n" for _, line in lines(comparison, _CSV))
@@ -93,7 +100,7 @@ def write_json(comparison: Comparison, path: Path) -> None:
 
 
 def as_document(comparison: Comparison) -> dict[str, Any]:
-    """Return what the JSON file holds. Numbers that are not finite are texts."""
+    """Return the content of a comparison's JSON file as dicts and lists; numbers that are not finite are texts."""
     counts, calls = comparison.row_counts(), comparison.call_counts()
     document: dict[str, Any] = as_plain(
         {

@@ -44,7 +44,14 @@ BLOCK = 8192
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class CellSyntax:
-    """How cells are written: what stands around a text and around a number, and between cells; what makes text safe."""
+    """How the cells of a result table are written in one file format.
+
+    Attributes:
+        text: What stands before and after a text.
+        number: What stands before and after a number.
+        between: What separates cells.
+        escape: Makes a text safe for the format.
+    """
 
     text: tuple[str, str]
     number: tuple[str, str]
@@ -52,13 +59,16 @@ class CellSyntax:
     escape: Callable[[str], str]
 
     def cell(self, value: object) -> str:
-        """Return one cell; texts are made safe."""
+        """Return the text of one cell for `value`, with what stands around it; texts are escaped."""
         if isinstance(value, str):
             return f"{self.text[0]}{self.escape(value)}{self.text[1]}"
         return f"{self.number[0]}{value!r}{self.number[1]}"
 
     def rows(self, numbers: Array, *, per_cent: bool = False) -> list[str]:
-        """Return the cells of every row of a matrix of finite numbers; shares in per cent are texts, as in msprobe."""
+        """Return, for each row of a matrix of finite numbers, the text of its cells.
+
+        With `per_cent` the numbers are written as texts with a per cent sign, as in msprobe.
+        """
         if not len(numbers):
             return []
         before, after = (self.text[0], f"%{self.text[1]}") if per_cent else self.number
@@ -67,7 +77,10 @@ class CellSyntax:
 
 
 def lines(comparison: Comparison, syntax: CellSyntax) -> Iterator[tuple[str, str]]:
-    """Yield the result and the cells of every row."""
+    """Yield, for every row of the result table, its result and the text of its line.
+
+    The result is `pass`, `warning`, `error` or `unmatched`.
+    """
     rows = named_rows(comparison)
     while block := list(itertools.islice(rows, BLOCK)):
         quick = _quick_lines(block, syntax) if comparison.mode is Mode.STATISTICS else {}

@@ -49,14 +49,14 @@ b.error{border:1px solid;border-radius:4px;padding:0 5px;font-size:12px;font-wei
 
 
 def write_markdown(comparison: Comparison, path: Path) -> None:
-    """Write the summary, the blamed calls and the first of those that differ as Markdown."""
+    """Write a Markdown file at `path`: the summary, the blamed calls, and the first calls that differ."""
     path.write_text("\n".join(_markdown(comparison)) + "\n", encoding="utf-8")
 
 
 def write_html(comparison: Comparison, path: Path) -> None:
-    """Write one HTML file: a summary of one screen, and below it the calls that do not pass, to be unfolded.
+    """Write one HTML file at `path`: a summary of one screen, and below it the calls that do not pass, to be unfolded.
 
-    Of these calls there are the first `MAX_CALLS`.
+    At most `MAX_CALLS` calls, the first ones.
     """
     path.write_text("".join(_html(comparison)), encoding="utf-8")
 

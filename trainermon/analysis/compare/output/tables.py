@@ -46,7 +46,7 @@ _TEXT_METRICS = 4  # of the statistics, the first four are differences and the o
 
 
 def header(mode: Mode) -> tuple[str, ...]:
-    """Return the names of the columns: msprobe's, and after them those that only this tool has."""
+    """Return the column names of the result table for a mode: msprobe's, then those that only this tool has."""
     statistics = () if mode is Mode.CHECKSUM else _STATISTICS
     data_name = ("Data_name",) if mode is Mode.TENSOR else ()
     reached = (REACHED,) if mode is Mode.TENSOR else ()
@@ -54,7 +54,13 @@ def header(mode: Mode) -> tuple[str, ...]:
 
 
 class NamedRow(NamedTuple):
-    """A row, the keys of its calls ("" if there is none), and the call's stack if it is the call's first row."""
+    """A row of the result table with the names of its calls.
+
+    Attributes:
+        keys: Key of the call in the target and in the golden dump; "" if there is none.
+        row: What was compared, and the result.
+        stack: The lines of the script that made the call, if this is the call's first row; else None.
+    """
 
     keys: tuple[str, str]
     row: ResultRow
@@ -72,7 +78,7 @@ def named_rows(comparison: Comparison) -> Iterator[NamedRow]:
 
 
 def table(comparison: Comparison) -> Iterator[tuple[Any, ...]]:
-    """Yield the cells of every row as texts and numbers."""
+    """Yield, for every row of the result table, its cells as texts and numbers."""
     return (cells_of(comparison.mode, named) for named in named_rows(comparison))
 
 
@@ -104,13 +110,13 @@ def cells_of(mode: Mode, named: NamedRow) -> tuple[Any, ...]:
 
 
 def nonfinite_counts(ours: DumpRow, theirs: DumpRow) -> tuple[int | None, int | None]:
-    """Return how many elements of either side are NaN or infinite, None where that was not counted."""
+    """Return how many elements of a row are NaN or infinite: (ours, theirs), None where that was not counted."""
     return ours.num_nonfinite, theirs.num_nonfinite
 
 
 @lru_cache(maxsize=4096)
 def stack_text(stack: tuple[str, ...] | None) -> str:
-    """Return a call stack as msprobe writes it."""
+    """Return the cell with the script's lines that made a call, as msprobe writes it; `N/A` for None."""
     return str(list(stack)) if stack else NOT_AVAILABLE
 
 
@@ -121,7 +127,7 @@ def _data_name(item: DumpRow | None) -> str:
 
 
 def kind_of(ours: DumpRow | None, theirs: DumpRow | None) -> tuple[str, ...]:
-    """Return the cells of both sides' dtype, shape and requires_grad."""
+    """Return the six cells with dtype, shape and requires_grad of both sides."""
     kind, their_kind = (_kind(item.dtype, item.shape, item.requires_grad) if item else _NONE for item in (ours, theirs))
     return kind[0], their_kind[0], kind[1], their_kind[1], kind[2], their_kind[2]
 
@@ -156,7 +162,7 @@ def _metric(mode: Mode, index: int, value: Any) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """Return a cell's value, in msprobe's words where it is not a finite number."""
+    """Return a cell's value as msprobe writes it: `N/A` for None, `Nan` and `inf` for numbers that are not finite."""
     if value is None:
         return NOT_AVAILABLE
     if isinstance(value, float) and not math.isfinite(value):

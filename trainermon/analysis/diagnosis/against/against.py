@@ -59,7 +59,10 @@ def diagnose_against(run_dir: Path, reference: Path, *, step: int | None = None)
 
 
 def with_run_verdicts(diagnosis: Diagnosis, verdicts: Sequence[RunVerdict]) -> Diagnosis:
-    """Return `diagnosis` with the verdicts; runs that part without any step standing out have a verdict by these."""
+    """Return `diagnosis` with the verdicts on loss and gradient norm over both runs added.
+
+    If no step stands out but the runs part, the diagnosis gets its conclusion from these.
+    """
     diagnosis = dataclasses.replace(diagnosis, run_verdicts=tuple(verdicts))
     parted = [verdict for verdict in verdicts if verdict.differs]
     if diagnosis.verdict is not DiagnosisVerdict.EQUAL or not parted:

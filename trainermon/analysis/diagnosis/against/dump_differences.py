@@ -21,7 +21,10 @@ from trainermon.dump.files.records import BACKWARD, EXTRA, FORWARD
 
 
 class DifferenceCause(IntEnum):
-    """The way a difference came into a call: with a weight, with what it was given, or in the call itself."""
+    """How a difference came into a call.
+
+    `PARAMETER`: with a weight. `GIVEN`: with another input. `MADE`: in the call itself.
+    """
 
     PARAMETER = 0
     GIVEN = 1
@@ -30,7 +33,15 @@ class DifferenceCause(IntEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RankComparison:
-    """The dump of one rank beside the reference's. `raw` and `golden` are both as they stand in their files."""
+    """The dump of one rank, compared with the reference's.
+
+    Attributes:
+        rank: The rank.
+        pair: Where both dumps are.
+        comparison: The result.
+        raw: The rank's files as they stand.
+        golden: The reference's files as they stand.
+    """
 
     rank: int
     pair: PlacePair
@@ -40,23 +51,26 @@ class RankComparison:
 
     @property
     def batch_differs(self) -> bool | None:
-        """Whether the model itself was given something else; None if a side does not tell."""
+        """Whether the model itself was given another batch than in the reference; None if a side does not tell."""
         ours, theirs = (_given(raw) for raw in (self.raw, self.golden))
         return ours != theirs if ours and theirs else None
 
     @property
     def differs(self) -> bool:
-        """Whether a call is apart by more than rounding."""
+        """Whether any call differs by more than rounding."""
         return any(differing_rows(call) for call in self.comparison.calls)
 
     def parent(self, key: str) -> str | None:
-        """Return the key of the enclosing call."""
+        """Return the key of the call around the call `key`; None at the top."""
         found = self.raw.construct.get(key)
         parent = found[0] if isinstance(found, list) and found else found
         return parent if isinstance(parent, str) else None
 
     def noted(self, key: str) -> Mapping[str, int]:
-        """Return what our own dumps say of a call beside msprobe's fields."""
+        """Return the numbers that our own dumps note on a call beside msprobe's fields (`order`, `micro_step`, …).
+
+        {} in others.
+        """
         value = self.raw.data.get(key)
         found = value.get(EXTRA, {}) if isinstance(value, dict) else {}
         return found if isinstance(found, dict) else {}
@@ -64,7 +78,15 @@ class RankComparison:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CallDifference:
-    """One call that may have been the first. `module` is the innermost module, `api` the call of a function or ""."""
+    """One call that may have been the first to differ from the reference.
+
+    Attributes:
+        rank: The rank's comparison.
+        event: The call, and its position in the order of its rank.
+        cause: How the difference came into it.
+        call: What was compared of it.
+        micro_step: Number of the forward and backward within the step; None: not known.
+    """
 
     rank: RankComparison
     event: CallEvent
@@ -74,12 +96,12 @@ class CallDifference:
 
     @property
     def is_backward(self) -> bool:
-        """Whether it is a backward call, or the gradients of parameters."""
+        """Whether the call is a backward, or the entry of the gradients of parameters."""
         return self.call.target is not None and self.call.target.direction != FORWARD
 
     @property
     def api(self) -> str:
-        """Key of the call, if it is a function's."""
+        """Key of the call, if it is that of a function; "" for a module's."""
         is_function = self.call.target is not None and not self.call.key.startswith("Module.")
         return self.call.key if is_function and not self.hooked_module else ""
 
@@ -93,7 +115,10 @@ class CallDifference:
 
     @property
     def hooked_module(self) -> str:
-        """Module of which the script has a gradient hook on the very tensor that differs first; "" if there is none."""
+        """Name of the module whose gradient, the very tensor that differs first, has a hook of the script's.
+
+        "" if there is none.
+        """
         if not self.is_backward or self.cause is not DifferenceCause.MADE:
             return ""
         entries = self.rank.raw.data
@@ -112,10 +137,13 @@ class CallDifference:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DumpDifference:
-    """What the dumps of one step tell: every rank that was compared, and the calls that none of the others explains.
+    """How the dumps of one step differ from the reference's.
 
-    `first` is the earliest of `origins`, None if nothing differs; `is_tied` tells whether communication was seen that
-    orders the ranks.
+    Attributes:
+        ranks: Every rank that was compared.
+        origins: The calls whose difference none of the others explains.
+        first: The earliest of them; None if nothing differs.
+        is_tied: Whether communication was seen that orders the ranks.
     """
 
     ranks: tuple[RankComparison, ...]
@@ -125,7 +153,7 @@ class DumpDifference:
 
     @property
     def one_sided(self) -> tuple[str, ...]:
-        """Keys of the forward calls that only one side has, once each; none of a rank in which all are."""
+        """Keys of the forward calls that only one side has, each once; a rank on which all are such is left out."""
         unmatched = [
             call.target or call.golden
             for rank in self.ranks
@@ -137,7 +165,9 @@ class DumpDifference:
 
 
 def compare_dumps(pairs: Sequence[PlacePair], places: Places) -> DumpDifference:
-    """Return what is apart in the dumps of one step, and which call was the first.
+    """Compare the dumps of all ranks of one step with the reference's.
+
+    Return what differs, and which call was the first. `places` are the ranks' positions on the axes (tp, pp …).
 
     Raises:
         DumpError: a dump is damaged.
@@ -151,9 +181,10 @@ def compare_dumps(pairs: Sequence[PlacePair], places: Places) -> DumpDifference:
 
 
 def differing_rows(call: CallResult) -> list[ResultRow]:
-    """Return the rows of a call that are apart.
+    """Return the rows (tensors, arguments) of a call that differ.
 
-    Another dtype alone is none, as in a run with another precision, nor is what a buffer held before it was filled.
+    Another dtype alone does not count, as in a run with another precision, nor does what a buffer held before it was
+    filled.
     """
     fills = receives(call.key)
     return [

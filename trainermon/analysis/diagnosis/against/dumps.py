@@ -49,7 +49,10 @@ WIDESPREAD = 0.5  # more weights than this share differ: they did so before the 
 
 
 def from_dumps(ours: RunSide, step: int | None, dumps: DumpDifference, rows: RowDifference | None) -> Diagnosis:
-    """Return the diagnosis of the first call that differs; expects that one does."""
+    """Return the diagnosis made from the dumps of one step, of which at least one call must differ from the reference.
+
+    `dumps` is what differs in them, `rows` what differs in the stored rows (None: not known), `step` the step.
+    """
     first = dumps.first
     assert first is not None
     row = _telling(first)
@@ -82,7 +85,7 @@ def from_dumps(ours: RunSide, step: int | None, dumps: DumpDifference, rows: Row
 
 
 def below(directory: Path, path: Path) -> str:
-    """Return a directory relative to `path` if it is below, and not `path` itself."""
+    """Return the path of `directory` relative to `path`; the whole path if it is not below, or is `path` itself."""
     inside = directory.is_relative_to(path) and directory != path
     return (directory.relative_to(path) if inside else directory).as_posix()
 

@@ -36,11 +36,12 @@ _LINKS: tuple[tuple[str, tuple[Kind, ...]], ...] = (
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class GradientLink:
-    """One link of the way. `state` is `differs`, `agrees` (but for noise) or `not stored` on both sides.
+    """One station of a gradient's way through the step, and whether two runs agree there.
 
-    `step` is the first on which it differs, `relative` how far the farthest series of that step is apart, relative to
-    its size (NaN: finite on one side only), `rank` and `series` which that is; None and "" where nothing differs. The
-    norm of all ranks has no rank.
+    `link` is the station: before the reduction, after it, norm, moments, weights. `state` is `differs`, `agrees` (but
+    for noise) or `not stored` on both sides. `num_steps` is how many steps were compared. `step` is the first on which
+    it differs, `relative` how far the farthest series of that step is apart, relative to its size (NaN: finite on one
+    side only), `rank` and `series` which that is; None and "" where nothing differs. The norm of all ranks has no rank.
     """
 
     link: str
@@ -63,7 +64,10 @@ class _ChainPoint(NamedTuple):
 
 
 def gradient_chain(run_dir: Path, reference: Path) -> tuple[GradientLink, ...]:
-    """Return every link of the gradients' way, in order, and where it first differs; () if a side has no store."""
+    """Return the stations of the gradients' way, in order, each with the first step on which two runs differ there.
+
+    `run_dir` and `reference` are directories of runs; () if one has no store.
+    """
     with open_store(run_dir) as ours, open_store(reference) as theirs:
         if ours is None or theirs is None:
             return ()
@@ -164,7 +168,7 @@ _ROWS = f"""
 
 
 def chain_texts(chain: Sequence[GradientLink]) -> list[str]:
-    """Return the way as lines of a table for a terminal, [] if nothing on it differs."""
+    """Return the stations as lines of a table for a terminal; [] if nothing differs at any."""
     if not any(link.state == DIFFERS for link in chain):
         return []
     width = max(len(link.link) for link in chain)

@@ -41,7 +41,21 @@ _ABSENT = DumpRow(place="", state="", dtype="", shape=(0,), requires_grad=False)
 
 
 class RowPair(NamedTuple):
-    """One series of a step in both runs; `only_in` is `this run` or `the reference` if the other one lacks it."""
+    """One series (the statistics of one tensor) on one step, in this run and in the reference.
+
+    Attributes:
+        kind: What it is a statistic of: `grad_reduced`, `actv` …
+        name: Module or parameter.
+        slot: Which tensor of a call: `input.0`, `output.0`.
+        call: Number of the module's call.
+        micro_step: Number of the forward and backward within the step; None: once per step.
+        stage: Number of the virtual pipeline stage.
+        rank: The rank.
+        ours: This run's statistics.
+        theirs: The reference's.
+        relative: The size of the difference; NaN: finite on one side only, None: not known.
+        only_in: `this run` or `the reference` if the other one lacks it, else "".
+    """
 
     kind: str
     name: str
@@ -57,12 +71,12 @@ class RowPair(NamedTuple):
 
     @property
     def place(self) -> str:
-        """What the series is called in a report."""
+        """The series' name for a report, as `grad_unreduced h.0.up.weight`."""
         return series_name(self)
 
     @property
     def fingerprint(self) -> object:
-        """What is equal if the elements are, on both sides."""
+        """A key that two pairs share if their elements are equal on both sides: statistics of ours and of theirs."""
         return tuple((item.shape, item.max, item.min, item.mean, item.norm) for item in (self.ours, self.theirs))
 
 

@@ -45,7 +45,7 @@ PHRASES: Mapping[FaultPhase, str] = {
 
 
 def from_rows(ours: RunSide, rows: RowDifference) -> Diagnosis:
-    """Return the diagnosis of the first step on which stored rows are apart; expects that there is one."""
+    """Return the diagnosis made from stored rows, of which at least one step must differ from the reference's."""
     order = StepOrder(
         in_execution_order(ours.modules, rows.flows),
         ours.places,
@@ -223,14 +223,14 @@ def _contrast(pair: RowPair) -> Contrast:
 
 
 def statistics_of(item: DumpRow) -> dict[str, float | None]:
-    """Return the statistics of a row by name; None where there is no number."""
+    """Return max, min, mean, norm and the like of a row by name; None where there is no number."""
     values = {"max": item.max, "min": item.min, "mean": item.mean, "norm": item.norm}
     numbers = {name: float(value) if isinstance(value, int | float) else None for name, value in values.items()}
     return numbers | {name: float(count) for name, count in (("nans", item.nans), ("infs", item.infs)) if count}
 
 
 def tensor_of(slot: str, item: DumpRow) -> BadTensor:
-    """Return the tensor of a row as a diagnosis shows it."""
+    """Return type, shape and counts of a row's tensor in `slot` (`output.0`), as a diagnosis shows them."""
     numbers = statistics_of(item)
     unknown = -1 if item.nonfinite else 0  # msprobe counts neither
     return BadTensor(

@@ -65,9 +65,9 @@ _NORM_RULE = _RunRule(GRAD_NORM, "largest relative difference", GRAD_NORM_LIMIT,
 
 
 def judge_run(run_dir: Path, reference: Path) -> tuple[RunVerdict, ...]:
-    """Return the verdicts on loss and gradient norm, over the steps that both runs have stored.
+    """Compare loss and gradient norm of two runs over all steps that both have stored; return a verdict on each.
 
-    There is none on a quantity that one of them lacks.
+    A quantity that one of them lacks has no verdict.
     """
     with open_store(run_dir) as ours, open_store(reference) as theirs:
         if ours is None or theirs is None:
@@ -115,7 +115,7 @@ def _judge(rule: _RunRule, ours: _Values, theirs: _Values) -> RunVerdict | None:
 
 
 def describe(verdict: RunVerdict) -> str:
-    """Return a verdict as one sentence."""
+    """Return a run verdict in words: `differs: mean relative error 3 % over 20 steps, beyond 1 %`."""
     share = verdict.quantity == LOSS
     limit = f"{100 * verdict.limit:g} %" if share else f"{verdict.limit:g}"
     if verdict.value is None:

@@ -15,10 +15,15 @@ from trainermon.core.errors import DumpError
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RunSide:
-    """What is there of one side.
+    """What there is of one side of a comparison of two runs.
 
-    `dumps` are those of the last attempt of each step and rank, `is_run` tells whether there may be stored rows,
-    `places` are the ranks' places in parallelism, `modules` the modules in definition order, if the run tells.
+    Attributes:
+        path: The directory that the user named.
+        run_id: The run's name.
+        is_run: Whether it is a run's directory, which may have stored rows; else it has dumps only.
+        dumps: Those of the last attempt of each step and rank.
+        places: The ranks' positions on the axes (`tp`, `pp` …), by rank.
+        modules: The modules' names in definition order, if the run tells.
     """
 
     path: Path

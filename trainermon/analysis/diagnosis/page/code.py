@@ -16,7 +16,16 @@ _MAX_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodeExcerpt:
-    """A line of the user's code. `context` are the numbered lines around it; if there are none, `missing` says why."""
+    """A line of the user's code, to be shown on the page of a diagnosis.
+
+    Attributes:
+        file: Path of the source file.
+        line: Number of the line.
+        function: The function around it.
+        code: The line's text, as recorded.
+        context: The lines around it: (number, text).
+        missing: Why there are none; "" if there are.
+    """
 
     file: str
     line: int
@@ -57,7 +66,7 @@ def _read(path: Path) -> tuple[list[str], str]:
 
 
 def render_excerpt(found: CodeExcerpt, title: str) -> str:
-    """Return a box with the line and what stands around it."""
+    """Return the HTML of a box, titled `title`, with a line of the user's code and the lines around it."""
     place = f"<code>{text(found.file)}</code>, line {found.line}, in <code>{text(found.function)}</code>"
     missing = f' <span class="dim">({text(found.missing)})</span>' if found.missing else ""
     return f'<div class="code"><header>{text(title)} {place}{missing}</header><pre>{"".join(_rows(found))}</pre></div>'

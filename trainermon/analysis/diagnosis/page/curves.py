@@ -14,7 +14,7 @@ _Scale = Callable[[float], float]
 
 
 def draw(curve: HistoryCurve, step: int) -> str:
-    """Return a curve as an svg element, with `step` marked."""
+    """Return a curve over the steps as the text of an SVG element for the page of a diagnosis, with `step` marked."""
     shown = (*curve.points, *curve.reference)
     values = [value for point in shown for value in (point.low, point.high, point.own) if value is not None]
     by_power = curve.by_power and bool(values) and min(values) > 0 and max(values) > 20 * min(values)

@@ -26,9 +26,14 @@ _LARGEST = "max(greatest(abs(min), abs(max)))"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurvePoint:
-    """One step of a curve: `low` and `high` over the ranks that are finite in full, `own` of the rank in question.
+    """One step of a curve on the page of a diagnosis.
 
-    None where there is no such rank. `bad` tells that an element was NaN or infinite on some rank.
+    Attributes:
+        step: The step.
+        low: Smallest value over the ranks whose tensor is all finite; None: there is no such rank.
+        high: Largest value, likewise.
+        own: Value of the rank in question, likewise.
+        bad: Whether an element was NaN or infinite on some rank.
     """
 
     step: int
@@ -40,9 +45,13 @@ class CurvePoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryCurve:
-    """A number over the steps, in order; `by_power` if it is best seen on a logarithmic axis.
+    """A number over the steps, to be drawn on the page of a diagnosis.
 
-    `reference` is the same of the run that this one was held against, () if there is none.
+    Attributes:
+        title: What it is.
+        by_power: Whether a logarithmic axis suits it.
+        points: In the order of steps.
+        reference: The same of the run it is compared with; () if there is none.
     """
 
     title: str
@@ -63,9 +72,9 @@ class _CurveQuery:
 
 
 def curves(run_dir: Path, diagnosis: Diagnosis) -> tuple[HistoryCurve, ...]:
-    """Return the curves that the run's stored statistics allow, () if nothing is stored or no step is known.
+    """Read from the run's store the curves around a diagnosis (loss, gradient norm …); () if nothing is stored.
 
-    What looks the same as another curve is left out: gradients before and after a reduction over one rank.
+    A curve that looks like another is left out: gradients before and after a reduction over one rank.
     """
     if diagnosis.step is None:
         return ()

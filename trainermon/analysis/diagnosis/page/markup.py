@@ -21,7 +21,10 @@ def text(value: object) -> str:
 
 
 def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]], *, numbers: int = 0) -> str:
-    """Return a table of cells that are markup already; the last `numbers` columns stand right."""
+    """Return an HTML table.
+
+    `head` and the cells in `rows` are HTML already, the last `numbers` columns are right-aligned.
+    """
     plain = len(head) - numbers
 
     def cells(tag: str, row: tuple[str, ...]) -> str:
@@ -32,6 +35,6 @@ def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]], *, numbers: in
 
 
 def section(title: str, *parts: str) -> str:
-    """Return a section with a heading, "" if there is nothing in it."""
+    """Return an HTML section with the heading `title` around the HTML in `parts`; "" if they are all empty."""
     inside = "".join(parts)
     return f"<section><h2>{text(title)}</h2>{inside}</section>" if inside else ""

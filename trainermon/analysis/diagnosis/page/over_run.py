@@ -11,7 +11,7 @@ from trainermon.analysis.diagnosis.page.markup import table, text
 
 
 def verdict_table(diagnosis: Diagnosis) -> str:
-    """Return the verdicts as a table, "" without any."""
+    """Return an HTML table of how far loss and gradient norm are from the reference run's; "" without any."""
     rows = [_verdict(verdict) for verdict in diagnosis.run_verdicts]
     return table(("quantity", "verdict", "", "limit", "value"), rows, numbers=2) if rows else ""
 
@@ -30,7 +30,7 @@ def _verdict(verdict: RunVerdict) -> tuple[str, ...]:
 
 
 def chain_table(diagnosis: Diagnosis) -> str:
-    """Return the links as a table, "" where none was stored."""
+    """Return an HTML table of the stations of the gradients' way, and where two runs part; "" where none was stored."""
     if all(link.state == NOT_STORED for link in diagnosis.gradient_chain):
         return ""
     rows = [_link(link) for link in diagnosis.gradient_chain]

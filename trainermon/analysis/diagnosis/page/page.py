@@ -44,7 +44,10 @@ _BADGES = {
 
 
 def render_page(run_dir: Path, diagnosis: Diagnosis) -> str:
-    """Return a diagnosis as one HTML file. It reads the run's store and the origin's dump again for what it shows."""
+    """Return a diagnosis as the text of one HTML file.
+
+    It reads the run's store and the origin's dump for curves and values.
+    """
     dump = look(run_dir, diagnosis)
     return "".join(
         [

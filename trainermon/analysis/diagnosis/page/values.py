@@ -25,7 +25,13 @@ _MAX_BYTES = 1 << 30  # a page should not take minutes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorView:
-    """A dumped tensor: what is in it, and the elements of a small part around the first bad one."""
+    """A dumped tensor as the page of a diagnosis shows it.
+
+    Attributes:
+        found: Its statistics, and where its bad elements are.
+        part: A small part around the first bad element.
+        elements: The elements of that part as text, row by row.
+    """
 
     found: TensorProfile
     part: IndexPart
@@ -34,14 +40,22 @@ class TensorView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DumpView:
-    """What the dump of the origin has beside the diagnosis: the call stack, innermost first, and the bad tensor."""
+    """What the page of a diagnosis shows of the dump in which the fault arose.
+
+    Attributes:
+        stack: The lines of the script that made the bad call, innermost first.
+        tensor: The bad tensor; None: it was not saved.
+    """
 
     stack: tuple[str, ...] = ()
     tensor: TensorView | None = None
 
 
 def look(run_dir: Path, diagnosis: Diagnosis) -> DumpView:
-    """Return stack and tensor of the first bad call from the origin's dump; empty if there is no readable dump."""
+    """Read call stack and tensor of the first bad call from the dump in which the fault arose.
+
+    Empty if it cannot be read.
+    """
     if diagnosis.dump is None:
         return DumpView()
     try:
@@ -97,7 +111,7 @@ def _view(tensor: StoredTensor) -> TensorView | None:
 
 
 def render_view(view: TensorView) -> str:
-    """Return the numbers of a tensor, over which indices the bad elements are spread, and those around the first."""
+    """Return the HTML for a bad tensor: statistics, and where and among what values its bad elements are."""
     found = view.found
     moments = (("mean", found.mean), ("standard deviation", found.std), ("norm", found.norm))
     words = [f"{name} {number(value)}" for name, value in moments if value is not None]

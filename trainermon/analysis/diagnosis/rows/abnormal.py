@@ -58,10 +58,10 @@ _PHRASES: Mapping[FaultPhase, str] = {
 def explain_abnormal(
     run_dir: Path, evidence: StepEvidence, *, bad_step: int | None, step: int | None
 ) -> Diagnosis | None:
-    """Return the diagnosis of what was abnormal first; None if nothing was.
+    """Return the diagnosis of the values that first exploded, died or diverged in a run; None if nothing did.
 
-    `bad_step` is the step that was not finite: before it, only what lasted until then counts. With `step`, only what
-    began on it.
+    `bad_step` is the step with NaN or Inf: before it, only what lasted until then counts. With `step`, only what began
+    on it.
     """
     places = read_places(run_dir)
     episode = first_episode(_episodes(run_dir, evidence, step), bad_step)
@@ -117,7 +117,7 @@ def _in_forward(evidence: StepEvidence, episode: Episode, departure: CopyDepartu
 
 
 def told_before(run_dir: Path, evidence: StepEvidence) -> tuple[str, ...]:
-    """Return sentences on what was abnormal before the step, perhaps without connection to it."""
+    """Return sentences on values that exploded, died or diverged before the step, perhaps without connection to it."""
     found = [one for one in _episodes(run_dir, evidence, None) if one.first_step < (evidence.step or 0)]
     return tuple(f"{one.source}: from step {one.first_step} on, {one.messages[0]}" for one in found[:MAX_BEFORE])
 

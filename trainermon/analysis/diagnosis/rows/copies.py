@@ -26,10 +26,13 @@ _OF_COPIES = frozenset({Kind.CHECKSUM, Kind.PARAM_ORIGIN, Kind.PARAM_UPDATED})
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CopyParting:
-    """Two stored steps between which copies parted: `last_equal` and `found`.
+    """Two stored steps between which copies of a parameter on several ranks stopped being equal.
 
-    `before` is the last stored step before `last_equal` that shows the copies, that one itself if there is none.
-    `groups` are ranks of the same data whose copies were equal then, and are not any more; () if none share their data.
+    Attributes:
+        before: The last stored step before `last_equal` that shows the copies; that one itself if there is none.
+        last_equal: The last step on which they are known to be equal.
+        found: The first step on which they are not.
+        groups: Ranks that are given the same data and whose copies were equal; () if none are.
     """
 
     before: int
@@ -40,9 +43,14 @@ class CopyParting:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CopyDeparture:
-    """The forward in which copies parted: what it returned on the ranks that departed from the others.
+    """The forward whose results first differed between ranks that should have the same.
 
-    `rows` are of all `ranks` if no value had a majority, which `is_tied` tells: then any of them may be the wrong one.
+    Attributes:
+        step: The step.
+        rows: What it returned on the ranks that departed from the others.
+        ranks: Those ranks.
+        is_tied: No value had a majority: then these are all ranks, and any of them may be the wrong one.
+        has_parameters: Whether the parameters of the module are stored.
     """
 
     step: int

@@ -33,7 +33,7 @@ Copies: TypeAlias = Mapping[SeriesName, Mapping[int, object]]
 def read_copies(
     connection: duckdb.DuckDBPyConnection, attempt: int, series: Sequence[SeriesName], last: int
 ) -> dict[int, Copies]:
-    """Return, by step, the values of copies by series and rank: of the last few steps up to `last` that have any.
+    """Return the values of copied `series` by step, series and rank: of the last few steps up to `last`.
 
     `series` must not be empty. At most `MAX_STEPS` steps are read.
     """
@@ -55,7 +55,17 @@ def read_copies(
 
 
 class CopiedCall(NamedTuple):
-    """A module's call on a step, and whether what it was given, or what it returned, is not the same on all ranks."""
+    """A module's call on one step, made alike by several ranks that should have the same values.
+
+    Attributes:
+        step: The step.
+        name: The module.
+        call: Number of the module's call.
+        micro_step: Number of the forward and backward within the step; None: not known.
+        stage: The virtual pipeline stage.
+        given_differs: Whether its inputs are not the same on all ranks.
+        returned_differs: Whether its results are not.
+    """
 
     step: int
     name: str
@@ -76,7 +86,7 @@ class CopiedCall(NamedTuple):
 
 
 class CopyRows:
-    """What is stored of `ranks`, which hold copies, in an attempt."""
+    """Reads what is stored, in one attempt of a run, of `ranks` that should have equal values."""
 
     def __init__(self, connection: duckdb.DuckDBPyConnection, attempt: int, ranks: tuple[int, ...]) -> None:
         self.ranks = ranks
@@ -84,7 +94,10 @@ class CopyRows:
         self._common = {"attempt": attempt, "ranks": list(ranks)}
 
     def departing(self, first: int, last: int) -> list[CopiedCall]:
-        """Return all calls on these steps of modules of which one departs; only those that all ranks show whole."""
+        """Return all calls, on steps `first` to `last`, of modules that once gave different results for equal inputs.
+
+        Only calls that all ranks have stored in full.
+        """
         query = f"""
             WITH calls AS ({_CALLS})
             SELECT * FROM calls WHERE (stage, name) IN
@@ -93,7 +106,7 @@ class CopyRows:
         return self._read(query, {"first": first, "last": last})
 
     def of_modules(self, names: Collection[str], step: int) -> list[CopiedCall]:
-        """Return the calls of these modules on a step; only those that all ranks show whole."""
+        """Return the calls of the modules `names` on a step; only calls that all ranks have stored in full."""
         query = f"WITH calls AS ({_CALLS}) SELECT * FROM calls WHERE list_contains($names, name)"
         return self._read(query, {"first": step, "last": step, "names": list(names)})
 
@@ -101,7 +114,7 @@ class CopyRows:
         return [CopiedCall(*row) for row in self._connection.execute(query, {**self._common, **values}).fetchall()]
 
     def parameters(self, first: int, last: int) -> tuple[set[str], bool]:
-        """Return the names of all parameters that rows tell of, and whether other rows than checksums do."""
+        """Return the names of parameters stored on these steps, and whether more than checksums is stored."""
         kinds = ", ".join(f"'{kind}'" for kind in sorted(OF_PARAMETERS))
         query = f"""
             SELECT DISTINCT name, kind <> '{Kind.CHECKSUM}' FROM all_stats WHERE attempt = $attempt
@@ -127,7 +140,10 @@ class CopyRows:
         return found
 
     def departed(self, call: CopiedCall) -> tuple[list[Moved], bool]:
-        """Return what a call returned first on the ranks that most others disagree with; all, and True, if tied."""
+        """Return what a call returned on the ranks that differ from the majority, and False.
+
+        Without one, all and True.
+        """
         query = f"""
             SELECT slot, rank, {_VALUE}, coalesce(rms, 0) FROM all_stats
             WHERE attempt = $attempt AND list_contains($ranks, rank) AND kind = '{Kind.ACTV}' AND step = $step

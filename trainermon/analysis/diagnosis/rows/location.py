@@ -14,11 +14,15 @@ from trainermon.core.values import Kind
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RowLocation:
-    """The first bad series of a step.
+    """Where the first bad series (stored statistics of one tensor) of a step belongs.
 
-    `place` is its place among those that were given, `ranks` are all on which the same series is bad. `is_given` tells
-    that it is an input which no stored module has made; `module` then is the one in whose forward it was made, and
-    `candidates` what cannot be told apart from it.
+    Attributes:
+        place: Its index in the sequence of bad series that was given.
+        phase: The part of the step.
+        module: The module.
+        ranks: All ranks on which the same series is bad.
+        is_given: It is an input which no stored module has made; `module` then is the one in whose forward it was made.
+        candidates: Then, modules that cannot be told apart from it.
     """
 
     place: int

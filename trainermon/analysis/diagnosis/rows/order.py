@@ -35,7 +35,7 @@ _LAST = math.inf
 
 
 class RowSeries(SeriesName, Protocol):
-    """What is asked of a row: which series it is."""
+    """Interface of a stored row: which series (rank, kind, module or parameter, slot …) it belongs to."""
 
     @property
     def call(self) -> int: ...  # noqa: D102
@@ -45,7 +45,7 @@ class RowSeries(SeriesName, Protocol):
     def rank(self) -> int: ...  # noqa: D102
     @property
     def fingerprint(self) -> object:
-        """What is equal if the elements are; None if that is not known."""
+        """A key that is equal if two tensors' elements are; None if that is not known."""
 
 
 class StepOrder:
@@ -68,7 +68,10 @@ class StepOrder:
         self._num_stages = 1 + max((place.get("pp", 0) for place in places.values()), default=0)
 
     def phase(self, row: RowSeries) -> FaultPhase:
-        """Return in which part of the step a series comes about; after the reduction it may be unknown."""
+        """Return in which part of the step (forward, backward, reduction, optimizer …) a series comes about.
+
+        After the reduction it may be unknown.
+        """
         if row.slot == GRADIENT_AT_STEP:
             return FaultPhase.BEFORE_STEP
         if is_weight(row):
@@ -80,7 +83,7 @@ class StepOrder:
         return min(modules, key=lambda name: self._begins.get(name, _LAST))
 
     def key(self, row: RowSeries, sharing: str = "", *, is_likely: bool = False) -> tuple[float, ...]:
-        """Return what a series is sorted by: the phase, micro step, direction, pipeline, module, and the rest.
+        """Return a tuple by which series sort as they come about in a step: phase, micro step, stage, module.
 
         The gradient of a tensor that several modules were given is there when the first of them, `sharing`, has given
         its own one back. Of these the one that `is_likely` comes first, then the innermost.
@@ -124,7 +127,7 @@ AFTER_BACKWARD = (FaultPhase.UNKNOWN, FaultPhase.REDUCTION, FaultPhase.BEFORE_ST
 
 
 def is_weight(row: RowSeries) -> bool:
-    """Return whether the row is a weight that the module is handed with each call, as a tied one may be."""
+    """Return whether the row is a weight that is passed to the module with each call, as a tied one may be."""
     return row.kind == Kind.ACTV and row.slot in ("input.weight", "input.bias")
 
 

@@ -58,7 +58,7 @@ class RuleRehearsal:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of the subcommand."""
+    """Add the arguments of the subcommand that applies rules to a stored run (`trainermon rules replay`)."""
     parser.add_argument("rules", help=f"YAML file, or {BUILT_IN!r} for the built-in rules")
     parser.add_argument(
         "run",
@@ -70,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Print what would have fired; return 0 if nothing, else 3.
+    """Apply alert rules to a stored run, print which alerts they would have raised; return 0 if none, else 3.
 
     Raises:
         RuleError: The rules are wrong.

@@ -16,7 +16,15 @@ from trainermon.core.values import Kind
 
 
 class StoredPlace(NamedTuple):
-    """The rank and module that the rows point at; None and "" where they do not tell."""
+    """Where the stored rows say that the first NaN or Inf arose.
+
+    Attributes:
+        rank: None: they do not tell.
+        module: "": they do not tell.
+        phase: The part of the step.
+        row: The row that shows it.
+        reason: Why, in a sentence.
+    """
 
     rank: int | None
     module: str

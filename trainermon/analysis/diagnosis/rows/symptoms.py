@@ -78,7 +78,19 @@ class Episode:
 
 
 class Moved(NamedTuple):
-    """A series on a step: the root mean square of its elements, and its usual one on the steps before."""
+    """A series (one tensor's statistics) on one step, beside its usual size.
+
+    Attributes:
+        kind: What it is a statistic of: `grad_reduced`, `actv` …
+        name: Module or parameter.
+        slot: Which tensor of a call: `output.0`.
+        call: Number of the module's call.
+        micro_step: Number of the forward and backward within the step; None: once per step.
+        stage: The virtual pipeline stage.
+        rank: The rank.
+        value: Root mean square of the elements.
+        usual: The same on the steps before.
+    """
 
     kind: str
     name: str
@@ -92,17 +104,23 @@ class Moved(NamedTuple):
 
     @property
     def fingerprint(self) -> object:
-        """What is equal if the elements are."""
+        """A key that is equal for two series if their elements are."""
         return self.value
 
     @property
     def ratio(self) -> float:
-        """Value over usual; 1e-12 of a series that has become zero."""
+        """`value` over `usual`; 1e-12 for a series that has become zero."""
         return max(self.value / self.usual, 1e-12)
 
 
 class RateJump(NamedTuple):
-    """The step on which a learning rate became many times what it was on the one before."""
+    """A sudden rise of a learning rate.
+
+    Attributes:
+        step: The step on which it was many times that of the step before.
+        before: The rate before.
+        after: The rate on `step`.
+    """
 
     step: int
     before: float
@@ -249,9 +267,9 @@ def _has_grown(alert: Alert) -> bool:
 
 
 def moved_series(rows: Sequence[Moved], episode: Episode) -> list[Moved]:
-    """Return those of `rows` that moved with the episode.
+    """Return those of `rows` that became larger or smaller as the symptom of `episode` says.
 
-    What diverged from its peers need not have moved: there these are the series that the alerts name.
+    What diverged from its peers need not have: there these are the series that the alerts name.
     """
     if episode.symptom is Symptom.DIVERGED:
         named = [row for row in rows if (row.kind, row.name, row.slot, row.stage) in episode.series]
