@@ -12,11 +12,11 @@ from trainermon.core.values import Alert, as_plain
 
 
 class PlainAlerts:
-    """Makes an alert plain for JSON.
+    """Turns alerts into JSON-ready mappings for the web page and its event stream.
 
     Args:
-        rules: Whose alerts they are.
-        dumps: Of the run.
+        rules: The rules that the agent evaluates; they tell which statistic an alert's value is.
+        dumps: The run's dumps, among which an alert's own is looked up.
         node: Name of this node in the run directory.
     """
 
@@ -26,9 +26,10 @@ class PlainAlerts:
         self._node = node
 
     def plain(self, alert: Alert) -> dict[str, Any]:
-        """Return the alert as a mapping for the page, with the URLs of its diagnosis and report and the id of its dump.
+        """Return the alert as a mapping for the page: its own fields, `statistic`, `dump`, `diagnosis` and `report`.
 
-        `statistic` says what its value is. All of these are None where there is none.
+        `statistic` is what the alert's value is (`rms`, `nans`), `dump` the id of its dump, the other two are URLs.
+        Each is None where there is none.
         """
         entry = self._dumps.find(identity=alert.id, attempt=alert.attempt, step=alert.first_step)
         plain: dict[str, Any] = as_plain(alert)

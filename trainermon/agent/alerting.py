@@ -19,7 +19,7 @@ RETRY_S = 5.0
 
 
 class AlertBook:
-    """Keeps the last state of every alert of the run, and writes the alerts to the log.
+    """Keeps the last state of every alert of the run, and writes each new state into the log `alerts.jsonl`.
 
     Args:
         executor: Runs the writing; one job at a time, in order.
@@ -27,7 +27,7 @@ class AlertBook:
 
     Attributes:
         latest: By id, the last state of each alert.
-        dropped: Alerts that were not written because the file system has not answered for too long.
+        dropped: Number of alert states that were not written because the file system has not answered for too long.
     """
 
     def __init__(self, executor: Executor, log: AlertLog) -> None:
@@ -45,7 +45,7 @@ class AlertBook:
 
     @property
     def written(self) -> bool:
-        """Whether every alert is in the log."""
+        """Whether every alert state is in the log file, and no write is pending."""
         return not self._jobs and self._retry_s == math.inf
 
     def add(self, alert: Alert) -> bool:
@@ -61,7 +61,7 @@ class AlertBook:
         return True
 
     def poll(self) -> None:
-        """Check which writes have ended, and repeat those that failed when it is time to; never waits."""
+        """Check which writes to the log have ended, and repeat those that failed when it is time to; never waits."""
         while self._jobs and self._jobs[0].done():
             self._retry_s = math.inf if self._jobs.pop(0).result() else time.monotonic() + RETRY_S
         if not self._jobs and time.monotonic() >= self._retry_s:

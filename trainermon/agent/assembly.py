@@ -62,7 +62,16 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class AlertParts:
-    """The parts of an agent that make, keep and follow up alerts."""
+    """The parts of an agent that make, keep and follow up alerts.
+
+    Attributes:
+        rules: The rules that are evaluated.
+        engine: Evaluates them on every row.
+        judge: Passes the rows to the engine.
+        book: Keeps and logs the alerts.
+        escalator: Decides which alerts lead to a dump.
+        plain: Turns alerts into JSON for the page.
+    """
 
     rules: tuple[AlertRule, ...]
     engine: RuleEngine
@@ -73,13 +82,21 @@ class AlertParts:
 
     @property
     def num_firing(self) -> int:
-        """How many alerts fire now."""
+        """Number of alerts that fire now."""
         return len(self.book.firing)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class OrderParts:
-    """The parts of an agent that bring orders to ranks and know what became of them."""
+    """The parts of an agent that bring orders (collect, dump, new configuration) to ranks and know what became of them.
+
+    Attributes:
+        commands: The commands that ranks have yet to carry out, on disk.
+        config_watch: Finds edits of the configuration file.
+        dump_reports: What became of each ordered dump.
+        dumps: All dumps of the run.
+        reactions: Reacts to alerts and to what ranks report.
+    """
 
     commands: CommandBook
     config_watch: ConfigWatch
@@ -90,7 +107,22 @@ class OrderParts:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class AgentParts:
-    """All parts of an agent."""
+    """All parts of an agent, made by `assemble` and used by its loop, its page and its metrics.
+
+    Attributes:
+        settings: Those of the agent.
+        place: The folders it uses.
+        token: What control calls must be signed with.
+        watch: Heartbeats of the ranks.
+        pipeline: Reads the journals and stores them.
+        alerting: The parts for alerts.
+        orders: The parts for orders to ranks.
+        views: What page and metrics show.
+        checksums: Checksums of copies of parameters.
+        exports: The process that writes other forms (csv, InfluxDB …).
+        integrity: Checks that what all ranks report fits together.
+        records: The last steps of each rank.
+    """
 
     settings: AgentSettings
     place: AgentPlace
@@ -111,7 +143,7 @@ class AgentParts:
         orders.config_watch.poll(now_s, orders.reactions.attempt)
 
     def end_feed(self) -> None:
-        """Close the event streams of open pages, which would delay the end of the server."""
+        """Close the event streams of open pages, which would otherwise delay the end of the web server."""
         self.views.close()
 
     def close(self) -> None:
@@ -122,7 +154,13 @@ class AgentParts:
 
 
 def assemble(spool: Path, settings: AgentSettings, node_dir: Path, executor: Executor) -> AgentParts:
-    """Return the parts of the agent of `spool`, with everything restored that the run directory holds.
+    """Make all parts of the agent that follows `spool`; restore alerts, history and positions from the run directory.
+
+    Args:
+        spool: The folder on the node through which ranks and agent talk.
+        settings: Those of the agent.
+        node_dir: The node's own folder in the run directory.
+        executor: Does what touches the run directory; one job at a time.
 
     Raises:
         OSError, StoreError: The run directory cannot be read or written.
@@ -240,10 +278,10 @@ def _take_back(spool: Path, segments: Path, *, engine: RuleEngine, history: RunH
 
 
 def read_token(path: Path) -> str:
-    """Return the token that control calls on this node need.
+    """Return the secret in the file `path` that control calls on this node need; make it (0600) if there is none.
 
-    It is made (0600) if local rank 0 has not done so, or if another user may know it: a link, a file of another owner,
-    one that others may read.
+    It is also made anew if another user may know it: the file is a link, belongs to another owner, or others may read
+    it.
 
     Raises:
         OSError: It cannot be read or written.

@@ -12,10 +12,10 @@ _log = logging.getLogger(__name__)
 
 
 class BackgroundTask:
-    """Runs one piece of work at a time beside the loop; an error in it is logged and ends that piece only.
+    """Runs one coroutine at a time beside the event loop's work; an error in it is logged and ends that coroutine only.
 
     Args:
-        fault: What the log says if a piece fails: "... could not be looked into".
+        fault: What the log says if one fails: "... could not be looked into".
     """
 
     def __init__(self, fault: str) -> None:
@@ -24,15 +24,15 @@ class BackgroundTask:
 
     @property
     def is_running(self) -> bool:
-        """Whether a piece of work is running."""
+        """Whether the coroutine that was started last is still running."""
         return self._task is not None and not self._task.done()
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Start `work` as a task; no other may be running."""
+        """Start the coroutine `work` as a task; no other may be running."""
         self._task = asyncio.get_running_loop().create_task(self._contained(work))
 
     async def close(self) -> None:
-        """Cancel the running work."""
+        """Cancel the coroutine that is running, if one is."""
         if self._task is not None and not self._task.done():
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):

@@ -19,13 +19,13 @@ _log = logging.getLogger(__name__)
 
 
 class SegmentCommits:
-    """Gathers rows for the next segment, and commits them.
+    """Gathers rows of statistics, and commits them as the next segment (a Parquet file of the store).
 
-    All methods belong to one thread; none waits for the store.
+    All methods belong to one thread; none waits for the file system.
 
     Args:
         spool: Whose journal files are removed once they are stored.
-        directory: Where segments go.
+        directory: Folder of the segments.
         executor: Writes them; one job at a time.
         clock: Monotonic seconds.
 
@@ -62,7 +62,7 @@ class SegmentCommits:
 
     @property
     def set_aside(self) -> SetAside:
-        """The rows and segments missing in the store because they could not be stored or read again."""
+        """Counts of the rows and segments missing in the store because they could not be stored or read again."""
         return self._writer.set_aside
 
     @property
@@ -71,16 +71,19 @@ class SegmentCommits:
         return self._batch is not None
 
     def add(self, header: Header, block: StatBlock) -> None:
-        """Gather the rows of one block for the next commit."""
+        """Gather the rows of one block (one step of one rank), whose series `header` describes, for the next commit."""
         self._writer.add(header, header.series, block)
 
     def begin(self, positions: Mapping[int, JournalPosition]) -> None:
-        """Start to commit the gathered rows and the journal positions that they reach; none may be pending."""
+        """Start to write the gathered rows as a segment in the background; none may be pending.
+
+        `positions` are, by rank, the journal positions that the rows reach; they are stored with them.
+        """
         self._batch = self._writer.seal(positions)
         self._submit()
 
     def poll(self) -> None:
-        """Finish a commit that has ended; repeat one that failed, after a while."""
+        """Note whether the running commit has ended, and repeat one that failed, after a while; never waits."""
         if self._batch and self._job is None and self._clock() >= self._retry_s:
             self._submit()
         if self._batch is None or self._job is None or not self._job.done():
@@ -104,7 +107,9 @@ class SegmentCommits:
 
 
 def commit(batch: SegmentBatch, spool: Path) -> Path:
-    """Write the segment, then remove the journal files that it makes superfluous; runs in the worker's thread.
+    """Write the segment (one Parquet file) and return its path.
+
+    Then remove the journal files in `spool` that it has stored. It runs in the worker's thread.
 
     Raises:
         StoreError: The segment could not be written; nothing was removed.

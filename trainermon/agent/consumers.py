@@ -16,22 +16,26 @@ _log = logging.getLogger(__name__)
 
 
 class RecordConsumer:
-    """Receives every record. Override what you need; each call must be quick, and runs on the loop's thread.
+    """Base of everything in the agent that receives the records of ranks' journals. Override what you need.
 
-    After a restart of the agent the records since the last commit come again: what a consumer does must be idempotent.
+    Each call must be quick, and runs on the loop's thread. After a restart of the agent the records since the last
+    commit come again: what a consumer does must be idempotent.
     """
 
     def on_header(self, header: Header) -> None:
-        """Handle a new journal file or the agent's entry into one; a new `header.attempt` is a new attempt."""
+        """Handle the header of a journal file that a rank began, or that the agent began to read.
+
+        A new `header.attempt` is a restart of the job.
+        """
 
     def on_block(self, header: Header, keys: Sequence[SeriesKey], block: StatBlock) -> None:
-        """Handle one step of one rank; `keys` is `header.series`, the rank's whole series table."""
+        """Handle the statistics of one step of one rank: `block` has the rows, `keys` says which series each id is."""
 
     def on_event(self, header: Header, event: RankEvent) -> None:
-        """Handle what the rank reported: a replay, a dump, a warning, or that it detached."""
+        """Handle an event that the rank reported: a replay, a dump, a warning, or that its monitor detached."""
 
     def on_end(self, header: Header) -> None:
-        """Handle the orderly end of the rank's journal."""
+        """Handle that the rank has closed its journal in good order: no more records come."""
 
 
 class ConsumerGroup:
@@ -48,7 +52,7 @@ class ConsumerGroup:
         self._num_errors_of: Counter[str] = Counter()
 
     def feed(self, followed: FollowedRecord) -> None:
-        """Pass one record to every consumer."""
+        """Pass one journal record to every consumer; errors in them are contained."""
         self.num_blocks += isinstance(followed.record, BlockRecord)
         for consumer in self._consumers:
             with self.containing(type(consumer).__name__):

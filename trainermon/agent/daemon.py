@@ -45,7 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Be the agent of a spool in this process until its run is over; return the exit status.
+    """Run the agent of a spool (`trainermon agent SPOOL`) in this process until its run is over.
+
+    Return the exit status.
 
     Raises:
         ConfigError: The folder is no spool, or the settings in it are wrong.
@@ -85,9 +87,10 @@ def run_command_line() -> int:
 def follow(
     spool: Path, settings: AgentSettings, lock: RunLock, *, host: str, log_to_stderr: bool = False
 ) -> int | None:
-    """Follow `spool`, whose `lock` is held, until its run is over, then take it away if everything in it is stored.
+    """Follow the ranks of `spool`, whose `lock` is held, until the run is over.
 
-    `host` names this node in the run directory: what one agent began there, the next of the same name goes on with.
+    Remove the spool if all of it is stored. `host` names this node in the run directory: what one agent began there,
+    the next of the same name continues.
 
     Returns 0 if all is stored, 1 if not, and None if the spool must be followed anew: a rank came when this agent had
     already looked for the last time. If a thread hangs in a file system that does not answer, the process ends here.

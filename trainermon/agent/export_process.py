@@ -46,7 +46,13 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ExportReport:
-    """What the process says: counts by exporter and metric, or one record of its log."""
+    """A message from the export process to the agent.
+
+    Attributes:
+        counts: By exporter and metric, what was done so far.
+        level: Level of a log record; 0: it is none.
+        message: Text of the log record.
+    """
 
     counts: Mapping[str, Mapping[str, float]] = dataclasses.field(default_factory=dict)
     level: int = 0
@@ -54,13 +60,13 @@ class ExportReport:
 
 
 class ExporterThread:
-    """Runs one exporter in a thread of its own; counts and logs its failures.
+    """Runs one exporter (csv, InfluxDB, TensorBoard) in a thread of its own; counts and logs its failures.
 
     The thread is a daemon: an exporter that hangs for ever must not keep the process from ending.
 
     Args:
-        name: Of the form.
-        make: Returns the exporter. As long as another process is at it (`StoreError`), that is tried again.
+        name: Of the exporter.
+        make: Returns the exporter; tried again while another process writes the same files (`StoreError`).
     """
 
     def __init__(self, name: str, make: Callable[[], StoreExporter]) -> None:
@@ -76,7 +82,7 @@ class ExporterThread:
         self.thread.start()
 
     def counts(self) -> dict[str, float]:
-        """Return what was done so far, by metric."""
+        """Return what the exporter has done so far, by name of metric."""
         counts = dict(self._exporter.metrics()) if self._exporter else {}
         counts["trainermon_export_errors_total"] = self._num_errors
         counts["trainermon_export_busy_seconds_total"] = self._busy_s
@@ -122,7 +128,10 @@ class ExporterThread:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Export until standard input ends and everything is sent, or given up."""
+    """Run all exporters of a run until standard input ends and everything is sent, or given up.
+
+    Return the exit status.
+    """
     parser = argparse.ArgumentParser(description="Follow the store of a run with its exporters.")
     parser.add_argument("spool", type=Path)
     parser.add_argument("node_dir", type=Path)
@@ -140,7 +149,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def makers_of(settings: AgentSettings, node_dir: Path) -> dict[str, Callable[[], StoreExporter]]:
-    """Return, by name, how to make the exporters that `settings` names."""
+    """Return, by name, a function that makes each exporter that `settings` name.
+
+    `node_dir` is the agent's folder in the run directory.
+    """
     told = ExportSettings(
         **settings.outputs.output_fields(),
         run_dir=settings.run_dir,

@@ -26,11 +26,13 @@ _log = logging.getLogger(__name__)
 
 
 class ExportProcess:
-    """All exporters of an agent, in a process that is started again when it dies; no process without exporters.
+    """Runs all exporters of an agent in a process of their own, and starts it again when it dies.
+
+    No exporters, no process.
 
     Args:
         spool: Where the agent's settings are.
-        settings: The same.
+        settings: The same settings, read.
         node_dir: The agent's own folder in the run directory.
     """
 
@@ -53,11 +55,11 @@ class ExportProcess:
 
     @property
     def num_dropped(self) -> int:
-        """How many steps of ranks an exporter could not take."""
+        """Number of steps of ranks that exporters left out."""
         return self._sum("trainermon_export_dropped_steps_total")
 
     def metrics(self) -> Mapping[str, Mapping[str, float]]:
-        """Return what each exporter had done a second ago, by its name, by metrics with the labels run and exporter."""
+        """Return what each exporter had done a second ago: by name of exporter, then by name of metric."""
         return self._counts
 
     def close(self, limit_s: float = CLOSE_LIMIT_S) -> None:

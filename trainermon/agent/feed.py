@@ -16,7 +16,7 @@ KEEP_ALIVE_S = 15.0
 
 
 class FeedClient:
-    """One open page: its bounded queue of encoded events."""
+    """One browser page that listens to the agent's events, with its bounded queue of encoded events."""
 
     def __init__(self) -> None:
         self.pending: collections.deque[bytes] = collections.deque(maxlen=MAX_PENDING)
@@ -24,7 +24,10 @@ class FeedClient:
 
 
 class EventFeed:
-    """Publishes events to at most `MAX_CLIENTS` clients; a slow client loses its oldest events, which are counted."""
+    """Publishes events (server-sent events) to open pages, at most `MAX_CLIENTS`; a slow page loses its oldest events.
+
+    The lost ones are counted.
+    """
 
     def __init__(self) -> None:
         self._clients: set[FeedClient] = set()
@@ -33,11 +36,14 @@ class EventFeed:
 
     @property
     def num_clients(self) -> int:
-        """Number of clients that listen now."""
+        """Number of pages that listen now."""
         return len(self._clients)
 
     def publish(self, event: str, value: Any) -> None:
-        """Queue `value` as JSON for every client; encodes once, and not at all when nobody listens."""
+        """Send `value` as JSON, under the name `event`, to every open page.
+
+        Encodes once, and not at all when nobody listens.
+        """
         if not self._clients:
             return
         text = json.dumps(as_plain(value), allow_nan=False, separators=(",", ":"))
@@ -48,13 +54,16 @@ class EventFeed:
             client.wake.set()
 
     def subscribe(self) -> AsyncIterator[bytes] | None:
-        """Return a stream of encoded events from now on, or None if the feed is full or closed."""
+        """Return a stream of encoded events for a new page, from now on.
+
+        None if there are too many or the feed is closed.
+        """
         if self._closed or len(self._clients) >= MAX_CLIENTS:
             return None
         return self._stream()
 
     def close(self) -> None:
-        """End every stream after what is queued for it."""
+        """End every page's stream after the events that are queued for it."""
         self._closed = True
         for client in self._clients:
             client.wake.set()

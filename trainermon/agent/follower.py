@@ -31,14 +31,25 @@ logger = logging.getLogger(__name__)
 
 
 class FollowedRecord(NamedTuple):
-    """A record with its context: `header` holds the rank's whole series table and placements up to the record."""
+    """A record of a rank's journal with its context.
+
+    Attributes:
+        header: Who wrote it, with the rank's whole series table and placements up to the record.
+        record: The record.
+    """
 
     header: Header
     record: Record
 
 
 class JournalFollower:
-    """Reads the journals in one spool directory from the given positions on; ranks may come and go at any time.
+    """Reads the growing journals of all ranks in one spool from the given positions on.
+
+    Ranks may come and go at any time.
+
+    Args:
+        spool: The folder with the journals.
+        positions: By rank, where to begin; None: at the beginning.
 
     Attributes:
         refused: By rank, why its journal cannot be read (it was written by an incompatible release); it is left alone.
@@ -62,7 +73,7 @@ class JournalFollower:
 
     @property
     def headers(self) -> dict[int, Header]:
-        """By rank, the newest header with the whole series table."""
+        """By rank, the newest header of its journal, with the whole series table."""
         return dict(self._headers)
 
     @property
@@ -72,14 +83,14 @@ class JournalFollower:
 
     @property
     def lost_records(self) -> dict[int, int]:
-        """By rank, records that it skipped or that were gone, as far as later ones show it."""
+        """By rank, the number of records that it skipped or that were gone, as far as later ones show it."""
         return {rank: reader.lost_records for rank, reader in self._readers.items()}
 
     def news(self) -> Iterator[FollowedRecord]:
-        """Yield new records, one of each rank in turn, beginning with the rank whose turn it is.
+        """Yield the records that ranks have written since the last call, one of each rank in turn.
 
-        The records of a rank are in order. Whoever stops early goes on with the next call: nothing is read in advance,
-        `positions` are those of what was yielded.
+        The records of a rank are in order. Whoever stops early continues with the next call: nothing is read in
+        advance, `positions` are those of what was yielded.
         """
         for rank in list_ranks(self._spool):
             if rank not in self._readers:
@@ -97,7 +108,10 @@ class JournalFollower:
                 yield followed
 
     def poll(self, max_records: int = 4096) -> list[FollowedRecord]:
-        """Return new records, at most `max_records`; empty if there are none."""
+        """Return the records that ranks have written since the last call, at most `max_records`.
+
+        [] if there are none.
+        """
         return list(itertools.islice(self.news(), max_records))
 
     def is_over(self, rank: int) -> bool:
@@ -105,7 +119,7 @@ class JournalFollower:
         return rank in self._ended or not rank_alive(self._spool, rank)
 
     def close(self) -> None:
-        """Close all files; the positions stay valid."""
+        """Close all journal files; the positions stay valid."""
         for reader in self._readers.values():
             reader.close()
 

@@ -34,19 +34,19 @@ STORE_LIMIT_S = 60.0
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class HealthReadings:
-    """The state of the agent's parts at one moment.
+    """What is wrong, at one moment, with the monitoring itself: lag, losses, failures.
 
     Attributes:
-        rank: The first rank of this node, whose alerts these are.
-        attempt: The newest one.
-        step: The newest one.
-        lag_s: From the end of the newest step to its evaluation.
+        rank: The first rank of this node, under which alerts about the monitor are raised.
+        attempt: The newest attempt (start of the job).
+        step: The newest step.
+        lag_s: Seconds from the end of that step to its evaluation.
         lost_records: By rank, records that were not taken or not there to be read, since the agent started.
         lost_files: Journal files of all ranks that were gone before they were read, since the agent started.
         store_error: Why nothing can be stored; empty if it can.
         set_aside: What is missing in the store.
         num_export_failures: Calls of exporters that failed and steps that they left out, since the agent started.
-        faults: By rule, what its condition failed at.
+        faults: By rule that was switched off, the error.
     """
 
     rank: int
@@ -62,11 +62,11 @@ class HealthReadings:
 
 
 class MonitorHealth:
-    """Turns readings of the agent's own health into statements for rules.
+    """Raises and ends alerts about the monitoring itself, from readings of the agent's state.
 
     Args:
         read: Takes the readings; None as long as no rank has been seen.
-        report: Where statements go, again at every look.
+        report: Receives what is to be said about each rule, again at every look.
     """
 
     def __init__(self, read: Callable[[], HealthReadings | None], report: Callable[[AgentStatement], None]) -> None:
@@ -79,7 +79,7 @@ class MonitorHealth:
         self._lagging_looks = 0
 
     def poll(self, now_s: float) -> None:
-        """Read the state of all parts, if it is time to; `now_s` is monotonic."""
+        """Read the state of all parts and report what is wrong, if it is time to; `now_s` is monotonic."""
         if now_s - self._looked_s < LOOK_S:
             return
         self._looked_s = now_s
@@ -97,7 +97,7 @@ class MonitorHealth:
             self._report(statement)
 
     def restart_timers(self) -> None:
-        """Restart all timers: this process itself was stopped."""
+        """Begin all waiting times anew, as this process itself was stopped meanwhile."""
         self._store_failed_s = math.inf
         self._lagging_looks = 0
 
@@ -192,7 +192,7 @@ def _statement(  # noqa: PLR0913 - what differs between statements
 
 
 def readings_of(parts: AgentParts) -> HealthReadings | None:
-    """Return the present state of an agent's parts; None as long as no rank has been seen."""
+    """Return what is wrong with an agent's parts now (lag, losses, failures); None as long as no rank has been seen."""
     follower, status, reactions = parts.pipeline.follower, parts.pipeline.status, parts.orders.reactions
     if not follower.headers:
         return None

@@ -55,10 +55,10 @@ class _SummedSeries(NamedTuple):
 
 
 class IntegrityCheck(RecordConsumer):
-    """Checks that what all ranks report of a step is consistent, and reports it when it is not.
+    """Checks that what all ranks report of a step fits together, as the sum of gradient squares with the gradient norm.
 
     Args:
-        report: Where statements about the rule `monitor-integrity` go.
+        report: Receives statements for the rule `monitor-integrity`.
         checks_norm: Whether every parameter of the model is watched; with some left out no norm can be compared.
 
     Attributes:

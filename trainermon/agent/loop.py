@@ -38,13 +38,13 @@ _log = logging.getLogger(__name__)
 
 
 class NodeAgent:
-    """Follows one spool until its run is over.
+    """The event loop of an agent: follows the ranks of one spool, turn by turn, until their run is over.
 
     Args:
         parts: From `assemble`.
         executor: Does what touches the run directory; one job at a time.
         host: Name of this node.
-        lock: That of the spool; without it nobody looks whether it is lost.
+        lock: That of the spool; None: nobody looks whether it is lost.
     """
 
     def __init__(self, parts: AgentParts, executor: Executor, *, host: str, lock: RunLock | None = None) -> None:
@@ -74,7 +74,7 @@ class NodeAgent:
         self._stopping = False
 
     def stop(self) -> None:
-        """Ask the agent to store what was followed, and to end soon."""
+        """Ask the agent to store what it has read, and to end soon."""
         self._stopping = True
 
     async def run(self) -> bool:

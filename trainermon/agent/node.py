@@ -17,15 +17,15 @@ from trainermon.agent.web.overview import RunOverview
 
 
 class RunNode:
-    """The `NodeInterface` of `trainermon.agent.web.http`, for a running agent.
+    """What the web application (`trainermon.agent.web.http`) can ask of a running agent: its `NodeInterface`.
 
     Args:
-        parts: Of the agent.
+        parts: Those of the agent.
         overview: State of run and ranks.
         hang: Watches for ranks that stand still or die.
-        faults: Of the loop.
+        faults: Counts failed turns of the loop.
         executor: Reads files of the run directory.
-        flush: Commits what was followed; returns whether it succeeded.
+        flush: Stores what was read; returns whether it succeeded.
         stop: Ends the agent soon.
     """
 
@@ -57,35 +57,50 @@ class RunNode:
         self._stop = stop
 
     def run(self) -> dict[str, Any]:
-        """Return the state of run and ranks, ready for JSON."""
+        """Return the state of run and ranks as a mapping ready for JSON."""
         return self._overview.plain()
 
     def lines(self, names: list[str]) -> dict[str, Any]:
-        """Return {"steps": [...], "series": {name: [...]}} over all local ranks, ready for JSON."""
+        """Return curves over all local ranks for the page: {"steps": [...], "series": {name: [...]}}.
+
+        `names` are such as `loss`. Raises QueryError for an unknown one.
+        """
         return self._history.lines(names)
 
     def heatmap(self, kind: str, statistic: str, columns: int) -> bytes:
-        """Return a heat map in the page's binary form."""
+        """Return the heat map of a statistic of a kind of tensors, rows × steps, as framed float32 for the page.
+
+        `columns` is the largest number of steps; more are merged.
+        """
         return self._history.heatmap(kind, statistic, columns)
 
     def ranks(self, quantity: str, columns: int) -> bytes:
-        """Return ranks x steps in the page's binary form."""
+        """Return a quantity of every rank, ranks × steps, as framed float32 for the page.
+
+        More steps than `columns` are merged.
+        """
         return self._history.ranks(quantity, columns)
 
     def alerts(self) -> list[dict[str, Any]]:
-        """Return every alert of the run in its last state."""
+        """Return every alert of the run in its last state, as mappings ready for JSON."""
         return self._findings.alerts()
 
     def dumps(self) -> list[dict[str, Any]]:
-        """Return every dump of the run, oldest first."""
+        """Return every dump of the run, oldest first, as mappings ready for JSON."""
         return self._findings.dumps()
 
     async def diagnosis(self, identity: str, attempt: int, step: int) -> bytes | None:
-        """Return the report of a dump that is known here; no other file can be named."""
+        """Return the diagnosis (JSON) of the dump with this id, attempt and step; None if there is none.
+
+        No other file can be named.
+        """
         return await self._findings.diagnosis(identity, attempt, step)
 
     def evidence(self) -> dict[str, Any]:
-        """Return the evidence found in a hang, else what the control pages of the local ranks tell."""
+        """Return what is known of hung or dead local ranks, ready for JSON.
+
+        Without a hang, what the control pages tell.
+        """
         return self._hang.plain()
 
     def checksums(self, after: int) -> dict[str, Any]:
@@ -98,11 +113,14 @@ class RunNode:
         return {rank: {name: f"{checksum:x}" for name, checksum in held.items()} for rank, held in found.items()}
 
     async def report(self, name: str) -> bytes | None:
-        """Return the post-mortem of an alert of this node as Markdown; no other file can be named."""
+        """Return the post-mortem `name` of an alert of this node as Markdown; None if there is none.
+
+        No other file can be named.
+        """
         return await self._findings.post_mortem(name)
 
     def metrics(self, accept: str) -> tuple[bytes, str]:
-        """Return the exposition and its content type."""
+        """Return the text of `/metrics` and its content type, in the format that the `Accept` header asks for."""
         return self._metrics.render(accept)
 
     def order(self, body: Any) -> OrderAnswer:
@@ -110,9 +128,9 @@ class RunNode:
         return self._desk.order(body)
 
     async def flush(self) -> bool:
-        """Commit everything followed so far; return whether that succeeded."""
+        """Store everything read so far in the run directory; return whether that succeeded."""
         return await self._flush()
 
     def stop(self) -> None:
-        """Store everything, and end soon."""
+        """Ask the agent to store everything, and to end soon."""
         self._stop()

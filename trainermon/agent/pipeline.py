@@ -60,12 +60,21 @@ class PipelineStatus:
 
 
 class RecordPipeline:
-    """Moves records from the journals in `spool` to the consumers, and to the segments in `directory`.
+    """Reads records from the journals in `spool`, passes them to consumers, and stores them as segments.
 
-    `executor` must run one job at a time. All methods belong to one thread.
+    Args:
+        spool: The folder on the node through which ranks and agent talk.
+        directory: Folder of the segments, in the run directory.
+        executor: Writes them; it must run one job at a time.
+        consumers: Receive every record.
+        flush_bytes: A commit is due when this much was gathered.
+        flush_s: Or after so many seconds.
+        clock: Monotonic seconds.
+
+    All methods belong to one thread.
 
     Attributes:
-        follower: The hot path's follower: headers, ends, refusals.
+        follower: Reads the journals: headers, ends, refusals.
 
     Raises:
         StoreError: The directory cannot be used, or its newest segment not be read.
@@ -116,7 +125,7 @@ class RecordPipeline:
 
     @property
     def status(self) -> PipelineStatus:
-        """What the pipeline has done by now."""
+        """How far the pipeline has come, and what went wrong in it so far."""
         return PipelineStatus(
             num_blocks=self._consumers.num_blocks,
             num_commits=self._commits.num_done,
@@ -127,9 +136,9 @@ class RecordPipeline:
         )
 
     def step(self) -> int:
-        """Take one turn and return how many records were new; reads the journals, never waits for the store.
+        """Read new records and pass them on; return how many there were. Reads the journals, never waits for the store.
 
-        A turn ends after about `TURN_S`, however much there is to follow: what is left comes with the next one.
+        It ends after about `TURN_S` seconds, however much there is to read: the rest comes with the next call.
         """
         self._commits.poll()
         if self._behind is None and self._commits.size_bytes >= 2 * self._flush_bytes:
@@ -144,7 +153,7 @@ class RecordPipeline:
         return num_records
 
     def flush(self) -> Future[None]:
-        """Return a future that a later `step` completes, when everything read so far is stored.
+        """Return a future that is completed by a later `step`, when everything read so far is stored.
 
         It is not completed while the store fails; the caller decides how long to wait.
         """

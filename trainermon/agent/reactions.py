@@ -44,24 +44,29 @@ _log = logging.getLogger(__name__)
 
 
 class RuleConsumer(RecordConsumer):
-    """Evaluates the rules on every block and passes on the alerts that changed."""
+    """Evaluates the alert rules on every block (one step of one rank), and passes on the alerts that changed.
+
+    Args:
+        engine: Evaluates the rules.
+        report: Called with each alert that changed.
+    """
 
     def __init__(self, engine: RuleEngine, report: Callable[[Alert], None]) -> None:
         self._engine = engine
         self._report = report
 
     def on_block(self, header: Header, keys: Sequence[SeriesKey], block: StatBlock) -> None:
-        """Evaluate one step of one rank."""
+        """Evaluate the rules on one step of one rank."""
         for alert in self._engine.evaluate(header, keys, block):
             self._report(alert)
 
     def report(self, statement: AgentStatement) -> None:
-        """Evaluate a statement of the agent about a rank, or about itself."""
+        """Evaluate the rules on a statement that the agent makes about a rank, or about itself."""
         for alert in self._engine.report(statement):
             self._report(alert)
 
     def adopt(self, alert: Alert) -> None:
-        """Tell the rules of an alert of a `reported` rule that another part has made."""
+        """Tell the rules of an alert that another part has made, as `hang`: it may explain other alerts."""
         self._engine.adopt(alert)
         self._report(alert)
 
@@ -73,18 +78,18 @@ class MetricsConsumer(RecordConsumer):
         self._metrics = metrics
 
     def on_block(self, header: Header, keys: Sequence[SeriesKey], block: StatBlock) -> None:
-        """Show one step of one rank in `/metrics`."""
+        """Set the metrics of one rank in `/metrics` to those of its newest step."""
         self._metrics.update(header, keys, block)
 
 
 class HistoryConsumer(RecordConsumer):
-    """Adds every block to the history that the page shows."""
+    """Adds every block (one step of one rank) to the history from which the page draws curves and heat maps."""
 
     def __init__(self, history: RunHistory) -> None:
         self._history = history
 
     def on_header(self, header: Header) -> None:
-        """Expect blocks of this rank: no step is complete without it."""
+        """Note that blocks of this rank will come: no step is complete without it."""
         self._history.start(header)
 
     def on_block(self, header: Header, keys: Sequence[SeriesKey], block: StatBlock) -> None:
@@ -92,22 +97,22 @@ class HistoryConsumer(RecordConsumer):
         self._history.add(header, keys, block)
 
     def on_end(self, header: Header) -> None:
-        """Expect no more blocks of this rank."""
+        """Note that no more blocks of this rank will come."""
         self._history.end(header.coordinates.rank)
 
 
 class DumpReports(RecordConsumer):
-    """Keeps the status of each ordered dump, by command and rank.
+    """Remembers what became of each ordered dump on each rank.
 
     Attributes:
-        by_command: By id of the command, by rank, the status of its dump.
+        by_command: By id of the command, then by rank, the status of its dump.
     """
 
     def __init__(self) -> None:
         self.by_command: OrderedDict[str, dict[int, DumpStatus]] = OrderedDict()
 
     def on_event(self, header: Header, event: RankEvent) -> None:
-        """Record the status of a dump."""
+        """Remember the status that a rank reports of a dump."""
         if isinstance(event, DumpEvent) and event.command:
             self.by_command.setdefault(event.command, {})[header.coordinates.rank] = event.status
             while len(self.by_command) > MAX_REPORTS:
@@ -171,13 +176,13 @@ class Reactions(RecordConsumer):
         self._commands.resend(rank, attempt=header.attempt, step=self._watch.steps.get(rank, 0))
 
     def on_block(self, header: Header, keys: Sequence[SeriesKey], block: StatBlock) -> None:
-        """Record how far the agent lags behind the rank."""
+        """Measure how many seconds the agent lags behind the rank."""
         del header, keys
         self.lag_s = max(0.0, time.time() - block.time_s)
         self._metrics.set("trainermon_journal_lag_seconds", self.lag_s)
 
     def on_event(self, header: Header, event: RankEvent) -> None:
-        """Record a dump, or log what the rank reports."""
+        """Note a dump that the rank reports, or log its warning."""
         rank = header.coordinates.rank
         match event:
             case WarningEvent() | DetachedEvent():

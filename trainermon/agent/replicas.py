@@ -33,11 +33,11 @@ _Words = NDArray[np.uint64]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CopyGroup:
-    """What all copies of the same elements have in common.
+    """What all copies of the same elements, on several ranks, have in common.
 
     Attributes:
-        name: Of the tensor, and which of its elements if not all.
-        group: Where the ranks stand that hold them, on the axes along which there are no copies.
+        name: The tensor's name, and which of its elements if not all.
+        group: The ranks' position on the axes along which there are no copies (`pp2 cp0`).
     """
 
     name: str
@@ -61,7 +61,7 @@ def copies_of(key: SeriesKey, placement: Placement, coordinates: Coordinates) ->
 
 
 class ReplicaChecksums(RecordConsumer):
-    """The checksums of the last `MAX_STEPS` checked steps of this node's ranks; of the newest attempt only.
+    """Keeps the checksums of this node's parameters: of the last `MAX_STEPS` checked steps of the newest attempt.
 
     A step without checksums costs a look at one byte per series.
     """
@@ -72,7 +72,7 @@ class ReplicaChecksums(RecordConsumer):
         self._steps: dict[int, dict[int, tuple[NDArray[np.intp], _Words]]] = {}
 
     def on_block(self, header: Header, keys: Sequence[SeriesKey], block: StatBlock) -> None:
-        """Keep the checksums in one step of one rank."""
+        """Keep the checksums that one step of one rank has, if any."""
         del keys
         if header.attempt < self._attempt:
             return
@@ -89,9 +89,10 @@ class ReplicaChecksums(RecordConsumer):
             del self._steps[min(self._steps)]
 
     def digests(self, after: int = -1) -> dict[str, Any]:
-        """Return {"attempt", "steps"}: by step after `after`, group and rank, a digest of names and checksums.
+        """Return {"attempt", "steps"}: for each step after `after`, group and rank, one digest of all checksums.
 
-        Digests are hexadecimal; steps and ranks are texts, as keys of JSON are.
+        The controller compares them between nodes. Digests are hexadecimal; steps and ranks are texts, as keys of JSON
+        are.
         """
         steps: dict[str, dict[str, dict[str, str]]] = {}
         for step in sorted(step for step in self._steps if step > after):

@@ -15,7 +15,7 @@ from trainermon.exporters.prometheus.exposition import Exposition
 
 
 class AgentMetrics:
-    """Renders `/metrics` of an agent, with the state of its parts at the moment of a scrape."""
+    """Renders the agent's `/metrics`: the ranks' and its own, at the moment of a scrape."""
 
     def __init__(self, parts: AgentParts, faults: TurnFaults) -> None:
         self._parts = parts
@@ -23,7 +23,7 @@ class AgentMetrics:
         self._metrics = parts.views.metrics
 
     def render(self, accept: str) -> tuple[bytes, str]:
-        """Return the exposition and its content type."""
+        """Return the text of `/metrics` and its content type, in the format that the `Accept` header asks for."""
         _show_agent(self._metrics, self._parts, num_faults=self._faults.total)
         return self._metrics.render(accept)
 

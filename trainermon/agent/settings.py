@@ -72,12 +72,12 @@ class AgentSettings(RunSettings):
 
     @property
     def budget(self) -> SeriesBudget:
-        """How many series a rank may have in `/metrics` and in whatever else has a limited number."""
+        """The largest number of series of a rank in `/metrics`, and in other outputs that limit it."""
         return SeriesBudget() if self.series_budget is None else SeriesBudget(per_node=self.series_budget)
 
 
 def load_settings(spool: Path) -> AgentSettings:
-    """Return the settings in `spool`.
+    """Read the agent's settings from the file `agent.json` in the spool.
 
     Raises:
         ConfigError: The file is missing, is not JSON, or has an unknown key, a wrong type or an impossible value.

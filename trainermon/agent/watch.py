@@ -27,9 +27,16 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(slots=True)
 class RankState:
-    """What is known of one rank.
+    """What the agent knows of one rank from its control page.
 
-    `changed_s` is when its heartbeat was last seen to change, monotonic; `pid` is what the rank itself takes for it.
+    Attributes:
+        rank: Its number.
+        alive: Whether its process lives (it holds its lock).
+        step: The step it is on; -1: not known.
+        phase: What it does now.
+        generation: Number of its heartbeats so far.
+        pid: Its process id, as the rank itself sees it.
+        changed_s: When its heartbeat was last seen to change, monotonic seconds.
     """
 
     rank: int
@@ -42,7 +49,7 @@ class RankState:
 
 
 class RankWatch:
-    """Watches the heartbeats and locks of the ranks in one spool, and sends them commands.
+    """Reads the heartbeats and locks of the ranks in one spool, and sends them commands.
 
     Attributes:
         ranks: By rank, its state at the last `look`.
@@ -85,10 +92,10 @@ class RankWatch:
         return max(0.0, (last_step - first_step) / max(last_s - first_s, 1e-9))
 
     def look(self, now_s: float, *, ended: Collection[int] = ()) -> list[int]:
-        """Update the state of every rank; return the ranks that have gone since the last look.
+        """Read every rank's heartbeat anew; return the ranks that have gone since the last look. `now_s` is monotonic.
 
-        `ended` are the ranks that closed their journal. A rank that still holds its lock after that has nothing more
-        to tell, and is not waited for.
+        `ended` are the ranks that closed their journal. A rank that still holds its lock after that has nothing more to
+        tell, and is not waited for.
         """
         gone = []
         for rank in {*list_ranks(self._spool), *self.ranks}:  # also those whose files somebody has removed
@@ -110,7 +117,7 @@ class RankWatch:
         return max(at_least, math.ceil(pace * reach_s) + 1) if pace else at_least
 
     def skip(self, gap_s: float) -> None:
-        """Leave the last `gap_s` seconds out of every silence: this process itself was stopped, and has not looked.
+        """Subtract `gap_s` seconds from every rank's silence: this process itself was stopped, and has not looked.
 
         What was silent before stays so: an agent that is stopped now and then still finds a rank that hangs.
         """
@@ -119,14 +126,17 @@ class RankWatch:
             state.changed_s += gap_s
 
     def send(self, rank: int, commands: Sequence[Command]) -> None:
-        """Replace the commands of `rank`. A rank that is gone could not carry them out, so that is only logged."""
+        """Give `rank` these commands, in place of the ones it had.
+
+        A rank that is gone could not carry them out: that is logged.
+        """
         try:
             self._reader(rank).send(commands)
         except SpoolError as error:
             _log.warning("rank %d was not told its commands: %s", rank, error)
 
     def close(self) -> None:
-        """Unmap every page."""
+        """Close the control pages (shared memory) of all ranks."""
         for reader in self._readers.values():
             reader.close()
 

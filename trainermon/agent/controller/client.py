@@ -40,7 +40,7 @@ class AgentAddress:
 
 
 def describe(fault: Exception) -> str:
-    """Return in words the error that kept an answer from coming."""
+    """Return in words why a request to an agent got no answer (timed out, refused …), for pages and logs."""
     if isinstance(fault, asyncio.TimeoutError):
         return "no answer in time"
     if isinstance(fault, aiohttp.ClientConnectorError):
@@ -50,14 +50,15 @@ def describe(fault: Exception) -> str:
 
 
 class AgentClient:
-    """Sends signed requests to all agents. Make it inside the event loop; close it there.
+    """Sends signed HTTP requests from the controller to agents. Make it inside the event loop; close it there.
 
     Args:
-        settings: How to speak to them.
+        settings: Time limits, HTTPS and certificates.
         token: Requests to agents without one of their own are signed with it. It is never sent.
 
     Attributes:
-        keeps_connections: For the next question; false where there are too many agents for the limit of open files.
+        keeps_connections: Whether connections are kept for the next request; False where there are too many agents for
+            the limit of open files.
 
     Raises:
         ConfigError: The certificates cannot be read.
@@ -76,14 +77,20 @@ class AgentClient:
         self._session = aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
 
     async def get(self, target: AgentAddress, path: str) -> Any:
-        """Return the JSON at `path`. Raises one of `FAULTS` if there is none within the time limit."""
+        """Send GET `path` to the agent `target`; return the parsed JSON.
+
+        Raises one of `FAULTS` if there is no answer within the time limit.
+        """
         status, answer = await self._request("GET", target, path, None)
         if status != 200:
             raise ValueError(f"status {status}: {str(answer)[:200]}")
         return answer
 
     async def post(self, target: AgentAddress, path: str, body: Any) -> tuple[int, Any]:
-        """Return status and JSON of the answer to an order. Raises one of `FAULTS` if there is none in time."""
+        """Send the order `body` as JSON to `path` of the agent `target`; return the HTTP status and the parsed JSON.
+
+        Raises one of `FAULTS` if there is no answer in time.
+        """
         return await self._request("POST", target, path, json.dumps(body).encode())
 
     async def close(self) -> None:

@@ -60,7 +60,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 async def serve(settings: ControllerSettings) -> None:
-    """Run the controller until SIGTERM or SIGINT.
+    """Run the controller with its page, metrics and webhook until SIGTERM or SIGINT.
 
     Raises:
         ConfigError: A port, a folder or a certificate cannot be used.

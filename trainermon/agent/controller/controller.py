@@ -33,7 +33,16 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ManualOrder:
-    """An escalation as a person posts it; see `trainermon.agent.orders.webhook.Request`."""
+    """A dump that a person or a program orders by HTTP from the controller.
+
+    Attributes:
+        id: Name of the order and of its dump; one that was used before is a repetition.
+        run: Of which run; "": the only one.
+        ranks: Which ranks; None: all.
+        task: `statistics` or `tensor`.
+        num_steps: For how many steps.
+        reason: What it is for.
+    """
 
     id: str
     run: str = ""
@@ -44,19 +53,21 @@ class ManualOrder:
 
 
 class Controller:
-    """Watches the agents of a job and carries out escalations. Make it inside the event loop.
+    """Watches the agents of all nodes, and has ranks dump on one common step when an alert or a person asks for it.
+
+    Such an order is called an escalation. Make it inside the event loop.
 
     Args:
-        settings: What it was told.
-        journal: Accepted escalations.
-        token: For agents that have none of their own.
+        settings: Those of the controller.
+        journal: Where accepted escalations are kept on disk.
+        token: Requests to agents that have no token of their own are signed with it.
 
     Attributes:
         fleet: The agents.
         journal: The escalations.
         standstill: Who holds up a run that stands still.
         replicas: Whether the copies of parameters on different nodes are equal.
-        dispatcher: Carries them out.
+        dispatcher: Carries escalations out.
         counts: Alerts and escalations since the start, by what became of them.
         num_faults: Rounds that failed.
     """
@@ -91,7 +102,7 @@ class Controller:
             await self._client.close()
 
     async def take_alerts(self, body: Any) -> dict[str, Any]:
-        """Accept the escalations that Alertmanager's notification asks for; return {"status", "ignored"}.
+        """Accept the dumps that Alertmanager's notification (webhook JSON) asks for; return {"status", "ignored"}.
 
         `status` is `accepted`, or, where nothing changes, `duplicate`, `suppressed` or `ignored`; `ignored` lists the
         reasons for which alerts have no consequence. What is accepted is on disk.
@@ -117,9 +128,9 @@ class Controller:
         return {"status": status, "ignored": ignored}
 
     async def order(self, body: Any) -> dict[str, Any]:
-        """Accept an escalation that a person or a program asks for; return {"status", "id"}.
+        """Accept a dump that a person or a program asks for with the JSON `body` (`ManualOrder`).
 
-        `status` is `accepted`, `duplicate` or `suppressed`.
+        Return {"status", "id"}. `status` is `accepted`, `duplicate` or `suppressed`.
 
         Raises:
             ConfigError: The body is wrong.
@@ -183,7 +194,7 @@ class Controller:
 
 
 def parse_order(body: Any) -> DumpRequest:
-    """Return what a client's JSON asks for: `id`, and if wanted `run`, `ranks`, `task`, `num_steps`, `reason`.
+    """Parse the JSON with which a client orders a dump: `id`, and maybe `run`, `ranks`, `task`, `num_steps`, `reason`.
 
     Raises:
         ConfigError: A key is unknown, missing, of the wrong type or out of range.

@@ -23,14 +23,17 @@ _log = logging.getLogger(__name__)
 
 
 class AgentFinder(Protocol):
-    """One way to find agents; hashable, and its text says what it is."""
+    """Interface of one way to find agents (a list, DNS, the run directory, Kubernetes).
+
+    It is hashable, and its text says which way it is.
+    """
 
     async def find(self) -> list[AgentAddress]:
         """Return the addresses of the agents. Raises OSError, ValueError, a time-out or aiohttp's errors if unknown."""
 
 
 def make_finders(settings: ControllerSettings) -> list[AgentFinder]:
-    """Return the finders that `settings` name."""
+    """Return one finder for each way of finding agents that `settings` name."""
     wanted = settings.discovery
     scheme = "https" if settings.agents.https else "http"
     finders: list[AgentFinder] = []
@@ -48,19 +51,29 @@ def make_finders(settings: ControllerSettings) -> list[AgentFinder]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StaticFinder:
-    """Agents that are listed."""
+    """Finds the agents that the configuration lists.
+
+    Attributes:
+        addresses: `host:port` of each.
+        scheme: `http` or `https`.
+    """
 
     addresses: tuple[str, ...]
     scheme: str
 
     async def find(self) -> list[AgentAddress]:
-        """Return the addresses that are listed."""
+        """Return the addresses of the listed agents."""
         return [AgentAddress(f"{self.scheme}://{address}/") for address in self.addresses]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DnsFinder:
-    """Every address of a name, as a headless service has one for each pod."""
+    """Finds an agent at every IP address of a DNS name, as a headless Kubernetes service has one for each pod.
+
+    Attributes:
+        name: `name:port`.
+        scheme: `http` or `https`.
+    """
 
     name: str
     scheme: str
@@ -81,9 +94,13 @@ class DnsFinder:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RunDirectoryFinder:
-    """Agents that have written their address, and the token that they take orders with, into the run directory.
+    """Finds agents by the files in the run directory that hold their address and a token for orders.
 
     For an address without a token nobody vouches: the token of all agents is not used for it.
+
+    Attributes:
+        run_directory: On a file system that all nodes share.
+        scheme: `http` or `https`.
     """
 
     run_directory: Path
@@ -91,9 +108,9 @@ class RunDirectoryFinder:
     _broken: set[Path] = dataclasses.field(default_factory=set, init=False, repr=False, compare=False)
 
     async def find(self) -> list[AgentAddress]:
-        """Return the addresses of all nodes' agents that have written a file; reads the directory in a thread.
+        """Return the address of every node's agent that has written a file into the run directory.
 
-        A node whose file is broken is left out; the log says so once.
+        Reads it in a thread. A node whose file is broken is left out; the log says so once.
         """
         return await asyncio.wait_for(asyncio.to_thread(self._read), LIMIT_S)
 

@@ -45,12 +45,12 @@ _log = logging.getLogger(__name__)
 
 
 class EscalationDispatcher:
-    """Carries out escalations, each in a task of its own.
+    """Carries out escalations (dumps on a common step), each in a task: plan, tell the agents, wait for the dumps.
 
     Args:
         settings: Limits, and how agents are spoken to.
         fleet: The agents.
-        client: Speaks to them.
+        client: Sends requests to them.
         journal: Where plans and outcomes are kept; only used under `lock`.
         lock: Held around every use of the journal that writes.
 
@@ -77,7 +77,7 @@ class EscalationDispatcher:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self, escalation: EscalationRecord) -> None:
-        """Carry out `escalation`, continuing from its present state."""
+        """Start a task that carries out `escalation`, from the state in which the journal has it."""
         task = asyncio.get_running_loop().create_task(self._carry_out(escalation))
         self._tasks.add(task)
         task.add_done_callback(self._ended)

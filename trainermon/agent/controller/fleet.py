@@ -26,13 +26,13 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(slots=True)
 class AgentHandle:
-    """One agent, with its last report.
+    """One agent as the controller knows it, with its last report.
 
     Attributes:
-        target: Where it is.
-        report: Its last answer, or None.
-        seen_s: When that came, monotonic.
-        problem: Why there was no answer to the last question, or empty.
+        target: Its address.
+        report: Its last answer on ranks and alerts; None before the first.
+        seen_s: When that came, monotonic seconds.
+        problem: Why there was no answer to the last request; empty if there was.
     """
 
     target: AgentAddress
@@ -42,19 +42,23 @@ class AgentHandle:
 
     @property
     def is_up(self) -> bool:
-        """Whether the agent has answered the last question."""
+        """Whether the agent has answered the last request."""
         return not self.problem
 
 
 class AgentFleet:
-    """Knows all agents that are found, and asks them for their state.
+    """Finds all agents, and asks them again and again for the state of their ranks.
+
+    Args:
+        client: Sends the requests.
+        finders: The ways of finding agents.
 
     Attributes:
         agents: By address.
         is_known: Every way of finding agents has worked, and each agent was asked, at least once.
-        num_polls: Questions asked.
+        num_polls: Requests sent.
         num_poll_failures: Those without an answer.
-        num_discovery_failures: Looks that found nothing out.
+        num_discovery_failures: Attempts to find agents that failed.
         poll_duration_s: Wall time of the last round.
     """
 
@@ -69,7 +73,7 @@ class AgentFleet:
         self._found: dict[AgentFinder, list[AgentAddress]] = {}
 
     async def discover(self) -> None:
-        """Update the set of agents."""
+        """Find the agents anew by every way, add those that are new and drop those that are gone."""
         await asyncio.gather(*map(self._look, self._finders))
         targets = {target.url: target for found in self._found.values() for target in found}
         self.agents = {url: self._kept(target) for url, target in targets.items()}
@@ -77,7 +81,7 @@ class AgentFleet:
         self._client.keeps_connections = 2 * len(self.agents) < max_files or max_files == resource.RLIM_INFINITY
 
     async def poll(self, run: str | None = None) -> None:
-        """Ask every agent, or those of one run and those that have not yet said which run is theirs."""
+        """Ask every agent for its report, or with `run` only those of that run and those whose run is not known yet."""
         began_s = time.monotonic()
         asked = [agent for agent in self.agents.values() if run is None or _may_be_of(agent, run)]
         await asyncio.gather(*(self._ask(agent) for agent in asked))
@@ -87,14 +91,14 @@ class AgentFleet:
                 self.is_known.set()
 
     def of_run(self, run: str) -> list[AgentHandle]:
-        """Return the agents of the newest attempt of a run, whether they answer now or not."""
+        """Return the agents of the newest attempt (start) of a run, whether they answer now or not."""
         found = [agent for agent in self.agents.values() if agent.report is not None and agent.report.run_id == run]
         newest = max((agent.report.attempt for agent in found if agent.report), default=0)
         return [agent for agent in found if agent.report and agent.report.attempt == newest]
 
     @property
     def runs(self) -> list[str]:
-        """Every run that an agent has named, sorted."""
+        """The ids of all runs that an agent has named, sorted."""
         return sorted({agent.report.run_id for agent in self.agents.values() if agent.report})
 
     async def _look(self, finder: AgentFinder) -> None:

@@ -23,7 +23,13 @@ PAGE = "job.html"
 
 
 def build_application(controller: Controller, *, access: TokenAccess, hosts: tuple[str, ...] = ()) -> Application:
-    """Return the guarded ASGI application of `controller`."""
+    """Return the ASGI web application of `controller`: page, metrics, webhook for Alertmanager, and orders.
+
+    Args:
+        controller: Answers the requests.
+        access: Which credentials allow reading and ordering.
+        hosts: Names under which it may be asked for (the `Host` header), besides `localhost` and IP addresses.
+    """
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     app.add_exception_handler(TrainermonError, refuse)
     add_page(app, PAGE, "trainermon.agent.controller")

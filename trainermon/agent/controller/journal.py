@@ -29,14 +29,14 @@ MIN_KEPT_S = 86400.0
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EscalationPlan:
-    """How an escalation is carried out.
+    """How the controller carries out an escalation: which ranks dump, and from which common step.
 
     Attributes:
         id: Name of the command on every rank: the escalation's, with a number after the first issue.
         issue: From 1; a later one was made because the earlier one came too late everywhere.
-        attempt: Of the run.
-        first_step: The common step.
-        ranks: Which ranks, ascending.
+        attempt: The start of the run in which the step is meant.
+        first_step: The step on which all ranks begin to dump.
+        ranks: The ranks, ascending.
     """
 
     id: str
@@ -48,11 +48,11 @@ class EscalationPlan:
 
 @dataclasses.dataclass(slots=True)
 class EscalationRecord:
-    """A request and what has become of it.
+    """A dump that was requested, and what has become of it.
 
     Attributes:
-        request: What was accepted.
-        accepted_s: Unix time of that.
+        request: What was requested.
+        accepted_s: Unix time of its acceptance.
         plan: The newest plan, or None.
         outcome: How it ended, or None while it is open: `done`, `partial`, `suppressed` or `failed`.
         detail: Why, in words.
@@ -68,10 +68,13 @@ class EscalationRecord:
 
 
 class EscalationJournal:
-    """The escalations of a controller. One process at a time; calls must not overlap.
+    """Keeps the controller's escalations in a file, so that they survive its restart.
+
+    One process at a time; calls must not overlap.
 
     Args:
-        folder: Made if it is not there.
+        folder: Folder of the file, made if it is not there.
+        now_s: Unix time.
 
     Attributes:
         escalations: By id of the request, oldest first.
@@ -98,21 +101,21 @@ class EscalationJournal:
 
     @property
     def open(self) -> list[EscalationRecord]:
-        """The escalations that are not closed, oldest first."""
+        """The escalations that have not ended yet, oldest first."""
         return [escalation for escalation in self.escalations.values() if escalation.outcome is None]
 
     def knows(self, alert_key: str) -> bool:
-        """Return whether an alert was followed or suppressed before."""
+        """Return whether an alert has led to an escalation before, or was suppressed."""
         followed = any(alert_key in escalation.request.alerts for escalation in self.escalations.values())
         return followed or alert_key in self.suppressed
 
     def num_recent(self, run: str, *, since_s: float) -> int:
-        """Return how many escalations of a run were accepted since a Unix time."""
+        """Return how many escalations of the run `run` were accepted since the Unix time `since_s`."""
         accepted = self.escalations.values()
         return sum(entry.request.run == run and entry.accepted_s >= since_s for entry in accepted)
 
     def accept(self, request: DumpRequest, *, now_s: float) -> EscalationRecord:
-        """Return the escalation; it is on disk.
+        """Write `request` to the file and return it as a new, open escalation; `now_s` is Unix time.
 
         Raises:
             OSError: It is not certain to be on disk; it counts as never accepted.
@@ -122,9 +125,10 @@ class EscalationJournal:
     def record(
         self, requests: Sequence[DumpRequest], suppressed: Mapping[tuple[str, ...], str], *, now_s: float
     ) -> list[EscalationRecord]:
-        """Return the escalations of `requests`; they are on disk, all with one write.
+        """Write `requests` to the file, all at once, and return them as new, open escalations.
 
-        `suppressed` are alerts that are not followed, and why. Raises OSError as `accept`.
+        `suppressed` are keys of alerts that are not followed, and why; they are written too. Raises OSError as `accept`
+        does.
         """
         entries: list[dict[str, Any]] = [
             {"suppressed": {"alerts": list(keys), "reason": reason, "time_s": now_s}}
@@ -135,21 +139,21 @@ class EscalationJournal:
         return [self.escalations[request.id] for request in requests]
 
     def suppress(self, alert_keys: Sequence[str], reason: str, *, now_s: float) -> None:
-        """Note that alerts are not followed. Raises OSError as `accept`."""
+        """Write to the file that alerts are not followed, and why. Raises OSError as `accept` does."""
         self.record((), {tuple(alert_keys): reason}, now_s=now_s)
 
     def plan(self, escalation: EscalationRecord, plan: EscalationPlan) -> None:
-        """Note how it will be carried out; afterwards that is on disk. Raises OSError as `accept`."""
+        """Write to the file how an escalation will be carried out. Raises OSError as `accept` does."""
         self._append({"planned": {**as_plain(plan), "escalation": escalation.request.id}})
 
     def record_end(self, escalation: EscalationRecord, outcome: str, detail: str) -> None:
-        """Note how it ended, with its coverage. Raises OSError as `accept`."""
+        """Write to the file how an escalation ended (`outcome`, why, by rank). Raises OSError as `accept` does."""
         coverage = {str(rank): status for rank, status in escalation.coverage.items()}
         entry = {"id": escalation.request.id, "outcome": outcome, "detail": detail, "coverage": coverage}
         self._append({"closed": entry})
 
     def close(self) -> None:
-        """Let another controller use the folder."""
+        """Release the folder, so that another controller can use it."""
         os.close(self._lock)
 
     def _append(self, *entries: Mapping[str, Any]) -> None:

@@ -30,7 +30,13 @@ LIMIT_S = 10.0
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class KubernetesFinder:
-    """Running pods with a label; `account` is the folder of the service account's token, certificate and namespace."""
+    """Finds agents in the running pods that have a label, by asking the Kubernetes API.
+
+    Attributes:
+        settings: Label, namespace and port.
+        scheme: `http` or `https`.
+        account: Folder of the service account's token, certificate and namespace.
+    """
 
     settings: KubernetesSettings
     scheme: str

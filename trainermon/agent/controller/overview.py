@@ -16,7 +16,10 @@ MAX_SHOWN = 100
 
 
 def describe_job(controller: Controller) -> dict[str, Any]:
-    """Return every agent with its ranks and alerts, and the newest escalations."""
+    """Return, ready for JSON, every agent with its ranks and alerts, and the newest escalations.
+
+    The controller's page shows it.
+    """
     now_s = time.monotonic()
     agents = controller.fleet.agents.values()
     return {
@@ -34,7 +37,7 @@ def describe_job(controller: Controller) -> dict[str, Any]:
 
 
 def describe_escalations(controller: Controller) -> list[dict[str, Any]]:
-    """Return the newest escalations, newest first."""
+    """Return the newest escalations as mappings ready for JSON, newest first."""
     newest = list(controller.journal.escalations.values())[-MAX_SHOWN:]
     return [_describe_escalation(escalation) for escalation in reversed(newest)]
 

@@ -24,7 +24,11 @@ NO_REPORT = "no report"
 
 
 class OrderReceipt(str, enum.Enum):
-    """The outcome of sending an order to an agent."""
+    """What became of an order that the controller sent to an agent.
+
+    `ordered`: its ranks were told. `suppressed`: its limits forbid it. `late`: its ranks are past the step. `refused`:
+    the agent rejected it. `unreachable`: no answer.
+    """
 
     ORDERED = "ordered"
     SUPPRESSED = "suppressed"
@@ -38,7 +42,14 @@ class OrderReceipt(str, enum.Enum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class AgentAnswer:
-    """What one agent said: how it took the order, the ranks that were told, those that are too late, and why."""
+    """One agent's answer to an order.
+
+    Attributes:
+        told: How it took the order.
+        ranks: Ranks that were told to dump.
+        late: Ranks that are past the step already.
+        reason: Why nothing was ordered, in words.
+    """
 
     told: OrderReceipt
     ranks: tuple[int, ...] = ()
@@ -48,13 +59,18 @@ class AgentAnswer:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class OrderMargin:
-    """How long it may take until an agent has an order: `tries` requests of up to `timeout_s` seconds."""
+    """How long it may take until an agent has an order: that decides how far ahead a common step must be.
+
+    Attributes:
+        tries: How often a request is sent.
+        timeout_s: Longest time for each, in seconds.
+    """
 
     tries: int
     timeout_s: float
 
     def steps(self, steps_per_s: float) -> int:
-        """Return how many steps ahead of the fastest rank a common step must be, at its pace.
+        """Return how many steps ahead of the fastest rank a common step must be; `steps_per_s` is that rank's pace.
 
         >>> OrderMargin(tries=3, timeout_s=0.5).steps(10.0)
         17
@@ -65,14 +81,14 @@ class OrderMargin:
 def make_plan(
     request: DumpRequest, agents: Sequence[AgentHandle], issue: int, margin: OrderMargin, *, now_s: float
 ) -> EscalationPlan | None:
-    """Return how to carry out `request`, or None while none of its ranks is known to live.
+    """Choose the ranks and the common step for `request`; None while none of its ranks is known to live.
 
     Args:
-        request: Whose ranks are meant.
+        request: Which ranks are to dump.
         agents: Those of the newest attempt of its run.
         issue: 1, or more if an earlier plan came too late everywhere.
         margin: How far ahead the common step is.
-        now_s: Monotonic time, by which the steps of agents that do not answer are carried on.
+        now_s: Monotonic time, by which the steps of agents that do not answer are extrapolated.
     """
     living = living_ranks(agents)
     chosen = tuple(sorted(rank for rank in living if request.ranks is None or rank in request.ranks))
@@ -93,7 +109,7 @@ def make_plan(
 
 
 def read_answer(status: int, plain: Any) -> AgentAnswer:
-    """Return an agent's answer to an order, parsed."""
+    """Return what an agent's HTTP answer to an order means; `plain` is its parsed JSON."""
     if status in (200, 202) and isinstance(plain, Mapping):
         ranks, late = _ranks(plain.get("ranks")), _ranks(plain.get("late"))
         match plain.get("status"):
@@ -112,9 +128,9 @@ def read_answer(status: int, plain: Any) -> AgentAnswer:
 
 
 def assign(ranks: Sequence[int], agents: Sequence[AgentHandle]) -> dict[str, tuple[int, ...]]:
-    """Return, by address of the agent that has them now, which of `ranks`; those of no agent are left out.
+    """Group `ranks` by the agent that has them now: return its address with its share of them.
 
-    An agent that was restarted has another address, but still its ranks.
+    Ranks that no agent has are left out. An agent that was restarted has another address, but still its ranks.
     """
     assigned: dict[str, tuple[int, ...]] = {}
     for agent in agents:
@@ -128,9 +144,10 @@ def assign(ranks: Sequence[int], agents: Sequence[AgentHandle]) -> dict[str, tup
 def coverage_of(
     plan: EscalationPlan, assigned: Mapping[str, Sequence[int]], answers: Mapping[str, AgentAnswer]
 ) -> dict[int, str]:
-    """Return, by rank of the plan, an `OrderReceipt` value; `assigned` and `answers` are by the agent's address.
+    """Return, for each rank of the plan, how its order was taken: the value of an `OrderReceipt`.
 
-    A rank of no agent is unreachable; one that its agent did not name among those it ordered is late.
+    `assigned` has the ranks, and `answers` the answer, of each agent, by its address. A rank of no agent is
+    unreachable; one that its agent did not name among those it ordered is late.
     """
     coverage = dict.fromkeys(plan.ranks, OrderReceipt.UNREACHABLE.value)
     for url, ranks in assigned.items():
@@ -142,12 +159,15 @@ def coverage_of(
 
 
 def reasons_of(answers: Iterable[AgentAnswer]) -> str:
-    """Return the different reasons that agents gave."""
+    """Return the different reasons that agents gave, joined by semicolons; "" if none gave one."""
     return "; ".join(dict.fromkeys(answer.reason for answer in answers if answer.reason))
 
 
 def outcome_of(statuses: Collection[str]) -> str:
-    """Return `done`, `partial` or `failed` after what the ranks wrote, or `suppressed` if limits kept all from it."""
+    """Return how an escalation ended, from what became of each rank's dump.
+
+    `done`: all were written. `partial`: some. `failed`: none. `suppressed`: limits kept all ranks from it.
+    """
     if statuses and set(statuses) == {OrderReceipt.SUPPRESSED.value}:
         return "suppressed"
     num_written = sum(status in WRITTEN for status in statuses)

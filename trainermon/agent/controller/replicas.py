@@ -36,12 +36,12 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CopyDivergence(Generic[Key]):
-    """Copies of the same elements that are not equal.
+    """Copies of the same elements, on several ranks, that are not equal.
 
     Attributes:
-        copies: Which.
-        ranks: The ranks whose copy differs from that of most; all of them if there is no such value.
-        others: The ranks that hold the value of most; none if there is no such value.
+        copies: Of which parameter or group.
+        ranks: The ranks whose copy differs from that of most; all of them if there is no majority.
+        others: The ranks that hold the value of most; none if there is no majority.
     """
 
     copies: Key
@@ -51,14 +51,14 @@ class CopyDivergence(Generic[Key]):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DivergenceFinding:
-    """Copies of one group of ranks that were not equal when they were last compared.
+    """Copies of parameters, held by one group of ranks, that were not equal when they were last compared.
 
     Attributes:
-        attempt: Of the run.
+        attempt: The start of the run.
         step: The checked step on which it was found first.
         ranks: The ranks whose copies differ from those of most; all if nobody can tell.
         others: The ranks that hold what most do; none if nobody can tell.
-        names: Of the parameters concerned; none if the agents do not tell any more.
+        names: The parameters concerned; none if the agents do not tell any more.
     """
 
     attempt: int
@@ -69,7 +69,7 @@ class DivergenceFinding:
 
     @property
     def text(self) -> str:
-        """One sentence for a page, a log and a dump."""
+        """One sentence that says which ranks' copies differ, for a page, a log and a dump."""
         what = "1 parameter" if len(self.names) == 1 else f"{len(self.names) or ''} parameters".strip()
         differ = "differs" if len(self.names) == 1 else "differ"
         named = ": " + ", ".join(self.names[:MAX_NAMES]) if self.names else ""
@@ -107,7 +107,7 @@ class ReplicaWatch:
         self._runs: dict[str, _AttemptReports] = {}
 
     async def look(self) -> None:
-        """Compare the checksums that are new since the last look; skips runs that one agent sees completely."""
+        """Compare the checksums that are new since the last call; skips runs that one agent sees completely."""
         runs = self._fleet.runs
         self._runs = {run: self._runs.get(run) or _AttemptReports() for run in runs}
         self.findings = {run: found for run, found in self.findings.items() if run in self._runs}
@@ -215,13 +215,13 @@ class _AttemptReports:
 
 
 def divergences(reports: Mapping[int, Mapping[Key, int]]) -> list[CopyDivergence[Key]]:
-    """Return the copies that are not equal, in the order of the model.
+    """Return which copies of the same elements are not equal, in the order of the model.
 
     The value that most ranks have is taken for the right one. Where two values are equally frequent nobody can tell,
     and all ranks are named.
 
     Args:
-        reports: By rank, its checksums of one step and attempt.
+        reports: By rank, then by what was copied: its checksum on one step and attempt.
     """
     holders: dict[Key, dict[int, int]] = {}
     for rank in sorted(reports):

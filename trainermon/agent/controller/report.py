@@ -12,7 +12,7 @@ MAX_RANKS = 100_000
 
 
 def parse_report(plain: Any) -> AgentReport:
-    """Return the report in an agent's JSON; unknown keys are ignored.
+    """Parse an agent's JSON on its ranks and alerts; unknown keys are ignored.
 
     Raises:
         ConfigError: A key is missing or has an impossible value.

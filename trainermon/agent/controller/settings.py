@@ -92,12 +92,12 @@ class AgentAccess:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LimitSettings:
-    """The limits on escalations.
+    """The controller's limits on escalations (dumps that alerts or people ask for).
 
     Attributes:
         max_per_hour: Escalations of one run in any hour; more are suppressed.
-        max_age_s: An alert that began longer ago is no news, and not followed.
-        give_up_s: An escalation that no agent could be told for so long has failed.
+        max_age_s: An alert that began longer ago, in seconds, is not followed.
+        give_up_s: An escalation that no agent could be told for so many seconds has failed.
     """
 
     max_per_hour: int = 3
@@ -140,11 +140,11 @@ class ControllerSettings:
 
 
 def load_settings(path: Path | None, words: Mapping[str, Any]) -> ControllerSettings:
-    """Return the settings of the file `path`, or the defaults, with `words` in their place.
+    """Read the controller's settings from the file `path` (None: defaults); `words` take precedence.
 
     Args:
         path: YAML or JSON file.
-        words: From the command line, nested as in the file.
+        words: Settings from the command line, nested as in the file.
 
     Raises:
         ConfigError: The file cannot be read, or has an unknown key, a wrong type or an impossible value.

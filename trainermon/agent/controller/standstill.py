@@ -23,10 +23,10 @@ _log = logging.getLogger(__name__)
 
 
 class StandstillInquiry:
-    """Asks the nodes of a hanging run for their evidence, and joins it into one verdict.
+    """Asks the agents of a run that hangs for their evidence, and finds which rank of the whole job is to blame.
 
     Attributes:
-        verdicts: By run that stands still now, the answer for the whole job.
+        verdicts: By id of a run that stands still now, who is to blame.
     """
 
     def __init__(self, fleet: AgentFleet, client: AgentClient) -> None:
@@ -35,7 +35,7 @@ class StandstillInquiry:
         self._client = client
 
     async def look(self) -> None:
-        """Update the verdicts of runs that hang; asks no node while no rank hangs."""
+        """Update the verdicts of runs that hang; asks no agent while no rank hangs."""
         still = [run for run in self._fleet.runs if any(map(_stands_still, self._fleet.of_run(run)))]
         verdicts: dict[str, HangVerdict] = {}
         for run in still:

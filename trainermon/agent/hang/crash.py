@@ -113,7 +113,7 @@ def _same_end(one: RankEvidence, first: RankEvidence) -> bool:
 
 
 def end_text(one: RankEvidence) -> str:
-    """Return in words how a rank ended."""
+    """Return in words how a rank's process ended: by which signal, exit status or exception."""
     if one.error:
         return f"failed: {last_line(one.error)}"
     return (one.exit or ProcessExit()).text
@@ -126,7 +126,10 @@ def last_line(error: str) -> str:
 
 
 def memory_hint(one: RankEvidence, *, oom_kills: int) -> str | None:
-    """Return why lack of memory is the likely cause of a rank's end, None if it is not."""
+    """Return a sentence on why lack of memory is the likely cause of a rank's end; None if it is not.
+
+    `oom_kills` is how many processes the kernel has killed on the node for lack of memory meanwhile.
+    """
     if any(text in one.error for text in _MEMORY):
         return f"rank {one.rank} says that it ran out of memory"
     if one.exit is None:

@@ -26,15 +26,15 @@ _SAID_GOOD_BYE = frozenset({Phase.CLOSED})
 
 
 class DeathWatch:
-    """Watches the processes of the local ranks; keeps those that died until they come back.
+    """Watches the processes of the local ranks; remembers those that died until they come back.
 
     Args:
         spool: Where the ranks are.
-        ranks: Their states, looked at by the caller.
+        ranks: Their heartbeats, read by the caller.
         headers: Returns, by rank, the header of its journal.
 
     Attributes:
-        num_dead: How many ranks have died.
+        num_dead: Number of deaths so far.
     """
 
     def __init__(self, spool: Path, ranks: RankWatch, headers: Callable[[], Mapping[int, Header]]) -> None:
@@ -49,11 +49,15 @@ class DeathWatch:
 
     @property
     def pending(self) -> bool:
-        """Whether a rank has died whose death was not reported yet."""
+        """Whether a rank has died whose death was not reported (as an alert) yet."""
         return bool(self._died_s.keys() - self._told)
 
     def is_settled(self, now_s: float, *, has_read_all: bool) -> bool:
-        """Whether those who follow the last death have had time to, and its records were read or are not waited for."""
+        """Return whether it is time to judge the deaths: others that follow have had time to, all records were read.
+
+        `now_s` is monotonic; `has_read_all` whether the journals were read to their ends. They are not waited for for
+        ever.
+        """
         settled_s = SETTLE_S if self._ranks.num_alive else SETTLE_ALONE_S
         waited_s = now_s - max(self._died_s.values())
         return waited_s >= settled_s and (has_read_all or waited_s >= READ_LIMIT_S)
@@ -94,19 +98,19 @@ class DeathWatch:
         return [rank for rank in ranks if self._died_s[rank] == first_s and self.exit_of(rank) is None]
 
     def mark_told(self, ranks: Collection[int]) -> None:
-        """Mark the deaths of `ranks` as reported."""
+        """Mark the deaths of `ranks` as reported: they are no longer pending."""
         self._told |= set(ranks)
 
     def is_dead(self, rank: int) -> bool:
-        """Whether the rank has died, and has not come back."""
+        """Return whether the rank's process has died, and has not come back."""
         return rank in self._died_s
 
     def pid_of(self, rank: int) -> int:
-        """Return the process that was followed last as `rank`, 0 if none was."""
+        """Return the id of the process that was last watched as `rank`; 0 if none was."""
         return self._exits.pid(rank)
 
     def exit_of(self, rank: int) -> ProcessExit | None:
-        """Return how the process of a rank ended; None if it has not, or was never followed."""
+        """Return how the rank's process ended (signal, exit status); None if it has not, or was never watched."""
         return self._exits.exit_of(rank)
 
     def close(self) -> None:

@@ -27,13 +27,13 @@ _PEER = re.compile(r"(?:send|recv) \d+(?:->|<-)(\d+)")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PendingCall:
-    """A collective, or a send or receive, that the rank has begun and that is not complete.
+    """A collective, or a send or receive, that a rank has begun and that is not complete.
 
     Attributes:
-        op: As the flight recorder calls it (`all_reduce`).
+        op: Its name in torch's flight recorder (`all_reduce`).
         sequence: Its number in its group, from 1; sends and receives have numbers of their own.
-        is_p2p: A send or a receive.
-        shapes: Of what the rank handed in.
+        is_p2p: Whether it is a send or a receive.
+        shapes: Shapes of the tensors that the rank passed in.
         state: `scheduled`, or `started` where the recorder sees the device begin it.
     """
 
@@ -69,7 +69,7 @@ class GroupState:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StackFrame:
-    """One line of a Python stack."""
+    """One line of a Python stack: the function, its source file, and the number of the line in it."""
 
     function: str
     file: str
@@ -78,7 +78,13 @@ class StackFrame:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ThreadStack:
-    """A thread's Python stack, innermost frame first."""
+    """A thread's Python stack.
+
+    Attributes:
+        thread: Name of the thread.
+        is_main: Whether it is the main thread.
+        frames: Innermost first.
+    """
 
     thread: str
     is_main: bool
@@ -94,7 +100,7 @@ class ProcessExit:
 
     @property
     def text(self) -> str:
-        """The end in words."""
+        """How the process ended, in words."""
         if self.signal is not None:
             return f"was killed by {signal_name(self.signal)}"
         if self.status is not None:
@@ -104,7 +110,13 @@ class ProcessExit:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RankAnswer:
-    """What came of one way to look at a rank: `said` is "answered" and how, or why not."""
+    """What came of one way to look into a rank that hangs.
+
+    Attributes:
+        name: The way: flight recorder, py-spy …
+        said: "answered" and how, or why not.
+        answered: Whether it did.
+    """
 
     name: str
     said: str
@@ -113,7 +125,14 @@ class RankAnswer:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ChildProcess:
-    """A process that the rank has started (a data loader's worker), with its state as the kernel writes it."""
+    """A process that the rank has started, as a data loader's worker.
+
+    Attributes:
+        pid: Its process id.
+        name: Its name.
+        state: The kernel's letter: R running, S sleeping, D uninterruptible, T stopped, Z ended.
+        stacks: Its Python stacks; empty if none could be had.
+    """
 
     pid: int
     name: str
@@ -169,7 +188,10 @@ class RankEvidence:
 
     @property
     def main_frames(self) -> tuple[StackFrame, ...]:
-        """The main thread's stack, innermost frame first, without what only hands a call on; empty if not known."""
+        """The main thread's Python stack, innermost frame first, without wrappers that only call on.
+
+        Empty if not known.
+        """
         frames = next((stack.frames for stack in self.stacks if stack.is_main), ())
         return tuple(itertools.dropwhile(lambda frame: frame.file.endswith(_HANDS_ON), frames))
 
@@ -180,7 +202,7 @@ class RankEvidence:
 
 
 def parse_evidence(plain: Mapping[str, Any]) -> RankEvidence:
-    """Return the evidence of which `plain` is the `as_plain` form, as another agent hands it out.
+    """Parse the evidence on a rank that another agent sent as JSON (made with `as_plain`).
 
     Raises:
         ConfigError: It is not one.
@@ -201,7 +223,7 @@ def signal_name(number: int) -> str:
 
 
 def spans(ranks: Iterable[int]) -> str:
-    """Return ranks in words, runs of them shortened.
+    """Return ranks in words, as few as possible.
 
     >>> spans([3]), spans([0, 1]), spans([5, 0, 1, 2, 9])
     ('rank 3', 'ranks 0–1', 'ranks 0–2, 5, 9')

@@ -24,7 +24,7 @@ _HAS_EXIT = 1 << 3
 
 
 class ExitWatch:
-    """Watches processes, one for each rank, until they end; tells how and in which order they ended."""
+    """Watches the processes of ranks until they end; knows how and in which order they ended."""
 
     def __init__(self) -> None:
         self._pids: dict[int, int] = {}
@@ -33,7 +33,7 @@ class ExitWatch:
         self._poller = select.epoll()
 
     def follow(self, rank: int, pid: int) -> None:
-        """Watch this process as `rank` from now on; a pid of 0 is ignored."""
+        """Watch the process `pid` as that of `rank` from now on; a pid of 0 is ignored."""
         if not pid or self._pids.get(rank) == pid:
             return
         self._pids[rank] = pid
@@ -76,7 +76,10 @@ class ExitWatch:
 
 
 def read_exit(descriptor: int, pid: int) -> ProcessExit:
-    """Return how the ended process of a pidfd ended, as far as that can be known."""
+    """Return by which signal or with which status the process of a pidfd (file descriptor of a process) ended.
+
+    Both are None where that cannot be known.
+    """
     code = _code_from_pidfd(descriptor)
     if code is None:
         code = _code_of_zombie(pid)

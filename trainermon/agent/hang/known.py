@@ -15,14 +15,14 @@ from trainermon.core.journal import Header
 
 
 class KnownEvidence:
-    """Collects what is known of the local ranks without asking them, as the first evidence of a hang or a death.
+    """Collects what the agent knows of the local ranks without asking them, as the first evidence of a hang or a death.
 
     Args:
         host: Name of this node.
         ranks: Heartbeats of the ranks.
         headers: Returns, by rank, the header of its journal.
-        records: Their last records.
-        silence: Their limits.
+        records: The ranks' last steps and exceptions.
+        silence: How long each may be silent.
         deaths: How they ended.
     """
 
@@ -45,7 +45,7 @@ class KnownEvidence:
 
     @property
     def attempt(self) -> int:
-        """The newest attempt that a journal tells of; 0 before that."""
+        """Number of the newest attempt (start of the job) that a journal names; 0 before that."""
         return max((header.attempt for header in self._headers().values()), default=0)
 
     def collect(self, now_s: float) -> list[RankEvidence]:

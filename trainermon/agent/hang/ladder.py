@@ -31,7 +31,12 @@ T = TypeVar("T")
 
 
 class EvidenceLadder:
-    """Collects evidence on the ranks of one spool."""
+    """Collects evidence on ranks that hang, from cheap ways to costly ones: flight recorder, stacks, child processes.
+
+    Args:
+        spool: Where the ranks are.
+        settings: Which ways are allowed.
+    """
 
     def __init__(self, spool: Path, settings: HangConfig) -> None:
         self._spool = spool
@@ -40,7 +45,10 @@ class EvidenceLadder:
         self._together = asyncio.Semaphore(MAX_TOGETHER)
 
     async def climb(self, known: RankEvidence) -> RankEvidence:
-        """Return `known` with all that living ranks answer; at most about 10 s, sixteen ranks at a time."""
+        """Ask a living rank in every allowed way; return `known` with what it answered added.
+
+        Takes 10 s at most; sixteen ranks are asked at a time.
+        """
         async with self._together:
             return await self._climb(known)
 
@@ -66,7 +74,7 @@ class EvidenceLadder:
         )
 
     def last_words(self, known: RankEvidence) -> RankEvidence:
-        """Return `known` with the stacks that each rank wrote when a fatal error killed it."""
+        """Return `known` with the stacks added that the rank wrote when a fatal error killed it."""
         text = ""
         with contextlib.suppress(OSError):
             text = rank_path(self._spool, known.rank, "stacks").read_text(encoding="utf-8", errors="replace")

@@ -30,7 +30,7 @@ _LIMITED_AS: Mapping[Phase, str | None] = MappingProxyType(
 
 
 class HangLimits:
-    """The limits of the ranks of one node.
+    """Learns, for each rank of a node and each phase, how many seconds of silence are still normal.
 
     A limit is the phase's least one, or `factor` times the longest silence that is usual in the phase, if that is more.
     Usual is the second longest of the rank's last 256 silences in the phase: one standstill that ended by itself does
@@ -42,11 +42,11 @@ class HangLimits:
         self._seen: dict[tuple[int, Phase], deque[float]] = {}
 
     def learn(self, rank: int, phase: Phase, silent_s: float) -> None:
-        """Record that the rank was silent for so long in this phase and then went on."""
+        """Record that the rank was silent for `silent_s` seconds in this phase, and then continued."""
         self._seen.setdefault((rank, phase), deque(maxlen=WINDOW)).append(silent_s)
 
     def limit_s(self, rank: int, phase: Phase) -> float:
-        """Return how long the rank may be silent in this phase; infinite where it is not judged."""
+        """Return how many seconds the rank may be silent in this phase; infinite where it is not judged."""
         key = _LIMITED_AS[phase]
         if key is None:
             return math.inf

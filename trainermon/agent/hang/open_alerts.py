@@ -16,17 +16,22 @@ RANK_DEAD = "rank-dead"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class OpenAlert:
-    """An alert that fires, with the heartbeats at its beginning of the ranks that it is about."""
+    """A `hang` or `rank-dead` alert that fires.
+
+    Attributes:
+        alert: The alert.
+        generations: By rank that it is about, the number of its last heartbeat when it began.
+    """
 
     alert: Alert
     generations: Mapping[int, int]
 
     def is_over(self, states: Mapping[int, RankState]) -> bool:
-        """Whether every rank that it is about goes on, or has come back in a later attempt."""
+        """Return whether every rank that it is about gives signs of life again, or has come back in a later attempt."""
         return all(self._is_over_for(states[rank]) for rank in self.generations)
 
     def resolved(self, states: Mapping[int, RankState]) -> Alert:
-        """Return the alert as it ends now."""
+        """Return the alert in its final state, as it ends now."""
         concerned = [states[rank] for rank in self.generations]
         lives = any(state.alive for state in concerned)
         step = max(self.alert.step, *(state.step for state in concerned)) if lives else self.alert.step
@@ -43,10 +48,10 @@ class OpenAlert:
 
 
 class OpenAlerts:
-    """Keeps the `hang` and `rank-dead` alerts that fire, including those of an earlier agent.
+    """Keeps the `hang` and `rank-dead` alerts that fire, including those that an earlier agent began.
 
     Args:
-        inherited: Alerts of an earlier agent that may still be on.
+        inherited: Alerts of an earlier agent that may still fire.
     """
 
     def __init__(self, inherited: Collection[Alert]) -> None:
@@ -67,18 +72,18 @@ class OpenAlerts:
         return {entry.alert.rank for entry in self._open if entry.alert.rule == RANK_DEAD}
 
     def add(self, alert: Alert, generations: Mapping[int, int]) -> None:
-        """Keep a new alert with the beats, by rank, of the ranks that it is about."""
+        """Keep a new alert; `generations` are the numbers of the last heartbeats of the ranks that it is about."""
         self._open.append(OpenAlert(alert, generations))
 
     def take_over(self, states: Mapping[int, RankState]) -> None:
-        """Adopt the alerts of an earlier agent: they end when the ranks give a sign of life again."""
+        """Adopt the alerts of an earlier agent; each ends when its ranks give a sign of life again."""
         for alert in self._inherited if states else ():
             about = [state for state in states.values() if alert.rule == HANG or state.rank == alert.rank]
             self.add(alert, {state.rank: state.generation for state in about})
             self._inherited = []
 
     def take_resolved(self, states: Mapping[int, RankState]) -> list[Alert]:
-        """Remove the alerts that are over, and return them as resolved."""
+        """Remove the alerts that are over, and return them in their final state."""
         over = [entry for entry in self._open if entry.is_over(states)]
         self._open = [entry for entry in self._open if not entry.is_over(states)]
         return [entry.resolved(states) for entry in over]

@@ -13,7 +13,13 @@ MAX_CHILDREN = 64
 
 
 class ProcessState(NamedTuple):
-    """A process as the kernel sees it: name, state letter, and where its main thread waits, "" if it does not."""
+    """A process as the Linux kernel shows it in /proc.
+
+    Attributes:
+        name: Its name.
+        state: A letter: R running, S sleeping, D uninterruptible, T stopped, Z ended.
+        wchan: The kernel function in which its main thread waits; "" if it does not.
+    """
 
     name: str
     state: str
@@ -37,7 +43,7 @@ def read_process(pid: int) -> ProcessState | None:
 
 
 def child_pids(pid: int) -> list[int]:
-    """Return the processes that a process has started and that have not ended, at most 64."""
+    """Return the ids of the processes that `pid` has started and that have not ended, at most 64."""
     found: list[int] = []
     try:
         for thread in os.listdir(f"/proc/{pid}/task"):
@@ -67,7 +73,7 @@ def oom_kills() -> int | None:
 
 
 def resident_bytes(pid: int) -> int | None:
-    """Return the resident memory of a process; None if it cannot be seen."""
+    """Return the resident memory of a process in bytes; None if it cannot be seen."""
     try:
         return int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):

@@ -28,11 +28,14 @@ _REQUEST = "POST /handler/{} HTTP/1.1\r\nHost: rank\r\nContent-Length: 0\r\nConn
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RankGroups:
-    """What a rank wrote in `rank00000.about`: main thread, signal, and name and ranks of each process group.
+    """What a rank wrote about its process groups in the file `rank00000.about`.
 
-    `calls` is the descriptor of its notes of calls, -1 without them.
-
-    `mixed` are those of the groups that go over one backend for tensors on the CPU and another one for the device's.
+    Attributes:
+        main_thread: Identifier of its main thread.
+        signal: The signal that makes it write its stacks; 0: none.
+        calls: File descriptor of its notes of calls; -1: it keeps none.
+        groups: By torch's name of a process group: its purpose (`dp`) and its global ranks.
+        mixed: Those groups that use one backend for tensors on the CPU and another one for the device's.
     """
 
     main_thread: int = 0
@@ -62,7 +65,7 @@ def read_about(spool: Path, rank: int) -> RankGroups:
 
 
 async def read_recorder(spool: Path, rank: int, about: RankGroups, *, limit_s: float) -> tuple[GroupState, ...]:
-    """Return how far the rank has come in each of its groups.
+    """Ask the rank's flight recorder (torch's log of collectives) how far the rank has come in each of its groups.
 
     Raises:
         OSError: There is no socket, nobody answers, or it is no recorder's answer.
@@ -95,7 +98,10 @@ def _on_cpu(about: RankGroups) -> RankGroups:
 
 
 def joined(readings: Sequence[Sequence[GroupState]]) -> tuple[GroupState, ...]:
-    """Merge what several recorders of one rank say; for each group, one that knows anything of it counts."""
+    """Merge what several flight recorders of one rank (one per backend) say into one state per process group.
+
+    For each group the one counts that knows anything of it.
+    """
     found: dict[tuple[str, tuple[int, ...]], GroupState] = {}
     for state in (state for reading in readings for state in reading):
         before = found.get((state.name, state.ranks))
@@ -135,7 +141,7 @@ async def _ask(spool: Path, rank: int, handler: str) -> tuple[int, bytes]:
 
 
 def group_states(recording: RecorderReading, about: RankGroups) -> tuple[GroupState, ...]:
-    """Return what a recording says of each group, by names that are the same on all ranks."""
+    """Return how far a rank has come in each process group by its flight recorder, under names equal on all ranks."""
     entries: dict[str, list[RecordedCall]] = {}
     for entry in recording.entries:
         entries.setdefault(entry.group, []).append(entry)

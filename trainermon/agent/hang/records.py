@@ -20,7 +20,13 @@ _KINDS = (Kind.LOSS, Kind.STEP)
 
 
 class StepRecord(NamedTuple):
-    """One step of one rank: when it ended by the rank's clock, and the mean of each number that it told."""
+    """One step of one rank, for the report on a hang.
+
+    Attributes:
+        step: The step.
+        time_s: When it ended, Unix time by the rank's clock.
+        values: By name, the loss and other numbers that it recorded.
+    """
 
     step: int
     time_s: float
@@ -28,7 +34,7 @@ class StepRecord(NamedTuple):
 
 
 class LastRecords(RecordConsumer):
-    """The last ten steps of each rank, and the exception that ended its script, if one did."""
+    """Remembers the last ten steps of each rank, and the exception that ended its script, if one did."""
 
     def __init__(self) -> None:
         self._steps: dict[int, deque[StepRecord]] = {}
@@ -45,7 +51,7 @@ class LastRecords(RecordConsumer):
         return found[1] if found[0] == attempt else ""
 
     def on_block(self, header: Header, keys: Sequence[SeriesKey], block: StatBlock) -> None:
-        """Keep the numbers of one step."""
+        """Remember one step of one rank: its time, its loss and other numbers."""
         rank = header.coordinates.rank
         numbers = self._numbers_of(rank, keys)
         rows = np.asarray(block.values, np.float64).reshape(len(STATISTICS), -1)
@@ -56,7 +62,7 @@ class LastRecords(RecordConsumer):
         kept.append(StepRecord(block.step, block.time_s, values))
 
     def on_event(self, header: Header, event: RankEvent) -> None:
-        """Keep the exception with which a rank's script ended."""
+        """Remember the exception with which a rank's script ended."""
         if isinstance(event, FailedEvent):
             self._errors[header.coordinates.rank] = header.attempt, event.message
 

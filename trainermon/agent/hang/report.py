@@ -57,17 +57,17 @@ class PostMortem:
 
 
 def report_name(alert: Alert, host: str) -> str:
-    """Return the name, without a suffix, of the report that belongs to an alert."""
+    """Return the file name, without a suffix, of the post-mortem of an alert on the node `host`."""
     return f"post-mortem-{alert.rule}-{host}-attempt{alert.attempt}-step{alert.first_step}"
 
 
 def report_url(alert: Alert, host: str) -> str | None:
-    """Return where the agent serves the report of an alert, None for an alert of another rule."""
+    """Return the URL path of an alert's post-mortem; None for an alert that is neither `hang` nor `rank-dead`."""
     return f"api/reports/{report_name(alert, host)}" if alert.rule in RULES else None
 
 
 def write_report(folder: Path, name: str, report: PostMortem) -> None:
-    """Write `<name>.json` and `<name>.md`, readable by their owner only.
+    """Write the post-mortem to `<name>.json` and `<name>.md` in `folder`, readable by their owner only.
 
     Raises:
         OSError: They cannot be written.
@@ -79,7 +79,7 @@ def write_report(folder: Path, name: str, report: PostMortem) -> None:
 
 
 def read_tail(path: Path) -> tuple[str, ...]:
-    """Return the last lines of a log; none where it cannot be read."""
+    """Return the last lines of the log file `path`; () where it cannot be read."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - MAX_LOG_BYTES))
@@ -89,7 +89,7 @@ def read_tail(path: Path) -> tuple[str, ...]:
 
 
 def render_report(report: PostMortem) -> str:
-    """Return the report as Markdown."""
+    """Return the post-mortem of a hang or a crash as Markdown."""
     title = "Hang" if report.rule == "hang" else "Crash"
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(report.time_s))
     lines = [

@@ -27,13 +27,13 @@ _log = logging.getLogger(__name__)
 
 
 class HangReporter:
-    """Makes the alerts `hang` and `rank-dead`, and writes their post-mortems.
+    """Makes the alerts `hang` and `rank-dead`, and writes their post-mortems into the run directory.
 
     Args:
-        place: Of the agent; its log's end is part of a report.
-        records: The ranks' last records, which are another.
-        report: Where alerts go.
-        severities: Of the rules `hang` and `rank-dead`.
+        place: The agent's folders; the end of its log is part of a report.
+        records: The ranks' last steps, which are part of it too.
+        report: Called with each alert.
+        severities: By rule (`hang`, `rank-dead`), how urgent it is.
         executor: Writes the report.
     """
 
@@ -56,7 +56,10 @@ class HangReporter:
     def make_alert(  # noqa: PLR0913 - what the alerts differ in
         self, rule: str, text: str, *, attempt: int, rank: int, step: int, value: float, baseline: float
     ) -> Alert:
-        """Return the alert of `rule` that begins now; `text` says why."""
+        """Return a new alert of `rule` (`hang`, `rank-dead`) that begins now; `text` is its message.
+
+        `value` is what was found, as the seconds of silence, and `baseline` what is normal, as the seconds allowed.
+        """
         return Alert(
             id=alert_id(rule, rank=rank, attempt=attempt, first_step=step),
             rule=rule,

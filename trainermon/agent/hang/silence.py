@@ -19,11 +19,14 @@ class SilenceWatch:
         ranks.on_silence = self._limits.learn
 
     def limit_s(self, state: RankState) -> float:
-        """Return how long a rank may be silent now."""
+        """Return for how many seconds the rank may be silent in its present phase."""
         return self._limits.limit_s(state.rank, state.phase)
 
     def overdue(self, now_s: float) -> list[RankState]:
-        """Return the ranks that are silent for too long, unless one that is known to be busy excuses them."""
+        """Return the ranks whose heartbeat has not moved for too long.
+
+        None while a rank known to be busy explains it.
+        """
         alive = [state for state in self._ranks.living if state.generation >= 0]
         overdue = [state for state in alive if now_s - state.changed_s > self.limit_s(state)]
         excuses = [state for state in alive if state.phase in _BUSY and state not in overdue]

@@ -19,7 +19,10 @@ GroupKey = tuple[str, tuple[int, ...]]
 
 
 def read_notes(pid: int, about: RankGroups) -> bytes:
-    """Return the notes of the process `pid`; empty where it keeps none, or this process may not read them."""
+    """Read the notes of collectives that the rank in process `pid` keeps in shared memory, as bytes.
+
+    Empty where it keeps none, or this process may not read them.
+    """
     try:
         return Path(f"/proc/{pid}/fd/{about.calls}").read_bytes() if pid and about.calls >= 0 else b""
     except OSError:
@@ -27,7 +30,10 @@ def read_notes(pid: int, about: RankGroups) -> bytes:
 
 
 def noted_groups(content: bytes, about: RankGroups, rank: int) -> tuple[GroupState, ...] | None:
-    """Return the progress of each group by the notes of `rank`; None where there are none."""
+    """Return how far `rank` has come in each process group by the notes `content` that it keeps of its calls.
+
+    None where there are none.
+    """
     notes = parse_notes(content)
     if notes is None:
         return None
@@ -55,7 +61,7 @@ def _call(note: CallNote, own: int) -> PendingCall:
 
 
 def joined_sources(evidence: Sequence[RankEvidence]) -> list[RankEvidence]:
-    """Return the evidence with the groups of each rank as the better source tells them."""
+    """Return the evidence with one source for each rank's groups, flight recorder or own notes: the better one."""
     moving = [one for one in evidence if one.life == RUNNING and not one.is_stopped]
     recorded = {_key(state) for one in moving for state in one.groups or () if state.entered or state.in_flight}
     if any(one.groups is None for one in moving) and all(one.noted is not None for one in moving):

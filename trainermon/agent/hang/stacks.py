@@ -27,17 +27,17 @@ _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 
 
 def find_py_spy() -> str | None:
-    """Return the path of py-spy, None if it is not installed."""
+    """Return the path of the program py-spy (which reads Python stacks of other processes); None if not installed."""
     beside = Path(sys.executable).with_name("py-spy")
     return str(beside) if beside.exists() else shutil.which("py-spy")
 
 
 async def stacks_by_py_spy(program: str, pid: int, *, limit_s: float) -> tuple[ThreadStack, ...]:
-    """Return the stacks of a process without stopping it; local variables are never read.
+    """Read the Python stacks of all threads of process `pid` with py-spy, without stopping it; never local variables.
 
     Raises:
         OSError: Not allowed, or the process is no Python.
-        asyncio.TimeoutError: It took longer than `limit_s`.
+        asyncio.TimeoutError: It took longer than `limit_s` seconds.
     """
     output = await output_of([program, "dump", "--nonblocking", "--json", "--pid", str(pid)], limit_s=limit_s)
     return parse_py_spy(output, pid)

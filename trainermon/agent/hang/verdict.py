@@ -59,7 +59,13 @@ class StandstillKind(str, enum.Enum):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Culprit:
-    """A rank that holds the others up, and what it is doing instead."""
+    """A rank that holds the others up.
+
+    Attributes:
+        rank: The rank.
+        cause: What keeps it, as a word for programs.
+        text: The same as a clause for people.
+    """
 
     rank: int
     cause: str
@@ -68,7 +74,15 @@ class Culprit:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RankCall:
-    """The collective that a rank is in, and where in the user's code it was called, "" if not known."""
+    """The collective that a rank is in.
+
+    Attributes:
+        rank: The rank.
+        group: Purpose of the process group (`dp`).
+        op: The operation (`all_reduce`).
+        sequence: Its number in the group.
+        where: The place in the user's code that called it; "" if not known.
+    """
 
     rank: int
     group: str
@@ -79,7 +93,7 @@ class RankCall:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class HangVerdict:
-    """The answer.
+    """Which rank holds up a job that stands still, and in what.
 
     Attributes:
         kind: What kind of standstill.
@@ -146,7 +160,7 @@ Known = Mapping[int, RankEvidence]
 
 
 def verdict(evidence: Sequence[RankEvidence]) -> HangVerdict:
-    """Return who holds the others up, from whatever ranks are known. Pure; the order of `evidence` does not matter.
+    """Find which rank holds the others up, from the evidence on whatever ranks are known. The order does not matter.
 
     The cost grows with the sum of the sizes of the ranks' groups: 0.25 s for 4096 ranks in one group.
     """

@@ -38,16 +38,18 @@ NOBODY = -1
 
 
 class HangWatch:
-    """Watches the ranks of one node for hangs and deaths; driven by the agent's loop.
+    """Watches the ranks of one node for hangs and deaths, finds out who is to blame, and raises the alerts.
+
+    The agent's loop calls it.
 
     Args:
-        settings: Limits, and which rungs may be climbed.
-        place: Of the agent.
-        ranks: Heartbeats of the ranks, looked at by the caller.
+        settings: Limits of silence, and which ways of looking into a rank are allowed.
+        place: The agent's folders.
+        ranks: Heartbeats of the ranks, read by the caller.
         headers: Returns, by rank, the header of its journal.
-        records: Their last records.
+        records: The ranks' last steps and exceptions.
         reporter: Makes alerts and reports.
-        open_alerts: Alerts of an earlier agent that may still be on.
+        open_alerts: Alerts of an earlier agent that may still fire.
 
     Attributes:
         hung: Ranks that are held to stand still now: those to blame if that is known, else all that are silent.
@@ -81,12 +83,12 @@ class HangWatch:
 
     @property
     def idle(self) -> bool:
-        """Whether no hang or death is being investigated or waits to be."""
+        """Whether no hang or death is being looked into or waits to be."""
         return not self._work.is_running and not self._deaths.pending
 
     @property
     def num_dead(self) -> int:
-        """How many ranks have died."""
+        """Number of ranks that have died so far."""
         return self._deaths.num_dead
 
     def poll(self) -> None:
@@ -121,9 +123,9 @@ class HangWatch:
             metrics.set("trainermon_rank_hung", float(state.rank in self.hung), rank=state.rank)
 
     def plain(self) -> dict[str, Any]:
-        """Return what is known of the local ranks, as JSON for a controller that joins the nodes.
+        """Return the evidence on the local ranks, ready for JSON, for a controller that joins all nodes.
 
-        `looked_into` tells whether it comes from a standstill or a death that was looked into, or is only what the
+        Its key `looked_into` tells whether it comes from a hang or a death that was looked into, or is only what the
         control pages say now.
         """
         found, evidence = self._latest

@@ -35,7 +35,7 @@ _ACTIVITIES = (
 
 
 def cause_of(one: RankEvidence) -> tuple[str, str]:
-    """Return what keeps a rank from joining the others: a word for programs, and a clause for people."""
+    """Return what keeps a rank from joining the others, as (word for programs, clause for people)."""
     if one.life == DEAD:
         return "dead", (one.exit or ProcessExit()).text
     if one.life == ENDED:
@@ -53,7 +53,7 @@ def cause_of(one: RankEvidence) -> tuple[str, str]:
 
 
 def communicates(one: RankEvidence) -> bool:
-    """Whether the main thread is in a communication library, or sleeps in a backward, where DDP's reducer waits."""
+    """Return whether the rank's main thread is in a communication library, or sleeps in a backward (DDP's reducer)."""
     return _sleeps_in_backward(one) or any(
         part in frame.file for frame in one.main_frames[:2] for part in COMMUNICATION
     )
@@ -71,7 +71,7 @@ def _sleeps_in_backward(one: RankEvidence) -> bool:
 
 
 def where(one: RankEvidence) -> str:
-    """Return the place in the user's code where a rank is, "" if its stack is not known."""
+    """Return the place in the user's code where a rank is, `f (file.py:12)`; "" if its stack is not known."""
     frame = innermost_own(one.main_frames)
     return f"{frame.function} ({frame.file}:{frame.line})" if frame else ""
 
@@ -82,7 +82,10 @@ def in_place(place: str) -> str:
 
 
 def called(frames: Sequence[StackFrame]) -> str:
-    """Return the communication function that was called: the outermost of the innermost run of such frames."""
+    """Return the name of the communication function that the script called, from its stack.
+
+    That is the outermost of the innermost run of such frames.
+    """
     name = "backward" if frames and frames[0].function == _BACKWARD[0] else ""
     for frame in frames:
         if not any(part in frame.file for part in COMMUNICATION):
@@ -93,18 +96,18 @@ def called(frames: Sequence[StackFrame]) -> str:
 
 
 def call_text(call: PendingCall, group: str) -> str:
-    """Return `all_reduce #12 of dp`."""
+    """Return the operation, its number and its process group in words: `all_reduce #12 of dp`."""
     return f"{call.op} #{call.sequence} of {group}"
 
 
 def form_text(call: PendingCall) -> str:
-    """Return an operation with the shapes that the rank handed in."""
+    """Return an operation's name with the shapes of the tensors that the rank passed in: `all_reduce of 8×4`."""
     shapes = ", ".join("×".join(map(str, shape)) or "a scalar" for shape in call.shapes[:3])
     return f"{call.op} of {shapes}" if shapes else call.op
 
 
 def they(ranks: Collection[int], verb: str) -> str:
-    """Return `ranks` with the verb in the singular or plural.
+    """Return `ranks` in words, followed by the verb in the singular or plural.
 
     >>> they([3], "waits"), they([0, 1], "has"), they([0, 1], "waits")
     ('rank 3 waits', 'ranks 0–1 have', 'ranks 0–1 wait')
@@ -114,7 +117,10 @@ def they(ranks: Collection[int], verb: str) -> str:
 
 
 def reasons(culprits: Iterable[tuple[int, str]], *, named: bool) -> str:
-    """Return one clause on what the culprits, given as (rank, clause), do; `named`: they have just been named."""
+    """Return one clause on what all culprits do, each given as (rank, clause).
+
+    `named`: the text before has just named them.
+    """
     listed = list(culprits)
     if len({text for _, text in listed}) == 1:
         several = "each" if named else spans(rank for rank, _ in listed)

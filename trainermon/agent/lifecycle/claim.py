@@ -11,15 +11,15 @@ _log = logging.getLogger(__name__)
 
 
 class SpoolClaim:
-    """Holds a spool with its lock, and tells whether it was lost.
+    """Checks that the spool an agent has locked is still the same folder, and not one that was removed and made again.
 
     Args:
         spool: The spool.
-        lock: Its lock; without it nobody looks whether it is lost.
+        lock: Its lock; None: nothing is checked.
 
     Attributes:
-        spool: The same.
-        is_lost: Whether the spool was found to be another one than was locked.
+        spool: The spool.
+        is_lost: Whether it was found to be another folder than was locked.
     """
 
     def __init__(self, spool: Path, lock: RunLock | None) -> None:
@@ -33,7 +33,10 @@ class SpoolClaim:
         return self.is_lost and is_followed(self.spool)
 
     def check(self) -> bool:
-        """Return whether the spool is lost; whoever follows the new one writes to the store."""
+        """Look whether the spool is still the folder that was locked; return True if it is lost.
+
+        Whoever follows the new one writes to the store.
+        """
         if self._lock is not None and self._lock.is_lost(self.spool):
             _log.error("somebody has removed %s and made it again: this agent ends, another one follows it", self.spool)
             self.is_lost = True

@@ -51,7 +51,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run the command; return its exit status (128 + number for a signal, 126/127 if it could not be started)."""
+    """Run the training command given to `trainermon run`, wait for its agents, and return the command's exit status.
+
+    It is 128 + number for a signal, 126 or 127 if the command could not be started.
+    """
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not command:
         raise ConfigError("found no command, expected `trainermon run -- COMMAND …`")
@@ -80,7 +83,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 class LaunchedJob:
-    """Runs the command as a child process, and passes signals on to it.
+    """Runs the training command as a child process, and passes signals on to it.
 
     Args:
         folder: Where the ranks register the spools of their agents.
@@ -110,7 +113,10 @@ class LaunchedJob:
         return self._status
 
     def handle(self, number: int, frame: FrameType | None) -> None:
-        """Forward a signal while the command runs; afterwards remember that the user wants to leave."""
+        """Pass a signal on while the command runs; afterwards remember that the user wants to leave.
+
+        A signal handler.
+        """
         del frame
         self.interrupted = True
         if not self._pid:
@@ -120,7 +126,7 @@ class LaunchedJob:
                 os.kill(self._pid, number)
 
     def pause(self) -> None:
-        """Wait a moment, and collect children that have ended."""
+        """Sleep for a moment, and collect child processes that have ended."""
         time.sleep(_POLL_S)
         while self._reap(os.WNOHANG):
             pass
@@ -137,7 +143,7 @@ class LaunchedJob:
 
 
 class LaunchedAgent:
-    """Watches the agent of one spool from outside.
+    """Watches, for `trainermon run`, the agent of one spool by its status file.
 
     Attributes:
         output: The run directory, '' if the agent never said so.
@@ -154,7 +160,7 @@ class LaunchedAgent:
         self.look()
 
     def look(self) -> bool:
-        """Read the agent's status; return whether it is running or has only just been started."""
+        """Read the agent's status file; return whether the agent is running or has only just been started."""
         status = read_status(self.spool)
         if status is not None:
             self.output = str(status.get("output") or self.output)
@@ -167,7 +173,7 @@ class LaunchedAgent:
         return not (self.stored or self._seen) and time.monotonic() < self._appears_s
 
     def allow_end(self) -> None:
-        """Allow the agent to end as soon as everything is stored."""
+        """Tell the agent, by a file in its spool, that it may end as soon as everything is stored."""
         self._free = True
         with contextlib.suppress(OSError):
             replace_file(self.spool / LINGER_FILE, json.dumps({"hold_pid": None}).encode())

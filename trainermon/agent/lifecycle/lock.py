@@ -28,11 +28,16 @@ PATIENCE_S = 120.0
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class AgentStatus:
-    """What the agent says of itself in `agent.status.json`.
+    """The content of `agent.status.json`, in which an agent says how it is doing.
 
-    `flushed` maps each rank, as text, to the journal position (file number, offset) up to which everything is stored
-    for good. `state` is `running` while a rank lives, `draining` until all they left is stored, then `finished`.
-    `problem` is what keeps commits from succeeding, or empty.
+    Attributes:
+        pid: Its process id.
+        run_id: The run.
+        output: The run directory.
+        state: `running` while a rank lives, `draining` until all they left is stored, then `finished`.
+        url: Address of its page; None: it has none.
+        flushed: By rank, as text, the journal position (file number, offset) up to which everything is stored for good.
+        problem: What keeps commits from succeeding; "" if nothing does.
     """
 
     pid: int
@@ -45,14 +50,14 @@ class AgentStatus:
 
 
 class RunLock:
-    """The right to be the agent of a spool, held until `release` or the end of the process."""
+    """A file lock that makes this process the only agent of a spool, held until `close` or the end of the process."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
 
     @classmethod
     def try_acquire(cls, spool: Path) -> RunLock | None:
-        """Return the lock, or None while another process holds it or takes the spool away.
+        """Take the lock of `spool` and return it; None while another process holds it or takes the spool away.
 
         Raises:
             FileNotFoundError: The spool is gone.
@@ -80,17 +85,18 @@ class RunLock:
             return spool.exists()
 
     def close(self) -> None:
-        """Let another agent follow the spool."""
+        """Release the lock, so that another agent can follow the spool."""
         os.close(self._descriptor)
 
 
 def claim(
     spool: Path, *, patience_s: float = PATIENCE_S, sleep: Callable[[float], None] = time.sleep
 ) -> RunLock | None:
-    """Return the lock of `spool`, or None if another agent is there to follow it.
+    """Wait for the lock of `spool` and return it, or None if another agent is there to follow it.
 
-    An agent that is not `running` any more may be past its last look for new ranks. It is waited for: either it sees
-    the new ranks and runs again, or it releases the lock. A job that restarts is therefore never left without an agent.
+    An agent that is not `running` any more may be past its last look for new ranks. It is waited for, up to
+    `patience_s` seconds: either it sees the new ranks and runs again, or it releases the lock. A job that restarts is
+    therefore never left without an agent.
     """
     deadline = time.monotonic() + patience_s
     refusals = 0
@@ -127,12 +133,12 @@ def is_followed(spool: Path) -> bool:
 
 
 def write_status(spool: Path, status: AgentStatus) -> None:
-    """Replace the status file of `spool` in one step."""
+    """Write `agent.status.json` of `spool`, replacing the old one by a rename."""
     replace_file(spool / STATUS_FILE, json.dumps(dataclasses.asdict(status)).encode())
 
 
 def read_status(spool: Path) -> dict[str, Any] | None:
-    """Return the status file of the spool's agent as a mapping, or None if there is none yet or it cannot be read."""
+    """Return `agent.status.json` of `spool` as a mapping; None if there is none yet or it cannot be read."""
     try:
         status = json.loads((spool / STATUS_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 
 def raise_file_limit() -> int:
-    """Raise the soft limit of open files to the hard one, at most 65536; return the soft limit that holds now."""
+    """Raise this process's limit of open files as far as allowed, at most to 65536; return the limit that holds now."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = ENOUGH_FILES if hard == resource.RLIM_INFINITY else min(hard, ENOUGH_FILES)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
@@ -32,7 +32,7 @@ def raise_file_limit() -> int:
 
 
 class LoopFaults:
-    """An event loop's exception handler that says once a minute, in one line, that no more files can be opened."""
+    """An event loop's exception handler that logs once a minute, in one line, that no more files can be opened."""
 
     def __init__(self) -> None:
         self._told_s: float | None = None

@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 
 
 def add_overrides(parser: argparse.ArgumentParser) -> None:
-    """Declare the options: none is set unless it is given."""
+    """Add the options (host, port, rules, access, node name …) by which a site changes an agent's settings.
+
+    Those that are not given change nothing.
+    """
     parser.add_argument("--host", help="address that page and /metrics listen on, instead of the run's")
     parser.add_argument("--port", type=int, help="port of page and /metrics; 0 lets the system choose one")
     parser.add_argument(
@@ -39,7 +42,7 @@ def add_overrides(parser: argparse.ArgumentParser) -> None:
 
 
 def override_words(args: argparse.Namespace) -> list[str]:
-    """Return the options of `add_overrides` that were given, as words for another command line."""
+    """Return the options of `add_overrides` that were given, as words for the command line of an agent."""
     single = {"host": args.host, "port": args.port, "rules": args.rules, "node-name": args.node_name}
     words = [f"--{name}={value}" for name, value in single.items() if value is not None]
     words += [f"--allow-host={name}" for name in args.allowed_hosts or ()]
@@ -47,7 +50,7 @@ def override_words(args: argparse.Namespace) -> list[str]:
 
 
 def overridden(settings: AgentSettings, args: argparse.Namespace) -> AgentSettings:
-    """Return the run's settings with those of the site in their place.
+    """Return the run's settings with the options that the site gave in their place.
 
     Raises:
         ConfigError: A value is impossible.

@@ -29,7 +29,10 @@ _log = logging.getLogger(__name__)
 
 
 def settle(nice: int = NICE) -> None:
-    """Detach this process from its rank: every CPU, lower priority, no blocked signals, private files, folder `/`."""
+    """Make this process a daemon, apart from the rank that started it.
+
+    It gets every CPU, lower priority (`nice`), no blocked signals, private files (umask), and the folder `/`.
+    """
     os.chdir("/")
     os.umask(0o077)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())

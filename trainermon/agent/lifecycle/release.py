@@ -17,7 +17,7 @@ from trainermon.exporters.store.segments import JournalPosition
 
 
 def linger_s(spool: Path, default_s: float) -> float:
-    """Return how long to wait for a restarted job after the last rank has gone.
+    """Return for how many seconds an agent waits for a restarted job after the last rank has gone.
 
     A `trainermon run` that started this job says so itself: for ever while it lives (infinite), not at all (0) once it
     lets go. Without one, or if it was killed, it is `default_s`.
@@ -42,7 +42,10 @@ def remove_run_spool(spool: Path, stored: Mapping[int, JournalPosition]) -> bool
 
 
 def is_needed(spool: Path, stored: Mapping[int, JournalPosition]) -> bool:
-    """Whether the spool needs an agent: a rank lives in it, or has left more than what is `stored`."""
+    """Return whether the spool needs an agent: a rank lives in it, or has left more than what is `stored`.
+
+    `stored` says, by rank, up to where the journals are stored.
+    """
     return any(rank_alive(spool, rank) for rank in list_ranks(spool)) or not _is_all_stored(spool, stored)
 
 

@@ -75,7 +75,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Follow runs until SIGTERM or SIGINT, or none is left; return 0, or with `--check` the result of the check.
+    """Keep one agent running for every run on this node (`trainermon node`), until SIGTERM or SIGINT, or none is left.
+
+    Returns 0, or with `--check` the result of the check.
 
     Raises:
         ConfigError: No agent could be started with the options; another service has the folder, or it cannot be used.
@@ -146,7 +148,7 @@ def _work(service: NodeService, path: Path, stopping: threading.Event, *, patien
 
 @contextlib.contextmanager
 def sign_of_life(root: Path) -> Iterator[Path]:
-    """Return a context that holds the file by which only one service uses the folder `root`.
+    """Return a context in which this service alone uses the folder `root`, by a file there that it locks and touches.
 
     Raises:
         ConfigError: Another service has it, or the folder cannot be made or written.
@@ -182,7 +184,7 @@ def _locks(descriptor: int) -> bool:
 
 
 def read_failures(path: Path) -> Sequence[str]:
-    """Return what a running service has written of agents that keep ending; empty during a write."""
+    """Return the lines in a service's file on agents that keep ending soon after their start; () during a write."""
     try:
         return tuple(map(str, json.loads(path.read_text(encoding="utf-8"))))
     except (OSError, ValueError, TypeError):
@@ -226,10 +228,10 @@ class NodeService:
         self._starts: dict[Path, _AgentStart] = {}
 
     def turn(self, now_s: float) -> None:
-        """Collect agents that have ended, and start those that are missing.
+        """Collect agents that have ended, and start those that are missing; call it again and again.
 
-        A run that is over but waits for a restart gives way to a new one: the port should be the new one's. Until it
-        has, the journals keep what the new run writes.
+        `now_s` is monotonic. A run that is over but waits for a restart gives way to a new one: the port should be the
+        new one's. Until it has, the journals keep what the new run writes.
         """
         self._reap()
         missing = [spool for spool in self._spools() if self._needs_agent(spool, now_s)]
@@ -241,7 +243,7 @@ class NodeService:
                 self._start_agent(spool, now_s)
 
     def is_idle(self) -> bool:
-        """Whether there is no agent, and no spool that would need one."""
+        """Return whether there is no agent, and no spool that would need one."""
         return not self._agents and not any(list_ranks(spool) for spool in self._spools())
 
     def failures(self) -> list[str]:

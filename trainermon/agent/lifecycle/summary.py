@@ -16,7 +16,10 @@ MAX_ALERTS = 10
 
 
 def summarise(run_dir: Path, *, diagnose: tuple[str, ...] = (sys.executable, "-m", "trainermon", "diagnose")) -> str:
-    """Return a few lines about a finished run, and the text of its diagnosis if there is a dump to diagnose."""
+    """Return the text that `trainermon run` prints at the end: the run's alerts, and the diagnosis of its dump.
+
+    `diagnose` is the command that diagnoses.
+    """
     alerts = read_alerts(run_dir)
     dumps = sorted(path.relative_to(run_dir).as_posix() for path in run_dir.glob("dumps/*/attempt*/step*"))
     reports = sorted(path.relative_to(run_dir).as_posix() for path in run_dir.glob("reports/post-mortem-*.md"))
@@ -42,7 +45,7 @@ def read_alerts(run_dir: Path) -> list[Alert]:
 
 
 def merge_ranks(alerts: Sequence[Alert]) -> list[str]:
-    """Return the messages of `alerts`, merging those that differ in the rank only."""
+    """Return the alerts' messages, one for all alerts that differ in the rank only."""
     groups: dict[tuple[str, int, str], list[Alert]] = {}
     for alert in alerts:
         said = re.sub(rf" on rank {alert.rank}\b", "", alert.message.removeprefix(f"{alert.rule}: "))

@@ -12,7 +12,16 @@ from trainermon.core.values import Command, as_plain
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RankSummary:
-    """One rank: its number, life, step, phase, seconds without a sign, and its place on each axis of the job."""
+    """One rank, as an agent reports it to the controller.
+
+    Attributes:
+        rank: Its number.
+        alive: Whether its process lives.
+        step: The step it is on.
+        phase: What it does: `step`, `setup`, `dump` …
+        lag_s: Seconds since its last sign of life.
+        place: Its position on each axis of the job (`tp`, `dp` …).
+    """
 
     rank: int
     alive: bool
@@ -24,7 +33,7 @@ class RankSummary:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class FiringAlert:
-    """One alert of an agent's own rules that is firing; `step` is its first one."""
+    """An alert that fires, as an agent reports it to the controller; `step` is its first one, `id` the alert's."""
 
     id: str
     rule: str
@@ -36,17 +45,17 @@ class FiringAlert:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class AgentReport:
-    """An agent's report on its ranks and alerts.
+    """An agent's report to the controller on its ranks and alerts.
 
     Attributes:
-        run_id: Of its run.
-        attempt: Of its run.
+        run_id: The run that it follows.
+        attempt: How often that was started.
         host: Its node.
-        world_size: Ranks of the job.
+        world_size: Number of ranks of the job.
         steps_per_s: Pace of its fastest rank; 0 if it is not known.
         ranks: Its ranks, each number once.
-        alerts: Which alerts are on.
-        dumps: By command, by rank, what became of its dump.
+        alerts: The alerts that fire.
+        dumps: By id of a command, then by rank, what became of its dump.
     """
 
     run_id: str
@@ -108,5 +117,5 @@ class OrderAnswer:
     ignored: tuple[str, ...] | None = None
 
     def plain(self) -> dict[str, Any]:
-        """Return it as JSON can hold it."""
+        """Return the answer as a mapping ready for JSON, without what is None."""
         return {key: value for key, value in as_plain(self).items() if value is not None}

@@ -45,7 +45,13 @@ class DuplicateError(ConflictError):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RankOrder:
-    """A command, the ranks that carry it out, and the attempt it was given in."""
+    """A command that was given to ranks.
+
+    Attributes:
+        command: What they do: collect, dump or take a new configuration, and from which step.
+        ranks: The ranks that carry it out.
+        attempt: The start of the job in which it was given.
+    """
 
     command: Command
     ranks: tuple[int, ...]
@@ -53,7 +59,7 @@ class RankOrder:
 
 
 def parse_command(body: Any, *, next_step: int) -> Command:
-    """Return the command that a client's JSON `body` describes.
+    """Parse the JSON `body` with which a client orders something from ranks.
 
     `first_step` may be left out: then it is `next_step`. Everything is checked, because it came over a network.
 
@@ -95,7 +101,7 @@ def parse_command(body: Any, *, next_step: int) -> Command:
 
 
 def require_possible(command: Command, ranks: Collection[int], steps: Mapping[int, int]) -> None:
-    """Raise an error unless every one of `ranks`, now on its step of `steps`, can carry out the command.
+    """Raise an error unless every one of `ranks` can carry out the command; `steps` says, by rank, which step it is on.
 
     Raises:
         ConflictError: A rank is past the first step, or more than `MAX_AHEAD` before it.
@@ -114,11 +120,11 @@ def require_possible(command: Command, ranks: Collection[int], steps: Mapping[in
 
 
 class CommandBook:
-    """Keeps the commands of this run in the spool, and sends each rank those that it has yet to carry out.
+    """Keeps the run's commands to ranks in the spool (`agent.commands.jsonl`), and sends them to ranks.
 
     Args:
         spool: Folder of the book's file, which survives the agent.
-        send: Hands a set of commands to a rank; replaces the rank's former set.
+        send: Gives a set of commands to a rank; replaces the rank's former set.
     """
 
     def __init__(self, spool: Path, send: Sender) -> None:
@@ -129,7 +135,7 @@ class CommandBook:
             self._remember(order)
 
     def submit(self, command: Command, ranks: Collection[int], *, attempt: int, steps: Mapping[int, int]) -> bool:
-        """Send `command` to `ranks`; return False if it was given before.
+        """Write `command` down and send it to `ranks`; return False if it was given before.
 
         `steps` holds the step each rank is on: what lies wholly before it has expired and is not sent again. What is
         accepted will be read by every rank: together with what it has yet to do it fits what a rank reads.

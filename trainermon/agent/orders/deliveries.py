@@ -22,7 +22,9 @@ _log = logging.getLogger(__name__)
 
 
 class DumpDeliveries:
-    """Delivers dumps in the background, one process at a time; failures are repeated, and logged once.
+    """Moves finished dumps from the node (the outbox in the spool) to the run directory, in the background.
+
+    One process at a time; failures are repeated, and logged once.
 
     Args:
         spool: The spool; ranks write into its outbox.
@@ -38,7 +40,7 @@ class DumpDeliveries:
 
     @property
     def idle(self) -> bool:
-        """Whether no dump is being delivered or waits to be. Cost: one listing."""
+        """Whether no dump is being delivered or waits to be. Cost: listing one folder."""
         return (self._task is None or self._task.done()) and not num_deliverable(self._spool)
 
     def poll(self) -> None:

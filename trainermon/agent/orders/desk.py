@@ -12,13 +12,13 @@ from trainermon.core.errors import ConfigError
 
 
 class OrderDesk:
-    """Checks clients' commands and sends them to local ranks.
+    """Checks the commands that clients send by HTTP and gives them to local ranks.
 
     Args:
-        commands: What was ordered before.
+        commands: The commands given before.
         watch: Which ranks live, and on which step.
-        reactions: Know the attempt.
-        margin_steps: How far ahead a command without a first step begins.
+        reactions: Know the number of the attempt.
+        margin_steps: How many steps ahead a command without a first step begins.
     """
 
     def __init__(self, commands: CommandBook, watch: RankWatch, reactions: Reactions, *, margin_steps: int) -> None:

@@ -34,7 +34,13 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
 class DumpKey:
-    """Identifies a dump over all ranks: the id of the alert or command, the attempt and the step."""
+    """Identifies a dump over all ranks.
+
+    Attributes:
+        id: That of the alert or command that led to it.
+        attempt: The start of the job.
+        step: The step that was dumped.
+    """
 
     id: str
     attempt: int
@@ -58,14 +64,23 @@ class DumpKey:
 
 @dataclasses.dataclass(slots=True)
 class DumpEntry:
-    """The ranks' reports on one dump so far."""
+    """One dump, over all ranks that have reported on it.
+
+    Attributes:
+        key: Which dump.
+        ranks: By rank, what became of it.
+        diagnosed: Whether there is a diagnosis.
+    """
 
     key: DumpKey
     ranks: dict[int, DumpStatus] = dataclasses.field(default_factory=dict)
     diagnosed: bool = False
 
     def as_plain(self) -> dict[str, Any]:
-        """Return the entry as a mapping, as the page shows it; `status` is the most telling one of any rank."""
+        """Return the entry as a mapping ready for JSON, for the page.
+
+        Its `status` is the most telling one of any rank.
+        """
         status = min(self.ranks.values(), key=_RANKING.index, default=DumpStatus.WRITTEN)
         return {
             "id": self.key.id,
@@ -85,7 +100,7 @@ class RunDumps:
         self.entries: dict[DumpKey, DumpEntry] = {}
 
     def record(self, event: DumpEvent | ReplayEvent) -> DumpEntry | None:
-        """Record a rank's `replay` or `dump` event; return the dump's entry, or None if it wrote no dump."""
+        """Note a dump that a rank reports (a `replay` or `dump` event); return its entry, or None if it wrote none."""
         match = _PATH.fullmatch(event.dump or "")
         if match is None:
             return None
@@ -96,7 +111,7 @@ class RunDumps:
         return entry
 
     def scan(self, run_dir: Path) -> None:
-        """Add the dumps that the run directory holds; blocks as long as the file system does."""
+        """Add the dumps that are in the run directory; blocks as long as the file system does."""
         for folder in sorted(run_dir.glob("dumps/*/attempt*/step*/rank*")):
             match = _PATH.fullmatch(folder.relative_to(run_dir).as_posix())
             if match is not None:
@@ -122,12 +137,12 @@ class RunDumps:
 
 
 class DumpDiagnoser:
-    """Diagnoses dumps in the background, one at a time.
+    """Runs `trainermon diagnose` on new dumps in the background, one at a time, and writes the reports.
 
     Args:
         run_dir: The run directory.
         executor: Writes the report.
-        commit: Stores everything followed so far; the diagnosis reads the store.
+        commit: Stores everything read so far; the diagnosis reads the store.
         finished: Called with the entry when its report is there.
         command: Program and arguments; the step and `--json` are appended.
     """

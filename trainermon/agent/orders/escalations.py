@@ -28,7 +28,10 @@ PLACES = ("dp", "tp", "pp", "cp", "ep")
 
 
 class NodeEscalations:
-    """Carries out escalations on an agent's ranks, and gives a controller what it needs to plan them."""
+    """Carries out, on an agent's ranks, the dumps that a controller or Alertmanager asks for.
+
+    Reports what is needed to plan them.
+    """
 
     def __init__(self, parts: AgentParts) -> None:
         self._run_id = parts.settings.run_id
@@ -40,7 +43,7 @@ class NodeEscalations:
         self._watch = parts.watch
 
     def rank_states(self) -> AgentReport:
-        """Return place, step and life of each rank, the fastest one's pace, firing alerts, and what became of dumps."""
+        """Return the agent's report for the controller: ranks, their pace, firing alerts, what became of dumps."""
         now_s = time.monotonic()
         return AgentReport(
             run_id=self._run_id,

@@ -85,7 +85,7 @@ class StepPlan:
         return 0 in self.watch.ranks
 
     def first_step(self) -> int | None:
-        """Return a step that every rank can still reach; None where no rank lives here."""
+        """Return a step that is far enough ahead for every rank to still reach it; None where no rank lives here."""
         steps = self.watch.steps
         if not steps:
             return None
@@ -127,7 +127,10 @@ class ConfigWatch:
         self._attempt = 0
 
     def poll(self, now_s: float, attempt: int) -> None:
-        """Start a check when one is due, and send what the last one found; never waits."""
+        """Start to look for an edit of the file when that is due, and send the edit found last to the ranks.
+
+        Never waits. `now_s` is monotonic, `attempt` the number of the job's start.
+        """
         if self._path is None or not attempt:
             return
         if attempt != self._attempt:

@@ -122,7 +122,9 @@ class EscalationOrder:
 
 
 def parse_notification(body: Any, *, now_s: float, max_age_s: float = MAX_AGE_S) -> AlertNotification:
-    """Return the content of Alertmanager's JSON `body` at Unix time `now_s`; ignores keys that are not needed.
+    """Parse Alertmanager's webhook JSON `body` at Unix time `now_s`; keys that are not needed are ignored.
+
+    Alerts that began more than `max_age_s` seconds ago are left out.
 
     Raises:
         ConfigError: It is no notification of version 4; the message names the key.
@@ -147,7 +149,10 @@ def parse_notification(body: Any, *, now_s: float, max_age_s: float = MAX_AGE_S)
 
 
 def make_requests(alerts: Sequence[FiredAlert], *, truncated: bool) -> list[DumpRequest]:
-    """Return one request for each run that `alerts` name, in the order in which they name it."""
+    """Return one request for a dump for each run that `alerts` name, in the order in which they name it.
+
+    `truncated`: alerts were left out, so all ranks are meant.
+    """
     by_run: dict[str, list[FiredAlert]] = {}
     for alert in alerts:
         by_run.setdefault(alert.run, []).append(alert)

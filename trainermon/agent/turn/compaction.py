@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 
 
 class SegmentCompaction:
-    """Merges old segments every ten minutes in a process that ends with the loop.
+    """Merges old segments of the store every ten minutes, in a process of its own that ends with the agent.
 
     Args:
         segments: Folder of the segments.

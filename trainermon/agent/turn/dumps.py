@@ -21,20 +21,23 @@ _log = logging.getLogger(__name__)
 
 
 async def flush_within(flush: Callable[[], Future[None]], *, limit_s: float = FLUSH_LIMIT_S) -> bool:
-    """Commit everything followed so far; return whether it was done within the limit. The loop's turns do the work."""
+    """Store everything read so far; return whether it was done within `limit_s` seconds.
+
+    `flush` begins it; the turns of the agent's loop do the work.
+    """
     done = asyncio.wrap_future(flush())
     await asyncio.wait([done], timeout=limit_s)
     return done.done()
 
 
 class DumpFollowUp:
-    """Delivers the dumps of this node's ranks and has them diagnosed.
+    """Delivers the dumps of this node's ranks to the run directory and has them diagnosed.
 
     Args:
-        place: Of the agent.
+        place: The agent's folders.
         executor: Writes reports.
-        plain: Makes alerts plain for the page.
-        alerts: Some of them get a diagnosis.
+        plain: Turns alerts into JSON for the page.
+        alerts: The alerts, which get the diagnosis.
         feed: Tells open pages.
         flush: Begins to store what was read; a diagnosis reads the store.
     """

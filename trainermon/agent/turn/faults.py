@@ -10,7 +10,7 @@ _log = logging.getLogger(__name__)
 
 
 class TurnFaults:
-    """Counts the turns that failed.
+    """Counts the turns of the agent's loop that failed.
 
     Attributes:
         total: Since the agent started.

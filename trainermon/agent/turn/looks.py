@@ -20,16 +20,16 @@ _log = logging.getLogger(__name__)
 
 
 class RankLooks:
-    """Checks everything but the records, a few times a second: heartbeats, hangs, health, dumps, compaction.
+    """Checks, a few times a second, everything but the records: heartbeats, hangs, health, dumps, compaction.
 
     Args:
         watch: The ranks' heartbeats.
-        hang: Judges them.
-        metrics: Show what was judged.
-        health: Looks at the monitor itself.
+        hang: Finds ranks that hang or died.
+        metrics: `/metrics`, which shows the result.
+        health: Checks the monitor itself.
         pipeline: Knows the ranks' journals.
         rank_files: What the ranks wrote about themselves.
-        dumps: What becomes of dumps.
+        dumps: Delivers and diagnoses dumps.
         compaction: Keeps the store within its budget.
     """
 
@@ -62,11 +62,11 @@ class RankLooks:
 
     @property
     def idle(self) -> bool:
-        """Whether no hang or death is being investigated."""
+        """Whether no hang or death of a rank is being looked into."""
         return self._hang.idle
 
     def is_due(self, now_s: float) -> bool:
-        """Return whether a look is due in this turn; if so, schedule the next one."""
+        """Return whether a check is due in this turn; if so, schedule the next one. `now_s` is monotonic."""
         if now_s - self._looked_s < LOOK_S:
             return False
         self._looked_s = now_s
@@ -89,11 +89,11 @@ class RankLooks:
         self._compaction.poll(now_s)
 
     def skip(self, gap_s: float) -> None:
-        """Leave the last `gap_s` seconds out of every silence: this process itself was stopped."""
+        """Subtract `gap_s` seconds from every rank's silence: this process itself was stopped for that long."""
         _log.warning("this process stood still for %.0f s, which counts as no rank's silence", gap_s)
         self._watch.skip(gap_s)
         self._health.restart_timers()
 
     async def close(self) -> None:
-        """Stop all investigations."""
+        """Stop looking into hangs and deaths."""
         await self._hang.close()

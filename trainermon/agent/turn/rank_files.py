@@ -15,7 +15,12 @@ from trainermon.core.journal import Header
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RankFile:
-    """What a rank wrote about itself in `ranks/rank00000.json`."""
+    """What a rank wrote about itself in `ranks/rank00000.json`.
+
+    Attributes:
+        parameters: Number of its parameters' elements.
+        bytes_per_step: Bytes that it writes to its journal per step.
+    """
 
     parameters: int = 0
     bytes_per_step: int = 0

@@ -18,11 +18,11 @@ class RecordTurns:
 
     Args:
         pipeline: Reads the journals.
-        views: Show what was read.
-        reactions: Have taken note of dumps and ends.
-        alerts: Are written to the log.
+        views: What page and metrics show.
+        reactions: Has noted new dumps and ended ranks.
+        alerts: Writes alerts to the log.
         watch: Tells which ranks live.
-        schedule: Has a dump diagnosed.
+        schedule: Called with each dump that is to be diagnosed.
 
     Attributes:
         has_read_all: Whether the last turn found nothing new.
@@ -59,7 +59,7 @@ class RecordTurns:
         return bool(self._pipeline.refused)
 
     def run(self) -> int:
-        """Run one turn; return how many records were new."""
+        """Run one turn: read new records and react to them; return how many were new."""
         num_records = self._pipeline.step()
         self.has_read_all = not num_records
         if self.has_read_all:

@@ -64,9 +64,9 @@ class AgentStates:
         self.state = FINISHED if is_over else DRAINING
 
     def notice_gap(self, now_s: float) -> float:
-        """Return how long this process itself stood still since the last call, 0 if it did not.
+        """Return for how many seconds this process itself was stopped since the last call, 0 if it was not.
 
-        Lingering begins anew after that: nobody looked in that time.
+        Waiting for a restarted job begins anew after that: nobody looked in that time.
         """
         gap_s = now_s - self._last_turn_s
         self._last_turn_s = now_s

@@ -15,13 +15,13 @@ _log = logging.getLogger(__name__)
 
 
 class StatusReporter:
-    """Rewrites the status file in the spool when its content changes.
+    """Writes `agent.status.json` in the spool anew whenever its content changes.
 
     Args:
-        place: Of the agent.
-        output: Of the run, as the settings name it.
-        pipeline: What is stored.
-        metrics: Show when something was stored last.
+        place: The agent's folders.
+        output: The run directory, as the settings name it.
+        pipeline: Tells what is stored.
+        metrics: `/metrics`, which shows when something was stored last.
     """
 
     def __init__(self, place: AgentPlace, output: str, *, pipeline: RecordPipeline, metrics: Exposition) -> None:
@@ -33,7 +33,10 @@ class StatusReporter:
         self._last: AgentStatus | None = None
 
     def report(self, state: str, *, url: str | None, problem: str) -> None:
-        """Write the present status; `problem` is what is wrong besides storing. A failure is logged."""
+        """Write the present status: the agent's `state`, its page's `url`, and a `problem` besides storing.
+
+        A failure is logged.
+        """
         stored = self._pipeline.status
         if stored.num_commits != self._num_commits:
             self._num_commits = stored.num_commits

@@ -12,12 +12,12 @@ from trainermon.exporters.views import RunHistory
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RunViews:
-    """The history, events and metrics of a run that consumers update.
+    """What the agent shows of a run: the page's history and events, and `/metrics`.
 
     Attributes:
         feed: Events for open pages.
-        history: Lines and heat maps.
-        metrics: What `/metrics` shows.
+        history: Curves and heat maps.
+        metrics: The content of `/metrics`.
     """
 
     feed: EventFeed

@@ -25,10 +25,11 @@ TOKEN_VARIABLE = "TRAINERMON_TOKEN"  # noqa: S105 - the name of a variable
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class AccessSettings:
-    """Security of the HTTP side. Without any of it reading is open, and ordering needs the run's own token.
+    """Who may read and order over HTTP, and the certificate.
 
-    What is not given here is taken from the environment: `token_file` from `TRAINERMON_TOKEN_FILE` and so on. The three
-    secrets may also stand there themselves, in `TRAINERMON_TOKEN`, `TRAINERMON_READ_TOKEN` and `TRAINERMON_PASSWORD`.
+    Without any of it reading is open, and orders need the run's token. What is not given here is taken from the
+    environment: `token_file` from `TRAINERMON_TOKEN_FILE` and so on. The three secrets may also stand there themselves,
+    in `TRAINERMON_TOKEN`, `TRAINERMON_READ_TOKEN` and `TRAINERMON_PASSWORD`.
 
     Attributes:
         token_file: File with the token that orders need, shared by agents and controller.
@@ -97,7 +98,10 @@ class TokenAccess:
         return not self._readers
 
     def signed_digest(self, authorization: bytes | None, method: str, target: str) -> str | None:
-        """Return the digest of the body for which a token of orders has signed the request, or None."""
+        """Return the SHA-256 of the body for which the request was signed with a token for orders; None if it was not.
+
+        `authorization` is the header's value, `target` the path with its query. The caller compares the body.
+        """
         return signed_digest(authorization or b"", self._tokens, method, target, now_s=time.time())
 
     def may_order(self, authorization: bytes | None) -> bool:
@@ -115,7 +119,9 @@ class TokenAccess:
 def open_access(
     settings: AccessSettings, environ: Mapping[str, str] = os.environ, *, own_token: str = ""
 ) -> TokenAccess:
-    """Return the access that `settings` and the environment describe; `own_token` opens orders too, if it is given.
+    """Read the secrets that `settings` and the environment name; return what checks requests with them.
+
+    `own_token` opens orders too, if it is given.
 
     Raises:
         ConfigError: A file cannot be read or is empty, there is no token, or a user without password.

@@ -19,14 +19,14 @@ READ_TIMEOUT_S = 10.0
 
 
 class RunFindings:
-    """Lists the alerts and dumps of a run, and reads the known reports on them.
+    """Lists the alerts and dumps of a run for the page, and reads the reports on them.
 
     Args:
-        place: Of the agent.
-        alerts: Of the run.
-        dumps: Of the run.
-        plain: Makes alerts plain.
-        executor: Reads.
+        place: The agent's folders.
+        alerts: The run's alerts.
+        dumps: The run's dumps.
+        plain: Turns alerts into JSON.
+        executor: Reads the files.
     """
 
     def __init__(
@@ -39,23 +39,29 @@ class RunFindings:
         self._executor = executor
 
     def alerts(self) -> list[dict[str, Any]]:
-        """Return every alert of the run in its last state."""
+        """Return every alert of the run in its last state, as mappings ready for JSON."""
         return [self._plain.plain(alert) for alert in self._alerts.latest.values()]
 
     def dumps(self) -> list[dict[str, Any]]:
-        """Return every dump of the run, oldest first."""
+        """Return every dump of the run, oldest first, as mappings ready for JSON."""
         entries = self._dumps.entries.values()
         return [entry.as_plain() for entry in sorted(entries, key=lambda entry: (entry.key.attempt, entry.key.step))]
 
     async def diagnosis(self, identity: str, attempt: int, step: int) -> bytes | None:
-        """Return the JSON report of a dump; None if there is none, or it cannot be read in time."""
+        """Return the diagnosis (JSON) of the dump with this id, attempt and step.
+
+        None if there is none, or reading takes too long.
+        """
         entry = self._dumps.entries.get(DumpKey(identity, attempt, step))
         if entry is None or not entry.diagnosed:
             return None
         return await self._read(self._place.run_dir / entry.key.report)
 
     async def post_mortem(self, name: str) -> bytes | None:
-        """Return the post-mortem of an alert of this node as Markdown; None like `diagnosis`."""
+        """Return the post-mortem `name` of an alert of this node as Markdown.
+
+        None if there is none, or reading takes too long.
+        """
         alerts = self._alerts.latest.values()
         node = self._place.node
         if not any(alert.rule in REPORTED and report_name(alert, node) == name for alert in alerts):

@@ -67,7 +67,13 @@ _log = logging.getLogger(__name__)
 
 
 class RequestRefusal(Exception):  # noqa: N818 - not an error of ours: the answer to a request
-    """Raised to refuse a request, with an HTTP status and a message for the client."""
+    """Raised to refuse an HTTP request.
+
+    Args:
+        status: The HTTP status.
+        reason: A message for the client.
+        challenge: Value of the header `WWW-Authenticate`; "": none is sent.
+    """
 
     def __init__(self, status: int, reason: str, *, challenge: str = "") -> None:
         super().__init__(reason)
@@ -138,7 +144,13 @@ class _RequestLimits:
 
 
 class RequestGuard:
-    """ASGI application that passes allowed requests to `inner` and refuses the others."""
+    """ASGI application that passes allowed requests to `inner` and refuses the others.
+
+    Args:
+        inner: The application behind it.
+        access: Which credentials allow reading and ordering.
+        hosts: Names that the `Host` header may have besides `localhost` and IP addresses.
+    """
 
     def __init__(self, inner: Application, *, access: TokenAccess, hosts: Collection[str] = ()) -> None:
         self._inner = inner

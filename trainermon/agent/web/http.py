@@ -32,30 +32,42 @@ PAGE = "index.html"
 
 
 class NodeInterface(Protocol):
-    """What the web application needs of the agent; every method returns at once unless it is a coroutine."""
+    """What the agent's web application asks of the agent; every method returns at once unless it is a coroutine.
+
+    `feed` sends events to open pages.
+    """
 
     feed: EventFeed
 
     def run(self) -> dict[str, Any]:
-        """Return the state of run and ranks, ready for JSON."""
+        """Return the state of run and ranks as a mapping ready for JSON."""
 
     def lines(self, names: list[str]) -> dict[str, Any]:
-        """Return {"steps": [...], "series": {name: [...]}} over all ranks. Raises QueryError for an unknown name."""
+        """Return curves over all ranks for the page: {"steps": [...], "series": {name: [...]}}.
+
+        `names` are such as `loss`. Raises QueryError for an unknown one.
+        """
 
     def heatmap(self, kind: str, statistic: str, columns: int) -> bytes:
-        """Return a framed float32 array, rows x steps. Raises QueryError for an unknown kind or statistic."""
+        """Return a statistic of a kind of tensors as framed float32, rows × steps, at most `columns` of these.
+
+        Raises QueryError for an unknown kind or statistic.
+        """
 
     def ranks(self, quantity: str, columns: int) -> bytes:
-        """Return a framed float32 array, ranks x steps. Raises QueryError for an unknown quantity."""
+        """Return a quantity of every rank as framed float32, ranks × steps, at most `columns` of these.
+
+        Raises QueryError for an unknown quantity.
+        """
 
     def alerts(self) -> list[dict[str, Any]]:
-        """Return every alert of the run in its last state."""
+        """Return every alert of the run in its last state, as mappings ready for JSON."""
 
     def dumps(self) -> list[dict[str, Any]]:
-        """Return every dump of the run."""
+        """Return every dump of the run, as mappings ready for JSON."""
 
     async def diagnosis(self, identity: str, attempt: int, step: int) -> bytes | None:
-        """Return the JSON report of a dump, or None if there is none."""
+        """Return the diagnosis (JSON) of the dump with this id, attempt and step; None if there is none."""
 
     def evidence(self) -> dict[str, Any]:
         """Return what is known of hung or dead ranks, for a controller that joins the nodes."""
@@ -67,10 +79,10 @@ class NodeInterface(Protocol):
         """Return, by rank and name, the checksums (hexadecimal) of one group of copies on one step."""
 
     async def report(self, name: str) -> bytes | None:
-        """Return a post-mortem as Markdown, or None if there is none of this name."""
+        """Return the post-mortem `name` of a hang or crash as Markdown; None if there is none."""
 
     def metrics(self, accept: str) -> tuple[bytes, str]:
-        """Return the exposition and its content type."""
+        """Return the text of `/metrics` and its content type, in the format that the `Accept` header asks for."""
 
     def order(self, body: Any) -> OrderAnswer:
         """Carry out the command that a client's JSON describes; return how it was taken.
@@ -79,26 +91,26 @@ class NodeInterface(Protocol):
         """
 
     async def flush(self) -> bool:
-        """Commit everything followed so far; return whether that succeeded."""
+        """Store everything read so far; return whether that succeeded."""
 
     def stop(self) -> None:
-        """Store everything, and end soon."""
+        """Ask the agent to store everything, and to end soon."""
 
 
 class EscalationInterface(Protocol):
-    """What controllers and Alertmanager may ask of the agent's ranks; every method returns at once."""
+    """What controllers and Alertmanager may ask of the agent's ranks (dumps, mostly); every method returns at once."""
 
     def rank_states(self) -> AgentReport:
         """Return what a controller needs of the local ranks: place, step, life, pace, alerts, what became of dumps."""
 
     def escalate(self, body: Any) -> OrderAnswer:
-        """Hand a controller's escalation to local ranks; return how it was taken.
+        """Have local ranks dump as a controller's JSON asks for; return how it was taken.
 
         Raises ConfigError, or ConflictError for a 409.
         """
 
     def take_alerts(self, body: Any) -> OrderAnswer:
-        """Follow Alertmanager's notification on local ranks; return how it was taken.
+        """Have local ranks dump as Alertmanager's notification asks for; return how it was taken.
 
         Raises ConfigError, OSError where it cannot be kept.
         """
@@ -111,7 +123,14 @@ def build_application(
     hosts: tuple[str, ...] = (),
     escalations: EscalationInterface | None = None,
 ) -> Application:
-    """Return the guarded ASGI application that shows `node`, and takes `escalations`."""
+    """Return the agent's ASGI web application: page, data, `/metrics` and orders.
+
+    Args:
+        node: Answers the requests.
+        access: Which credentials allow reading and ordering.
+        hosts: Names under which it may be asked for (the `Host` header), besides `localhost` and IP addresses.
+        escalations: Takes orders of controllers and Alertmanager; None: they are not offered.
+    """
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     app.add_exception_handler(TrainermonError, refuse)
     add_page(app, PAGE)
@@ -249,9 +268,10 @@ def _add_control(app: FastAPI, node: NodeInterface) -> None:
 
 
 def answer_order(carry_out: Callable[[Any], OrderAnswer], body: bytes) -> Response:
-    """Return the answer to an order: 202 if it was accepted, 200 if it changes nothing, 400 if it is wrong.
+    """Carry out an order with the parsed JSON `body`.
 
-    503 where it cannot be kept: a client repeats it then.
+    Return 202 if it was accepted, 200 if it changes nothing, 400 if it is wrong. 503 where it cannot be kept: a client
+    repeats it then.
     """
     try:
         answer = carry_out(parse_json(body))
@@ -281,7 +301,7 @@ async def refuse(request: Request, error: Exception) -> Response:
 
 
 def json_answer(value: Any, *, status: int = 200) -> Response:
-    """Return `value` as JSON."""
+    """Return an HTTP response with `value` as JSON."""
     content = json.dumps(as_plain(value), allow_nan=False, separators=(",", ":"))
     return Response(content, status_code=status, media_type="application/json")
 

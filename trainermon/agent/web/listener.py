@@ -25,12 +25,12 @@ _log = logging.getLogger(__name__)
 
 
 class AgentListener:
-    """Serves page, metrics and control calls of one agent.
+    """Runs the web server of one agent (page, metrics, orders), and tells Prometheus its address by a file.
 
     Args:
-        place: Of the agent.
+        place: The agent's folders.
         settings: Address and access.
-        token: What control calls need.
+        token: What orders must be signed with.
         host: Name of this node.
         executor: Writes the files that Prometheus reads.
     """

@@ -21,7 +21,7 @@ class RunOverview:
     """Describes the state of a run and its ranks, for the page and for controllers.
 
     Args:
-        parts: Of the agent.
+        parts: Those of the agent.
         rank_files: What the ranks wrote about themselves.
         host: Name of this node.
     """
@@ -46,7 +46,7 @@ class RunOverview:
             self._feed.publish("state", {"state": state})
 
     def plain(self) -> dict[str, Any]:
-        """Return the state of run and ranks, ready for JSON."""
+        """Return the state of run and ranks as a mapping ready for JSON."""
         headers = self._pipeline.headers.values()
         latest = self._history.latest
         return {

@@ -39,7 +39,7 @@ class ServerCertificate:
 
 
 def certificate_of(settings: AccessSettings) -> ServerCertificate | None:
-    """Return the certificate that `settings` name, or None."""
+    """Return the paths of certificate and key that `settings` name; None if there is no certificate."""
     if not settings.tls_cert_file or not settings.tls_key_file:
         return None
     return ServerCertificate(chain=settings.tls_cert_file, key=settings.tls_key_file)

@@ -17,15 +17,18 @@ MAX_AGE_S = 300.0
 
 
 def sign(token: str, method: str, target: str, body: bytes = b"", *, now_s: float) -> str:
-    """Return the value of the header `Authorization`; `target` is the path with its query, as it is sent."""
+    """Return the value of the header `Authorization` that signs a request with `token`, which itself is not sent.
+
+    `target` is the path with its query, as it is sent; `now_s` is Unix time, since a signature expires.
+    """
     time_s, digest = str(int(now_s)), body_digest(body)
     return f"{SCHEME} {time_s}:{digest}:{_mac(token, method, target, time_s, digest)}"
 
 
 def signed_digest(authorization: bytes, tokens: Iterable[str], method: str, target: str, *, now_s: float) -> str | None:
-    """Return the digest of the body that one of `tokens` signed with the rest, None if none did, or too long ago.
+    """Return the SHA-256 of the body that the header signs with one of `tokens`; None if none did, or too long ago.
 
-    The body itself has not been compared yet.
+    `target` is the path with its query, `now_s` Unix time. The caller must still compare the body with it.
     """
     scheme, _, signature = authorization.decode("latin-1").partition(" ")
     parts = signature.split(":")
