@@ -153,3 +153,39 @@ def test_a_parcel_may_take_a_quarter_of_what_is_free(spool, run, monkeypatch):
     monkeypatch.setattr(outbox, "available_memory_bytes", lambda: 4000)
     assert Outbox(spool, run, 0).room(1 << 60) == 1000
     assert Outbox(spool / "gone/further", run, 0).room(1000) == 0
+
+
+def test_parcels_that_cannot_be_delivered_are_told_of(spool, run):
+    written(spool, run).send()
+    run.mkdir(parents=True)
+    run.chmod(0o777)
+
+    ended = subprocess.run(
+        [sys.executable, "-m", "trainermon.core.outbox", spool, run], capture_output=True, text=True, check=False
+    )
+
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("not delivered: ")
+
+
+def test_a_dropped_parcel_is_never_delivered(spool, run):
+    parcel = written(spool, run)
+
+    parcel.delete()
+    parcel.send()
+
+    assert Outbox(spool, run, 3).is_empty()
+    assert deliver(spool, run) == []
+    assert not run.exists()
+
+
+def test_free_memory_is_what_the_kernel_says(monkeypatch, tmp_path):
+    assert 0 < outbox.available_memory_bytes() < sys.maxsize
+    meminfo = tmp_path / "meminfo"
+    monkeypatch.setattr(outbox, "Path", lambda _: meminfo)
+
+    assert outbox.available_memory_bytes() == sys.maxsize
+    meminfo.write_text("MemTotal:       8 kB\nMemAvailable:       3 kB\n")
+    assert outbox.available_memory_bytes() == 3 * 1024
+    meminfo.write_text("MemTotal:       8 kB\n")
+    assert outbox.available_memory_bytes() == sys.maxsize

@@ -1,7 +1,9 @@
 """What a run is called, and which attempt it is."""
 
+import datetime
 import itertools
 import json
+import types
 
 import pytest
 
@@ -85,3 +87,49 @@ def test_coordinates_come_from_the_launcher_where_nothing_is_initialised():
 
     assert (found.rank, found.world_size, found.local_rank, found.local_world_size) == (5, 8, 1, 4)
     assert (found.dp, found.dp_size) == (5, 8)
+
+
+def with_process_group(monkeypatch, **functions):
+    monkeypatch.setattr(topology, "_initialised_distributed", lambda: types.SimpleNamespace(**functions))
+
+
+def test_the_rank_and_its_place_on_each_axis_come_from_the_process_groups(monkeypatch):
+    ranks, sizes = {None: 5, "of tp": 1, "of dp": 2}, {None: 8, "of tp": 2, "of dp": 4}
+    with_process_group(
+        monkeypatch,
+        get_rank=lambda group=None: ranks[group],
+        get_world_size=lambda group=None: sizes[group],
+    )
+
+    found = find_coordinates({"LOCAL_RANK": "1", "RANK": "99"}, {"tp": "of tp", "dp": "of dp", "pp": None})
+
+    assert found == Coordinates(
+        rank=5, world_size=8, local_rank=1, local_world_size=8, tp=1, tp_size=2, dp=2, dp_size=4
+    )
+
+
+@pytest.fixture
+def shared_store(monkeypatch):
+    """Give every rank of a test the one store of a job."""
+    dist = pytest.importorskip("torch.distributed")
+    store = dist.HashStore()
+    with_process_group(monkeypatch, distributed_c10d=types.SimpleNamespace(_get_default_store=lambda: store))
+    monkeypatch.setattr(topology, "STORE_TIMEOUT", datetime.timedelta(milliseconds=10))
+
+
+@pytest.mark.extras
+def test_every_rank_has_the_name_that_rank_0_made(shared_store, monkeypatch, tmp_path):
+    found = []
+    for rank in range(3):
+        monkeypatch.setattr(topology, "_monitors_of_this_process", itertools.count())
+        coordinates = Coordinates(rank=rank, world_size=3)
+        found.append(name_run(coordinates, output_dir=str(tmp_path / str(min(rank, 1))), environ={}))
+
+    assert found[0] == found[1] == found[2]
+    assert found[0].directory.parent == tmp_path / "0"
+
+
+@pytest.mark.extras
+def test_a_rank_that_rank_0_leaves_alone_says_what_to_do(shared_store, tmp_path):
+    with pytest.raises(AttachError, match=r"rank 1 waited 0 s for rank 0 .*: call set_monitor on every rank"):
+        name_run(Coordinates(rank=1, world_size=2), output_dir=str(tmp_path), environ={})

@@ -234,5 +234,6 @@ def _number(value: Any) -> float:
 def items(value: Any, path: str) -> Iterator[Any]:
     """Yield the entries of a list that must not be empty."""
     if not isinstance(value, list) or not value:
-        raise RuleError(f"{path}: found {describe(value) if value != [] else 'an empty list'}, expected a list")
+        found = describe(value) if value != [] else "an empty list"
+        raise RuleError(f"{path}: found {found}, expected a list that is not empty")
     yield from value

@@ -154,7 +154,7 @@ def register(spool: Path) -> None:
     The agent then stays until the launcher lets it go, and not a fixed time after the last rank.
     """
     pid, _, folder = os.environ.get(LAUNCHER_VARIABLE, "").partition(":")
-    if pid.isdecimal() and Path(folder).is_dir():
+    if pid.isdecimal() and folder and Path(folder).is_dir():
         replace_file(spool / LINGER_FILE, json.dumps({"hold_pid": int(pid)}).encode())
         (Path(folder) / uuid.uuid4().hex).write_text(str(spool.absolute()), encoding="utf-8")
     else:
