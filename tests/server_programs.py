@@ -75,8 +75,8 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def wait_until(condition: Callable[[], bool], *, timeout_s: float = START_S, what: str) -> None:
-    """Return as soon as `condition` holds; fails the test after `timeout_s`."""
+def wait_until(condition: Callable[[], object], *, timeout_s: float = START_S, what: str) -> None:
+    """Return as soon as `condition` gives something true; fails the test after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 import pytest
 import yaml
@@ -12,7 +13,7 @@ from trainermon.agent.lifecycle import service
 from trainermon.alerts.rules import load_rules
 
 RULES = (CHART.parents[1] / "trainermon" / "alerts" / "default_rules.yaml").read_text()
-KINDS = {
+KINDS: dict[str, list[Any]] = {
     "job": ["spec", "template", "spec"],
     "jobset": ["spec", "replicatedJobs", 0, "template", "spec", "template", "spec"],
     "pytorchjob": ["spec", "pytorchReplicaSpecs", "Worker", "template", "spec"],

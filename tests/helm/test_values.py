@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 import yaml
@@ -10,7 +11,7 @@ import yaml
 from tests.helm.charts import CHART, CONTROLLER, SECRET, refusal, render
 
 # Values, and what the refusal must name.
-BAD = {
+BAD: dict[str, Any] = {
     "unknown key": ({"sidecars": {}}, "sidecars"),
     "unknown key below": ({"agent": {"prot": 1}}, "prot"),
     "unknown mode": ({"mode": "deployment"}, "mode"),

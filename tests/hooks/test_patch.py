@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from typing import Any
 
 import pytest
 import torch
@@ -34,7 +35,7 @@ def test_what_comes_before_and_after_sees_arguments_and_result():
 
 def test_a_patched_method_is_bound_like_the_original_and_a_scheduler_may_wrap_it():
     model = torch.nn.Linear(2, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
     calls = []
     patch = Patch(optimizer, "step", after=calls.append)
     assert optimizer.step.__self__ is optimizer

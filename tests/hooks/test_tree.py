@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+from typing import Any
 
 import torch
 from hypothesis import given
@@ -36,7 +37,9 @@ def test_a_field_that_is_not_set_is_passed_over():
 
 
 def test_what_contains_itself_is_entered_once():
-    items, mapping, output = [TENSOR], {"x": TENSOR}, Output(TENSOR)
+    items: list[Any] = [TENSOR]
+    mapping: dict[str, Any] = {"x": TENSOR}
+    output = Output(TENSOR)
     items.append(items)
     mapping["self"] = (mapping, TENSOR)
     output.cache = [output]
@@ -53,7 +56,7 @@ def test_one_container_in_two_places_is_found_in_both():
 
 
 def test_depth_is_limited():
-    value = TENSOR
+    value: Any = TENSOR
     for _ in range(MAX_DEPTH):
         value = [value]
 

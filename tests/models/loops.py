@@ -190,11 +190,9 @@ def compiled_later(watch, backend="aot_eager", *, in_place=False):
     model = Net()
     optimizer = adamw(model.parameters())
     watch.start(model, optimizer)
-    called = model
     if in_place:
         model.compile(backend=backend)
-    else:
-        called = torch.compile(model, backend=backend)
+    called = model if in_place else torch.compile(model, backend=backend)
     for _ in range(STEPS + 2):
         watch.backward(called(**signal()).square().mean())
         with watch.step():

@@ -71,10 +71,11 @@ def test_a_rank_shows_step_loss_duration_and_place():
     assert values["trainermon_loss", "rank=1"] == 2.5
     assert values["trainermon_step_duration_seconds_bucket", "rank=1", "le=0.1"] == 0
     assert values["trainermon_step_duration_seconds_bucket", "rank=1", "le=0.25"] == 1
-    place = ("dp=1", "tp=0", "pp=0", "cp=0", "ep=0")
-    assert values[("trainermon_rank_info", "rank=1", *place)] == 1
+    place = ("trainermon_rank_info", "rank=1", "dp=1", "tp=0", "pp=0", "cp=0", "ep=0")
+    assert values[place] == 1
     sizes = ("dp_size=1", "tp_size=1", "pp_size=1", "cp_size=1", "ep_size=1")
-    assert values[("trainermon_run_info", "attempt=1", *sizes, "version=1 0.1")] == 1
+    run_info = ("trainermon_run_info", "attempt=1", *sizes, "version=1 0.1")
+    assert values[run_info] == 1
     assert values["trainermon_world_size",] == 2
     assert values["trainermon_ranks",] == 1
 
@@ -295,7 +296,8 @@ def test_firing_alerts_are_shown_and_each_is_counted_once():
     for alerts in ([first, pending], [first, second], [first, second], over, [*over, third]):
         exposition.set_alerts(alerts, now_s=1e9)
         values = read(exposition)
-        seen.append([values[(name, *spike)] for name in ("trainermon_alerts_firing", "trainermon_alerts_total")])
+        names = ("trainermon_alerts_firing", "trainermon_alerts_total")
+        seen.append([values[place] for place in ((name, *spike) for name in names)])
 
     assert seen == [[1, 1], [2, 2], [2, 2], [0, 2], [1, 3]]
 

@@ -1,5 +1,6 @@
 import math
 import struct
+from typing import Any
 
 import numpy as np
 import pytest
@@ -54,7 +55,7 @@ def test_parsers_read_back_every_label_and_every_bit_of_the_value(openmetrics: b
 @both_formats
 def test_types_units_and_help_come_from_the_catalogue(openmetrics: bool):
     labels = {"run": "r", "rank": "0"}
-    families = [(m, [MetricSamples([sample_prefix(m, labels)], [1.0])]) for m in (GAUGE, COUNTER, INFO)]
+    families: list[Any] = [(m, [MetricSamples([sample_prefix(m, labels)], [1.0])]) for m in (GAUGE, COUNTER, INFO)]
     families.append((HISTOGRAM, [BucketCounts(HISTOGRAM, labels)]))
 
     found = {family.name: family for family in parsed(families, openmetrics=openmetrics)}
@@ -127,7 +128,8 @@ def test_metrics_without_samples_are_left_out_and_an_empty_exposition_is_valid(o
 
 @pytest.mark.parametrize("values", [[0.5, 3], [0.5, np.nan]])
 def test_numpy_values_are_written_as_plain_numbers(values: list[float]):
-    body = render_families([(GAUGE, [MetricSamples(["x "] * 2, np.array(values))])], openmetrics=False)
+    array: Any = np.array(values)
+    body = render_families([(GAUGE, [MetricSamples(["x "] * 2, array)])], openmetrics=False)
 
     assert body.decode().splitlines()[2:] == ["x 0.5", "x NaN" if np.isnan(values[1]) else "x 3.0"]
 

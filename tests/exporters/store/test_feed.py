@@ -90,7 +90,7 @@ def test_a_disk_that_fails_in_the_midst_costs_no_row_and_doubles_none(settings):
 def test_a_step_that_cannot_be_taken_is_left_out_counted_and_said(settings, caplog):
     commit(settings.segments, range(4))
     taken, errors = [], [KeyError("a fault of its own")]
-    feed = StoreFeed("mine", Remembering(taken, bad_step=1, errors=errors), list, settings)
+    feed = StoreFeed("mine", Remembering(taken, bad_step=1, errors=errors), list, settings)  # type: ignore[arg-type]
 
     feed.send(threading.Event())
     feed.close()

@@ -207,7 +207,7 @@ def test_a_run_without_segments_can_be_queried(tmp_path):
 
 def test_a_segment_that_is_merged_away_during_the_query_does_not_matter(tmp_path, monkeypatch):
     run = make_run(tmp_path / "run")
-    open_run, calls = subject.open_run, []
+    open_run, calls = vars(subject)["open_run"], []
 
     def open_and_replace(run_dir):
         connection = open_run(run_dir)

@@ -6,6 +6,7 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import numpy as np
@@ -102,7 +103,14 @@ def test_whatever_was_added_is_found_again_with_its_series_rank_and_step(tmp_pat
 
 def test_series_that_differ_in_one_field_are_kept_apart(tmp_path):
     base = SeriesKey(Kind.ACTV, "h.0", "input.0", 1, 1, 1)
-    others = {"kind": Kind.ACTV_GRAD, "name": "h.1", "slot": "input.1", "call": 2, "micro_step": None, "stage": 2}
+    others: dict[str, Any] = {
+        "kind": Kind.ACTV_GRAD,
+        "name": "h.1",
+        "slot": "input.1",
+        "call": 2,
+        "micro_step": None,
+        "stage": 2,
+    }
     table = [base, *(dataclasses.replace(base, **{field: value}) for field, value in others.items())]
     writer = SegmentWriter(tmp_path)
     writer.add(header(keys=table), table, block(0, [plain(float(place)) for place in range(len(table))]))
