@@ -70,15 +70,16 @@ $(CUDA_READY): $(INSTALLED) requirements/dev.lock
 	$(CUDA_VENV)/bin/python requirements/is_cuda_build.py || { rm $@; echo "this pip finds no CUDA build of torch: see the configuration of pip for all users"; exit 1; }
 
 TESTS ?= tests
-WORKERS ?= 0
+# Two processes where there are two cores: a distributed test has up to four ranks of its own.
+WORKERS ?= $(shell test $$(nproc) -ge 2 && echo 2 || echo 0)
 DEMO_ARGS ?=
 SERVE := $(if $(serve),--serve,)
 
 demo: $(DEMO_READY) ## train a small GPT on two ranks, break it, and see it explained; `make demo serve=1` keeps the page up
 	$(DEMO_VENV)/bin/trainermon run $(SERVE) -- $(DEMO_VENV)/bin/torchrun --nproc-per-node 2 examples/ddp_gpt.py --fault weight $(DEMO_ARGS)
 
-test: $(READY) ## run the test suite; `make test WORKERS=4` runs files side by side
-	$(BIN)/pytest -m "not slow" -n $(WORKERS) --dist loadfile --durations 25
+test: $(READY) ## run the test suite, two files side by side; `make test WORKERS=4` runs four
+	$(BIN)/pytest -m "not slow" -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 25
 
 test-light: $(LIGHT_READY) ## only tests that need no more than the base dependencies; two minutes, no torch
 	$(LIGHT_VENV)/bin/pytest -q -m "not extras and not server and not slow" -n 2 --dist loadfile $(LIGHT_TESTS) $(WITH_EXTRAS:%=--ignore=%)

@@ -1,4 +1,6 @@
-"""Kills an agent's store path at every point between two system calls, lets another finish, and counts what is there.
+"""Kills an agent's store path before and after its system calls, lets another finish, and counts what is there.
+
+A killed process leaves nothing but its files. So of all points at which these are the same, one stands for all.
 
 Run as a program of its own: `kill_points.py WORKDIR VARIANT [NUM_RANDOM_KILLS]` prints one JSON object. Each attempt is
 a forked child of this process, which never starts a thread. `VARIANT` is `correct`, or one of the deliberately broken
@@ -9,6 +11,7 @@ Every step of every series holds a number of its own base, so that one sum tells
 
 import dataclasses
 import functools
+import hashlib
 import itertools
 import json
 import os
@@ -113,13 +116,16 @@ def count(root):
 
 
 class Events:
-    """Counts the system calls that change a file, and kills this process before or after the chosen one."""
+    """Counts the system calls that change a file, and calls `at_point` with a number before and after each.
+
+    That number is twice the number of the call, plus one for after it.
+    """
 
     CALLS = ("open", "fsync", "rename", "replace", "unlink", "mkdir", "rmdir")
 
-    def __init__(self, kill_at=-1):
+    def __init__(self, at_point):
         self.names = []
-        self.kill_at = kill_at  # twice the number of the call, plus one for after it
+        self.at_point = at_point
         for name in self.CALLS:
             setattr(os, name, functools.partial(self._call, name, getattr(os, name)))
 
@@ -128,15 +134,28 @@ class Events:
             return call(*arguments, **options)
         number = 2 * len(self.names)
         self.names.append(name)
-        self._kill_if(number)
+        self.at_point(number)
         try:
             return call(*arguments, **options)
         finally:
-            self._kill_if(number + 1)
+            self.at_point(number + 1)
 
-    def _kill_if(self, number):
-        if number == self.kill_at:
+
+def kill_at(chosen):
+    def at_point(number):
+        if number == chosen:
             os.kill(os.getpid(), signal.SIGKILL)
+
+    return at_point
+
+
+def fingerprint(root):
+    """Return a hash of all that another process would find below `root`."""
+    found = hashlib.blake2b(digest_size=8)
+    for path in sorted(root.rglob("*")):
+        content = path.read_bytes() if path.is_file() else b""
+        found.update(f"{path.relative_to(root)} {path.stat().st_mode} {len(content)}\n".encode() + content)
+    return found.hexdigest()
 
 
 def in_child(function):
@@ -168,8 +187,8 @@ def fresh(workdir):
     return root
 
 
-def run_variant(root, variant, kill_at=-1):
-    events = Events(kill_at)
+def run_variant(root, variant, at_point=lambda number: None):
+    events = Events(at_point)
     VARIANTS[variant]()
     work(root)
     return events.names
@@ -181,21 +200,32 @@ def finish(root, variant):
     return found if status == 0 else {"stuck": 1}
 
 
-def enumerate_kills(workdir, variant):
-    status, names = in_child(lambda: run_variant(fresh(workdir), variant))
+def different_points(workdir, variant):
+    """Return the names of the calls, and the first point at which the files are as they are there."""
+    root, first = fresh(workdir), {}
+
+    def run():
+        names = run_variant(root, variant, lambda point: first.setdefault(fingerprint(root), point))
+        return names, list(first.values())
+
+    status, found = in_child(run)
     assert status == 0, "the variant does not even work without a kill"
+    return found
+
+
+def enumerate_kills(workdir, variant):
+    names, points = different_points(workdir, variant)
     wrong = []
-    points = range(2 * len(names))
     for point in points if variant == "correct" else reversed(points):  # the faults are nearer to the end
         root = fresh(workdir)
-        status, _ = in_child(lambda root=root, point=point: run_variant(root, variant, point))
+        status, _ = in_child(lambda root=root, point=point: run_variant(root, variant, kill_at(point)))
         assert os.WIFSIGNALED(status), f"point {point} was not reached"
         found = finish(root, variant)
         if any(found.values()):
             wrong.append({"call": names[point // 2], "after": point % 2 == 1, **found})
             if variant != "correct":
                 break
-    return names, wrong
+    return {"calls": names, "points": points, "wrong": wrong}
 
 
 def kill_at_random(workdir, num_kills):
@@ -308,9 +338,9 @@ VARIANTS = {
 def main(workdir, variant, num_kills=0):
     (workdir / "spool").mkdir(mode=0o700)
     fill_spool(workdir / "spool")
-    names, wrong = enumerate_kills(workdir, variant)
-    random_kills = kill_at_random(workdir, num_kills) if num_kills else {}
-    print(json.dumps({"calls": names, "wrong": wrong, "random": random_kills}))
+    report = enumerate_kills(workdir, variant)
+    report["random"] = kill_at_random(workdir, num_kills) if num_kills else {}
+    print(json.dumps(report))
 
 
 if __name__ == "__main__":

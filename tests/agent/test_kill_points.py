@@ -24,6 +24,8 @@ def test_no_kill_loses_a_record_or_stores_it_twice(tmp_path):
     assert report["wrong"] == []
     assert set(report["calls"]) >= {"open", "fsync", "rename", "unlink"}
     assert report["calls"].count("rename") >= 4
+    changes = [number for number, call in enumerate(report["calls"]) if call in {"rename", "unlink"}]
+    assert {2 * number + 1 for number in changes} <= set(report["points"])
     assert report["random"]["kills"] >= 5
     assert (report["random"]["lost"], report["random"]["twice"]) == (0, 0)
 

@@ -24,28 +24,18 @@ GRID = {
     ],
     2: [
         Layout(),
-        Layout(overlap=True, bucket=2000),
         Layout(average_in_collective=True, tied=False),
-        Layout(distributed_optimizer=True),
         Layout(distributed_optimizer=True, overlap=True, overlap_gather=True, bucket=2000),
-        Layout(distributed_optimizer=True, dtype=BF16, overlap=True, bucket=1000),
-        Layout(distributed_optimizer=True, instances=2),
         Layout(distributed_optimizer=True, per_token_loss=True),
-        Layout(dtype=BF16),
-        Layout(tp=2),
         Layout(tp=2, sp=True, distributed_optimizer=True),
         Layout(tp=2, dtype=BF16),
-        Layout(pp=2),
         Layout(pp=2, tied=False, distributed_optimizer=True),
         Layout(pp=2, vpp=2, layers=4, overlap=True),
-        Layout(cp=2),
         Layout(cp=2, distributed_optimizer=True),
         Layout(ep=2, experts=4),
-        Layout(ep=2, experts=4, distributed_optimizer=True),
         Layout(tp=2, sp=True, ep=2, etp=1, experts=4),
         Layout(distributed_optimizer=True, overlap=True, dtype=BF16, fused=True),
         Layout(distributed_optimizer=True, dtype=BF16, offload=True),
-        Layout(layer_wise=True),
         Layout(layer_wise=True, dtype=BF16),
         Layout(layer_wise=True, ep=2, experts=4),
     ],
@@ -59,6 +49,22 @@ GRID = {
         Layout(tp=2, sp=True, ep=2, experts=4, dispatcher="allgather"),  # gloo gathers equal sizes only
     ],
 }
+# Each option of these is in a layout above, together with others.
+REST = {
+    2: [
+        Layout(overlap=True, bucket=2000),
+        Layout(distributed_optimizer=True),
+        Layout(distributed_optimizer=True, dtype=BF16, overlap=True, bucket=1000),
+        Layout(distributed_optimizer=True, instances=2),
+        Layout(dtype=BF16),
+        Layout(tp=2),
+        Layout(pp=2),
+        Layout(cp=2),
+        Layout(ep=2, experts=4, distributed_optimizer=True),
+        Layout(layer_wise=True),
+    ],
+    4: [],
+}
 
 
 SPREAD = {2: [{}, {"tp": 2}, {"tp": 2, "sp": True}, {"pp": 2}, {"pp": 2, "vpp": 2, "layers": 4}, {"cp": 2}]}
@@ -70,7 +76,8 @@ MODELS = [{}, {"tied": False}, {"per_token_loss": True}]
 
 
 def wide_grid(world_size):
-    """Yield every spread with every optimizer and dtype; the models take turns."""
+    """Yield every spread with every optimizer and dtype, where the models take turns, and what is left of `GRID`."""
+    yield from REST[world_size]
     combinations = itertools.product(SPREAD[world_size], OPTIMIZERS, [torch.float32, BF16])
     for (spread, optimizer, dtype), model in zip(combinations, itertools.cycle(MODELS)):
         yield Layout(dtype=dtype, **spread, **optimizer, **model)

@@ -72,4 +72,5 @@ class Editor:
         temporary.replace(self.path)
 
 
-main()
+if __name__ == "__main__":
+    main()
