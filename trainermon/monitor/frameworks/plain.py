@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import operator
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
@@ -29,6 +30,7 @@ from trainermon.monitor.taps.training import (
 logger = logging.getLogger("trainermon")
 
 _LOOKS = 32
+_NUM_WRITES = operator.attrgetter("tensor._version")
 _SCRIPTED = torch.jit.RecursiveScriptModule  # type: ignore[attr-defined]
 _READABLE = (torch.strided, torch.sparse_coo)
 # The code of what torch puts around the step of every class of optimizers; it calls the hooks.
@@ -85,7 +87,7 @@ class PlainTraining(Training):
 
     def num_writes(self) -> int | None:
         """Return how often 32 of the parameters were written to; a fused optimizer's writes are not counted."""
-        return sum(p.tensor._version for p in self.parameters[:_LOOKS]) if self.keeps_parameters else None
+        return sum(map(_NUM_WRITES, self.parameters[:_LOOKS])) if self.keeps_parameters else None
 
     def reduced_gradients(self) -> list[Tensor | None]:
         """Return `.grad` of each parameter; None where it has none."""

@@ -219,9 +219,10 @@ class AttachedTraining:
 
     def _between_steps(self, step: int) -> None:
         """Look for commands; it is memory that is looked at, never a file, unless something has come."""
-        self._parts.dumps.poll_commands(step)
+        epoch = self._files.page.epoch()
+        self._parts.dumps.poll_commands(step, epoch)
         self._witness.notice_groups()
-        self._reconfiguration.poll(step)
+        self._reconfiguration.poll(step, epoch)
 
     def _reconfigure(self, wanted: MonitorConfig) -> MonitorConfig:
         assert self._loop is not None

@@ -26,9 +26,9 @@ class RankDumps:
         self.replays.prepare(gradients_due=gradients_due)
         self.ordered.prepare(step)
 
-    def poll_commands(self, step: int) -> None:
-        """Take note of commands for `step` and later ones; memory is looked at, no file, unless something has come."""
-        self.ordered.poll_commands(step)
+    def poll_commands(self, step: int, epoch: int) -> None:
+        """Take note of commands for `step` and later ones, if the control page is at another epoch than before."""
+        self.ordered.poll_commands(step, epoch)
 
     def finish_step(self) -> None:
         """Release what was kept for a replay, and finish the dump of this step if there is one."""

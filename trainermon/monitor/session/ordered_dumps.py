@@ -95,9 +95,8 @@ class OrderedDumps:
                 )
             )
 
-    def poll_commands(self, step: int) -> None:
-        """Read new commands; `step` is the next one to begin. Costs one memory read when there are none."""
-        epoch = self._page.epoch()
+    def poll_commands(self, step: int, epoch: int) -> None:
+        """Read new commands if the control page is at another `epoch` than before; `step` is the next one to begin."""
         if epoch == self._epoch:
             return
         self._epoch = epoch

@@ -59,9 +59,8 @@ class LiveReconfiguration:
         self._known: set[str] = set()
         self._waiting: list[Command] = []
 
-    def poll(self, step: int) -> None:
-        """Apply new configurations; `step` is the next one to begin. Costs one memory read when there are none."""
-        epoch = self._page.epoch()
+    def poll(self, step: int, epoch: int) -> None:
+        """Apply new configurations, read if the control page is at another `epoch`; `step` is the next one to begin."""
         if epoch != self._epoch:
             self._epoch = epoch
             for command in self._page.read_commands():
