@@ -83,13 +83,13 @@ def read_document(path: Path) -> Any:
 
 
 class DocumentNode:
-    """One mapping of the file, with the path to it; reads typed values and raises errors that name the place.
+    """Reads typed values from one mapping of a YAML file of rules; its errors name the file, the rule and the key.
 
     Args:
-        value: What stands there; anything but a mapping is an error.
-        known: The keys that may stand here.
+        value: The mapping; anything else is an error.
+        known: The keys that are allowed in it.
         where: The file and the rule, as an error message begins.
-        path: The keys that lead here, joined by dots; empty at the top of a rule.
+        path: The keys that lead to the mapping, joined by dots; empty at the top of a rule.
     """
 
     def __init__(self, value: Any, known: Sequence[str], *, where: str, path: str = "") -> None:
@@ -107,23 +107,26 @@ class DocumentNode:
         return key in self._value
 
     def error(self, path: str, message: str) -> RuleError:
-        """Return the error that says `message` about what stands at `path`."""
+        """Return (not raise) the error that says `message` about the value at `path`."""
         return RuleError(": ".join(part for part in (self.where, path, message) if part))
 
     def fail(self, key: str, message: str) -> RuleError:
-        """Return the error that says `message` about `key`."""
+        """Return (not raise) the error that says `message` about the value of `key`."""
         return self.error(self._at(key), message)
 
     def child(self, key: str, known: Sequence[str]) -> DocumentNode:
-        """Return the mapping under `key`."""
+        """Return the mapping under `key`, in which the keys `known` are allowed, as a node.
+
+        Raises RuleError if it is none, as all these methods do for a wrong value.
+        """
         return DocumentNode(self.raw(key), known, where=self.where, path=self._at(key))
 
     def raw(self, key: str) -> Any:
-        """Return the value under `key` as it stands."""
+        """Return the value under `key`, unchecked."""
         return self._value_or(key, None)
 
     def plain(self, key: str) -> Mapping[str, Any]:
-        """Return the mapping under `key` as it stands; empty where there is only `true`."""
+        """Return the mapping under `key`, unchecked; empty where there is only `true`."""
         value = self.raw(key)
         if value is True:
             return {}
@@ -132,7 +135,10 @@ class DocumentNode:
         return value
 
     def text(self, key: str, default: str | None = None) -> str:
-        """Return a text that is not empty."""
+        """Return the text under `key`, which must not be empty.
+
+        `default` if the key is missing (None: it is required).
+        """
         value = self._value_or(key, default)
         if not isinstance(value, str) or not value.strip():
             raise self.fail(key, f"found {describe(value)}, expected text")
@@ -141,21 +147,27 @@ class DocumentNode:
         return value
 
     def choice(self, key: str, known: Sequence[str], default: str | None = None) -> str:
-        """Return one of the texts `known`."""
+        """Return the text under `key`, which must be one of `known`.
+
+        `default` if it is missing (None: it is required).
+        """
         value = self.text(key, default)
         if value not in known:
             raise self.fail(key, f"found {describe(value)}{nearest(value[:_SHOWN], known)}")
         return value
 
     def flag(self, key: str, *, default: bool) -> bool:
-        """Return a boolean."""
+        """Return the boolean under `key`; `default` if it is missing."""
         value = self._value_or(key, default)
         if not isinstance(value, bool):
             raise self.fail(key, f"found {describe(value)}, expected true or false")
         return value
 
     def whole(self, key: str, default: int | None = None, *, at_least: int = 0, at_most: int = MOST) -> int:
-        """Return a whole number from `at_least` to `at_most`."""
+        """Return the whole number under `key`, from `at_least` to `at_most`.
+
+        `default` if it is missing (None: required).
+        """
         value = self._value_or(key, default)
         if not isinstance(value, int) or isinstance(value, bool) or value < at_least:
             raise self.fail(key, f"found {describe(value)}, expected a whole number, at least {at_least}")
@@ -164,7 +176,10 @@ class DocumentNode:
         return value
 
     def number(self, key: str, default: float | None = None, *, above: float = -math.inf) -> float:
-        """Return a finite number greater than `above`."""
+        """Return the finite number under `key`, greater than `above`.
+
+        `default` if it is missing (None: it is required).
+        """
         value = self._value_or(key, default)
         number = _number(value)
         if not math.isfinite(number) or number <= above:
@@ -173,7 +188,10 @@ class DocumentNode:
         return number
 
     def texts(self, key: str, default: Sequence[str] | None = None) -> tuple[str, ...]:
-        """Return one or several texts: a single one may stand without the list around it."""
+        """Return the list of texts under `key`; a single one may stand without the list around it.
+
+        `default` if the key is missing (None: it is required).
+        """
         value = self._value_or(key, default)
         items = [value] if isinstance(value, str) else value
         if not isinstance(items, list | tuple) or not all(isinstance(item, str) and item for item in items):
@@ -181,7 +199,7 @@ class DocumentNode:
         return tuple(items)
 
     def only(self, known: Sequence[str]) -> str:
-        """Return the one of the keys `known` that is given; exactly one must be."""
+        """Return which of the keys `known` is given; exactly one must be."""
         given = [key for key in known if key in self]
         if len(given) != 1:
             found = " and ".join(given) or "none"

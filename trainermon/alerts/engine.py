@@ -58,7 +58,7 @@ class RuleEngine:
 
     @property
     def slowness(self) -> Mapping[int, float]:
-        """By rank, how long its own work takes over the median of its peers'; empty where waits are not known."""
+        """By rank, the time of its own work over the median of its peers'; empty where waiting times are not known."""
         return self._across.slowness
 
     @property
@@ -122,9 +122,10 @@ class RuleEngine:
                 self._rank(alert.rank).resume(alert)
 
     def report(self, statement: AgentStatement) -> list[Alert]:
-        """Evaluate a statement of the agent; return the alert that begins or ends by it, at most one.
+        """Evaluate what the agent says about a rank (`reported` rules, as `hang`).
 
-        A statement that says what is known changes nothing, and neither does one about a rule that there is not.
+        Return the alert that begins or ends, if any. A statement that says what is known changes nothing, and neither
+        does one about a rule that there is not.
         """
         changes = self._reported.observe(statement)
         for alert in changes:
@@ -145,7 +146,7 @@ class RuleEngine:
         return self._alerts(AlertState.FIRING, held=True)
 
     def pending(self) -> list[Alert]:
-        """Return the alerts that would fire if their condition held on."""
+        """Return the alerts that will fire if their condition holds for some more steps."""
         return self._alerts(AlertState.PENDING, held=False)
 
     def _take(self, header: Header, keys: Sequence[SeriesKey], block: StatBlock) -> list[Alert]:

@@ -57,13 +57,13 @@ class EscalationDecision:
 
 
 class Escalator:
-    """Decides which alerts are followed by a dump, and makes the commands.
+    """Decides, within limits, which alerts are followed by a dump, and makes the commands for the ranks.
 
     Args:
         settings: The limits, of one run on one node.
         rules: The rules that the alerts come from.
-        path: Where decisions are recorded, one JSON object per line; None keeps them in memory only. Decisions that
-            stand there count as made.
+        path: Where decisions are recorded, one JSON object per line; None keeps them in memory only. Decisions in the
+            file count as made.
     """
 
     def __init__(self, settings: EscalationConfig, rules: Sequence[AlertRule], *, path: Path | None = None) -> None:
@@ -121,7 +121,7 @@ class Escalator:
         return {rank: [self._command(decision, escalation)] for rank in decision.ranks}
 
     def decision(self, alert_id: str) -> EscalationDecision | None:
-        """Return what was decided about an alert, or None if nothing was yet."""
+        """Return the decision about the alert with this id; None if there is none yet."""
         return self._decisions.get(alert_id)
 
     def admit(

@@ -23,7 +23,12 @@ GROUP = "trainermon.conditions"
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CustomCondition:
-    """A rule's condition that another package provides: the name of its entry point, and the rule's settings for it."""
+    """A rule's condition that another installed package provides.
+
+    Attributes:
+        name: Name of its entry point.
+        settings: The rule's settings for it.
+    """
 
     name: str
     settings: Mapping[str, Any]

@@ -33,7 +33,7 @@ MAX_WAITING = 10_000
 
 
 class AlertLog:
-    """Appends alerts to a file and reads them back.
+    """Appends alerts to the file `alerts.jsonl`, one JSON object per line, and reads them back.
 
     Args:
         path: The file; it is created, with mode 0600, by the first alert. One process writes to it.
@@ -62,7 +62,7 @@ class AlertLog:
         return self.retry()
 
     def retry(self) -> bool:
-        """Write what waits; return whether nothing waits any more."""
+        """Write the alerts that could not be written before; return whether all are written now."""
         while self._waiting:
             try:
                 self._ledger.append(as_plain(self._waiting[0]))
@@ -88,7 +88,7 @@ class AlertLog:
 
 
 def parse_alert(plain: Any) -> Alert:
-    """Return the alert of which `plain` is the `as_plain` form.
+    """Return the alert that `plain`, a mapping from JSON made with `as_plain`, describes.
 
     Raises:
         ValueError: it is not one.

@@ -28,7 +28,14 @@ _MAX_PLANS = 16  # kinds that are collected at different intervals give a few pa
 
 
 class RuleRows(NamedTuple):
-    """What one rule looks at in a step: rows of the block, their slots, and for a ratio what divides them."""
+    """Which rows of a block (one step of one rank) one rule looks at.
+
+    Attributes:
+        watch: The rule, as it watches the rank.
+        rows: The rows of the block.
+        slots: The same series, as positions among those of the rule.
+        divisors: Where the divisors are, for a ratio; else None.
+    """
 
     watch: RuleWatch
     rows: Slots
@@ -36,13 +43,20 @@ class RuleRows(NamedTuple):
     divisors: RatioDivisors | None
 
     def moments(self, values: Array) -> Array:
-        """Return the rows of a block's values that the rule looks at."""
+        """Return the moments [8, n] that the rule looks at, out of a block's `values`; [17, n] for a ratio."""
         own: Array = values[:, self.rows]
         return own if self.divisors is None else self.divisors.join(own, values)
 
 
 class RowPlan(NamedTuple):
-    """What all rules look at in steps that show the same series; the rows that tell of a skipped step, -1 if none."""
+    """Which rows of a block all rules look at; the same for all steps that show the same series.
+
+    Attributes:
+        looks: The rows of each rule.
+        losses: The rows of the losses.
+        skipped: The row that tells that the framework skipped the step; -1: there is none.
+        loss_scale: The row of the loss scale; -1: there is none.
+    """
 
     looks: tuple[RuleRows, ...]
     losses: NDArray[np.intp]
@@ -50,7 +64,7 @@ class RowPlan(NamedTuple):
     loss_scale: int
 
     def is_excused(self, values: Array) -> bool:
-        """Return whether the framework skipped the step to lower its loss scale, as it is meant to.
+        """Return whether the framework skipped this step to lower its loss scale, as it is meant to.
 
         With a scale of 1, or none, there is nothing to lower: then the step is lost, not skipped by design.
         """
@@ -60,7 +74,7 @@ class RowPlan(NamedTuple):
 
 
 class RowPlans:
-    """Which rows of a rank's blocks its rules look at; worked out once for each pattern of series.
+    """Works out which rows of a rank's blocks its rules look at, once for each combination of series.
 
     Series are numbered anew in each attempt, see `reset`.
     """
@@ -80,7 +94,7 @@ class RowPlans:
         self._loss_ids = []
 
     def extend(self, header: Header, keys: Sequence[SeriesKey]) -> None:
-        """Assign slots in each rule to the series that are new; `keys` are all series of the attempt so far."""
+        """Register the series that are new in the rank's table `keys`, with each rule that looks at them."""
         if len(keys) <= self._num_keys:
             return
         added = keys[self._num_keys :]
@@ -98,7 +112,7 @@ class RowPlans:
         self._num_keys = len(keys)
 
     def of(self, series: NDArray[Any]) -> RowPlan:
-        """Return the plan for a block that shows `series`."""
+        """Return which rows each rule looks at in a block whose rows are the series with the ids `series`."""
         pattern = series.tobytes()
         if pattern not in self._plans:
             if len(self._plans) >= _MAX_PLANS:
@@ -122,11 +136,11 @@ class RowPlans:
 
 
 class RuleSet:
-    """What all ranks share: the rules, who holds back whom, which conditions have failed.
+    """What the rules of all ranks share: who holds back whose alerts, and which conditions have failed.
 
     Attributes:
         rules: The rules that look at series.
-        faults: Of conditions.
+        faults: Errors of conditions.
         firing_anywhere: By rule that compares ranks or is reported, the ranks on which it fires: such an alert holds
             back its consequences on all ranks, as those who wait for a slow rank are slow too.
     """
@@ -139,7 +153,7 @@ class RuleSet:
         self._later = later_inhibitors(rules)
 
     def note_firing(self, rule: str, rank: int, *, is_firing: bool) -> None:
-        """Record that an alert that holds others back on all ranks has begun or ended."""
+        """Record that an alert of `rule` on `rank`, one that holds others back on all ranks, has begun or ended."""
         ranks = self.firing_anywhere.setdefault(rule, set())
         (ranks.add if is_firing else ranks.discard)(rank)
 
@@ -156,12 +170,16 @@ class RuleSet:
 
 
 class RankRules:
-    """Evaluates all rules on one rank, and knows its alerts from before a restart of the agent.
+    """Evaluates all rules on one rank, step by step; also takes up its alerts from before a restart of the agent.
+
+    Args:
+        number: The rank.
+        shared: What all ranks share.
 
     Attributes:
         moment: The last step of the rank.
         took_step: Whether the last `advance` was given a new step.
-        compared: What the last step rules took of it that compare ranks: `(watch, slots, moments)`.
+        compared: What rules that compare ranks need of the last step: `(watch, slots, moments)`.
     """
 
     def __init__(self, number: int, shared: RuleSet) -> None:
@@ -188,7 +206,7 @@ class RankRules:
         self._unreported += [alert for alert in ended if alert.id in self._resumed_ids]
 
     def advance(self, header: Header, keys: Sequence[SeriesKey], block: StatBlock) -> list[Alert]:
-        """Advance by one step; return the alerts that begin, grow or end."""
+        """Evaluate all rules on one step of the rank; return the alerts that begin, grow or end."""
         self.compared = []
         self.took_step = False
         if header.attempt < self.moment.attempt:
@@ -213,7 +231,7 @@ class RankRules:
         return changes
 
     def ended_unseen(self) -> list[Alert]:
-        """Return, once each, the ends of alerts that were on before a restart and are no longer.
+        """Return, once each, the ends of alerts that fired before a restart of the agent and no longer do.
 
         An alert whose step has not come again yet, as its records were not stored before the restart, is waited for.
         """
@@ -226,7 +244,10 @@ class RankRules:
         return ended + [_lost(alert, self.moment) for alert in lost]
 
     def alerts(self, state: AlertState, *, held: bool) -> list[Alert]:
-        """Return the alerts of this rank that are in `state`, held back or not."""
+        """Return the rank's alerts that are in `state`.
+
+        Those held back as consequences of others if `held`, else the rest.
+        """
         if state is AlertState.PENDING:
             found = [watch.pending_alert(self.moment) for watch in self._watches.values()]
             return [alert for alert in found if alert is not None]

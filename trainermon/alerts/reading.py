@@ -38,10 +38,10 @@ def criterion_names() -> tuple[str, ...]:
 
 
 def read_criterion(node: DocumentNode) -> Criterion:
-    """Return the condition of a rule, whose mapping is `node`.
+    """Return the condition that a rule has under `when`, whose mapping is `node`.
 
     Raises:
-        RuleError: There is not exactly one, or it cannot be meant as written.
+        RuleError: There is not exactly one, or it has an unknown key or an impossible value.
     """
     known = criterion_names()
     when = node.child("when", known)

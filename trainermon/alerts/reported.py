@@ -20,19 +20,19 @@ from trainermon.core.values import Alert, AlertCondition, AlertState, Finding, K
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class AgentStatement:
-    """A statement of the agent about a rank, or about itself (then `rank` is the first one of the node).
+    """What the agent says about a rank, or about itself, for a `reported` rule such as `hang` or `monitor-lag`.
 
     Attributes:
-        rule: Name of a rule whose condition is `reported`.
-        holds: Whether it is so, or is over.
-        rank: Whom it is about.
-        attempt: Which attempt of this rank.
+        rule: Name of the rule.
+        holds: Whether its condition holds, or is over.
+        rank: The rank it is about; the first one of the node if it is about the agent.
+        attempt: The rank's start of the job.
         step: The last step that was seen of it.
         time_s: Unix time.
         first_step: On which step it began, if that is known to be earlier.
         detail: What the rule's summary calls `{detail}`.
-        value: A number that says how bad, if there is one.
-        usual: What it is compared with.
+        value: A number that says how bad; NaN: there is none.
+        usual: What that is compared with; NaN likewise.
         series: The series concerned, if it is about some; the first one is the worst.
         num_series: How many there are, where not all are listed.
     """
@@ -52,10 +52,10 @@ class AgentStatement:
 
 
 class ReportedAlerts:
-    """Keeps the alerts made from statements of the agent that are firing.
+    """Keeps the firing alerts of `reported` rules, which begin and end by statements of the agent.
 
     Args:
-        rules: Of any kind; those that are not `reported` do not matter.
+        rules: Of any kind; those that are not `reported` are passed over.
     """
 
     def __init__(self, rules: Sequence[AlertRule]) -> None:
@@ -64,7 +64,7 @@ class ReportedAlerts:
 
     @property
     def firing(self) -> list[Alert]:
-        """The firing alerts, by rank."""
+        """The alerts that fire now, ordered by rank."""
         return sorted(self._on.values(), key=lambda alert: (alert.rank, alert.rule))
 
     def knows(self, rule: str) -> bool:
@@ -85,7 +85,7 @@ class ReportedAlerts:
         return [_ended(known, step=statement.step, time_s=statement.time_s, why=statement.detail)]
 
     def adopt(self, alert: Alert) -> None:
-        """Record a state of an alert that another part has made."""
+        """Register an alert of a `reported` rule, or its end, that another part of the agent has made."""
         if alert.state is AlertState.FIRING:
             self._on[alert.rule, alert.rank] = alert
         else:

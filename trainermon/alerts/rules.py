@@ -102,7 +102,13 @@ class SeriesSelection:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RuleEscalation:
-    """The dump that the ranks concerned write when the rule fires; None takes the run's setting."""
+    """The dump that follows when a rule fires.
+
+    Attributes:
+        action: What follows.
+        task: `statistics` or `tensor`; None: the run's setting.
+        steps: For how many steps; None: the run's setting.
+    """
 
     action: Action
     task: DumpTask | None = None
@@ -210,12 +216,12 @@ def default_criteria() -> Mapping[str, Criterion]:
 
 
 def inhibitors(rules: Sequence[AlertRule]) -> Mapping[str, tuple[str, ...]]:
-    """Return for every rule the rules that hold it back, whenever it begins."""
+    """Return for every rule, by name, the rules whose alerts hold its alerts back, whenever these begin."""
     return {rule.name: tuple(other.name for other in rules if rule.name in other.inhibits) for rule in rules}
 
 
 def later_inhibitors(rules: Sequence[AlertRule]) -> Mapping[str, tuple[str, ...]]:
-    """Return for every rule the rules that hold it back if it begins after them."""
+    """Return for every rule, by name, the rules whose alerts hold back those of its alerts that begin later."""
     return {rule.name: tuple(other.name for other in rules if rule.name in other.inhibits_later) for rule in rules}
 
 

@@ -9,12 +9,12 @@ from trainermon.alerts.rules import read_rules
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of the subcommand."""
+    """Add the arguments of the subcommand of `trainermon rules` that checks a file."""
     parser.add_argument("rules", nargs="?", help="YAML file (default: the built-in rules)")
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Print every mistake; return 0 if there is none, else 1.
+    """Check a file of alert rules, print every mistake; return 0 if there is none, else 1.
 
     Raises:
         RuleError: The file cannot be read, or is no list of rules.

@@ -21,7 +21,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the subcommands and their arguments."""
+    """Add the subcommands of `trainermon rules` and their arguments."""
     subparsers = parser.add_subparsers(dest="rules_command", required=True, metavar="COMMAND")
     for name, (module, summary) in COMMANDS.items():
         subparser = subparsers.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
@@ -29,6 +29,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Run the subcommand and return its exit status."""
+    """Run the subcommand of `trainermon rules` that was given, and return its exit status."""
     status: int = importlib.import_module(COMMANDS[arguments.rules_command][0]).main(arguments)
     return status

@@ -15,12 +15,12 @@ _HEADINGS = ("rule", "severity", "condition", "for", "looks at")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of the subcommand."""
+    """Add the arguments of the subcommand of `trainermon rules` that lists the rules."""
     parser.add_argument("rules", nargs="?", help="YAML file (default: the built-in rules)")
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Print a table and return 0.
+    """Print the alert rules as a table, and return 0.
 
     Raises:
         RuleError: The rules are wrong.

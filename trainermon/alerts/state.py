@@ -22,9 +22,15 @@ _NEVER = -1
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SeriesPeaks:
-    """The worst value that each series has shown since its condition began; NaN before.
+    """The worst value that each series of a rule has shown since its condition began; NaN before.
 
-    `score`, `value` and `baseline` are those of the verdict; `count`, `nans` and `infs` the moments of that value.
+    Attributes:
+        score: How bad it was.
+        value: The value.
+        baseline: What it was compared with.
+        count: Number of the tensor's elements.
+        nans: Number of NaNs.
+        infs: Number of infinities.
     """
 
     score: Array
@@ -36,11 +42,11 @@ class SeriesPeaks:
 
     @classmethod
     def empty(cls, size: int) -> SeriesPeaks:
-        """Return the peaks of `size` series that have shown nothing: NaN everywhere."""
+        """Return peaks for `size` series that have shown nothing yet: NaN everywhere."""
         return cls(*(np.full(size, np.nan) for _ in dataclasses.fields(cls)))
 
     def grown(self, size: int) -> SeriesPeaks:
-        """Return the same peaks with room for `size` series."""
+        """Return the same peaks with room for `size` series; the new ones are NaN."""
         grown = SeriesPeaks.empty(size)
         for field in dataclasses.fields(self):
             known: Array = getattr(self, field.name)
@@ -49,13 +55,13 @@ class SeriesPeaks:
 
 
 class RuleState:
-    """The state of one rule on one rank: for how long its condition has held, and since when an alert fires.
+    """Tracks one rule on one rank: for how many values its condition has held on each series, whether it fires.
 
     Attributes:
         first_step: The step on which the condition of the alert began; -1 without an alert.
         firing: Whether an alert is on.
         members: The series that have fired since the alert began; they stay known until the next one begins.
-        peaks: What the worst value of each series was.
+        peaks: The worst value of each series.
     """
 
     def __init__(self, rule: AlertRule) -> None:
@@ -78,7 +84,7 @@ class RuleState:
             array[:] = 0
 
     def grow(self, size: int) -> None:
-        """Extend the state to `size` series; that of the present ones stays."""
+        """Make room for `size` series; the state of the present ones stays."""
         for name in ("_bad_run", "_clear_run", "_fired", "_restless", "_began", "members"):
             array = getattr(self, name)
             setattr(self, name, np.concatenate((array, np.zeros(size - len(array), array.dtype))))
@@ -86,12 +92,15 @@ class RuleState:
 
     @property
     def firing(self) -> bool:
-        """Whether the alert is firing."""
+        """Whether the rule's alert fires on this rank."""
         return self.first_step != _NEVER
 
     @property
     def restless(self) -> Mask | None:
-        """A mask of the series that are pending or firing; None if there are none."""
+        """A mask of the series whose condition holds, be it long enough (firing) or not yet (pending).
+
+        None if there are none.
+        """
         return self._restless if self._active else None
 
     def pending_since(self) -> int | None:
@@ -102,18 +111,22 @@ class RuleState:
         return int(self._began[waiting].min())
 
     def pending(self) -> Mask:
-        """A mask of the series whose condition holds, but not for long enough."""
+        """Return a mask of the series whose condition holds, but not for long enough to fire."""
         return (self._bad_run > 0) & ~self._fired
 
     def worst_first(self, series: Mask) -> NDArray[np.intp]:
-        """Return the slots of the marked series, worst peak first; equal ones in slot order, that of the model."""
+        """Return the positions of the series marked in the mask, worst peak first.
+
+        Equal ones in the order of the model.
+        """
         slots = np.flatnonzero(series)
         return slots[np.argsort(-self.peaks.score[slots], kind="stable")]
 
     def advance(self, indices: NDArray[np.intp], verdict: ConditionVerdict, step: int) -> None:
-        """Update the state by the verdict of one step; `indices` are the slots of the series judged.
+        """Count, by the verdict of one step, how long the condition has held on each series; begin or end the alert.
 
-        Series that are neither bad nor restless may be left out, as nothing changes for them.
+        `indices` are the positions of the series judged. Series that are neither bad nor restless may be left out, as
+        nothing changes for them.
         """
         self._count(indices, verdict, step)
         fired = self._fired

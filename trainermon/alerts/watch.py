@@ -28,13 +28,14 @@ class RuleWatch:
     Attributes:
         rule: The rule.
         group: For how long its condition holds, and for which series.
-        slot_of_id: By number in the rank's table, the slot of a series; -1 if the rule does not look at it.
+        slot_of_id: By number in the rank's table, the position of a series among the rule's; -1 if the rule does not
+            look at it.
         on: Whether there is an alert, reported or not.
         announced: How many series were reported, 0 while the alert is held back.
         compares: Whether the verdict comes from a comparison of ranks, so that `observe` is not for this rule.
-        partners: Where the divisors are, for a ratio.
-        keys: The series by slot.
-        placements: How each of them is placed.
+        partners: Finds the divisors, for a ratio.
+        keys: The rule's series.
+        placements: How the tensor of each of them is placed.
     """
 
     def __init__(self, rule: AlertRule, faults: ConditionFaults) -> None:
@@ -52,7 +53,7 @@ class RuleWatch:
         self._first_step = 0
 
     def reset(self) -> None:
-        """Forget states and numbers of the attempt that has ended; series and usual ranges stay."""
+        """Forget states and series numbers of the attempt that has ended; series and usual ranges stay."""
         self.group.reset()
         self._watcher.reset()
         self.slot_of_id = np.zeros(0, np.intp)
@@ -62,7 +63,7 @@ class RuleWatch:
         self.announced = 0
 
     def extend(self, keys: Sequence[SeriesKey], placements: Sequence[Placement | None]) -> None:
-        """Take the next entries of the series table."""
+        """Register the series that are new in the rank's table, as far as the rule looks at them."""
         slots = np.array([self._slot(key) if self.rule.on.matches(key) else NO_SLOT for key in keys], np.intp)
         self.slot_of_id = np.concatenate((self.slot_of_id, slots))
         if len(self.keys) > len(self.group.members):
@@ -78,7 +79,10 @@ class RuleWatch:
             self._watcher.meet(slots[chosen], [keys[row] for row in chosen], placed)
 
     def observe(self, slots: Slots, moments: Array, step: int) -> None:
-        """Evaluate the moments of this step's series, and update the state."""
+        """Judge the rule's series of one step by their moments [8, n], and update the state.
+
+        `slots` are the positions of these series among the rule's.
+        """
         verdict = self._watcher.judge(slots, moments)
         if self.rule.share and np.count_nonzero(verdict.bad) < self.rule.share * len(verdict.bad):
             verdict = dataclasses.replace(verdict, bad=np.zeros_like(verdict.bad))
@@ -96,7 +100,7 @@ class RuleWatch:
     def take_verdict(
         self, indices: Indices, verdict: ConditionVerdict, moments: Array, baseline: Array, step: int
     ) -> None:
-        """Update the state by what a comparison of ranks has found about this rank."""
+        """Update the state by what a comparison of ranks has found about this rank on `step`."""
         self.group.advance(indices, verdict, step)
         self.group.record(indices, verdict, moments, baseline)
 
@@ -120,7 +124,7 @@ class RuleWatch:
         return [self.alert(AlertState.FIRING, moment)]
 
     def alert(self, state: AlertState, moment: AlertMoment) -> Alert:
-        """Return the alert of the series that fire, or have just stopped firing, in this `state`."""
+        """Return the alert about the series that fire, or have just stopped firing, with this `state`."""
         return make_alert(self.rule, state, self._concern(self.group.members, self._first_step), moment)
 
     def pending_alert(self, moment: AlertMoment) -> Alert | None:
@@ -143,7 +147,7 @@ class RuleWatch:
 
 
 def compact(indices: NDArray[np.intp]) -> Slots:
-    """Return ascending consecutive indices as a slice, with which indexing copies nothing."""
+    """Return ascending indices as a slice if they are consecutive, else unchanged: slices copy nothing."""
     first, last = int(indices[0]), int(indices[-1])
     if last - first + 1 == len(indices) and (np.diff(indices) == 1).all():
         return slice(first, last + 1)

@@ -48,7 +48,7 @@ class AlertConcern:
 
 
 def make_alert(rule: AlertRule, state: AlertState, concern: AlertConcern, moment: AlertMoment) -> Alert:
-    """Return the alert of a group; its message names the worst series with its numbers."""
+    """Return an alert of `rule` about the series of `concern`; its message names the worst series with its numbers."""
     worst = concern.slots[0]
     peaks = concern.peaks
     value, baseline = float(peaks.value[worst]), float(peaks.baseline[worst])
@@ -77,7 +77,10 @@ def make_alert(rule: AlertRule, state: AlertState, concern: AlertConcern, moment
 
 
 def filled_in(summary: str, fields: Mapping[str, object]) -> str:
-    """Return a summary with its fields filled in; unchanged where that fails, so that no alert is lost."""
+    """Return a rule's `summary` with the fields in braces filled in.
+
+    Unchanged where that fails, so that no alert is lost.
+    """
     try:
         return summary.format_map(fields)
     except Exception:  # the border: rules that no file was read for may say anything

@@ -16,7 +16,7 @@ SOURCES = ("prometheus", "influxdb")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of the subcommand."""
+    """Add the arguments of `trainermon dashboards`."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     push = actions.add_parser("push", help="bring folder, data source and dashboards into a running Grafana")
     push.add_argument("url", help="address of Grafana, such as https://grafana.example.com")
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Do it, say what was done, and return 0.
+    """Write the Grafana dashboards to files, or send them to a running Grafana (`trainermon dashboards`); return 0.
 
     Raises:
         ConfigError: An argument cannot be right.

@@ -20,7 +20,9 @@ RESERVED = frozenset({"run", "rank"})
 
 
 def write_targets(path: Path, address: str, labels: Mapping[str, str] | None = None, *, mode: int = 0o600) -> None:
-    """Replace `path` in one step by a target list with one agent. The folder must exist.
+    """Write a target list for Prometheus' file discovery, with one agent, to `path`, replacing it by a rename.
+
+    The folder must exist.
 
     Args:
         path: The file; its name ends in `.json`.
@@ -42,7 +44,10 @@ def write_targets(path: Path, address: str, labels: Mapping[str, str] | None = N
 
 
 def clear_targets(path: Path) -> None:
-    """Replace `path` by an empty list, which ends the scraping; does nothing if there is no such file."""
+    """Replace the target list at `path` by an empty one, so that Prometheus stops scraping.
+
+    Nothing if it is not there.
+    """
     if path.exists():
         _replace(path, [], path.stat().st_mode & 0o777)
 

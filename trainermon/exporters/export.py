@@ -52,7 +52,10 @@ class ExportSettings(OutputConfig):
 
 
 class Exporter(abc.ABC):
-    """Writes the steps of all local ranks in one form. All calls come from one thread; any may raise."""
+    """Base class of what writes the steps of all local ranks in one form (csv, TensorBoard …).
+
+    All calls come from one thread; any may raise.
+    """
 
     @abc.abstractmethod
     def write(self, header: Header, block: StatBlock) -> None:
@@ -68,15 +71,18 @@ class Exporter(abc.ABC):
         """Make everything written so far readable; called when nothing is waiting."""
 
     def close(self) -> None:  # noqa: B027
-        """Release files and connections."""
+        """Close the exporter's files and connections."""
 
 
 class StoreExporter(abc.ABC):
-    """Sends what the node has committed. All calls come from one thread but `metrics`, which any may call."""
+    """Base class of what sends the committed segments of a node's store somewhere else, as to InfluxDB.
+
+    All calls come from one thread except `metrics`, which any may call.
+    """
 
     @abc.abstractmethod
     def send(self, stop: threading.Event) -> None:
-        """Send every committed segment that was not sent; called repeatedly, also after it has raised.
+        """Send every committed segment (Parquet file) that was not sent; called repeatedly, also after it has raised.
 
         It may take as long as the server is away, but must return soon once `stop` is set. How far it has come is its
         own business, across restarts too; so are retries.
@@ -87,14 +93,14 @@ class StoreExporter(abc.ABC):
         return {}
 
     def close(self) -> None:  # noqa: B027
-        """Release files and connections."""
+        """Close the exporter's files and connections."""
 
 
 class NullExporter(Exporter):
-    """Writes nothing, and counts what it is given.
+    """An exporter for tests: writes nothing, and counts what it is given.
 
     Attributes:
-        num_blocks: Blocks taken.
+        num_blocks: Blocks (steps of ranks) taken.
         num_flushes: Flushes asked for.
         is_closed: Whether `close` was called.
     """
@@ -110,7 +116,7 @@ class NullExporter(Exporter):
         self.num_blocks += 1
 
     def flush(self) -> None:
-        """Count the flush."""
+        """Count one more flush."""
         self.num_flushes += 1
 
     def close(self) -> None:

@@ -54,7 +54,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Export what waits on every node of the run; returns 0 if everything is written, else 1.
+    """Export what is stored and was not exported yet, on every node of a run (`trainermon export`).
+
+    Returns 0 if everything is written, else 1.
 
     Raises:
         ConfigError: It is not known in which form, or where to.

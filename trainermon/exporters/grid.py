@@ -14,7 +14,13 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 
 class PooledGrid(NamedTuple):
-    """A grid at the resolution that was asked for: `values` is float32 [rows, columns], `stride` steps per column."""
+    """The values of a heat map at the resolution that was asked for.
+
+    Attributes:
+        first_step: The first step of the first column.
+        stride: Number of steps per column; a column has the largest value of these.
+        values: float32 [rows, columns]; NaN where there is no value.
+    """
 
     first_step: int
     stride: int
@@ -48,7 +54,7 @@ class StepGrid:
         return not bool(np.isnan(self._values).all())
 
     def put(self, step: int, values: npt.NDArray[np.floating]) -> None:
-        """Set the values of all rows at one step; rows that are new have no earlier values.
+        """Set the values of all rows, [rows], at one step; rows that are new have no earlier values.
 
         Finite values beyond float32 become its largest one. A step before the first one of all is ignored.
         """

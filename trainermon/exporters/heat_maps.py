@@ -19,7 +19,9 @@ _GRIDS = {"mean": "rms", "max": "absmax"}
 
 
 class HeatMaps:
-    """Rows of series by steps; a row is known by its number, in the order in which rows were met.
+    """Collects the values of all heat maps of the page: rows are series, columns are steps.
+
+    A row is known by its number, in the order in which rows were met.
 
     Args:
         max_bytes: Memory for all values; rows beyond 4 000 for each MiB of a third of it are not shown.
@@ -39,11 +41,14 @@ class HeatMaps:
 
     @property
     def grids(self) -> Iterator[StepGrid]:
-        """The grid of each statistic."""
+        """The grid of values of each heat map and statistic."""
         yield from self._grids.values()
 
     def row(self, header: Header, key: SeriesKey, place: int) -> int:
-        """Return the row that shows a series; -1 if none does. `place` is that of the series in the rank's table."""
+        """Return the number of the row that shows a series; -1 if none does.
+
+        `place` is the position of the series in the rank's table.
+        """
         row = heat_row(key)
         if row is None or (row not in self._rows and len(self._rows) == self._max_rows):
             return -1
@@ -54,19 +59,24 @@ class HeatMaps:
         return index
 
     def put(self, step: int, now: OpenStep) -> None:
-        """Add the values of a step."""
+        """Add the values that all ranks have shown of a step."""
         for statistic, grid in self._grids.items():
             grid.put(step, self._values(now, statistic))
 
     def plain(self) -> list[dict[str, Any]]:
-        """Return which heat maps there are, ready for JSON; the first statistic is the one that says most."""
+        """Return which heat maps there are, ready for JSON: `[{"kind": …, "statistics": […]}]`.
+
+        The first statistic is the one that says most.
+        """
         names = dict.fromkeys(row.heat_map for row in self._rows)
         order = {kind.value: place for place, kind in enumerate(Kind)}
         ordered = sorted(names, key=lambda name: order[name.partition("/")[0]])
         return [{"kind": name, "statistics": list(statistics_of(name))} for name in ordered]
 
     def select(self, kind: str, statistic: str, still_open: Mapping[int, OpenStep]) -> tuple[StepGrid, list[str]]:
-        """Return the values of a heat map and its labels by row, in model order, the input's side first.
+        """Return the values of a heat map, and the label of each row; rows are in model order, inputs first.
+
+        `still_open` are the steps that not all ranks have reached.
 
         Raises:
             QueryError: There is no such heat map.

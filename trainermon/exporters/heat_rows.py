@@ -21,14 +21,19 @@ _DETAILS = "expert_load."  # which experts have the most and the least load: num
 
 
 class HeatRow(NamedTuple):
-    """A row: one series over all local ranks, micro steps and calls of a collective."""
+    """A row of a heat map: one series over all local ranks, micro steps and calls of a collective.
+
+    Attributes:
+        heat_map: Which heat map: the kind of series, for some with the slot.
+        label: Text beside the row: the module or parameter.
+    """
 
     heat_map: str
     label: str
 
 
 def heat_row(key: SeriesKey) -> HeatRow | None:
-    """Return the heat map and the row that show a series; None for a series that no heat map shows."""
+    """Return the heat map and the row in which the page shows a series; None if it does not."""
     if key.kind in _NO_ROWS:
         return None
     if key.kind is Kind.COMM:

@@ -60,7 +60,15 @@ class StepSummary:
 
 
 class MergeTable(NamedTuple):
-    """How the series of one rank are used; all arrays run by series id."""
+    """How the series of one rank enter the numbers of the whole step; all arrays run by series id.
+
+    Attributes:
+        header: The rank's header.
+        rows: The row of the heat map; -1: none.
+        weights: With what weight its sum of squares counts in the gradient norm; 0: not at all.
+        in_global_norm: Whether it counts there.
+        scalars: Which number of the step (loss, learning rate …) it is.
+    """
 
     header: Header
     rows: Indices  # row in the heat maps, -1 for none
@@ -72,7 +80,10 @@ class MergeTable(NamedTuple):
 class RankStep(NamedTuple):
     """What one rank reports of a step as a whole; NaN, or no entry, for nothing.
 
-    `share` is its part of the squared global norm, `scalars` the rest by name.
+    Attributes:
+        time_s: When the step ended, Unix time.
+        share: Its part of the squared global gradient norm.
+        scalars: Loss, step time and the like, by name.
     """
 
     time_s: float
@@ -114,14 +125,14 @@ _NAMES = tuple(SCALARS)
 
 
 class OpenStep:
-    """Merges the blocks of a step that not all ranks have reached."""
+    """Merges what ranks report of one step, until all have reached it."""
 
     def __init__(self) -> None:
         self.moments = np.empty((len(STATISTICS), 0))
         self.ranks: dict[int, RankStep] = {}
 
     def add(self, table: MergeTable, block: StatBlock) -> None:
-        """Merge the block of one rank."""
+        """Merge the block (the rows of this step) of one rank, by the rank's table."""
         series = np.asarray(block.series)
         values = np.asarray(block.values)
         rows = table.rows[series]
@@ -130,9 +141,9 @@ class OpenStep:
         self.ranks[table.header.coordinates.rank] = _rank_step(table, series, values, block.time_s)
 
     def by_rank(self, quantity: str, rows: Mapping[int, int]) -> Floats:
-        """Return one quantity by the row of each rank, NaN where it has not reached the step.
+        """Return one quantity of every rank as an array, NaN where a rank has not reached the step.
 
-        `lag` is in seconds behind the first rank, by their own clocks.
+        `rows` says which position each rank has in it. `lag` is in seconds behind the first rank, by their own clocks.
         """
         values = np.full(len(rows), np.nan)
         first_s = min(rank.time_s for rank in self.ranks.values())
@@ -141,7 +152,7 @@ class OpenStep:
         return values
 
     def summary(self, step: int) -> StepSummary:
-        """Return the numbers of the whole step, over the ranks that have reached it."""
+        """Return loss, gradient norm and the other numbers of the whole step, over the ranks that have reached it."""
         ranks = self.ranks.values()
         shares = _present(rank.share for rank in ranks)
         norms = _present(rank.scalars["grad_norm"] for rank in ranks)
@@ -173,7 +184,10 @@ _MERGE = [{_MIN: np.minimum, _MAX: np.maximum}.get(statistic, np.add) for statis
 
 
 def series_table(header: Header, keys: Sequence[SeriesKey], row_of: Callable[[SeriesKey, int], int]) -> MergeTable:
-    """Return the table of a rank; `row_of` gives the heat maps' row for a key and its place in the table, or -1."""
+    """Return how the series of a rank enter the numbers of the whole step.
+
+    `row_of` gives the heat maps' row for a key and its position in the rank's table, or -1.
+    """
     placements = [*header.placements[: len(keys)], *[None] * (len(keys) - len(header.placements))]
     is_first_copy = header.coordinates.dp == 0
     return MergeTable(
@@ -186,9 +200,10 @@ def series_table(header: Header, keys: Sequence[SeriesKey], row_of: Callable[[Se
 
 
 def heat(moments: Floats, statistic: str, *, is_size: Mask) -> Floats:
-    """Return `statistic` of moments [8, n]: NaN without any element, +inf where one is not finite.
+    """Return `statistic` (`rms`, `max` …) of each column of the moments [8, n], for a heat map, as [n].
 
-    Where `is_size` is false, mean and largest element stand for root mean square and largest magnitude.
+    NaN without any element, +inf where one is not finite. Where `is_size` is false, mean and largest element stand for
+    root mean square and largest magnitude.
     """
     count, finite = moments[_COUNT], moments[_COUNT] - moments[_NANS] - moments[_INFS]
     with np.errstate(divide="ignore", invalid="ignore"):

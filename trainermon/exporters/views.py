@@ -56,10 +56,10 @@ _MAX_SUMMARIES = 1024
 
 
 class AttemptProgress:
-    """How far the ranks of the newest attempt have come.
+    """Tracks how far the ranks of the newest attempt (start of the job) have come.
 
     Attributes:
-        attempt: The newest one; -1 before the first.
+        attempt: Its number; -1 before the first.
         first_step: Its first step; None before that.
     """
 
@@ -74,7 +74,7 @@ class AttemptProgress:
         return min(self._newest.values(), default=None)
 
     def start(self, header: Header) -> None:
-        """Expect a rank; a later attempt takes the place of the former ones."""
+        """Register a rank whose steps will come; a later attempt takes the place of the former ones."""
         if header.attempt > self.attempt:
             self.attempt, self.first_step = header.attempt, None
             self._newest = {}
@@ -89,20 +89,20 @@ class AttemptProgress:
         return self.first_step is not None and step < self.first_step
 
     def end(self, rank: int) -> None:
-        """Expect nothing more of a rank."""
+        """Note that no more steps of a rank will come."""
         self._newest.pop(rank, None)
 
     def end_all(self) -> None:
-        """Expect nothing more of any rank."""
+        """Note that no more steps of any rank will come."""
         self._newest = {}
 
 
 class RunHistory:
-    """The run so far, as the page shows it. All methods belong to one thread.
+    """Keeps, in bounded memory, the curves and heat maps of the run so far for the page.
 
-    A step is complete when every rank that has begun and not ended is past it; until then it is shown as far as it is
-    known. When a new attempt begins, what the former ones recorded from its first step on is forgotten. Series beyond
-    4 000 for each MiB of `max_bytes` / 3 are not shown.
+    All methods belong to one thread. A step is complete when every rank that has begun and not ended is past it; until
+    then it is shown as far as it is known. When a new attempt begins, what the former ones recorded from its first step
+    on is forgotten. Series beyond 4 000 for each MiB of `max_bytes` / 3 are not shown.
     """
 
     def __init__(self, *, max_bytes: int = 48 << 20) -> None:
@@ -118,16 +118,19 @@ class RunHistory:
         self.latest: StepSummary | None = None
 
     def start(self, header: Header) -> None:
-        """Expect blocks of this rank: no step is complete without it. Optional; repeating it changes nothing."""
+        """Register a rank whose blocks will come: no step is complete without it. Optional.
+
+        Repeating it changes nothing.
+        """
         self._progress.start(header)
 
     def end(self, rank: int) -> None:
-        """Expect nothing more of this rank."""
+        """Note that no more blocks of this rank will come."""
         self._progress.end(rank)
         self._close_steps()
 
     def add(self, header: Header, keys: Sequence[SeriesKey], block: StatBlock) -> None:
-        """Add one block; about 0.2 ms for 3 000 series."""
+        """Add one step of one rank; about 0.2 ms for 3 000 series."""
         self.start(header)
         if header.attempt == self._progress.attempt and self._progress.first_step is None:
             self._begin_attempt(block.step)
@@ -167,7 +170,7 @@ class RunHistory:
         return self._heat.plain()
 
     def rank_quantities(self) -> list[str]:
-        """Return the quantities of ranks by steps that this run has."""
+        """Return the names of the quantities by rank and step (`step_time`, `lag` …) that this run has."""
         return [name for name in RANK_QUANTITIES if name != WAIT or self._ranks[WAIT].has_values]
 
     def lines(self, names: Sequence[str]) -> dict[str, Any]:

@@ -23,12 +23,12 @@ NOTHING = (contextlib.nullcontext, "__exit__")
 
 
 class FaultBorder(Protocol):
-    """Receives the errors of contained callables. While `tripped` is true they are not called."""
+    """Interface of what receives the errors of contained callables. While `tripped` is true they are not called."""
 
     tripped: bool
 
     def trip(self, error: BaseException) -> None:
-        """Handle `error`; does not raise."""
+        """Handle an error of the monitor's own; does not raise."""
 
 
 class ContainedCall:

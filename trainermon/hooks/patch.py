@@ -105,7 +105,7 @@ class CallPatch:
 
     @property
     def fits(self) -> bool:
-        """Whether the owner has the original or the replacement, and not somebody else's."""
+        """Whether the owner's function is still the original or the replacement, and not somebody else's."""
         return vars(self._owner).get(self._name) in (self._original, self._replacement)
 
     def attach(self) -> None:

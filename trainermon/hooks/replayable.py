@@ -10,11 +10,13 @@ from torch import Tensor, nn
 
 
 def nothing() -> None:
-    """Do nothing."""
+    """Do nothing; the default where a function is expected that restores something."""
 
 
 class Replayable:
-    """What one framework requires of a replay. The defaults are for a model on one rank that does not communicate.
+    """What a framework must provide so that a step can be replayed.
+
+    The defaults suit a model on one rank that does not communicate.
 
     Attributes:
         refusal: Why no step can be replayed; "" if one can.
@@ -36,7 +38,10 @@ class Replayable:
         self.refusal = refusal
 
     def handed(self, stage: int) -> Iterable[tuple[nn.Module, str]]:
-        """Return (module, attribute) of each place beside its arguments where the root of `stage` is given tensors."""
+        """Return the places, beside the arguments, where the framework gives the root of `stage` its input tensors.
+
+        Each is (module, attribute), as for a pipeline stage's input.
+        """
         del stage
         return ()
 
@@ -64,12 +69,15 @@ class Replayable:
         return ""
 
     def set_aside(self) -> AbstractContextManager[None]:
-        """Return a context that restores, or protects, all that a replay would change outside the root modules."""
+        """Return a context that restores, or protects, all that a replay would change outside the root modules.
+
+        Such are gradient buffers and counters of the framework.
+        """
         return nullcontext()
 
     def between_micro_steps(self) -> None:
-        """Clear what the backward of one replayed micro step left behind, before the next one."""
+        """Clear what the backward of one replayed micro step left behind, before the next one's forward."""
 
     def own_shards(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield name and this rank's own part of each parameter that is gathered for a forward."""
+        """Yield (name, tensor) of this rank's own part of each parameter that is gathered for a forward."""
         yield from ()

@@ -14,8 +14,9 @@ MAX_DEPTH = 32
 def tensors_of(value: Any) -> Iterator[tuple[str, Tensor]]:
     """Yield (path, tensor) for every tensor in nested tuples, lists, mappings and dataclasses, in their order.
 
-    A lone tensor has the path "". What contains itself is entered once, a field that is not set is passed over, and
-    nothing deeper than 32 is looked at. Cost: one isinstance for the usual lone tensor; nothing is copied.
+    A path is such as `0.mask`; a lone tensor has "". What contains itself is entered once, a field that is not set is
+    passed over, and nothing deeper than 32 is looked at. Cost: one isinstance for the usual lone tensor; nothing is
+    copied.
     """
     if isinstance(value, Tensor):
         yield "", value

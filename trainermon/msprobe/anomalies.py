@@ -32,7 +32,10 @@ TURBULENT = ("norm", "mean")
 
 
 def anomaly_rules(rules: Sequence[AnomalyRuleConfig], ops: Sequence[str]) -> tuple[AlertRule, ...]:
-    """Return alert rules: one per rule and statistic of `ops` that rules look at, and one for what is not finite."""
+    """Convert msprobe's anomaly rules into alert rules.
+
+    One for each rule and each statistic of `ops` that rules look at, and one for what is not finite.
+    """
     found: list[AlertRule] = []
     for number, rule in enumerate(rules, start=1):
         suffix = f"-{number}" if number > 1 else ""
@@ -77,7 +80,11 @@ _SUMMARIES: dict[type[Criterion], str] = {
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Anomaly:
-    """One value of one series that a rule holds for; fields and key as in msprobe's `anomaly.json`."""
+    """One value that one of msprobe's anomaly rules finds odd; fields and key are those of its `anomaly.json`.
+
+    `micro_step`, `pp_stage` and `vpp_stage` number the forward and backward, the pipeline stage and the virtual stage;
+    `call_id` orders the series of a step, `tag_name` names one, `group_mates` are the ranks of the same pipeline.
+    """
 
     rank: int
     step: int
@@ -91,7 +98,7 @@ class Anomaly:
 
     @property
     def key(self) -> str:
-        """Key of the record in its file."""
+        """Key of the record in anomaly.json."""
         return f"{self.tag_name}_step_{self.step}_call_{self.call_id}"
 
 
@@ -105,14 +112,14 @@ class _HoldingRule(NamedTuple):
 
 
 class AnomalyScanner:
-    """Finds the single anomalies of one rank and attempt, step by step.
+    """Finds the single odd values of one rank and attempt by msprobe's anomaly rules, step by step.
 
     Every finite value of a series enters the mean that `AnomalyTurbulence` compares with, from the first block on.
 
     Args:
-        rules: In their order; of several that hold for a value, the first counts.
+        rules: In their order; if several hold for a value, the first counts.
         ops: Names of statistics; those that are not in `JUDGED` do not matter.
-        coordinates: Of the rank.
+        coordinates: The rank's position in the job.
     """
 
     def __init__(self, rules: Sequence[AnomalyRuleConfig], ops: Sequence[str], coordinates: Coordinates) -> None:

@@ -24,9 +24,10 @@ _log = logging.getLogger(__name__)
 
 
 class AnomalyFiles(Exporter):
-    """Writes the anomalies of each local rank; a later attempt replaces the steps that it repeats.
+    """Writes the odd values of each local rank, by msprobe's anomaly rules, to its `anomaly.json`.
 
-    A file is replaced as a whole, so it holds the first `MAX_RECORDS` of a rank; the log says if there are more.
+    A later attempt replaces the steps that it repeats. A file is replaced as a whole, so it holds the first
+    `MAX_RECORDS` of a rank; the log says if there are more.
     """
 
     def __init__(self, rules: Sequence[AnomalyRuleConfig], ops: Sequence[str], run_dir: Path) -> None:
@@ -56,7 +57,7 @@ class AnomalyFiles(Exporter):
                     _log.warning("rank %d has %d anomalies; further ones are not written", rank, MAX_RECORDS)
 
     def flush(self) -> None:
-        """Rewrite the files that have new entries."""
+        """Write the anomaly.json of each rank that has new entries."""
         for rank in sorted(self._changed):
             path = self._path(rank)
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

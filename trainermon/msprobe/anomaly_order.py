@@ -39,10 +39,11 @@ Record = dict[str, Any]
 
 
 def first_anomalies(folder: Path, *, limit: int = 8, steps: Collection[int] = ()) -> dict[str, Record]:
-    """Return the first `limit` records of all ranks below `folder`, by key, in order; with `steps`, those of them only.
+    """Return the first `limit` records in the anomaly.json files of all ranks below `folder`, by key, in order.
 
-    The order is that of step, micro step, and stage: forward, backward, optimizer, then what is not known. Forwards go
-    up the pipeline, everything else goes down it. The rest is decided by `call_id`, then by rank.
+    With `steps`, those of these steps only. The order is that of step, micro step, and stage: forward, backward,
+    optimizer, then what is not known. Forwards go up the pipeline, everything else goes down it. The rest is decided by
+    `call_id`, then by rank.
 
     Raises:
         StoreError: There is no such folder, or a file in it cannot be read.
@@ -55,7 +56,7 @@ def first_anomalies(folder: Path, *, limit: int = 8, steps: Collection[int] = ()
 
 
 def place_in_training(record: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the sort key of a record: step, micro step, stage, place in the pipeline, call."""
+    """Return the key by which a record of anomaly.json sorts: step, micro step, stage, place in the pipeline, call."""
     stage = STAGES.get(str(record["tag_name"]).rpartition("/")[2], UNKNOWN)
     sign = 1 if stage == FORWARD else -1
     pipeline = (sign * record["vpp_stage"], sign * record["pp_stage"])
@@ -82,7 +83,7 @@ def _rank_of(path: Path) -> tuple[int, str]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of `trainermon anomalies`."""
+    """Add the arguments of `trainermon anomalies`."""
     parser.add_argument("folder", type=Path, help="folder of the ranks' folders: <run>/anomaly_detected")
     parser.add_argument("-o", "--output", type=Path, help=f"folder for {ORDER_FILE}; by default the same")
     parser.add_argument("-k", "--top", type=_positive, default=8, metavar="K", help="how many (default 8)")

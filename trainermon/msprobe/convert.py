@@ -28,7 +28,9 @@ def csv2tensorboard_by_step(  # noqa: PLR0913, PLR0917  (the signature that user
     data_type_list: Sequence[str] | None = None,
     output_dirpath: str | Path | None = None,
 ) -> Path:
-    """Write the csv files of every rank as event files `<output>/rank<r>/<kind>/`, and return that folder.
+    """Convert msprobe's csv files of every rank to TensorBoard event files `<output>/rank<r>/<kind>/`.
+
+    Return that folder.
 
     Args:
         monitor_path: Folder of the ranks' folders.
@@ -112,7 +114,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Convert as asked, say where to, and return the exit status.
+    """Convert csv files to TensorBoard or to a trend database (`trainermon convert`), print where to, and return 0.
 
     Raises:
         StoreError, ConfigError: As the conversions.

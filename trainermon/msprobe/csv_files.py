@@ -49,7 +49,15 @@ _log = logging.getLogger(__name__)
 
 
 class CsvRow(NamedTuple):
-    """One series of one step, ready for any set of columns."""
+    """One series of one step, ready for any set of csv columns.
+
+    Attributes:
+        place: Its name and where it belongs.
+        number: Its id in the rank's table.
+        moments: Its eight moments.
+        shape: The tensor's shape; None: not known.
+        dtype: Its type; None: not known.
+    """
 
     place: SeriesPlace
     number: int
@@ -59,7 +67,7 @@ class CsvRow(NamedTuple):
 
 
 def rows_of(names: SeriesNames, header: Header, block: StatBlock) -> Iterator[CsvRow]:
-    """Yield the rows of a block; checksums are left out, which no column could show."""
+    """Yield the csv rows of a block (one step of one rank); checksums are left out, which no column could show."""
     places = names.places(header.series)
     values = np.asarray(block.values, np.float64).reshape(len(STATISTICS), -1)
     for number, column in zip(np.asarray(block.series).tolist(), values.T.tolist(), strict=True):
@@ -72,7 +80,7 @@ def rows_of(names: SeriesNames, header: Header, block: StatBlock) -> Iterator[Cs
 
 
 class CsvExporter(Exporter):
-    """Appends each step to the files of its rank."""
+    """Appends the statistics of each step to the csv files of its rank, in msprobe's format."""
 
     def __init__(self, settings: ExportSettings) -> None:
         self._settings = settings
@@ -81,7 +89,7 @@ class CsvExporter(Exporter):
         self._folders: dict[tuple[int, int], Path] = {}
 
     def write(self, header: Header, block: StatBlock) -> None:
-        """Append one step of one rank."""
+        """Append one step of one rank to the rank's csv files."""
         start = (header.coordinates.rank, header.attempt)
         folder = self._folders.get(start)
         if folder is None:

@@ -36,7 +36,15 @@ _log = logging.getLogger(__name__)
 
 
 class CsvTableRow(NamedTuple):
-    """One row: where it belongs, and its statistics by name; NaN where the file says so."""
+    """One row read from a csv file.
+
+    Attributes:
+        stage: Number of the virtual pipeline stage.
+        name: Module or parameter.
+        step: The step.
+        micro_step: Number of the forward and backward within the step; None: once per step.
+        values: Its statistics by name; NaN where the file says so.
+    """
 
     stage: int
     name: str
@@ -46,7 +54,9 @@ class CsvTableRow(NamedTuple):
 
 
 def rank_folders(path: Path, start: str | None = None, end: str | None = None) -> dict[int, Path]:
-    """Return, by rank, the newest folder below `path` that was begun from `start` to `end`.
+    """Return, by rank, the newest folder of csv files below `path` that was begun between `start` and `end`.
+
+    Both are times as `Dec03_21-34-40`, included; None: no limit.
 
     Raises:
         StoreError: There is none, or a limit is no timestamp.
@@ -64,7 +74,7 @@ def rank_folders(path: Path, start: str | None = None, end: str | None = None) -
 
 
 def read_tables(folder: Path, kinds: Sequence[str] = KINDS) -> Iterator[tuple[str, list[CsvTableRow]]]:
-    """Yield (kind, rows) for each file of the folder, by kind and step. Files of other kinds are passed over.
+    """Yield (kind, rows) for each csv file of the folder, by kind and step. Files of other kinds are passed over.
 
     A row that is not as wide as its header, which msprobe writes of collectives, is left out and counted in the log.
     """

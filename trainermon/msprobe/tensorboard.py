@@ -38,7 +38,7 @@ _numbers = itertools.count()
 
 
 class EventFile:
-    """One event file in `folder`.
+    """Writes one TensorBoard event file in `folder`.
 
     Args:
         folder: Made if it is not there.
@@ -57,12 +57,12 @@ class EventFile:
             self._write(Event(wall_time=time.time(), step=first_step, session_log=SessionLog(status=SessionLog.START)))
 
     def add(self, scalars: Sequence[tuple[str, float]], step: int, time_s: float) -> None:
-        """Add the scalars of one step."""
+        """Add (tag, value) pairs of one step; `time_s` is Unix time."""
         values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars]
         self._write(Event(wall_time=time_s, step=step, summary=Summary(value=values)))
 
     def flush(self) -> None:
-        """Flush what was added to where TensorBoard reads it."""
+        """Write what was added to the file, where TensorBoard can read it."""
         self._records.flush()
 
     def close(self) -> None:
@@ -74,7 +74,10 @@ class EventFile:
 
 
 class TensorBoardExporter(Exporter):
-    """Adds each step to one event file per rank and kind; a later attempt replaces the steps that it repeats."""
+    """Writes the statistics of each step to one TensorBoard event file per rank and kind.
+
+    A later attempt replaces the steps that it repeats.
+    """
 
     def __init__(self, settings: ExportSettings) -> None:
         self._root = settings.run_dir / FOLDER
@@ -84,7 +87,7 @@ class TensorBoardExporter(Exporter):
         self._files: dict[tuple[int, str], EventFile] = {}
 
     def write(self, header: Header, block: StatBlock) -> None:
-        """Add one step of one rank."""
+        """Add one step of one rank to the rank's event files."""
         rank = header.coordinates.rank
         if self._attempts.get(rank) != header.attempt:
             self._attempts[rank], self._names[rank] = header.attempt, SeriesNames()
@@ -110,12 +113,12 @@ class TensorBoardExporter(Exporter):
             self._files[rank, kind].add(values, block.step, block.time_s)
 
     def flush(self) -> None:
-        """Flush everything to where TensorBoard reads it."""
+        """Write everything added to the files, where TensorBoard can read it."""
         for file in self._files.values():
             file.flush()
 
     def close(self) -> None:
-        """Close all files."""
+        """Close all event files."""
         self._close(list(self._files))
 
     def _close(self, places: Sequence[tuple[int, str]]) -> None:
@@ -124,7 +127,9 @@ class TensorBoardExporter(Exporter):
 
 
 def tagged(numbers: Mapping[str, Mapping[int | None, float]]) -> Iterator[tuple[str, float]]:
-    """Yield the tags of numbers of the step, by name and micro step: the name itself, of several micro steps the mean.
+    """Yield (tag, value) for TensorBoard from the numbers of a step, given by name and micro step.
+
+    The tag is the name; with several micro steps that is their mean, and each has a tag of its own besides.
 
     >>> list(tagged({"loss": {0: 1.0, 1: 3.0}, "lr": {None: 0.5}}))
     [('loss', 2.0), ('loss:micro0', 1.0), ('loss:micro1', 3.0), ('lr', 0.5)]
@@ -137,7 +142,7 @@ def tagged(numbers: Mapping[str, Mapping[int | None, float]]) -> Iterator[tuple[
 
 
 def tag_of(stage: int | str, name: str, micro_step: int | str | None) -> str:
-    """Return the tag of a series, without the statistic; with `?` for half a character, which no event file takes.
+    """Return the TensorBoard tag of a series, without the statistic; what UTF-8 cannot hold becomes `?`.
 
     >>> tag_of(0, "fc1.input", 1), tag_of(0, "fc1.weight", None)
     ('vp0:fc1.input:micro1', 'vp0:fc1.weight')

@@ -64,7 +64,13 @@ CREATE TABLE tag_target_mapping (
 
 
 class TrendTarget(NamedTuple):
-    """Identifies a line of the trend analyser."""
+    """Identifies one line in msprobe's trend analyser.
+
+    Attributes:
+        name: Module or parameter.
+        stage: Number of the virtual pipeline stage.
+        micro_step: Number of the forward and backward within the step.
+    """
 
     name: str
     stage: int
@@ -86,7 +92,9 @@ def write_database(
     mapping: Mapping[str, str] | None = None,
     micro_steps: bool = True,
 ) -> int:
-    """Write the files of `folders`, by rank, to a new database at `path`, and return the number of its values' rows.
+    """Write the csv files in `folders` to a new SQLite database at `path` for msprobe's trend analyser.
+
+    Returns the number of values. Every file is read twice; in memory is one at a time.
 
     Args:
         folders: By rank, the folder with its csv files.
@@ -94,8 +102,6 @@ def write_database(
         mapping: Parts of names, and what to write for them.
         micro_steps: Number micro steps through as steps: with two each, step 3 becomes 6 and 7, and what exists once
             per step is at 6. Otherwise each micro step is a target of its own.
-
-    Every file is read twice; in memory is one at a time.
 
     Raises:
         StoreError: The files hold nothing, or the database cannot be written.
@@ -119,7 +125,7 @@ def write_database(
 
 
 def stored_value(value: float) -> float | None:
-    """Return what the database holds for a value: None for NaN, limited magnitudes, infinity beyond them.
+    """Return what the trend database holds for a value: None for NaN, magnitudes limited to 1e9, infinity just beyond.
 
     >>> stored_value(float("nan")), stored_value(2e9), stored_value(float("-inf")), stored_value(0.5)
     (None, 1000000000.0, -1000000001.0, 0.5)
@@ -132,7 +138,9 @@ def stored_value(value: float) -> float | None:
 
 
 def tags_of(name: str) -> set[tuple[str, str]]:
-    """Return the tags of a target: its parts, and each part that is a number together with the one before it.
+    """Return the (tag, category) pairs by which the trend analyser finds a name.
+
+    They are its parts, and each part that is a number together with the one before it.
 
     >>> sorted(tags_of("layers.22.mlp.weight"))
     [('layers', 'module'), ('layers.22', 'layer'), ('mlp', 'module'), ('weight', 'module')]

@@ -30,7 +30,18 @@ MAX_OPEN_STEPS = 16
 
 
 class ComparedRank(NamedTuple):
-    """The result of a comparison for one rank: its rule, the step, and the verdicts on some of its series."""
+    """What a comparison of ranks has found about one rank on one step.
+
+    Attributes:
+        rank: The rank.
+        watch: The rule, as it watches this rank.
+        step: The step that was compared; the rank may be further by now.
+        time_s: Unix time of the step.
+        indices: The series that were judged, as positions among those of the rule.
+        verdict: Which of them are bad, and how bad.
+        moments: Their moments, [8, n].
+        baseline: What each was compared with.
+    """
 
     rank: int
     watch: RuleWatch
@@ -42,16 +53,16 @@ class ComparedRank(NamedTuple):
     baseline: Array
 
     def apply(self) -> None:
-        """Advance the state of the rank's rule by this result."""
+        """Update the rank's rule by this result: alerts may begin or end."""
         self.watch.take_verdict(self.indices, self.verdict, self.moments, self.baseline, self.step)
 
 
 class AcrossRanks:
-    """Evaluates the rules that compare ranks, over all ranks that one agent sees.
+    """Evaluates the rules that compare ranks with each other, over all ranks that one agent sees.
 
     Args:
-        rules: Of any kind; those that look at one rank alone do not matter.
-        faults: Where it is noted that a comparison has failed; its rule then says nothing any more.
+        rules: Of any kind; those that look at one rank alone are passed over.
+        faults: Notes when a comparison has failed; its rule is then switched off.
     """
 
     def __init__(self, rules: Sequence[AlertRule], faults: ConditionFaults) -> None:
@@ -64,26 +75,27 @@ class AcrossRanks:
 
     @property
     def slowness(self) -> dict[int, float]:
-        """By rank, its own work over the median of its peers', as of the last step that was compared."""
+        """By rank, the time of its own work over the median of its peers', on the last step that was compared."""
         return {rank: ratio for comparison in self._comparisons.values() for rank, ratio in comparison.slowness.items()}
 
     def num_odd(self, rules: Collection[str]) -> dict[int, int]:
-        """By rank, how many series of all steps were not what they had to be, by any of `rules`."""
+        """Return, by rank, how many series, over all steps, one of `rules` found to differ from the other ranks'."""
         counted: Counter[int] = Counter()
         for name in rules:
             counted.update(self._comparisons[name].num_odd)
         return dict(counted)
 
     def num_compared(self, rules: Collection[str]) -> int:
-        """Return on how many steps ranks could be compared by one of `rules`, the one that did so most often."""
+        """Return on how many steps one of `rules` (the one that did most often) could compare ranks."""
         return max((self._comparisons[name].num_compared for name in rules), default=0)
 
     def add(
         self, header: Header, block: StatBlock, compared: Sequence[tuple[RuleWatch, Slots, Array]]
     ) -> Iterator[ComparedRank]:
-        """Record what a rank has shown, and yield the results of the steps that are complete now, oldest first.
+        """Record one step of one rank, and yield the results of the steps that are complete now, oldest first.
 
-        The rank's state may be advanced while this runs: nothing is computed ahead.
+        `compared` has, for each rule that compares ranks, the rank's series and their moments. The rank's state may be
+        advanced while this runs: nothing is computed ahead.
         """
         if not self._comparisons or header.attempt < self._attempt:
             return
@@ -134,7 +146,7 @@ class AcrossRanks:
 
 
 class OpenSteps:
-    """Holds the steps that not every rank has shown yet."""
+    """Keeps what ranks have shown of steps that not every rank has reached yet."""
 
     def __init__(self) -> None:
         self._open: dict[int, dict[int, Mapping[str, PeerPart]]] = {}
@@ -144,7 +156,11 @@ class OpenSteps:
     def add(
         self, step: int, rank: int, parts: Mapping[str, PeerPart], *, num_ranks: int
     ) -> list[tuple[int, dict[int, Mapping[str, PeerPart]]]]:
-        """Return the steps that are complete now, oldest first, with what each rank has shown of them."""
+        """Record what `rank` shows of `step` (`parts`, by rule); return the steps that are complete now, oldest first.
+
+        Each comes with what every rank has shown of it, by rank and rule. A step is complete when all `num_ranks` have
+        shown it.
+        """
         if step <= self._newest_done:
             self._num_missing = max(0, self._num_missing - 1)  # it lives; from now on it is waited for
             return []

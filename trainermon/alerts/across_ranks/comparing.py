@@ -27,8 +27,8 @@ class ComparisonMemory:
         self.num_odd: dict[int, int] = {}
 
     def judge(self, parts: Sequence[PeerPart]) -> list[Found | None]:
-        """Return the verdict on each rank's part of one step; None where there is none."""
+        """Return the verdict on each rank's part of one step, in the order of `parts`; None for a rank without one."""
         raise NotImplementedError
 
     def reset(self) -> None:
-        """Forget what belongs to the attempt that has ended."""
+        """Forget what was learned in the attempt that has ended."""

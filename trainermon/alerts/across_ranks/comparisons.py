@@ -32,7 +32,7 @@ _SIGNIFICANT = 4.0  # standard errors: jobs whose steps vary a lot have a slowes
 
 
 def make_comparison(rule: AlertRule) -> ComparisonMemory | None:
-    """Return the comparison of a rule, None for one that looks at one rank alone."""
+    """Return a new object that compares ranks by `rule`; None for a rule that looks at one rank alone."""
     match rule.when:
         case Spread() as when:
             return SpreadComparison(when, rule.on.statistic)

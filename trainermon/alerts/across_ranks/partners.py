@@ -17,7 +17,12 @@ Indices = NDArray[np.intp]
 
 
 class RatioDivisors(NamedTuple):
-    """Rows of a block: the divisor of each series, and the learning rates."""
+    """Where, in a block, the divisors of the series of a ratio rule are.
+
+    Attributes:
+        rows: For each series, the row of its divisor.
+        rates: The rows of the learning rates.
+    """
 
     rows: Indices
     rates: Indices
@@ -34,20 +39,24 @@ class RatioDivisors(NamedTuple):
 
 
 class RatioPartners:
-    """The divisors of all series of one rank, by name and virtual stage."""
+    """Finds, for the series of a ratio rule, the series of that rank that divide them: same name and virtual stage.
+
+    Args:
+        ratio: The condition, which names the divisor's kind.
+    """
 
     def __init__(self, ratio: Ratio) -> None:
         self._over = ratio.over
         self.reset()
 
     def reset(self) -> None:
-        """Forget the table of the attempt that has ended."""
+        """Forget the series of the attempt that has ended."""
         self._names: list[tuple[str, int]] = []
         self._divisor_of: dict[tuple[str, int], int] = {}
         self._is_rate: list[bool] = []
 
     def extend(self, keys: Sequence[SeriesKey]) -> None:
-        """Take the next entries of the series table."""
+        """Register the series that are new in the rank's table."""
         for key in keys:
             if key.kind is self._over:
                 self._divisor_of.setdefault((key.name, key.stage), len(self._names))
@@ -55,11 +64,11 @@ class RatioPartners:
             self._names.append((key.name, key.stage))
 
     def find(self, series: NDArray[Any], rows: Indices) -> tuple[Indices, RatioDivisors]:
-        """Return those of `rows` whose divisor is in the block too, and where.
+        """Return those of `rows` whose divisor is in the same block, and where the divisors are.
 
         Args:
-            series: The numbers of all series of the block.
-            rows: Places of the dividends in it.
+            series: The ids of all series of the block, by row.
+            rows: The rows of the dividends.
         """
         place_of = {int(number): place for place, number in enumerate(series)}
         divisors = [place_of.get(self._divisor_of.get(self._names[int(series[row])], -1), -1) for row in rows]

@@ -17,7 +17,16 @@ Label = Callable[[SeriesKey, "Placement | None", Coordinates], Hashable]
 
 
 class PeerPart(NamedTuple):
-    """What one rule looks at on one rank in one step: `moments` `[8, n]` of the series `indices` of the watch."""
+    """What one rule looks at on one rank in one step, to be compared with other ranks.
+
+    Attributes:
+        rank: The rank.
+        place: Its coordinates in the job.
+        time_s: Unix time of the step.
+        watch: The rule, as it watches this rank.
+        indices: The series, as positions among those of the rule.
+        moments: Their moments, [8, n].
+    """
 
     rank: int
     place: Coordinates
@@ -28,17 +37,22 @@ class PeerPart(NamedTuple):
 
 
 class PeerGroup(NamedTuple):
-    """Some ranks, as places among the parts of a step, and the columns that they have in common."""
+    """Ranks whose values may be compared.
+
+    Attributes:
+        members: Positions of the ranks among the parts of a step.
+        columns: The columns (series) that they have in common.
+    """
 
     members: Indices
     columns: Indices
 
 
 class PeerTable:
-    """Series of all ranks in columns, and the groups of ranks that may be compared.
+    """Lines up the series of all ranks in columns, and finds the groups of ranks that may be compared.
 
     Args:
-        label: What peers have in common for a series; None stands for a rank without peers.
+        label: Returns, for a series, what its peers have in common; None stands for a rank without peers.
     """
 
     def __init__(self, label: Label) -> None:
@@ -63,11 +77,11 @@ class PeerTable:
         return table
 
     def columns_of(self, part: PeerPart) -> Indices:
-        """Return the column of each series of a part."""
+        """Return the column of each series of a rank's part."""
         return self._columns_of[part.rank][part.indices]
 
     def groups(self) -> list[PeerGroup]:
-        """Return the groups of two and more among the parts that were arranged last."""
+        """Return the groups of two and more comparable ranks among the parts last given to `arrange`."""
         return self._groups
 
     def _meet(self, parts: Sequence[PeerPart]) -> None:

@@ -46,35 +46,41 @@ class ConditionVerdict:
     blind: Mask | None = None
 
     def of(self, chosen: Indices) -> ConditionVerdict:
-        """Return the same verdict for the `chosen` ones of its series only."""
+        """Return the same verdict for some of its series only; `chosen` are their positions in it."""
         blind = None if self.blind is None else self.blind[chosen]
         return ConditionVerdict(self.value[chosen], self.score[chosen], self.bad[chosen], self.clear[chosen], blind)
 
 
 class ConditionWatcher:
-    """Evaluates a rule's condition on the series of one rank, and keeps its state; the base class keeps none."""
+    """Evaluates a rule's condition on the series of one rank, and remembers what it needs.
+
+    Base class of all conditions. Series have slots: positions in the watcher's arrays, 0, 1, 2 …
+    """
 
     def grow(self, size: int) -> None:
-        """Extend the state to `size` series; the state of the present ones stays."""
+        """Make room for `size` series; what is remembered of the present ones stays."""
 
     def meet(self, slots: Indices, keys: Sequence[SeriesKey], placements: Sequence[Placement | None]) -> None:
-        """Set which series the `slots` are; called again in every attempt, as they may be placed differently then."""
+        """Set which series the `slots` stand for, and how their tensors are placed.
+
+        Called again in every attempt, as they may be placed differently then.
+        """
 
     def reset(self) -> None:
-        """Forget the state of the attempt that has ended; usual ranges stay."""
+        """Forget what belongs to the attempt that has ended; the usual ranges stay."""
 
     def judge(self, slots: Slots, moments: Array) -> ConditionVerdict:
-        """Return the verdict on the moments `[8, n]` of the series `slots`."""
+        """Return for which of the series `slots` the condition holds, by their moments [8, n] of one step."""
         raise NotImplementedError
 
     def learn(self, slots: Slots, restless: Mask | None) -> None:
-        """Add the values of the last `judge` to the usual range, but not those of series pending or firing.
+        """Add the values of the last `judge` to the usual range, except those of series that are pending or firing.
 
-        `restless` marks these; None if there are none.
+        `restless` is the mask of those; None if there are none.
         """
 
     def baseline(self, slots: Indices) -> Array:
-        """Return what the values are compared with; NaN where there is nothing."""
+        """Return what the values of the series `slots` are compared with; NaN where there is nothing."""
         return np.full(len(slots), np.nan)
 
 
@@ -115,12 +121,12 @@ class NonFiniteWatcher(ConditionWatcher):
 
 
 class RelativeToMeanWatcher(ConditionWatcher):
-    """The magnitude is far from the exponential mean of those before; the score is the ratio of the two, above 1.
+    """Finds values whose magnitude is far from the exponential mean of those before.
 
-    The first value that is not zero begins the mean. A value with a NaN or Inf among its elements is neither judged nor
-    learned, so that the mean stays a number; every other value is learned, whether the condition holds or not.
-    Magnitudes below the floor, a share of the tensor's rms, count as the floor: a mean that hovers around zero is no
-    news.
+    The score is the ratio of both, above 1. The first value that is not zero begins the mean. A value with a NaN or Inf
+    among its elements is neither judged nor learned, so that the mean stays a number; every other value is learned,
+    whether the condition holds or not. Magnitudes below the floor, a share of the tensor's rms, count as the floor: for
+    a mean that hovers around zero any ratio would be large.
 
     Source: AnomalyTurbulence of msprobe's monitor, which looks upwards only and has no floor.
     """
@@ -165,16 +171,16 @@ class RelativeToMeanWatcher(ConditionWatcher):
 
 
 def grown(array: NDArray[Any], size: int, fill: float) -> NDArray[Any]:
-    """Return the array with its first axis lengthened to `size`, the new part filled."""
+    """Return the array with its first axis lengthened to `size`; the new elements are `fill`."""
     rest = np.full((size - len(array), *array.shape[1:]), fill, array.dtype)
     return np.concatenate((array, rest))
 
 
 def mask_or_none(mask: Mask) -> Mask | None:
-    """Return None for a mask that marks nothing, so that what depends on it can be left out."""
+    """Return the mask, or None if it marks nothing, so that work that depends on it can be left out."""
     return mask if mask.any() else None
 
 
 def as_indices(slots: Slots, size: int) -> Indices:
-    """Return a selection of slots as indices; `size` is the number of all slots."""
+    """Return a selection of series (a slice or indices) as indices; `size` is the number of all series."""
     return np.arange(size)[slots] if isinstance(slots, slice) else slots

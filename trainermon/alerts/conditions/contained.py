@@ -34,12 +34,12 @@ class ConditionFaults:
 
 
 class ContainedWatcher(ConditionWatcher):
-    """Calls another watcher until that raises its first error, and then gives no verdicts any more.
+    """Passes calls on to another watcher, until that raises an error; from then on the rule gives no verdicts.
 
     Args:
         rule: Name of the rule, for the message.
-        make: Makes the watcher that is asked.
-        faults: Where a fault is noted. One on another rank ends the rule here too.
+        make: Makes the watcher.
+        faults: Where the error is noted. One on another rank ends the rule here too.
     """
 
     def __init__(self, rule: str, make: Callable[[], ConditionWatcher], faults: ConditionFaults) -> None:
@@ -80,7 +80,7 @@ class ContainedWatcher(ConditionWatcher):
 
 
 class ForeignWatcher(ConditionWatcher):
-    """Calls a condition of another package with a copy of the moments, and checks its answers.
+    """Passes a copy of the moments to a condition that another package provides, and checks its answers.
 
     Raises:
         RuleError: It cannot be loaded.

@@ -107,12 +107,12 @@ class Drift:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Exceeds:
-    """The statistic is `times` the largest value that it ever had before.
+    """The condition that the statistic is at least `times` the largest value that it ever had before.
 
     Attributes:
-        times: So many times.
-        warmup: So many values are only learned.
-        adopt: After so many values in a row that exceed it, the new level is learned.
+        times: The factor.
+        warmup: Number of first values that are only learned.
+        adopt: After this many values in a row that exceed it, the new level is learned as the usual one.
     """
 
     times: float
@@ -265,7 +265,10 @@ class Straggler:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Reported:
-    """What only the agent can see holds: it says so itself, see `reported`."""
+    """The condition of rules that no statistic can judge, as `hang`: the agent itself says when it holds.
+
+    See `reported.AgentStatement`.
+    """
 
 
 Criterion = (
@@ -341,7 +344,7 @@ _SIDES: Mapping[type, AlertDirection] = MappingProxyType(
 
 
 def condition_of(criterion: Criterion) -> AlertCondition:
-    """Return which condition this is."""
+    """Return the enum value that names a rule's condition: `AlertCondition.SPIKE` for `Spike`."""
     return _CONDITIONS[type(criterion)]
 
 

@@ -24,14 +24,15 @@ _FURTHER = 1.2  # than a series has swung before
 
 
 class DriftWatcher(ConditionWatcher):
-    """The level of the last values is far from that of those before; the score is how far, in logs or in the limit.
+    """Finds series whose level has moved far from earlier levels.
 
-    It is judged when the values of a level are together: in between nothing can be said, so `for` and `keep` of the
-    rule count levels, not steps. A level is a median, so that a few outliers do not move it. Values with a NaN or Inf
-    among their elements, and for logarithms zeros, do not count. The first levels are passed over, as everything moves
-    at the start. What a series has come to is compared with at most `levels` levels before it, so that a lasting change
-    ends by itself; how far levels usually move from one to the next is what these moved. A series that goes up and down
-    by its nature, as the losses of rivals do, has to go further than it did before.
+    The score is how far, in logs or as a share of the limit. A level is the median of some values, so that a few
+    outliers do not move it. It is judged when the values of a level are together: in between nothing can be said, so
+    `for` and `keep` of the rule count levels, not steps. Values with a NaN or Inf among their elements, and for
+    logarithms zeros, do not count. The first levels are passed over, as everything moves at the start. A level is
+    compared with at most `levels` levels before it, so that a lasting change ends by itself; how far levels usually
+    move from one to the next is what these moved. A series that goes up and down by its nature, as the losses of rivals
+    do, has to go further than it did before.
 
     Cost for 3 000 series: about 0.05 ms CPU a step, and 2 ms when levels are complete.
     """
@@ -124,7 +125,7 @@ def _appended(rows: NDArray[np.float32], newest: NDArray[np.float32]) -> NDArray
 
 
 class ExceedsWatcher(ConditionWatcher):
-    """The value is several times the largest one that there was before; the score is how many times.
+    """Finds values that are several times the largest one that there was before; the score is how many times.
 
     The first values are only learned. Zeros and what is no number are neither judged nor learned.
     """

@@ -37,7 +37,10 @@ _FULL = 0.999
 
 
 class ThresholdWatcher(ConditionWatcher):
-    """The statistic, or the mean of its last values, is above or below a limit; the score is the distance from it."""
+    """Finds series whose statistic, or the mean of its last values, is beyond a limit.
+
+    The score is the distance from it.
+    """
 
     def __init__(self, condition: Threshold, statistic: str) -> None:
         self._limits = _ValueLimits(condition.above, condition.below)
@@ -70,7 +73,7 @@ class ThresholdWatcher(ConditionWatcher):
 
 
 class RatioWatcher(ConditionWatcher):
-    """The ratio of two series of one name is beyond a limit.
+    """Finds series whose ratio to another series of the same name, as gradient to parameter, is beyond a limit.
 
     `judge` takes 17 rows: the moments of the series, those of the divisor, and the learning rate of the step. A ratio
     to zero is not judged: of a parameter that is still zero nothing can be said.
@@ -91,10 +94,10 @@ class RatioWatcher(ConditionWatcher):
 
 
 class SaturatedWatcher(ConditionWatcher):
-    """The largest magnitude has come near the largest number of its type; the score is the share of it.
+    """Finds tensors whose largest magnitude has come near the largest number of their type.
 
-    Series of a type that is not known, or is not one of floating point, are not judged, and neither are those that held
-    the very largest number when they were first seen: masks do by design.
+    The score is the share of it. Series of a type that is not known, or is not one of floating point, are not judged,
+    and neither are those that held the very largest number when they were first seen: masks do by design.
     """
 
     def __init__(self, condition: Saturated) -> None:

@@ -123,7 +123,7 @@ class SpikeWatcher(ConditionWatcher):
 
 
 class FollowedLevel:
-    """Keeps a level of each series that follows its values, and tells how far values miss it.
+    """Keeps for each series a level (an exponential mean) that follows its values; says how far values are from it.
 
     Attributes:
         values: The levels; NaN until they begin.
@@ -135,26 +135,26 @@ class FollowedLevel:
         self._magnitude = np.zeros(0, np.float32)  # 1 for logarithms
 
     def grow(self, size: int) -> None:
-        """Extend the state to `size` series."""
+        """Make room for `size` series."""
         self.values = grown(self.values, size, np.nan)
         self._magnitude = grown(self._magnitude, size, 1.0 if self._logarithmic else np.nan)
 
     def missed_by(self, slots: Slots, seen: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return value minus level, signed; NaN before `begin`.
+        """Return by how much the values `seen` of the series `slots` are above their levels, signed.
 
-        Where values are logarithms it is their difference, else a share of the magnitude.
+        NaN before `begin`. Where values are logarithms it is their difference, else a share of the magnitude.
         """
         missed: NDArray[np.float32] = (seen - self.values[slots]) / self._magnitude[slots]
         return missed
 
     def begin(self, rows: Indices, first: NDArray[np.float32]) -> None:
-        """Set the level of series to the median of their first values."""
+        """Set the level of the series `rows` to the median of their first values, [n, values]."""
         self.values[rows] = np.median(first, axis=1)
         if not self._logarithmic:
             self._magnitude[rows] = np.maximum(np.median(np.abs(first), axis=1), np.float32(_TINY))
 
     def follow(self, slots: Slots, seen: NDArray[np.float32]) -> None:
-        """Move the level towards the values; one that has not begun stays NaN."""
+        """Move the levels of the series `slots` towards the values `seen`; one that has not begun stays NaN."""
         level = self.values[slots]
         self.values[slots] = level + _FOLLOWED * (seen - level)
         if not self._logarithmic:
@@ -162,15 +162,15 @@ class FollowedLevel:
             self._magnitude[slots] = magnitude + _FOLLOWED * (size - magnitude)
 
     def reset(self, rows: Indices) -> None:
-        """Have no level, until `begin`."""
+        """Set the level of the series `rows` to NaN, until `begin`."""
         self.values[rows] = np.nan
 
 
 class UsualMisses:
-    """Keeps by how much the last values of each series missed its level: their trend and their spread.
+    """Keeps by how much the last values of each series missed its level (`FollowedLevel`): trend and spread.
 
     Attributes:
-        window: The misses; at the start, the values that the level begins at.
+        window: The misses, [series, values]; at the start, the values that the level begins at.
         weight: 1 / standard deviation of the misses; NaN during the warm-up.
     """
 
@@ -185,7 +185,7 @@ class UsualMisses:
         self._num_learned = np.zeros(0, np.int32)
 
     def grow(self, size: int) -> None:
-        """Extend the state to `size` series."""
+        """Make room for `size` series."""
         self.window = grown(self.window, size, np.nan)
         self.weight = grown(self.weight, size, np.nan)
         self._next = grown(self._next, size, 0)
@@ -193,7 +193,7 @@ class UsualMisses:
         self._num_learned = grown(self._num_learned, size, 0)
 
     def are_known(self, slots: Slots) -> Mask:
-        """Return which series have their warm-up behind them."""
+        """Return a mask of the series `slots` that have shown enough values to be judged."""
         return np.asarray(~np.isnan(self._trend[slots]))
 
     def score(self, slots: Slots, missed: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -224,7 +224,7 @@ class UsualMisses:
         return started
 
     def reset(self, rows: Indices) -> None:
-        """Learn through another warm-up."""
+        """Forget the misses of the series `rows`, which are then learned anew."""
         self.window[rows] = np.nan
         self._trend[rows] = np.nan
         self._next[rows] = 0
@@ -251,7 +251,7 @@ class UsualMisses:
 
 
 class FirstLevel:
-    """Keeps the mean of the first values of each series, and tells whether a later value matters beside it.
+    """Keeps the mean of the first values of each series, and says whether a later value is large enough to matter.
 
     Args:
         share: A value matters from this share of the first level on; 0 if every one does.
@@ -265,7 +265,7 @@ class FirstLevel:
         self._count = np.zeros(0, np.int32)
 
     def grow(self, size: int) -> None:
-        """Extend the state to `size` series."""
+        """Make room for `size` series."""
         self._first = grown(self._first, size, 0)
         self._count = grown(self._count, size, 0)
 
@@ -279,7 +279,7 @@ class FirstLevel:
             self._first[indices] += (seen[learns] - self._first[indices]) / self._count[indices]
 
     def share_of(self, slots: Slots) -> NDArray[np.float32]:
-        """Return the share of the first level, by its magnitude; of values that are no logarithms."""
+        """Return `share` times the magnitude of the first level, for the series `slots`; not for logarithms."""
         share: NDArray[np.float32] = np.abs(self._first[slots]) * np.float32(self._share)
         return share
 

@@ -18,7 +18,10 @@ from trainermon.core.derived import DERIVED, INFS, NANS, SUM, SUM_SQ, Array
 
 
 class FlatWatcher(ConditionWatcher):
-    """The statistic has not moved away from one value; the score is how little it moved, 1 for not at all."""
+    """Finds series whose statistic hardly moves away from one value.
+
+    The score is how little it moved, 1 for not at all.
+    """
 
     def __init__(self, condition: Flat, statistic: str) -> None:
         self._share = condition.relative_change
@@ -45,7 +48,7 @@ class FlatWatcher(ConditionWatcher):
 
 
 class FrozenWatcher(ConditionWatcher):
-    """The elements are the same as on the step before, by sum and sum of squares, although they always changed before.
+    """Finds tensors whose elements no longer change from step to step, though they did (by sum and sum of squares).
 
     The score is 1 for a series that stands still. Values with a NaN or Inf among their elements, and zeros alone, are
     not judged.
@@ -78,10 +81,10 @@ class FrozenWatcher(ConditionWatcher):
 
 
 class VanishingWatcher(ConditionWatcher):
-    """The magnitude has sunk below a share of the geometric mean of its first values; the score is how far, in logs.
+    """Finds series whose magnitude has sunk below a share of their first values' geometric mean.
 
-    Exact zeros and values with a NaN or Inf among their elements are neither judged nor learned. The first level is
-    kept for ever, also over attempts, so that a decline of any slowness is seen.
+    The score is how far, in logs. Exact zeros and values with a NaN or Inf among their elements are neither judged nor
+    learned. The first level is kept for ever, also over attempts, so that a decline of any slowness is seen.
     """
 
     def __init__(self, condition: Vanishing, statistic: str) -> None:
@@ -120,10 +123,10 @@ class VanishingWatcher(ConditionWatcher):
 
 
 class NotDecreasingWatcher(ConditionWatcher):
-    """The mean of so many values is not less than the least such mean before; the score is how much more it is.
+    """Finds series, as the loss, whose mean over some values is not less than the least such mean before.
 
-    It is judged when the values are together: in between nothing can be said, so `for` and `keep` of the rule count
-    means, not steps.
+    The score is how much more it is. It is judged when the values are together: in between nothing can be said, so
+    `for` and `keep` of the rule count means, not steps.
     """
 
     def __init__(self, condition: NotDecreasing, statistic: str) -> None:

@@ -35,12 +35,12 @@ LADDER = (
 def alertmanager_configuration(
     rules: Sequence[AlertRule], *, controller: str = CONTROLLER, token_file: str = TOKEN_FILE
 ) -> str:
-    """Return the text of the configuration.
+    """Return the text of alertmanager.yml: how alerts are grouped and held back, and sent on to the controller.
 
     Args:
-        rules: Of the agents, the `reported` ones too.
+        rules: Those of the agents, the `reported` ones too.
         controller: Base URL of the controller, or in a job on one node of the agent.
-        token_file: Where Alertmanager finds the token that orders need.
+        token_file: File from which Alertmanager reads the token that orders need.
     """
     text = EXAMPLE.read_text(encoding="utf-8").replace(CONTROLLER, controller).replace(TOKEN_FILE, token_file)
     inhibitions = {"inhibit_rules": [*_ladder(rules), *_consequences(rules)]}

@@ -16,7 +16,7 @@ _HEAD = "# Generated from alerts/ by `make sync`: `trainermon rules prometheus -
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of the subcommand."""
+    """Add the arguments of the subcommand that prints the rules for Prometheus or Alertmanager."""
     parser.add_argument("rules", nargs="?", help="YAML file of the agents' rules (default: the built-in rules)")
     parser.add_argument(
         "--format",
@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Print what was asked for and return 0.
+    """Print the alert rules as files for Prometheus or Alertmanager, as asked for, and return 0.
 
     Raises:
         RuleError: The rules or an argument are wrong.

@@ -77,10 +77,10 @@ def heading(alert: str) -> str:
 
 
 def rule_groups(rules: Sequence[AlertRule], site: SiteSettings | None = None) -> list[dict[str, Any]]:
-    """Return the groups of the rule file, plain and in Prometheus' own terms.
+    """Return the alert rules as groups of Prometheus rules, in mappings that become the YAML of a rule file.
 
     Args:
-        rules: Of the agents, the `reported` ones too.
+        rules: Those of the agents, the `reported` ones too.
         site: What differs from site to site.
 
     Raises:
@@ -102,12 +102,15 @@ def rule_groups(rules: Sequence[AlertRule], site: SiteSettings | None = None) ->
 
 
 def rule_file(groups: Sequence[Mapping[str, Any]]) -> str:
-    """Return the text of a file for `rule_files` of prometheus.yml."""
+    """Return rule groups as the text (YAML) of a file for `rule_files` of prometheus.yml."""
     return _as_yaml({"groups": list(groups)})
 
 
 def custom_resource(groups: Sequence[Mapping[str, Any]], *, name: str, labels: Mapping[str, str]) -> str:
-    """Return the text of a `PrometheusRule` for the Prometheus operator, which chooses by `labels`."""
+    """Return rule groups as the text (YAML) of a `PrometheusRule`, a resource of Kubernetes' Prometheus operator.
+
+    `name` is the resource's; the operator chooses by its `labels`.
+    """
     return _as_yaml(
         {
             "apiVersion": "monitoring.coreos.com/v1",

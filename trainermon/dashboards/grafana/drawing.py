@@ -30,7 +30,7 @@ _STACKED = frozenset({PanelView.BARS, PanelView.AREA})
 
 
 def draw(panel: Panel, board: Board, source: Source) -> Any:
-    """Return the builder of a panel, all but its place."""
+    """Return a builder of Grafana's JSON for a panel (queries, colours, units), all but its place on the board."""
     made: Any = _VIEWS[panel.view](panel)
     made.title(panel.title).description(panel.text).datasource(data_source(source)).unit(panel.unit)
     if panel.decimals is not None:

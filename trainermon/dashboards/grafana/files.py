@@ -12,7 +12,13 @@ FOLDER = Path(__file__).parent / "generated"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DashboardFile:
-    """One generated dashboard: the data source's type, its file name, and its JSON."""
+    """One generated Grafana dashboard.
+
+    Attributes:
+        source: Type of its data source: `prometheus` or `influxdb`.
+        name: Its file name.
+        text: Its JSON.
+    """
 
     source: str
     name: str
@@ -20,12 +26,12 @@ class DashboardFile:
 
     @property
     def body(self) -> dict[str, Any]:
-        """What the file holds."""
+        """The dashboard's JSON, parsed."""
         made: dict[str, Any] = json.loads(self.text)
         return made
 
 
 def dashboards(source: str) -> list[DashboardFile]:
-    """Return all dashboards for a type of data source, `prometheus` or `influxdb`."""
+    """Return all Grafana dashboards for a type of data source, `prometheus` or `influxdb`."""
     paths = sorted((FOLDER / source).glob("*.json"))
     return [DashboardFile(source, path.name, path.read_text(encoding="utf-8")) for path in paths]

@@ -35,7 +35,7 @@ _COLUMNS = 24
 
 
 def render_all() -> dict[Path, str]:
-    """Return the text of every file by its path below the folder of generated files."""
+    """Return the JSON text of every dashboard, by its path below the folder of generated files."""
     return {
         Path(source.value, f"{board.name}.json"): render(board, source)
         for source in Source
@@ -45,7 +45,7 @@ def render_all() -> dict[Path, str]:
 
 
 def render(board: Board, source: Source) -> str:
-    """Return the JSON of one dashboard for one data source."""
+    """Return the JSON of one Grafana dashboard for one data source."""
     made = builders.Dashboard(_TITLE[source].format(board.title)).uid(uid_of(board.name, source))
     made.description(board.text).tags(["trainermon", source.value]).readonly().timezone("browser")
     made.time("now-1h", "now").refresh("30s").tooltip(DashboardCursorSync.CROSSHAIR)
@@ -66,7 +66,7 @@ def render(board: Board, source: Source) -> str:
 
 
 def write_all() -> None:
-    """Write every file, and remove those of dashboards that there are no more."""
+    """Write the JSON file of every dashboard into the package, and remove files of dashboards that no longer exist."""
     wanted = render_all()
     for path in FOLDER.rglob("*.json"):
         if path.relative_to(FOLDER) not in wanted:

@@ -24,27 +24,27 @@ _PLACE = {Source.PROMETHEUS: "place", Source.INFLUXDB: "module"}
 
 
 def uid_of(name: str, source: Source) -> str:
-    """Return the uid of a dashboard; it never changes, so that links from outside stay right."""
+    """Return the uid of a dashboard in Grafana; it never changes, so that links from outside stay right."""
     return f"trainermon-{name}" if source is Source.PROMETHEUS else f"trainermon-{source.value}-{name}"
 
 
 class DataLink(Builder[Any]):
-    """A link of a field. The library builds those of dashboards only, which have more in them.
+    """Builder of a link from a panel's field to another page; the library only builds links of dashboards.
 
     Attributes:
-        body: As Grafana stores it.
+        body: The link as Grafana stores it.
     """
 
     def __init__(self, title: str, url: str) -> None:
         self.body = {"title": title, "url": url}
 
     def build(self) -> dict[str, str]:
-        """Return the body."""
+        """Return the link as Grafana stores it: title and url."""
         return self.body
 
 
 def data_link(panel: Panel, board: Board, source: Source, *, column: TableColumn | None = None) -> DataLink:
-    """Return the link of a panel's series, or of a table's column of ranks."""
+    """Return the link from a panel's series, or from a table's column of ranks, to the dashboard that shows more."""
     name = column.link if column else panel.link
     parts = ["${datasource:queryparam}", "${run:queryparam}"]
     title = _TITLES[name]

@@ -24,7 +24,7 @@ class PanelView(str, enum.Enum):
 
 
 class Source(str, enum.Enum):
-    """Where the numbers come from; the value is Grafana's type of data source."""
+    """The data source that a dashboard queries; the value is Grafana's name for its type."""
 
     PROMETHEUS = "prometheus"
     INFLUXDB = "influxdb"
@@ -129,13 +129,13 @@ class Panel:
     empty: str = ""
 
     def queries(self, source: Source) -> tuple[PanelQuery, ...]:
-        """Return the queries for a data source."""
+        """Return the panel's queries for a data source; () if it is not in that set of dashboards."""
         return self.prometheus if source is Source.PROMETHEUS else self.influxdb
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PanelRow:
-    """Panels under one heading; they flow from left to right and wrap."""
+    """A row of a dashboard: panels under one heading, which flow from left to right and wrap."""
 
     title: str
     panels: tuple[Panel, ...]
@@ -160,5 +160,8 @@ class Board:
     picks: tuple[str, ...] = ()
 
     def picks_in(self, source: Source) -> tuple[str, ...]:
-        """Return what is picked by with a data source: points in InfluxDB do not say their rank's stage."""
+        """Return the variables (stage, rank, module) that a reader can choose by with this data source.
+
+        Points in InfluxDB do not say their rank's stage.
+        """
         return tuple(pick for pick in self.picks if source is Source.PROMETHEUS or pick != "stage")

@@ -48,12 +48,12 @@ class DataSource:
 
     @property
     def name(self) -> str:
-        """Its name, and its uid."""
+        """The data source's name in Grafana, which is its uid too."""
         return f"trainermon-{self.kind}"
 
     @property
     def body(self) -> dict[str, Any]:
-        """What Grafana's API is sent; without secrets."""
+        """The JSON that Grafana's API is sent to create the data source; without secrets."""
         options: dict[str, Any] = {"httpMethod": "POST", "timeInterval": SCRAPE_INTERVAL}
         if self.kind == "influxdb":
             options = {"httpMode": "POST", "version": "InfluxQL", "dbName": self.database}
@@ -68,7 +68,7 @@ class DataSource:
 
 
 def files(source: str, data_source: DataSource | None, *, path: str) -> Mapping[Path, str]:
-    """Return the text of every file by its path.
+    """Return the files by which Grafana loads the dashboards at its start (provisioning), as text by path.
 
     Args:
         source: Which set: `prometheus` or `influxdb`.

@@ -22,7 +22,7 @@ _OF_GRAFANA = frozenset({"id", "version"})
 
 
 class Grafana:
-    """A running Grafana.
+    """A client of a running Grafana, which brings dashboards there.
 
     Args:
         url: Its address, with the path that it is served under, if any.
@@ -56,7 +56,7 @@ class Grafana:
         )
 
     def push(self, source: str, data_source: DataSource | None) -> Iterator[tuple[str, str]]:
-        """Yield what was brought there, and whether it was created, updated or unchanged.
+        """Create or update all dashboards in Grafana; yield the title of each, and `created`, `updated` or `unchanged`.
 
         Args:
             source: Which set of dashboards: `prometheus` or `influxdb`.

@@ -50,12 +50,12 @@ _SINGLE = frozenset({"run", "module"})
 
 
 def data_source(source: Source) -> DataSourceRef:
-    """Return the reference by which every panel asks the data source that was picked."""
+    """Return the reference through which every panel uses the data source that the reader picked."""
     return DataSourceRef(type_val=source.value, uid="${datasource}")
 
 
 def variables(board: Board, source: Source) -> Iterator[Builder[Any]]:
-    """Return what is picked at the top of a dashboard: the data source, the run, and what the board picks by."""
+    """Yield the variables at the top of a dashboard: the data source, the run, and what narrows the board down."""
     yield builders.DatasourceVariable("datasource").label("Data source").type(source.value)
     texts = _PROMETHEUS if source is Source.PROMETHEUS else _INFLUXDB
     for name in ("run", *board.picks_in(source)):
@@ -68,7 +68,7 @@ def variables(board: Board, source: Source) -> Iterator[Builder[Any]]:
 
 
 def target(panel: Panel, query: PanelQuery, source: Source, ref_id: str) -> Builder[Dataquery]:
-    """Return one query of a panel."""
+    """Return the builder of one query of a panel, in Grafana's JSON; `ref_id` is its letter there."""
     if source is Source.INFLUXDB:
         return _InfluxQL(query, ref_id=ref_id, is_table=panel.view is PanelView.TABLE)
     made = prometheus.Dataquery().expr(query.text).ref_id(ref_id).datasource(data_source(source))
@@ -81,7 +81,10 @@ def target(panel: Panel, query: PanelQuery, source: Source, ref_id: str) -> Buil
 
 
 def marks(source: Source) -> list[dict[str, Any]]:
-    """Return what is marked in every panel over time: alerts and escalations, which only Prometheus knows of."""
+    """Return the annotations of a dashboard: alerts and escalations over time.
+
+    [] for InfluxDB, which does not have them.
+    """
     if source is Source.INFLUXDB:
         return []
     fired = f"sum by (rule, severity) (trainermon_alerts_firing{{{RUN}}}) > 0"

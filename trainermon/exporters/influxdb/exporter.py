@@ -45,21 +45,21 @@ _log = logging.getLogger(__name__)
 
 
 class LineServer(Protocol):
-    """Accepts lines of points; `InfluxDBServer` is one."""
+    """Interface of a server that accepts points in InfluxDB's line protocol; `InfluxDBServer` is one."""
 
     def write(self, lines_gz: bytes) -> ServerAnswer:
-        """Send gzip-compressed lines; return how the server answered."""
+        """Send gzip-compressed lines of points; return how the server answered."""
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close the connections to the server."""
 
 
 class InfluxDBExporter(StoreExporter):
-    """Sends the committed segments of one node to an InfluxDB.
+    """Sends the committed segments of one node to an InfluxDB server, as points.
 
     Args:
-        settings: Where the segments are, and where the server.
-        server: Instead of the one that the settings name.
+        settings: Where the segments are, and which server.
+        server: Used instead of the one that the settings name.
         wait: Waits for so many seconds, less once the event is set; for tests that have no time.
 
     Raises:
@@ -83,11 +83,14 @@ class InfluxDBExporter(StoreExporter):
         self._counts = dict.fromkeys((_POINTS, _REJECTED, _NONFINITE, _RETRIES, _WAITING), 0.0)
 
     def metrics(self) -> Mapping[str, float]:
-        """Return points, retries and the like by metric; the time of the last success only once there was one."""
+        """Return, by name of metric, the numbers of points, retries and the like.
+
+        The time of the last success is there only once there was one.
+        """
         return dict(self._counts)
 
     def send(self, stop: threading.Event) -> None:
-        """Send every committed segment that was not sent.
+        """Send every committed segment that was not sent yet, and remember which are; returns soon once `stop` is set.
 
         Raises:
             StoreError: A segment cannot be read, or its end not be noted; the next call begins with it again.
@@ -178,7 +181,7 @@ class InfluxDBExporter(StoreExporter):
 
 
 def compress(lines: list[str]) -> bytes:
-    """Return lines as one gzip-compressed body; level 6 would cost as much again as everything else together."""
+    """Return lines of points as one gzip-compressed body, at a low level: 6 would cost as much as all the rest."""
     compressor = zlib.compressobj(1, zlib.DEFLATED, _GZIP)
     return compressor.compress("\n".join(lines).encode("utf-8", "replace")) + compressor.flush()
 

@@ -17,14 +17,19 @@ _UNSPEAKABLE = re.compile(r"[\n\r\t]|\\(?=[,= \\]|$)")
 
 
 class PointLines(NamedTuple):
-    """Points as text, and how many values are missing from them because they are not finite."""
+    """Points in InfluxDB's line protocol.
+
+    Attributes:
+        text: One line per point.
+        num_nonfinite: How many values are missing from them because they are not finite.
+    """
 
     text: list[str]
     num_nonfinite: int
 
 
 def series_text(measurement: str, tags: Mapping[str, str]) -> str:
-    r"""Return the text before a point's fields: measurement, tags in order of their keys, one space.
+    r"""Return the text before a point's fields in line protocol: measurement, tags in order of their keys, one space.
 
     A tag without a value is left out, as the format has no empty ones.
 
@@ -45,7 +50,9 @@ def time_text(time_s: float) -> str:
 
 
 def point(series: str, integers: Mapping[str, int], floats: Mapping[str, float], time: str) -> tuple[str, int]:
-    """Return the line of a point, and how many of `floats` are not in it because they are not finite.
+    """Return the line of a point in line protocol, and how many of `floats` are left out because they are not finite.
+
+    `series` is from `series_text`, `time` from `time_text`.
 
     >>> point("m,rank=0 ", {"step": 7}, {"loss": 0.1, "norm": float("inf")}, " 12")
     ('m,rank=0 step=7i,loss=0.1 12', 1)

@@ -62,13 +62,13 @@ class _StepField(NamedTuple):
 
 
 class RankPoints:
-    """Converts blocks of one rank into points for InfluxDB.
+    """Converts the blocks (steps) of one rank into points for InfluxDB.
 
     Args:
         run_id: Value of the tag `run`.
         rank: Value of the tag `rank`.
         table: The rank's series; rows of a block are numbered by it.
-        budget: Most series.
+        budget: The largest number of series in InfluxDB.
     """
 
     def __init__(self, run_id: str, rank: int, table: Sequence[StoredSeries], *, budget: int) -> None:
@@ -96,7 +96,7 @@ class RankPoints:
         self._rows = np.zeros((len(STATISTICS), len(keys)))
 
     def lines(self, block: StatBlock, *, attempt: int) -> PointLines:
-        """Return the points of a block, whose `series` are places in the table."""
+        """Return the points of one block in line protocol; its `series` are positions in the table."""
         series, values = np.asarray(block.series), np.asarray(block.values)
         time = time_text(block.time_s)
         self._rows[:] = 0.0

@@ -23,7 +23,13 @@ _UNAUTHORIZED = (401, 403)
 
 
 class ServerAnswer(NamedTuple):
-    """The answer of the server: HTTP status, 0 for none; the reason; the pause that it asks for, in seconds."""
+    """The answer of the InfluxDB server to a write.
+
+    Attributes:
+        status: HTTP status; 0: there was no answer.
+        message: The reason.
+        retry_after_s: The pause in seconds that it asks for; 0: none.
+    """
 
     status: int
     message: str = ""

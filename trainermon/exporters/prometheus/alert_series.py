@@ -23,7 +23,7 @@ _URGENCY = {severity.value: number for number, severity in enumerate(reversed(Se
 
 
 class AlertSeries:
-    """Keeps the metrics of the alerts of one run on one node.
+    """Keeps the metrics in `/metrics` that tell of alerts of one run on one node.
 
     Args:
         run_id: Value of the label `run`.
@@ -42,7 +42,7 @@ class AlertSeries:
         return 2 * len({*self._rules, *self._total})
 
     def set(self, alerts: Collection[Alert], *, now_s: float) -> None:
-        """Replace the alerts that are shown.
+        """Replace the alerts that the metrics show.
 
         Args:
             alerts: Every alert of the run on this node, in its last state.

@@ -60,7 +60,10 @@ class SeriesBudget:
 
 
 def share(demands: Mapping[_Name, int], limit: int) -> dict[_Name, int]:
-    """Return, by name, how many of `limit` it gets: equal parts, and what one does not need goes to the others."""
+    """Divide `limit` among names: return what each gets of its demand, in equal parts.
+
+    What one does not need the others get.
+    """
     granted: dict[_Name, int] = {}
     for position, name in enumerate(sorted(demands, key=lambda name: (demands[name], str(name)))):
         granted[name] = min(demands[name], limit // (len(demands) - position))
@@ -88,13 +91,14 @@ def outermost(names: Iterable[str], limit: int) -> list[str]:
 
 
 def roll_up(elements: Mapping[str, int], limit: int) -> dict[str, str]:
-    """Return the label under which each name is shown, with at most `limit` different labels.
+    """Choose, for each module name, the label under which it is shown, so that there are at most `limit` labels.
 
     Args:
         elements: Number of elements by dotted name; more elements are shown in more detail.
         limit: Most labels; 0 gives an empty result.
 
-    The same input gives the same output, whatever its order. Linear in the length of all names, plus a sort.
+    A label is the name itself or a module above it. The same input gives the same output, whatever its order. Linear in
+    the length of all names, plus a sort.
     """
     if limit <= 0:
         return {}

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class Exposition:
-    """Renders the metrics of one run on one node for Prometheus.
+    """Holds the metrics of one run on one node, and renders the text that Prometheus scrapes from `/metrics`.
 
     Args:
         run_id: Value of the label `run`.
@@ -115,7 +115,7 @@ class Exposition:
         values[key] = values.get(key, 0.0) + amount
 
     def render(self, accept: str | None = None) -> tuple[bytes, str]:
-        """Return the exposition and its content type, in the format that the `Accept` header asks for."""
+        """Return the text of `/metrics` and its content type, in the format that the `Accept` header asks for."""
         begin = self._clock()
         openmetrics = prefers_openmetrics(accept)
         values = self._node.values

@@ -37,7 +37,14 @@ class _ModuleQuantity(NamedTuple):
 
 
 class ModuleKey(NamedTuple):
-    """Identifies what one series of a module shows."""
+    """What one Prometheus series of a module shows.
+
+    Attributes:
+        kind: Which kind of tensor: `grad_reduced`, `actv` …
+        metric: Name of the metric.
+        module: The module, or a module above it.
+        slot: Which tensor of its call: `output.0`; "": none.
+    """
 
     kind: Kind
     metric: str
@@ -52,12 +59,12 @@ class ModuleKey(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleSeries:
-    """Chooses the modules shown of one rank, and computes their values.
+    """Chooses which modules of one rank are shown in `/metrics`, and computes their values.
 
     Attributes:
-        shown: What each group shows.
-        groups: Group of each series id, `len(shown)` for a series that is not shown.
-        slices: Metric and groups of each quantity.
+        shown: What each group (one Prometheus series) shows.
+        groups: By series id, its group; `len(shown)` for a series that is not shown.
+        slices: For each metric, its name and which groups it has.
         rolled_up: Number of series that are shown under another name than their own.
         left_out: Number of series for which there was no room.
     """
@@ -102,13 +109,13 @@ class ModuleSeries:
     def values(
         self, finite: Array, sums: Array, sum_sq: Array, largest: Array
     ) -> Iterator[tuple[str, slice, list[float]]]:
-        """Return the groups of each metric and their values, NaN or -Inf where nothing finite is known.
+        """Yield each metric with its groups and their values: NaN or -Inf where nothing finite is known.
 
         Args:
             finite: Number of finite elements by series id.
             sums: Their sum by series id.
             sum_sq: Sum of their squares by series id.
-            largest: The largest of them by series id; without one it does not matter.
+            largest: The largest of them by series id; any number without one.
         """
         size = len(self.shown)
         numbers, totals, squares = (

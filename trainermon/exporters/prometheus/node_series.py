@@ -33,7 +33,7 @@ _BY_LABEL = frozenset(
 
 
 class NodeHistograms:
-    """Histograms over all ranks of the node.
+    """The Prometheus histograms that count all ranks of the node together.
 
     Attributes:
         step: Durations of steps, in jobs with too many ranks for one each; else None.
@@ -67,13 +67,13 @@ class NodeHistograms:
             yield WAIT_DURATION.name, histogram
 
     def reset(self) -> None:
-        """Remove the histograms of all ranks."""
+        """Remove the histograms."""
         self.step = None
         self._waits.clear()
 
 
 class NodeSeries:
-    """Keeps the metrics of the run and the agent, `AlertSeries`, and `NodeHistograms`.
+    """Keeps the metrics of a run and its agent that belong to no single rank, with those of alerts and histograms.
 
     Args:
         run_id: Value of the label `run`.
@@ -81,7 +81,7 @@ class NodeSeries:
 
     Attributes:
         values: By metric, the series that have no label but `run`; NaN where a gauge is not known.
-        alerts: Of all ranks.
+        alerts: Metrics of alerts.
         histograms: Over all ranks.
     """
 
@@ -103,7 +103,7 @@ class NodeSeries:
         return len(self.values) + labelled + len(self.alerts) + len(self.histograms) + 1  # the last: run_info
 
     def group(self, name: str, label: Mapping[str, str]) -> tuple[dict[str, float], str]:
-        """Return the samples to which a metric's value belongs, and its key there.
+        """Return the mapping that holds the metric `name`'s value with this label, and its key in there.
 
         Raises:
             ValueError: It is no metric of the agent that is set from outside, or has other labels.
@@ -130,7 +130,7 @@ class NodeSeries:
             self._info = sample_prefix(INFO, labels)
 
     def refresh(self) -> None:
-        """Update the metrics of the agent's own process."""
+        """Update the metrics of the agent's own process, as its memory."""
         usage = resource.getrusage(resource.RUSAGE_SELF)
         resident_pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
         self.values |= {
@@ -152,5 +152,5 @@ class NodeSeries:
         yield from self.histograms.all()
 
     def end_run(self) -> None:
-        """Remove what was shown of ranks."""
+        """Remove the metrics that describe ranks; the agent's own stay."""
         self.histograms.reset()

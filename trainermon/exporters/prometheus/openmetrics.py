@@ -44,7 +44,12 @@ class BucketExemplar(NamedTuple):
 
 
 class BucketCounts:
-    """Cumulative buckets of one series, and the newest observation of each bucket as its exemplar."""
+    """A Prometheus histogram of one series: cumulative buckets, each with its newest observation (exemplar).
+
+    Args:
+        metric: The metric, with the limits of its buckets.
+        labels: Its labels.
+    """
 
     def __init__(self, metric: Metric, labels: Mapping[str, str]) -> None:
         self._bounds = metric.buckets
@@ -61,7 +66,10 @@ class BucketCounts:
         return len(self._counts) + 2
 
     def observe(self, exemplar: BucketExemplar) -> None:
-        """Count one value; one that is negative (a clock was set back) or not finite would spoil the sum for ever."""
+        """Count the value of `exemplar` in its bucket; one that is negative or not finite is ignored.
+
+        A negative one (a clock was set back) or NaN would spoil the sum for ever.
+        """
         if not 0 <= exemplar.value < math.inf:
             return
         bucket = bisect.bisect_left(self._bounds, exemplar.value)
@@ -70,7 +78,7 @@ class BucketCounts:
         self._exemplars[bucket] = exemplar
 
     def lines(self, *, openmetrics: bool) -> Iterable[str]:
-        """Return the lines of all its series; exemplars only in OpenMetrics, which alone has them."""
+        """Return the lines of buckets, sum and count in Prometheus' text format; exemplars only with `openmetrics`."""
         cumulative = list(itertools.accumulate(self._counts))
         for prefix, count, exemplar in zip(self._buckets, cumulative, self._exemplars, strict=True):
             yield f"{prefix}{count}{_exemplar_text(exemplar) if openmetrics else ''}"
@@ -79,7 +87,9 @@ class BucketCounts:
 
 
 def sample_prefix(metric: Metric, labels: Mapping[str, str], *, suffix: str = "") -> str:
-    """Return the text in front of a value: name, labels in the order given, one space.
+    """Return the text in front of a value in `/metrics`: name, labels in the order given, one space.
+
+    `suffix` is added to the name, as `_total`.
 
     Raises:
         ValueError: The metric or one of the labels is not in the catalogue.
@@ -93,7 +103,7 @@ def sample_prefix(metric: Metric, labels: Mapping[str, str], *, suffix: str = ""
 
 
 def label_text(labels: Mapping[str, str]) -> str:
-    """Return `name="value",…` with the values escaped."""
+    """Return labels as they stand in `/metrics`: `name="value",…`, with the values escaped."""
     return ",".join(f'{name}="{_escape(value)}"' for name, value in labels.items())
 
 
@@ -107,7 +117,10 @@ def format_number(value: float) -> str:
 def render_families(
     families: Iterable[tuple[Metric, Sequence[MetricSamples | BucketCounts]]], *, openmetrics: bool
 ) -> bytes:
-    """Return the exposition of `families`, each metric at most once, metrics without a sample left out."""
+    """Return the text of `/metrics`, in UTF-8, for metrics with their samples; metrics without a sample are left out.
+
+    Each metric may come at most once. `openmetrics` chooses that format over Prometheus' own.
+    """
     parts: list[str] = []
     for metric, groups in families:
         if any(map(len, groups)):

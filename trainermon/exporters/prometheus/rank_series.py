@@ -46,7 +46,13 @@ _COUNT, _SUM = STATISTICS.index("count"), STATISTICS.index("sum")
 
 
 class RankTable(NamedTuple):
-    """A rank's series table: its header, keys, and placements parallel to the keys or shorter."""
+    """A rank's series table.
+
+    Attributes:
+        header: The rank's journal header.
+        keys: The series, by id.
+        placements: How the tensor of each is placed; parallel to `keys`, or shorter.
+    """
 
     header: Header
     keys: Sequence[SeriesKey]
@@ -54,7 +60,7 @@ class RankTable(NamedTuple):
 
 
 class RankHistograms:
-    """How long a rank's steps took, and how long it waited in collectives.
+    """Counts, in histograms for Prometheus, how long a rank's steps took and how long it waited in collectives.
 
     Attributes:
         step: The rank's own histogram of steps, or the one that all ranks share; None before a table is known.
@@ -66,7 +72,10 @@ class RankHistograms:
         self._node: NodeHistograms | None = None
 
     def register(self, node: NodeHistograms) -> int:
-        """Count in the histograms of `node`; return how many series the rank's own one has, 0 if it has none."""
+        """Create or find the histograms in `node`.
+
+        Return how many series the rank's own one has, 0 if it shares one.
+        """
         self._node = node
         self.step = node.step or self.step or BucketCounts(STEP_DURATION, self._labels)
         return len(self.step) if node.step is None else 0
@@ -86,7 +95,7 @@ class RankHistograms:
 
 
 class RankSeries:
-    """Keeps the metrics of one rank.
+    """Keeps the Prometheus metrics of one rank.
 
     Attributes:
         told: The metrics in `TOLD`, set from outside.
@@ -113,11 +122,11 @@ class RankSeries:
         return bool(self._version)
 
     def register(self, table: RankTable, *, budget: int, node: NodeHistograms) -> None:
-        """Choose the series of a table; does nothing if it was registered with this budget before.
+        """Choose which series of a rank's table are shown; does nothing if it was registered with this budget before.
 
         Args:
-            table: Of the rank's newest attempt; within an attempt it only grows.
-            budget: Most series of this rank.
+            table: That of the rank's newest attempt; within an attempt it only grows.
+            budget: The largest number of series of this rank.
             node: Where the steps and waiting times of all ranks are counted.
         """
         header, keys, placements = table
@@ -142,7 +151,7 @@ class RankSeries:
         self.left_out += self._modules.left_out
 
     def update(self, block: StatBlock) -> None:
-        """Take the rows of a block; rows of series that are not in it stay as they were."""
+        """Set the metrics to the rows of a block (one step); metrics of series that are not in it stay as they were."""
         self._values.update(block)
         self._histograms.observe(block, self._values)
 

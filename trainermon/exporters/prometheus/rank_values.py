@@ -105,7 +105,7 @@ class RankValues:
             self.totals.setdefault(scalar.identity, 0.0)
 
     def update(self, block: StatBlock) -> None:
-        """Take the rows of a block; rows of series that are not in it stay as they were."""
+        """Store the rows of a block (one step); rows of series that are not in it stay as they were."""
         series, values = np.asarray(block.series), np.asarray(block.values)
         bad = values[_NANS] + values[_INFS]
         self._forget_and_add(series, values[_SUM])
@@ -119,16 +119,19 @@ class RankValues:
         self.step, self.time_s = block.step, block.time_s
 
     def mean(self, ids: Array) -> float:
-        """Return the mean over the finite elements of series; NaN without any."""
+        """Return the mean of the finite elements of the series `ids`; NaN without any."""
         finite = float(self.rows[0, ids].sum())
         return float(self.rows[1, ids].sum()) / finite if finite else math.nan
 
     def loss(self, ids: Array) -> float:
-        """Return the mean loss; infinity if any part of it was not finite."""
+        """Return the mean of the losses `ids`; infinity if any part was not finite."""
         return math.inf if self._bad[ids].any() else self.mean(ids)
 
     def norm(self, ids: Array) -> float:
-        """Return the norm over series; NaN if any part of it was not finite, or nothing is known."""
+        """Return the norm (root of the sum of squares) over the series `ids`.
+
+        NaN if a part was not finite or none is known.
+        """
         is_known = self.rows[0, ids].any() and not self._bad[ids].any()
         return math.sqrt(float(self.rows[2, ids].sum())) if is_known else math.nan
 

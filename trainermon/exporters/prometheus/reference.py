@@ -54,7 +54,7 @@ What does not fit is merged or left out when series are registered, by names and
 
 
 def render_reference() -> str:
-    """Return the whole page as Markdown."""
+    """Return the page `docs/reference/metrics.md`, generated from the catalogue of metrics, kinds and statistics."""
     parts = [_HEAD, "## Metrics\n", *_metrics(), _budget(), "## Kinds\n", *_rows(("Kind", "What it is"), _kinds())]
     parts += ["## Statistics\n", "The first eight are stored and merge exactly; the others are derived when read.\n"]
     parts += _rows(("Statistic", "What it is", "Stored"), _statistics())

@@ -59,12 +59,12 @@ _IS_TOTAL_ALREADY = "sequence"
 
 
 class ScalarSeries(NamedTuple):
-    """A value of its own.
+    """A Prometheus series that shows one number of a step, as the loss, or of a process group.
 
     Attributes:
-        metric: Its metric.
+        metric: Name of the metric.
         labels: What it has beside run and rank: nothing, or one label.
-        ids: The series that it is made of: micro steps of one step, or all calls of a process group.
+        ids: The ids of the series that it is made of: micro steps of one step, or all calls of a process group.
         adds_up: It is the sum over all steps, not the mean of the newest one.
     """
 
@@ -75,18 +75,21 @@ class ScalarSeries(NamedTuple):
 
     @property
     def identity(self) -> tuple[str, str]:
-        """What is the same whenever the series table grows: metric and value of the label."""
+        """A key that stays the same when the series table grows: metric and value of the label."""
         return self.metric, "".join(self.labels.values())
 
 
 def losses(keys: Sequence[SeriesKey]) -> list[ScalarSeries]:
-    """Return the training loss, if there is one."""
+    """Return the Prometheus series for the training loss; [] if the rank records none."""
     ids = [number for number, key in enumerate(keys) if key.kind is Kind.LOSS and key.name == LOSS_SERIES]
     return [_scalar(LOSS, {}, ids)] if ids else []
 
 
 def step_values(keys: Sequence[SeriesKey]) -> list[ScalarSeries]:
-    """Return the numbers of the step but for its duration, what the rank measures before what the script records."""
+    """Return the Prometheus series for the numbers of the step: those measured, then those that the script records.
+
+    The duration of the step is not among them.
+    """
     measured: dict[str, list[int]] = {}
     rates: dict[str, list[int]] = {}
     recorded: dict[str, list[int]] = {}
@@ -107,7 +110,10 @@ def step_values(keys: Sequence[SeriesKey]) -> list[ScalarSeries]:
 
 
 def collectives(keys: Sequence[SeriesKey]) -> list[ScalarSeries]:
-    """Return what is known of each process group; waiting times of all its operations and calls are one value."""
+    """Return the Prometheus series of each process group.
+
+    Waiting times of all its operations and calls are one value.
+    """
     found: dict[str, dict[str, list[int]]] = {}
     for number, key in enumerate(keys):
         if key.kind is Kind.COMM and key.slot in _COLLECTIVES:

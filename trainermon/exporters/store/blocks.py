@@ -65,7 +65,7 @@ def newest_segments(directory: Path, max_rows: int = MAX_ROWS) -> list[tuple[Pat
 
 
 def read_rows(path: Path) -> None:
-    """Read a segment in full, from beginning to end.
+    """Read all rows of a segment and throw them away, to find out whether it can be read.
 
     Raises:
         StoreError: That is not possible.

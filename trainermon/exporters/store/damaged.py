@@ -51,7 +51,10 @@ def set_aside_unreadable(paths: Iterable[Path], read: Callable[[Path], object] =
 
 
 def damaged(directory: Path) -> list[Path]:
-    """Return the segments of a directory that were set aside, sorted; none if it does not exist."""
+    """Return the segments of a directory that were renamed because they are damaged, sorted.
+
+    [] if it does not exist.
+    """
     return sorted(directory.glob(f"*.parquet{DAMAGED}"))
 
 

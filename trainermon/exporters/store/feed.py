@@ -53,7 +53,9 @@ class StoreFeed(StoreExporter):
         return dict(self._counts)
 
     def send(self, stop: threading.Event) -> None:
-        """Pass committed steps to the exporter; returns soon once `stop` is set, and repeats that segment next time.
+        """Pass the steps that were committed and not written yet to the exporter; returns soon once `stop` is set.
+
+        A segment that was interrupted is repeated next time.
 
         Raises:
             OSError: The exporter could not write; the next call begins with the segment again.
@@ -119,7 +121,7 @@ class StoreFeed(StoreExporter):
 
 
 def store_exporter(name: str, settings: ExportSettings) -> StoreExporter:
-    """Return a new exporter of the form `name` that follows the store.
+    """Return a new exporter of the form `name` (`csv`, `tensorboard`, `influxdb` …) that follows the store.
 
     Raises:
         ConfigError: There is none of that name, or it cannot be made.

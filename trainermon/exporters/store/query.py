@@ -69,7 +69,13 @@ Examples:
 
 
 class QueryResult(NamedTuple):
-    """The rows of a query; `is_cut` if there were more than the limit."""
+    """The answer to an SQL query.
+
+    Attributes:
+        columns: Names of the columns.
+        rows: The rows.
+        is_cut: Whether there were more rows than the limit.
+    """
 
     columns: list[str]
     rows: list[tuple[Any, ...]]
@@ -89,7 +95,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Print the answer; returns 0.
+    """Run an SQL query over a run (`trainermon query`) and print the answer; returns 0.
 
     Raises:
         QueryError: The query is wrong, or there is no such run.

@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 def culprits(items: Sequence[T], works: Callable[[Sequence[T]], bool]) -> list[T]:
-    """Return the items without which the others work; all of them where no single one is to blame.
+    """Find the items for which `works` fails, by halving; return them, or all if no single one is to blame.
 
     Costs one call of `works` for each half that is looked at: about 2 log2(n) for each item that is found.
     """

@@ -94,7 +94,7 @@ def compact(directory: Path, retention: RetentionPolicy, *, now_s: float) -> int
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Compact one directory; returns 0, or 1 if it could not be read or written."""
+    """Merge old segments of one directory, as a process that the agent starts; returns 0, or 1 if that failed."""
     parser = argparse.ArgumentParser(description="Merge the segments of a node until they keep to their budget.")
     parser.add_argument("directory", type=Path)
     parser.add_argument("--max-bytes", type=int, default=RetentionPolicy.max_bytes)

@@ -70,7 +70,9 @@ class _SeriesTable:
 
 
 class SegmentFollower:
-    """Follows one directory of segments. A lock keeps other processes from using the same state file.
+    """Lists the segments of one directory that were not processed yet, and remembers in a file which were.
+
+    A lock keeps other processes from using the same file.
 
     Args:
         directory: The segments of one node.
@@ -96,7 +98,7 @@ class SegmentFollower:
 
     @property
     def num_ranks(self) -> int:
-        """How many ranks were ever seen."""
+        """Number of ranks that segments have had so far."""
         return len(self._tables)
 
     def waiting(self) -> list[SegmentFile]:
@@ -104,7 +106,7 @@ class SegmentFollower:
         return [segment for segment in cover(self._directory) if segment.last > self._last]
 
     def waiting_bytes(self) -> int:
-        """Return the size of the segments that are not done."""
+        """Return the size in bytes of the segments that are not done."""
         return sum(_size(segment.path) for segment in self.waiting())
 
     def table(self, rank: int) -> list[StoredSeries]:
@@ -112,10 +114,10 @@ class SegmentFollower:
         return self._tables[rank].rows
 
     def read(self, segment: SegmentFile) -> list[RankBlock]:
-        """Return what is in a segment and not done, in order of attempt, step and rank.
+        """Return the blocks (steps of ranks) in a segment that are not done, in order of attempt, step and rank.
 
-        A merge may have put rows that are done and rows that are not into one segment: those that are done are left
-        out by their step.
+        A merge may have put rows that are done and rows that are not into one segment: those that are done are left out
+        by their step.
 
         Raises:
             StoreError: It cannot be read; it may have been merged into another one since it was listed.
@@ -211,12 +213,12 @@ class SegmentFollower:
 
 
 def state_file(node_dir: Path, name: str) -> Path:
-    """Return the file in which an exporter notes how far it has come."""
+    """Return the path of the file in which the exporter `name` notes how far it has come."""
     return node_dir / f"{name}.state.json"
 
 
 def forget(node_dir: Path, name: str) -> None:
-    """Reset an exporter's state, so that it begins again with the first segment.
+    """Delete the notes of the exporter `name` on how far it has come, so that it begins again with the first segment.
 
     Raises:
         StoreError: Another process is at it.

@@ -75,11 +75,17 @@ _NAME = re.compile(r"(\d{10})-(\d{10})\.parquet")
 
 
 class OtherFormatError(ValueError):
-    """A segment was written by another release; it is not damaged."""
+    """Raised for a segment that another release wrote, in a format that this one cannot read; it is not damaged."""
 
 
 class SegmentFile(NamedTuple):
-    """A segment by its name: the numbers `first` to `last`, both included."""
+    """A segment (Parquet file of the store), by its name.
+
+    Attributes:
+        first: The first number that it covers.
+        last: The last; a merged segment covers several.
+        path: The file.
+    """
 
     first: int
     last: int
@@ -87,7 +93,12 @@ class SegmentFile(NamedTuple):
 
 
 class JournalPosition(NamedTuple):
-    """How far the journal of a rank has been stored, and by which attempt the record before it was written."""
+    """How far the journal of a rank has been stored.
+
+    Attributes:
+        attempt: The start of the job that wrote the last stored record.
+        cursor: File and offset behind it.
+    """
 
     attempt: int
     cursor: Cursor
@@ -112,7 +123,7 @@ class SegmentMetadata:
     last_time_s: float = 0.0
 
     def to_json(self) -> str:
-        """Return the text that stands in the file."""
+        """Return the metadata as the JSON text that stands in the segment's footer."""
         return json.dumps(
             {
                 "format": FORMAT_VERSION,
@@ -130,7 +141,7 @@ class SegmentMetadata:
 
     @classmethod
     def from_json(cls, text: str) -> SegmentMetadata:
-        """Return the metadata that `to_json` wrote.
+        """Parse the JSON text that `to_json` made.
 
         Raises:
             ValueError, KeyError, TypeError: It was written in another format.

@@ -129,7 +129,13 @@ class _WriterDatabase:
 
 @dataclasses.dataclass(slots=True)
 class SetAside:
-    """The losses of a node's store: how many rows were refused, why the newest was, and the damaged segments."""
+    """What a node's store has lost.
+
+    Attributes:
+        num_rows: Number of rows that could not be stored.
+        reason: Why the newest of them could not.
+        damaged: The segments that cannot be read any more.
+    """
 
     num_rows: int = 0
     reason: str = ""
@@ -138,7 +144,10 @@ class SetAside:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentBatch:
-    """A segment that is ready to be written: its rows, number and metadata are fixed."""
+    """The rows of a segment that is ready to be written; rows, number and metadata are fixed.
+
+    `path` is where it will be written, `set_aside` what cannot be.
+    """
 
     path: Path
     parts: tuple[_BlockPart, ...]
@@ -217,7 +226,7 @@ class SegmentBatch:
 
 
 class SegmentWriter:
-    """Gathers blocks and commits them as the segments of one directory, whose only writer it is.
+    """Collects blocks (steps of ranks) and commits them as the segments of one directory, whose only writer it is.
 
     Whatever an interrupted predecessor left is removed at the start, and what is damaged is set aside. Memory: what was
     added since the last `seal`, see `size_bytes`.
@@ -276,7 +285,10 @@ class SegmentWriter:
         return batch
 
     def commit(self, positions: Mapping[int, JournalPosition]) -> Path | None:
-        """Seal and write in one go; None if there was nothing to write."""
+        """Write everything added so far as a segment, and return its path; None if there was nothing to write.
+
+        `positions` are, by rank, how far the journals are stored with it.
+        """
         batch = self.seal(positions)
         return batch.write() if batch else None
 

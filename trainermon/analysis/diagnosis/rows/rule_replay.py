@@ -58,7 +58,7 @@ class RuleRehearsal:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the subcommand that applies rules to a stored run (`trainermon rules replay`)."""
+    """Add the arguments of the subcommand of `trainermon rules` that applies rules to a stored run."""
     parser.add_argument("rules", help=f"YAML file, or {BUILT_IN!r} for the built-in rules")
     parser.add_argument(
         "run",

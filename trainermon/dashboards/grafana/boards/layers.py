@@ -9,7 +9,10 @@ _DEPTH = "From top to bottom in the order of the model; click a cell for the mod
 
 
 def size_map(title: str, metric: str, kind: str, *, text: str, empty: str) -> Panel:
-    """Return a heat map of a root mean square over depth and time."""
+    """Return a heat map panel of the root mean square of `metric`: modules in model order, over time.
+
+    `text` explains it, `empty` is shown without data.
+    """
     return Panel(
         title=title,
         text=f"{text} Root mean square over the module's elements and the ranks that hold them, as a power of ten. "
