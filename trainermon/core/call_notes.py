@@ -37,16 +37,16 @@ IN_NO_CALL = bytes(_CALL.size)
 
 
 class CallNote(NamedTuple):
-    """One group's note.
+    """What a rank has noted, for the agent to read in a hang, on the collectives of one process group.
 
     Attributes:
         group: Check sum of the name that torch gives the group; see `check_sum`.
         collectives: How many collectives the rank has begun in it since it is watched.
         p2p: Sends and receives, likewise.
         operation: Which the rank is in or waits for; "" in none.
-        number: Of that call among the collectives, or among the sends and receives.
+        number: Number of that call among the collectives, or among the sends and receives.
         peer: Number in the group of the rank at the other end of a send or receive, -1 where that is not known.
-        elements: That the rank handed in, where all ranks must hand in as many; else 0.
+        elements: Elements that the rank passed in, where all ranks must pass in as many; else 0.
     """
 
     group: int
@@ -59,32 +59,32 @@ class CallNote(NamedTuple):
 
 
 def check_sum(torch_name: str) -> int:
-    """Return a number computed from a group's name; never 0."""
+    """Return the number, never 0, that stands for a process group in the notes, computed from torch's name of it."""
     return zlib.crc32(torch_name.encode()) + 1
 
 
 def note_offset(place: int) -> int:
-    """Return the offset of the note of the group with number `place`."""
+    """Return the offset in bytes, in a rank's notes, of the note on the group with number `place`."""
     return (place + 1) * _NOTE_BYTES
 
 
 def call_offset(place: int) -> int:
-    """Return the offset of the call within that note."""
+    """Return the offset in bytes, in a rank's notes, of the second part (the call) of the note with number `place`."""
     return note_offset(place) + _BEGUN.size
 
 
 def pack_begun(group: int, *, collectives: int, p2p: int) -> bytes:
-    """Return the bytes of the first part of a note."""
+    """Return the bytes of the first part of a note: the group, and how many calls were begun in it."""
     return _BEGUN.pack(group, collectives, p2p)
 
 
 def pack_call(operation: str, number: int, *, peer: int = -1, elements: int = 0) -> bytes:
-    """Return the bytes of the second part of a note."""
+    """Return the bytes of the second part of a note: the call that the rank is in."""
     return _CALL.pack(_PLACES[operation], number, peer, elements)
 
 
 def parse_notes(content: bytes) -> tuple[CallNote, ...] | None:
-    """Return the notes of a rank; None where `content` holds none."""
+    """Return the notes in the bytes `content` of a rank's shared memory; None where they are none."""
     if not content.startswith(MARK) or len(content) < NOTES_BYTES:
         return None
     found = []

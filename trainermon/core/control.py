@@ -68,7 +68,15 @@ class Phase(enum.IntEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Heartbeat:
-    """A rank's last sign of life. `generation` counts beats over all attempts; `time_s` is the rank's Unix time."""
+    """A rank's last sign of life on its control page.
+
+    Attributes:
+        step: The step it was on.
+        phase: What it was doing.
+        time_s: The rank's Unix time.
+        generation: Number of heartbeats so far, over all attempts.
+        pid: Its process id, as the rank itself sees it.
+    """
 
     step: int
     phase: Phase
@@ -78,7 +86,7 @@ class Heartbeat:
 
 
 class ControlPage:
-    """A rank's access to its control page: sends heartbeats, and reads the agent's commands.
+    """A rank's side of its control page (4 KiB of memory shared with the agent): sends heartbeats, reads commands.
 
     Generation and epoch go on where an earlier attempt left them. A forked child beats into nothing.
 
@@ -155,7 +163,7 @@ class ControlPage:
             logger.warning("the control page %s %s", self._path, trouble)
 
     def read_commands(self) -> list[Command]:
-        """Return every command of the set, past ones too: the reader reports those that are late.
+        """Read all commands that the agent has sent this rank, past ones too: the reader reports those that are late.
 
         What cannot be understood is left out and named in `command_problem`. Cost: reads a file, for when the epoch
         changed.
@@ -184,7 +192,10 @@ os.register_at_fork(after_in_child=_close_pages_in_child)
 
 
 class ControlReader:
-    """The agent's access to a rank's control page: reads heartbeats and sends commands, across restarts of the rank."""
+    """The agent's side of a rank's control page (shared memory): reads heartbeats and sends commands.
+
+    It works across restarts of the rank.
+    """
 
     def __init__(self, directory: Path, rank: int) -> None:
         self._path = rank_path(directory, rank, "page")
@@ -202,7 +213,7 @@ class ControlReader:
         return self._last
 
     def send(self, commands: Sequence[Command]) -> int:
-        """Replace all earlier commands by these; return the new epoch.
+        """Give the rank these commands in place of all earlier ones; return the number (epoch) of this set.
 
         Raises:
             SpoolError: The rank has no page (it has not started, or the run is over), or the file cannot be written.

@@ -16,7 +16,7 @@ MAX_REPEATED = 100_000
 
 
 def read_document(path: Path, *, is_yaml: bool | None = None, loader: Any = None) -> Any:
-    """Return the content of a file as plain values; None for an empty YAML file.
+    """Read a JSON or YAML file; return its content as dicts, lists and scalars; None for an empty YAML file.
 
     `is_yaml` None: the suffix decides, `.yaml` and `.yml` are YAML. `loader` is a subclass of `yaml.SafeLoader`, where
     that itself is not wanted. Aliases that stand for many values are refused: a few lines can stand for more than there

@@ -23,36 +23,36 @@ class TrainermonError(Exception):
 
 
 class ConfigError(TrainermonError, ValueError):
-    """The configuration cannot be met as written."""
+    """Raised for a configuration that is wrong, or cannot be met as written."""
 
 
 class AttachError(TrainermonError, ValueError):
-    """The model, optimizer or framework cannot be monitored as asked."""
+    """Raised if the model, optimizer or framework cannot be monitored as asked."""
 
 
 class SpoolError(TrainermonError, OSError):
-    """The node-local spool cannot be used."""
+    """Raised if the spool, the node-local folder through which ranks and agent talk, cannot be used."""
 
 
 class JournalError(TrainermonError):
-    """A journal was written by another, incompatible format version."""
+    """Raised for a journal (a rank's file of rows) that another, incompatible format version wrote."""
 
 
 class StoreError(TrainermonError):
-    """The run's stored segments cannot be read or written."""
+    """Raised if the run's stored segments (Parquet files) cannot be read or written."""
 
 
 class RuleError(TrainermonError, ValueError):
-    """An alert rule is wrong."""
+    """Raised for an alert rule, or a file of them, that is wrong."""
 
 
 class DumpError(TrainermonError):
-    """A dump cannot be read or written."""
+    """Raised if a dump cannot be read or written."""
 
 
 class DashboardError(TrainermonError):
-    """A Grafana cannot be reached, or refuses the dashboards."""
+    """Raised if a Grafana server cannot be reached, or refuses the dashboards."""
 
 
 class QueryError(TrainermonError, ValueError):
-    """A query is wrong or too large."""
+    """Raised for a query (SQL, or for the page) that is wrong or too large, or a run that does not exist."""

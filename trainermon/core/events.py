@@ -17,7 +17,7 @@ _LARGEST = 1e300  # a whole number of JSON may have more digits than a float
 
 
 class EventType(str, enum.Enum):
-    """The kind of an event: the `type` in its JSON."""
+    """The kinds of events that a rank reports in its journal: the `type` in their JSON."""
 
     WARNING = "warning"
     DETACHED = "detached"
@@ -31,7 +31,12 @@ class EventType(str, enum.Enum):
 
 
 class DumpStatus(str, enum.Enum):
-    """The outcome of a dump on one rank, ordered or of a replay; the most informative one first."""
+    """What became of a dump on one rank, ordered or of a replay; the most informative one first.
+
+    `nonfinite`: a replay with NaN or Inf in it. `written`: an ordered dump. `clean`: a replay in which all was finite.
+    `over quota`: written in part. `late`: the rank was past the step. `refused`, `failed`: not written. `unknown`: of
+    another version.
+    """
 
     NONFINITE = "nonfinite"
     WRITTEN = "written"
@@ -47,7 +52,7 @@ class DumpStatus(str, enum.Enum):
 
 
 class ConfigurationStatus(str, enum.Enum):
-    """The outcome of an edited configuration on one rank."""
+    """What became of an edited configuration on one rank: applied, too late for the rank, refused, or not known."""
 
     APPLIED = "applied"
     LATE = "late"
@@ -85,7 +90,14 @@ class FailedEvent:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigurationEvent:
-    """Reports the outcome of an edited configuration, which was to apply from `step` on."""
+    """Reports, in the journal, what became of an edited configuration.
+
+    Attributes:
+        step: The step from which it was to apply; None: not known.
+        command: Id of the command that brought it.
+        status: Applied, late or refused.
+        reason: Why, in words.
+    """
 
     type: ClassVar[EventType] = EventType.CONFIGURATION
     step: int | None
@@ -96,7 +108,17 @@ class ConfigurationEvent:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayEvent:
-    """Reports the outcome of a replay; `dump` is its folder in the run directory, None if nothing was written."""
+    """Reports, in the journal, what became of a replay of `step`.
+
+    Attributes:
+        step: The step; None: not known.
+        status: `nonfinite`, `clean`, `refused` or `failed`.
+        dump: Its folder in the run directory; None: nothing was written.
+        reason: Why, in words.
+        seconds: How long it took.
+        micro_steps: How many were replayed; None: not known.
+        bytes: Bytes written.
+    """
 
     type: ClassVar[EventType] = EventType.REPLAY
     step: int | None
@@ -110,7 +132,16 @@ class ReplayEvent:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DumpEvent:
-    """Reports the outcome of an ordered dump on one step; fields that do not apply are None and not in the JSON."""
+    """Reports, in the journal, what became of an ordered dump of one step; fields that do not apply are None.
+
+    Attributes:
+        step: The step.
+        command: Id of the command that ordered it.
+        status: Written, late, refused …
+        dump: Its folder in the run directory.
+        bytes: Bytes written.
+        reason: Why, in words.
+    """
 
     type: ClassVar[EventType] = EventType.DUMP
     step: int | None

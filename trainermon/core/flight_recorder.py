@@ -29,7 +29,12 @@ _READERS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
 
 
 class GroupProgress(NamedTuple):
-    """How far a group has come: sequence numbers of the last collective begun and of the last one completed."""
+    """How far this rank has come in a process group.
+
+    Attributes:
+        enqueued: Sequence number of the last collective begun.
+        completed: That of the last one completed.
+    """
 
     enqueued: int
     completed: int
@@ -42,7 +47,7 @@ class GroupProgress(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedCall:
-    """One call as the recorder noted it.
+    """One collective call as torch's flight recorder noted it.
 
     Attributes:
         group: Name that torch gives the group on this rank.
@@ -76,20 +81,20 @@ class RecordedCall:
 
     @property
     def size_bytes(self) -> int | None:
-        """Size of the larger one of input and output; None if a data type is not known."""
+        """Size in bytes of the larger one of input and output; None if a data type is not known."""
         sizes = (_size(self.input_shapes, self.input_dtypes), _size(self.output_shapes, self.output_dtypes))
         return None if None in sizes else max(size for size in sizes if size is not None)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RecorderReading:
-    """One reading of a recorder.
+    """The content of torch's flight recorder (its log of collectives) at one moment.
 
     Attributes:
         progress: By the recorder's own number of a group.
         names: Name that torch gives each of these groups, as far as this reading tells.
         members: Global ranks of each of these groups by its name, as far as this reading tells; gloo's tells nothing.
-        entries: The notes, oldest first; empty in a short reading.
+        entries: The calls, oldest first; empty in a short reading.
     """
 
     progress: Mapping[str, GroupProgress]
@@ -99,7 +104,7 @@ class RecorderReading:
 
 
 def parse(text: bytes | str) -> RecorderReading:
-    """Return the content of a recorder's JSON as one reading.
+    """Parse the JSON that torch's flight recorder writes.
 
     Raises:
         ValueError: `text` is no JSON, or not a recorder's.
@@ -123,7 +128,7 @@ def parse(text: bytes | str) -> RecorderReading:
 
 
 class FlightRecorder:
-    """Reads torch's flight recorders of this process.
+    """Reads torch's flight recorders (logs of collectives, one per backend) of this process.
 
     Attributes:
         reason: Why there is none, "" if there is one.
@@ -135,7 +140,7 @@ class FlightRecorder:
         self.reason = "" if self._readers else "this version of torch has no flight recorder that can be read as JSON"
 
     def progress(self) -> dict[str, GroupProgress]:
-        """Return, by torch's name of a group, its collectives enqueued and completed, added up over backends.
+        """Return, by torch's name of a group, how many collectives it has begun and completed, over all backends.
 
         Costs 10 to 60 µs; when a group is seen for the first time, one full reading, to learn its name. A group that
         has never communicated is not there.
@@ -152,7 +157,7 @@ class FlightRecorder:
         return found
 
     def entries(self) -> tuple[RecordedCall, ...]:
-        """Return the notes of all calls that the recorders still hold (by default the last 2 000), oldest first.
+        """Return all calls that the recorders still hold (by default the last 2 000), oldest first.
 
         Costs 0.1 ms for ten and about 25 ms for 2 000: not for every step.
         """

@@ -115,7 +115,7 @@ def deliver(spool: Path, run_directory: Path, limit_s: float) -> bool:
 
 
 def is_served(root: Path) -> bool:
-    """Return whether a `trainermon node` of this user, in whatever container, follows the spools in `root`."""
+    """Return whether a `trainermon node` of this user, in whatever container, starts agents for spools in `root`."""
     try:
         descriptor = os.open(root / SERVICE_FILE, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:

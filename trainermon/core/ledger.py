@@ -18,7 +18,7 @@ _BAD = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
 class Ledger:
-    """Appends entries to a file and reads them back. One process writes; any may read.
+    """Appends JSON entries, one per line, to a file and reads them back. One process writes; any may read.
 
     Args:
         path: The file; the first entry creates it, with mode 0600. A link is refused.

@@ -25,13 +25,13 @@ logger = logging.getLogger("trainermon")
 
 
 def chosen_level(environment: Mapping[str, str] = os.environ) -> int | None:
-    """Return the level that the environment asks for, by `TRAINERMON_LOG_LEVEL` before `MSPROBE_LOG_LEVEL`, or None."""
+    """Return the logging level that `TRAINERMON_LOG_LEVEL`, else `MSPROBE_LOG_LEVEL`, asks for; None: neither does."""
     values = (environment.get(name, "").strip().lower() for name in (OWN_VARIABLE, THEIR_VARIABLE))
     return next((_LEVELS[value] for value in values if value in _LEVELS), None)
 
 
 def set_level() -> None:
-    """Give the log the level that the environment asks for; say once of a value that is none."""
+    """Set the level of this package's logger as the environment asks; warn once of a value that is no level."""
     level = chosen_level()
     if level is not None:
         logger.setLevel(level)

@@ -51,7 +51,13 @@ OF_SCALARS = (Kind.LOSS, Kind.STEP)
 
 
 class FeatureFile(NamedTuple):
-    """A file of features: what stands behind the module's name, its columns, whether it has one for micro steps."""
+    """One of msprobe's csv files of features (numbers computed of a module).
+
+    Attributes:
+        suffix: What is added to the module's name.
+        columns: Its columns.
+        has_micro_step: Whether it has a column for micro steps.
+    """
 
     suffix: str
     columns: tuple[str, ...]
@@ -97,7 +103,10 @@ class SeriesPlace(NamedTuple):
 
 
 class SeriesNames:
-    """Places of the series of one rank. A name that was given once stays, whatever series join."""
+    """Gives each series of one rank its place in msprobe's files.
+
+    A place that was given once stays, whatever series join.
+    """
 
     def __init__(self) -> None:
         self._places: list[SeriesPlace] = []
@@ -184,12 +193,15 @@ def feature_value(place: SeriesPlace, row: Moments) -> float:
 
 
 def with_shape(ops: Sequence[str]) -> tuple[str, ...]:
-    """Return the columns of a file: `ops`, then `shape` and `dtype` if they are not among them."""
+    """Return the columns of a csv file: the statistics `ops`, then `shape` and `dtype` if they are not among them."""
     return (*ops, *(op for op in ("shape", "dtype") if op not in ops))
 
 
 def statistics_row(key: SeriesKey, row: Moments) -> Moments:
-    """Return the moments that a file shows of a series: those of the one number where a row is a share of elements."""
+    """Return the moments that msprobe's files show of a series.
+
+    Where a row describes a share of elements, they are those of that one number.
+    """
     if key.kind is not Kind.MG_DIRECTION or not row.finite:
         return row
     share = row.mean
@@ -197,7 +209,7 @@ def statistics_row(key: SeriesKey, row: Moments) -> Moments:
 
 
 def shape_of(placement: Placement | None, row: Moments) -> list[int] | None:
-    """Return the shape of what this rank holds: flat if that is a part, None if it is not known."""
+    """Return the shape, for msprobe's files, of what this rank holds: flat if it is a part, None if unknown."""
     if placement is None or not placement.dtype:
         return None
     if math.prod(placement.shape) == row.count:
@@ -206,5 +218,5 @@ def shape_of(placement: Placement | None, row: Moments) -> list[int] | None:
 
 
 def dtype_of(placement: Placement | None) -> str | None:
-    """Return the dtype as torch prints it, None if it is not known."""
+    """Return a tensor's dtype as torch prints it (`torch.float32`), for msprobe's files; None if it is not known."""
     return f"torch.{placement.dtype.removeprefix('torch.')}" if placement and placement.dtype else None

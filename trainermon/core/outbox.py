@@ -34,10 +34,12 @@ _SHARE_OF_FREE = 4
 
 
 class Parcel:
-    """A folder that a rank writes for the run directory; the writer creates it.
+    """A folder, as a dump's, that a rank writes on the node and that is later moved to the run directory.
+
+    The writer creates it.
 
     Attributes:
-        place: Where it will lie, below the run directory.
+        place: Path that it will have below the run directory.
         final: The same as a whole path.
         content: Where it is written until then.
     """
@@ -55,7 +57,7 @@ class Parcel:
             self.content.rename(self._ready)
 
     def delete(self) -> None:
-        """Drop the parcel, which is never delivered."""
+        """Remove the folder from the node; it is never delivered."""
         shutil.rmtree(self.content, ignore_errors=True)
 
 
@@ -75,7 +77,7 @@ class Outbox:
         return Parcel(self._folder, self._run_directory, self._rank, place)
 
     def room(self, wanted_bytes: int) -> int:
-        """Return how many of `wanted_bytes` the next parcel may hold: a quarter of what is free at most."""
+        """Return how many of `wanted_bytes` the next parcel may hold: at most a quarter of the free space."""
         try:
             status = os.statvfs(self._folder.parent)
         except OSError:
@@ -187,7 +189,7 @@ def _put(content: Path, final: Path, run_directory: Path) -> None:
 
 
 def main() -> int:
-    """Deliver all waiting parcels of the spool that the command line names."""
+    """Move all waiting parcels of the spool that the command line names to the run directory; a process of its own."""
     troubles = deliver(Path(sys.argv[1]), Path(sys.argv[2]))
     for trouble in troubles:
         sys.stderr.write(f"not delivered: {trouble}\n")

@@ -21,6 +21,6 @@ class Schedule:
     collect_times: int = 100_000_000
 
     def due(self, step: int) -> bool:
-        """Return whether `step` is collected."""
+        """Return whether the schedule says that `step` is collected."""
         index, rest = divmod(step - self.start_step, self.step_interval)
         return rest == 0 and 0 <= index < self.collect_times

@@ -205,7 +205,7 @@ def remove_spool(path: Path, is_stored: Callable[[], bool]) -> bool:
 
 
 def try_enter(directory: Path) -> int | None:
-    """Return a descriptor of the directory, or None if it is missing or being removed.
+    """Open the spool directory so that it is not removed; return the descriptor, or None if it is missing or going.
 
     Until the descriptor is closed `remove_spool` does nothing; keep it for milliseconds.
     """
@@ -279,7 +279,10 @@ class RankLock:
 
 
 def rank_alive(directory: Path, rank: int) -> bool:
-    """Whether a process holds the lock of `rank`, this one included. Takes no lock, so it never disturbs a start."""
+    """Return whether a process holds the lock of `rank`, this one included: then the rank lives.
+
+    Takes no lock, so it never disturbs a start.
+    """
     path = rank_path(directory, rank, "lock")
     if _held_here(path):
         return True

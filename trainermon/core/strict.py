@@ -23,10 +23,10 @@ _SHORT.maxstring = _SHORT.maxlong = _SHORT.maxother = SHOWN_CHARACTERS
 
 
 def build(cls: type[T], raw: Mapping[str, Any], prefix: str = "") -> T:
-    """Return the dataclass `cls` built from `raw`, strictly: unknown keys and wrong types are errors.
+    """Build the dataclass `cls` from a parsed configuration `raw`; unknown keys and wrong types are errors.
 
-    Fields may be bool, int, float, str, enums by their values, tuples of one type, an optional one of these, or another
-    dataclass. An int is a float too; a bool is no int.
+    `prefix` is the path of keys that leads to `raw`, for messages. Fields may be bool, int, float, str, enums by their
+    values, tuples of one type, an optional one of these, or another dataclass. An int is a float too; a bool is no int.
 
     Raises:
         ConfigError: A key is unknown or missing, or a value has the wrong type; the message has the path of the key.
@@ -81,6 +81,9 @@ def shown(found: object) -> str:
 
 
 def require(condition: object, path: str, found: object, expected: str) -> None:
-    """Raise a ConfigError with place, value found and value expected, unless `condition` holds."""
+    """Raise a ConfigError unless `condition` holds.
+
+    The message names `path`, the key; `found`, the value; and what was `expected`, in words.
+    """
     if not condition:
         raise ConfigError(f"{path}: found {shown(found)}, expected {expected}")

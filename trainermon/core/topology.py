@@ -31,7 +31,13 @@ _monitors_of_this_process = itertools.count()
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RunIdentity:
-    """The run's name, which start of it this is (from 1), and its directory (absolute)."""
+    """Which run a rank belongs to.
+
+    Attributes:
+        run_id: The run's name.
+        attempt: Which start of it this is, from 1.
+        directory: The run directory, absolute.
+    """
 
     run_id: str
     attempt: int
@@ -39,7 +45,7 @@ class RunIdentity:
 
 
 def find_coordinates(environ: Mapping[str, str] = os.environ, groups: Mapping[str, Any] | None = None) -> Coordinates:
-    """Return the coordinates of this rank, from torch.distributed if initialised, else the launcher's variables.
+    """Return this rank's position in the job, from torch.distributed if initialised, else the launcher's variables.
 
     `groups` maps an axis (`tp`, `dp`, `pp`) to this rank's process group of it, or None. Without a data-parallel group
     the whole world is one.

@@ -117,7 +117,11 @@ NO_ELEMENTS = Moments(0.0, math.inf, -math.inf, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Coordinates:
-    """A rank's coordinates in the job. Sizes are at least 1, places count from 0."""
+    """A rank's position in the job, on each axis of parallelism, and the size of each axis.
+
+    Axes: `dp` data, `tp` tensor, `pp` pipeline, `cp` context, `ep` expert. Sizes are at least 1, positions count from
+    0.
+    """
 
     rank: int = 0
     world_size: int = 1
@@ -137,11 +141,12 @@ class Coordinates:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SeriesKey:
-    """What one series describes on one rank; equal keys are the same series on every step.
+    """Identifies a series, the statistics of one tensor over all steps, on one rank.
 
-    `name` is the parameter or module as the user's model names it, wrappers stripped (`h.3.mlp.fc.weight`). For
-    activations `slot` says which tensor of the module (`input.0`, `output.0`) and `call` which call of the module in
-    the (micro) step. `micro_step` is None for what exists once per step. `stage` is the virtual pipeline stage.
+    `kind` is what it is a statistic of. `name` is the parameter or module as the user's model names it, wrappers
+    stripped (`h.3.mlp.fc.weight`). For activations `slot` says which tensor of the module (`input.0`, `output.0`) and
+    `call` which call of the module in the (micro) step. `micro_step` is None for what exists once per step. `stage` is
+    the virtual pipeline stage.
     """
 
     kind: Kind
@@ -184,12 +189,12 @@ class Placement:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StatBlock:
-    """All rows of one step of one rank.
+    """All rows of one step of one rank: for each series the eight moments.
 
     `series` holds indices into the rank's series table (uint32), `values` the moments as a C-contiguous float64 array
     `[num_statistics, num_series]` (struct of arrays: one statistic of all series is a contiguous slice), both as
-    anything that supports the buffer protocol. `time_s` is Unix time at the end of the step, for display only: order
-    is (attempt, step).
+    anything that supports the buffer protocol. `time_s` is Unix time at the end of the step, for display only: order is
+    (attempt, step).
     """
 
     step: int
@@ -248,7 +253,10 @@ class AlertCondition(str, enum.Enum):
 
 
 class AlertDirection(str, enum.Enum):
-    """The side of what is usual on which an alert's worst value is; none where the condition has no sides."""
+    """Whether an alert's worst value is above what is usual (`up`) or below it (`down`).
+
+    `none`: the condition has no sides.
+    """
 
     UP = "up"
     DOWN = "down"
@@ -260,7 +268,13 @@ class AlertDirection(str, enum.Enum):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One series of a grouped alert: its value against what was expected."""
+    """One series of an alert.
+
+    Attributes:
+        series: Which.
+        value: Its worst value.
+        baseline: What is usual; NaN: not known.
+    """
 
     series: SeriesKey
     value: float
@@ -297,7 +311,7 @@ class Alert:
 
 
 class Action(str, enum.Enum):
-    """The kind of a command to a rank."""
+    """What a command asks of a rank: collect statistics, dump, take a new configuration, or stop dumping."""
 
     COLLECT = "collect"
     DUMP = "dump"
@@ -309,7 +323,7 @@ class Action(str, enum.Enum):
 
 
 class DumpTask(str, enum.Enum):
-    """How much a dump writes of each tensor; the one that writes more last."""
+    """How much a dump writes of each tensor: `statistics`, or `tensor` (all elements too)."""
 
     STATISTICS = "statistics"
     TENSOR = "tensor"

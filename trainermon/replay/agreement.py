@@ -24,7 +24,12 @@ class DisagreedError(Exception):
 
 
 class ReplayAnswer(NamedTuple):
-    """The common decision of all ranks: replay the last `micro_steps` of each root, or none, for `reason`."""
+    """The common decision of all ranks on a replay.
+
+    Attributes:
+        micro_steps: How many of the last micro steps of each root to replay; 0: none.
+        reason: Why not.
+    """
 
     micro_steps: int
     reason: str = ""
@@ -102,7 +107,13 @@ class ReplayAgreement:
 
 
 class ReplayVote:
-    """This rank's part in the ranks' decision to replay a step; without an agreement it decides alone."""
+    """One rank's part in the ranks' common decision to replay a step; without an agreement it decides alone.
+
+    Args:
+        agreement: The agreement between the ranks; None: the model does not communicate.
+        question: A name that all ranks give to the same step.
+        counts: For each root: (micro steps of the step, how many of the last ones can be replayed).
+    """
 
     def __init__(self, agreement: ReplayAgreement | None, question: str, counts: Sequence[tuple[int, int]]) -> None:
         self._agreement = agreement
@@ -110,7 +121,7 @@ class ReplayVote:
         self._counts = counts
 
     def cast(self) -> int:
-        """Return how many of the last micro steps to replay.
+        """Wait for the other ranks, and return how many of the last micro steps to replay.
 
         Raises:
             DisagreedError: The answer is not to.

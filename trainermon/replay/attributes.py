@@ -48,9 +48,9 @@ class _FoundValue(NamedTuple):
 
 
 class ModuleAttributes:
-    """Snapshot of the attributes of the modules of `model`, training flags among them, and of the values in `given`.
+    """A copy of the attributes of a model's modules (tensors, counters, training flags …) that a replay could change.
 
-    `given` is what forwards were called with; tensors that are given by themselves are not copied.
+    `given` is what forwards were called with, and is covered too; tensors that are given by themselves are not copied.
     Cost: a copy of every tensor and every container that is covered, at most 256 MiB; `put_back` waits for the device
     once per tensor.
 
@@ -71,7 +71,7 @@ class ModuleAttributes:
         self._note_all([_FoundValue(value) for value in given if not isinstance(value, Tensor)])
 
     def put_back(self) -> None:
-        """Restore the attributes bit for bit; what did not change is not written to.
+        """Set the attributes back to the copy, bit for bit; what did not change is not written to.
 
         One that cannot be put back does not keep the others from it; its error is raised then.
         """
@@ -156,7 +156,7 @@ class ModuleAttributes:
 
 
 def restore_generator(value: Any) -> Callable[[], Any] | None:
-    """Return a function that restores the present state of a random generator; None if `value` is none."""
+    """Return a function that sets a random generator back to its present state; None if `value` is no generator."""
     match value:
         case torch.Generator():
             return functools.partial(value.set_state, value.get_state())
@@ -176,7 +176,7 @@ def _names_used(forward: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def global_generators(kind: type[nn.Module]) -> list[Any]:
-    """Return the random generators in global names that the forward of a class uses."""
+    """Return the random generators that the forward of the module class `kind` uses through global names."""
     found = [kind.forward.__globals__.get(name) for name in _names_used(kind.forward)]
     return [value for value in found if value is not None and restore_generator(value) is not None]
 

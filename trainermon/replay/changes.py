@@ -37,17 +37,17 @@ def fingerprint(models: Sequence[nn.Module]) -> dict[str, str]:
 
 
 def changed(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
-    """Return the names whose values differ, appeared or vanished, in order."""
+    """Compare two results of `fingerprint`; return the names whose values differ, appeared or vanished, in order."""
     return sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
 
 
 def verdict_on(
     first: Sequence[ReplayFidelity], second: Sequence[ReplayFidelity], changes: Sequence[str], *, is_eager: bool = False
 ) -> tuple[Reproducibility, str]:
-    """Return whether a step is reproducible, and the reason, from the results of its forwards in two replays.
+    """Return whether a step is reproducible, and the reason in words, from the results of its forwards in two replays.
 
-    `second` is empty if there was none, `changes` names what a forward changes beside what is put back, `is_eager` says
-    that compiled code ran eagerly.
+    `second` is empty if there was none, `changes` names attributes that a forward changes and that are not restored,
+    `is_eager` says that compiled code ran eagerly.
     """
     known = [fidelity.same for fidelity in first if fidelity.same is not None]
     if known and all(known):

@@ -85,9 +85,9 @@ _MODULES: Mapping[str, Callable[..., Any]] = {
 
 
 def judge_dumped(directory: Path, entry: EntryRecord) -> OperationJudgement:
-    """Return the cause of a dumped forward call's non-finite result, and the reason in words.
+    """Run a dumped forward call again on its dumped inputs; return why its result was NaN or Inf.
 
-    It is run again on its dumped inputs.
+    `directory` is the dump's folder, `entry` the call.
 
     Raises:
         DumpError: The function is not known, the tensors that it takes or gives were not dumped, or it would make much
@@ -113,7 +113,7 @@ def judge_dumped(directory: Path, entry: EntryRecord) -> OperationJudgement:
 
 
 def function_of(prefix: str, name: str) -> Callable[..., Any]:
-    """Return the function that the first two parts of a key name.
+    """Return the torch function with the dump name `prefix`.`name`, as `Functional.linear` or `Tensor.add`.
 
     Raises:
         DumpError: Torch has no such operation on tensors (the operators of a custom library must be imported first).

@@ -9,12 +9,15 @@ from torch import Tensor
 
 
 def has_reentrant_checkpoint(tensors: Sequence[Tensor]) -> bool:
-    """Return whether a checkpoint behind `tensors` will run a backward of its own: torch's, Megatron's, DeepSpeed's."""
+    """Return whether the graph behind `tensors` has a reentrant activation checkpoint, whose backward runs another one.
+
+    Torch's, Megatron's and DeepSpeed's are known.
+    """
     return any("CheckpointFunction" in node.name() for node in nodes_behind(tensors))
 
 
 def nodes_behind(tensors: Sequence[Tensor]) -> Iterator[Any]:
-    """Yield every node of the graph behind `tensors`."""
+    """Yield every node of the autograd graph behind `tensors`."""
     waiting: list[Any] = [tensor.grad_fn for tensor in tensors]
     seen = set()
     while waiting:

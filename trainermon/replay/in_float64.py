@@ -26,9 +26,9 @@ _ATTRIBUTES = frozenset({"__get__", "__set__", "__delete__"})
 
 
 class Float64Mode(TorchFunctionMode):
-    """Function mode that converts floating arguments to float64, and types that functions ask for.
+    """Function mode under which torch functions compute in float64: it converts floating arguments and requested types.
 
-    A function that writes to a narrower tensor of before the block still writes to that, in its type.
+    A function that writes to a narrower tensor from before the block still writes to that, in its type.
     """
 
     def __torch_function__(
@@ -49,9 +49,13 @@ class Float64Mode(TorchFunctionMode):
 
 
 class Float64Calls(RunningCalls):
-    """Runs the modules with a key in `stems` (`Module.h.0.Block`; "": a root) in float64 during a replay.
+    """Runs chosen modules in float64 during a replay, to see whether the step is finite then.
 
-    `gave` are the types that the calls gave before, by key, as another replay has seen them.
+    Args:
+        roots: The model's roots.
+        names: Names of modules, where the path below the root is not what they are to be called.
+        stems: Keys of the modules (`Module.h.0.Block`; "": a root).
+        gave: The types that each call gave in another replay, by the call's key; results are converted back to them.
     """
 
     def __init__(
@@ -68,14 +72,14 @@ class Float64Calls(RunningCalls):
         self._modes: list[Float64Mode] = []
 
     def enter(self, module: nn.Module, stem: str) -> None:
-        """Start float64 where `stems` asks for it."""
+        """Turn float64 on as a call of the module `stem` begins, if that is one of the chosen."""
         super().enter(module, stem)
         if stem in self._stems:
             self._modes.append(Float64Mode())
             self._modes[-1].__enter__()  # type: ignore[no-untyped-call]
 
     def leave(self, key: str, output: Any) -> Any:
-        """End float64, and convert the module's result back to its own type."""
+        """Turn float64 off as the call `key` ends; return its output in the types that it had before."""
         if stem_of(key) not in self._stems or not self._modes:
             return None
         self._modes.pop().__exit__(None, None, None)  # type: ignore[no-untyped-call]
@@ -84,7 +88,7 @@ class Float64Calls(RunningCalls):
 
 
 class GradientCheck:
-    """Context that checks whether every gradient that arrives at `leaves` is finite."""
+    """Context manager that checks whether every gradient that arrives at `leaves` while it is open is finite."""
 
     def __init__(self, leaves: Iterable[Tensor]) -> None:
         self.finite = True
@@ -106,7 +110,10 @@ class GradientCheck:
 
 
 def stem_of(key: str) -> str:
-    """Return the first part of the key of a call, without direction and number; "" for a root."""
+    """Return the key of a call without direction and number: `Module.h.0.Linear` of `Module.h.0.Linear.forward.2`.
+
+    It is "" for a root.
+    """
     return key.rpartition(f".{FORWARD}.")[0]
 
 

@@ -22,7 +22,13 @@ from trainermon.replay.suitability import ModelStage, stage_of
 
 
 class HandedValue(NamedTuple):
-    """A value set in a module's attribute from outside, such as the activation of a later pipeline stage."""
+    """A value that a framework puts into a module's attribute before a forward, as a later pipeline stage's input.
+
+    Attributes:
+        module: The module.
+        name: The attribute.
+        value: What it is set to.
+    """
 
     module: nn.Module
     name: str
@@ -31,12 +37,15 @@ class HandedValue(NamedTuple):
 
 @dataclasses.dataclass(slots=True, eq=False)
 class KeptForward:
-    """One forward of a root: arguments by reference, the state before it, and the gradients of what it returned.
+    """All that is needed to run one forward of a root again: arguments, the state before it, output gradients.
 
-    `stage` counts the roots; `leaves` and `tree` are the arguments, so that a forward that takes something out of a
-    list or dictionary gets it again. `handed` is what else it was given, and `generators` puts back the generators that
-    are the framework's own or were given. `gradients` has one place per returned tensor that requires a gradient, in
-    the order of `tensors_of`; `outputs` are those tensors with their versions, as long as the budget allows.
+    Arguments and gradients are kept by reference. `stage` counts the roots; `leaves` and `tree` are the arguments, so
+    that a forward that takes something out of a list or dictionary gets it again. `handed` is what else it was given,
+    and `generators` puts back the generators that are the framework's own or were given. `versions` and
+    `parameter_versions` count writes to arguments and parameters, to notice a change. `random`, `autocast` and
+    `training` are random generators, automatic casts and training flags, `buffers` the model's buffers. `gradients` has
+    one place per returned tensor that requires a gradient, in the order of `tensors_of`; `outputs` are those tensors
+    with their versions, as long as the budget allows.
     """
 
     stage: int
@@ -56,16 +65,19 @@ class KeptForward:
 
     @property
     def has_gradient(self) -> bool:
-        """Whether a backward has come through this forward."""
+        """Whether a backward has come through this forward, so that gradients of its outputs are kept."""
         return any(gradient is not None for gradient in self.gradients)
 
     def original_outputs(self) -> list[Tensor]:
-        """Return what the step itself returned; nothing if it was not kept or has been written to since."""
+        """Return the tensors that the forward returned in the step.
+
+        [] if they were not kept or were written to since.
+        """
         intact = all(tensor._version == version for tensor, version in self.outputs)
         return [tensor for tensor, _ in self.outputs] if intact else []
 
     def forget_outputs(self) -> None:
-        """Release the outputs, which a replay can do without."""
+        """Release the tensors that the forward returned: a replay can do without them."""
         self.size_bytes -= size_bytes([tensor for tensor, _ in self.outputs])
         self.outputs = []
 
@@ -75,10 +87,10 @@ class KeptForward:
         return args, kwargs, [handed.value for handed in self.handed]
 
     def check(self) -> None:
-        """Raise an error if something kept by reference has changed.
+        """Raise an error if something that is kept by reference was changed since.
 
         Raises:
-            NotCoveredError: It is not.
+            NotCoveredError: It was.
         """
         if self.versions != versions_of(self.given()):
             raise NotCoveredError("an input of the model was overwritten after the forward")
@@ -100,11 +112,12 @@ class _KeptRoot:
 
 
 class ForwardKeeper:
-    """Keeps the forwards of `stages`, the roots that the training loop calls, within `memory_bytes`.
+    """Keeps what is needed to replay the forwards of the current step, within `memory_bytes`.
 
-    Beyond the budget the oldest forwards are let go: the fault that shows at the end of a step is likeliest in what is
-    still there, and `dropped` counts the rest, root by root. Forwards without gradient are never kept. Arguments,
-    outputs and gradients are kept by reference, generators and changing buffers as copies.
+    `stages` are the roots that the training loop calls, `replayable` says what the framework requires. Beyond the
+    budget the oldest forwards are released: the fault that shows at the end of a step is likeliest in what is still
+    there, and `dropped` counts the rest, root by root. Forwards without gradient are never kept. Arguments, outputs and
+    gradients are kept by reference, generators and changing buffers as copies.
     """
 
     tripped = False  # a fault costs one forward, not those that follow
@@ -129,12 +142,12 @@ class ForwardKeeper:
 
     @property
     def attached(self) -> bool:
-        """Whether forwards are being watched."""
+        """Whether its hooks are on the model."""
         return bool(self._handles)
 
     @property
     def size_bytes(self) -> int:
-        """Bytes that are kept alive: arguments, copies of buffers, gradients."""
+        """Bytes of memory that are kept alive: arguments, copies of buffers, gradients."""
         return sum(kept.size_bytes for kept in self.forwards)
 
     def attach(self) -> None:
@@ -148,7 +161,7 @@ class ForwardKeeper:
             self._handles.append(stage.entry.register_forward_hook(behind))
 
     def detach(self) -> None:
-        """Take the hooks away; what was kept stays."""
+        """Remove the hooks; what was kept stays."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -162,17 +175,20 @@ class ForwardKeeper:
         self._current = None
 
     def take_over(self, forwards: Sequence[KeptForward], dropped: int) -> None:
-        """Take the forwards of a step that another process has kept, of a single root."""
+        """Keep, instead of own ones, the forwards of a step that another process kept on disk, of a single root.
+
+        `dropped` is how many before them were not kept.
+        """
         self.reset()
         self.forwards = list(forwards)
         self.dropped = [dropped]
 
     def trip(self, error: BaseException) -> None:
-        """Record why a forward was not kept, or not fully; the others are."""
+        """Remember why a forward was not kept, or not fully; called in place of raising into training."""
         self.error = f"{type(error).__name__}: {error}"
 
     def complete(self, stage: int) -> list[KeptForward]:
-        """Return the forwards of a root through which a backward has come, in order."""
+        """Return the kept forwards of the root `stage` through which a backward has come, in order."""
         return [kept for kept in self.forwards if kept.stage == stage and kept.has_gradient]
 
     def _before(self, stage: int, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -275,7 +291,7 @@ def differentiable(output: Any) -> list[Tensor]:
 
 
 def versions_of(given: Any) -> tuple[int, ...]:
-    """Return how often each tensor in what a module was given has been written to."""
+    """Return, for each tensor among what a module was given, torch's counter of writes to it."""
     return tuple(0 if tensor.is_inference() else tensor._version for tensor in _tensors(given))
 
 

@@ -31,7 +31,13 @@ _PLAIN = (type(None), bool, int, float, str, bytes, torch.dtype, torch.Size, tor
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class KeptStep:
-    """A kept step, read back: its forwards on the given model, and how many before them were not kept."""
+    """A step that was kept on disk, read back to be replayed on a model.
+
+    Attributes:
+        forwards: Its forwards, on the given model.
+        dropped: How many before them were not kept.
+        notes: Sentences on what the reader should know, as another device.
+    """
 
     forwards: list[KeptForward]
     dropped: int
@@ -39,7 +45,9 @@ class KeptStep:
 
 
 def save_step(path: Path, model: nn.Module, forwards: Sequence[KeptForward], *, dropped: int, max_bytes: int) -> int:
-    """Write the forwards of one step and the parameters of `model` to `path` by rename, 0600; return the bytes.
+    """Write all that is needed to replay a step (forwards, and the parameters of `model`) to the file `path`.
+
+    By rename, 0600. `dropped` is how many forwards are missing. Returns the number of bytes.
 
     Raises:
         NotCoveredError: An argument is of a class that cannot be stored safely, the model is on several devices, or

@@ -55,10 +55,15 @@ _OF_OTHERS = _COLLECTIVE | {"fsdp", "inductor", "profiler"}
 
 
 class RunningCalls:
-    """Tells which module is running, by the key of its call in a dump.
+    """Tracks which module is running during a replay, by the key that its call has in a dump.
+
+    Args:
+        roots: The model's roots.
+        names: Names of modules, where the path below the root is not what they are to be called.
 
     Attributes:
-        micro_step: Of the forward that runs; so is `stage`, the number of the root. `handed` is not looked at.
+        micro_step: Number of the micro step whose forward runs; `stage` is the number of the root. `handed` is not
+            looked at.
         gave: The types of the tensors that each call returned, by key; of the root by "".
     """
 
@@ -86,7 +91,7 @@ class RunningCalls:
         return self._begins[position - 1][1] if position else ""
 
     def attach(self) -> None:
-        """Watch the modules from now on."""
+        """Hook the modules."""
         for root in self._roots:
             for path, module in root.named_modules():
                 stem = f"Module.{self._names.get(module, plain_name(path))}.{type(module).__name__}"
@@ -96,14 +101,17 @@ class RunningCalls:
                 self._handles.append(module.register_forward_hook(self._left, always_call=True))
 
     def detach(self) -> None:
-        """Take the hooks away."""
+        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
         self._running.clear()
 
     def enter(self, module: nn.Module, stem: str) -> None:
-        """Record that a call of `module` begins; one that is recomputed in a backward is not counted."""
+        """Note that a call of `module` begins; `stem` is the module's key.
+
+        One recomputed in a backward is not counted.
+        """
         is_new = torch._C._current_graph_task_id() == -1
         number = self._calls[stem] if is_new else max(0, self._calls[stem] - 1)
         self._calls[stem] += is_new
@@ -111,7 +119,7 @@ class RunningCalls:
         self._note_begin()
 
     def leave(self, key: str, output: Any) -> Any:
-        """Record that a call has ended; what is returned takes the place of `output`, unless it is None."""
+        """Note that the call `key` has ended; return what is to take the place of `output`, None: nothing."""
         self.gave[key] = [leaf.dtype for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
 
     def _note_begin(self) -> None:
@@ -139,13 +147,12 @@ class _EnteredModule:
 
 
 class OperationWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Watches every operation of a block, forward and backward, and explains the first non-finite results.
+    """Checks the result of every operation in a block, and explains the first ones with NaN or Inf.
 
-    One goes wrong if what it gives is not finite while all that it was given is. Minus infinity alone is taken for a
-    mask, until something makes NaN or infinity of it: then the operation counts that it came from.
-    Collectives are left out. Cost: a wait for the device and a pass over the result per operation, a copy of what an
-    in-place operation overwrites. Whatever goes wrong in here is logged once, and costs that verdict.
-
+    An operation goes wrong if what it gives is not finite while all that it was given is. Minus infinity alone is taken
+    for a mask, until something makes NaN or infinity of it: then the operation counts that it came from. Collectives
+    are left out. Cost: a wait for the device and a pass over the result per operation, a copy of what an in-place
+    operation overwrites. Whatever goes wrong in here is logged once, and costs that verdict.
     """
 
     supports_higher_order_operators = True
@@ -162,7 +169,10 @@ class OperationWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @property
     def found(self) -> list[OperationVerdict]:
-        """At most 8 verdicts, in the order in which harm was done; else those on what may have been meant so."""
+        """The verdicts on operations that went wrong, at most 8, in their order.
+
+        Where there are none: those on operations that gave minus infinity, perhaps on purpose.
+        """
         return self._harmful or list(dict.fromkeys(self._masks.values()))[:MAX_OPERATIONS]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

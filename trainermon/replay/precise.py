@@ -27,7 +27,13 @@ _WITH_IMAGINARY = {torch.float64: torch.complex128, torch.float32: torch.complex
 
 
 class OperationJudgement(NamedTuple):
-    """Why an operation's result was not finite, in a sentence; `collect` says what would tell if that is unknown."""
+    """Why an operation's result was NaN or Inf.
+
+    Attributes:
+        cause: `range`, `precision`, `kernel` …
+        reason: The same in a sentence.
+        collect: If the cause is unknown, what to record to find out.
+    """
 
     cause: NonfiniteCause
     reason: str
@@ -35,10 +41,14 @@ class OperationJudgement(NamedTuple):
 
 
 class OperationCall(NamedTuple):
-    """An operation with its inputs as they were before the call.
+    """An operation with its inputs as they were before the call, to be run again.
 
-    With `is_custom` the operation is not torch's own, so that a result that is not finite in float64 either may be its
-    kernel's fault too. With `is_random` two calls differ in which elements they change.
+    Attributes:
+        function: The operation.
+        args: Positional arguments.
+        kwargs: Keyword arguments.
+        is_custom: It is not torch's own: a result that is not finite in float64 either may be its kernel's fault too.
+        is_random: It draws random numbers: two calls differ in which elements they change.
     """
 
     function: Callable[..., Any]
@@ -49,7 +59,7 @@ class OperationCall(NamedTuple):
 
 
 def judge(called: OperationCall, result: Any) -> OperationJudgement:
-    """Return the cause of a `result` that is not finite, and the reason in words.
+    """Run an operation again in wider types on the CPU; return why its `result` was NaN or Inf.
 
     Nothing given is written to, no generator is moved. Cost: up to three calls on the CPU.
     """
@@ -71,7 +81,10 @@ def judge(called: OperationCall, result: Any) -> OperationJudgement:
 
 
 class TensorHealth(enum.Enum):
-    """The state of a tensor's elements: all finite, minus infinity too (scores under a mask), or anything else."""
+    """The state of a tensor's elements.
+
+    `FINITE`: all are finite. `MASKED`: some are minus infinity, as scores under a mask. `BAD`: NaN or plus infinity.
+    """
 
     FINITE = enum.auto()
     MASKED = enum.auto()
@@ -93,7 +106,7 @@ def health(tensor: Tensor) -> TensorHealth:
 
 
 def floating(value: Any) -> Iterator[Tensor]:
-    """Yield the dense floating and complex tensors in what an operation took or gave."""
+    """Yield the dense floating-point and complex tensors in what an operation took or gave, however nested."""
     for leaf in pytree.tree_leaves(value):
         if isinstance(leaf, Tensor) and _has_numbers(leaf):
             yield leaf

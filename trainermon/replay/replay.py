@@ -126,12 +126,12 @@ class StepKeeper:
         self.refusal = self._replayable.refusal or refusal_of(self._stages, self._replayable)
 
     def attach(self) -> None:
-        """Keep the forwards from now on; nothing is hooked if a replay would be refused anyway."""
+        """Hook the model to keep the forwards from now on; nothing is hooked if a replay would be refused anyway."""
         if not self.refusal:
             self._keeper.attach()
 
     def detach(self) -> None:
-        """Stop keeping; what was kept stays."""
+        """Remove the hooks; what was kept stays."""
         self._keeper.detach()
 
     def reset(self) -> None:
@@ -139,17 +139,17 @@ class StepKeeper:
         self._keeper.reset()
 
     def take_over(self, step: KeptStep) -> None:
-        """Take a step that another process has kept on disk, to replay it here."""
+        """Keep, instead of an own step, one that another process kept on disk, to replay it here."""
         self._keeper.take_over(step.forwards, step.dropped)
 
     @property
     def attached(self) -> bool:
-        """Whether forwards are being kept."""
+        """Whether its hooks are on the model."""
         return self._keeper.attached
 
     @property
     def size_bytes(self) -> int:
-        """Bytes that are kept alive now."""
+        """Bytes of memory that are kept alive now."""
         return self._keeper.size_bytes
 
     def replay(  # noqa: PLR0913  # what is written, where to, and what the ranks agree on

@@ -46,11 +46,13 @@ def _is_alone(args: tuple[Any, ...]) -> bool:
 
 
 class ReplayFidelity(NamedTuple):
-    """Whether a replayed forward returned what the step itself had, bit for bit; None where that was not kept.
+    """How the result of a replayed forward compares with what the step itself had.
 
-    `lost_nonfinite`: the step's output was not finite, the replay's is. The fault did not come back. `finite`: so is
-    all that the replay returned. `marks` are checksums of it, to hold two replays against each other; empty where it is
-    the same as the step's.
+    Attributes:
+        same: Whether they are equal bit for bit; None: the step's was not kept.
+        lost_nonfinite: The step's output was not finite, the replay's is: the fault did not come back.
+        finite: Whether all that the replay returned is finite.
+        marks: Checksums of that, to compare two replays; empty where it is the same as the step's.
     """
 
     same: bool | None
@@ -60,7 +62,10 @@ class ReplayFidelity(NamedTuple):
 
 
 class ReplayWatcher(Protocol):
-    """What watches the modules of a replay; it is told which micro step and stage runs, and what the root is handed."""
+    """Interface of what hooks the modules during a replay.
+
+    It is told the micro step and stage that run, and what the root is handed by the framework.
+    """
 
     micro_step: int | None
     stage: int | None
@@ -70,14 +75,19 @@ class ReplayWatcher(Protocol):
         """Put hooks on the modules."""
 
     def detach(self) -> None:
-        """Take them away."""
+        """Remove the hooks."""
 
 
 class StepRerun(NamedTuple):
-    """The state under which the micro steps of a step are run again.
+    """The settings under which the micro steps of a step are run again.
 
-    `leaves` are the shadows that gradients go to; None: the parameters are the true ones, and `replayable` says how far
-    a backward may go. The model's forwards and backwards run under `mode`, if there is one.
+    Attributes:
+        stages: The roots.
+        replayable: What the framework requires.
+        watcher: Hooks the modules.
+        leaves: Stand-ins for the parameters that gradients go to; None: the parameters are the true ones, and
+            `replayable` says how far a backward may go.
+        mode: A context for the model's forwards and backwards; None: none.
     """
 
     stages: Sequence[ModelStage]
@@ -87,12 +97,12 @@ class StepRerun(NamedTuple):
     mode: AbstractContextManager[Any] | None = None
 
     def watched(self) -> AbstractContextManager[Any]:
-        """Return a context for one forward or backward of the model: the mode, if there is one."""
+        """Return the context for one forward or backward of the model: `mode`, or one that does nothing."""
         return self.mode or nullcontext()
 
 
 def rerun(kept: KeptForward, using: StepRerun) -> ReplayFidelity:
-    """Run a root on what it was given, under the kept state, and a backward from the kept gradients.
+    """Run one kept forward again under the kept state, and a backward from the kept gradients.
 
     Returns how the results compare with those of the step. Call it inside `undisturbed`, and inside `shadow_parameters`
     where the parameters are shadowed.
@@ -201,9 +211,9 @@ def _without_memory(gradient: Tensor) -> Tensor:
 
 @contextmanager
 def shadow_parameters(models: Sequence[nn.Module]) -> Iterator[list[nn.Parameter]]:
-    """Return a context in which models hold leaves of our own that share the parameters' storage.
+    """Return a context in which the models' parameters are replaced by stand-ins that share their storage.
 
-    It yields those leaves that require a gradient.
+    So gradients of a replay do not reach the true ones. It yields those stand-ins that require a gradient.
     """
     modules = [module for model in models for module in model.modules()]
     owned = [(module, name, parameter) for module in modules for name, parameter in module._parameters.items()]
@@ -269,7 +279,10 @@ def undisturbed(models: Sequence[nn.Module], replayable: Replayable, given: Sequ
 
 @contextmanager
 def eager(*, compiled: bool) -> Iterator[None]:
-    """Return a context in which compiled parts of the model run in eager mode, where their modules' hooks fire."""
+    """Return a context in which compiled parts of the model run uncompiled, so that their modules' hooks are called.
+
+    With `compiled` false it does nothing.
+    """
     with ExitStack() as stack:
         if compiled and hasattr(torch.compiler, "set_stance"):
             stack.enter_context(torch.compiler.set_stance("force_eager"))

@@ -12,7 +12,7 @@ SPARE_BYTES = 64 * MIB
 
 
 def lack_of_memory(devices: Iterable[torch.device], kept_bytes: int) -> str:
-    """Return a text on the memory that a replay lacks on one of `devices`, "" if it lacks none.
+    """Return a sentence on the memory that a replay would lack on one of `devices`; "" if it lacks none.
 
     It needs what the step took at its peak, and `kept_bytes` stay alive meanwhile. Waits for nothing.
     """

@@ -8,7 +8,10 @@ from torch import Tensor
 
 
 def nonfinite_names(shards: Iterable[tuple[str, Tensor]]) -> Iterator[str]:
-    """Yield the names of `shards` that hold a NaN or an Inf. Waits for the device once per shard."""
+    """Yield the names of those (name, tensor) pairs whose tensor holds a NaN or an Inf.
+
+    Waits for the device once each.
+    """
     for name, shard in shards:
         if shard.is_floating_point() and not bool(shard.detach().isfinite().all()):
             yield name

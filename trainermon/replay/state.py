@@ -29,7 +29,7 @@ class RandomState:
 
     @classmethod
     def current(cls, devices: Iterable[torch.device]) -> RandomState:
-        """Return the present state. Cost: copies of about 8 KB; no device is waited for."""
+        """Return the present state of all generators. Cost: copies of about 8 KB; no device is waited for."""
         numpy = sys.modules.get("numpy")
         return cls(
             python=random.getstate(),
@@ -39,7 +39,7 @@ class RandomState:
         )
 
     def put_back(self) -> None:
-        """Restore every generator to this state."""
+        """Set every generator to this state."""
         random.setstate(self.python)
         if self.numpy is not None:
             sys.modules["numpy"].random.set_state(self.numpy)
@@ -61,14 +61,19 @@ def _device_module(device: torch.device) -> Any:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class AutocastState:
-    """Which automatic casts are on, per device type."""
+    """Which automatic casts (`torch.autocast`) are on.
+
+    Attributes:
+        types: (device type, whether it is on, dtype) of each.
+        cache: Whether casts of weights are cached.
+    """
 
     types: tuple[tuple[str, bool, torch.dtype], ...]
     cache: bool
 
     @classmethod
     def current(cls, devices: Iterable[torch.device]) -> AutocastState:
-        """Return the present state for the CPU and for the types of `devices`."""
+        """Return which automatic casts are on now, for the CPU and the types of `devices`."""
         names = dict.fromkeys(["cpu", *(device.type for device in devices)])
         return cls(
             tuple((name, torch.is_autocast_enabled(name), torch.get_autocast_dtype(name)) for name in names),
@@ -77,7 +82,7 @@ class AutocastState:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Return a context that runs under this state of autocast."""
+        """Return a context in which exactly these automatic casts are on."""
         with ExitStack() as stack:
             for name, enabled, dtype in self.types:
                 if enabled:
@@ -89,7 +94,15 @@ class AutocastState:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class KeptBuffer:
-    """A buffer before a forward. `clone` is None for one that has never changed; then its version must still hold."""
+    """A buffer of a model as it was before a forward.
+
+    Attributes:
+        module: The module that has it.
+        name: Its name there.
+        tensor: The buffer itself.
+        version: Torch's counter of writes to it.
+        clone: A copy; None for one that has never changed: then its version must still hold.
+    """
 
     module: nn.Module
     name: str
@@ -107,7 +120,7 @@ class KeptBuffer:
             raise NotCoveredError(f"buffer {self.name} of {type(self.module).__name__} changed for the first time")
 
     def put_back(self) -> None:
-        """Restore the module's buffer: same tensor, same bits; untouched if it is unchanged."""
+        """Write the kept elements back into the module's buffer (the same tensor); nothing if it is unchanged."""
         self.check()
         self.module._buffers[self.name] = self.tensor
         if self.clone is not None and not same_bits(self.tensor, self.clone):
@@ -153,7 +166,10 @@ class BufferKeeper:
         return True
 
     def learn(self, kept: Sequence[KeptBuffer]) -> list[KeptBuffer]:
-        """Return `kept` without the clones of buffers that the forward left alone."""
+        """Compare `kept` with the buffers after the forward.
+
+        Return it without clones of buffers that were left alone.
+        """
         return [self._judged(buffer) for buffer in kept]
 
     def _judged(self, buffer: KeptBuffer) -> KeptBuffer:

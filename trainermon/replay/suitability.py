@@ -14,13 +14,13 @@ from trainermon.hooks.replayable import Replayable
 
 
 class ModelStage(NamedTuple):
-    """One root of the model, or a virtual pipeline stage of it.
+    """One root of a model that is replayed: the model, or one of its virtual pipeline stages.
 
     Attributes:
-        entry: Its calls by the training loop are seen.
-        called: It is called again.
-        model: Its modules and parameters are watched: the user's own, inside of the wrappers.
-        wrapper: DistributedDataParallel around all of it.
+        entry: The module whose calls by the training loop are seen.
+        called: The module that a replay calls.
+        model: The user's own module inside of the wrappers, whose modules and parameters are watched.
+        wrapper: DistributedDataParallel around all of it; None: there is none.
     """
 
     entry: nn.Module
@@ -36,7 +36,7 @@ def stage_of(root: nn.Module) -> ModelStage:
 
 
 def unwrap(root: nn.Module) -> tuple[nn.Module, nn.Module]:
-    """Return the module whose hooks see the training loop's calls, and the user's own model inside it."""
+    """Return (the module whose hooks see the training loop's calls, the user's own model inside it)."""
     entry = root.module if isinstance(root, DistributedDataParallel) else root
     model = entry
     while True:

@@ -59,7 +59,7 @@ def checksums(tensors: Sequence[Tensor]) -> Tensor:
 
 @torch.no_grad()
 def rows_of(sums: Tensor) -> Tensor:
-    """Return checksums as rows of moments, float64 `[n, 8]`, from which all 64 bits can be read.
+    """Pack 64-bit checksums into rows like those of moments, float64 [n, 8], so that they travel in the journal.
 
     A row is that of two elements, both exact in float64: the low 32 bits (column `min`), and 2^32 plus the high 32 bits
     (column `max`). No synchronisation.

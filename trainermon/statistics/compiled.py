@@ -55,17 +55,17 @@ _logger = logging.getLogger(__name__)
 
 
 def load() -> Callable[[Sequence[Tensor], Tensor, int], None] | None:
-    """Return the function that computes moments with the compiled library, or None if it is not used; see `library`.
+    """Return the compiled C function that computes moments; None if it is not used, see `library`.
 
     Raises:
-        ValueError: TRAINERMON_KERNEL cannot be meant.
+        ValueError: TRAINERMON_KERNEL has an unknown value.
     """
     found = library()
     return None if found is None else _MomentsKernel(found).moments
 
 
 def library() -> ctypes.CDLL | None:
-    """Load and return the compiled library; None if it is missing or switched off.
+    """Return the compiled C library of the package; None if it is missing or switched off.
 
     It is missing where there was no compiler when the package was built, and is passed over if TRAINERMON_KERNEL is
     `torch`.

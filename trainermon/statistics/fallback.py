@@ -28,7 +28,10 @@ LEAST, MOST = 2.0**-40, 2.0**40
 
 @torch.no_grad()
 def moments(tensors: Sequence[Tensor], out: Tensor, first_row: int = 0) -> None:
-    """Write the moments of each tensor into the rows of `out`; see `kernel.moments` for the contract."""
+    """Compute the eight moments of each tensor by torch calls, into the rows of `out` from `first_row` on.
+
+    See `kernel.moments` for the contract.
+    """
     for tensor in tensors:
         if tensor.device != out.device:
             raise OtherDeviceError(tensor.device, out.device)
@@ -37,7 +40,7 @@ def moments(tensors: Sequence[Tensor], out: Tensor, first_row: int = 0) -> None:
 
 
 def row_of(elements: Tensor) -> Tensor:
-    """Return the moments of a tensor that `layout.plain` returned, as float64 `[8]` on its device."""
+    """Return the eight moments of a tensor that `layout.plain` returned, as float64 `[8]` on its device."""
     if elements.layout is not torch.strided:
         stored = elements.coalesce().values()
         return _with_zeros(row_of(stored), elements.numel() - stored.numel())
@@ -53,7 +56,7 @@ def row_of(elements: Tensor) -> Tensor:
 
 
 def repeat_row(row: Tensor, times: int) -> None:
-    """Make `row` that of `times` copies of its elements, in place."""
+    """Change `row`, the moments of some elements, into those of `times` copies of them, in place."""
     row[0].mul_(times)
     row[3:].mul_(times)
 

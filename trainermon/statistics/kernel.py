@@ -21,13 +21,13 @@ _compiled = compiled.load()
 
 
 def kernel_name(device: torch.device | str = "cpu") -> str:
-    """Return what serves tensors of `device`: "c" (the compiled kernel), "triton", or "torch" (torch calls)."""
+    """Return what computes moments on `device`: "c" (the compiled library), "triton", or "torch" (torch calls)."""
     way = _way_of(torch.device(device))
     return "c" if way is _compiled else "triton" if isinstance(way, _Triton) and way.is_used else "torch"
 
 
 def moments(tensors: Sequence[Tensor], out: Tensor, first_row: int = 0) -> None:
-    """Write the moments of each tensor into the rows of `out`, from `first_row` on.
+    """Compute the eight moments of each tensor (count, min, max, sum …) into the rows of `out`, from `first_row` on.
 
     Everything is read before this returns (CPU) or in the order of the current stream (accelerators); nothing is copied
     to the host, no communication takes place, and no tensor is changed.

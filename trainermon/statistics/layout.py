@@ -19,7 +19,14 @@ PLAIN_TYPES = {Tensor, torch.nn.Parameter}
 
 
 class ElementRuns(NamedTuple):
-    """Elements in memory: `num_runs` runs of `length`, `stride` elements apart, each standing for `repeats` of them."""
+    """How the elements of a strided tensor lie in memory.
+
+    Attributes:
+        num_runs: Number of runs of consecutive elements.
+        length: Elements per run.
+        stride: Distance between the beginnings of runs, in elements.
+        repeats: How many elements of the tensor each of them stands for (expanded dimensions).
+    """
 
     num_runs: int
     length: int
@@ -47,7 +54,7 @@ def plain(tensor: Tensor) -> Tensor:
 
 
 def are_plain(tensors: Sequence[Tensor]) -> bool:
-    """Return whether all are tensors or parameters themselves, of no subclass. 15 ns each."""
+    """Return whether all are of the very classes Tensor or Parameter, and of no subclass. 15 ns each."""
     return set(map(type, tensors)) <= PLAIN_TYPES
 
 
@@ -57,7 +64,7 @@ def are_contiguous(tensors: Sequence[Tensor]) -> bool:
 
 
 class OtherDeviceError(ValueError):
-    """A tensor is not on the device of the rows."""
+    """Raised if a tensor is not on the device of the rows that its moments are written to."""
 
     def __init__(self, found: torch.device, expected: torch.device) -> None:
         super().__init__(f"tensor is on {found}, expected the device of the rows: {expected}")

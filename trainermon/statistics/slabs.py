@@ -23,7 +23,7 @@ logger = logging.getLogger("trainermon")
 
 
 class Slab:
-    """The rows of one step: open, then sealed (its copy in flight), then ready, then released.
+    """Memory for the rows of moments of one step: open, then sealed (being copied to the host), ready, and released.
 
     Attributes:
         step: the step that the rows belong to.
@@ -73,7 +73,7 @@ class Slab:
         return bool(self._table[list(rows)][:, STATISTICS.index("sum_sq")].any())
 
     def seal(self) -> None:
-        """End the collection of the step, and start the copy to the host. The slab must not be added to any more."""
+        """End the step: start to copy the rows to the host. No row may be added any more."""
         if self._copy is not None:
             self._host = self._copy.start(self._table, self.num_rows)
 
@@ -170,7 +170,7 @@ def _pinned(num_rows: int) -> Tensor:
 
 
 def capture_check(device: torch.device) -> Callable[[], bool]:
-    """Return a function that tells whether the current stream of `device` is being captured into a graph.
+    """Return a function that tells whether the current stream of `device` is being captured into a CUDA graph.
 
     What a capture records runs again at every replay, and it forbids waiting, so nothing may be taken meanwhile.
     """
@@ -184,7 +184,7 @@ def _never() -> bool:
 
 
 class SlabRing:
-    """A fixed number of slabs that are used in turn.
+    """A fixed number of slabs (memory for the rows of one step each) that are used in turn.
 
     Args:
         device: where the monitored tensors are.
@@ -212,7 +212,7 @@ class SlabRing:
         return slab
 
     def seal(self, slab: Slab) -> None:
-        """Seal an open slab; it is handed out by `ready` when its rows are on the host."""
+        """End the step of an open slab: its rows are copied to the host, and `ready` returns it when they are there."""
         slab.seal()
         self._sealed.append(slab)
 
@@ -232,5 +232,8 @@ class SlabRing:
         return slabs
 
     def put_back(self, slab: Slab) -> None:
-        """Make a slab available again that is open, or that `ready` or `flush` returned; its rows are valid no more."""
+        """Make a slab available for another step: one that is open, or that `ready` or `flush` returned.
+
+        Its rows are valid no more.
+        """
         self._free.append(slab)

@@ -19,12 +19,12 @@ VARIABLE = "DYNAMIC_MONITOR"
 
 
 def is_followed(config: MonitorConfig, environ: Mapping[str, str] = os.environ) -> bool:
-    """Return whether edits of the configuration file are applied."""
+    """Return whether edits of the configuration file during the run are applied (`dynamic_on`, or the environment)."""
     return config.dynamic_on or _is_set(environ)
 
 
 def is_waiting(config: MonitorConfig, environ: Mapping[str, str] = os.environ) -> bool:
-    """Return whether nothing is collected until the configuration file switches collection on."""
+    """Return whether nothing is collected until an edit of the configuration file turns collection on."""
     return _is_set(environ) and not config.dynamic_on
 
 

@@ -39,7 +39,10 @@ V2_DEFAULT_OPS = ("min", "max", "mean", "norm", "nans")
 
 
 def translated(raw: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return `raw` with the names and forms of values that `MonitorConfig` has, and what there is to say of its keys.
+    """Translate a configuration with msprobe's names and forms of values into one for `MonitorConfig`.
+
+    Returns:
+        The keys and values, and a sentence for each key that has no effect or another one.
 
     Raises:
         ConfigError: A value has a form that neither msprobe nor this monitor knows.

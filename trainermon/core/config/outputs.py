@@ -89,7 +89,7 @@ class OutputConfig:
     influxdb: InfluxDBConfig = InfluxDBConfig()
 
     def output_fields(self) -> dict[str, Any]:
-        """Return these keys and their values, without those of a class that has more."""
+        """Return the keys and values of `OutputConfig` alone, also of a subclass that has more."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(OutputConfig)}
 
 

@@ -14,7 +14,9 @@ from trainermon.core.strict import build
 
 
 def load_config(source: str | Path | Mapping[str, Any] | None) -> tuple[MonitorConfig, tuple[str, ...]]:
-    """Return the configuration of `source`, and a sentence for every key of it that has no effect, or another one.
+    """Read a configuration from a file or mapping.
+
+    Return it, and a sentence for every key without (or with another) effect.
 
     Args:
         source: Path of a `.json`, `.yaml` or `.yml` file, a mapping of the same keys, or None for the defaults.

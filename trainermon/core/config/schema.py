@@ -34,7 +34,7 @@ SA_ORDERS = ("s,b,h,d", "b,s,h,d")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class AgentConfig:
-    """The node agent that local rank 0 starts.
+    """The configuration of the node agent that local rank 0 starts.
 
     Attributes:
         start: Start an agent. With `false` the spool is written and somebody else (a node service) follows it.
@@ -154,13 +154,13 @@ class HangConfig:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CollectivesConfig:
-    """The operands of collectives.
+    """The configuration of what is collected of collectives' operands.
 
     Attributes:
-        enable: Take the operands of every collective after it has completed, one row per call.
-        cc_codeline: Only calls in the text of whose stack one of these patterns is found; empty means all.
-        cc_pre_hook: Take the operands before the call too.
-        cc_log_only: Take no values: write to the log which collectives are called from where, once per place.
+        enable: Collect the operands of every collective after it has completed, one row per call.
+        cc_codeline: Only calls whose stack, as text, has one of these patterns in it; empty means all.
+        cc_pre_hook: Collect the operands before the call too.
+        cc_log_only: Collect no values: write to the log which collectives are called from where, once per place.
     """
 
     enable: bool = False

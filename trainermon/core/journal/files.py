@@ -40,12 +40,15 @@ def next_number(existing: list[int]) -> int:
 
 
 def num_between(first: int, last: int) -> int:
-    """Return how many file numbers lie from `first` up to but without `last`."""
+    """Return how many journal files there were from number `first` up to, but without, `last`.
+
+    If the spool was emptied in between, which begins a new count, only those of the new count.
+    """
     return last - first if same_numbering(first, last) else last % NUMBERING_STEP
 
 
 def same_numbering(first: int, second: int) -> bool:
-    """Return whether two numbers were given out since the spool was last empty."""
+    """Return whether two file numbers come from one count, which begins anew when the spool was emptied."""
     return first // NUMBERING_STEP == second // NUMBERING_STEP
 
 
@@ -86,7 +89,7 @@ class JournalFiles:
         return number, file_path(self._directory, self.rank, number)
 
     def keep_budget(self) -> None:
-        """The oldest files are gone as far as this one, when full, would not fit the budget with them."""
+        """Remove the oldest files of the rank's journal until the next one, when full, fits the budget too."""
         older = list_files(self._directory, self.rank)[:-1]
         sizes = {path: _size(path) for path in (file_path(self._directory, self.rank, number) for number in older)}
         excess = sum(sizes.values()) + self.file_bytes - self._budget_bytes

@@ -44,7 +44,12 @@ _ROW_BYTES = 8 * len(STATISTICS) + 4
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
 class Cursor:
-    """A position between two frames of one rank's journal; later positions are greater."""
+    """A position in one rank's journal, between two records; later positions are greater.
+
+    Attributes:
+        file: Number of the file.
+        offset: Byte in it.
+    """
 
     file: int = 0
     offset: int = 0
@@ -73,7 +78,10 @@ class Header:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class HeaderRecord:
-    """A new file, or the reader's entry into one: replaces everything known about the writer."""
+    """The record at the beginning of a journal file, or where the reader enters one: says who writes, and which series.
+
+    It replaces everything known about the writer. `cursor` is the position behind it, as in all records.
+    """
 
     cursor: Cursor
     header: Header
@@ -91,9 +99,10 @@ class SeriesRecord:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class BlockRecord:
-    """One step's rows, and their place in the journal.
+    """The journal record of one step: the moments of all series.
 
-    `block.series` is a uint32 array [n], `block.values` float64 [8, n]; both are read-only.
+    `block.series` is a uint32 array [n] of series ids, `block.values` float64 [8, n]; both are read-only. `cursor` is
+    the position behind it.
     """
 
     cursor: Cursor
@@ -102,7 +111,10 @@ class BlockRecord:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EventRecord:
-    """Something that happened on the rank."""
+    """The journal record of something that happened on the rank: a replay, a dump, a warning.
+
+    `cursor`: the position behind it.
+    """
 
     cursor: Cursor
     event: RankEvent
@@ -120,7 +132,15 @@ Record = HeaderRecord | SeriesRecord | BlockRecord | EventRecord | EndRecord
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FrameHead:
-    """The decoded head of a frame, whose own checksum is right."""
+    """The head of a frame (one record in a journal file), whose own checksum was right.
+
+    Attributes:
+        version: Version of the format.
+        type: Which kind of record.
+        sequence: Number of the record.
+        length: Bytes of the payload.
+        crc: Checksum of the payload.
+    """
 
     version: int
     type: int
@@ -130,7 +150,10 @@ class FrameHead:
 
 
 def encode_frame(frame_type: int, sequence: int, payload: Sequence[Any]) -> list[Any]:
-    """Return a frame as buffers, the head and those of `payload`; nothing is copied. Cost: one CRC of the payload."""
+    """Return a journal record as it stands in the file: buffers, the head and those of `payload`; nothing is copied.
+
+    `sequence` is the record's number. Cost: one CRC of the payload.
+    """
     crc = 0
     for buffer in payload:
         crc = zlib.crc32(buffer, crc)
@@ -154,7 +177,7 @@ def decode_head(data: memoryview | bytes) -> FrameHead | None:
 
 
 def encode_series(keys: Sequence[SeriesKey], placements: Sequence[Placement | None]) -> bytes:
-    """Return the JSON arrays of some series, with commas between and no brackets around."""
+    """Return the JSON of some series and their placements for the journal: commas between, no brackets around."""
     rows = (
         [
             *(key.kind.value, well_formed(key.name), well_formed(key.slot), key.call, key.micro_step, key.stage),
@@ -176,7 +199,7 @@ def encode_header_start(header: Header) -> bytes:
 
 
 def encode_block(block: StatBlock) -> list[Any]:
-    """Return the payload of a block as buffers; nothing is copied.
+    """Return the bytes of a block for the journal, as buffers; nothing is copied.
 
     Raises:
         ValueError: The two arrays are not contiguous, or do not belong together.
@@ -192,12 +215,15 @@ def encode_block(block: StatBlock) -> list[Any]:
 
 
 def encode_event(event: RankEvent) -> bytes:
-    """Return the JSON of an event; what JSON does not have becomes text, and a lone surrogate a question mark."""
+    """Return an event as JSON for the journal.
+
+    What JSON does not have becomes text, and a lone surrogate a question mark.
+    """
     return json.dumps(as_plain(events.encode(event)), default=str, ensure_ascii=False).encode(errors="replace")
 
 
 def decode_header(payload: bytes) -> Header:
-    """Return the header that `payload` holds."""
+    """Parse the payload of a header record."""
     fields = json.loads(payload)
     keys, placements = _decode_series(fields.pop("series"))
     coordinates = Coordinates(**fields.pop("coordinates"))

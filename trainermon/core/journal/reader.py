@@ -30,7 +30,7 @@ _UNNUMBERED = (frames.HEADER, frames.END)
 
 
 class RecordSequence:
-    """What the records so far say of the next one: who writes it, its number, and which series it may be about."""
+    """Checks, while a journal is read, that each record follows the one before: its writer, its number, its series."""
 
     def __init__(self) -> None:
         self._writer: tuple[int, int, float] | None = None
@@ -38,20 +38,23 @@ class RecordSequence:
         self._num_series: int | None = None  # None: this file's header is damaged
 
     def begin_file(self) -> None:
-        """Know no series: a file begins, with a header of its own."""
+        """Forget the known series: a file begins, with a header of its own."""
         self._num_series = None
 
     def pass_by(self, head: FrameHead) -> None:
-        """Take the number of a record that was returned before."""
+        """Note the number of a record that was returned before, and is now passed over."""
         self._next = head.sequence + (head.type not in _UNNUMBERED)
 
     def go_on_from(self, header: Header) -> None:
-        """Take writer and series from the header as of the present position."""
+        """Set writer and series to those of `header`, as of the present position."""
         self._writer = _writer(header)
         self._num_series = len(header.series)
 
     def follow(self, head: FrameHead, record: Record) -> tuple[bool, int]:
-        """Return whether the record can be used, and how many are lost: those before it, and itself if it cannot."""
+        """Take the next record: return whether it can be used, and how many are lost.
+
+        Lost are those missing before it, and itself if it cannot be used.
+        """
         if isinstance(record, HeaderRecord):
             if self._writer != _writer(record.header):
                 self._next = 0
@@ -83,7 +86,7 @@ class RecordSequence:
 
 
 class JournalReader:
-    """Reads the records of `rank` after `cursor`, in the order of writing, each exactly once.
+    """Reads the journal of `rank`, also while it grows: each record after `cursor` once, in the order of writing.
 
     A HeaderRecord always comes first, and the ids in a block are in the table given so far: where the cursor stands
     inside a file, a HeaderRecord with the table as of there is made up, and a file whose own header is damaged is
@@ -111,7 +114,9 @@ class JournalReader:
         self._sequence = RecordSequence()
 
     def poll(self, max_bytes: int = 32 << 20) -> list[Record]:
-        """Return the records written since, up to about `max_bytes` but at least one; empty if there are none.
+        """Return the records written since the last call, up to about `max_bytes` but at least one.
+
+        [] if there are none.
 
         Raises:
             JournalError: The next frame was written by an incompatible release. The cursor stays before it.

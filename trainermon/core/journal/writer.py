@@ -28,7 +28,7 @@ PAUSE_RATIO = 20
 
 
 class WritePause:
-    """Until when nothing is written, after a record that took longer than `slow_s`.
+    """Tells the journal's writer until when to write nothing, after a record that took longer than `slow_s` seconds.
 
     Attributes:
         now_s: The clock.
@@ -41,7 +41,7 @@ class WritePause:
         self._slow_s = slow_s
 
     def begin_if_slow(self, begin_s: float) -> None:
-        """Pause if what began at `begin_s` and ends now was slow."""
+        """Begin a pause if the write that began at `begin_s` and ends now was slow."""
         end_s = self.now_s()
         if end_s - begin_s > self._slow_s:
             self.end_s = end_s + PAUSE_RATIO * (end_s - begin_s)
@@ -94,7 +94,7 @@ class JournalWriter:
 
     @property
     def cursor(self) -> Cursor:
-        """Position after the last record that was written."""
+        """Position in the journal behind the last record that was written."""
         return self._cursor
 
     @property

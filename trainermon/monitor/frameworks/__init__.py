@@ -30,10 +30,16 @@ FRAMEWORKS = MappingProxyType(
 def detect(
     chunks: Sequence[nn.Module], optimizer: Any, coordinates: Coordinates, *, framework: str | None = None
 ) -> Training:
-    """Return the set-up of a model (one module, or its virtual pipeline stages in order) and its optimizer.
+    """Find out which framework trains a model; return how its gradients, parameters and steps are watched.
+
+    Args:
+        chunks: The model: one module, or its virtual pipeline stages in order.
+        optimizer: The optimizer whose `step()` ends a training step.
+        coordinates: The rank's position in the job, as far as the launcher tells.
+        framework: Name of the only framework that is allowed; None: any.
 
     The choice depends on what the model and the optimizer *are*, never on which packages are installed. What is not
-    recognised is refused, also where `framework` names the one to take.
+    recognised is refused.
 
     Raises:
         AttachError: A kind of wrapper or optimizer that this version cannot watch correctly.

@@ -15,7 +15,10 @@ from trainermon.monitor.taps.training import TapHandle
 
 
 class DdpTraining(plain.PlainTraining):
-    """As plain, but what a rank accumulated is seen in hooks that run before the reducer's."""
+    """A model in torch's DistributedDataParallel.
+
+    What a rank accumulated is seen in hooks that run before the reduction. All else is as in `PlainTraining`.
+    """
 
     framework = "ddp"
     final_when_accumulated = False
@@ -23,9 +26,10 @@ class DdpTraining(plain.PlainTraining):
     wrappers: Sequence[DistributedDataParallel]
 
     def watch_unreduced(self, guard: FaultGuard, see: Callable[[int, Tensor], None]) -> list[TapHandle]:
-        """Call `see(index, gradient)` with `.grad` before DDP reduces it; return the hooks.
+        """Call `see(index, gradient)` with each parameter's `.grad` before DDP reduces it; return the hooks.
 
-        These are post-accumulate hooks, which run inside the node that the reducer hangs behind.
+        `index` is the parameter's position in `parameters`. These are post-accumulate hooks, which run inside the node
+        that the reducer hangs behind. `guard` contains errors of `see`.
         """
 
         def hook_of(index: int) -> Callable[[Tensor], None]:
@@ -34,7 +38,7 @@ class DdpTraining(plain.PlainTraining):
         return [p.tensor.register_post_accumulate_grad_hook(hook_of(i)) for i, p in enumerate(self.parameters)]  # type: ignore[no-untyped-call]
 
     def is_reduced_now(self) -> bool:
-        """Return whether the backward was outside of `no_sync()`."""
+        """Return, at the end of a backward, whether DDP reduced its gradients: it was outside of `no_sync()`."""
         return any(wrapper.require_backward_grad_sync for wrapper in self.wrappers)
 
 

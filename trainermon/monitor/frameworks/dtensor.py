@@ -18,9 +18,14 @@ SHARDS = frozenset({"Shard", "_StridedShard"})
 
 
 class MeshSplit(NamedTuple):
-    """What one mesh dimension does to a tensor: shards tensor dimension `dim`, or (None) holds copies.
+    """What one dimension of a device mesh does to a tensor.
 
-    `place` of `size` is this rank's. `is_data` tells data parallelism from model parallelism.
+    Attributes:
+        axis: The axis' name: `dp`, `tp` …
+        dim: The tensor dimension that it shards; None: the ranks hold copies.
+        size: Number of ranks along it.
+        place: This rank's position along it.
+        is_data: Whether it is data parallelism, not model parallelism.
     """
 
     axis: str
@@ -50,11 +55,12 @@ def local(value: Any) -> Any:
 def placements_of(
     name: str, tensor: Any, *, data_dims: Collection[int], unsharded_dtype: torch.dtype, coordinates: Coordinates
 ) -> tuple[Placement, Placement]:
-    """Return the placements of the gradient of one backward and of this rank's shard of parameter `name`.
+    """Return how two tensors of parameter `name` relate to the whole: (gradient of one backward, this rank's shard).
 
     `data_dims` are the mesh dimensions over which batches differ: backward sees the tensor whole along them. Data
     parallelism shards what tensor parallelism leaves, so an offset counts in the flattened tensor-parallel part, the
-    sharded dimension first. That is what FSDP does whatever the order of the mesh's dimensions.
+    sharded dimension first. That is what FSDP does whatever the order of the mesh's dimensions. `unsharded_dtype` is
+    the dtype of the gradient of one backward.
 
     Raises:
         AttachError: The tensor is sharded in a way that is not known.

@@ -45,7 +45,7 @@ class FlatPiece(NamedTuple):
 
 
 class Fsdp1Training(plain.PlainTraining):
-    """The optimizer steps shards of flat parameters, or views of them.
+    """How a model in FSDP1 is watched: the optimizer steps shards of flat parameters, or views of them.
 
     Attributes:
         wrappers: Every FSDP module.
@@ -62,7 +62,7 @@ class Fsdp1Training(plain.PlainTraining):
     pieces: Sequence[FlatPiece | None]
 
     def replayable(self) -> Replayable:
-        """Return how all ranks replay together, which is by the outermost wrapper."""
+        """Return how all ranks replay a step together, through the outermost wrapper."""
         flats = [piece.flat for piece in self.pieces if piece is not None]
         offloads = any(wrapper.cpu_offload.offload_params for wrapper in self.wrappers)
         refusal = "FullyShardedDataParallel keeps its gradients in one place on the host" if offloads else ""
@@ -104,11 +104,11 @@ class Fsdp1Training(plain.PlainTraining):
         ]
 
     def is_reduced_now(self) -> bool:
-        """Return whether the backward was outside of `no_sync()`."""
+        """Return, at the end of a backward, whether FSDP reduced its gradients: it was outside of `no_sync()`."""
         return any(wrapper._sync_gradients for wrapper in self.wrappers)
 
     def gradients_are_gone(self) -> bool:
-        """Return whether no leaf has a gradient, sharded or not."""
+        """Return whether the script has dropped all gradients: no parameter has one, sharded or not."""
         return all(leaf.grad is None and getattr(leaf, "_saved_grad_shard", None) is None for leaf, _ in self._leaves())
 
     def reduced_gradients(self) -> list[Tensor | None]:
@@ -118,7 +118,7 @@ class Fsdp1Training(plain.PlainTraining):
     # ------------------------------------------------------------------ optimizer
 
     def values(self) -> list[Tensor | None]:
-        """Return by parameter this rank's part of it; None where it has none."""
+        """Return, by parameter, this rank's part of its values; None where it has none."""
         return [self._own(index, p.tensor.detach()) for index, p in enumerate(self.parameters)]
 
     def states(self) -> list[OptimizerState | None]:
@@ -174,7 +174,7 @@ def recognises(chunks: Sequence[nn.Module], optimizer: object) -> bool:
 
 
 def describe(chunks: Sequence[nn.Module], optimizer: torch.optim.Optimizer, coordinates: Coordinates) -> Fsdp1Training:
-    """Return the set-up of models in FullyShardedDataParallel.
+    """Return how the training of models in FullyShardedDataParallel is watched.
 
     Raises:
         AttachError: torch's own records are not what they were, or the model holds tensor-parallel parameters.

@@ -37,7 +37,7 @@ REDUCE = "foreach_reduce"
 
 
 class Fsdp2Training(plain.PlainTraining):
-    """Parameters that the optimizer steps are this rank's shards; backward runs on unsharded ones.
+    """How a model under FSDP2 (`fully_shard`) is watched: the optimizer steps shards, backward runs on whole ones.
 
     Attributes:
         groups: What FSDP gathers and reduces together, with its virtual stage.
@@ -51,7 +51,7 @@ class Fsdp2Training(plain.PlainTraining):
     managed: Sequence[Any]
 
     def replayable(self) -> Replayable:
-        """Return how all ranks replay together; models whose DTensors nobody gathers cannot be replayed."""
+        """Return how all ranks replay a step together; models whose DTensors nobody gathers cannot be replayed."""
         if not self.groups:
             return Replayable(refusal="tensor-parallel DTensors communicate in forward and backward")
         return FsdpReplayable(self)
@@ -70,9 +70,10 @@ class Fsdp2Training(plain.PlainTraining):
         return handles
 
     def watch_unreduced(self, guard: FaultGuard, see: Callable[[int, Tensor], None]) -> list[TapHandle]:
-        """Call `see(index, gradient)` before torch's own function reduces; return the hooks.
+        """Call `see(index, gradient)` with each parameter's gradient before FSDP's reduce-scatter; return the hooks.
 
-        For parameters that FSDP does not manage, it is called when their gradient is there.
+        `index` is the parameter's position in `parameters`; `guard` contains errors of `see`. For parameters that FSDP
+        does not manage, it is called when their gradient is there.
         """
         index_of = self._index_of()
 
@@ -108,11 +109,11 @@ class Fsdp2Training(plain.PlainTraining):
         return [hooks, *own]
 
     def is_reduced_now(self) -> bool:
-        """Return whether `set_requires_gradient_sync` lets gradients be reduced."""
+        """Return, at the end of a backward, whether its gradients were reduced (`set_requires_gradient_sync`)."""
         return any(group.reduce_grads for _, group in self.groups)
 
     def gradients_are_gone(self) -> bool:
-        """Return whether there is neither a sharded gradient nor one that waits for its reduction."""
+        """Return whether the script has dropped all gradients: sharded ones, and those that await their reduction."""
         return super().gradients_are_gone() and not any(
             _has_gradient(managed) for managed in self.managed if managed is not None
         )
@@ -215,7 +216,7 @@ def recognises(chunks: Sequence[nn.Module], optimizer: object) -> bool:
 
 
 def describe(chunks: Sequence[nn.Module], optimizer: torch.optim.Optimizer, coordinates: Coordinates) -> Fsdp2Training:
-    """Return the set-up of FSDP2 modules and other DTensors.
+    """Return how the training of FSDP2 modules and other DTensors is watched.
 
     Raises:
         AttachError: A parameter is placed in a way that cannot be merged over ranks, or not on a device yet, or torch's

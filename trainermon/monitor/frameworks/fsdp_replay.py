@@ -20,12 +20,12 @@ _ABSENT = object()
 
 
 class FsdpReplayable(Replayable):
-    """A replay of all ranks runs the backward as training does, into gradients that are thrown away.
+    """How a step under FSDP is replayed: by all ranks, as in training, into gradients that are thrown away.
 
     Args:
         training: The set-up, FSDP1's or FSDP2's.
         flats: FSDP1's flat parameters.
-        refusal: Why no step can be replayed.
+        refusal: Why no step can be replayed; "" if one can.
     """
 
     joint = True
@@ -49,7 +49,10 @@ class FsdpReplayable(Replayable):
         return ""
 
     def gradients_vanished(self) -> bool:
-        """Return whether no owned gradient has a finite element but zeros; one element of a few is read first."""
+        """Return whether no gradient of this rank has a finite element except zeros.
+
+        One element of a few is read first.
+        """
         owned = [gradient for gradient in self._training.reduced_gradients() if gradient is not None]
         probes = sorted(owned, key=Tensor.numel, reverse=True)[:NUM_PROBES]
         return bool(probes) and not (
@@ -58,7 +61,10 @@ class FsdpReplayable(Replayable):
 
     @contextmanager
     def set_aside(self) -> Iterator[None]:
-        """Return a context for a replay, in which there is no gradient; at its end the same objects are put back."""
+        """Return a context for a replay, in which parameters have no gradients.
+
+        At its end the same gradients are put back.
+        """
         holders = self._holders()
         gradients = [(holder, holder.grad) for holder in holders]
         notes = [(flat, name, vars(flat).get(name, _ABSENT)) for flat in self._flats for name in FLAT_NOTES]
@@ -75,12 +81,12 @@ class FsdpReplayable(Replayable):
                 holder.grad = gradient
 
     def between_micro_steps(self) -> None:
-        """Drop the gradients of the last backward."""
+        """Drop the gradients of the last replayed backward."""
         for holder in self._holders():
             holder.grad = None
 
     def own_shards(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield name and this rank's part of each parameter; those of which it has none are left out."""
+        """Yield (name, tensor) of this rank's part of each parameter; those of which it has none are left out."""
         for parameter, value in zip(self._training.parameters, self._training.values(), strict=True):
             if value is not None:
                 yield parameter.name, local(value)

@@ -38,7 +38,7 @@ _STEP = torch.optim.Optimizer.profile_hook_step(lambda: None).__code__
 
 
 class PlainTraining(Training):
-    """A torch optimizer that steps the very parameters of the model."""
+    """How a model is watched whose parameters are whole on each rank and are stepped directly by a torch optimizer."""
 
     framework = "plain"
     final_when_accumulated = True
@@ -69,11 +69,14 @@ class PlainTraining(Training):
         return [self.optimizer.register_step_pre_hook(before), self.optimizer.register_step_post_hook(after)]
 
     def is_stepping(self) -> bool:
-        """Return whether a step of the optimizer is on the stack."""
+        """Return whether the optimizer's `step` is running now."""
         return _num_steps(self.optimizer) > 0
 
     def gradients_are_gone(self) -> bool:
-        """Return whether no parameter has a gradient; usually looks at one parameter only."""
+        """Return whether the script has dropped all gradients: no parameter has one.
+
+        Usually looks at one parameter only.
+        """
         return all(parameter.tensor.grad is None for parameter in self.parameters)
 
     def replaced_parameter(self) -> str:
@@ -86,7 +89,7 @@ class PlainTraining(Training):
         return next((name for name, holder, key, tensor in looked_at if holder.get(key) is not tensor), "")
 
     def num_writes(self) -> int | None:
-        """Return how often 32 of the parameters were written to; a fused optimizer's writes are not counted."""
+        """Return how often 32 of the parameters were written to so far; a fused optimizer's writes are not counted."""
         return sum(map(_NUM_WRITES, self.parameters[:_LOOKS])) if self.keeps_parameters else None
 
     def reduced_gradients(self) -> list[Tensor | None]:
@@ -102,7 +105,7 @@ class PlainTraining(Training):
         return [(id(gradient), 0 if gradient is None else gradient._version) for gradient in gradients]
 
     def values(self) -> list[Tensor | None]:
-        """Return the parameters."""
+        """Return the parameters themselves, which the optimizer steps."""
         return [parameter.tensor for parameter in self.parameters]
 
     def states(self) -> list[OptimizerState | None]:
@@ -126,7 +129,7 @@ def recognises(chunks: Sequence[nn.Module], optimizer: object) -> bool:
 
 
 def describe(chunks: Sequence[nn.Module], optimizer: torch.optim.Optimizer, coordinates: Coordinates) -> Training:
-    """Return the set-up of `chunks` (one module, or the virtual pipeline stages in order) without any wrapper."""
+    """Return how the training of `chunks` (one module, or virtual pipeline stages in order), unwrapped, is watched."""
     training = PlainTraining(
         model=chunks[0],
         roots=tuple(chunks),

@@ -15,13 +15,16 @@ from trainermon.monitor.taps.training import OptimizerState
 
 
 class ZeroRedundancyTraining(ddp.DdpTraining):
-    """As DDP, but each parameter's reduced gradient, value and state are the business of its owner alone."""
+    """How DDP with torch's ZeroRedundancyOptimizer is watched: each parameter is stepped by one rank, its owner.
+
+    Reduced gradient, value and state are read on the owner alone.
+    """
 
     framework = "zero_redundancy"
     optimizer: Any
 
     def reduced_gradients(self) -> list[Tensor | None]:
-        """Return `.grad` of each parameter that this rank owns."""
+        """Return, by parameter, its `.grad` if this rank owns it, else None."""
         return self._owned(super().reduced_gradients())
 
     def values(self) -> list[Tensor | None]:
@@ -43,7 +46,7 @@ def recognises(chunks: Sequence[nn.Module], optimizer: object) -> bool:
 
 
 def describe(chunks: Sequence[nn.Module], optimizer: Any, coordinates: Coordinates) -> ZeroRedundancyTraining:
-    """Return the set-up of `chunks`.
+    """Return how the training of `chunks` with a ZeroRedundancyOptimizer is watched.
 
     Raises:
         AttachError: The optimizer runs inside of the backward (`overlap_with_ddp`).

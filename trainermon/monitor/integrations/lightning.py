@@ -37,7 +37,7 @@ class TrainerMonCallback(Callback):  # type: ignore[misc]  # untyped where light
         self._config = config
 
     def on_train_start(self, trainer: Trainer, _pl_module: LightningModule) -> None:
-        """Start watching; the strategy has wrapped the model by now.
+        """Attach the monitor to the Trainer's model and optimizer; the strategy has wrapped the model by now.
 
         Raises:
             AttachError: The module has several optimizers, or none.
@@ -58,7 +58,7 @@ class TrainerMonCallback(Callback):  # type: ignore[misc]  # untyped where light
         self.monitor = monitor
 
     def on_train_batch_start(self, trainer: Trainer, _pl_module: LightningModule, _batch: Any, batch_idx: int) -> None:
-        """Set how many micro steps the step has: Lightning steps on an epoch's last batch too."""
+        """Tell the monitor how many micro steps the step has: Lightning steps on an epoch's last batch too."""
         if self.monitor is None:
             return
         usual = trainer.accumulate_grad_batches
@@ -84,7 +84,7 @@ class TrainerMonCallback(Callback):  # type: ignore[misc]  # untyped where light
         self.close()
 
     def close(self) -> None:
-        """Close the monitor; does nothing without one."""
+        """Close the monitor, if there is one."""
         if self.monitor is not None:
             self.monitor.close()
             self.monitor = None

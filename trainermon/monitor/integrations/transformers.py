@@ -40,7 +40,7 @@ class TrainerMonCallback(TrainerCallback):  # type: ignore[misc]  # untyped wher
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, _control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Start watching; model and optimizer are prepared by now.
+        """Attach the monitor to the Trainer's model and optimizer, which are prepared by now.
 
         Raises:
             AttachError: Several processes, but the callback was not given its Trainer.
@@ -65,7 +65,7 @@ class TrainerMonCallback(TrainerCallback):  # type: ignore[misc]  # untyped wher
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, _control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Set how many micro steps the step has: the last one of an epoch may have fewer."""
+        """Tell the monitor how many micro steps the step has: the last one of an epoch may have fewer."""
         if self.monitor is not None:
             micro_steps = self._micro_steps(args, state, kwargs.get("train_dataloader"))
             self.monitor.expect_micro_steps(micro_steps)
@@ -123,7 +123,7 @@ class TrainerMonCallback(TrainerCallback):  # type: ignore[misc]  # untyped wher
         self.close()
 
     def close(self) -> None:
-        """Close the monitor; does nothing without one."""
+        """Close the monitor, if there is one."""
         if self.monitor is not None:
             self.monitor.close()
             self.monitor = None

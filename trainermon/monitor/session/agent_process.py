@@ -29,7 +29,13 @@ STORED_BYTES_PER_ROW = 20
 
 
 class AgentProcess:
-    """Starts the agent that follows this rank's files, and waits for it a bounded time."""
+    """Starts, from a rank, the node's agent, which reads this rank's files; at the end waits for it a bounded time.
+
+    Args:
+        run: The run.
+        coordinates: The rank's position in the job.
+        files: The rank's journal and control page.
+    """
 
     def __init__(self, run: RunIdentity, coordinates: Coordinates, files: RankSpool) -> None:
         self._run = run
@@ -37,7 +43,14 @@ class AgentProcess:
         self._files = files
 
     def start(self, config: MonitorConfig, rows: int, *, device: torch.device, edits: Path | None) -> None:
-        """Write the agent's settings, start it if `config` says so, and log its page; a step has about `rows` rows."""
+        """Write the agent's settings, start it if `config` says so, and log the address of its page.
+
+        Args:
+            config: The run's configuration.
+            rows: About how many rows a step has.
+            device: Where the model is.
+            edits: The configuration file that the agent watches for edits; None: none.
+        """
         write_agent_settings(self._files.directory, self._run, config, self._coordinates, edits=edits)
         if config.rules:
             launcher.check_rules(Path(config.rules))
@@ -65,7 +78,10 @@ class AgentProcess:
             )
 
     def wait(self, config: AgentConfig) -> None:
-        """Wait until the agent has stored everything, as long as `config` says; the journal may be closed by then."""
+        """Wait until the agent has stored everything that this rank wrote, as long as `config` allows.
+
+        The journal may be closed by then.
+        """
         written = self._files.journal.cursor
         rank = str(self._coordinates.rank)
         flushed = self._wait_for_status(
@@ -83,7 +99,10 @@ class AgentProcess:
             )
 
     def empty_outbox(self, config: AgentConfig) -> None:
-        """Deliver the dumps that no agent has delivered, by a process that a slow file system cannot hold up."""
+        """Move the dumps that no agent has delivered to the run directory.
+
+        A process of its own does it, which a slow file system cannot hold up.
+        """
         if self._files.outbox.is_empty() or (config.start and self._coordinates.local_rank):
             return
         if not launcher.deliver(self._files.directory, self._run.directory, config.wait_s):

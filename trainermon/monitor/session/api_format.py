@@ -129,7 +129,7 @@ class CallsOfMsprobe:
 
 
 def metrics_of(block: StatBlock, table: SeriesNumbers, kind: Kind, rank: int, ops: Sequence[str]) -> Metrics:
-    """Return the statistics of the series of `kind` in a block, by tag."""
+    """Return the statistics `ops` of the series of `kind` in a block (one step), by msprobe's tags."""
     places = SeriesNames().places(table.keys)
     values = np.asarray(block.values, np.float64).reshape(len(STATISTICS), -1).T.tolist()
     return {
@@ -140,7 +140,7 @@ def metrics_of(block: StatBlock, table: SeriesNumbers, kind: Kind, rank: int, op
 
 
 def statistics_of(tensor: Tensor, ops: Sequence[str]) -> dict[str, Any]:
-    """Return statistics of a tensor. Waits for the device."""
+    """Return the statistics `ops` (`norm`, `max` …) of a tensor by name. Waits for the device."""
     row = torch.empty((1, len(STATISTICS)), dtype=torch.float64, device=tensor.device)
     moments((tensor.detach(),), row)
     placement = Placement(dtype=str(tensor.dtype), shape=tuple(tensor.shape))

@@ -59,7 +59,17 @@ os.register_at_fork(after_in_child=_fall_silent_in_child)
 
 
 class AttachedTraining:
-    """Monitors one training on one rank. Errors are raised up to the end of `start`, never after."""
+    """The monitor of one training on one rank, behind `TrainerMon`: hooks, files and agent.
+
+    Errors are raised up to the end of `start`, never after.
+
+    Args:
+        run: The run.
+        coordinates: The rank's position in the job.
+        config: The configuration.
+        training: How the framework's model and optimizer are watched.
+        groups: Process groups by purpose, as the user gave them.
+    """
 
     def __init__(
         self,
@@ -92,7 +102,11 @@ class AttachedTraining:
     def start(self, *, num_micro_steps: int, step: int, config_source: object, notes: Sequence[str] = ()) -> None:
         """Attach the hooks, write the run's files, and start the agent on local rank 0.
 
-        `notes` is what there is to say of keys of the configuration that have no effect, and of the model.
+        Args:
+            num_micro_steps: Backwards per optimizer step.
+            step: Number of the first step.
+            config_source: What the user gave as configuration: a path or a mapping.
+            notes: Sentences on keys of the configuration that have no effect, and on the model.
         """
         self._loop = StepLoop(
             self._parts, self._config, step=step, num_micro_steps=num_micro_steps, between_steps=self._between_steps
@@ -125,7 +139,7 @@ class AttachedTraining:
             self._parts.guard.wrap(self._loop.values.record)(numbers)
 
     def file(self, name: str, tensor: Tensor) -> None:
-        """Record the statistics of a tensor under the step that runs; raises nothing."""
+        """Record the statistics of a tensor under `name` in the step that runs; raises nothing."""
         if self._loop is not None and os.getpid() == self._pid:
             self._parts.guard.wrap(self._loop.values.file)({name: tensor})
 
@@ -161,7 +175,10 @@ class AttachedTraining:
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Return a context in which the agent knows what this rank is busy with, see `TrainerMon.phase`."""
+        """Return a context in which the agent knows that this rank is busy with `name`, a checkpoint for example.
+
+        See `TrainerMon.phase`.
+        """
         phase = _PHASES.get(name)
         if phase is None:
             logger.warning("phase(%r) is left out: expected one of %s", name, ", ".join(map(repr, _PHASES)))

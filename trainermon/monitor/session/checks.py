@@ -18,9 +18,10 @@ _NAMED = 5  # parameters that a message lists
 
 
 def check_against_model(config: MonitorConfig, training: Training, coordinates: Coordinates) -> MonitorConfig:
-    """Return the configuration of this rank: `config`, or one that collects nothing.
+    """Check that the model and optimizer have all that `config` asks for; return the configuration for this rank.
 
-    Nothing is collected on a rank that is not chosen, and while a dynamic configuration waits to be started.
+    It is `config`, or one that collects nothing: on a rank that is not chosen, and while a dynamic configuration waits
+    to be started.
 
     Raises:
         ConfigError, AttachError: Something is asked for that this model or optimizer does not have.

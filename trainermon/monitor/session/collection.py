@@ -32,13 +32,13 @@ logger = logging.getLogger("trainermon")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TapContext:
-    """What all taps need, whatever the configuration.
+    """What all taps (code that reads tensors where they arise) need, whatever the configuration.
 
     Attributes:
         training: What is watched.
-        collector: Where rows go.
-        steps: Which forward and backward runs.
-        guard: Contains what torch calls.
+        collector: Takes the rows of statistics.
+        steps: Knows which forward and backward runs.
+        guard: Contains errors in what torch calls.
         num_micro_steps: Backwards per step.
         groups: Process groups by purpose.
         structure: Returns the folder for the structure of the model, if that is asked for.
@@ -54,7 +54,7 @@ class TapContext:
 
 
 class TapCollection:
-    """Attaches and runs the taps of one configuration."""
+    """Makes, attaches and runs the taps (code that reads tensors where they arise) that one configuration asks for."""
 
     def __init__(self, context: TapContext, config: MonitorConfig) -> None:
         training, collector, steps, guard = context.training, context.collector, context.steps, context.guard
@@ -85,7 +85,7 @@ class TapCollection:
             self._collectives = CollectiveTaps(collector, guard, purposes=purposes, config=config.cc_distribution)
 
     def attach(self) -> None:
-        """Attach every hook that a due step needs."""
+        """Attach every hook that is needed on a step that is collected."""
         config = self._config
         if config.wg_distribution:
             self.gradients.attach(per_micro_step=config.monitor_mbs_grad)
@@ -113,7 +113,7 @@ class TapCollection:
             self._collectives.detach()
 
     def new_step(self) -> None:
-        """Forget what belongs to the step that has ended."""
+        """Release what belongs to the step that has ended."""
         self.gradients.new_step()
         self._modules.new_step()
         self._values.new_step()
@@ -122,11 +122,11 @@ class TapCollection:
             self._collectives.new_step()
 
     def forward_ended(self) -> None:
-        """Release the activations that were looked at last."""
+        """Release the activations that were read last."""
         self._modules.forget_seen()
 
     def backward_ended(self) -> None:
-        """Take the gradients if they are final, and release what the backward used."""
+        """Read the gradients if they are final, and release what the backward used."""
         self._modules.reset()
         if self._context.steps.is_complete:
             self._values.at_backward_end()
@@ -134,7 +134,10 @@ class TapCollection:
             self.gradients.backward_ended()
 
     def before_optimizer(self, step: int, *, is_scaled: bool) -> None:
-        """Collect what the optimizer is about to use; `is_scaled` where the script scales its loss."""
+        """Read what the optimizer is about to use: gradients, parameters, states.
+
+        `is_scaled`: the script scales its loss.
+        """
         self._values.at_entry(is_scaled=is_scaled)
         self._checksums.at_entry(step)
         if self._config.param_distribution:
@@ -147,7 +150,7 @@ class TapCollection:
             self.gradients.complete()
 
     def after_optimizer(self, outcome: StepOutcome) -> None:
-        """Collect the optimizer's results, and the numbers of the step as a whole."""
+        """Read the optimizer's results, and the numbers of the step as a whole."""
         if self._config.param_distribution:
             self._parameters.at_exit()
         if self._config.mv_distribution:

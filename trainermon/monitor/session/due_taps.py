@@ -9,7 +9,7 @@ from trainermon.monitor.session.collection import TapCollection, TapContext
 
 
 class DueTaps:
-    """Attaches the taps on the steps on which something is due, and detaches them on the others.
+    """Attaches the taps (code that reads tensors) on the steps that are collected, and detaches them on the others.
 
     Attributes:
         context: What the taps watch, and where their rows go.
@@ -32,7 +32,10 @@ class DueTaps:
         self.collection = TapCollection(self.context, config)
 
     def prepare(self, step: int, *, is_ordered: bool) -> None:
-        """Attach the taps that `step` needs, and detach the others; `is_ordered`: collect it beside the schedule."""
+        """Attach the taps if `step` is collected, else detach them.
+
+        `is_ordered`: an order asks for it beside the schedule.
+        """
         self.is_due = is_ordered or self._schedule.due(step)
         attached = self.context.steps.attached
         if self.is_due and not attached:
@@ -42,23 +45,23 @@ class DueTaps:
             self.detach()
 
     def detach(self) -> None:
-        """Remove every hook."""
+        """Remove every hook of the taps."""
         self.context.steps.detach()
         self.collection.detach()
 
     @property
     def takes_gradients(self) -> bool:
-        """Whether gradients are collected on steps that are due."""
+        """Whether gradients are read on steps that are collected."""
         return self._config.wg_distribution
 
     @property
     def reduced_gradients(self) -> list[int]:
-        """The series of the reduced gradients."""
+        """The ids of the series of the reduced gradients."""
         return self.collection.gradients.reduced
 
     @property
     def gradients(self) -> list[int]:
-        """The series of all gradients."""
+        """The ids of the series of all gradients, unreduced and reduced."""
         return self.collection.gradients.series
 
     def estimate_rows(self) -> int:

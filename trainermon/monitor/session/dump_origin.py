@@ -15,11 +15,11 @@ from trainermon.replay.suitability import ModelStage, stage_of
 
 
 class DumpOrigin:
-    """The information that every dump of this rank has on itself: the model, the run, the place among the ranks.
+    """Gives every dump of this rank what it says about itself: model, run, rank, place among the ranks; and its folder.
 
     Attributes:
         rank: Global rank.
-        replayable: What the framework asks of a replay.
+        replayable: What the framework requires of a replay.
         names: Plain name of every module in the whole model.
     """
 
@@ -33,7 +33,7 @@ class DumpOrigin:
         self._outbox = outbox
 
     def stages(self) -> list[ModelStage]:
-        """Return the roots, as the training loop calls them."""
+        """Return the model's roots, one per virtual pipeline stage, as the training loop calls them."""
         roots, entries = self._training.roots, self.replayable.entries
         if entries:
             return [ModelStage(entry, entry, root) for entry, root in zip(entries, roots, strict=True)]
@@ -41,11 +41,14 @@ class DumpOrigin:
         return [whole] if [whole.model] == [stage.model for stage in stages] else stages
 
     def has_module(self, scope: Sequence[str]) -> bool:
-        """Return whether `scope` names any module of the model."""
+        """Return whether any name or pattern in `scope` matches a module of the model."""
         return any(chosen(module.name, scope) for module in self._training.modules)
 
     def info(self, dump_id: str, step: int, reason: str) -> DumpInfo:
-        """Return the info of a dump of `step` before it has any content."""
+        """Return the info of a new, still empty dump of `step`.
+
+        `dump_id` is that of the alert or command, `reason` says in words why it is made.
+        """
         place = self._coordinates
         mixes = place.world_size > place.dp_size
         return DumpInfo(
@@ -61,7 +64,10 @@ class DumpOrigin:
         )
 
     def parcel(self, dump_id: str, step: int) -> Parcel:
-        """Return the folder of a dump; the writer reports one that cannot be made."""
+        """Create and return the folder, in the outbox of the node, for a dump of `step`.
+
+        The writer reports one that cannot be made.
+        """
         return self._outbox.parcel(f"dumps/{dump_id}/attempt{self._run.attempt}/step{step}/rank{self.rank}")
 
     def room(self, wanted_bytes: int) -> int:

@@ -10,7 +10,7 @@ from trainermon.monitor.session.step_replays import StepReplays
 
 
 class RankDumps:
-    """Attaches both kinds of dump to the steps that need them.
+    """Makes both kinds of dump on this rank: replays of steps with bad gradients, and dumps that commands order.
 
     Attributes:
         replays: Replays of bad steps.
@@ -22,12 +22,18 @@ class RankDumps:
         self.ordered = OrderedDumps(origin, journal, page)
 
     def prepare(self, step: int, *, gradients_due: bool) -> None:
-        """Attach what `step` needs: the recorder for a replay, the capture of an ordered dump."""
+        """Attach what `step` needs: the recorder of inputs for a replay, the capture of an ordered dump.
+
+        `gradients_due`: gradients are collected on it.
+        """
         self.replays.prepare(gradients_due=gradients_due)
         self.ordered.prepare(step)
 
     def poll_commands(self, step: int, epoch: int) -> None:
-        """Take note of commands for `step` and later ones, if the control page is at another epoch than before."""
+        """Read commands that have come for `step` and later ones.
+
+        Looks at memory, at no file, unless something has come.
+        """
         self.ordered.poll_commands(step, epoch)
 
     def finish_step(self) -> None:

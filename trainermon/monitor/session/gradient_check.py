@@ -10,9 +10,9 @@ from trainermon.monitor.taps.training import TapHandle
 
 
 class FiniteGradientCheck:
-    """Checks the gradients once per backward at most, and only while a replay may follow.
+    """Checks whether gradients are finite, once per backward at most, and has the step replayed if they are not.
 
-    Nothing is checked where the framework itself tells, later in its step.
+    Only while a replay may follow. Nothing is checked where the framework itself tells, later in its step.
 
     Attributes:
         is_pending: Whether there are gradients that were not checked.
@@ -29,7 +29,7 @@ class FiniteGradientCheck:
 
     @property
     def step(self) -> int:
-        """The step that is open."""
+        """Number of the step that is open."""
         return self._step.number
 
     def watch_decision(self) -> None:
@@ -43,11 +43,11 @@ class FiniteGradientCheck:
             self._decision = None
 
     def backward_ended(self) -> None:
-        """Check the gradients, where they are final now, before they are thrown away."""
+        """Check the gradients of the backward that has ended, if they are final now, before they are dropped."""
         self.is_pending = self._taps.takes_gradients and not self._context.training.reads_at_entry
 
     def check(self) -> None:
-        """Replay the step if its gradients are the first that are not finite."""
+        """Check the gradients; replay the step if they are the first that are not finite."""
         if not (self.is_pending and self._replays.armed) or self._decision:
             return
         self.is_pending = False
@@ -61,7 +61,7 @@ class FiniteGradientCheck:
             self.check()
 
     def replay_if(self, nonfinite: bool) -> None:  # noqa: FBT001  # the framework calls it
-        """Replay the step if `nonfinite`, with collection muted."""
+        """Replay the step if `nonfinite`; nothing is collected meanwhile."""
         if not self._replays.armed:
             return
         if nonfinite:

@@ -40,7 +40,7 @@ class _OpenDump:
 
 
 class OrderedDumps:
-    """Carries out the commands that arrive on the control page."""
+    """Carries out, on this rank, the commands that arrive on the control page: dump, collect more, stop dumping."""
 
     def __init__(self, origin: DumpOrigin, journal: JournalWriter, page: ControlPage) -> None:
         self._origin = origin
@@ -56,7 +56,7 @@ class OrderedDumps:
         return any(order.command.action is Action.COLLECT and order.covers(step) for order in self._orders)
 
     def prepare(self, step: int) -> None:
-        """Attach a capture of `step` for every dump of it that is ordered."""
+        """Start to capture `step` for every dump of it that was ordered."""
         self._orders = [order for order in self._orders if step < order.command.first_step + order.command.num_steps]
         due = [order for order in self._orders if order.command.action is Action.DUMP and order.covers(step)]
         for order in due[:MAX_AT_ONCE]:
@@ -67,7 +67,7 @@ class OrderedDumps:
             )
 
     def finish_step(self) -> None:
-        """End the dumps of this step with what was captured."""
+        """End the dumps of this step, and write what was captured."""
         finished, self._open = self._open, []
         for dump in finished:
             dump.capture.detach()

@@ -14,7 +14,7 @@ _PAUSES = (Phase.CHECKPOINT, Phase.EVALUATION)
 
 
 class CurrentStep:
-    """The number of the step that is open.
+    """The number of the step that is open; shared by the parts of a session.
 
     Attributes:
         first: The first step that is watched.
@@ -28,7 +28,7 @@ class CurrentStep:
 
 
 class StepPhases:
-    """Sends the agent, through the control page, each phase that begins."""
+    """Tells the agent, through the control page in shared memory, what this rank is doing now."""
 
     def __init__(self, page: ControlPage, step: CurrentStep) -> None:
         self._page = page
@@ -37,7 +37,7 @@ class StepPhases:
         self._marked: Phase | None = None
 
     def beat(self, phase: Phase) -> None:
-        """Send the agent a heartbeat: `phase` begins now."""
+        """Send the agent a heartbeat that says that `phase` (forward, optimizer, checkpoint …) begins now."""
         self._phase = phase
         self._page.beat(self._step.number, phase, time.time())
 
@@ -58,12 +58,15 @@ class StepPhases:
         self.beat(self._marked or Phase.STEP)
 
     def state_is_read(self, *_about: Any) -> None:
-        """Tell the agent of a checkpoint, unless it is the optimizer that reads the model's state."""
+        """Tell the agent that a checkpoint begins, as the model's state is read.
+
+        Not if it is the optimizer that reads it.
+        """
         if self._phase is not Phase.OPTIMIZER:
             self.beat(self._marked or Phase.CHECKPOINT)
 
     def forward_began(self, training: bool) -> None:  # noqa: FBT001  # a callback
-        """Tell the agent of an evaluation, or of the end of a pause."""
+        """Tell the agent that an evaluation begins (not `training`), or that a pause is over."""
         if not training:
             self.beat(self._marked or Phase.EVALUATION)
         elif self._phase in _PAUSES and self._marked is None:

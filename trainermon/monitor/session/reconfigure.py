@@ -37,14 +37,14 @@ FIXED = [
 
 
 class LiveReconfiguration:
-    """Applies each configuration that arrives before its first step, or reports why it cannot.
+    """Applies configurations that arrive during training, each on its first step, or reports why it cannot.
 
     A rank that is past that step when it reads the command leaves everything as it is: otherwise ranks would differ
     from one another on the steps in between, without anybody knowing.
 
     Args:
         page: Where commands arrive.
-        journal: Where it is said what became of them.
+        journal: Where it is reported what became of them.
         apply: Puts a configuration into force from the coming step on and returns the one that was in force; raises
             TrainermonError if the model does not have what it asks for, and has then changed nothing.
     """

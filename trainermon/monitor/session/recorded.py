@@ -14,7 +14,7 @@ from trainermon.monitor.taps.training import Training
 
 
 class StepRecorder:
-    """Records numbers of the script under the step that is open in the collector.
+    """Records the script's numbers, as the loss, as rows of the step that is open in the collector.
 
     With several micro steps per optimizer step the calls of one step are told apart by number, if there are several.
 
@@ -36,13 +36,13 @@ class StepRecorder:
         self.found_loss_factor = 1.0
 
     def new_step(self) -> None:
-        """Count calls from zero."""
+        """Begin to count the calls of a new step from zero."""
         self._times.clear()
         self.filed.clear()
         self._tokens = 0.0
 
     def file(self, name: str, value: Tensor | float) -> None:
-        """Record a number, or the statistics of a tensor, under its name."""
+        """Record a number, or the statistics of a tensor, as the series `name` of the open step."""
         if name == LOSS_SERIES and not self._records_loss:
             self._records_loss = True
             for series in self._losses_found:
@@ -62,7 +62,7 @@ class StepRecorder:
             self._tokens = self._tokens * (self._num_micro_steps > 1) + value
 
     def file_rate(self, duration_s: float) -> None:
-        """Record how many of the script's tokens were processed per second, if it records any."""
+        """Record tokens per second of a step that took `duration_s` seconds, if the script records `tokens`."""
         if self._tokens and duration_s > 0:
             self._collector.put(self._series_of(TOKENS_PER_SECOND_SERIES, None), self._tokens / duration_s)
 

@@ -29,7 +29,7 @@ class RecordPlace(enum.Enum):
 
 
 class ScriptValues:
-    """Records the script's values under the step they belong to: the one that runs, or the one that has just ended.
+    """Records the numbers that the script passes to `record` under the step they belong to: the open one, or the last.
 
     Where in its loop the script records is learnt from its first call.
 
@@ -51,7 +51,7 @@ class ScriptValues:
             self.recorder.file(name, value)
 
     def record(self, values: Mapping[str, Tensor | float]) -> None:
-        """Record `values` under the step they belong to."""
+        """Record `values` under the step they belong to, as learnt: the open one, or the one that has just ended."""
         has_ended_one = self._step.number > self._step.first
         if self._place is RecordPlace.UNKNOWN:
             is_after = has_ended_one and not self._steps.has_begun

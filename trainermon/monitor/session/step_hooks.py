@@ -12,7 +12,7 @@ from trainermon.monitor.taps.training import StepOutcome, TapHandle, Training
 
 
 class StepHooks:
-    """Calls when the outer optimizer step begins and has ended, and when the model's state is read."""
+    """Hooks the outer optimizer's step, at its begin and end, and the reading of the model's state (checkpoints)."""
 
     def __init__(self, training: Training, guard: FaultGuard) -> None:
         self._training = training
@@ -26,12 +26,15 @@ class StepHooks:
         exit: Callable[[StepOutcome], None],  # the counterpart of entry
         state_is_read: Callable[..., None],
     ) -> None:
-        """Put the hooks in place."""
+        """Have `entry()` called when the optimizer's step begins, `exit(outcome)` when it ends.
+
+        `state_is_read` is called when the model's `state_dict` is read.
+        """
         self._handles = self._training.watch_step(self._guard, entry=entry, exit=exit)
         self._handles.extend(self._watch_checkpoints(state_is_read))
 
     def detach(self) -> None:
-        """Take the hooks away."""
+        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()

@@ -40,14 +40,14 @@ MAX_BACKWARDS = 1000
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RankParts:
-    """What a session has before its step loop.
+    """What the monitor of a rank has made before its step loop.
 
     Attributes:
         training: What is watched.
         groups: Process groups by purpose.
-        guard: Contains what torch calls.
-        journal: Where rows and events go.
-        page: Where phases go and commands arrive.
+        guard: Contains errors in what torch calls.
+        journal: The file for rows and events.
+        page: The control page: phases go there and commands arrive there.
         dumps: Replays and ordered dumps.
         structure: Returns the folder for the structure of the model.
     """
@@ -62,7 +62,16 @@ class RankParts:
 
 
 class StepLoop:
-    """Collects the steps of one optimizer; no error leaves a hook.
+    """Runs the monitor from step to step on one rank: calls taps, checks, dumps and journal at the right moments.
+
+    No error leaves a hook.
+
+    Args:
+        parts: What was made before.
+        config: The configuration.
+        step: Number of the first step.
+        num_micro_steps: Backwards per step.
+        between_steps: Called with the number of each step before it begins.
 
     Attributes:
         collector: Rows of the open step.
@@ -116,7 +125,7 @@ class StepLoop:
 
     @property
     def step(self) -> int:
-        """The step that is open."""
+        """Number of the step that is open."""
         return self._step.number
 
     def start(self) -> None:
@@ -127,7 +136,7 @@ class StepLoop:
         self._prepare()
 
     def detach_taps(self) -> None:
-        """Remove every hook but those around the optimizer's step, which torch may be running right now."""
+        """Remove every hook except those around the optimizer's step, which torch may be running right now."""
         self.taps.detach()
         self._dumps.detach()
         self._check.watch_decision()

@@ -32,7 +32,7 @@ class StepReplays:
         self._said: set[str] = set()
 
     def configure(self, config: MonitorConfig) -> None:
-        """Apply `config` from the next step on."""
+        """Take the settings of replays from `config`, from the next step on."""
         if self._keeper is not None:
             self._keeper.detach()
         self._settings = config.replay
@@ -75,7 +75,7 @@ class StepReplays:
 
     @property
     def keeping(self) -> bool:
-        """Whether this step is kept, so that it can be replayed."""
+        """Whether the inputs of this step are kept, so that it can be replayed."""
         return self._keeper is not None and self._keeper.attached
 
     @property

@@ -31,7 +31,16 @@ FOLDER = "module_struct"
 
 
 class StructureRecorder:
-    """Records the first training forward of each module, and writes types, shapes and callers into `parcel`."""
+    """Records the first training forward of each module, and writes types, shapes and callers to files in `parcel`.
+
+    Args:
+        modules: The modules.
+        steps: Tells whether a training forward runs.
+        guard: Contains errors of the hooks.
+        parcel: The folder.
+        structure: Whether types and shapes are recorded.
+        stacks: Whether the lines of the script that call each module are.
+    """
 
     def __init__(  # noqa: PLR0913  # what is looked at, and what is written
         self,

@@ -8,7 +8,10 @@ from trainermon.monitor.taps.training import Training
 
 
 class UnseenChanges:
-    """Warns once of steps inside of `torch.compile`, and once of parameters that were replaced."""
+    """Warns of changes that the hooks do not see: optimizer steps inside of `torch.compile`, and replaced parameters.
+
+    Once of each.
+    """
 
     def __init__(self, training: Training, collector: Collector, guard: FaultGuard) -> None:
         self._training = training
@@ -18,7 +21,7 @@ class UnseenChanges:
         self._has_told_of_step = self._has_told_of_replaced = False
 
     def step_ended(self) -> None:
-        """Restart the count of writes to parameters."""
+        """Begin to count writes to parameters anew, after a step that the hooks have seen."""
         self._num_writes = self._training.num_writes()
 
     def look_for_step(self) -> None:

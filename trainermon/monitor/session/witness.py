@@ -74,7 +74,7 @@ class RankWitness:
         self.notice_groups()
 
     def notice_groups(self) -> None:
-        """Update what the agent reads of process groups; 0.3 µs while none has come or gone."""
+        """Write down new process groups for the agent; 0.3 µs while none has come or gone."""
         if self._num_groups == _num_groups():
             return
         self._num_groups = _num_groups()
@@ -84,7 +84,10 @@ class RankWitness:
         self._try(self._write_about)
 
     def stop_in_child(self) -> None:
-        """Be the parent's alone: in a forked child torch's server has no threads, and must never be destroyed."""
+        """Leave the parent's files and server alone in a forked child.
+
+        There torch's server has no threads, and must never be destroyed.
+        """
         if self._noted is not None:
             self._noted.stop_in_child()
         if self._server is not None:

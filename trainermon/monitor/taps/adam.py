@@ -59,7 +59,7 @@ _FORMULAS: Mapping[str, Formula] = MappingProxyType(
 
 
 class UpdateFormulas:
-    """Which formula belongs to which parameter group of an optimizer, or of the several below a framework's one.
+    """Finds the update formula (Adam, RAdam) of each parameter group of an optimizer, or of several below a wrapper.
 
     Good for one step: loading a checkpoint gives an optimizer new groups.
     """
@@ -71,9 +71,10 @@ class UpdateFormulas:
         self._of_any = kinds.pop() if len(kinds) == 1 else None
 
     def inputs_of(self, found: OptimizerState) -> tuple[Formula, Tensor, Tensor, Tensor] | None:
-        """Return formula, first moment, second moment and step count (float64, on the step's own device).
+        """Return the formula for a parameter and its inputs: (formula, first moment, second moment, step count).
 
-        None where the parameter's optimizer has no known formula or has not stepped it yet.
+        The count is float64 on the step's own device. None where the parameter's optimizer has no known formula or has
+        not stepped it yet.
         """
         formula = self._of_group.get(id(found.group), self._of_any)
         state, group = found.state, found.group
@@ -87,7 +88,7 @@ class UpdateFormulas:
 
 
 def check_formula(optimizer: Any) -> None:
-    """Check that the update of at least one of the optimizers is known.
+    """Raise an error unless the update formula of at least one of the optimizers is known.
 
     Raises:
         ConfigError: None of them is of a class whose formula is known.

@@ -22,7 +22,12 @@ MAX_REMEMBERED = 10_000
 
 
 class CallLine(NamedTuple):
-    """A place in the code: the text of its stack, innermost frame first, and whether the user asked for its calls."""
+    """A place in the script from which a collective is called.
+
+    Attributes:
+        text: Its stack: `path[line] function` of each frame, innermost first, joined by `;`.
+        is_wanted: Whether the user asked for calls from there (`cc_codeline`).
+    """
 
     text: str
     is_wanted: bool

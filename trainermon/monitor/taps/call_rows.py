@@ -39,11 +39,11 @@ class _CallRows:
 
 
 class GroupOperation:
-    """One operation of one group: how many calls there were in this step, and the series of each.
+    """One operation (`all_reduce` …) of one process group: counts its calls in this step, and knows each call's series.
 
     Attributes:
         group: The group.
-        name: Purpose of the group and name of the operation.
+        name: Purpose of the group and name of the operation: `dp.all_reduce`.
     """
 
     __slots__ = ("calls", "group", "name", "rows")
@@ -68,10 +68,10 @@ class CollectiveCall:
 
     Attributes:
         group: The group that it communicates over.
-        rows: Its series; None for a call that is only accounted for.
+        rows: Its series; None for a call of which only number and size are counted.
         size_bytes: Size of the larger one of what it reads and what it writes.
         sequence: The group's number just before it.
-        written: What it writes: read once it has been waited for.
+        written: The tensors that it writes: read once it has been waited for.
     """
 
     __slots__ = ("group", "rows", "sequence", "size_bytes", "written")
@@ -109,11 +109,11 @@ class CallRows:
         self._unwanted: str | None = ""
 
     def attach(self) -> None:
-        """Set the calling thread as the one that trains."""
+        """Note the calling thread as the one that trains: other threads' collectives are not recorded."""
         self._thread = get_ident()
 
     def new_step(self) -> None:
-        """Count calls from zero."""
+        """Begin to count calls from zero."""
         for operation in self._operations.values():
             operation.calls = 0
 
@@ -127,7 +127,7 @@ class CallRows:
             self._unwanted = None
 
     def detach(self) -> None:
-        """Release the groups; the series keep their numbers."""
+        """Release the process groups; the series keep their numbers."""
         self._operations.clear()
 
     def is_training_thread(self) -> bool:
@@ -139,7 +139,10 @@ class CallRows:
         return self._operations.get((group, op)) or self._add(group, op)
 
     def open(self, operation: GroupOperation, read: Sequence[Tensor], written: Sequence[Tensor]) -> CollectiveCall:
-        """Start a call: record its inputs if that was asked for; return it, without rows where it was not."""
+        """Begin a collective: record the statistics of what it reads, if asked for; return an object for the call.
+
+        It has no rows where the call is not wanted.
+        """
         size = size_bytes(read) if read is written else max(size_bytes(read), size_bytes(written))
         if self._collector.muted:
             return CollectiveCall(operation.group, None, written, size)
@@ -151,19 +154,19 @@ class CallRows:
         return CollectiveCall(operation.group, rows, written, size)
 
     def account(self, call: CollectiveCall) -> None:
-        """Count a call that has just returned for its group."""
+        """Add the size and number of a call that has just returned to its group's counts."""
         group = call.group
         group.accounted += group.sequence() - call.sequence
         group.size_bytes += call.size_bytes
 
     def take_after(self, call: CollectiveCall) -> None:
-        """Record the results of `call`, which are complete."""
+        """Record the statistics of all results of `call`, which are complete now."""
         rows = call.rows
         if rows is not None and call.written:
             self._take(rows, "post", rows.after, call.written)
 
     def take_one_after(self, call: CollectiveCall, index: int, tensor: Tensor) -> None:
-        """Record the tensor with number `index` of those that `call` returned, which is complete."""
+        """Record the statistics of one result of `call`, the tensor with number `index`, which is complete now."""
         if call.rows is not None:
             series = self._series(call.rows, "post", call.rows.after, index + 1)[index:]
             self._take(call.rows, "post", series, (tensor,))

@@ -57,7 +57,10 @@ class ChecksumTaps:
         self._series: dict[tuple[int, str], int] = {}
 
     def at_entry(self, step: int) -> None:
-        """Compute and record the checksums if they are due on `step`."""
+        """Compute and record the checksums of parameters, if they are due on `step`.
+
+        Called when the optimizer step begins.
+        """
         if not self._interval_steps or not self._indices or self._collector.muted:
             return
         if not self._is_first and step % self._interval_steps >= self._step_interval:

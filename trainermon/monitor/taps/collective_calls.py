@@ -21,7 +21,7 @@ from trainermon.monitor.taps.process_groups import WatchedGroup, WatchedGroups
 
 
 class MethodTaps:
-    """Records operands of `ProcessGroup`'s methods, and their results when `Work.wait` has returned.
+    """Records the statistics of what `ProcessGroup`'s methods (collectives) read, and of their results once waited for.
 
     A handle and what its call writes are held from the call to the wait, or to the end of the step.
 
@@ -37,7 +37,7 @@ class MethodTaps:
         self._pending: dict[int, tuple[dist.Work, list[CollectiveCall]]] = {}
 
     def patches(self) -> Iterator[CallPatch]:
-        """Yield the patches, not yet applied, around each collective, coalescing block and wait."""
+        """Yield the replacements, not yet in place, of torch's methods for collectives, coalescing blocks and waits."""
         owner = dist.ProcessGroup
         for name, op in METHODS.items():
             if name in vars(owner) or name == "allreduce":
@@ -52,7 +52,7 @@ class MethodTaps:
         return CallPatch(owner, name, begins=begins, ends=self._guard.wrap(ends))
 
     def new_step(self) -> None:
-        """Let go of handles and tensors of collectives that nobody waited for, and of coalescing blocks left open."""
+        """Release handles and tensors of collectives that nobody waited for, and of coalescing blocks left open."""
         self._blocks.clear()
         self._pending.clear()
 

@@ -30,7 +30,7 @@ logger = logging.getLogger("trainermon")
 
 
 class SeriesNumbers:
-    """Numbers series in the order in which they are first seen."""
+    """Gives each series a number, 0, 1, 2 …, in the order in which they are first seen; the rank's series table."""
 
     def __init__(self) -> None:
         self.keys: list[SeriesKey] = []
@@ -48,7 +48,7 @@ class SeriesNumbers:
         return found
 
     def write_new(self, journal: JournalWriter) -> None:
-        """Append the series that the journal does not know yet."""
+        """Append to the journal the series that it does not know yet."""
         if self._num_written < len(self.keys):
             journal.add_series(self.keys[self._num_written :], self.placements[self._num_written :])
             self._num_written = len(self.keys)
@@ -120,7 +120,10 @@ class Collector:
                 pass
 
     def take(self, series: Sequence[int], tensors: Sequence[Tensor]) -> int:
-        """Compute the statistics of `tensors` as rows of `series`; return the first row, or -1 if none was made."""
+        """Compute the eight moments of each tensor, on its device, as the row of the series at the same position.
+
+        Returns the number of the first row, or -1 if none was made.
+        """
         if self._is_capturing():
             self._refuse(len(tensors))
             return -1
@@ -135,14 +138,14 @@ class Collector:
         return first
 
     def share(self, series: int, row: int) -> None:
-        """Give `series` the row of another series of this step: it is the same tensor."""
+        """Give the series number `series` the row `row` of another series of this step: it is the same tensor."""
         if row >= 0 and not self.muted:
             self._rows[series] = row
 
     def move(self, series: int, to: int | None) -> None:
-        """Give what `series` has in this step to the series `to`, whose own is replaced; drop it if `to` is None.
+        """Give the row that `series` has in this step to the series `to`, whose own is replaced.
 
-        For values whose series is decided by a later value.
+        Drop it if `to` is None. For values whose series is decided by a later value.
         """
         _move(self._rows, series, to)
         _move(self._scalars, series, to)
@@ -152,7 +155,7 @@ class Collector:
         return None if first < 0 or self._slab is None else self._slab.copy_rows(first, count)
 
     def repeat(self, series: Sequence[int], rows: Tensor) -> None:
-        """Give `series` rows that `copy_rows` returned in an earlier step."""
+        """Give `series` the rows that `copy_rows` returned in an earlier step, as their tensors have not changed."""
         if self._is_capturing():
             self._refuse(len(series))
             return
@@ -162,7 +165,7 @@ class Collector:
             self._rows.update(zip(series, range(first, first + len(series)), strict=True))
 
     def put(self, series: int, value: float) -> None:
-        """Record a number that is on the host already."""
+        """Record one number, which is on the host already, as the row of `series`."""
         self._scalars[series] = value
 
     def any_nonfinite(self, series: Iterable[int]) -> bool:
@@ -171,17 +174,20 @@ class Collector:
         return bool(self._slab is not None and rows and self._slab.any_nonfinite(rows))
 
     def any_nonzero(self, series: Iterable[int]) -> bool:
-        """Return whether a row of `series` taken in this step has a finite element but zero. Waits for the device."""
+        """Return whether a row of `series` in this step has a finite element that is not zero. Waits for the device."""
         rows = [self._rows[number] for number in series if number in self._rows]
         return bool(self._slab is not None and rows and self._slab.any_nonzero(rows))
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing was taken for this step."""
+        """Whether no row was recorded for this step."""
         return not self._rows and not self._scalars
 
     def reset_step(self, *, but: Set[int] = frozenset()) -> None:
-        """Drop the rows of the open step, `but` for these series; without them its slab is used again."""
+        """Drop the rows of the open step, except those of the series `but`.
+
+        Without any of these its memory is used again.
+        """
         self._rows = {series: row for series, row in self._rows.items() if series in but}
         self._scalars = {series: value for series, value in self._scalars.items() if series in but}
         if not self._rows and self._slab is not None:
@@ -189,7 +195,7 @@ class Collector:
             self._slab = None
 
     def seal(self) -> None:
-        """End the step: start the copy to the host, and write every step whose copy has arrived."""
+        """End the step: start to copy its rows to the host, and write every step whose copy has arrived."""
         if self._is_capturing():
             self.reset_step()
             return
@@ -203,7 +209,7 @@ class Collector:
         self.write_ready()
 
     def write_ready(self, *, wait: bool = False) -> None:
-        """Write the sealed steps whose statistics are on the host; with `wait`, all of them."""
+        """Write to the journal the ended steps whose rows have arrived on the host; with `wait`, all of them."""
         for slab in self._ring.flush() if wait else self._ring.ready():
             rows, scalars = self._sealed.popleft()
             self.table.write_new(self._journal)
@@ -212,7 +218,7 @@ class Collector:
             self._ring.put_back(slab)
 
     def flushed(self) -> StatBlock | None:
-        """Return the newest step that has ended. Waits for the device."""
+        """Return the rows of the newest step that has ended; None if there is none. Waits for the device."""
         self.seal_ended()
         self.write_ready(wait=True)
         return self.latest

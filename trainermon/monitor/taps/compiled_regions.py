@@ -111,10 +111,10 @@ def _trains(module: nn.Module) -> bool:
 
 
 def register(module: nn.Module, before: Callable[..., Any], behind: Callable[..., Any]) -> list[TapHandle]:
-    """Call `before` and `behind` around each forward of `module` that is not compiled code; return the handles.
+    """Have `before` and `behind` called around each forward of `module` that is not compiled code.
 
-    On a prepared module its own hooks do it, elsewhere `behind` is called after an exception too (non-reentrant
-    checkpointing leaves a recomputed forward by one).
+    Return the hook handles. On a prepared module its own hooks do it, elsewhere `behind` is called after an exception
+    too (non-reentrant checkpointing leaves a recomputed forward by one).
     """
     hooks = _hooks_of(module)
     if hooks is None:
@@ -223,7 +223,7 @@ class CompiledRegions:
             _watchers.pop(site, None)
 
     def step_ended(self, num_seen_by_hooks: int) -> None:
-        """Warn if a due step with a backward has shown no module at all, though there are some."""
+        """Warn if modules should have been seen in this step, but none was, neither here nor by hooks."""
         if not self._num_modules or self.num_seen or num_seen_by_hooks or not self._steps.has_backward:
             return
         if not self.unseen_steps:
@@ -257,7 +257,7 @@ class CompiledRegions:
 
 
 def check(modules: Sequence[WatchedModule], roots: Sequence[nn.Module], *, backward: bool) -> None:
-    """Check that the activations of `modules`, and with `backward` their gradients, can be seen.
+    """Raise an error if the activations of `modules`, or with `backward` their gradients, are hidden in compiled code.
 
     Raises:
         ConfigError: Some lie inside of compiled regions and were not prepared, or their gradients are asked for.

@@ -33,7 +33,7 @@ class _AwaitedTensor(NamedTuple):
 
 
 class FunctionTaps:
-    """Records operands of functional collectives, and their results when `wait_tensor` has returned.
+    """Records the statistics of what functional collectives read, and of their results once `wait_tensor` has returned.
 
     What is returned as a tensor to be waited for is held until then, or to the end of the step.
 
@@ -47,7 +47,7 @@ class FunctionTaps:
         self._awaited: dict[int, _AwaitedTensor] = {}
 
     def patches(self) -> Iterator[CallPatch]:
-        """Yield a patch, not yet applied, around each functional collective that this version of torch has."""
+        """Yield a replacement, not yet in place, for each functional collective that this version of torch has."""
         from torch.distributed import _functional_collectives as module
 
         wrap = self._guard.wrap
@@ -61,7 +61,7 @@ class FunctionTaps:
         yield CallPatch(module, "wait_tensor", begins=wrap(self._wait_begins), ends=wrap(self._wait_ends))
 
     def new_step(self) -> None:
-        """Release calls that were never waited for."""
+        """Release calls and results that were never waited for."""
         self._awaited.clear()
 
     def step_ended(self) -> None:

@@ -26,17 +26,17 @@ REDUCER_WAIT = SeriesKey(Kind.COMM, "dp.reducer", "wait_seconds")
 
 
 class GradientTaps:
-    """Records the gradients of the parameters that `indices` chooses.
+    """Records the statistics of the gradients of chosen parameters, before and after their reduction.
 
     Where gradients are reduced over ranks, the framework reports what this rank accumulated just before that; elsewhere
     the unreduced gradient is the reduced one. A parameter without a gradient has no row.
 
     Args:
         training: Whose gradients.
-        indices: Which of `training.parameters`.
-        collector: Where rows go.
-        steps: Which micro step runs.
-        guard: Contains the hooks.
+        indices: Positions of the parameters in `training.parameters`.
+        collector: Takes the rows.
+        steps: Knows which micro step runs.
+        guard: Contains errors of the hooks.
     """
 
     def __init__(
@@ -70,12 +70,12 @@ class GradientTaps:
 
     @property
     def series(self) -> list[int]:
-        """The series of the unreduced and of the reduced gradients."""
+        """The numbers of the series of the unreduced and the reduced gradients."""
         return [self._unreduced[i] for i in self._indices] + self.reduced
 
     @property
     def reduced(self) -> list[int]:
-        """The series of the reduced gradients."""
+        """The numbers of the series of the reduced gradients."""
         return [self._reduced[i] for i in self._indices]
 
     def attach(self, *, per_micro_step: bool) -> None:
@@ -103,7 +103,7 @@ class GradientTaps:
         self._handles.clear()
 
     def new_step(self) -> None:
-        """Reset for the next step."""
+        """Release what belongs to the step that has ended."""
         self._is_taken = self._is_mixed = False
         self._accumulated_s = self._waited_s = 0.0
         self._taken_when_final.clear()

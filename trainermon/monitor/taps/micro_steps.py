@@ -58,7 +58,7 @@ class _StageProgress:
 
 
 class MicroSteps:
-    """Counts the forwards and backwards of the open step, and tells when one begins or has ended.
+    """Counts the forwards and backwards (micro steps) of the open step, and calls back when one begins or has ended.
 
     Attributes:
         counting: Whether a training forward is running: train mode, grad mode on, not a replay.
@@ -106,12 +106,12 @@ class MicroSteps:
 
     @property
     def backward(self) -> int:
-        """How many backwards of the open step every stage has done."""
+        """Number of backwards of the open step that every stage has done."""
         return min(stage.backward for stage in self._stages)
 
     @property
     def is_complete(self) -> bool:
-        """Whether, at the end of a backward, that was the step's last one."""
+        """Whether the backward that has just ended was the step's last one."""
         told = self._training.tells_last()
         return self.backward >= self.expected if told is None else told
 
@@ -125,7 +125,10 @@ class MicroSteps:
         self.expected = number
 
     def micro_step(self, stage: int, *, recomputing: bool = False) -> int:
-        """Return the micro step of the forward that runs or ran last in `stage`, or of the backward that recomputes."""
+        """Return the number of the micro step of the forward that runs or ran last in `stage`.
+
+        `recomputing`: of the backward that recomputes it, instead.
+        """
         found = self._stages[stage]
         return found.backward if recomputing else found.forward
 

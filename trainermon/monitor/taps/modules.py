@@ -54,11 +54,11 @@ class _SeenTensor:
 
 
 class ModuleTaps:
-    """Records inputs and outputs of `modules` in training forwards, and the gradients of both.
+    """Records the statistics of inputs and outputs of `modules` in training forwards, and of the gradients of both.
 
     Calls of one module within a micro step are told apart by number, also where the root itself is called several times
-    (the first 64 times; the log says so once if there are more). Evaluation and recomputation are not counted. A
-    tensor that cannot be read (quantized, on the meta device, inside vmap) has no row, and the log says so once.
+    (the first 64 times; the log says so once if there are more). Evaluation and recomputation are not counted. A tensor
+    that cannot be read (quantized, on the meta device, inside vmap) has no row, and the log says so once.
 
     Attributes:
         num_seen: Calls of modules seen since `attach`.
@@ -98,12 +98,12 @@ class ModuleTaps:
         self.new_step()
 
     def forget_seen(self) -> None:
-        """Let go of the tensors that were seen last."""
+        """Release the tensors that were read last, after a forward."""
         self._seen.clear()
         self._seen_gradients.clear()
 
     def reset(self) -> None:
-        """Release the tensors that were seen last, and the hooks on leaves whose backward has ended."""
+        """Release the tensors that were read last, and the hooks on leaves whose backward has ended."""
         self.forget_seen()
         ended = [key for key in self._leaf_handles if key[1] < self._steps.serial(key[0], recomputing=True)]
         for key in ended:

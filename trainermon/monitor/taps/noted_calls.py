@@ -46,12 +46,13 @@ _P2P = frozenset({SEND, RECV})
 
 
 class NotedCalls:
-    """Writes the collective calls of all threads into this rank's notes, while attached; costs about 2 µs a call.
+    """Writes down which collectives each process group has begun, in shared memory where the agent reads it in a hang.
 
-    Contained: a fault of its own ends the notes, and nothing else. Groups beyond the first 63 are left out.
+    Calls of all threads, while attached; costs about 2 µs a call. Contained: a fault of its own ends the notes, and
+    nothing else. Groups beyond the first 63 are left out.
 
     Attributes:
-        descriptor: Under which an agent finds the notes; -1 when they are not kept any more.
+        descriptor: File descriptor under which an agent finds the notes; -1 when they are not kept any more.
 
     Raises:
         AttachError: This version of torch lacks one of the methods.
@@ -66,13 +67,13 @@ class NotedCalls:
         self.descriptor, self._notes = _make_notes()
 
     def attach(self) -> None:
-        """Start to note calls."""
+        """Begin to write down collective calls."""
         self._notes[: len(MARK)] = MARK
         for patch in self._patches:
             patch.attach()
 
     def detach(self) -> None:
-        """Undo every patch, and release the notes, which are no longer updated. May be called again."""
+        """Put torch's functions back, and release the notes, which are no longer updated. May be called again."""
         for patch in self._patches:
             patch.detach()
         self._groups.clear()
@@ -85,7 +86,7 @@ class NotedCalls:
             mapped.close()
 
     def stop_in_child(self) -> None:
-        """Stop noting in a forked child."""
+        """Stop writing notes in a forked child: they are the parent's."""
         self._guard.tripped = True
 
     def _make_patches(self) -> Iterator[CallPatch]:

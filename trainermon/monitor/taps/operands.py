@@ -18,7 +18,10 @@ MAX_TENSORS = 16
 
 
 class OperandRanks(enum.Enum):
-    """The ranks on which an in-place operand is read or written: all of them, or the root alone for one of the two."""
+    """On which ranks a collective reads or writes its in-place operand.
+
+    `EVERYWHERE`: on all. `READ_AT_ROOT`: it is read at the root alone. `WRITTEN_AT_ROOT`: it is written there alone.
+    """
 
     EVERYWHERE = 0
     READ_AT_ROOT = 1
@@ -26,9 +29,14 @@ class OperandRanks(enum.Enum):
 
 
 class CollectiveOp(NamedTuple):
-    """A collective: its name, and the positions of the arguments that it reads and writes (`self` is 0).
+    """Which arguments of a collective it reads and writes.
 
-    `is_in_place`: what is read is what is written, on every rank.
+    Attributes:
+        name: `all_reduce` …
+        reads: Position of the argument that it reads (`self` is 0); None: none.
+        writes: Position of the one that it writes; None: none.
+        only: On which ranks.
+        is_in_place: What is read is what is written, on every rank.
     """
 
     name: str

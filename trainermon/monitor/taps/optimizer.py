@@ -24,7 +24,7 @@ _READABLE = (torch.strided, torch.sparse_coo)
 
 
 class ParameterTaps:
-    """Records the parameters as the optimizer holds them (main copies, shards), before and after its step.
+    """Records the statistics of the parameters that the optimizer steps, before and after its step.
 
     Before it, those of the model too that the optimizer does not step themselves: both are the weights of the step.
     Nothing is taken over from the step before, since a write through `.data` in between is in no version counter.
@@ -61,7 +61,7 @@ class ParameterTaps:
 
 
 class StateTaps:
-    """Records the optimizer's state of each parameter, and the update that follows from it.
+    """Records the statistics of the optimizer's state of each parameter, and of the update that follows from it.
 
     State is found by name and shape. A tensor with an element for each one of the parameter's is `EXP_AVG` or
     `EXP_AVG_SQ` if that is its name, else `STATE` with its name as slot, and merges over ranks as the parameter does. A
@@ -85,7 +85,7 @@ class StateTaps:
         self._idle = frozenset(index for index in self._indices if gradients[index] is None)
 
     def take_states(self) -> None:
-        """Record every state tensor; meant for the exit of the step that made them."""
+        """Record the statistics of every state tensor; call it at the exit of the optimizer step."""
         series, tensors = [], []
         for index, found in self._found():
             for name, tensor in found.state.items():
@@ -96,10 +96,11 @@ class StateTaps:
         self._collector.take(series, tensors)
 
     def take_updates(self) -> None:
-        """Record update and ratio of each parameter whose formula is known (`UpdateFormulas`), from both moments.
+        """Record the statistics of Adam's update and ratio of each parameter, computed from both moments.
 
-        Call it at the exit of the step. A parameter that `at_entry` found without a gradient was not updated and has no
-        row. Reads both moments once more; needs memory for a few pieces, see `take_in_pieces`.
+        Only where the formula is known (`UpdateFormulas`). Call it at the exit of the step. A parameter that `at_entry`
+        found without a gradient was not updated and has no row. Reads both moments once more; needs memory for a few
+        pieces, see `take_in_pieces`.
         """
         formulas = UpdateFormulas(self._training.optimizer)
         for index, found in self._found():
@@ -216,12 +217,15 @@ def check(training: Training, *, states: bool, updates: bool) -> None:
 
 
 def placement_of(parameter: HeldParameter, tensor: Tensor) -> Placement:
-    """Return the placement of a value or state of `parameter`: its own dtype, and none of the gradient's scale."""
+    """Return how a value or state `tensor` of `parameter` relates to the whole: as the parameter, with its own dtype.
+
+    It has none of the gradient's scale.
+    """
     return dataclasses.replace(parameter.owned, dtype=str(tensor.dtype).removeprefix("torch."), scale=1.0)
 
 
 def placement_of_own(parameter: HeldParameter) -> Placement:
-    """Return the placement of the model's own parameter: that of its gradient, but for dtype and scale."""
+    """Return how the model's own parameter relates to the whole: as its gradient does, except for dtype and scale."""
     dtype = str(parameter.tensor.dtype).removeprefix("torch.")
     return dataclasses.replace(parameter.placement, dtype=dtype, scale=1.0)
 

@@ -23,10 +23,10 @@ def take_in_pieces(
     tensors: Sequence[Tensor],
     make: Callable[..., Sequence[Tensor]],
 ) -> None:
-    """Record elementwise results of `make` on tensors of one shape, piece by piece: one result per series.
+    """Record statistics of the results of the elementwise function `make` on `tensors` of one shape, piece by piece.
 
-    Needs memory for what `make` needs for a piece, or for one index of the first dimension of tensors that are not
-    contiguous. Nothing waits for the device.
+    `make` returns one result per series. Needs memory for what `make` needs for a piece, or for one index of the first
+    dimension of tensors that are not contiguous. Nothing waits for the device.
     """
     if all(tensor.is_contiguous() for tensor in tensors) or not tensors[0].dim():
         tensors = [tensor.reshape(-1) for tensor in tensors]

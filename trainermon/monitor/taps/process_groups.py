@@ -36,7 +36,7 @@ _SHORT = (
 def purposes_of(
     groups: Mapping[str, ProcessGroup | None], meshes: Iterable[DeviceMesh] = ()
 ) -> dict[ProcessGroup | str, str]:
-    """Return the purpose of each group that is given by purpose, or is a named dimension of one of `meshes`.
+    """Return what each process group is for (`dp`, `tp` …), as given, or as a named dimension of `meshes`.
 
     A group with several purposes keeps the first. None, and what this rank is no member of, are left out. No
     communication: the groups exist already.
@@ -66,7 +66,7 @@ def purpose_from(description: str) -> str:
 
 
 class GroupPurposes:
-    """Names the groups of this rank: by their purpose, and a number where several have the same one.
+    """Gives each process group of this rank a name: its purpose, and a number where several have the same one.
 
     Args:
         known: Purpose by group, or by the name that torch gives a group.
@@ -92,7 +92,7 @@ class GroupPurposes:
 
 
 class WatchedGroup:
-    """A watched process group, with what was counted of it since `begin()`.
+    """A process group whose collectives are watched, with what was counted since `begin()`.
 
     Attributes:
         name: Its purpose.
@@ -126,20 +126,20 @@ class WatchedGroup:
         self.accounted = self.size_bytes = self.unfinished = 0
 
     def begin(self) -> None:
-        """Restart the counts."""
+        """Begin to count from zero."""
         self.first = self.sequence()
         self.accounted = self.size_bytes = self.unfinished = 0
 
 
 class WatchedGroups:
-    """The groups that this rank is a member of."""
+    """Keeps a `WatchedGroup` for each process group that this rank is a member of."""
 
     def __init__(self, purposes: GroupPurposes) -> None:
         self._purposes = purposes
         self._found: dict[ProcessGroup, WatchedGroup] = {}
 
     def of(self, group: ProcessGroup) -> WatchedGroup:
-        """Return the `WatchedGroup` of `group`."""
+        """Return the counts kept of the process group `group`; they are made on the first call."""
         return self._found.get(group) or self._add(group)
 
     def all(self) -> list[WatchedGroup]:

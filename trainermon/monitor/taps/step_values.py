@@ -50,12 +50,18 @@ class StepValues:
         self._was_eval = False
 
     def at_backward_end(self) -> None:
-        """Read the probe before the script may clip; of several calls in a step the last one counts."""
+        """Compute the norm of a few small gradients (the probe) before the script may clip.
+
+        The last call in a step counts.
+        """
         if not self._training.reads_at_entry:
             self._probe = self._look(self._by_size)
 
     def at_entry(self, *, is_scaled: bool) -> None:
-        """Read the probe again, to measure clipping; not where `is_scaled`: a scaler has unscaled it."""
+        """Compute that norm again at the entry of the optimizer step, to measure by what factor the script has clipped.
+
+        Not where `is_scaled`: a loss scaler has changed the gradients too.
+        """
         self._ratio = None
         if self._probe is not None and not is_scaled:
             indices, before = self._probe
@@ -65,7 +71,7 @@ class StepValues:
         self._probe = None
 
     def at_exit(self, outcome: StepOutcome) -> None:
-        """Record the numbers of the step that ended with `outcome`."""
+        """Record gradient norm, clip ratio, loss scale and learning rate of the step that ended with `outcome`."""
         self._file(GLOBAL_NORM_SERIES, outcome.grad_norm)
         self._file(CLIP_RATIO_SERIES, _clip_ratio(outcome) if outcome.max_norm else self._ratio)
         self._file(LOSS_SCALE_SERIES, outcome.loss_scale)
@@ -78,7 +84,7 @@ class StepValues:
         self._ratio = None
 
     def new_step(self) -> None:
-        """Drop the probe of a step that was given up."""
+        """Drop the probe of a step that was abandoned."""
         self._probe = self._ratio = None
 
     def _look(self, indices: Sequence[int]) -> tuple[list[int], Tensor] | None:

@@ -17,14 +17,20 @@ from trainermon.hooks.replayable import Replayable
 
 
 class TapHandle(Protocol):
-    """Something attached that can be removed again."""
+    """Interface of a hook or patch that can be removed again, as torch's hook handles can."""
 
     def remove(self) -> None:
-        """Remove it; does nothing the second time."""
+        """Remove the hook or patch; does nothing the second time."""
 
 
 class WatchedModule(NamedTuple):
-    """A module to watch: its plain name (global layer and expert numbers), itself, and its virtual pipeline stage."""
+    """A module to watch.
+
+    Attributes:
+        name: Its plain name in the whole model (global layer and expert numbers).
+        module: The module.
+        stage: Its virtual pipeline stage.
+    """
 
     name: str
     module: nn.Module
@@ -52,7 +58,7 @@ class HeldParameter:
 
     @property
     def owned(self) -> Placement:
-        """The placement of reduced gradient, value and optimizer state."""
+        """How what this rank's optimizer holds (reduced gradient, value, state) relates to the whole parameter."""
         return self.shard or self.placement
 
     def key(self, kind: Kind, slot: str = "", micro_step: int | None = None) -> SeriesKey:
@@ -147,7 +153,7 @@ class Training(abc.ABC):
 
     @property
     def device(self) -> torch.device:
-        """Where the statistics are kept: the device of the first parameter."""
+        """The device of the first parameter, where statistics are computed and kept."""
         return self.parameters[0].tensor.device
 
     def process_groups(self) -> Mapping[str, Any]:
@@ -175,16 +181,19 @@ class Training(abc.ABC):
         return []
 
     def watch_decision(self, guard: FaultGuard, decide: Callable[[bool], None]) -> list[TapHandle]:
-        """Call `decide(nonfinite)` inside the outer step, once the framework knows its global norm or found-inf.
+        """Call `decide(nonfinite)` inside the outer step, once the framework itself knows whether gradients are finite.
 
-        The value is the same on all ranks, because the framework reduced it, and no parameter has been written yet.
-        Returns the hooks; an empty list where a framework has no such place.
+        It knows by its global norm or found-inf. The value is the same on all ranks, because the framework reduced it,
+        and no parameter has been written yet. Returns the hooks; an empty list where a framework has no such place.
         """
         del guard, decide
         return []
 
     def replayable(self) -> Replayable:
-        """Return a `Replayable`: whether and how a step is replayed. By default not, if the model communicates."""
+        """Return whether and how a step is replayed with this framework.
+
+        By default not at all, if the model communicates.
+        """
         if not self.communicates:
             return Replayable()
         axes = ", ".join(self.communicates)
@@ -202,9 +211,10 @@ class Training(abc.ABC):
         return [p.tensor.register_post_accumulate_grad_hook(hooks[p.stage]) for p in self.parameters]  # type: ignore[no-untyped-call]
 
     def watch_unreduced(self, guard: FaultGuard, see: Callable[[int, Tensor], None]) -> list[TapHandle]:
-        """Call `see(index, gradient)` with the gradient that this rank accumulated, just before it is reduced.
+        """Call `see(index, gradient)` with the gradient that this rank accumulated, before it is reduced over ranks.
 
-        Returns the hooks; an empty list where no such gradient exists (reduced in every micro step).
+        `index` is the parameter's position in `parameters`; `guard` contains errors of `see`. Returns the hooks; an
+        empty list where no such gradient exists (reduced in every micro step).
         """
         del guard, see
         return []
@@ -241,13 +251,16 @@ class Training(abc.ABC):
 
     @abc.abstractmethod
     def reduced_gradients(self) -> list[Tensor | None]:
-        """Return by parameter what this rank's optimizer is about to use of its gradient; None where it is nothing."""
+        """Return, by parameter, the part of its reduced gradient that this rank's optimizer is about to use.
+
+        None for nothing.
+        """
 
     # ------------------------------------------------------------------ optimizer
 
     @abc.abstractmethod
     def values(self) -> list[Tensor | None]:
-        """Return by parameter what this rank's optimizer steps; None where that is nothing.
+        """Return, by parameter, the tensor that this rank's optimizer steps; None where there is none.
 
         These are main copies or shards where there are any.
         """

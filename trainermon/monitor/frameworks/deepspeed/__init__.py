@@ -41,7 +41,7 @@ def recognises(chunks: Sequence[nn.Module], optimizer: object) -> bool:
 
 
 def describe(chunks: Sequence[nn.Module], optimizer: object, coordinates: Coordinates) -> Training:
-    """Return the set-up of an engine and of its optimizer.
+    """Return how the training of a DeepSpeed engine and its optimizer is watched.
 
     Raises:
         AttachError: Something that is not watched; see `checks`.

@@ -14,7 +14,7 @@ HINT = "pass what deepspeed.initialize returned: the engine as the model, and it
 
 
 def find_engine(chunk: nn.Module) -> Any | None:
-    """Return the engine that `chunk` is, possibly compiled around it; None if it is none."""
+    """Return the DeepSpeed engine that `chunk` is, possibly inside a compiled wrapper; None if it is none."""
     inner = getattr(chunk, "_orig_mod", chunk)
     return inner if _first_of_deepspeed(inner).endswith("Engine") else None
 

@@ -23,7 +23,10 @@ See = Callable[[nn.Parameter, Tensor], None]
 
 
 class OverflowVerdict(enum.Enum):
-    """The verdict of DeepSpeed on the gradients of a step, on all ranks: overflow, finite, or by the norms."""
+    """What DeepSpeed itself says about the gradients of a step, the same on all ranks.
+
+    `OVERFLOW`: some are not finite. `FINITE`: all are. `BY_NORM`: it does not say; the gradient norm tells.
+    """
 
     OVERFLOW = enum.auto()
     FINITE = enum.auto()
@@ -52,7 +55,9 @@ class HeldPiece(NamedTuple):
 
 
 class OptimizerHolder(abc.ABC):
-    """Reads gradients, values and states of parameters from a DeepSpeed optimizer, as its own tensors or views.
+    """Reads gradients, values and states of parameters out of a DeepSpeed optimizer, without copying.
+
+    One subclass per kind.
 
     Attributes:
         is_partitioned: The ranks of a data-parallel group hold a part of each parameter, not a copy.
@@ -73,7 +78,10 @@ class OptimizerHolder(abc.ABC):
 
     @abc.abstractmethod
     def span(self, parameter: nn.Parameter) -> tuple[int, int]:
-        """Return offset and length of what this rank steps, in the flattened parameter; length 0 for nothing."""
+        """Return which part of a parameter this rank's optimizer steps: (offset, length) in the flattened parameter.
+
+        Length 0: nothing.
+        """
 
     @abc.abstractmethod
     def gradients(self) -> Mapping[int, Tensor]:
@@ -92,7 +100,7 @@ class OptimizerHolder(abc.ABC):
 
     @property
     def norm_is_of_gradients(self) -> bool:
-        """Return whether the norm that DeepSpeed reports is that of all gradients, as they are at entry of the step."""
+        """Whether the norm that DeepSpeed reports is that of all gradients, as they are at entry of the step."""
         return True
 
     def watch_verdict(self, guard: FaultGuard, tell: Tell) -> list[TapHandle]:
@@ -126,7 +134,10 @@ class OptimizerHolder(abc.ABC):
 
 
 class WholeHolder(OptimizerHolder):
-    """Stage 0: each rank steps every parameter, in float32 itself, in bfloat16 and float16 an fp32 copy of it."""
+    """Reads from a DeepSpeed optimizer without ZeRO (stage 0): each rank steps every parameter.
+
+    In float32 it steps the parameter itself, in bfloat16 and float16 an fp32 copy of it.
+    """
 
     is_partitioned = False
     grad_dtype = None
@@ -141,23 +152,26 @@ class WholeHolder(OptimizerHolder):
 
     @property
     def norm_is_of_gradients(self) -> bool:
-        """Return whether there are no experts: FP16_UnfusedOptimizer leaves them out of its norm."""
+        """Whether there are no experts: FP16_UnfusedOptimizer leaves them out of its norm."""
         return not self.engine.has_moe_layers
 
     def span(self, parameter: nn.Parameter) -> tuple[int, int]:
-        """Return (0, number of elements): the whole parameter."""
+        """Return (0, number of elements): this rank steps the whole parameter."""
         return 0, parameter.numel()
 
     def gradients(self) -> Mapping[int, Tensor]:
-        """Return `.grad`, which the all-reduce has written to, by `id` of its parameter."""
+        """Return each parameter's `.grad`, which the all-reduce has written to, by the parameter's `id`."""
         return {id(p): p.grad for p in self.engine.module.parameters() if p.grad is not None}
 
     def value(self, parameter: nn.Parameter) -> Tensor | None:
-        """Return the fp32 copy, or the parameter where there is none."""
+        """Return the fp32 copy of a parameter that is stepped, or the parameter where there is none."""
         return self._copies.get(id(parameter), parameter)
 
     def state(self, parameter: nn.Parameter) -> OptimizerState | None:
-        """Return the state of the fp32 copy, or of the parameter where there is none; None before its first step."""
+        """Return the optimizer state of a parameter's fp32 copy, or of itself without one.
+
+        None before its first step.
+        """
         stepped = self._copies.get(id(parameter), parameter)
         found = self.optimizer.state.get(stepped)
         groups = self.optimizer.param_groups
@@ -166,7 +180,7 @@ class WholeHolder(OptimizerHolder):
 
 
 class FlatHolder(OptimizerHolder):
-    """The optimizer steps flat tensors, each of which holds the pieces of many parameters."""
+    """Reads from a DeepSpeed optimizer that steps flat tensors, each of which holds the pieces of many parameters."""
 
     def __init__(self, engine: Any) -> None:
         super().__init__(engine)
@@ -179,7 +193,7 @@ class FlatHolder(OptimizerHolder):
     @property
     @abc.abstractmethod
     def flats(self) -> Sequence[Tensor]:
-        """Return the flat main tensors that the inner optimizer steps; not kept, since reloading replaces them."""
+        """The flat main tensors that the inner optimizer steps; not kept, since reloading replaces them."""
 
     def _group_of(self, piece: HeldPiece) -> Mapping[str, Any]:
         found: Mapping[str, Any] = self.optimizer.param_groups[piece.group]
@@ -189,12 +203,12 @@ class FlatHolder(OptimizerHolder):
         return flat.detach().view(-1).narrow(0, piece.at, piece.length)
 
     def span(self, parameter: nn.Parameter) -> tuple[int, int]:
-        """Return offset and length of the piece in the flattened parameter; (0, 0) without one."""
+        """Return (offset, length) of this rank's piece in the flattened parameter; (0, 0) without one."""
         piece = self.pieces.get(id(parameter))
         return (piece.offset, piece.length) if piece else (0, 0)
 
     def value(self, parameter: nn.Parameter) -> Tensor | None:
-        """Return the piece of the flat main tensor, a view; None without one."""
+        """Return the parameter's piece of the flat main tensor, a view; None if this rank has none."""
         piece = self.pieces.get(id(parameter))
         return None if piece is None else self._cut(self.flats[piece.group], piece)
 
@@ -229,7 +243,7 @@ class FusedHolder(FlatHolder):
 
     @property
     def flats(self) -> Sequence[Tensor]:
-        """Return the flat fp32 copy of each group."""
+        """The flat fp32 copy of each parameter group."""
         found: Sequence[Tensor] = self.optimizer.fp32_groups_flat
         return found
 
@@ -239,7 +253,7 @@ class FusedHolder(FlatHolder):
                 yield parameter, HeldPiece(group, index, at, 0, parameter.numel())
 
     def gradients(self) -> Mapping[int, Tensor]:
-        """Return `.grad`, which the all-reduce has written to, by `id` of its parameter."""
+        """Return each parameter's `.grad`, which the all-reduce has written to, by the parameter's `id`."""
         parameters = chained(self.optimizer.fp16_groups)
         return {id(p): p.grad for p in parameters if p.grad is not None}
 

@@ -19,7 +19,7 @@ _EXPERT = re.compile(r"(.*\bdeepspeed_experts\.)(\d+)(.*)")
 
 
 def groups_of(engine: Any) -> Mapping[str, Any]:
-    """Return the engine's process groups by purpose; of several sizes of expert parallelism the largest."""
+    """Return the DeepSpeed engine's process groups by purpose (`dp`, `ep` …); of several sizes of `ep` the largest."""
     groups = {"dp": engine.seq_data_parallel_group}
     if engine.pipeline_parallelism:
         groups["pp"] = engine.grid.get_pipe_parallel_group()
@@ -29,7 +29,7 @@ def groups_of(engine: Any) -> Mapping[str, Any]:
 
 
 def coordinates_of(engine: Any, known: Coordinates) -> Coordinates:
-    """Return `known` with this rank's places and the sizes of the engine's own groups in it."""
+    """Return `known`, the rank's position in the job, corrected by the sizes and places of the engine's own groups."""
     axes: dict[str, int] = {}
     for axis, group in groups_of(engine).items():
         axes |= {axis: torch.distributed.get_rank(group), f"{axis}_size": torch.distributed.get_world_size(group)}
@@ -37,7 +37,10 @@ def coordinates_of(engine: Any, known: Coordinates) -> Coordinates:
 
 
 def modules_of(engine: Any) -> tuple[WatchedModule, ...]:
-    """Return every module below the root by its global name; the pipeline's layers are numbered globally already."""
+    """Return every module below the engine's model by its name in the whole model.
+
+    A pipeline's layers are numbered globally already.
+    """
     experts = _ExpertNumbers(engine)
     return tuple(
         WatchedModule(experts.global_name(name), module)

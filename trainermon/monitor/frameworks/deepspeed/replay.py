@@ -15,11 +15,11 @@ COUNTER = "micro_offset"
 
 
 class DeepSpeedReplayable(Replayable):
-    """A stage of a pipeline replays from what it was handed; experts are replayed by all ranks.
+    """How a step of a DeepSpeed engine is replayed: a pipeline stage by itself, experts by all ranks together.
 
     Args:
         engine: The engine.
-        axes: Which the forward communicates over.
+        axes: The axes (`dp`, `ep` …) over which the forward communicates.
     """
 
     def __init__(self, engine: Any, axes: Sequence[str]) -> None:
@@ -28,13 +28,13 @@ class DeepSpeedReplayable(Replayable):
         self.joint = bool(axes)
 
     def handed(self, stage: int) -> list[tuple[nn.Module, str]]:
-        """Return the counter of forwards by which a pipeline seeds its layers."""
+        """Return (module, attribute) of the counter of forwards by which a pipeline seeds its layers."""
         del stage
         module = self._engine.module
         return [(module, COUNTER)] if COUNTER in vars(module) else []
 
     def expects_overflow(self) -> bool:
-        """Return whether a dynamic loss scale is above its least value."""
+        """Return whether non-finite gradients are normal now: a dynamic loss scale is above its least value."""
         if not self._engine.fp16_enabled():
             return False
         held = self._engine.optimizer
@@ -46,13 +46,14 @@ class DeepSpeedReplayable(Replayable):
 
 
 class Stage3Replayable(DeepSpeedReplayable):
-    """DeepSpeed's hooks know the true parameters. No gradient gets as far as the hooks that reduce and partition it.
+    """How a step under ZeRO stage 3 is replayed by all ranks: gradients are kept from the hooks that reduce them.
 
-    Refused where modules are leaves, as transformers makes its experts.
+    DeepSpeed's hooks know the true parameters, so these are used. Refused where modules are leaves, as transformers
+    makes its experts.
 
     Args:
         engine: The engine.
-        axes: Which the forward communicates over.
+        axes: The axes over which the forward communicates.
         parameters: Those that are watched.
     """
 
@@ -73,9 +74,9 @@ class Stage3Replayable(DeepSpeedReplayable):
 
     @contextmanager
     def set_aside(self) -> Iterator[None]:
-        """Return a context for a replay; at its end parameters that it left gathered are let go of, as by the step.
+        """Return a context for a replay.
 
-        Nothing is sent.
+        At its end parameters that the replay left gathered are released, as by the step. Nothing is sent.
         """
         try:
             yield
@@ -84,7 +85,7 @@ class Stage3Replayable(DeepSpeedReplayable):
             held.parameter_offload.partition_all_parameters()
 
     def own_shards(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield name and this rank's part of each parameter, as it is gathered for a forward."""
+        """Yield (name, tensor) of this rank's part of each parameter that is gathered for a forward."""
         for parameter in self._parameters:
             shard = getattr(parameter.tensor, "ds_tensor", None)
             if shard is not None and shard.numel():

@@ -39,7 +39,10 @@ class StepWatch:
     def watch(
         self, guard: FaultGuard, entry: Callable[[], None], exit: Callable[[StepOutcome], None]
     ) -> list[TapHandle]:
-        """Call `entry` before and `exit(outcome)` after each step at an accumulation boundary; return the patches."""
+        """Call `entry()` before and `exit(outcome)` after each optimizer step of the engine; return the patches.
+
+        Only steps at an accumulation boundary count. `guard` contains errors of both.
+        """
         self._entry, self._exit = entry, exit
         before, after = guard.wrap(self._enter), guard.wrap(self._leave)
         handles: list[TapHandle] = [Patch(self._engine, "_take_model_step", before=before, after=after)]
@@ -52,9 +55,9 @@ class StepWatch:
         return handles
 
     def watch_decision(self, guard: FaultGuard, decide: Callable[[bool], None]) -> list[TapHandle]:
-        """Call `decide(nonfinite)` once in each watched step, when DeepSpeed knows overflow and norm; return patches.
+        """Call `decide(nonfinite)` once in each optimizer step, when DeepSpeed knows overflow and norm.
 
-        Waits for the device once, where DeepSpeed itself does not (bfloat16 without clipping).
+        Return the patches. Waits for the device once, where DeepSpeed itself does not (bfloat16 without clipping).
         """
         self._decide = decide
         return self._holder.watch_verdict(guard, self._tell)

@@ -17,7 +17,7 @@ from trainermon.monitor.taps.training import HeldParameter, OptimizerState, Step
 
 
 class DeepSpeedTraining(Training):
-    """An engine of DeepSpeed, ZeRO stage 0 to 3 or a pipeline.
+    """How the training of a DeepSpeed engine (ZeRO stage 0 to 3, or a pipeline) is watched.
 
     A reduced gradient is the mean over ranks and micro batches, times the loss scale of the step: the root of the
     squares summed over all pieces, divided by `StepOutcome.loss_scale`, is `engine.get_global_grad_norm()`. An
@@ -44,7 +44,7 @@ class DeepSpeedTraining(Training):
             self.communicates += ("ep",)
 
     def process_groups(self) -> Mapping[str, Any]:
-        """Return the engine's own groups by purpose."""
+        """Return the engine's own process groups by purpose (`dp`, `ep`, `pp` …)."""
         return names.groups_of(self._engine)
 
     def watch_step(
@@ -68,15 +68,15 @@ class DeepSpeedTraining(Training):
         return self._steps.watch_decision(guard, decide)
 
     def replayable(self) -> Replayable:
-        """Return a replayable by which a rank replays alone, or all of them together at stage 3 and with experts."""
+        """Return how a step is replayed: by a rank alone, or by all ranks together at stage 3 and with experts."""
         if self._engine.zero_optimization_partition_weights():
             return Stage3Replayable(self._engine, self.communicates, self.parameters)
         return DeepSpeedReplayable(self._engine, self.communicates)
 
     def watch_unreduced(self, guard: FaultGuard, see: Callable[[int, Tensor], None]) -> list[TapHandle]:
-        """Call `see(index, gradient)` before the reduction of a step at stages 0 and 1; return the patches.
+        """Call `see(index, gradient)` with each parameter's gradient before it is reduced, at stages 0 and 1.
 
-        Stages 2 and 3 reduce in every micro step.
+        Return the patches. Stages 2 and 3 reduce in every micro step: then there is none.
         """
 
         def look(parameter: nn.Parameter, gradient: Tensor) -> None:
@@ -95,7 +95,7 @@ class DeepSpeedTraining(Training):
         return [found.get(id(parameter.tensor)) for parameter in self.parameters]
 
     def values(self) -> list[Tensor | None]:
-        """Return by parameter this rank's part of its main copy; None where it steps none of it."""
+        """Return, by parameter, this rank's part of the fp32 main copy; None where it steps none of it."""
         return [self._holder.value(parameter.tensor) for parameter in self.parameters]
 
     def used_weights(self) -> list[Tensor | None]:

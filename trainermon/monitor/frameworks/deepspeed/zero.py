@@ -23,17 +23,20 @@ from trainermon.monitor.taps.training import TapHandle
 
 
 class Bf16Holder(FlatHolder):
-    """`BF16_Optimizer`: whole gradients on every rank, in the accumulation dtype; each rank steps its part."""
+    """Reads from DeepSpeed's `BF16_Optimizer`: whole gradients on every rank; each rank steps its part.
+
+    Gradients have the accumulation dtype.
+    """
 
     @property
     def grad_dtype(self) -> torch.dtype | None:
-        """Return the accumulation dtype."""
+        """The dtype in which gradients are accumulated."""
         dtype: torch.dtype = self.optimizer.fp32_groups_gradients_flat[0].dtype
         return dtype
 
     @property
     def flats(self) -> Sequence[Tensor]:
-        """Return this rank's part of each group's flat fp32 copy."""
+        """This rank's part of each parameter group's flat fp32 copy."""
         found: Sequence[Tensor] = self.optimizer.fp32_groups_flat_partition
         return found
 
@@ -83,17 +86,17 @@ class Bf16Holder(FlatHolder):
 
 
 class ZeroHolder(FlatHolder):
-    """What the ZeRO stages 1 to 3 have in common.
+    """Reads from the optimizers of ZeRO stages 1 to 3: what they have in common.
 
     Attributes:
-        norm_method: Method of the optimizer that has computed the norms of all groups when it returns.
+        norm_method: Name of the optimizer's method that has computed the norms of all groups when it returns.
     """
 
     norm_method: ClassVar[str]
 
     @property
     def norm_is_of_gradients(self) -> bool:
-        """Return whether the optimizer is not Muon, whose update takes the place of the gradient before the norm."""
+        """Whether the optimizer is not Muon, whose update takes the place of the gradient before the norm."""
         return "Muon" not in type(self.engine.basic_optimizer).__name__
 
     def watch_verdict(self, guard: FaultGuard, tell: Tell) -> list[TapHandle]:
@@ -107,7 +110,7 @@ class ZeroHolder(FlatHolder):
 
 
 class Stage12Holder(ZeroHolder):
-    """Stages 1 and 2, also with the optimizer on the CPU, also with `round_robin_gradients`.
+    """Reads from the optimizer of ZeRO stages 1 and 2, also on the CPU, also with `round_robin_gradients`.
 
     `_hp_mapping`, which DeepSpeed's accessors use, is not read: with `round_robin_gradients` its order is not that of
     the partitions.
@@ -122,14 +125,14 @@ class Stage12Holder(ZeroHolder):
 
     @property
     def grad_dtype(self) -> torch.dtype | None:
-        """Return the dtype that gradients are accumulated in; with the optimizer on the CPU that of the main copy."""
+        """The dtype in which gradients are accumulated; with the optimizer on the CPU that of the main copy."""
         offloaded = self.optimizer.cpu_offload
         dtype: torch.dtype = self.flats[0].dtype if offloaded else self.optimizer.gradient_accumulation_dtype
         return dtype
 
     @property
     def flats(self) -> Sequence[Tensor]:
-        """Return this rank's partition of each group."""
+        """This rank's partition of each parameter group."""
         found: Sequence[Tensor] = self.optimizer.single_partition_of_fp32_groups
         return found
 
@@ -175,9 +178,9 @@ class Stage12Holder(ZeroHolder):
             torch.accelerator.current_stream().synchronize()
 
     def watch_unreduced(self, guard: FaultGuard, see: See) -> list[TapHandle]:
-        """Call `see(parameter, gradient)` when a gradient of stage 1 enters its bucket; return the patch.
+        """Call `see(parameter, gradient)` when a gradient of stage 1 enters its bucket, before it is reduced.
 
-        Stage 2 reduces in every micro step: there is no patch.
+        Return the patch. Stage 2 reduces in every micro step: there is no patch.
         """
         if self.optimizer.partition_gradients:
             return []
@@ -191,20 +194,23 @@ class Stage12Holder(ZeroHolder):
 
 
 class Stage3Holder(ZeroHolder):
-    """Stage 3: each rank holds the same share of every parameter, the last one less and padding."""
+    """Reads from the optimizer of ZeRO stage 3: each rank holds the same share of every parameter.
+
+    The last rank's is shorter, and padded.
+    """
 
     norm_method = "_get_norm_groups"
 
     @property
     def grad_dtype(self) -> torch.dtype | None:
-        """Return the dtype that gradients are accumulated in; with the optimizer on the CPU that of the main copy."""
+        """The dtype in which gradients are accumulated; with the optimizer on the CPU that of the main copy."""
         offloaded = self.optimizer.offload_optimizer
         dtype: torch.dtype = self.flats[0].dtype if offloaded else self.optimizer.gradient_accumulation_dtype
         return dtype
 
     @property
     def flats(self) -> Sequence[Tensor]:
-        """Return this rank's partition of each sub-group."""
+        """This rank's partition of each sub-group."""
         found: Sequence[Tensor] = self.optimizer.fp32_partitioned_groups_flat
         return found
 
@@ -237,7 +243,7 @@ class Stage3Holder(ZeroHolder):
         }
 
     def watch_unreduced(self, guard: FaultGuard, see: See) -> list[TapHandle]:
-        """Return no hooks: gradients are reduced in every micro step."""
+        """Return no hooks: unreduced gradients of a whole step do not exist, since every micro step reduces them."""
         del guard, see
         return []
 

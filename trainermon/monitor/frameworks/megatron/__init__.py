@@ -20,12 +20,14 @@ __all__ = ["MegatronTraining", "coordinates_of", "describe", "recognises"]
 
 
 def recognises(chunks: Sequence[nn.Module], optimizer: object) -> bool:
-    """Return whether the model is wrapped by, or the optimizer is one of, Megatron-Core's."""
+    """Return whether a wrapper of the model, or the optimizer, is one of Megatron-Core's."""
     return "MegatronOptimizer" in class_names(optimizer) or any("_BaseDataParallel" in class_names(c) for c in chunks)
 
 
 def describe(chunks: Sequence[nn.Module], optimizer: Any, coordinates: Coordinates) -> MegatronTraining:
-    """Return the set-up of `chunks`: the virtual pipeline stages in order, as `get_model` of a script returns them.
+    """Return how a Megatron training is watched.
+
+    `chunks` are the virtual pipeline stages, as a script's `get_model` returns them.
 
     Raises:
         AttachError: A wrapper or optimizer that this version cannot watch correctly.

@@ -80,7 +80,7 @@ def process_groups_of(chunk: nn.Module) -> dict[str, Any]:
 
 
 def groups_of(chunk: nn.Module) -> MegatronGroups:
-    """Return this rank's place and the size of each group of `process_groups_of`."""
+    """Return this rank's position and the size of each Megatron process group that decides what the rank holds."""
     return MegatronGroups(**{purpose: _place(group) for purpose, group in process_groups_of(chunk).items()})
 
 

@@ -13,7 +13,14 @@ Pair = tuple[nn.Parameter, Tensor]
 
 
 class ParameterRange(NamedTuple):
-    """A range of a flattened parameter, and the tensor in which `optimizer` (a Megatron one) steps it."""
+    """The part of a parameter that this rank's optimizer steps.
+
+    Attributes:
+        start: First element, in the flattened parameter.
+        end: Behind the last.
+        stepped: The tensor in which it is stepped.
+        optimizer: The Megatron optimizer that does.
+    """
 
     start: int
     end: int
@@ -36,9 +43,9 @@ def single_optimizers(optimizer: Any) -> list[Any]:
 def holdings_of(
     chunks: Sequence[nn.Module], optimizer: Any
 ) -> tuple[dict[nn.Parameter, ParameterRange], set[nn.Parameter]]:
-    """Return what this rank steps, by parameter, and which parameters are dealt out over their data parallel ranks.
+    """Return which part of each parameter this rank's optimizer steps, and which parameters are split over their ranks.
 
-    Of the latter this rank may step only a part, or nothing.
+    The latter are dealt out over data parallel ranks: this rank may step only a part, or nothing.
 
     Raises:
         AttachError: An optimizer that is not known, one that leaves a parameter of the model out, or one whose shards
@@ -88,7 +95,7 @@ def buffers_of(chunk: nn.Module) -> list[Any]:
 
 
 def state_of(holding: ParameterRange) -> Mapping[str, Any]:
-    """Return what the inner optimizer keeps for the parameter; empty before its first step.
+    """Return the inner optimizer's state for a parameter, by name (`exp_avg` …); empty before its first step.
 
     A main copy that the inner optimizer keeps among its state is the value, not a state, and is left out.
     """

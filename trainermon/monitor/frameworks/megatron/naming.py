@@ -17,7 +17,7 @@ Renaming = Mapping[str, Mapping[str, str]]
 
 
 def renaming_of(root: nn.Module, expert_rank: int) -> Renaming:
-    """Return, for the path of each module that numbers its children locally, what each child is called globally.
+    """Return, by the path of each module that numbers its children locally, the global number of each child.
 
     Layers know their own number (`layer_number`, from 1); experts of a rank follow those of the rank before.
 
@@ -36,7 +36,7 @@ def renaming_of(root: nn.Module, expert_rank: int) -> Renaming:
 
 
 def global_name(name: str, renaming: Renaming) -> str:
-    """Return `name`, a path below the root, as the whole model would have it.
+    """Return the name in the whole model of `name`, a path below this rank's root.
 
     >>> global_name("module.decoder.layers.0.mlp", {"module.decoder.layers": {"0": "4"}})
     'decoder.layers.4.mlp'

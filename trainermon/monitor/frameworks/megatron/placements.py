@@ -18,27 +18,27 @@ DATA_AXES = ("dp", "cp", "edp")
 
 
 def is_expert(parameter: nn.Parameter) -> bool:
-    """Return whether each expert parallel rank has its own: its gradient is reduced over fewer ranks."""
+    """Return whether a parameter is an expert's: each expert parallel rank has its own, reduced over fewer ranks."""
     return not getattr(parameter, "allreduce", True)
 
 
 def is_tied_copy(parameter: nn.Parameter) -> bool:
-    """Return whether it repeats a parameter of another pipeline stage, and does not count in norms."""
+    """Return whether a parameter repeats one of another pipeline stage (tied weights): it does not count in norms."""
     return bool(getattr(parameter, "shared", False))
 
 
 def is_tied(parameter: nn.Parameter) -> bool:
-    """Return whether another pipeline stage repeats it, or it one of another stage."""
+    """Return whether a parameter is tied to one on another pipeline stage, be it the original or the copy."""
     return bool(getattr(parameter, "shared_embedding", False)) or is_tied_copy(parameter)
 
 
 def placement_of(name: str, parameter: nn.Parameter, groups: MegatronGroups) -> Placement:
-    """Return the placement of the gradient of one backward of this rank in the whole parameter.
+    """Return how the gradient of one backward of this rank relates to the whole parameter (shape, range, copies).
 
     Args:
-        name: Global name.
+        name: The parameter's name in the whole model.
         parameter: As this rank's model holds it; Megatron marks those that are split over tensor parallel ranks.
-        groups: This rank's places.
+        groups: This rank's positions.
 
     Raises:
         AttachError: Megatron reduces the parameter's gradient over a group that its copies do not make up.

@@ -37,12 +37,14 @@ REFUSED = (
 
 
 class MegatronReplayable(Replayable):
-    """Every stage replays from the activations and gradients that it was handed; only the other axes communicate.
+    """How a step of Megatron is replayed: each pipeline stage from the activations and gradients that it was given.
+
+    Only the other axes communicate.
 
     Args:
         roots: What is below the wrappers, one per virtual pipeline stage.
-        axes: Which the forward communicates over.
-        scaler: Megatron's gradient scaler, if there is one.
+        axes: The axes (`tp`, `cp` …) over which the forward communicates.
+        scaler: Megatron's gradient scaler; None: there is none.
     """
 
     def __init__(self, roots: Sequence[nn.Module], axes: Sequence[str], scaler: Any) -> None:
@@ -61,7 +63,7 @@ class MegatronReplayable(Replayable):
         return ""
 
     def handed(self, stage: int) -> list[tuple[nn.Module, str]]:
-        """Return (module, attribute name) of each module that `set_input_tensor` gives a tensor."""
+        """Return (module, attribute) of each place where `set_input_tensor` puts a pipeline stage's input."""
         return [(module, HANDED) for module in self._roots[stage].modules() if HANDED in vars(module)]
 
     def generators(self) -> Callable[[], None]:
@@ -85,13 +87,13 @@ class MegatronReplayable(Replayable):
         return put_back
 
     def expects_overflow(self) -> bool:
-        """Return whether a dynamic loss scale is above its least value."""
+        """Return whether non-finite gradients are normal now: a dynamic loss scale is above its least value."""
         least = getattr(self._scaler, "min_scale", None)
         return least is not None and float(self._scaler.scale) > float(least)
 
     @contextmanager
     def set_aside(self) -> Iterator[None]:
-        """Return a context for a replay, in which GEMMs do not add to `main_grad`.
+        """Return a context for a replay, in which matrix products do not add weight gradients to `main_grad`.
 
         At its end the sums of auxiliary losses, which Megatron keeps for its log, are restored.
         """

@@ -20,7 +20,7 @@ from trainermon.monitor.taps.training import OptimizerState, StepOutcome, TapHan
 
 
 class MegatronTraining(Training):
-    """Chunks in Megatron's DistributedDataParallel, and the optimizer that `get_megatron_optimizer` returned.
+    """How a Megatron training is watched: chunks in its DistributedDataParallel, and Megatron's optimizer.
 
     Gradients are accumulated in `main_grad`, also where a weight gradient is added to it inside the GEMM and `.grad`
     holds nothing. Outside of what this rank's optimizer holds of it, `main_grad` is not reduced.
@@ -45,7 +45,10 @@ class MegatronTraining(Training):
         self._loss_scale: Tensor | None = None
 
     def process_groups(self) -> Mapping[str, Any]:
-        """Return Megatron's groups by purpose; dense gradients are reduced over `dp_cp`, experts' over `edp`."""
+        """Return Megatron's process groups by purpose.
+
+        Dense gradients are reduced over `dp_cp`, experts' over `edp`.
+        """
         return process_groups_of(self.chunks[0])
 
     # ------------------------------------------------------------------ the step
@@ -84,7 +87,7 @@ class MegatronTraining(Training):
         return [Patch(self.optimizer, "prepare_grads", after=no_inf)] if self._scaler is not None else []
 
     def replayable(self) -> Replayable:
-        """Return a `MegatronReplayable`: each stage replays alone or with its fellows of the other axes."""
+        """Return how a step is replayed: each pipeline stage by itself, with the ranks of the other axes."""
         return MegatronReplayable(self.roots, self.communicates, self._scaler)
 
     def _enter(self, entry: Callable[[], None]) -> None:
@@ -114,9 +117,9 @@ class MegatronTraining(Training):
     # ------------------------------------------------------------------ gradients
 
     def watch_unreduced(self, guard: FaultGuard, see: Callable[[int, Tensor], None]) -> list[TapHandle]:
-        """Call `see(index, gradient)` with `main_grad` before its bucket group is reduced; return the patches.
+        """Call `see(index, gradient)` with each parameter's `main_grad` before it is reduced; return the patches.
 
-        The factor 1/dp is not in it yet.
+        `index` is the parameter's position in `parameters`. The factor 1/dp is not in it yet.
         """
         index_of = {parameter.tensor: index for index, parameter in enumerate(self.parameters)}
         handles: list[TapHandle] = []
@@ -156,14 +159,17 @@ class MegatronTraining(Training):
     # ------------------------------------------------------------------ optimizer
 
     def values(self) -> list[Tensor | None]:
-        """Return by parameter its fp32 main copy or shard, or what is stepped where there is none; None for nothing.
+        """Return, by parameter, what the optimizer steps: fp32 main copy or shard where there is one; None for nothing.
 
         Never the model's own parameters after the step: with `overlap_param_gather` they are not gathered yet.
         """
         return [None if held is None else holdings.value_of(held) for held in self.held]
 
     def states(self) -> list[OptimizerState | None]:
-        """Return by parameter the inner optimizer's state of what this rank steps of it; None where that is nothing."""
+        """Return, by parameter, the inner optimizer's state of the part that this rank steps.
+
+        None where that is nothing.
+        """
         inner = [single.optimizer for single in self._singles if single.optimizer is not None]
         group_of = {id(p): group for one in inner for group in one.param_groups for p in group["params"]}
         return [None if held is None else _state_of(held, group_of) for held in self.held]
@@ -171,9 +177,9 @@ class MegatronTraining(Training):
     # ------------------------------------------------------------------ what is recorded without being asked
 
     def loss_of(self, output: Any) -> Tensor | None:
-        """Return a scalar loss, or the per-token losses that a language model's last stage returned.
+        """Return the loss in what a root returned: a scalar, or the per-token losses of a language model's last stage.
 
-        The latter has no loss mask yet: the script applies it outside of the model.
+        The latter has no loss mask yet: the script applies it outside of the model. None if it is neither.
         """
         root: Any = self.roots[-1]
         model = getattr(root, "module", root)  # below a Float16Module

@@ -23,15 +23,16 @@ __all__ = ["FeatureTaps", "check"]
 
 
 class FeatureTaps:
-    """Takes the features of the modules that `l2_targets` names, and, of those in `targets`, expert load and FP8 state.
+    """Records the features (spectral norms, attention entropies, expert load, FP8 state) of the chosen modules.
 
-    What is carried from step to step (power iteration) lives as long as this object.
+    `l2_targets` names modules for most of them; expert load and FP8 state are taken of those in `targets`. What is
+    carried from step to step (power iteration) lives as long as this object.
 
     Args:
         modules: Every module of the model.
-        collector: Where rows go.
+        collector: Takes the rows.
         steps: Tells whether a training forward runs.
-        guard: Contains the hooks.
+        guard: Contains errors of the hooks.
         config: What is asked for; without `recording_l2_features`, nothing.
     """
 
@@ -66,7 +67,7 @@ class FeatureTaps:
                     self._features.append(Fp8Feature(module, collector, steps))
 
     def attach(self) -> None:
-        """Watch the modules."""
+        """Hook the chosen modules."""
         for feature in self._features:
             self._handles += feature.attach(self._guard)
 
@@ -79,18 +80,21 @@ class FeatureTaps:
             feature.detach()
 
     def at_exit(self) -> None:
-        """Take what is known when the step is over; call it before the step is sealed, and on collected steps only."""
+        """Record the features that are known only when the step is over.
+
+        Call it before the step is sealed, and on collected steps only.
+        """
         for feature in self._features:
             feature.at_exit()
 
     def new_step(self) -> None:
-        """Forget what was seen in the step that has ended."""
+        """Drop what was seen in the step that has ended."""
         for feature in self._features:
             feature.new_step()
 
 
 def check(modules: Sequence[WatchedModule], config: MonitorConfig, *, is_whole: bool = True) -> None:
-    """Check that the modules that `l2_targets` names exist and have what their feature is of.
+    """Raise an error unless the modules that `l2_targets` names exist and have what their feature is made of.
 
     Args:
         modules: Every module of this rank.

@@ -26,7 +26,9 @@ SDPA_PARAMETERS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal
 
 
 class AttentionFeature(Feature):
-    """Entropy, largest probability and largest logit per row of the attention matrix, see `formulas.attention_rows`.
+    """Records, of a module's attention, entropy, largest probability and largest logit per row of the attention matrix.
+
+    See `formulas.attention_rows`.
 
     Args:
         args: As of `Feature`.
@@ -54,7 +56,7 @@ class AttentionFeature(Feature):
         ]
 
     def detach(self) -> None:
-        """Stop watching the forward that runs now."""
+        """Drop what was seen of the forward that runs now."""
         if self._watch is not None:
             self._watch.leave()
             self._watch = None
@@ -93,9 +95,10 @@ class AttentionFeature(Feature):
 
 
 def of_torch(query: Tensor, given: Mapping[str, Any]) -> AttentionInputs:
-    """Return what `scaled_dot_product_attention` was asked for; a causal mask is aligned with the first key, as there.
+    """Return the inputs of a call of `scaled_dot_product_attention`.
 
-    Tensors of three dimensions have one head, as there.
+    A causal mask is aligned with the first key, as there. `given` are its other arguments by name. Tensors of three
+    dimensions have one head, as there.
     """
     key, mask = given["key"].detach(), given.get("attn_mask")
     if query.dim() == 3:
@@ -113,11 +116,12 @@ def of_torch(query: Tensor, given: Mapping[str, Any]) -> AttentionInputs:
 def of_core(
     module: nn.Module, tensors: tuple[Tensor, Tensor, Tensor | None], kwargs: Mapping[str, Any], *, order: str
 ) -> AttentionInputs:
-    """Return what an attention core in the manner of Megatron's was asked for: in its mask, true hides a key.
+    """Return the inputs of a call of an attention core in the manner of Megatron's, where true in a mask hides a key.
 
-    Scale: `softmax_scale`, times what `scale_mask_softmax` multiplies by later (layer scaling), else 1 over the root of
-    the depth. Causal: the name of `attn_mask_type`, else `is_causal` or `causal`, else it is not; aligned with the
-    first key unless the name says `bottom_right`. Window: `(left, right)`, -1 for no bound.
+    `order` names the dimensions, `s,b,h,d` or `b,s,h,d`. Scale: `softmax_scale`, times what `scale_mask_softmax`
+    multiplies by later (layer scaling), else 1 over the root of the depth. Causal: the name of `attn_mask_type`, else
+    `is_causal` or `causal`, else it is not; aligned with the first key unless the name says `bottom_right`. Window:
+    `(left, right)`, -1 for no bound.
     """
     query, key, mask = tensors
     order = QKV_FORMATS.get(str(kwargs.get("qkv_format", getattr(module, "qkv_format", ""))), order)

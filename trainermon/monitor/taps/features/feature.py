@@ -20,7 +20,7 @@ logger = logging.getLogger("trainermon")
 
 
 class Feature(abc.ABC):
-    """A feature of one module; the base class of all features.
+    """Base class of features: numbers computed of one module in a step, beyond its tensors' statistics.
 
     It is taken in the module's first training forward of a step, neither in evaluation nor in recomputation. Where it
     cannot be computed the log says so once and the feature is not taken any more.
@@ -35,17 +35,17 @@ class Feature(abc.ABC):
 
     @abc.abstractmethod
     def attach(self, guard: FaultGuard) -> list[TapHandle]:
-        """Hook the module; return handles that undo it."""
+        """Hook the module; return handles that remove the hooks."""
 
     def detach(self) -> None:  # noqa: B027  # most features have nothing open
-        """Drop what is pending in a forward that runs now."""
+        """Drop what was seen of a forward that runs now."""
 
     def new_step(self) -> None:
         """Drop what was seen in the last step."""
         self._is_taken = False
 
     def at_exit(self) -> None:  # noqa: B027  # most features are complete by then
-        """Record what is known only at the end of the step."""
+        """Record what is known only at the end of the step; here nothing."""
 
     @property
     def _is_due(self) -> bool:

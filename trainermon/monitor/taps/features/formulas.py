@@ -94,22 +94,23 @@ def _spread(length: int, count: int, like: Tensor) -> Tensor:
 
 
 class SpectralNorm:
-    """Follows the largest singular value of a matrix by power iteration; the vector is carried from look to look.
+    """Estimates the largest singular value of a matrix by power iteration; the vector is kept from step to step.
 
-    What it gives never exceeds the true value (but for rounding) and approaches it as the looks go on, fast where the
+    The estimate never exceeds the true value (except for rounding) and approaches it from look to look, fast where the
     two largest singular values are far apart.
 
-    Source: Miyato et al., "Spectral Normalization for Generative Adversarial Networks", algorithm 1; Golub and
-    Van Loan, "Matrix Computations", section 8.2.
+    Source: Miyato et al., "Spectral Normalization for Generative Adversarial Networks", algorithm 1; Golub and Van
+    Loan, "Matrix Computations", section 8.2.
     """
 
     def __init__(self) -> None:
         self._right: Tensor | None = None
 
     def of(self, weight_OI: Tensor) -> Tensor:  # noqa: N803  # the dimensions are part of the name
-        """Return the present estimate, 0-d float32 (float64 for float64); NaN if a weight is not finite.
+        """Iterate once more on the weight [O, I] and return the estimate, 0-d float32 (float64 for float64).
 
-        Reads the matrix twice per iteration, in pieces where it is of lower precision than float32.
+        NaN if a weight is not finite. Reads the matrix twice per iteration, in pieces where it is of lower precision
+        than float32.
         """
         dtype = torch.promote_types(weight_OI.dtype, torch.float32)
         right, iterations = self._right, NEXT_ITERATIONS
@@ -174,7 +175,10 @@ def choice_entropies(logits_TE: Tensor) -> Tensor:  # noqa: N803
 
 
 def counts_of(indices: Tensor, num_experts: int) -> Tensor:
-    """Return how often each expert is among `indices` (any shape), int64 `[E]`; deterministic on every device."""
+    """Return how often each expert's number is among `indices` (any shape), int64 `[E]`.
+
+    Deterministic on every device.
+    """
     borders = torch.arange(num_experts + 1, device=indices.device, dtype=indices.dtype)
     return torch.searchsorted(indices.flatten().sort().values, borders).diff()
 

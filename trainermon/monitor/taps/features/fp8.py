@@ -22,7 +22,7 @@ PASSES = {"scaling_fwd": "forward", "scaling_bwd": "backward"}
 
 
 class Fp8Feature(Feature):
-    """Scales and amaxes of a module's tensors after the step, and the share of its input that underflows.
+    """Records a module's FP8 scales and largest magnitudes (amax), and the share of its input that underflows.
 
     `fp8_scale.<pass>` and `fp8_amax.<pass>` have one element per tensor; amax is the largest of the history.
     `fp8_underflow` has one per element of the module's input in its first forward of the step: 1 if it is not zero and
@@ -30,11 +30,11 @@ class Fp8Feature(Feature):
     """
 
     def attach(self, guard: FaultGuard) -> list[TapHandle]:
-        """Hook the module's forward, just before it; return the hook."""
+        """Hook the module before its forward; return the hook."""
         return [self.module.module.register_forward_pre_hook(guard.wrap(self._before))]
 
     def at_exit(self) -> None:
-        """Take scales and amaxes."""
+        """Record scales and largest magnitudes (amax) after the step."""
         for key, name in PASSES.items():
             state = self._meta().get(key)
             scale, history = getattr(state, "scale", None), getattr(state, "amax_history", None)

@@ -22,14 +22,14 @@ COUNTS_LAST = "TopKGate"  # DeepSpeed's router: the last thing it returns is the
 
 
 class ChoiceEntropyFeature(Feature):
-    """Entropy of the softmax of a token's logits over the experts, per token of this rank.
+    """Records, for each token of this rank, the entropy of the softmax of a router's logits over the experts.
 
     The logits are what `gating` returns where the module has such a method (Megatron), else what the module returns, or
     the first item of it beside the experts' indices (transformers).
     """
 
     def attach(self, guard: FaultGuard) -> list[TapHandle]:
-        """Hook what yields the logits: `gating` where the module has it, else its forward; return the hook."""
+        """Hook what gives the logits: `gating` where the module has it, else its forward; return the hook."""
         module = self.module.module
         if callable(getattr(module, "gating", None)):
             return [Patch(module, "gating", after=guard.wrap(self._see))]
@@ -50,7 +50,7 @@ class ChoiceEntropyFeature(Feature):
 
 
 class LoadFeature(Feature):
-    """Share of the tokens of this rank that went to each expert, over all micro steps of the step.
+    """Records, of a router, the share of this rank's tokens that went to each expert, over all micro steps of the step.
 
     The row of `expert_load` is over the experts: its maximum and minimum are the largest and smallest share, its zeros
     the idle experts. `expert_load_variation` is the coefficient of variation, 0 where all are equal. The most and the
@@ -66,12 +66,12 @@ class LoadFeature(Feature):
         return [self.module.module.register_forward_hook(guard.wrap(self._behind))]
 
     def new_step(self) -> None:
-        """Start counting from zero."""
+        """Begin to count tokens from zero."""
         super().new_step()
         self._counts_E = None
 
     def at_exit(self) -> None:
-        """Take the shares of the step."""
+        """Record each expert's share of the step's tokens."""
         if self._counts_E is not None and not self._collector.muted:
             self._look(self._compute, self._counts_E)
 
@@ -107,7 +107,10 @@ class LoadFeature(Feature):
 
 
 def is_router(module: nn.Module) -> bool:
-    """Return whether this is a router by its name, whose number of experts is known and whose choice is returned."""
+    """Return whether `module` is a router of experts, by its name.
+
+    Its number of experts must be known, and its choice be returned.
+    """
     return bool(ROUTER_NAME.search(type(module).__name__)) and num_experts_of(module) > 0
 
 

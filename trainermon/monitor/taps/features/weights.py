@@ -19,10 +19,10 @@ SIMILARITY = "router_weight_similarity"
 
 
 class WeightFeature(Feature):
-    """A feature of the matrix that a module's forward uses: looked at just before it, when it is gathered."""
+    """Base class of features of a weight matrix, which is read just before the forward, when it is gathered."""
 
     def attach(self, guard: FaultGuard) -> list[TapHandle]:
-        """Hook the module's forward, just before it; return the hook."""
+        """Hook the module before its forward; return the hook."""
         return [self.module.module.register_forward_pre_hook(guard.wrap(self._before))]
 
     def _before(self, module: nn.Module, _args: tuple[Any, ...]) -> None:
@@ -42,7 +42,7 @@ class WeightFeature(Feature):
 
 
 class LinearFeature(WeightFeature):
-    """Spectral norm `s`, and stable rank `||W||_F^2 / s^2`.
+    """Records, of a weight matrix, the spectral norm `s` and the stable rank `||W||_F^2 / s^2`.
 
     Source of the stable rank: Rudelson and Vershynin, "Sampling from Large Matrices", section 1. As `s` is approached
     from below, the stable rank is approached from above. A matrix of zeros has none (NaN).
@@ -61,7 +61,10 @@ class LinearFeature(WeightFeature):
 
 
 class SimilarityFeature(WeightFeature):
-    """Cosines between the weight vectors of a router's experts; their mean is msprobe's `router_weight_similarity`."""
+    """Records the cosines between the weight vectors of a router's experts.
+
+    Their mean is msprobe's `router_weight_similarity`.
+    """
 
     def _compute(self, weight: Tensor) -> None:
         self._take(SIMILARITY, formulas.similarities(weight))
