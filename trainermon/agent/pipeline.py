@@ -115,7 +115,7 @@ class RecordPipeline:
 
     @property
     def refused(self) -> Mapping[int, str]:
-        """By rank, why its journal cannot be read."""
+        """By rank, why its journal cannot be read: an incompatible release wrote it."""
         return self.follower.refused
 
     @property

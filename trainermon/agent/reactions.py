@@ -72,7 +72,7 @@ class RuleConsumer(RecordConsumer):
 
 
 class MetricsConsumer(RecordConsumer):
-    """Updates `/metrics` with every block."""
+    """Updates `/metrics` of the agent with every block (one step of one rank)."""
 
     def __init__(self, metrics: Exposition) -> None:
         self._metrics = metrics
@@ -212,7 +212,7 @@ class Reactions(RecordConsumer):
             self._order(command, sorted(self._watch.steps), attempt=self.attempt)
 
     def on_end(self, header: Header) -> None:
-        """Count a rank that has ended in good order."""
+        """Count one more rank that has closed its journal in good order."""
         del header
         self.num_ended += 1
 

@@ -226,7 +226,7 @@ def nearest(found: str, known: Sequence[str]) -> str:
 
 
 def describe(value: Any) -> str:
-    """Return a short description of a value for an error message."""
+    """Return a value of a rule file as short text for an error message: `a list`, `nothing`, or the value itself."""
     if value is None:
         return "nothing"
     if isinstance(value, Mapping):
@@ -250,7 +250,7 @@ def _number(value: Any) -> float:
 
 
 def items(value: Any, path: str) -> Iterator[Any]:
-    """Yield the entries of a list that must not be empty."""
+    """Yield the entries of the list at `path` of a rule file; RuleError if it is empty or no list."""
     if not isinstance(value, list) or not value:
         found = describe(value) if value != [] else "an empty list"
         raise RuleError(f"{path}: found {found}, expected a list that is not empty")

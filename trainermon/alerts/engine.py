@@ -63,7 +63,7 @@ class RuleEngine:
 
     @property
     def stragglers(self) -> Collection[int]:
-        """The ranks that hold up the others now."""
+        """The ranks that hold up the others now, by the rules that look for stragglers."""
         names = [rule.name for rule in self._rules if isinstance(rule.when, Straggler)]
         return {rank for name in names for rank in self._shared.firing_anywhere.get(name, ())}
 

@@ -196,7 +196,7 @@ class RankRules:
         self._unreported: list[Alert] = []
 
     def resume(self, alert: Alert) -> None:
-        """Register an alert that was firing before a restart."""
+        """Register an alert that was firing before a restart of the agent, so that it continues or is resolved."""
         self._resumed[alert.rule] = alert
         self._resumed_ids.add(alert.id)
 

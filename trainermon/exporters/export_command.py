@@ -31,7 +31,7 @@ _DONE = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of the subcommand."""
+    """Add the arguments of `trainermon export`."""
     parser.add_argument(
         "run",
         nargs="?",

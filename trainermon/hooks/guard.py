@@ -81,7 +81,7 @@ class FaultGuard:
         return ContainedCall(self, function, bound)
 
     def trip(self, error: BaseException) -> None:
-        """Record the first error, log it once, and detach."""
+        """Log the monitor's first error, and have the monitor detach; later errors do nothing."""
         if self.tripped:
             return
         self.tripped = True

@@ -83,7 +83,8 @@ class Anomaly:
     """One value that one of msprobe's anomaly rules finds odd; fields and key are those of its `anomaly.json`.
 
     `micro_step`, `pp_stage` and `vpp_stage` number the forward and backward, the pipeline stage and the virtual stage;
-    `call_id` orders the series of a step, `tag_name` names one, `group_mates` are the ranks of the same pipeline.
+    `call_id` orders the series of a step, `tag_name` names one, `group_mates` are the ranks of the same pipeline (None:
+    not known, as there are several stages).
     """
 
     rank: int

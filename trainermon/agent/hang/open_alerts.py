@@ -63,12 +63,12 @@ class OpenAlerts:
 
     @property
     def is_hanging(self) -> bool:
-        """Whether an alert about a hang fires."""
+        """Whether a `hang` alert fires now, for any rank."""
         return any(entry.alert.rule == HANG for entry in self._open)
 
     @property
     def dead_ranks(self) -> set[int]:
-        """The ranks named by open alerts about a death."""
+        """The ranks that firing `rank-dead` alerts name."""
         return {entry.alert.rank for entry in self._open if entry.alert.rule == RANK_DEAD}
 
     def add(self, alert: Alert, generations: Mapping[int, int]) -> None:

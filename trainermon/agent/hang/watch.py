@@ -138,7 +138,7 @@ class HangWatch:
         }
 
     async def close(self) -> None:
-        """Stop all investigations."""
+        """Stop looking into hangs and deaths."""
         await self._work.close()
         self._deaths.close()
 

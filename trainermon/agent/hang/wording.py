@@ -77,7 +77,7 @@ def where(one: RankEvidence) -> str:
 
 
 def in_place(place: str) -> str:
-    """Return ` in <place>`, "" for no place."""
+    """Return ` in <place>` for a sentence; "" if `place` is empty."""
     return f" in {place}" if place else ""
 
 

@@ -88,7 +88,7 @@ def check_overrides(args: argparse.Namespace) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Check the options; errors become one line on standard error."""
+    """Check the options that a site gives its agents; return 0, or 2 after one line on standard error."""
     parser = argparse.ArgumentParser(prog="python -m trainermon.agent.lifecycle.overrides")
     add_overrides(parser)
     try:

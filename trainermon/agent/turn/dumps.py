@@ -88,7 +88,7 @@ class DumpFollowUp:
         self._diagnoser.schedule(entry)
 
     def poll(self) -> None:
-        """Start deliveries and diagnoses that are due; never waits."""
+        """Start deliveries of dumps to the run directory, and diagnoses, that are due; never waits."""
         self._deliveries.poll()
         self._diagnoser.poll()
 

@@ -50,12 +50,12 @@ class RecordTurns:
 
     @property
     def is_written(self) -> bool:
-        """Whether every alert is in the log."""
+        """Whether every alert state is in the log file, `alerts.jsonl`."""
         return self._alerts.written
 
     @property
     def has_refused(self) -> bool:
-        """Whether a rank's journal cannot be read."""
+        """Whether a rank's journal cannot be read, as an incompatible release wrote it."""
         return bool(self._pipeline.refused)
 
     def run(self) -> int:

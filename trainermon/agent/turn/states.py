@@ -56,11 +56,11 @@ class AgentStates:
             self.state = FINISHED
 
     def go_back(self) -> None:
-        """Return to draining, as there is more to read."""
+        """Set the state back to `draining`, as there is more to read and store."""
         self.state, self._draining = DRAINING, None
 
     def leave(self, *, is_over: bool) -> None:
-        """Set the state of an agent that ends early."""
+        """Set the state of an agent that ends early: `finished` if the run `is_over`, else `draining`."""
         self.state = FINISHED if is_over else DRAINING
 
     def notice_gap(self, now_s: float) -> float:

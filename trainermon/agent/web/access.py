@@ -94,7 +94,7 @@ class TokenAccess:
 
     @property
     def reading_is_open(self) -> bool:
-        """Whether reading needs no credentials."""
+        """Whether reading (page, metrics) needs no credentials."""
         return not self._readers
 
     def signed_digest(self, authorization: bytes | None, method: str, target: str) -> str | None:

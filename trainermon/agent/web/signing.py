@@ -44,7 +44,7 @@ def signed_digest(authorization: bytes, tokens: Iterable[str], method: str, targ
 
 
 def body_digest(body: bytes) -> str:
-    """Return the SHA-256 of a body in hexadecimal."""
+    """Return the SHA-256 of a request's body in hexadecimal."""
     return hashlib.sha256(body).hexdigest()
 
 

@@ -152,7 +152,7 @@ class RelativeToMean:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Flat:
-    """The statistic stayed within `relative_change` of one value."""
+    """The condition that the statistic hardly changes: it stayed within a share `relative_change` of one value."""
 
     relative_change: float
 

@@ -135,7 +135,7 @@ class FollowedLevel:
         self._magnitude = np.zeros(0, np.float32)  # 1 for logarithms
 
     def grow(self, size: int) -> None:
-        """Make room for `size` series."""
+        """Make room for the levels of `size` series."""
         self.values = grown(self.values, size, np.nan)
         self._magnitude = grown(self._magnitude, size, 1.0 if self._logarithmic else np.nan)
 
@@ -185,7 +185,7 @@ class UsualMisses:
         self._num_learned = np.zeros(0, np.int32)
 
     def grow(self, size: int) -> None:
-        """Make room for `size` series."""
+        """Make room for the misses of `size` series."""
         self.window = grown(self.window, size, np.nan)
         self.weight = grown(self.weight, size, np.nan)
         self._next = grown(self._next, size, 0)
@@ -265,7 +265,7 @@ class FirstLevel:
         self._count = np.zeros(0, np.int32)
 
     def grow(self, size: int) -> None:
-        """Make room for `size` series."""
+        """Make room for the first levels of `size` series."""
         self._first = grown(self._first, size, 0)
         self._count = grown(self._count, size, 0)
 

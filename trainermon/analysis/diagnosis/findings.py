@@ -36,8 +36,8 @@ class DiagnosisVerdict(str, enum.Enum):
 class Symptom(str, enum.Enum):
     """The kind of fault that came first.
 
-    `nonfinite`: NaN or Inf. `exploded`: far larger than usual. `died`: zero. `diverged`: unlike that of its peers.
-    `differs`: not what the reference run has. `none`: nothing is wrong.
+    `nonfinite`: NaN or Inf. `exploded`: far larger than usual. `died`: zero, or far smaller than usual. `diverged`:
+    unlike that of its peers. `differs`: not what the reference run has. `none`: nothing is wrong.
     """
 
     NONE = "none"

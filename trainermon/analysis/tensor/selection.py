@@ -20,7 +20,7 @@ class TensorSelector:
 
     Attributes:
         path: A tensor file, or a folder of them, as a dump.
-        pattern: NAME: the tensor's name, or a pattern with `*`; "": everything.
+        pattern: NAME: the tensor's name, or a part of it; "": everything.
     """
 
     path: Path

@@ -34,7 +34,7 @@ SA_ORDERS = ("s,b,h,d", "b,s,h,d")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class AgentConfig:
-    """The configuration of the node agent that local rank 0 starts.
+    """The node agent that local rank 0 starts.
 
     Attributes:
         start: Start an agent. With `false` the spool is written and somebody else (a node service) follows it.
@@ -154,7 +154,7 @@ class HangConfig:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CollectivesConfig:
-    """The configuration of what is collected of collectives' operands.
+    """The operands of collectives: which calls', and when they are collected.
 
     Attributes:
         enable: Collect the operands of every collective after it has completed, one row per call.

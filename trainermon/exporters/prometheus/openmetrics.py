@@ -108,7 +108,7 @@ def label_text(labels: Mapping[str, str]) -> str:
 
 
 def format_number(value: float) -> str:
-    """Return the shortest text that reads back as the same float64."""
+    """Return a number for `/metrics`: the shortest text that reads back as the same float64."""
     if math.isfinite(value):
         return repr(float(value))  # float(): an integer too, and numpy 2 prints its scalars as 'np.float64(1.5)'
     return "NaN" if math.isnan(value) else ("+Inf" if value > 0 else "-Inf")

@@ -83,7 +83,7 @@ class QueryResult(NamedTuple):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of the subcommand."""
+    """Add the arguments of `trainermon query`."""
     parser.add_argument(
         "run",
         nargs="?",

@@ -145,7 +145,7 @@ class SegmentFollower:
         self._save()
 
     def close(self) -> None:
-        """Release the state file to other processes."""
+        """Release the lock on the state file, so that other processes can use it."""
         os.close(self._lock)
 
     def _is_done(self, header: Header, block: StatBlock) -> bool:

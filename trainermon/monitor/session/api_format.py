@@ -99,14 +99,14 @@ class CallsOfMsprobe:
         dp_group: Any = None,
         start_iteration: int = 0,
     ) -> None:
-        """Call `set_monitor`. Deprecated: call that."""
+        """Start watching, as `set_monitor` does, with msprobe's older arguments. Deprecated: call `set_monitor`."""
         logger.warning("monitor_gnorm_with_ad is deprecated: call set_monitor, which takes the same arguments")
         if optimizer is None:
             optimizer = self._optimizer_of_old_call
         self.set_monitor(model, optimizer, grad_acc_steps, tp_group, dp_group, start_iteration)
 
     def reload_xy(self, xy_distribution: bool = False) -> None:  # noqa: FBT001, FBT002  (the signature that users know)
-        """Do nothing but log what replaces this call."""
+        """Only log that this call of msprobe's changes nothing, and what replaces it (`dynamic_on`)."""
         logger.warning(
             "reload_xy(%s) changes nothing: set dynamic_on in the configuration file and edit xy_distribution there, "
             "which takes effect on all ranks at the same step",

@@ -144,7 +144,7 @@ class AttachedTraining:
             self._parts.guard.wrap(self._loop.values.file)({name: tensor})
 
     def expect_micro_steps(self, number: object) -> None:
-        """Set how many backwards the step that runs has."""
+        """Set how many backwards (micro steps) the running optimizer step has, where it is not the usual number."""
         if not isinstance(number, int) or number < 1:
             logger.warning("expect_micro_steps: found %r, expected a whole number, 1 or more; it has no effect", number)
         elif self._loop is not None:

@@ -103,7 +103,7 @@ class TapCollection:
             self._collectives.attach()
 
     def detach(self) -> None:
-        """Remove every hook."""
+        """Remove all hooks of the taps."""
         self.gradients.detach()
         self._modules.detach()
         self._regions.detach()

@@ -37,7 +37,7 @@ class StepPhases:
         self._marked: Phase | None = None
 
     def beat(self, phase: Phase) -> None:
-        """Send the agent a heartbeat that says that `phase` (forward, optimizer, checkpoint …) begins now."""
+        """Send the agent a heartbeat that says that `phase` (step, optimizer, checkpoint …) begins now."""
         self._phase = phase
         self._page.beat(self._step.number, phase, time.time())
 

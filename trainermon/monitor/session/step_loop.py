@@ -142,7 +142,7 @@ class StepLoop:
         self._check.watch_decision()
 
     def detach(self) -> None:
-        """Remove every hook, whichever of them exist."""
+        """Remove all hooks of the monitor, also after a start that was interrupted."""
         self._hooks.detach()
         self.detach_taps()
 

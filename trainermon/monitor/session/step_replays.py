@@ -70,7 +70,7 @@ class StepReplays:
 
     @property
     def joint(self) -> bool:
-        """Whether replays need all ranks together."""
+        """Whether a replay needs all ranks to take part, as the model communicates."""
         return self._origin.replayable.joint
 
     @property

@@ -72,7 +72,7 @@ class StructureRecorder:
             self._handles.append(module.module.register_forward_hook(hook, with_kwargs=True))
 
     def detach(self) -> None:
-        """Take every hook away again."""
+        """Remove all hooks that record the model's structure."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()

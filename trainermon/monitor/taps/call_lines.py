@@ -34,7 +34,7 @@ class CallLine(NamedTuple):
 
     @property
     def place(self) -> str:
-        """The innermost frame that is not torch.distributed's own."""
+        """The innermost frame of the stack that is not in torch.distributed itself."""
         frames = self.text.split(";")
         return next((frame for frame in frames if not any(part in frame for part in _BETWEEN)), frames[0])
 

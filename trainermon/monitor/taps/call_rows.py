@@ -55,7 +55,7 @@ class GroupOperation:
         self.rows: list[_CallRows] = []
 
     def next(self) -> _CallRows:
-        """Return the series of the call that begins."""
+        """Return the series of the call that begins now, and count it."""
         number = self.calls
         self.calls = number + 1
         if number == len(self.rows):
@@ -135,7 +135,7 @@ class CallRows:
         return get_ident() == self._thread or in_backward()
 
     def operation(self, group: ProcessGroup, op: str) -> GroupOperation:
-        """Return the operation with the name `op` of `group`."""
+        """Return the counts and series kept for the operation `op` (`all_reduce`) of the process group `group`."""
         return self._operations.get((group, op)) or self._add(group, op)
 
     def open(self, operation: GroupOperation, read: Sequence[Tensor], written: Sequence[Tensor]) -> CollectiveCall:

@@ -39,7 +39,10 @@ class SeriesNumbers:
         self._num_written = 0
 
     def id_of(self, key: SeriesKey, placement: Placement | None = None) -> int:
-        """Return the number of `key`, a new one if it is new."""
+        """Return the number of the series `key`; a series that is new gets the next one.
+
+        `placement` says how its tensor relates to the whole one.
+        """
         found = self._ids.get(key)
         if found is None:
             found = self._ids[key] = len(self.keys)
@@ -114,7 +117,7 @@ class Collector:
             self._become(coming)
 
     def seal_ended(self) -> None:
-        """Write the previous step if that was not done yet."""
+        """Write the rows of the step that has ended, if they still wait for values of `late`."""
         if self._ended is not None:
             with self.late(self._ended.step):
                 pass

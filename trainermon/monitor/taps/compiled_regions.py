@@ -211,14 +211,14 @@ class CompiledRegions:
         self._several_micro_steps = False
 
     def attach(self, *, micro_steps: int) -> None:
-        """Watch every prepared module from now on."""
+        """Begin to record what compiled code passes to the prepared modules; `micro_steps` is the number per step."""
         self._several_micro_steps = micro_steps > 1
         self.num_seen = 0
         for site, watched in self._watched.items():
             _watchers[site] = self._guard.wrap(self._see, watched)
 
     def detach(self) -> None:
-        """Stop watching."""
+        """Stop recording what compiled code passes to the prepared modules."""
         for site in self._watched:
             _watchers.pop(site, None)
 

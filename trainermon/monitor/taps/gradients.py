@@ -97,7 +97,7 @@ class GradientTaps:
             self._handles.extend(self._training.watch_micro_gradients(self._guard, self._added))
 
     def detach(self) -> None:
-        """Take every hook away again."""
+        """Remove all hooks on gradients."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()

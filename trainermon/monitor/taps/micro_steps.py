@@ -157,7 +157,7 @@ class MicroSteps:
         return self.has_backward and self._training.gradients_are_gone()
 
     def attach(self) -> None:
-        """Attach the hooks, unless they are attached."""
+        """Hook the forwards and backwards of the model's roots, unless that is done."""
         if self.attached:
             return
         self.attached = True
@@ -171,7 +171,7 @@ class MicroSteps:
             self._handles.append(root.register_forward_hook(after, always_call=True))
 
     def detach(self) -> None:
-        """Take every hook away again."""
+        """Remove all hooks on forwards and backwards."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()

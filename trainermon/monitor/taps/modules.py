@@ -91,7 +91,7 @@ class ModuleTaps:
             self._handles += register(module, before, behind)
 
     def detach(self) -> None:
-        """Take every hook away again."""
+        """Remove all hooks on modules."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()

@@ -152,7 +152,7 @@ class WatchedGroups:
         return list(self._found.values())
 
     def reset(self) -> None:
-        """Release every group; names are kept."""
+        """Release every process group and its counts; the names given to groups are kept."""
         self._found.clear()
 
     def _add(self, group: ProcessGroup) -> WatchedGroup:

@@ -259,7 +259,7 @@ class FusedHolder(FlatHolder):
 
 
 def chained(groups: Iterable[Iterable[Any]]) -> list[Any]:
-    """Return the elements of all groups in order."""
+    """Return the elements of all groups in one list, in order."""
     return list(itertools.chain.from_iterable(groups))
 
 

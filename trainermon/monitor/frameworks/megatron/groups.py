@@ -30,7 +30,7 @@ SOURCES: Mapping[str, tuple[str, str, Mapping[str, bool]]] = MappingProxyType(
 
 
 class GroupPlace(NamedTuple):
-    """A rank's place in a group and the group's size."""
+    """A rank's number in a process group (`rank`), and how many ranks the group has (`size`)."""
 
     rank: int = 0
     size: int = 1

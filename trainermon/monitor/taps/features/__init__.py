@@ -67,12 +67,12 @@ class FeatureTaps:
                     self._features.append(Fp8Feature(module, collector, steps))
 
     def attach(self) -> None:
-        """Hook the chosen modules."""
+        """Hook the modules whose features are recorded."""
         for feature in self._features:
             self._handles += feature.attach(self._guard)
 
     def detach(self) -> None:
-        """Take every hook away again."""
+        """Remove all hooks of the features."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
