@@ -24,6 +24,7 @@ from trainermon.alerts.conditions.criteria import (
     Spike,
     Threshold,
 )
+from trainermon.alerts.conditions.watchers import history_of
 from trainermon.alerts.rules import DEFAULT_RULES, RUNBOOK, RuleEscalation, SeriesSelection, inhibitors, load_rules
 from trainermon.core.errors import RuleError
 from trainermon.core.values import Action, DumpTask, Kind, SeriesKey, Severity
@@ -94,6 +95,30 @@ def test_conditions_are_read(tmp_path: Path) -> None:
         on = {"kind": "loss"} | ({"statistic": statistic} if statistic else {})
         (rule,) = load(tmp_path, OTHER | {"when": when, "on": on})
         assert (rule.when, rule.for_steps) == (expected, steps)
+
+
+@pytest.mark.parametrize(
+    ("when", "steps"),
+    [
+        ({"nonfinite": True}, 0),
+        ({"threshold": {"above": 1, "over": 20}}, 20),
+        ({"drift": {"factor": 2, "steps": 4, "levels": 5, "warmup": 3}}, 4 * (5 + 3 + 2) - 2),
+        ({"exceeds": {"times": 5, "warmup": 7, "adopt": 50}}, 7 + 50),
+        ({"dead": {"lived": 30, "steps": 1}}, 30),
+        ({"frozen": {"lived": 30, "steps": 1}}, 30),
+        ({"not_decreasing": {"steps": 6}}, 6 * 3 - 2),
+        ({"straggler": {"window": 10}}, 10 + 128),
+    ],
+    ids=lambda value: "" if isinstance(value, int) else next(iter(value)),
+)
+def test_after_a_restart_as_many_steps_are_read_as_a_condition_looks_back(
+    tmp_path: Path, when: dict[str, Any], steps: int
+) -> None:
+    """Beside the step that is judged, and the one for which the rule is kept."""
+    statistic = {} if next(iter(when)) in ("nonfinite", "straggler", "dead", "frozen") else {"statistic": "mean"}
+    (rule,) = load(tmp_path, OTHER | {"when": when, "on": {"kind": "loss"} | statistic, "keep": {"steps": 1}})
+
+    assert history_of(rule) == steps + 2
 
 
 @pytest.mark.parametrize(
@@ -218,6 +243,21 @@ IMPOSSIBLE = [
     ({"when": {"nonfinite": False}}, r"when\.nonfinite: found False, expected a mapping"),
     ({"severity": "fatal", "escalate": {"action": "dump"}}, "escalate: stands beside severity: fatal"),
     ({"when": {"flat": {"relative_change": 0.1}}, "on": {"kind": "loss", "statistic": "mean"}}, "steps: is missing"),
+    (
+        {"when": {"relative_to_mean": {"threshold": 1, "beta": 1}}, "on": {"kind": "loss", "statistic": "mean"}},
+        r"when\.relative_to_mean\.beta: found 1, expected less than 1: nothing would ever be learned",
+    ),
+    (
+        {"when": {"ratio": {"over": "parm_origin", "above": 1}}, "on": {"kind": "update", "statistic": "rms"}},
+        r"when\.ratio\.over: found 'parm_origin'; did you mean 'param_origin'",
+    ),
+    ({"when": {"reported": False}}, r"when\.reported: expected true"),
+    (
+        {"when": {"differs": {}}, "on": {"kind": "loss", "statistic": "max"}, "share": 0.5},
+        "share: stands beside",
+    ),
+    ({"share": 1.5}, r"share: found 1\.5, expected at most 1"),
+    ({"when": {"differs": {"fewest": 1}}}, r"when\.differs\.fewest: found 1, expected true or false"),
 ]
 
 

@@ -1,5 +1,7 @@
 """The configuration is met or refused: messages name the key, what was found, and what to write instead."""
 
+import importlib.metadata
+import importlib.util
 import json
 
 import pytest
@@ -162,3 +164,27 @@ def test_any_mapping_is_read_or_refused_as_a_configuration_error(raw):
     except ConfigError:
         return
     assert isinstance(config, MonitorConfig)
+
+
+def test_a_configuration_may_be_a_mapping_and_nothing_but_a_file_beside_that():
+    assert load_config({"step_interval": 3}) == parse_config({"step_interval": 3})
+    with pytest.raises(ConfigError, match="configuration: found list, expected the path of a file, a mapping, or None"):
+        load_config([])
+
+
+def test_a_format_needs_its_package(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+
+    parse_config({"format": "csv"})
+    with pytest.raises(ConfigError, match=r"'tensorboard' needs the package tensorboard, .*trainermon\[tensorboard\]"):
+        parse_config({"format": "tensorboard"})
+
+
+def test_a_format_that_another_package_registers_is_known(monkeypatch):
+    point = importlib.metadata.EntryPoint("theirs", "their.module:Exporter", "trainermon.exporters")
+    with pytest.raises(ConfigError, match="found 'theirs', which nothing writes"):
+        parse_config({"format": "theirs"})
+
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [point])
+
+    assert parse_config({"format": "theirs"})[0].format == ("theirs",)

@@ -13,6 +13,7 @@ from trainermon.core.config import (
     load_config,
     parse_config,
 )
+from trainermon.core.errors import ConfigError
 
 # Every key of the first monitor, with a value that is not its default.
 FIRST = {
@@ -118,6 +119,35 @@ def test_a_key_that_cannot_have_an_effect_is_reported_and_no_error(raw, says):
     _, notes = parse_config(raw)
 
     assert [note for note in notes if says in note] != []
+
+
+@pytest.mark.parametrize(
+    ("window", "times"),
+    [((0, 1, 10), 10), ((3, 4, 12), 3), ((3, 4, 11), 2), ((5, 1, 5), 0), ((9, 1, 5), 0)],
+)
+def test_the_steps_before_the_last_are_counted_as_range_does(window, times):
+    first, interval, stop = window
+    config, _ = parse_config(
+        {"monitors": {"weight_grad": {}}, "start_step": first, "step_interval": interval, "stop_step": stop}
+    )
+
+    assert config.collect_times == times == len(range(first, stop, interval))
+
+
+def test_a_wrong_start_is_told_where_it_stands_and_not_in_the_number_of_steps():
+    with pytest.raises(ConfigError, match=r"^start_step: found 'a', expected a whole number"):
+        parse_config({"monitors": {"weight_grad": {}}, "start_step": "a", "stop_step": 5})
+
+
+def test_names_of_which_nothing_was_cut_off_are_refused_where_they_are_none():
+    with pytest.raises(ConfigError, match=r"targets\[0\]: found 3, expected text"):
+        parse_config({"targets": [3], "squash_name": True, "xy_distribution": True})
+
+
+def test_every_module_is_taken_where_one_target_is_the_whole_model():
+    config, _ = parse_config({"targets": {"": {}, "fc": {}}, "xy_distribution": True})
+
+    assert config.targets == ()
 
 
 def test_both_sides_only_are_treated_as_neither():

@@ -57,3 +57,16 @@ def test_what_must_last_is_brought_to_the_disk(tmp_path, monkeypatch, sync, expe
 
     assert [json.loads(line) for line in (tmp_path / "ledger.jsonl").read_text().splitlines()] == [3]
     assert synced == expected
+
+
+def test_what_the_disk_takes_only_in_part_is_an_error_and_costs_no_later_entry(tmp_path, monkeypatch):
+    path = tmp_path / "ledger.jsonl"
+    write = os.write
+    with monkeypatch.context() as full:
+        full.setattr(os, "write", lambda descriptor, lines: write(descriptor, lines[:4]))
+        with pytest.raises(OSError, match="only 4 of 9 bytes were taken"):
+            Ledger(path).append({"n": 1})
+
+    Ledger(path).append({"n": 2})
+
+    assert Ledger(path).read() == [{"n": 2}]

@@ -38,6 +38,16 @@ def test_clearing_what_is_not_there_makes_nothing(tmp_path: Path):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_folder_that_is_a_link_is_refused(tmp_path: Path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "folder").symlink_to("elsewhere")
+
+    with pytest.raises(PermissionError, match="folder is a link, expected a folder"):
+        write_targets(tmp_path / "folder/run.json", "127.0.0.1:9000")
+
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
 @pytest.mark.parametrize("address", ["127.0.0.1", ":9000", "host:http", "http://host/metrics"])
 def test_an_address_without_port_is_refused(tmp_path: Path, address: str):
     with pytest.raises(ValueError, match="expected host:port"):

@@ -76,6 +76,16 @@ def test_a_cut_forgets_that_step_and_what_follows():
     np.testing.assert_array_equal(grid.pool(10).values, np.array([[0, 1, 2, 3, 4, 5, -1]], np.float32))
 
 
+def test_a_cut_behind_the_last_step_and_a_step_before_the_first_change_nothing():
+    grid = StepGrid()
+    put_all(grid, {step: [float(step)] for step in range(5, 10)})
+
+    grid.cut(10)
+    grid.put(4, np.array([-1.0]))
+
+    np.testing.assert_array_equal(grid.pool(10).values, np.array([[5, 6, 7, 8, 9]], np.float32))
+
+
 def test_a_grid_that_was_cut_to_nothing_begins_anew_at_an_earlier_step():
     grid = StepGrid()
     put_all(grid, {100: [1.0], 101: [1.0]})

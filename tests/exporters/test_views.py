@@ -283,6 +283,9 @@ def test_a_step_that_one_rank_has_not_reached_is_shown_but_not_complete():
     assert history.lines(["loss"])["steps"] == [0, 1]
     _, cells = decode(history.ranks("loss", 10))
     np.testing.assert_array_equal(cells, [[1, 1], [1, np.nan]])
+    _, cells = decode(history.heatmap("grad_reduced", "rms", 10))
+    assert cells.shape[1] == 2
+    np.testing.assert_array_equal(cells[np.isfinite(cells[:, 1])], 1.0)
     history.end(1)
     assert [summary.step for summary in history.take_summaries()] == [1]
 

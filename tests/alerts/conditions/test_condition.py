@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.alerts.series import INF, NAN, PATIENT, row
-from trainermon.alerts.conditions.condition import ConditionWatcher, NonFiniteWatcher
-from trainermon.alerts.conditions.criteria import Flat, NonFinite, Threshold
+from trainermon.alerts.conditions.condition import ConditionWatcher, NonFiniteWatcher, RelativeToMeanWatcher
+from trainermon.alerts.conditions.criteria import Direction, Flat, NonFinite, RelativeToMean, Threshold
 from trainermon.alerts.conditions.limits import ThresholdWatcher
 from trainermon.alerts.conditions.trends import FlatWatcher
 from trainermon.core.catalogue import STATISTICS
@@ -100,3 +100,53 @@ def test_flat_compares_with_one_value_so_that_a_slow_drift_is_no_standstill() ->
     found = [judge(watcher, [value])[0] for value in (100.0, 100.5, 101.0, 101.5, 101.6, NAN, 101.5)]
 
     assert found == [False, True, True, False, True, None, True]
+
+
+@PATIENT
+@given(
+    st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=12),
+    st.sampled_from(Direction),
+    st.sampled_from([0.0, 0.1]),
+)
+def test_a_value_is_compared_with_the_mean_of_the_magnitudes_before_it(
+    values: list[float], direction: Direction, floor: float
+) -> None:
+    condition = RelativeToMean(threshold=0.5, beta=0.75, direction=direction, floor=floor)
+    watcher = RelativeToMeanWatcher(condition, "mean")
+    watcher.grow(1)
+    mean = 0.0
+    for value in values:
+        magnitude = max(abs(value), floor * abs(value))  # of one element the rms is the magnitude
+        sides = {Direction.UP: magnitude > 1.5 * mean, Direction.DOWN: mean > 1.5 * magnitude}
+        sides[Direction.BOTH] = any(sides.values())
+        edge = magnitude == pytest.approx(1.5 * mean) or mean == pytest.approx(1.5 * magnitude)
+
+        (found,) = judge(watcher, [value])
+        watcher.learn(ALL, None)
+
+        assert edge or found == (mean > 0.0 and sides[direction])
+        mean = 0.75 * mean + 0.25 * magnitude if mean > 0.0 else magnitude
+        usual = watcher.baseline(np.array([0]))[0]
+        assert usual == pytest.approx(mean if mean > 0.0 else NAN, nan_ok=True)
+
+
+def test_a_mean_around_zero_is_judged_by_a_share_of_the_rms() -> None:
+    close, strict = (RelativeToMeanWatcher(RelativeToMean(threshold=1.0, floor=floor), "mean") for floor in (0.1, 0.0))
+    for watcher in (close, strict):
+        watcher.grow(1)
+        judge(watcher, [-1.0, 1.001])
+        watcher.learn(ALL, None)
+
+    assert (judge(close, [-1.0, 1.1]), judge(strict, [-1.0, 1.1])) == ([False], [True])
+
+
+def test_what_is_not_finite_is_neither_judged_nor_learned() -> None:
+    watcher = RelativeToMeanWatcher(RelativeToMean(threshold=1.0), "mean")
+    watcher.grow(1)
+
+    found = []
+    for elements in ([1.0], [NAN], [INF, 1.0], [1.5], [9.0]):
+        found += judge(watcher, elements)
+        watcher.learn(ALL, None)
+
+    assert found == [False, None, None, False, True]

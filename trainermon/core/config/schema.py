@@ -338,18 +338,8 @@ class MonitorConfig(OutputConfig):
         for index, op in enumerate(self.ops):
             require(op in OPS, f"ops[{index}]", op, "one of " + ", ".join(OPS))
         check_formats(self.format)
-        self._refuse_impossible_pairs()
-
-    def _refuse_impossible_pairs(self) -> None:
-        if self.forward_only and self.backward_only:
-            raise ConfigError("forward_only and backward_only are both true: together they leave nothing; set one")
         if "influxdb" in self.format and not self.influxdb.url:
             raise ConfigError("format names influxdb, but influxdb.url is not set: where are the points to go?")
-        for key in ("all_xy", "forward_only", "backward_only"):
-            if getattr(self, key) and not self.xy_distribution:
-                raise ConfigError(f"{key} is true but xy_distribution is false: set xy_distribution or remove {key}")
-        if self.monitor_mbs_grad and not self.wg_distribution:
-            raise ConfigError("monitor_mbs_grad is true but wg_distribution is false: set wg_distribution")
 
 
 def _require_pattern(pattern: str, path: str) -> None:
