@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import types
+from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
@@ -24,7 +25,7 @@ _memory: dict[int, torch.Tensor] = {}  # by the address of the storage, which au
 class NpuTensor(torch.Tensor):
     """The handle of a tensor on the device."""
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # as torch has it
 
     def data_ptr(self):
         return _raw(self).data_ptr()
@@ -69,7 +70,7 @@ def stream(entered):
     _current.pop()
 
 
-module = types.ModuleType("torch.npu")
+module: Any = types.ModuleType("torch.npu")
 module.Stream, module.Event, module.stream = Stream, Event, stream
 module.current_stream = lambda device=None: _current[-1]
 module.is_available = lambda: True

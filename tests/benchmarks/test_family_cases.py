@@ -1,5 +1,7 @@
 """What is drawn for the families, and that a fault can be put into any of them."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -42,7 +44,8 @@ def test_looking_for_places_in_the_middle_of_a_training_changes_no_random_number
 def test_an_operation_of_a_modules_own_code_is_changed_and_none_of_its_parts(place):
     family = FAMILIES["resnet"]
     torch.manual_seed(0)
-    model, batch = family.build(), family.draw(torch.Generator().manual_seed(0))
+    model: Any = family.build()
+    batch = family.draw(torch.Generator().manual_seed(0))
     outputs = {}
     for name, module in model.named_modules():
         module.register_forward_hook(lambda _, __, output, name=name: outputs.__setitem__(name, output.detach()))

@@ -4,6 +4,7 @@ import collections
 import gc
 import json
 import weakref
+from typing import Any
 
 import pytest
 import torch
@@ -188,7 +189,7 @@ def test_recomputation_is_not_counted_and_its_gradients_find_their_call(tmp_path
 
 
 def test_calls_in_one_checkpointed_segment_stay_apart(tmp_path):
-    model = Checkpointed(reentrant=True)
+    model: Any = Checkpointed(reentrant=True)
     model.forward = lambda x: model.last(checkpoint(model.twice, model.first(x), use_reentrant=True))
     seen = []
     model.block.register_forward_hook(lambda module, args, output: seen.append(output.detach().clone()))
@@ -312,7 +313,7 @@ def test_a_gradient_hook_of_the_script_is_noted(tmp_path):
 
 
 def test_tied_parameters_are_recorded_with_each_owner(tmp_path):
-    model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Tanh(), nn.Linear(2, 2, bias=False))
+    model: Any = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Tanh(), nn.Linear(2, 2, bias=False))
     model[2].weight = model[0].weight
 
     dump = captured(tmp_path, model, lambda model: model(torch.randn(3, 2)).sum().backward(), task="tensor")

@@ -248,13 +248,13 @@ def test_what_is_no_model_is_refused(tmp_path):
     PrecisionDebugger(dump_path=tmp_path, level="L0")
 
     with pytest.raises(AttachError, match=r"start\(model\): found a str, expected a torch\.nn\.Module"):
-        PrecisionDebugger.start("model")
+        PrecisionDebugger.start("model")  # type: ignore[arg-type]  # which is what is tested
 
 
 def test_models_may_be_given_by_an_iterator(tmp_path):
     model = Small()
     PrecisionDebugger(dump_path=tmp_path, level="L0")
-    PrecisionDebugger.start(iter([model]))
+    PrecisionDebugger.start(iter([model]))  # type: ignore[arg-type]  # more than is promised
     model(torch.ones(2, 4)).backward()
     PrecisionDebugger.stop()
 

@@ -138,7 +138,8 @@ def test_odd_tensors(tensor, numbers):
 
 def test_dtensor_form_has_mesh_and_placements(tmp_path):
     import torch.distributed as dist
-    from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:

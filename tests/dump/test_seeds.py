@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 import types
+from typing import Any
 
 import numpy as np
 import pytest
@@ -102,7 +103,8 @@ def test_everything_that_msprobes_manual_lists_is_set_and_put_back(mode, words, 
         assert torch.are_deterministic_algorithms_enabled() is mode
         assert torch.initial_seed() == 7
         assert random.getstate() == random.Random(7).getstate()
-        assert np.array_equal(np.random.get_state()[1], np.random.RandomState(7).get_state()[1])
+        states: list[Any] = [np.random.get_state(), np.random.RandomState(7).get_state()]
+        assert np.array_equal(states[0][1], states[1][1])
 
     assert settings() == before
 

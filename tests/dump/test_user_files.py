@@ -4,6 +4,7 @@ import json
 import logging
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -198,7 +199,7 @@ def test_an_earlier_dump_in_the_other_format_is_replaced_whole():
 
 def train_with_nan_at(steps, bad, debugger):
     """Train, with a NaN weight from step `bad` on."""
-    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
+    model: Any = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
     for step in range(steps):
         if step == bad:
             model[2].weight.data[0, 1] = float("nan")

@@ -78,12 +78,12 @@ def test_a_cut_forgets_that_step_and_what_follows():
 
 def test_a_cut_behind_the_last_step_and_a_step_before_the_first_change_nothing():
     grid = StepGrid()
-    put_all(grid, {step: [float(step)] for step in range(5, 10)})
+    put_all(grid, {step: [float(step)] for step in range(5, 13)})
 
-    grid.cut(10)
-    grid.put(4, np.array([-1.0]))
+    grid.cut(13)
+    grid.put(4, np.array([99.0]))
 
-    np.testing.assert_array_equal(grid.pool(10).values, np.array([[5, 6, 7, 8, 9]], np.float32))
+    np.testing.assert_array_equal(grid.pool(10).values, np.array([range(5, 13)], np.float32))
 
 
 def test_a_grid_that_was_cut_to_nothing_begins_anew_at_an_earlier_step():

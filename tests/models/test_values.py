@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+from typing import Any
 
 import pytest
 import torch
@@ -46,7 +47,7 @@ def test_a_generator_is_told_from_its_discriminator(tmp_path):
     assert_rows_are_the_truth(truth, journal)
 
 
-OPTIMIZERS = {
+OPTIMIZERS: dict[str, dict[str, Any]] = {
     "Adadelta": {},
     "Adafactor": {},
     "Adagrad": {"initial_accumulator_value": 0.1},
@@ -73,6 +74,7 @@ WAYS = (
 def optimized(watch, name, options):
     """Train with an optimizer of torch: matrices alone for one that steps nothing else, or sparse gradients."""
     make = getattr(torch.optim, name)
+    model: torch.nn.Module
     if name == "Muon":
         model, batch = torch.nn.Sequential(torch.nn.Linear(4, 6, bias=False), torch.nn.Linear(6, 2, bias=False)), None
     elif name == "SparseAdam":

@@ -8,6 +8,8 @@ the second.
 import contextlib
 import dataclasses
 from collections import Counter
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 
@@ -174,6 +176,7 @@ class Truth:
 def _tensors(value):
     if torch.is_tensor(value):
         return [("", value)]
+    items: Iterable[tuple[Any, Any]]
     if isinstance(value, dict):
         items = value.items()
     elif isinstance(value, tuple | list):

@@ -4,6 +4,7 @@ import dataclasses
 import logging
 import sys
 import types
+from typing import Any
 
 import pytest
 import torch
@@ -107,7 +108,7 @@ def test_a_device_without_graphs_is_never_capturing():
 def test_the_overflow_flag_is_read_where_the_hardware_has_one(monkeypatch, has_infinities, flag, expected):
     assert overflow_flag(torch.device("cpu")) is None
     assert "torch_npu" not in sys.modules
-    utils = types.ModuleType("torch_npu.npu.utils")
+    utils: Any = types.ModuleType("torch_npu.npu.utils")
     utils.is_support_inf_nan = lambda: has_infinities
     utils.get_npu_overflow_flag = lambda: flag
     for name, module in (

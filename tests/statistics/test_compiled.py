@@ -1,6 +1,7 @@
 """Finding the compiled library, and every instruction set that it is built for."""
 
 import ctypes
+import importlib.machinery
 import itertools
 import shutil
 import subprocess
@@ -32,7 +33,7 @@ def test_without_a_library_there_is_no_compiled_kernel(without_library):
 
 
 def test_a_library_that_cannot_be_loaded_is_passed_over_with_a_warning(without_library, caplog):
-    (without_library / f"_moments{compiled.importlib.machinery.EXTENSION_SUFFIXES[0]}").write_bytes(b"not a library")
+    (without_library / f"_moments{importlib.machinery.EXTENSION_SUFFIXES[0]}").write_bytes(b"not a library")
 
     assert compiled.load() is None
     assert "statistics are computed by torch calls: cannot load" in caplog.text

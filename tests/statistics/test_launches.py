@@ -14,7 +14,7 @@ import triton
 from tests.statistics.numpy_moments import assert_moments, elements_of
 from trainermon.statistics import kernel, launches
 
-triton_kernel = launches.triton_kernel
+triton_kernel = vars(launches)["triton_kernel"]
 
 POINTERS = {"like": "*{0}", "first_chunk": "i32", "tensor_of": "*i32", "addresses": "*i64", "layouts": "*i64"}
 MAX_LAUNCHES = 12

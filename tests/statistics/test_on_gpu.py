@@ -5,6 +5,7 @@ import contextlib
 import numpy as np
 import pytest
 import torch
+from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from tests.statistics.numpy_moments import assert_moments, elements_of
@@ -42,7 +43,7 @@ def launches_of(action):
     with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as record:
         action()
         torch.cuda.synchronize()
-    kernels = [event for event in record.events() if event.device_type is torch.autograd.DeviceType.CUDA]
+    kernels = [event for event in record.events() if event.device_type is DeviceType.CUDA]
     return [event.name for event in kernels if not event.name.lower().startswith("mem")]
 
 

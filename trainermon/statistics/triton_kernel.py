@@ -15,8 +15,8 @@ finite; float64 elements are read by that loop only. Importing this module needs
 
 from __future__ import annotations
 
-import triton  # type: ignore[import-untyped]
-import triton.language as tl  # type: ignore[import-untyped]
+import triton
+import triton.language as tl
 
 LANES = tl.constexpr(1024)  # elements that a program takes at a time: eight for each of its 128 threads
 STEPS = tl.constexpr(16)

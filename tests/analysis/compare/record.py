@@ -52,12 +52,11 @@ def main() -> None:
                 text = (dump / file).read_text()
                 text = re.sub(r"File /[^,]*?/(site-packages/)?([\w/]+\.py)", _shortened, text)
                 (kept / file).write_text(json.dumps(json.loads(text), separators=(",", ":")) + "\n")
-        rows = compare_with_msprobe(
-            *(RECORDED / name / "step0" / "rank0" for name in ("faulty", "sound")), Path(folder)
-        )
-    with (RECORDED / "faulty_against_sound.csv").open("w", newline="") as file:
+        faulty, sound = (RECORDED / name / "step0" / "rank0" for name in ("faulty", "sound"))
+        rows = compare_with_msprobe(faulty, sound, Path(folder))
+    with (RECORDED / "faulty_against_sound.csv").open("w", newline="") as table:
         names = [name for name in rows[0] if name != "NPU_Stack_Info"]
-        writer = csv.DictWriter(file, names, extrasaction="ignore")
+        writer = csv.DictWriter(table, names, extrasaction="ignore")
         writer.writeheader()
         writer.writerows(rows)
 

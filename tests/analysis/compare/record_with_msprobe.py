@@ -8,6 +8,7 @@ FACTOR multiplies what the second layer takes: 1 is the sound run, anything else
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from msprobe.pytorch import PrecisionDebugger
@@ -45,7 +46,7 @@ class Model(torch.nn.Module):
 def main() -> None:
     folder, mode, factor = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
     task = "tensor" if mode == "tensor" else "statistics"
-    block = {"scope": [], "list": [], "data_mode": ["all"]}
+    block: dict[str, Any] = {"scope": [], "list": [], "data_mode": ["all"]}
     if mode == "md5":
         block["summary_mode"] = "md5"
     config = {"task": task, "dump_path": str(folder), "rank": [], "step": [], "level": "mix", task: block}

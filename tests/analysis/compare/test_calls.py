@@ -108,7 +108,7 @@ def test_msprobes_distributed_call_compares_every_rank(dumps):
     ("call", "message"),
     [
         (
-            lambda: compare(of_files(), "out", fuzzy=True),
+            lambda: compare(of_files(), "out", fuzzy=True),  # type: ignore[call-arg]
             "compare: unknown argument 'fuzzy'; did you mean 'fuzzy_match'",
         ),
         (lambda: compare({"npu_path": "a"}, "out"), "input_param does not name bench_path"),

@@ -5,6 +5,7 @@ Truth is float64: what a sound computation is off by, and whether it is off by m
 
 import json
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -173,7 +174,7 @@ def test_what_is_zero_on_one_side_and_next_to_it_on_the_other_is_no_difference(o
     assert blamed(ours, one_call(tmp_path / "c", "Torch.relu", x, w, x)) == ["Torch.relu.0.forward"]
 
 
-NONFINITE = {
+NONFINITE: dict[str, Any] = {
     "NaN that is counted": ({"nans": 1, "infs": 0}, {"nans": 0, "infs": 0}),
     "Inf that is counted": ({"nans": 0, "infs": 2}, {"nans": 0, "infs": 0}),
     "another number of NaN": ({"nans": 2, "infs": 0}, {"nans": 1, "infs": 0}),

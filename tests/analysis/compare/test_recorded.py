@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from trainermon.analysis.compare import compare
+from trainermon.analysis.compare.comparison import Mode
 from trainermon.analysis.compare.output.tables import header, table
 
 RECORDED = Path(__file__).with_name("recorded")
@@ -42,7 +43,7 @@ def test_the_same_rows_are_paired_in_the_same_order(ours, theirs):
     "column",
     [
         name
-        for name in header("statistics")
+        for name in header(Mode.STATISTICS)
         if name.startswith(("NPU Dt", "NPU Tensor", "NPU Re", "Bench ", "Requ")) and "nonfinite" not in name
     ],
 )

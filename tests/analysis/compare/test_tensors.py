@@ -2,6 +2,7 @@
 
 import json
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from trainermon.cli import main
 def dump(folder, arrays):
     """Write a dump in tensor mode of one call that gives `arrays`."""
     (folder / "dump_tensor_data").mkdir(parents=True)
-    forms = []
+    forms: list[dict[str, Any]] = []
     for index, array in enumerate(arrays):
         name = f"Functional.gelu.0.forward.output.{index}.npy"
         np.save(folder / "dump_tensor_data" / name, array)

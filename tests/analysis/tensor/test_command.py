@@ -3,6 +3,7 @@
 import json
 import math
 import xml.etree.ElementTree as ET
+from typing import Any
 
 import numpy as np
 import pytest
@@ -265,7 +266,7 @@ def test_odd_tensors_are_shown_too(action, values, tmp_path, capsys):
 
 def dumped(folder, task):
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+    model: Any = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
     with torch.no_grad():
         model[2].weight[1, 2] = math.inf
     debugger = PrecisionDebugger(dump_path=str(folder), task=task, level="L0")

@@ -202,7 +202,10 @@ def test_a_function_in_the_place_of_torch_s_own_is_refused(tmp_path):
 
 def test_a_view_that_would_never_end_is_refused(tmp_path):
     torch.save(torch.zeros(1).expand(10**6, 10**6), tmp_path / "a.pt")
-    torch.save(torch.sparse_coo_tensor([[0], [0]], [1.0], (10**6, 10**6), check_invariants=True), tmp_path / "b.pt")
+    torch.save(
+        torch.sparse_coo_tensor(torch.tensor([[0], [0]]), [1.0], (10**6, 10**6), check_invariants=True),
+        tmp_path / "b.pt",
+    )
 
     with pytest.raises(DumpError, match=r"a view of 1,000,000,000,000 elements on a few: save it with .contiguous\(\)"):
         open_tensors(tmp_path / "a.pt")

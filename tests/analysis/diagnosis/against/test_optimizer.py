@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from trainermon.analysis.diagnosis.diagnose import diagnose
 from trainermon.analysis.diagnosis.findings import DiagnosisVerdict, FaultPhase
 
 STEPS, BAD, MODULE = 5, 3, "2"
-CONFIG = {"agent": {"start": False}, "replay": {"enabled": False}, "escalation": {"enabled": False}}
+CONFIG: dict[str, Any] = {"agent": {"start": False}, "replay": {"enabled": False}, "escalation": {"enabled": False}}
 CONFIG |= {"param_distribution": True, "mv_distribution": True, "xy_distribution": True}
 
 

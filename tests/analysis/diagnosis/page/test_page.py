@@ -5,6 +5,7 @@ import html.parser
 import json
 import math
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -310,7 +311,7 @@ def test_a_file_that_is_not_the_code_that_ran_is_not_shown(name, line, code, mis
 
 def dumped_run(run_dir):
     """Leave the dump of a step, with tensors, in which the first layer makes Inf of one row."""
-    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 12))
+    model: Any = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 12))
     with torch.no_grad():
         model[0].weight.fill_(1.0)
     batch = torch.ones(20, 3)
