@@ -5,6 +5,7 @@ bring take as long as many a test, and each rank would do it again.
 """
 
 import contextlib
+import importlib
 import os
 import runpy
 import signal
@@ -76,6 +77,7 @@ def main() -> None:
     sys.argv[:] = sys.argv[2:]
     sys.path[0] = str(Path(script).parent)
     runpy.run_path(script, run_name="imported")
+    importlib.import_module("torch._dynamo")  # which every optimizer does with its first step
     rank = str(_fork_ranks(descriptors))
     os.environ |= {"RANK": rank, "LOCAL_RANK": rank}
     runpy.run_path(script, run_name="__main__")

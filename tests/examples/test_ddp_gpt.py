@@ -42,7 +42,7 @@ def alerts(places):
     ("fault", "rank", "layer", "phase"),
     [
         ("weight", 1, "h.0.attn.k", "parameter"),
-        ("activation", 0, "h.1.mlp.0", "forward"),
+        pytest.param("activation", 0, "h.1.mlp.0", "forward", marks=pytest.mark.slow),
         ("gradient", 1, "h.1.mlp.2", "backward"),
     ],
 )

@@ -48,6 +48,7 @@ def test_fsdp2(tmp_path):
     assert len(journals[0].of(2, Kind.LOSS)) == 2
 
 
+@pytest.mark.slow
 def test_fsdp2_in_one_process(tmp_path):
     (journal,) = run(tmp_path, "examples/fsdp2.py", *SMALL_GPT)
 
@@ -66,7 +67,7 @@ def test_transformers_trainer(tmp_path):
     assert unreduced[0] != unreduced[1]
 
 
-@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_lightning_module(tmp_path, devices):
     journals = run(tmp_path, "examples/lightning_module.py", "--steps", "2", "--devices", str(devices))
 

@@ -18,8 +18,8 @@ SMALL = ["--steps", "4", "--layers", "2", "--width", "32", "--context", "16", "-
 @pytest.mark.parametrize(
     "options",
     [
-        ["--distributed-optimizer", "--overlap", "--bf16"],
-        ["--tensor-parallel", "2"],
+        pytest.param(["--distributed-optimizer", "--overlap", "--bf16"], marks=pytest.mark.slow),
+        pytest.param(["--tensor-parallel", "2"], marks=pytest.mark.slow),
         ["--pipeline-parallel", "2", "--distributed-optimizer"],
     ],
 )

@@ -1,5 +1,6 @@
 """`TrainerMon` on DeepSpeed: what crashed or lied in other monitors works here at every stage."""
 
+import functools
 import math
 
 import pytest
@@ -24,6 +25,7 @@ def trained(tmp_path_factory):
     return folder
 
 
+@functools.cache
 def journals(trained, variant):
     return [RankJournal(trained / "spool" / variant, rank) for rank in (0, 1)]
 

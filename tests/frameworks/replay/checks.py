@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.ranks import run_ranks
 from trainermon.analysis.diagnosis.diagnose import diagnose
 from trainermon.analysis.diagnosis.findings import Diagnosis, RankRole
@@ -24,10 +26,10 @@ class Results:
     of_rank: list[dict[str, Any]]
 
     @classmethod
-    def of(cls, worker: str, folder: Path, *, world_size: int = 2) -> Results:
-        """Run all cases of a worker of this folder; a hang ends after four minutes."""
+    def of(cls, worker: str, folder: Path, *names: str, world_size: int = 2) -> Results:
+        """Run the cases of a worker of this folder that are named, or all; a hang ends after a quarter of an hour."""
         script = Path(__file__).with_name(f"{worker}.py")
-        run_ranks(script, str(folder), world_size=world_size, timeout_s=900)
+        run_ranks(script, str(folder), *names, world_size=world_size, timeout_s=900)
         return cls(folder, [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(world_size)])
 
     def diagnosis(self, name: str) -> Diagnosis:
@@ -39,6 +41,17 @@ class Results:
         return read_dump(
             self.folder / f"output/{name}/{name}/dumps/gradient-nonfinite/attempt1/step{FAULT_STEP}/rank{rank}"
         )
+
+
+def cases(quick: list[str], slow: list[str]) -> list[Any]:
+    """Return the parameters of a test that takes each case by its name."""
+    return [*quick, *(pytest.param(name, marks=pytest.mark.slow) for name in slow)]
+
+
+def chosen(request: pytest.FixtureRequest) -> list[str]:
+    """Return the names of the cases for which tests of this file have been chosen."""
+    items = [item for item in request.session.items if item.path == request.path]
+    return sorted({item.callspec.params["name"] for item in items if isinstance(item, pytest.Function)})
 
 
 def assert_located(results: Results, name: str) -> None:
