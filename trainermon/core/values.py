@@ -119,8 +119,8 @@ NO_ELEMENTS = Moments(0.0, math.inf, -math.inf, 0.0, 0.0, 0.0, 0.0, 0.0)
 class Coordinates:
     """A rank's position in the job, on each axis of parallelism, and the size of each axis.
 
-    Axes: `dp` data, `tp` tensor, `pp` pipeline, `cp` context, `ep` expert. Sizes are at least 1, positions count from
-    0.
+    Axes: `dp` data, `tp` tensor, `pp` pipeline, `cp` context, `ep` expert. `rank` counts all ranks, `local_rank` those
+    of the node. Sizes are at least 1, positions count from 0.
     """
 
     rank: int = 0
@@ -283,12 +283,27 @@ class Finding:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Alert:
-    """One rule that fired on one rank from one step on, for all series concerned.
+    """An alert: what one rule found on one rank, from one step on, for all series concerned.
 
-    `id` depends on rule, rank, attempt and first step only: evaluating the same records again gives the same id.
-    `value` and `baseline` are those of the worst finding. `num_series` counts all series concerned, `findings` lists
-    the worst ones. `step` is the step of this state change, `first_step` the one on which the condition began.
-    `condition` is None where it is not known: an alert of a user's rule, logged by a version that did not write it.
+    Attributes:
+        id: Depends on rule, rank, attempt and first step only: evaluating the same records again gives the same id.
+        rule: Name of the rule.
+        severity: How urgent it is.
+        state: Pending, firing or resolved.
+        attempt: The start of the job.
+        rank: The rank.
+        step: The step of this state change.
+        first_step: The step on which the condition began.
+        time_s: Unix time of this state change.
+        kind: Kind of the worst series.
+        value: Value of the worst series.
+        baseline: What is usual for it; NaN: not known.
+        num_series: Number of series concerned.
+        findings: The worst of them.
+        message: The alert in words.
+        condition: What the rule looks for; None: not known (an alert of a user's rule, logged by a version that did not
+            write it).
+        direction: On which side of what is usual the value is.
     """
 
     id: str
@@ -334,12 +349,22 @@ class DumpTask(str, enum.Enum):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """A command to a rank: collect or dump for `num_steps` steps from `first_step` on.
+    """A command from the agent to a rank: collect or dump for `num_steps` steps from `first_step` on, for example.
 
     A rank that is already past `first_step` when it reads the command does nothing and says so (`late`): nothing ever
-    waits. `level` is L0 (modules); `task` says what a dump writes; an empty `scope` means every module.
-    `max_bytes` bounds what this command may write on this rank. `config` is the text of a JSON object, the whole new
-    configuration, for `configure` only.
+    waits.
+
+    Attributes:
+        id: Name of the command, and of its dump.
+        action: Collect, dump, configure or stop.
+        first_step: The first step that it is about.
+        num_steps: For how many steps.
+        level: `L0`: modules.
+        task: What a dump writes.
+        scope: Names or patterns of modules; (): every module.
+        max_bytes: The most that this command may write on this rank.
+        reason: What it is for, in words.
+        config: For `configure`: the whole new configuration as the text of a JSON object.
     """
 
     id: str

@@ -40,10 +40,18 @@ _NEUTRAL = np.array([[getattr(NO_ELEMENTS, name)] for name in STATISTICS])
 class StepSummary:
     """One step over all local ranks; NaN where nothing was recorded, infinity where something was not finite.
 
-    `loss` is the mean over ranks and micro steps, `step_time_s` the largest. `grad_norm` is the norm of all reduced
-    gradients, each element counted once; `global_grad_norm` is what the framework returned. `learning_rate` is the
-    largest of the parameter groups, `tokens_per_second` the sum over the ranks. Of `clip_ratio` and `loss_scale` the
-    smallest counts, where ranks differ.
+    Attributes:
+        step: The step.
+        time_s: Unix time of its end.
+        loss: Mean over ranks and micro steps.
+        grad_norm: Norm of all reduced gradients, each element counted once.
+        step_time_s: The largest duration.
+        global_grad_norm: What the framework returned.
+        learning_rate: The largest of the parameter groups.
+        clip_ratio: What clipping multiplied the gradients by; the smallest, where ranks differ.
+        loss_scale: What the loss was multiplied by; the smallest, where ranks differ.
+        skipped: Whether the framework skipped the step: 1 or 0.
+        tokens_per_second: The sum over the ranks.
     """
 
     step: int

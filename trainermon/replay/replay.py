@@ -60,9 +60,15 @@ logger = logging.getLogger("trainermon")
 class ReplayResult:
     """The outcome of a replay.
 
-    `status` is `nonfinite` (the fault is in the dump), `clean` (this rank's own forward and backward were finite),
-    `refused` (not possible for this model or step) or `failed`; the last two give a `reason`, and a `reason` beside the
-    first two says what is not covered. `dump` is None if nothing was written.
+    Attributes:
+        status: `nonfinite` (the fault is in the dump), `clean` (this rank's own forward and backward were finite),
+            `refused` (not possible for this model or step) or `failed`.
+        nonfinite: Whether a value of the replay was not finite.
+        micro_steps: How many were replayed.
+        seconds: How long it took.
+        reason: Why it was refused or failed; else what is not covered.
+        dump: Folder of the dump; None if nothing was written.
+        bytes_written: Size of the dump.
     """
 
     status: DumpStatus

@@ -30,9 +30,12 @@ FAULTS = (aiohttp.ClientError, asyncio.TimeoutError, OSError, ValueError)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class AgentAddress:
-    """Where an agent is: its address with a slash at the end, and the token that requests are signed with.
+    """Where an agent is, and what requests to it are signed with.
 
-    None stands for the token of all agents, an empty one for no signature: nobody has vouched for this address.
+    Attributes:
+        url: Its address, with a slash at the end.
+        token: The secret for signing; None: the token of all agents; "": no signature, as nobody has vouched for this
+            address.
     """
 
     url: str

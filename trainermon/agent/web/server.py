@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ServerCertificate:
-    """Files, in PEM form, of a certificate chain and its private key."""
+    """Paths of the files, in PEM form, for HTTPS: `chain`, the certificate chain, and `key`, its private key."""
 
     chain: str
     key: str

@@ -29,7 +29,7 @@ class Direction(str, enum.Enum):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class NonFinite:
-    """Some element is NaN or infinite.
+    """Condition of a rule: some element of the tensor is NaN or infinite.
 
     Attributes:
         allow_initial_inf: Infinite elements do not count in a series that had some, but no NaN, when it was first seen:
@@ -41,7 +41,10 @@ class NonFinite:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Threshold:
-    """The mean of the last `over` values of the statistic is greater than `above` or less than `below`."""
+    """Condition of a rule: the mean of the last `over` values of the statistic is above `above` or below `below`.
+
+    None: there is no limit on that side.
+    """
 
     above: float | None = None
     below: float | None = None
@@ -50,7 +53,7 @@ class Threshold:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Spike:
-    """The statistic left its usual range.
+    """Condition of a rule: the statistic left its usual range.
 
     The score is the distance from a level that follows the last values, and from what their trend lets one expect, in
     robust standard deviations; statistics that cannot be negative are compared by their logarithms.
@@ -80,7 +83,7 @@ class Spike:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Drift:
-    """The statistic has moved away from where it was, too slowly for `Spike`.
+    """Condition of a rule: the statistic has moved away from where it was, too slowly for `Spike`.
 
     Compared are levels, medians of `steps` values each: the newest one with the least of the `levels` before it (going
     up) or the greatest (going down). Statistics that cannot be negative are compared by their logarithms.
@@ -107,7 +110,7 @@ class Drift:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Exceeds:
-    """The condition that the statistic is at least `times` the largest value that it ever had before.
+    """Condition of a rule: the statistic is at least `times` the largest value that it ever had before.
 
     Attributes:
         times: The factor.
@@ -122,7 +125,7 @@ class Exceeds:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Frozen:
-    """The statistic shows the very same value again and again, although it was another one on every step before.
+    """Condition of a rule: the statistic shows the very same value again and again, although it used to change.
 
     Attributes:
         lived: After so many values in a row that were all different from the one before, a series counts as one that
@@ -134,7 +137,7 @@ class Frozen:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RelativeToMean:
-    """The magnitude of the statistic is far from the mean of its magnitudes so far.
+    """Condition of a rule: the magnitude of the statistic is far from the mean of its magnitudes so far.
 
     Attributes:
         threshold: The condition holds above `1 + threshold` times the mean, and below the mean divided by that.
@@ -152,14 +155,14 @@ class RelativeToMean:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Flat:
-    """The condition that the statistic hardly changes: it stayed within a share `relative_change` of one value."""
+    """Condition of a rule: the statistic hardly changes, it stayed within a share `relative_change` of one value."""
 
     relative_change: float
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Dead:
-    """The share of zeros is at least `zero_ratio`, in all that the ranks of the node hold of the tensor together.
+    """Condition of a rule: nearly all elements, in all parts of the tensor on this node, are zero.
 
     Attributes:
         zero_ratio: That share.
@@ -173,7 +176,7 @@ class Dead:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Ratio:
-    """The statistic, divided by that of the series of kind `over` with the same name, is beyond a limit.
+    """Condition of a rule: the statistic, divided by that of another kind with the same name, is beyond a limit.
 
     Attributes:
         over: Kind of the divisor.
@@ -190,7 +193,10 @@ class Ratio:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Vanishing:
-    """The magnitude has sunk, however slowly, below a `share` of the level of its first `warmup` values."""
+    """Condition of a rule: the magnitude has sunk, however slowly, below a `share` of its first level.
+
+    That is the level of its first `warmup` values.
+    """
 
     share: float = 1e-4
     warmup: int = 64
@@ -198,14 +204,17 @@ class Vanishing:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Saturated:
-    """The largest magnitude is at least a `share` of the largest number of the tensor's own type."""
+    """Condition of a rule: the largest magnitude is at least a `share` of the largest number of the tensor's type."""
 
     share: float = 0.5
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class NotDecreasing:
-    """The mean over `steps` values is not less than the best such mean before, by a share of at least `improvement`."""
+    """Condition of a rule: the mean over `steps` values is not less than the best such mean before.
+
+    Less counts only by a share of at least `improvement`.
+    """
 
     steps: int
     improvement: float = 0.0
@@ -213,7 +222,7 @@ class NotDecreasing:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """One rank is far from its peers: the ranks that hold the same part of the model for other data.
+    """Condition of a rule: one rank is far from its peers, which hold the same part of the model for other data.
 
     The score is the distance from the peers' median in robust standard deviations, as for `Spike`.
 
@@ -233,7 +242,7 @@ class Spread:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Differs:
-    """Ranks differ that must not: copies of the same elements, or members of a group that count its collectives.
+    """Condition of a rule: ranks differ that must be equal, as copies of the same elements.
 
     The value that most ranks have is taken for the right one. Where no value has a majority, the rank is named that has
     moved further away from what all had before, where that is known; else all of them.
@@ -249,7 +258,7 @@ class Differs:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Straggler:
-    """A rank needs longer for its own work than its peers, or than it used to while they do not.
+    """Condition of a rule: a rank needs longer for its own work than its peers, or than it used to.
 
     Own work is the time of the `step` series less that of the `comm` series among those that the rule looks at, so that
     a rank that waits for another one is never blamed.
@@ -265,7 +274,7 @@ class Straggler:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Reported:
-    """The condition of rules that no statistic can judge, as `hang`: the agent itself says when it holds.
+    """Condition of rules that no statistic can judge, as `hang`: the agent itself says when it holds.
 
     See `reported.AgentStatement`.
     """

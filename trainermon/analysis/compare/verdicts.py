@@ -48,12 +48,20 @@ class ResultRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallResult:
-    """One call of the target with all its rows.
+    """The result of comparing one call: its rows, how far they are apart, and whether it is to blame.
 
-    `input_error` and `output_error` are the largest relative differences before and after it, `expected` what rounding
-    and the inputs' differences explain. `blamed` tells that the difference arose here and not in a call within it: in
-    what it was given before it ran, if `origin` names the place (a parameter, an input that no call made); in what it
-    gave to a call within it, if `given_to` names that; else in its results.
+    Attributes:
+        target: The call in the target; None: only the golden dump has it.
+        golden: The call in the golden dump; None: only the target has it.
+        rows: What was compared of it.
+        result: The worst result of its rows: `pass`, `warning`, `error` or `unmatched`.
+        input_error: Largest relative difference of what it was given.
+        output_error: Largest relative difference of its results.
+        expected: What rounding and the inputs' differences explain.
+        blamed: Whether the difference arose here, and not in a call within it: in what it was given before it ran, if
+            `origin` is set; in what it gave to a call within it, if `given_to` is set; else in its results.
+        origin: The place (a parameter, an input that no call made) where the difference began; "".
+        given_to: Key of the call within it that it gave something wrong; "".
     """
 
     target: DumpCall | None

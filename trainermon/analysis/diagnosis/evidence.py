@@ -90,14 +90,28 @@ class LargeWeight(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StepEvidence:
-    """What is known about one step of a run.
+    """All that is known about one step of a run, for its diagnosis.
 
-    `rows` are the stored rows of the step with non-finite elements (masks left out), `rows_before` those of the stored
-    step before it, `kinds` tells which kinds were stored at all, `ranks` which ranks have rows. `bad_since` is the
-    first of the stored steps right before it of which none was finite, None if the last one was. `modules` are the
-    names as they are called, as far as that is known, else as they are defined; empty if the run does not tell.
-    `places` are the ranks' places in parallelism, `large_weights` the largest parameters before the step, `num_steps`
-    how many steps of the attempt are stored, `is_asked_for` whether the step was named, not found.
+    Attributes:
+        run_id: The run.
+        step: The step; None: none is bad.
+        attempt: The start of the job.
+        dumps: The dumps of the step, one per rank that has one.
+        rows: The stored rows of the step with non-finite elements, masks left out.
+        rows_before: Those of the stored step before it.
+        kinds: Which kinds of rows were stored at all.
+        step_before: The stored step before it; None: there is none.
+        bad_since: The first of the stored steps right before it of which none was finite; None if the last one was.
+        ranks: Which ranks have rows.
+        modules: The modules in the order in which they are called, as far as that is known, else defined; () if the run
+            does not tell.
+        largest: A few words on the largest finite element of the step.
+        large_weights: The largest parameters before the step.
+        num_steps: How many steps of the attempt are stored.
+        is_asked_for: Whether the step was named, not found.
+        alerts: Messages of alerts on it.
+        places: By rank, its position on each axis of parallelism.
+        notes: What the reader should know, in sentences.
     """
 
     run_id: str

@@ -101,10 +101,17 @@ class RankRole(str, enum.Enum):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class BadTensor:
-    """A tensor with non-finite elements. `slot` is its place (`output.0`, `parameters.weight`, `input.0`).
+    """A tensor with NaN or Inf in it, as a diagnosis shows it.
 
-    `count`, `nans` and `infs` are numbers of elements, -1 where the source does not tell; `max` and `min` are those of
-    the finite elements, None without any.
+    Attributes:
+        slot: Its place: `output.0`, `parameters.weight`, `input.0`.
+        dtype: Type of its elements; "": not known.
+        shape: Its shape.
+        count: Number of elements; -1: not known.
+        nans: Number of NaNs; -1: not known.
+        infs: Number of infinities; -1: not known.
+        max: Largest finite element; None without any.
+        min: Smallest finite element; None without any.
     """
 
     slot: str
@@ -119,7 +126,16 @@ class BadTensor:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PathLink:
-    """One module on the way of the non-finite values. `omitted` links were left out right before this one."""
+    """One call on the way of the non-finite values from their origin.
+
+    Attributes:
+        module: The module.
+        class_name: Its class.
+        direction: `forward` or `backward`.
+        call: Number of the module's call.
+        tensor: The first bad tensor of the call.
+        omitted: How many links were left out right before this one.
+    """
 
     module: str
     class_name: str
@@ -133,9 +149,14 @@ class PathLink:
 class RankFinding:
     """What is known of one rank on the step.
 
-    `replay` is `nonfinite`, `clean`, `refused` or `failed` (given up before its end, for `replay_reason`), `unfinished`
-    (cut off by the end of the process) or `none` (no replay dump). `unreduced` and `reduced` are the numbers of
-    gradients (parameters) with a non-finite element before and after the reduction, None where none is stored.
+    Attributes:
+        rank: The rank.
+        role: Its part in the fault.
+        replay: `nonfinite`, `clean`, `refused` or `failed` (given up before its end, for `replay_reason`), `unfinished`
+            (cut off by the end of the process) or `none` (no replay dump).
+        replay_reason: Why it was refused or failed.
+        unreduced: Number of gradients (parameters) with a non-finite element before the reduction; None: not stored.
+        reduced: The same after the reduction.
     """
 
     rank: int
@@ -178,11 +199,15 @@ class LevelFinding:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Contrast:
-    """A value beside what it should be: that of the reference, or what the same series usually is.
+    """A value beside what it should be: that of the reference run, or what the same series usually is.
 
-    `place` names it as the files do (`grad_unreduced h.0.up.weight`, `Module.h.0.up.Linear.forward.0.output.0`).
-    `value` and `usual` give statistics by name (`max`, `min`, `mean`, `norm`, `rms`; None: not known). `relative` is
-    the size of the difference (NaN: finite on one side alone, None: not known), `expected` what rounding explains.
+    Attributes:
+        rank: The rank; None: of the whole job.
+        place: Its name in the files: `grad_unreduced h.0.up.weight`, `Module.h.0.up.Linear.forward.0.output.0`.
+        value: Statistics by name (`max`, `min`, `mean`, `norm`, `rms`); None: not known.
+        usual: What they should be, likewise.
+        relative: The size of the difference; NaN: finite on one side alone, None: not known.
+        expected: What rounding explains; None: not known.
     """
 
     rank: int | None
@@ -210,21 +235,44 @@ class NextCollection:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """Where the first bad value of a step came from, as far as the run's files tell.
+    """The result of `trainermon diagnose`: where the first bad value came from, as far as the run's files tell.
 
-    `module` is the plain name in the user's model; `(input)`, `(loss)` and `(optimizer)` stand for what is outside of
-    it, "" for unknown. `step`, `attempt` and `rank` are None where nothing is known. `headline` is one line, `reason`
-    one or two sentences, `source` the line of the user's code that called the module. `candidates` are modules that
-    the evidence cannot tell apart. `chain` runs from the origin to the loss (forward) or to the model's input
-    (backward). `dump` is the origin rank's dump, relative to the run directory. `classification` says why the first
-    bad operation's result was not finite, `reproducibility` whether the step gave the same when it was run again; None
-    where there is nothing to classify, or no replay.
-
-    `symptom` is what was wrong with the value, `api` the key of the first bad call of a function, "" if no dump has
-    functions. `levels` is the way down from the step to the API, `contrasts` the first bad values beside what they
-    should be, `reference` the directory that the run was held against, "" if none. `collect` is None if there is
-    nothing to add. `run_verdicts` say of two runs whether losses and gradient norms are apart over all their steps,
-    `gradient_chain` where along the gradients' way they part; () unless both sides are runs.
+    Attributes:
+        verdict: How far the diagnosis got.
+        run_id: The run.
+        headline: The result in one line.
+        reason: Why, in one or two sentences.
+        step: The step; None: not known. So with the next two.
+        attempt: The start of the job.
+        rank: The rank on which it arose.
+        module: Its plain name in the user's model; `(input)`, `(loss)` and `(optimizer)` stand for what is outside of
+            it, "" for unknown.
+        class_name: The module's class.
+        call: Number of the module's call.
+        micro_step: Number of the forward and backward within the step; None: not known.
+        phase: The part of the step in which it arose.
+        tensor: The first bad tensor; None: not known.
+        source: The line of the user's code that called the module.
+        candidates: Modules that the evidence cannot tell apart.
+        chain: The calls from the origin to the loss (forward) or to the model's input (backward).
+        ranks: What is known of each rank.
+        parameters: Parameters that were bad before the forward.
+        consequences: Sentences on what followed.
+        evidence: Sentences on what was looked at.
+        dump: The origin rank's dump, relative to the run directory; None: there is none.
+        classification: Why the first bad operation's result was not finite; None: nothing to classify.
+        reproducibility: Whether the step gave the same when it was run again; None: no replay.
+        reproducibility_reason: Why, in words.
+        symptom: What was wrong with the value.
+        api: Key of the first bad call of a function; "" if no dump has functions.
+        reference: Directory of the run that this one was compared with; "" if none.
+        levels: What was found on the way from the step down to the function.
+        contrasts: The first bad values beside what they should be.
+        collect: What to record to get further; None: nothing to add.
+        run_verdicts: Whether losses and gradient norms of two runs are apart over all their steps; () unless both sides
+            are runs.
+        gradient_chain: Where along the gradients' way two runs part; () likewise.
+        version: Version of this form.
     """
 
     verdict: DiagnosisVerdict

@@ -19,12 +19,30 @@ from trainermon.analysis.tensor.screen import line, number, position, printable,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorDiff:
-    """How `ours` differs from `theirs`; as in the columns of `trainermon compare`.
+    """How the tensor `ours` differs from `theirs`, with the metrics of `trainermon compare`.
 
-    Metrics are over the elements that are finite on both sides. `differing` counts elements that are further apart
-    than the tolerance, or of which one alone is not finite; `first` are the first of them, `largest` those furthest
-    apart. `relative` is the norm of the difference over the larger norm, NaN if a value is finite on one side alone.
-    `cosine` is None where a norm is zero.
+    Metrics are over the elements that are finite on both sides.
+
+    Attributes:
+        ours: Name of the one tensor.
+        theirs: Name of the other.
+        dtypes: Types of both.
+        shape: Their shape.
+        count: Number of elements.
+        differing: Number of elements that are further apart than the tolerance, or finite on one side only.
+        relative: Norm of the difference over the larger norm; NaN if a value is finite on one side alone.
+        cosine: Cosine of the angle between them; None where a norm is zero.
+        distance: Norm of the difference.
+        max_absolute: Largest difference.
+        max_relative: Largest difference relative to the element of `theirs`.
+        mean_relative: Mean of these.
+        below_thousandth: Share of elements whose relative difference is below 0.001.
+        below_five_thousandths: Share below 0.005.
+        max_ulps: Largest difference in units in the last place.
+        norm_ratio: Norm of `ours` over that of `theirs`.
+        nonfinite: Number of elements that are not finite, on either side.
+        first: The first differing elements.
+        largest: The elements that are furthest apart.
     """
 
     ours: str

@@ -60,9 +60,18 @@ START = Cursor(0, 0)
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """The writer of a journal, and its series table so far: ids are places in `series`, parallel to `placements`.
+    """Who writes a journal, and the series that it has named so far.
 
-    `attempt` counts the starts of this rank in this run, `version` names format and package for people.
+    Attributes:
+        run_id: The run.
+        attempt: Counts the starts of this rank in this run.
+        coordinates: The rank's position in the job.
+        host: Name of its node.
+        pid: Its process id.
+        started_s: Unix time of its start.
+        version: Names format and package, for people.
+        series: The series table: a series' id is its position in it.
+        placements: How the tensor of each is placed; parallel to `series`.
     """
 
     run_id: str
@@ -80,7 +89,7 @@ class Header:
 class HeaderRecord:
     """The record at the beginning of a journal file, or where the reader enters one: says who writes, and which series.
 
-    It replaces everything known about the writer. `cursor` is the position behind it, as in all records.
+    It replaces everything known about the writer. `cursor` is the position behind it, `header` the content.
     """
 
     cursor: Cursor
@@ -89,7 +98,10 @@ class HeaderRecord:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SeriesRecord:
-    """Series that join the table, with consecutive ids from `first_id` on."""
+    """The journal record that adds series to the table, with consecutive ids from `first_id` on.
+
+    `keys` are the series, `placements` how their tensors are placed; `cursor` is the position behind the record.
+    """
 
     cursor: Cursor
     first_id: int
@@ -122,7 +134,7 @@ class EventRecord:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EndRecord:
-    """The end of a journal that its writer closed: nothing more comes from this attempt."""
+    """The journal record of an orderly end: nothing more comes from this attempt. `cursor`: the position behind it."""
 
     cursor: Cursor
 

@@ -29,14 +29,27 @@ PARAMETERS_GRAD = "parameters_grad"
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TensorRecord:
-    """One tensor that a call took or gave, as read from a dump: its type, its shape and its statistics.
+    """One tensor that a call took or gave, as read from a dump.
 
-    `slot` is its place: `input.0`, `kwargs.mask`, `output.0.1`, `parameters.weight`. `max`, `min`, `mean` and `norm`
-    are None where there is no such number (an empty tensor, a boolean's mean). Ours are over finite elements, and
-    `nans` and `infs` count the others; msprobe's are over all elements, and the counts are None. `order` is the
-    position of the value in the sequence in which values became known, over forward and backward; equal orders are one
-    unchanged tensor in several slots, which tells whose output is whose input. `hooked` tells that the script itself
-    had a gradient hook on it. `data_path` is the file of the tensor's elements, None if they were not saved.
+    Statistics are None where there is no such number (an empty tensor, a boolean's mean). Ours are over finite
+    elements; msprobe's are over all elements.
+
+    Attributes:
+        slot: Its place: `input.0`, `kwargs.mask`, `output.0.1`, `parameters.weight`.
+        dtype: Type of its elements.
+        shape: Its shape.
+        max: Largest element.
+        min: Smallest element.
+        mean: Mean.
+        norm: Root of the sum of squares.
+        nans: Number of NaNs; None in msprobe's dumps. So with the next two.
+        infs: Number of infinities.
+        zeros: Number of zeros.
+        requires_grad: Whether autograd follows it.
+        order: Position in the sequence in which values became known, over forward and backward; equal orders are one
+            unchanged tensor in several slots, which tells whose output is whose input. None: not known.
+        hooked: The script itself had a gradient hook on it.
+        data_path: File of its elements; None: they were not saved.
     """
 
     slot: str
@@ -135,18 +148,36 @@ class RankLayout:
 class DumpInfo:
     """What is known about a dump as a whole; a dump of msprobe's has the defaults.
 
-    `over_quota` counts tensors that were not written for lack of quota, `errors` entries that were lost to an error
-    of which `first_error` is the first. `micro_steps` counts replayed micro steps, `uncovered` says which were not.
-    `aborted` is `refused` or `failed` if a replay was given up before its end; `uncovered` then says why.
-    `pipeline_stage` and `pipeline_size` say which stage of a pipeline the rank has, of how many; ranks with the same
-    `replica` pass activations to one another (None: to nobody). `joint` tells that all ranks replayed together;
-    `bad_shards` are parameters of which the part that only this rank holds was not finite.
-    `reproduced` tells whether the replayed model returned what the step itself had, bit for bit (None: not known);
-    `lost_nonfinite` that the step's own output was not finite while the replay's is. `reproducibility` is the verdict
-    on that, with a reason; `operations` are the first operations of a replay that made a non-finite value from finite
-    ones. `kept` names the file that the step can be replayed from, or says why there is none. `float64_finite` tells
-    whether the step is finite with the modules `float64_modules` computed in float64. `layout` tells what part of the
-    whole model the rank has.
+    Attributes:
+        id: The alert or command that led to it.
+        step: The dumped step; None: not known. So with the next two.
+        attempt: The start of the job.
+        rank: Global rank.
+        reason: Why it was made, in words.
+        replay: Whether it is of a replay, not of the step itself.
+        micro_steps: Number of replayed micro steps.
+        reproduced: Whether the replayed model returned what the step itself had, bit for bit; None: not known.
+        lost_nonfinite: The step's own output was not finite, the replay's is.
+        reproducibility: The verdict on that; None: no replay.
+        reproducibility_reason: Why, in words.
+        operations: The first operations of a replay that made a non-finite value from finite ones.
+        kept: The file that the step can be replayed from, or why there is none.
+        float64_finite: Whether the step is finite with `float64_modules` computed in float64; None: not tried.
+        float64_modules: Those modules.
+        uncovered: Which micro steps were not replayed, or why the replay was given up.
+        aborted: `refused` or `failed` if a replay was given up before its end; "".
+        complete: False: the writer was killed.
+        bytes_written: Bytes of lines and tensors.
+        over_quota: Number of tensors that were not written for lack of quota.
+        errors: Number of entries that were lost to an error.
+        first_error: The first of these errors.
+        pipeline_stage: Which stage of a pipeline the rank has.
+        pipeline_size: Number of stages.
+        replica: Ranks with the same number pass activations to one another; None: to nobody.
+        joint: All ranks replayed together.
+        bad_shards: Parameters of which the part that only this rank holds was not finite.
+        notes: Sentences for the reader.
+        layout: What part of the whole model the rank has.
     """
 
     id: str = ""

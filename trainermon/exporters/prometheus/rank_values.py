@@ -26,9 +26,20 @@ _COUNT, _MAX, _SUM, _SUM_SQ, _NANS, _INFS = (
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SeriesIndex:
-    """Maps series ids to places: for each id, its place among those of its kind in `kinds` and in `scalars`, or -1.
+    """Which of a rank's series, by id, enter which Prometheus metric.
 
-    `waits` says by purpose of a process group for each id whether it is a waiting time.
+    Attributes:
+        kinds: The kinds of series that the rank has.
+        kind_of: By series id, the position of its kind in `kinds`.
+        losses: The loss.
+        step_values: Other numbers of the step.
+        collectives: Numbers of process groups.
+        scalars: All three of these.
+        scalar_of: By series id, the position in `scalars`; -1: in none.
+        waits: By purpose of a process group: for each id, whether it is a waiting time.
+        step_time: The id of the duration of the step.
+        gradients: The ids of the reduced gradients.
+        counted_gradients: Those that count in the global norm.
     """
 
     kinds: list[Kind]

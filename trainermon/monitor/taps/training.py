@@ -67,10 +67,13 @@ class HeldParameter:
 
 
 class OptimizerState(NamedTuple):
-    """What the optimizer keeps for one parameter: tensors and numbers by name, and its group's hyperparameters.
+    """What the optimizer keeps for one parameter.
 
-    `value` is the tensor that the optimizer steps (the fp32 main copy or shard where there is one): what a moment has
-    to have the shape of.
+    Attributes:
+        value: The tensor that it steps (the fp32 main copy or shard where there is one): what a moment has to have the
+            shape of.
+        state: Tensors and numbers by name (`exp_avg`, `step` …).
+        group: Hyperparameters of the parameter's group (`lr` …).
     """
 
     value: Tensor

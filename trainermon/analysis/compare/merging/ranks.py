@@ -36,7 +36,12 @@ class RankCalls(NamedTuple):
 
 
 class MergedSide(NamedTuple):
-    """All ranks of one side of a comparison, to be merged as if one rank had the whole model."""
+    """All ranks of one side of a comparison, to be merged as if one rank had the whole model.
+
+    Attributes:
+        place: Where the side's dumps are.
+        ranks: The calls of each rank.
+    """
 
     place: DumpLocation
     ranks: tuple[RankCalls, ...]

@@ -55,13 +55,21 @@ _ROWS = ("kind", "name", "slot", "call", "micro_step", "stage", "rank")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Episode:
-    """An abnormality of values: it began on `first_step` and was noticed on `seen_step`.
+    """A span of steps on which values were abnormal: exploded, dead or unlike their peers'.
 
-    `ranks` are those that were found wrong, `series` the worst ones as (kind, name, slot, stage), `rule` what found
-    them, `condition` what that looks for, if it is a rule, `messages` what it said. `last_step` is None if it was so
-    until the run's end. `source` names the files. `between` are the steps between which copies of parameters parted:
-    the last one on which they are known to have been equal, and the first on which they were not; None of anything
-    else.
+    Attributes:
+        symptom: What was wrong.
+        first_step: Where it began.
+        seen_step: Where it was noticed.
+        last_step: Where it ended; None: it lasted until the run's end.
+        ranks: The ranks that were found wrong.
+        series: The worst series, as (kind, name, slot, stage).
+        rule: The rule that found it.
+        messages: What it said.
+        source: The files that tell.
+        between: For copies of parameters that parted: the last step on which they are known to have been equal, and the
+            first on which they were not; None of anything else.
+        condition: What the rule looks for; None: it is no rule.
     """
 
     symptom: Symptom
