@@ -7,7 +7,7 @@ import types
 def install():
     """Let Megatron find the extension; it imports it once."""
     extension = types.ModuleType("fused_weight_gradient_mlp_cuda")
-    extension.wgrad_gemm_accum_fp32 = extension.wgrad_gemm_accum_fp16 = _accumulate
+    vars(extension).update(wgrad_gemm_accum_fp32=_accumulate, wgrad_gemm_accum_fp16=_accumulate)
     sys.modules[extension.__name__] = extension
 
 

@@ -244,8 +244,10 @@ def other_wrappers():
 
 # ---------------------------------------------------------------------- weights that every layout agrees on
 
-SPLIT_ROWS = ("word_embeddings.weight", "output_layer.weight", "linear_qkv.weight", "linear_qkv.bias")
-SPLIT_ROWS += ("linear_fc1.weight", "linear_fc1.bias")
+SPLIT_ROWS = (
+    *("word_embeddings.weight", "output_layer.weight", "linear_qkv.weight", "linear_qkv.bias"),
+    *("linear_fc1.weight", "linear_fc1.bias"),
+)
 SPLIT_COLUMNS = ("linear_proj.weight", "linear_fc2.weight")
 
 

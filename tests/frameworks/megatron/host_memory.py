@@ -14,8 +14,9 @@ def told_apart():
         on_host.append(tensor.clone())
         return on_host[-1]
 
-    torch.Tensor.is_cuda = property(lambda tensor: not any(tensor is found for found in on_host))
-    torch.Tensor.cpu = cpu
+    is_cuda = property(lambda tensor: not any(tensor is found for found in on_host))
+    for name, member in (("is_cuda", is_cuda), ("cpu", cpu)):
+        setattr(torch.Tensor, name, member)
     try:
         yield
     finally:

@@ -44,4 +44,5 @@ class SequenceLayerNorm(torch.nn.LayerNorm):
 
     def __init__(self, config, hidden_size, eps=1e-5, **options):
         super().__init__(hidden_size, eps=eps)
-        self.weight.sequence_parallel = self.bias.sequence_parallel = config.sequence_parallel
+        for parameter in self.parameters():
+            vars(parameter)["sequence_parallel"] = config.sequence_parallel
