@@ -6,6 +6,7 @@ only operations on tensors are called: a dump comes from anywhere, and `torch.lo
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -18,11 +19,12 @@ from torch.nn import functional
 from torch.overrides import get_testing_overrides
 from torch.utils import _pytree as pytree
 
+from trainermon.accuracy.calls import OperationCall
 from trainermon.core.errors import DumpError
 from trainermon.dump.files.reader import load_raw, split_key
 from trainermon.dump.files.records import FORWARD, TENSOR_FOLDER, EntryRecord
 from trainermon.dump.files.tensor_files import load_tensor
-from trainermon.replay.precise import OperationCall, OperationJudgement, judge
+from trainermon.replay.precise import OperationJudgement, judge
 
 # By the first part of a key; a function of torch's that nn.functional calls is Functional there too.
 _HOMES: Mapping[str, tuple[Any, ...]] = {
@@ -84,6 +86,21 @@ _MODULES: Mapping[str, Callable[..., Any]] = {
 }
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class DumpedCall:
+    """A forward call of a function as it was dumped.
+
+    Attributes:
+        name: The operation's name, `linear` or `linalg.svd`.
+        call: The function and its arguments.
+        result: What it returned.
+    """
+
+    name: str
+    call: OperationCall
+    result: Any
+
+
 def judge_dumped(directory: Path, entry: EntryRecord) -> OperationJudgement:
     """Run a dumped forward call again on its dumped inputs; return why its result was NaN or Inf.
 
@@ -93,23 +110,34 @@ def judge_dumped(directory: Path, entry: EntryRecord) -> OperationJudgement:
         DumpError: The function is not known, the tensors that it takes or gives were not dumped, or it would make much
             more of these.
     """
+    dumped = rebuild(directory, load_raw(directory).data, entry)
+    return judge(dumped.call, dumped.result)
+
+
+def rebuild(directory: Path, data: Mapping[str, Any], entry: EntryRecord) -> DumpedCall:
+    """Return the call of `entry` with the tensors that were dumped with it; `data` is what dump.json has by key.
+
+    Raises:
+        DumpError: It is no forward call, the function is not known, the tensors that it takes or gives were not dumped,
+            or it would make much more of these.
+    """
     if entry.direction != FORWARD:
         raise DumpError(f"{entry.key} is no forward call: only those can be run again from a dump")
-    value = load_raw(directory).data.get(entry.key)
+    value = data.get(entry.key)
     if not isinstance(value, dict):
         raise DumpError(f"{directory} has no entry {entry.key}")
     decode = _CallDecoder(directory / TENSOR_FOLDER)
     args, kwargs = decode(value.get("input_args", [])), decode(value.get("input_kwargs", {}))
+    result = decode(value.get("output"))
     if entry.key.startswith("Module."):
         function = _module_function(entry.class_name)
         weights = decode(value.get("parameters", {}))
         args = [*args[:1], *(weights[name] for name in ("weight", "bias") if name in weights)]
-        return judge(OperationCall(function, args, {}), decode(value.get("output")))
+        return DumpedCall(function.__name__, OperationCall(function, args, {}), result)
     prefix, name = entry.class_name, split_key(entry.key)[0]
     called = OperationCall(function_of(prefix, name), args, kwargs, prefix not in _HOMES)
-    result = decode(value.get("output"))
     _refuse_large(called, result)
-    return judge(called, result)
+    return DumpedCall(name, called, result)
 
 
 def function_of(prefix: str, name: str) -> Callable[..., Any]:

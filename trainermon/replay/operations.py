@@ -21,12 +21,12 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
 
+from trainermon.accuracy.calls import OperationCall
 from trainermon.dump.files.records import BACKWARD, FORWARD
 from trainermon.dump.files.verdicts import NonfiniteCause, OperationVerdict
 from trainermon.dump.stacks import innermost_line
 from trainermon.hooks.names import plain_name
 from trainermon.replay.precise import (
-    OperationCall,
     OperationJudgement,
     TensorHealth,
     floating,

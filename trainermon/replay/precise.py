@@ -8,22 +8,20 @@ the kernel that is judged, on the CPU it is another instance of it.
 from __future__ import annotations
 
 import enum
-import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 from torch.utils import _pytree as pytree
 
+from trainermon.accuracy.calls import OperationCall, RepeatableCall
 from trainermon.dump.files.verdicts import NonfiniteCause
 
 # An operation on more than that is not run again: its inputs in float64 are copied to the host.
 MAX_ELEMENTS = 1 << 28
 _NARROW_BITS = 32
-_WITH_IMAGINARY = {torch.float64: torch.complex128, torch.float32: torch.complex64}
 
 
 class OperationJudgement(NamedTuple):
@@ -38,24 +36,6 @@ class OperationJudgement(NamedTuple):
     cause: NonfiniteCause
     reason: str
     collect: str = ""
-
-
-class OperationCall(NamedTuple):
-    """An operation with its inputs as they were before the call, to be run again.
-
-    Attributes:
-        function: The operation.
-        args: Positional arguments.
-        kwargs: Keyword arguments.
-        is_custom: It is not torch's own: a result that is not finite in float64 either may be its kernel's fault too.
-        is_random: It draws random numbers: two calls differ in which elements they change.
-    """
-
-    function: Callable[..., Any]
-    args: Sequence[Any]
-    kwargs: Mapping[str, Any]
-    is_custom: bool = False
-    is_random: bool = False
 
 
 def judge(called: OperationCall, result: Any) -> OperationJudgement:
@@ -75,7 +55,7 @@ def judge(called: OperationCall, result: Any) -> OperationJudgement:
         )
     state = torch.get_rng_state()
     try:
-        return _judge(_RepeatableCall(called), called, result)
+        return _judge(RepeatableCall(called), called, result)
     finally:
         torch.set_rng_state(state)
 
@@ -129,25 +109,17 @@ def _has_numbers(tensor: Tensor) -> bool:
     return (tensor.is_floating_point() or tensor.is_complex()) and has_memory(tensor)
 
 
-class _RepeatableCall:
-    """An operation that can be run once more on the CPU in any type."""
-
-    def __init__(self, called: OperationCall) -> None:
-        self._function, self._args, self._kwargs = _portable(called.function, tuple(called.args), dict(called.kwargs))
-
-    def run(self, dtype: torch.dtype) -> list[Tensor] | Exception:
-        """Return the floating results, or why there are none."""
-        args, kwargs = pytree.tree_map(lambda value: _cast(value, dtype), (self._args, self._kwargs))
-        try:
-            with torch.no_grad(), torch._C.DisableTorchFunction():
-                return list(floating(self._function(*args, **kwargs)))
-        except Exception as error:  # noqa: BLE001  # whatever a foreign kernel raises: there is no such kernel
-            return error
+def _run(again: RepeatableCall, dtype: torch.dtype) -> list[Tensor] | Exception:
+    """Return the floating results of a run in `dtype`, or why there are none."""
+    try:
+        return list(floating(again.run(dtype)))
+    except Exception as error:  # noqa: BLE001  # whatever a foreign kernel raises: there is no such kernel
+        return error
 
 
-def _judge(again: _RepeatableCall, called: OperationCall, result: Any) -> OperationJudgement:
+def _judge(again: RepeatableCall, called: OperationCall, result: Any) -> OperationJudgement:
     recorded = list(floating(result))
-    exact = again.run(torch.float64)
+    exact = _run(again, torch.float64)
     if isinstance(exact, Exception) or len(exact) < len(recorded):
         why = str(exact).splitlines()[0][:120] if isinstance(exact, Exception) else "it returns something else there"
         return OperationJudgement(
@@ -196,11 +168,11 @@ def _not_finite_in_float64(places: Sequence[_NonfiniteResult], *, is_custom: boo
     )
 
 
-def _judge_type(again: _RepeatableCall, place: _NonfiniteResult, number: int, *, is_custom: bool) -> OperationJudgement:
+def _judge_type(again: RepeatableCall, place: _NonfiniteResult, number: int, *, is_custom: bool) -> OperationJudgement:
     """Return the cause of a result that is finite in float64, and the reason in words."""
     dtype = torch.float64 if place.dtype.is_complex else place.dtype
     name, limit = str(place.dtype).removeprefix("torch."), torch.finfo(dtype).max
-    single = again.run(torch.float32)
+    single = _run(again, torch.float32)
     holds = not isinstance(single, Exception) and place.is_finite_in(single, number)
     is_narrow = torch.finfo(dtype).bits < _NARROW_BITS
     exact = f"exactly it reaches {place.largest:.3g}"
@@ -211,7 +183,7 @@ def _judge_type(again: _RepeatableCall, place: _NonfiniteResult, number: int, *,
             if is_narrow and holds
             else OperationJudgement(NonfiniteCause.RANGE, f"{beyond}; float64 holds it")
         )
-    own = single if dtype is torch.float32 else again.run(place.dtype)
+    own = single if dtype is torch.float32 else _run(again, place.dtype)
     if isinstance(own, Exception) and is_narrow and not holds:
         return OperationJudgement(
             NonfiniteCause.UNKNOWN, f"{exact}, which {name} holds, but the CPU cannot repeat it in {name}"
@@ -229,38 +201,3 @@ def _judge_type(again: _RepeatableCall, place: _NonfiniteResult, number: int, *,
 def _is_sound(value: Any) -> bool:
     """Return whether an input is finite, or is not on purpose."""
     return is_finite_number(value) and all(health(tensor) is not TensorHealth.BAD for tensor in floating(value))
-
-
-def _cast(value: Any, dtype: torch.dtype) -> Any:
-    """Return an argument for a call on the CPU in `dtype`; tensors are copies."""
-    match value:
-        case Tensor():
-            return value.detach().to("cpu", _cast_dtype(value.dtype, dtype), copy=True)
-        case torch.dtype():
-            return _cast_dtype(value, dtype)
-        case torch.device():
-            return torch.device("cpu")
-        case torch.Generator():
-            return None
-        case _:
-            return value
-
-
-def _cast_dtype(own: torch.dtype, dtype: torch.dtype) -> torch.dtype:
-    if own.is_complex:
-        return _WITH_IMAGINARY.get(dtype, own)
-    return dtype if own.is_floating_point else own
-
-
-def _portable(
-    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
-    """Return a call that the CPU has too: fused attention has a kernel of its own on every device."""
-    name = str(getattr(function, "_opname", ""))
-    if not name.startswith("_scaled_dot_product") or name.endswith("backward"):
-        return function, args, kwargs
-    names = [argument.name for argument in function._schema.arguments]  # type: ignore[attr-defined]
-    given = {**dict(itertools.islice(zip(names, args, strict=False), len(args))), **kwargs}
-    mask = given.get("attn_mask", given.get("attn_bias"))
-    chosen = {"attn_mask": mask, "is_causal": given.get("is_causal", False), "scale": given.get("scale")}
-    return functional.scaled_dot_product_attention, (given["query"], given["key"], given["value"]), chosen

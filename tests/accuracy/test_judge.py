@@ -1,0 +1,245 @@
+"""Verdicts on results that are right, and on results with one fault each.
+
+Truth is torch on the CPU, and the fault that was planted.
+"""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn import functional
+
+from trainermon.accuracy.calls import OperationCall
+from trainermon.accuracy.judge import Status, judge_call
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+UNIT = 2.0**-24
+
+
+def call_of(function, *args, **kwargs):
+    return OperationCall(function, args, kwargs)
+
+
+def verdict(name, call, result):
+    [judgement] = judge_call(name, call, result)
+    return judgement
+
+
+def product(dtype, *, rows=48, terms=96, columns=40):
+    torch.manual_seed(0)
+    call = call_of(functional.linear, torch.randn(rows, terms, dtype=dtype), torch.randn(columns, terms, dtype=dtype))
+    return call, call.function(*call.args)
+
+
+CALLS = {
+    "linear": (functional.linear, (48, 96), (40, 96)),
+    "add": (torch.add, (48, 40), (48, 40)),
+    "softmax": (lambda x: x.softmax(-1), (48, 96)),
+    "layer_norm": (lambda x: functional.layer_norm(x, (96,)), (48, 96)),
+    "gelu": (functional.gelu, (48, 96)),
+    "exp": (torch.exp, (48, 96)),
+    "relu": (torch.relu, (48, 96)),
+    "sum": (lambda x: x.sum(-1), (48, 96)),
+    "cat": (lambda x, y: torch.cat([x, y]), (48, 40), (48, 40)),
+}
+
+
+def healthy(name, dtype):
+    function, *shapes = CALLS[name]
+    torch.manual_seed(0)
+    call = call_of(function, *(torch.randn(shape).to(dtype) for shape in shapes))
+    return call, function(*call.args)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("name", CALLS)
+def test_a_sound_result_is_a_pass(name, dtype):
+    assert verdict(name, *healthy(name, dtype)).status is Status.PASS
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_one_element_that_is_not_finite_is_an_error(name, dtype, value):
+    call, result = healthy(name, dtype)
+    result.view(-1)[7] = value
+
+    found = verdict(name, call, result)
+
+    assert (found.status, found.device_nonfinite, found.golden_nonfinite) == (Status.ERROR, 1, 0)
+    assert found.place is not None
+    assert found.place.kind == "element"
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("name", CALLS)
+def test_one_element_that_is_a_tenth_too_large_is_an_error(name, dtype):
+    call, result = healthy(name, dtype)
+    at = int(result.abs().argmax())
+    result.view(-1)[at] *= 1.1
+
+    found = verdict(name, call, result)
+
+    assert found.status is Status.ERROR
+    assert found.index is not None
+    assert int(torch.tensor(found.index) @ torch.tensor(result.stride())) == at
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_scale_that_is_off_by_64_roundoffs_is_an_error(name):
+    call, result = healthy(name, torch.float32)
+
+    assert verdict(name, call, result * (1 + 64 * 2 * UNIT)).status is Status.ERROR
+
+
+def test_a_small_result_is_judged_as_strictly_as_a_large_one():
+    x = torch.rand(1000) * 1e-4
+
+    assert verdict("add", call_of(torch.add, x, x), 2 * x).status is Status.PASS
+    assert verdict("add", call_of(torch.add, x, x), x).status is Status.ERROR
+
+
+def test_infinities_of_a_mask_are_right():
+    scores, mask = torch.randn(8, 8), torch.ones(8, 8).triu(1).bool()
+    call = call_of(torch.Tensor.masked_fill, scores, mask, -math.inf)
+
+    assert verdict("masked_fill", call, call.function(*call.args)).status is Status.PASS
+
+
+def test_what_leaves_the_range_of_its_type_is_a_warning():
+    x = torch.full((4,), 300.0, dtype=torch.float16)
+    call = call_of(torch.mul, x, x)
+
+    for found in (x * x, torch.full((4,), torch.finfo(torch.float16).max, dtype=torch.float16)):
+        judged = verdict("mul", call, found)
+        assert (judged.status, judged.reason) == (Status.WARNING, "range")
+    assert verdict("mul", call, -(x * x)).status is Status.ERROR
+
+
+def test_a_sum_in_sixteen_bits_is_coarse_and_a_wrong_one_an_error():
+    torch.manual_seed(0)
+    x = torch.rand(64, 256).to(torch.bfloat16)
+    total = torch.zeros(64, dtype=torch.bfloat16)
+    for column in x.unbind(1):
+        total += column  # rounded after each addition
+
+    judged = verdict("sum", call_of(torch.sum, x, 1), total)
+
+    assert (judged.status, judged.reason) == (Status.WARNING, "coarse")
+    assert verdict("sum", call_of(torch.sum, x, 1), total * 2).status is Status.ERROR
+
+
+def test_rounding_always_down_is_biased():
+    torch.manual_seed(0)
+    a, b = torch.rand(200, 200), torch.rand(200, 200)
+    exact = (a.double() * b.double()).view(torch.int64)
+    truncated = (exact & ~((1 << 29) - 1)).view(torch.float64).float()
+
+    assert verdict("mul", call_of(torch.mul, a, b), a * b).status is Status.PASS
+    assert verdict("mul", call_of(torch.mul, a, b), truncated).status is not Status.PASS
+
+
+@pytest.mark.parametrize(
+    ("kind", "where"),
+    [("row", (3, slice(None))), ("column", (slice(None), 5)), ("tile", (slice(8, 24), slice(8, 24)))],
+)
+def test_the_place_of_wrong_elements_is_named(kind, where):
+    call, result = product(torch.float32)
+    result[where] += 1
+
+    found = verdict("linear", call, result)
+
+    assert found.place is not None
+    assert found.place.kind == kind
+
+
+def test_a_tail_that_was_not_written_is_named():
+    call, result = product(torch.float32)
+    result.view(-1)[-100:] = 0
+
+    found = verdict("linear", call, result)
+
+    assert found.place is not None
+    assert (found.place.kind, found.place.number) == ("tail", 100)
+
+
+@pytest.mark.parametrize("wrong", [lambda x: x[:-1], lambda x: x.to(torch.int32), lambda x: x.to(torch.complex64)])
+def test_another_shape_or_kind_of_number_is_an_error(wrong):
+    call, result = product(torch.float32)
+
+    assert verdict("linear", call, wrong(result)).status is Status.ERROR
+
+
+def test_indices_of_equal_values_and_of_other_ones():
+    x = torch.tensor([[1.0, 3.0, 2.0]])
+    call = call_of(torch.argmax, x, 1)
+
+    assert verdict("argmax", call, torch.tensor([1])).status is Status.PASS
+    assert verdict("argmax", call, torch.tensor([2])).status is Status.ERROR
+
+
+def test_random_calls_and_memory_never_written_are_skipped_with_the_reason():
+    x = torch.randn(8)
+
+    assert verdict("dropout", call_of(functional.dropout, x), x).reason == "random"
+    assert verdict("empty_like", call_of(torch.empty_like, x), x).reason == "undefined"
+
+
+def test_what_float64_cannot_run_is_skipped_with_the_reason():
+    def broken(x):
+        raise RuntimeError("no such kernel")
+
+    found = verdict("some", call_of(broken, torch.ones(2)), torch.ones(2))
+
+    assert (found.status, found.reason) == (Status.SKIP, "cannot be run in float64: no such kernel")
+
+
+@pytest.mark.parametrize("name", ["svd", "qr"])
+def test_parts_that_make_up_the_matrix_are_right_whatever_their_signs(name):
+    torch.manual_seed(0)
+    matrix = torch.randn(12, 12)
+    function = torch.linalg.svd if name == "svd" else torch.linalg.qr
+    parts = list(function(matrix))
+    call = call_of(function, matrix)
+    flipped = [-parts[0], *parts[1:-1], -parts[-1]]
+
+    assert {one.status for one in judge_call(f"linalg.{name}", call, parts)} == {Status.PASS}
+    assert {one.status for one in judge_call(f"linalg.{name}", call, flipped)} == {Status.PASS}
+    assert Status.ERROR in {one.status for one in judge_call(f"linalg.{name}", call, [parts[0] * 1.01, *parts[1:]])}
+
+
+@given(st.permutations(range(12)), st.floats(0, 3))
+def test_the_order_of_independent_rows_changes_no_verdict(order, factor):
+    torch.manual_seed(0)
+    x, weight = torch.randn(12, 64), torch.randn(16, 64)
+    result = functional.linear(x, weight)
+    result[4] *= 1 + factor * 1e-6
+    before = verdict("linear", call_of(functional.linear, x, weight), result)
+
+    after = verdict("linear", call_of(functional.linear, x[order], weight), result[order])
+
+    assert after.status is before.status
+    assert after.worst == pytest.approx(before.worst)
+
+
+@given(st.integers(-20, 20))
+def test_a_power_of_two_changes_no_verdict_of_a_product(exponent):
+    call, result = product(torch.float32, rows=8)
+    result[2, 3] *= 1 + 1e-5
+    scaled = call._replace(args=(call.args[0] * 2.0**exponent, call.args[1]))
+
+    assert verdict("linear", scaled, result * 2.0**exponent).status is verdict("linear", call, result).status
+
+
+def test_nothing_that_is_given_changes():
+    call, result = product(torch.bfloat16)
+    before = [tensor.clone() for tensor in (*call.args, result)]
+    state = torch.get_rng_state()
+
+    judge_call("softmax", call_of(torch.softmax, call.args[0], -1), torch.softmax(call.args[0], -1))
+    judge_call("linear", call, result)
+
+    assert all(torch.equal(one, other) for one, other in zip(before, (*call.args, result), strict=True))
+    assert torch.equal(state, torch.get_rng_state())

@@ -1,0 +1,158 @@
+"""`trainermon check run` on dumps of a small model, sound and with faults that a dispatch mode plants."""
+
+import csv
+import json
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from trainermon import PrecisionDebugger
+from trainermon.accuracy.judge import Status
+from trainermon.analysis.check.checking import check_dump, dumps_below
+from trainermon.cli import main
+from trainermon.core.errors import DumpError
+
+
+class Faulty(TorchDispatchMode):
+    """A device whose matrix products are altered."""
+
+    def __init__(self, alter):
+        super().__init__()
+        self._alter = alter
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if func.overloadpacket in (torch.ops.aten.addmm, torch.ops.aten.mm, torch.ops.aten.linear):
+            self._alter(result.view(-1))
+        return result
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.norm, self.down = nn.Linear(32, 64), nn.LayerNorm(64), nn.Linear(64, 32)
+
+    def forward(self, x):
+        return self.down(nn.functional.gelu(self.norm(self.up(x)))).softmax(-1)
+
+
+def dumped(folder, *, task="tensor", dtype=torch.float32, alter=None, autocast=False):
+    torch.manual_seed(0)
+    model, x = Model().to(dtype), torch.randn(16, 32, dtype=dtype)
+    debugger = PrecisionDebugger(dump_path=str(folder), task=task, level="L1")
+    try:
+        debugger.start(model)
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            if alter is None:
+                model(x)
+            else:
+                with Faulty(alter):
+                    model(x)
+        debugger.stop()
+        debugger.step()
+    finally:
+        PrecisionDebugger.close()
+    [directory] = dumps_below(folder)
+    return directory
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left():
+    yield
+    PrecisionDebugger.close()
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_sound_step_has_no_error(tmp_path, dtype, autocast):
+    check = check_dump(dumped(tmp_path, dtype=dtype, autocast=autocast))
+
+    assert [call.key for call in check.of(Status.PASS)][:1] == ["Functional.linear.0.forward"]
+    assert check.of(Status.ERROR) == check.of(Status.WARNING) == []
+
+
+def plant_nan(values):
+    values[7] = math.nan
+
+
+def lose_the_tail(values):
+    values[-64:] = 0
+
+
+def double(values):
+    values *= 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("alter", "headline"),
+    [
+        (plant_nan, "1 of 5 calls is wrong"),  # in what comes after, the NaN is the right result of a NaN
+        (lose_the_tail, "2 of 5 calls are wrong"),
+        (double, "2 of 5 calls are wrong"),
+    ],
+)
+def test_a_fault_of_the_device_is_named_with_the_call_that_had_it_first(tmp_path, capsys, dtype, alter, headline):
+    directory = dumped(tmp_path / "dump", dtype=dtype, alter=alter)
+
+    status = main(["check", "run", str(directory), "--exit-code"])
+
+    assert status == 3
+    assert f"{headline}; first: Functional.linear.0.forward" in capsys.readouterr().out
+
+
+def test_files_have_msprobes_columns_and_every_number(tmp_path, capsys):
+    directory = dumped(tmp_path / "dump", alter=plant_nan)
+
+    assert main(["check", "run", str(directory), "-o", str(tmp_path / "out")]) == 0
+    assert main(["check", "run", str(directory), "--json"]) == 0
+
+    [table] = (tmp_path / "out").glob("accuracy_checking_result_*.csv")
+    with table.open(encoding="utf-8-sig", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0])[:4] == ["API name", "Forward Test Success", "Backward Test Success", "Message"]
+    assert (rows[0]["API name"], rows[0]["Forward Test Success"]) == ("Functional.linear.0", "error")
+    [written] = (tmp_path / "out").glob("*.json")
+    output = capsys.readouterr().out
+    [printed] = json.loads(output[output.index("\n[") :])
+    assert printed == json.loads(written.read_text())
+    assert printed["calls"][0]["outputs"][0]["device_value"] == "NaN"
+    assert printed["calls"][0]["outputs"][0]["device_nonfinite"] == 1
+
+
+def test_only_chosen_calls_are_judged(tmp_path, capsys):
+    directory = dumped(tmp_path)
+
+    main(["check", "run", str(directory), "--only", "*.linear.*", "--skip", "*.1.*", "--json"])
+
+    [found] = json.loads(capsys.readouterr().out)
+    assert [call["key"] for call in found["calls"]] == ["Functional.linear.0.forward"]
+
+
+def test_a_dump_without_tensors_says_so_of_every_call(tmp_path, capsys):
+    check = check_dump(dumped(tmp_path, task="statistics"))
+
+    assert {call.status for call in check.calls} == {Status.SKIP}
+    assert "its tensors were not dumped: expected a dump with task tensor" in check.skipped
+
+
+def test_a_damaged_tensor_costs_its_calls_only(tmp_path):
+    directory = dumped(tmp_path)
+    broken = min((directory / "dump_tensor_data").glob("Functional.gelu.0.forward.output*"))
+    broken.write_bytes(b"no tensor")
+
+    check = check_dump(directory)
+
+    assert {call.key for call in check.of(Status.SKIP)} == {"Functional.gelu.0.forward", "Functional.linear.1.forward"}
+    assert all("cannot be read" in call.reason for call in check.of(Status.SKIP))
+    assert len(check.of(Status.PASS)) == len(check.calls) - 2
+
+
+def test_a_folder_without_a_dump_is_refused(tmp_path, capsys):
+    with pytest.raises(DumpError, match="holds no dump"):
+        dumps_below(tmp_path)
+    assert main(["check", "run", str(tmp_path)]) == 1
+    assert "dump.json" in capsys.readouterr().err

@@ -1,0 +1,1 @@
+"""Judges single operations against float64: references, families, allowances, verdicts."""

@@ -1,0 +1,106 @@
+"""A call of an operation, and how it is run again on the CPU in another type."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.utils import _pytree as pytree
+
+_WITH_IMAGINARY = {torch.float64: torch.complex128, torch.float32: torch.complex64}
+
+
+class OperationCall(NamedTuple):
+    """An operation with its inputs as they were before the call, to be run again.
+
+    Attributes:
+        function: The operation.
+        args: Positional arguments.
+        kwargs: Keyword arguments.
+        is_custom: It is not torch's own: a result that is not finite in float64 either may be its kernel's fault too.
+        is_random: It draws random numbers: two calls differ in which elements they change.
+    """
+
+    function: Callable[..., Any]
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    is_custom: bool = False
+    is_random: bool = False
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """Every tensor among the arguments, those in lists and keywords included."""
+        return [leaf for leaf in pytree.tree_leaves((list(self.args), dict(self.kwargs))) if isinstance(leaf, Tensor)]
+
+
+class RepeatableCall:
+    """An operation that can be run once more on the CPU in any floating type, on copies of its inputs.
+
+    No generator is given: it is for operations that draw nothing.
+    """
+
+    def __init__(self, called: OperationCall) -> None:
+        self._function, self._args, self._kwargs = _portable(called.function, tuple(called.args), dict(called.kwargs))
+
+    def run(self, dtype: torch.dtype | None, change: Callable[[Any], Any] | None = None) -> list[Tensor]:
+        """Return every tensor of the result, in order.
+
+        Floating arguments are given in `dtype`, complex ones in the complex type of its size; None: as they are.
+        `change` is applied to every leaf of the arguments after that.
+
+        Raises:
+            Exception: Whatever the operation raises, if it cannot be run in that type.
+        """
+        given = pytree.tree_map(lambda value: cast(value, dtype), (self._args, self._kwargs))
+        args, kwargs = pytree.tree_map(change, given) if change is not None else given
+        with torch.no_grad(), torch._C.DisableTorchFunction():
+            result = self._function(*args, **kwargs)
+        return [plain(leaf) for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
+
+
+def plain(tensor: Tensor) -> Tensor:
+    """Return a tensor of the CPU with the same elements, without gradient; a sparse one becomes dense."""
+    tensor = tensor.detach()
+    return (tensor if tensor.layout is torch.strided else tensor.to_dense()).to("cpu")
+
+
+def cast(value: Any, dtype: torch.dtype | None) -> Any:
+    """Return an argument for a call on the CPU in the floating type `dtype` (None: its own); tensors are copies."""
+    match value:
+        case Tensor():
+            return value.detach().to("cpu", cast_dtype(value.dtype, dtype), copy=True)
+        case torch.dtype():
+            return cast_dtype(value, dtype)
+        case torch.device():
+            return torch.device("cpu")
+        case torch.Generator():
+            return None
+        case _:
+            return value
+
+
+def cast_dtype(own: torch.dtype, dtype: torch.dtype | None) -> torch.dtype:
+    """Return what `own` becomes in a call in the floating type `dtype`: integers stay, complex types stay complex."""
+    if dtype is None:
+        return own
+    if own.is_complex:
+        return _WITH_IMAGINARY.get(dtype, own)
+    return dtype if own.is_floating_point else own
+
+
+def _portable(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+    """Return a call that the CPU has too: fused attention has a kernel of its own on every device."""
+    name = str(getattr(function, "_opname", ""))
+    if not name.startswith("_scaled_dot_product") or name.endswith("backward"):
+        return function, args, kwargs
+    names = [argument.name for argument in function._schema.arguments]  # type: ignore[attr-defined]
+    given = {**dict(itertools.islice(zip(names, args, strict=False), len(args))), **kwargs}
+    mask = given.get("attn_mask", given.get("attn_bias"))
+    chosen = {"attn_mask": mask, "is_causal": given.get("is_causal", False), "scale": given.get("scale")}
+    return functional.scaled_dot_product_attention, (given["query"], given["key"], given["value"]), chosen

@@ -1,0 +1,296 @@
+"""Whether what a call gave is right: each element against float64, within its allowance."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from trainermon.accuracy.calls import OperationCall, plain
+from trainermon.accuracy.families import Family, family_of
+from trainermon.accuracy.gauge import RESIDUALS, residual_error
+from trainermon.accuracy.places import Place, place_of
+from trainermon.accuracy.reference import Reference, unit_roundoff
+
+_SINGLE = 2.0**-24
+_SIGNS_TESTED = 1000
+_SIGN_Z = 8.0
+# A computation that rounds on the way is off in many elements: so few, so far off, are something else.
+_MANY, _FEW, _FAR_OFF = 32, 1e-3, 8.0
+# By operation the argument, and its place, with which it is no longer of its family.
+_WITH_MORE = {"embedding": ("max_norm", 3), "div": ("rounding_mode", None), "divide": ("rounding_mode", None)}
+
+
+class Status(enum.Enum):
+    """The verdict on one result of a call.
+
+    Attributes:
+        PASS: As good as a computation in float32 inside, rounded once.
+        WARNING: No worse than a computation in the recorded type throughout, or at the end of that type's range.
+        ERROR: Worse than both, or of another shape, type or finiteness.
+        SKIP: Not judged; the reason is in `Judgement.reason`.
+    """
+
+    PASS = "pass"  # noqa: S105  # a verdict
+    WARNING = "warning"
+    ERROR = "error"
+    SKIP = "SKIP"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """The verdict on one tensor that a call returned.
+
+    Attributes:
+        status: The verdict.
+        reason: A word or a short sentence: `coarse`, `range`, `biased`, `not finite`, `inexact`; "" of a pass.
+        dtype: Type of the result as it was recorded, `bfloat16`.
+        shape: Its shape.
+        worst: The largest error of an element, in allowances of a computation with float32 inside; NaN: not judged.
+        index: Where that is.
+        device_value: What the call gave there.
+        golden_value: What float64 gives there.
+        device_nonfinite: Elements that are NaN or infinite in what the call gave.
+        golden_nonfinite: The same in float64, rounded to the result's type.
+        share_above: Share of elements beyond their allowance.
+        digits: Decimal digits of the worst element that are right; infinite if it is exact.
+        bias: Share of elements above the float64 result among those that differ from it; NaN below 1 000 of them.
+        place: Where the elements beyond their allowance are.
+        standard: The family by which it was judged.
+    """
+
+    status: Status
+    reason: str = ""
+    dtype: str = ""
+    shape: tuple[int, ...] = ()
+    worst: float = math.nan
+    index: tuple[int, ...] | None = None
+    device_value: complex | float = math.nan
+    golden_value: complex | float = math.nan
+    device_nonfinite: int = 0
+    golden_nonfinite: int = 0
+    share_above: float = 0.0
+    digits: float = math.nan
+    bias: float = math.nan
+    place: Place | None = None
+    standard: str = ""
+
+
+def judge_call(name: str, call: OperationCall, output: Any, *, inside: torch.dtype | None = None) -> list[Judgement]:
+    """Return a judgement of every tensor in `output`, what the call was recorded to return.
+
+    `name` is the operation's, `linalg.svd` or `linear`. `inside` is the type it computed in where that is coarser than
+    float32 by intention (autocast, TF32 stated as bfloat16 or float16). Nothing given is written to. Cost: one to six
+    runs in float64 on the CPU. A call that cannot be run there has judgements SKIP.
+    """
+    recorded = [plain(leaf) for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
+    family = Family.GENERIC if _computes_more(name, call) else family_of(name)
+    if family in (Family.RANDOM, Family.UNDEFINED):
+        return [_skip(tensor, family.value, family) for tensor in recorded]
+    try:
+        reference = Reference(call, family, name)
+    except Exception as error:  # noqa: BLE001  # whatever a foreign kernel raises: there is no such kernel
+        why = (str(error).splitlines() or [type(error).__name__])[0][:160]
+        return [_skip(tensor, f"cannot be run in float64: {why}", family) for tensor in recorded]
+    if family is Family.GAUGE:
+        return _judge_gauge(name, call, recorded)
+    if len(reference.results) != len(recorded):
+        found = f"{len(recorded)} results, {len(reference.results)} in float64"
+        return [_of(tensor, Status.ERROR, f"outputs: {found}", family) for tensor in recorded]
+    coarsest = max([unit_roundoff(tensor.dtype) for tensor in [*call.tensors, *recorded]], default=0.0)
+    coarsest = max(coarsest, unit_roundoff(inside) if inside else 0.0)
+    return [_judge(tensor, reference, number, coarsest, family) for number, tensor in enumerate(recorded)]
+
+
+def _judge(given: Tensor, reference: Reference, number: int, coarsest: float, family: Family) -> Judgement:
+    exact = reference.results[number]
+    if given.shape != exact.shape:
+        return _of(given, Status.ERROR, f"shape: {tuple(exact.shape)} in float64", family)
+    floating = given.is_floating_point() or given.is_complex()
+    if floating != (exact.is_floating_point() or exact.is_complex()) or given.is_complex() != exact.is_complex():
+        return _of(given, Status.ERROR, f"dtype: {str(exact.dtype).removeprefix('torch.')} in float64", family)
+    if not given.numel():
+        return _of(given, Status.PASS, "", family)
+    if not floating:
+        return _judge_whole(given, exact, reference.alternatives(number), family)
+    return _FloatingResult(given, exact, family).judgement(reference, number, coarsest)
+
+
+def _computes_more(name: str, call: OperationCall) -> bool:
+    """Return whether an argument makes the operation do more than its family says: round a quotient, scale rows."""
+    keyword, place = _WITH_MORE.get(name.rpartition(".")[2].rstrip("_"), ("", None))
+    given = call.args[place] if place is not None and len(call.args) > place else None
+    return call.kwargs.get(keyword, given) is not None
+
+
+class _FloatingResult:
+    """A floating result beside what float64 gives."""
+
+    def __init__(self, given: Tensor, exact: Tensor, family: Family) -> None:
+        self._given, self._exact, self._family = given, exact, family
+        self._rounded = exact.to(given.dtype)
+        self._wide = given.to(exact.dtype)
+        self._error = (self._wide - self._rounded.to(exact.dtype)).abs()
+
+    def judgement(self, reference: Reference, number: int, coarsest: float) -> Judgement:
+        ends = self._range_ends()
+        wrong = self._nonfinite_mismatch() & ~ends
+        same = (
+            (self._wide == self._rounded.to(self._exact.dtype)) | (self._given.isnan() & self._rounded.isnan()) | ends
+        )
+        error = torch.where(same, 0.0, self._error)
+        fine = self._ratios(error, reference.allowed(number, self._given.dtype, _SINGLE), wrong)
+        above = fine > 1
+        if not bool(above.any()):
+            return self._result(Status.PASS, "", fine, above, ends)
+        if bool(wrong.any()):
+            return self._result(Status.ERROR, "not finite", fine, above, ends)
+        if self._jumps(above, reference, number):
+            return self._result(Status.PASS, "", torch.where(above, 1.0, fine), torch.zeros_like(above), ends)
+        if coarsest > _SINGLE and self._family is not Family.EXACT:
+            rough = self._ratios(error, reference.allowed(number, self._given.dtype, coarsest), wrong)
+            if not bool((rough > 1).any()) and not _is_isolated(fine):
+                return self._result(Status.WARNING, "coarse", fine, above, ends)
+        return self._result(
+            Status.ERROR, "inexact" if self._family is not Family.EXACT else "differs", fine, above, ends
+        )
+
+    def _range_ends(self) -> Tensor:
+        """Return where float64 leaves the type's range, and the result is infinite or its largest number."""
+        if self._given.is_complex():
+            return torch.zeros(self._given.shape, dtype=torch.bool)
+        overflows = self._rounded.isinf() & self._exact.isfinite()
+        largest = self._wide.abs() >= torch.finfo(self._given.dtype).max
+        return overflows & largest & (self._wide.sign() == self._exact.sign())
+
+    def _nonfinite_mismatch(self) -> Tensor:
+        given, golden = self._given, self._rounded
+        if given.is_complex():
+            return given.isfinite() != golden.isfinite()
+        return (given.isnan() != golden.isnan()) | (
+            (given.isinf() | golden.isinf()) & (self._wide != golden.double()) & ~given.isnan()
+        )
+
+    def _ratios(self, error: Tensor, allowed: Tensor, wrong: Tensor) -> Tensor:
+        if self._family is Family.EXACT:
+            ratio = torch.where(error == 0, 0.0, math.inf)
+        else:
+            ratio = torch.where(error == 0, 0.0, error / allowed)
+        return torch.where(wrong, math.inf, torch.nan_to_num(ratio, nan=0.0, posinf=math.inf))
+
+    def _jumps(self, above: Tensor, reference: Reference, number: int) -> bool:
+        """Return whether every element beyond its allowance is what float64 gives for inputs moved by a roundoff."""
+        explained = torch.zeros_like(above)
+        unit = 4 * unit_roundoff(self._given.dtype)
+        for other in reference.alternatives(number):
+            close = (self._wide - other).abs() <= unit * other.abs()
+            explained |= close
+        return bool((explained | ~above).all()) and self._family is not Family.ROUNDED
+
+    def _result(self, status: Status, reason: str, ratios: Tensor, above: Tensor, ends: Tensor) -> Judgement:
+        at = int(ratios.argmax()) if ratios.numel() else 0
+        index = (
+            tuple(int(i) for i in torch.unravel_index(torch.tensor(at), self._given.shape)) if self._given.dim() else ()
+        )
+        given, golden = self._wide.flatten()[at].item(), self._exact.flatten()[at].item()
+        bias = self._bias()
+        if status is Status.PASS and bool(ends.any()):
+            status, reason = Status.WARNING, "range"
+        if status is Status.PASS and _is_biased(bias):
+            status, reason = Status.WARNING, "biased"
+        return Judgement(
+            status=status,
+            reason=reason,
+            dtype=_name(self._given.dtype),
+            shape=tuple(self._given.shape),
+            worst=float(ratios.max()),
+            index=index,
+            device_value=given,
+            golden_value=golden,
+            device_nonfinite=int((~self._given.isfinite()).sum()),
+            golden_nonfinite=int((~self._rounded.isfinite()).sum()),
+            share_above=float(above.double().mean()),
+            digits=_digits(given, golden),
+            bias=bias[0],
+            place=place_of(above) if bool(above.any()) else None,
+            standard=self._family.value,
+        )
+
+    def _bias(self) -> tuple[float, int]:
+        """Return which share of the elements that differ from float64 is larger in magnitude, and how many differ."""
+        if self._given.is_complex() or self._family in (Family.EXACT, Family.GENERIC):
+            return math.nan, 0
+        off = (self._wide.abs() - self._exact.abs())[self._wide.isfinite() & self._exact.isfinite()]
+        off = off[off != 0]
+        if off.numel() < _SIGNS_TESTED:
+            return math.nan, off.numel()
+        return float((off > 0).double().mean()), off.numel()
+
+
+def _is_isolated(ratios: Tensor) -> bool:
+    """Return whether a few elements are far off among many that are as good as float32 makes them."""
+    number = int((ratios > 1).sum())
+    few = number <= max(1, int(_FEW * ratios.numel()))
+    return few and ratios.numel() >= _MANY and bool(ratios.max() > _FAR_OFF)
+
+
+def _judge_whole(given: Tensor, exact: Tensor, alternatives: list[Tensor], family: Family) -> Judgement:
+    """Judge integers and booleans: equal, or what the call gives for inputs that are moved by a roundoff."""
+    differs = given.to(exact.dtype) != exact
+    for other in alternatives:
+        differs &= given.to(other.dtype) != other
+    if not bool(differs.any()):
+        return _of(given, Status.PASS, "", family)
+    at = int(differs.flatten().to(torch.uint8).argmax())
+    return dataclasses.replace(
+        _of(given, Status.ERROR, "differs", family),
+        worst=math.inf,
+        index=tuple(int(i) for i in torch.unravel_index(torch.tensor(at), given.shape)) if given.dim() else (),
+        device_value=given.flatten()[at].item(),
+        golden_value=exact.flatten()[at].item(),
+        share_above=float(differs.double().mean()),
+        digits=0.0,
+        place=place_of(differs),
+    )
+
+
+def _judge_gauge(name: str, call: OperationCall, recorded: list[Tensor]) -> list[Judgement]:
+    residual = RESIDUALS.get(name.rpartition(".")[2])
+    if residual is None:
+        return [_skip(tensor, "its result is not unique", Family.GAUGE) for tensor in recorded]
+    ratio = residual_error(residual, call, recorded)
+    status = Status.PASS if ratio <= 1 else Status.ERROR
+    reason = "" if ratio <= 1 else "what it returns does not make up its input"
+    return [dataclasses.replace(_of(tensor, status, reason, Family.GAUGE), worst=ratio) for tensor in recorded]
+
+
+def _is_biased(bias: tuple[float, int]) -> bool:
+    share, number = bias
+    return number >= _SIGNS_TESTED and abs(share - 0.5) * 2 * math.sqrt(number) > _SIGN_Z and not 0.1 < share < 0.9
+
+
+def _digits(given: complex | float, golden: complex | float) -> float:
+    if given == golden:
+        return math.inf
+    if not golden or not math.isfinite(abs(golden)) or not math.isfinite(abs(given)):
+        return 0.0
+    return max(0.0, -math.log10(abs(given - golden) / abs(golden)))
+
+
+def _skip(tensor: Tensor, reason: str, family: Family) -> Judgement:
+    return _of(tensor, Status.SKIP, reason, family)
+
+
+def _of(tensor: Tensor, status: Status, reason: str, family: Family) -> Judgement:
+    return Judgement(
+        status=status, reason=reason, dtype=_name(tensor.dtype), shape=tuple(tensor.shape), standard=family.value
+    )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,162 @@
+"""What a call gives in float64, and how far a sound computation of it may be off.
+
+The allowance of an element has four parts: rounding of the result; a few units of the function's approximation; the
+error of a sum, which grows with the square root of its terms (Higham and Mary, "A New Approach to Probabilistic
+Rounding Error Analysis", 2019), over the sum of their magnitudes; and what the result changes by if every input is
+moved by one roundoff, measured by running the call again (TTrace, 2026, does that for whole programs). Which of them
+count, and by how much, is decided by family in `allowances`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainermon.accuracy.allowances import allowance_of
+from trainermon.accuracy.calls import OperationCall, RepeatableCall, plain
+from trainermon.accuracy.families import Family
+
+NUM_PROBES = 4
+_SINGLE = 2.0**-24
+# What they give depends on the type that they are given, not only on the numbers in it.
+OF_OWN_TYPE = frozenset(
+    ["hash_tensor", "nan_to_num", "nextafter", "view", "view_copy", "frexp", "item", "type", "bincount"]
+)
+
+
+def unit_roundoff(dtype: torch.dtype) -> float:
+    """Return half the distance from 1 to the next number of `dtype`; 0 if it is not a floating or complex type."""
+    if not (dtype.is_floating_point or dtype.is_complex):
+        return 0.0
+    return torch.finfo(dtype).eps / 2
+
+
+class Reference:
+    """A call in float64 on the CPU: its results, and the error that each of their elements is allowed.
+
+    Runs the call once for its results, and up to five times more, when an allowance is asked for.
+
+    Args:
+        call: The call with its inputs as the kernel saw them.
+        family: The family of the operation.
+        name: The operation's name.
+
+    Attributes:
+        results: Every tensor of the result, in order; floating ones in float64.
+
+    Raises:
+        Exception: Whatever the operation raises, if it cannot be run in float64 on the CPU.
+    """
+
+    def __init__(self, call: OperationCall, family: Family, name: str = "") -> None:
+        self._again = RepeatableCall(call)
+        self._family = family
+        self._sizes = [tensor.numel() for tensor in call.tensors]
+        first = next((tensor for tensor in call.tensors if tensor.is_floating_point()), None)
+        self._first = None if first is None else plain(first).double().abs()
+        self._widths = [max(tensor.shape, default=1) for tensor in call.tensors]
+        self._has_float_numbers = any(isinstance(value, float) for value in (*call.args, *call.kwargs.values()))
+        self._share = allowance_of(name, family)
+        own_type = name.rpartition(".")[2].rstrip("_") in OF_OWN_TYPE
+        self.results = self._again.run(None if own_type else torch.float64)
+        self._probes: list[list[Tensor]] | None = None
+        self._magnitudes: list[Tensor] | None = None
+
+    def allowed(self, number: int, output: torch.dtype, unit: float) -> Tensor:
+        """Return the allowed error of each element of the result `number`, in float64.
+
+        `output` is the type of the result as it was recorded, `unit` the roundoff of the computation: that of float32,
+        or a coarser one.
+        """
+        exact = self.results[number].abs()
+        share = self._share
+        allowed = 2 * unit_roundoff(output) * exact + _smallest(output)
+        if share.ulps:
+            allowed = allowed + 2 * share.ulps * unit * exact
+        if share.inputs and self._first is not None and self._first.shape == exact.shape:
+            allowed = allowed + 2 * share.inputs * unit * self._first
+        if share.ones:
+            allowed = allowed + 2 * share.ones * unit
+        if share.sums:
+            allowed = allowed + share.sums * math.sqrt(self._num_terms(number)) * unit * self._magnitude(number)
+        if share.probes and (self._family is not Family.ROUNDED or self._has_float_numbers):
+            moved = self._moved(number) * (unit / _SINGLE)
+            floor = share.floor * float(moved.square().mean().sqrt()) if moved.numel() else 0.0
+            allowed = allowed + share.probes * moved.clamp(min=floor if math.isfinite(floor) else 0.0)
+        return allowed
+
+    def alternatives(self, number: int) -> list[Tensor]:
+        """Return the result `number` of runs with slightly moved inputs, for results that jump; [] if it is exact."""
+        return [] if self._family is Family.EXACT else [probe[number] for probe in self._probed()]
+
+    def _num_terms(self, number: int) -> float:
+        """Return about how many numbers are summed into an element, as far as the sizes tell."""
+        made = max(1, self.results[number].numel())
+        if self._family is Family.CONTRACTION:
+            largest = sorted(self._sizes)[-2:] or [1]
+            return max(1.0, math.sqrt(math.prod(largest) / made))
+        return max(1.0, max(self._sizes, default=1) / made, *self._widths)
+
+    def _magnitude(self, number: int) -> Tensor:
+        """Return the sum of the magnitudes of the terms: the same call of the absolute values of what it takes."""
+        if self._family not in (Family.CONTRACTION, Family.SUM):
+            return self.results[number].abs()
+        if self._magnitudes is None:
+            self._magnitudes = [result.abs() for result in self._again.run(torch.float64, _magnitude)]
+        return self._magnitudes[number]
+
+    def _moved(self, number: int) -> Tensor:
+        """Return by how much an element changed at most when every input was moved by a roundoff of float32."""
+        exact = self.results[number]
+        moved = torch.zeros_like(exact.abs())
+        for probe in self._probed():
+            change = (probe[number] - exact).abs()
+            moved = torch.maximum(moved, torch.where(change.isfinite(), change, 0.0))
+        return moved
+
+    def _probed(self) -> list[list[Tensor]]:
+        if self._probes is None:
+            generator = torch.Generator().manual_seed(0)
+            found = [self._probe(generator) for _ in range(NUM_PROBES)]
+            self._probes = [probe for probe in found if probe is not None]
+        return self._probes
+
+    def _probe(self, generator: torch.Generator) -> list[Tensor] | None:
+        """Return the results of a run with every number moved by a roundoff up or down; None if it has other shapes."""
+        try:
+            results = self._again.run(torch.float64, lambda value: _move(value, generator))
+        except Exception:  # noqa: BLE001  # whatever torch raises for an input that is out of range by a roundoff
+            return None
+        same = len(results) == len(self.results) and all(
+            one.shape == other.shape for one, other in zip(results, self.results, strict=True)
+        )
+        return results if same else None
+
+
+def _move(value: Any, generator: torch.Generator) -> Any:
+    match value:
+        case Tensor() if value.is_floating_point() or value.is_complex():
+            signs = torch.randint(0, 2, value.shape, generator=generator, dtype=torch.int8)
+            return value * (1 + (2 * signs - 1) * _SINGLE)
+        case float() if math.isfinite(value) and not value.is_integer():
+            sign = int(torch.randint(0, 2, (), generator=generator))
+            return value * (1 + (2 * sign - 1) * _SINGLE)
+        case _:
+            return value
+
+
+def _magnitude(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.abs() if value.is_floating_point() or value.is_complex() else value
+    return abs(value) if isinstance(value, float | complex) else value
+
+
+def _smallest(dtype: torch.dtype) -> float:
+    """Return the smallest number above zero of a floating type, 0 of others."""
+    if not (dtype.is_floating_point or dtype.is_complex):
+        return 0.0
+    info = torch.finfo(dtype)
+    return info.tiny * info.eps

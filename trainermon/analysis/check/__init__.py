@@ -1,0 +1,1 @@
+"""Checks every recorded call of a dump against float64."""

@@ -1,0 +1,68 @@
+"""The verdicts on a dump on one screen."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from trainermon.accuracy.judge import Judgement, Status
+from trainermon.analysis.check.checking import CheckedCall, DumpCheck
+
+MAX_BLAMED = 10
+MAX_REASONS = 6
+
+
+def render_text(checks: Sequence[DumpCheck]) -> str:
+    """Return what `trainermon check run` prints: for each dump a headline, wrong calls in order, skipped ones."""
+    return "\n".join(line for check in checks for line in _lines(check)) + "\n"
+
+
+def headline(check: DumpCheck) -> str:
+    """Return the result in one line: `3 of 120 calls are wrong; first: Functional.linear.17.forward, train.py:88`."""
+    judged = len(check.calls) - len(check.of(Status.SKIP))
+    errors, warnings = check.of(Status.ERROR), check.of(Status.WARNING)
+    if errors:
+        first = errors[0]
+        at = f", {first.line}" if first.line else ""
+        return f"{len(errors)} of {judged} calls {'is' if len(errors) == 1 else 'are'} wrong; first: {first.key}{at}"
+    if not judged:
+        return "no call could be judged"
+    tail = f", {len(warnings)} of them only as good as its type allows inside" if warnings else ""
+    return f"all {judged} calls are right{tail}"
+
+
+def _lines(check: DumpCheck) -> Iterator[str]:
+    yield f"{check.directory}"
+    yield f"  {headline(check)}"
+    for status in (Status.ERROR, Status.WARNING):
+        calls = check.of(status)
+        for call in calls[:MAX_BLAMED]:
+            yield f"  {status.value:<8}{call.key:<44} {described(call)}"
+        if len(calls) > MAX_BLAMED:
+            yield f"          and {len(calls) - MAX_BLAMED} more"
+    skipped = check.skipped.most_common()
+    for reason, number in skipped[:MAX_REASONS]:
+        yield f"  skipped {number}: {reason}"
+    if len(skipped) > MAX_REASONS:
+        yield f"  skipped {sum(number for _, number in skipped[MAX_REASONS:])} for other reasons: see the csv file"
+
+
+def described(call: CheckedCall) -> str:
+    """Return what is wrong with a call: `inexact: 12.4 × what is allowed at [3, 7]: 0.51, not 0.5; tile …`."""
+    judgement = call.worst
+    if judgement is None or judgement.index is None:
+        return call.reason
+    place = f"; {judgement.place.text()}" if judgement.place else ""
+    return f"{call.reason}: {_excess(judgement)}at {list(judgement.index)}: {_values(judgement)}{place}"
+
+
+def _excess(judgement: Judgement) -> str:
+    return f"{judgement.worst:.3g} × what is allowed " if math.isfinite(judgement.worst) else ""
+
+
+def _values(judgement: Judgement) -> str:
+    return f"{_number(judgement.device_value)}, not {_number(judgement.golden_value)}"
+
+
+def _number(value: complex | float) -> str:
+    return f"{value:.6g}"

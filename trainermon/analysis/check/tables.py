@@ -1,0 +1,80 @@
+"""The verdicts on a dump as files: csv under msprobe's names, and JSON."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from trainermon.accuracy.judge import Judgement
+from trainermon.analysis.check.checking import CheckedCall, DumpCheck
+from trainermon.core.errors import DumpError
+from trainermon.core.values import as_plain
+
+SCHEMA_VERSION = 1
+# The first four are msprobe's.
+RESULT_COLUMNS = ("API name", "Forward Test Success", "Backward Test Success", "Message", "Origin")
+_FORMULA = ("=", "+", "-", "@")
+
+
+def document(check: DumpCheck) -> dict[str, Any]:
+    """Return the verdicts as JSON values; numbers that are not finite are texts: `NaN`, `Infinity`, `-Infinity`.
+
+    Complex ones are lists of two.
+    """
+    calls = [
+        {
+            "key": call.key,
+            "status": call.status.value,
+            "reason": call.reason,
+            "line": call.line,
+            "outputs": [_plain(judgement) for judgement in call.judgements],
+        }
+        for call in check.calls
+    ]
+    return {"schema": SCHEMA_VERSION, "dump": str(check.directory), "calls": calls}
+
+
+def write_files(check: DumpCheck, folder: Path, formats: Sequence[str], stamp: str) -> list[Path]:
+    """Write the verdicts into `folder` as `csv` and `json`, and return the paths.
+
+    `accuracy_checking_result_<stamp>.csv` has a row for each call, as msprobe's has.
+
+    Raises:
+        DumpError: The folder cannot be written.
+    """
+    writers = {"csv": _write_csv, "json": _write_json}
+    paths = [folder / f"accuracy_checking_result_{stamp}.{name}" for name in formats]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, path in zip(formats, paths, strict=True):
+            writers[name](check, path)
+    except OSError as error:
+        raise DumpError(f"cannot write into {folder}: {error}") from error
+    return paths
+
+
+def _write_csv(check: DumpCheck, path: Path) -> None:
+    with path.open("w", encoding="utf-8-sig", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(RESULT_COLUMNS)
+        rows.writerows([_safe(cell) for cell in _cells(call)] for call in check.calls)
+
+
+def _cells(call: CheckedCall) -> tuple[str, ...]:
+    return call.key.removesuffix(".forward"), call.status.value, "", call.reason, call.line
+
+
+def _write_json(check: DumpCheck, path: Path) -> None:
+    path.write_text(json.dumps(document(check), indent=1) + "\n", encoding="utf-8")
+
+
+def _plain(judgement: Judgement) -> dict[str, Any]:
+    values: dict[str, Any] = as_plain(judgement)
+    return {name: as_plain([one.real, one.imag]) if isinstance(one, complex) else one for name, one in values.items()}
+
+
+def _safe(text: str) -> str:
+    return f"'{text}" if text.startswith(_FORMULA) else text  # a spreadsheet would run it
