@@ -1,4 +1,7 @@
-"""How much error each family of operations is allowed, in roundoffs. Fitted: see `benchmarks/bench_check.py`."""
+"""How much error each family of operations is allowed, in roundoffs.
+
+The factors were chosen on the operator database of torch, in float32 and bfloat16.
+"""
 
 from __future__ import annotations
 
