@@ -9,12 +9,13 @@ import importlib
 import os
 import runpy
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import IO
+
+from tests.ports import free_port
 
 ROOT = Path(__file__).parents[1]
 
@@ -26,11 +27,8 @@ def run_ranks(
 
     What it does unless it is the main program is done once for all ranks, before they know their number.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    common = {"WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    common |= {"OMP_NUM_THREADS": 1, "PYTHONPATH": ROOT}
+    common = {"WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size, "OMP_NUM_THREADS": 1, "PYTHONPATH": ROOT}
+    common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     with contextlib.ExitStack() as stack:
         # files, not pipes: a rank that waits for its full pipe to be read holds up the one that is being read
         outputs = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in range(world_size)]

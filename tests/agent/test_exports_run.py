@@ -11,7 +11,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.agent.nodes import wait_for
 from tests.exporters.influx_servers import influxdb
-from tests.server_programs import find_program, free_port
+from tests.ports import free_port
+from tests.server_programs import find_program
 
 OUTPUTS = {"format": ["csv", "cvs"], "ops": ["norm"], "ndigits": 17, "step_count_per_record": 10}
 RULES = {"rules": [{"rule_name": "AnomalyNan"}], "dump": True}

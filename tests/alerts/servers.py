@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.server_programs import find_program, free_port, running
+from tests.ports import free_port
+from tests.server_programs import find_program, running
 
 
 class Server:

@@ -24,7 +24,8 @@ import pytest
 
 from tests.agent.controller.controllers import TOKEN, ControllerProcess
 from tests.alerts.servers import Server, alertmanager, prometheus
-from tests.server_programs import free_port, wait_until
+from tests.ports import free_port
+from tests.server_programs import wait_until
 
 pytestmark = [pytest.mark.server, pytest.mark.distributed]
 

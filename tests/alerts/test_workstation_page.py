@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.server_programs import find_program, free_port, wait_until
+from tests.ports import free_port
+from tests.server_programs import find_program, wait_until
 from trainermon.agent.lifecycle.lock import is_followed, read_status
 
 pytestmark = [pytest.mark.server, pytest.mark.distributed, pytest.mark.slow]

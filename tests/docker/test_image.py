@@ -18,7 +18,8 @@ import pytest
 
 from tests.agent.nodes import Run, expected, wait_for
 from tests.package_programs import find_wheels
-from tests.server_programs import CACHE, free_port
+from tests.ports import free_port
+from tests.server_programs import CACHE
 
 pytestmark = pytest.mark.server
 

@@ -16,7 +16,8 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.server_programs import find_program, free_port, running
+from tests.ports import free_port
+from tests.server_programs import find_program, running
 
 CONFIGURATION = """
 reporting-disabled = true

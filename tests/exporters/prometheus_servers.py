@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from tests.exporters.runs import block_of, header_of
-from tests.server_programs import find_program, free_port, running, wait_until
+from tests.ports import free_port
+from tests.server_programs import find_program, running, wait_until
 from trainermon.core.values import SeriesKey
 from trainermon.exporters.prometheus.exposition import Exposition
 

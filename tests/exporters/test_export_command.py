@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing import event_accumulator
 from tests.exporters.influx_servers import influxdb
 from tests.exporters.recorded_run import commit
 from tests.exporters.store.test_feed import losses, truth
-from tests.server_programs import free_port
+from tests.ports import free_port
 from trainermon.cli import main
 from trainermon.exporters.store.segment_follower import SegmentFollower
 

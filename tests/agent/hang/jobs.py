@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from tests.agent.nodes import is_agent, wait_for
+from tests.ports import free_port
 from trainermon.agent.lifecycle.lock import read_status
 
 WORKER = Path(__file__).with_name("rank_worker.py")
@@ -35,10 +36,8 @@ class Job:
             "agent": {"linger_s": 0, "wait_s": 1},
             "hang": {**LIMITS, **(hang or {})},
         }
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        common = {"WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size, "MASTER_PORT": port, "OMP_NUM_THREADS": 1}
+        common = {"WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size, "OMP_NUM_THREADS": 1}
+        common |= {"MASTER_PORT": free_port()}
         common |= {"MASTER_ADDR": "127.0.0.1", "PYTHONPATH": ROOT, "SPLIT": split, "FORKS": "1" if forks else ""}
         self.ranks = []
         for rank in range(1 if forks else world_size):

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.agent.nodes import expected, wait_for
-from tests.server_programs import free_port
+from tests.ports import free_port
 from trainermon.agent.lifecycle import service
 from trainermon.agent.lifecycle.lock import FINISHED, SETTINGS_FILE
 from trainermon.agent.lifecycle.service import FAILING, NodeService

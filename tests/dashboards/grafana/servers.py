@@ -15,7 +15,8 @@ from typing import Any
 
 from tests.dashboards.grafana.recorded_run import RUN_ID, SCRAPE_S, GrafanaRun
 from tests.exporters.influx_servers import InfluxDB, influxdb
-from tests.server_programs import find_program, free_port, running
+from tests.ports import free_port
+from tests.server_programs import find_program, running
 
 PICKED = {"run": RUN_ID, "stage": ["0", "1"], "rank": [str(rank) for rank in range(8)], "module": "h.11.attn"}
 _VARIABLE = re.compile(r"\$\{([a-zA-Z_]\w*)(?::\w+)?\}|\$([a-zA-Z_]\w*)")  # as Grafana; $1 is left alone

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from tests.dashboards.grafana.fake_grafana import FakeGrafana
-from tests.server_programs import free_port
+from tests.ports import free_port
 from trainermon.cli import main
 from trainermon.dashboards.grafana.files import dashboards
 from trainermon.dashboards.grafana.push import TOKEN_VARIABLE

@@ -9,7 +9,8 @@ import pytest
 from tests.exporters.influx_servers import V2Surface, influxdb, victoria_metrics
 from tests.exporters.recorded_run import BAD_STEP, FIRST_TIME_S, GRADIENTS, commit, tensors_of
 from tests.exporters.runs import LOSS
-from tests.server_programs import free_port, wait_until
+from tests.ports import free_port
+from tests.server_programs import wait_until
 from trainermon.agent import export_process
 from trainermon.agent.export_process import ExporterThread
 from trainermon.core.config import InfluxDBConfig
