@@ -2,12 +2,15 @@
 
 import pytest
 import torch
-from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree as pytree
 
 from trainermon.accuracy.calls import OperationCall
 from trainermon.accuracy.families import undecided
 from trainermon.accuracy.judge import Status, judge_call
+
+# The import freezes the switches of torch.backends for the whole process, so for every test after it.
+with torch.backends.__allow_nonbracketed_mutation():
+    from torch.testing._internal.common_methods_invocations import op_db
 
 # In 16 bits torch's own CPU gives NaN for the exponential of this sample, where float64 gives some 2400.
 KNOWN = {("matrix_exp", torch.bfloat16), ("matrix_exp", torch.float16)}
@@ -27,7 +30,8 @@ def sampled(op, dtype):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
-    ("dtype", "most_warnings"), [(torch.float32, 0.02), (torch.bfloat16, 0.06), (torch.float16, 0.06)]
+    ("dtype", "most_warnings"),
+    [(torch.float32, 0.02), (torch.complex64, 0.02), (torch.bfloat16, 0.06), (torch.float16, 0.06)],
 )
 def test_a_healthy_cpu_is_right(dtype, most_warnings):
     judged, wrong, coarse = 0, [], []
@@ -43,6 +47,6 @@ def test_a_healthy_cpu_is_right(dtype, most_warnings):
         wrong += [(op.name, one.reason, one.worst) for one in found if one.status is Status.ERROR]
         coarse += [op.name for one in found if one.status is Status.WARNING]
 
-    assert judged > 450
+    assert judged > 350
     assert len(wrong) <= 0.003 * judged, wrong
     assert len(coarse) <= most_warnings * judged, coarse

@@ -13,11 +13,13 @@ from trainermon.accuracy.calls import OperationCall
 _FACTOR = 16.0
 
 
-def _svd(matrix: Tensor, parts: Sequence[Tensor], *, transposed: bool) -> Tensor:
+def _svd(matrix: Tensor, parts: Sequence[Tensor]) -> Tensor:
+    """Return the smaller residual of two readings: `linalg.svd` gives the right vectors as rows, `svd` as columns."""
     left, values, right = parts
     size = values.shape[-1]
-    right = right.mH if not transposed else right
-    return (left[..., :, :size] * values.unsqueeze(-2).to(left.dtype)) @ right[..., :size, :] - matrix
+    scaled = left[..., :, :size] * values.unsqueeze(-2).to(left.dtype)
+    readings = [rows for rows in (right, right.mH) if rows.shape[-2] >= size and rows.shape[-1] == matrix.shape[-1]]
+    return min((scaled @ rows[..., :size, :] - matrix for rows in readings), key=lambda left: float(left.abs().max()))
 
 
 def _qr(matrix: Tensor, parts: Sequence[Tensor]) -> Tensor:
@@ -31,7 +33,7 @@ def _eigenvectors(matrix: Tensor, parts: Sequence[Tensor]) -> Tensor:
 
 Residual = Callable[[Tensor, Sequence[Tensor]], Tensor]
 RESIDUALS: Mapping[str, Residual] = {
-    "svd": lambda matrix, parts: _svd(matrix, parts, transposed=True),
+    "svd": _svd,
     "qr": _qr,
     "eig": _eigenvectors,
 }

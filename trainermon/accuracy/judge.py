@@ -22,6 +22,8 @@ _SIGNS_TESTED = 1000
 _SIGN_Z = 8.0
 # A computation that rounds on the way is off in many elements: so few, so far off, are something else.
 _MANY, _FEW, _FAR_OFF = 32, 1e-3, 8.0
+# Of complex numbers they are, or divide by, square roots of sums.
+_MODULI = frozenset(["abs", "absolute", "sgn"])
 # By operation the argument, and its place, with which it is no longer of its family.
 _WITH_MORE = {"embedding": ("max_norm", 3), "div": ("rounding_mode", None), "divide": ("rounding_mode", None)}
 
@@ -32,7 +34,7 @@ class Status(enum.Enum):
     Attributes:
         PASS: As good as a computation in float32 inside, rounded once.
         WARNING: No worse than a computation in the recorded type throughout, or at the end of that type's range.
-        ERROR: Worse than both, or of another shape, type or finiteness.
+        ERROR: Worse than both, of another shape or kind of number, or NaN or infinite where float64 is not.
         SKIP: Not judged; the reason is in `Judgement.reason`.
     """
 
@@ -123,7 +125,10 @@ def _judge(given: Tensor, reference: Reference, number: int, coarsest: float, fa
 
 def _computes_more(name: str, call: OperationCall) -> bool:
     """Return whether an argument makes the operation do more than its family says: round a quotient, scale rows."""
-    keyword, place = _WITH_MORE.get(name.rpartition(".")[2].rstrip("_"), ("", None))
+    last = name.rpartition(".")[2].strip("_")
+    if last in _MODULI and any(tensor.is_complex() for tensor in call.tensors):
+        return True
+    keyword, place = _WITH_MORE.get(last, ("", None))
     given = call.args[place] if place is not None and len(call.args) > place else None
     return call.kwargs.get(keyword, given) is not None
 
@@ -144,13 +149,16 @@ class _FloatingResult:
             (self._wide == self._rounded.to(self._exact.dtype)) | (self._given.isnan() & self._rounded.isnan()) | ends
         )
         error = torch.where(same, 0.0, self._error)
-        fine = self._ratios(error, reference.allowed(number, self._given.dtype, _SINGLE), wrong)
+        if not bool(error.any()) and not bool(wrong.any()):
+            return self._result(Status.PASS, "", error.double(), torch.zeros_like(wrong), ends)
+        allowed = reference.allowed(number, self._given.dtype, _SINGLE)
+        fine = self._ratios(error, allowed, wrong)
         above = fine > 1
         if not bool(above.any()):
             return self._result(Status.PASS, "", fine, above, ends)
         if bool(wrong.any()):
             return self._result(Status.ERROR, "not finite", fine, above, ends)
-        if self._jumps(above, reference, number):
+        if self._jumps(above, allowed, reference.alternatives(number)):
             return self._result(Status.PASS, "", torch.where(above, 1.0, fine), torch.zeros_like(above), ends)
         if coarsest > _SINGLE and self._family is not Family.EXACT:
             rough = self._ratios(error, reference.allowed(number, self._given.dtype, coarsest), wrong)
@@ -181,15 +189,15 @@ class _FloatingResult:
             ratio = torch.where(error == 0, 0.0, math.inf)
         else:
             ratio = torch.where(error == 0, 0.0, error / allowed)
-        return torch.where(wrong, math.inf, torch.nan_to_num(ratio, nan=0.0, posinf=math.inf))
+        return torch.where(wrong | ratio.isnan(), math.inf, ratio)
 
-    def _jumps(self, above: Tensor, reference: Reference, number: int) -> bool:
-        """Return whether every element beyond its allowance is what float64 gives for inputs moved by a roundoff."""
+    def _jumps(self, above: Tensor, allowed: Tensor, alternatives: list[Tensor]) -> bool:
+        """Return whether each element beyond its allowance jumps to what was given if inputs move by a roundoff."""
         explained = torch.zeros_like(above)
         unit = 4 * unit_roundoff(self._given.dtype)
-        for other in reference.alternatives(number):
+        for other in alternatives:
             close = (self._wide - other).abs() <= unit * other.abs()
-            explained |= close
+            explained |= close & ((other - self._exact).abs() > allowed)
         return bool((explained | ~above).all()) and self._family is not Family.ROUNDED
 
     def _result(self, status: Status, reason: str, ratios: Tensor, above: Tensor, ends: Tensor) -> Judgement:
@@ -261,7 +269,7 @@ def _judge_whole(given: Tensor, exact: Tensor, alternatives: list[Tensor], famil
 
 def _judge_gauge(name: str, call: OperationCall, recorded: list[Tensor]) -> list[Judgement]:
     residual = RESIDUALS.get(name.rpartition(".")[2])
-    if residual is None:
+    if residual is None or not all(part.numel() for part in recorded):
         return [_skip(tensor, "its result is not unique", Family.GAUGE) for tensor in recorded]
     ratio = residual_error(residual, call, recorded)
     status = Status.PASS if ratio <= 1 else Status.ERROR

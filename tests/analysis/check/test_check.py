@@ -156,3 +156,16 @@ def test_a_folder_without_a_dump_is_refused(tmp_path, capsys):
         dumps_below(tmp_path)
     assert main(["check", "run", str(tmp_path)]) == 1
     assert "dump.json" in capsys.readouterr().err
+
+
+def test_a_damaged_dump_costs_none_of_the_others(tmp_path, capsys):
+    directory = dumped(tmp_path)
+    broken = directory.parent / "rank1"
+    broken.mkdir()
+    (broken / "dump.json").write_text("{")
+
+    assert main(["check", "run", str(tmp_path)]) == 1
+
+    said = capsys.readouterr()
+    assert "all 5 calls are right" in said.out
+    assert str(broken) in said.err

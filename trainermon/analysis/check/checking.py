@@ -17,7 +17,7 @@ from trainermon.accuracy.judge import Judgement, Status, judge_call
 from trainermon.accuracy.reference import unit_roundoff
 from trainermon.analysis.compare.progress import Report, no_report
 from trainermon.core.errors import DumpError
-from trainermon.dump.files.reader import load_raw, read_dump
+from trainermon.dump.files.reader import load_raw, parse_dump
 from trainermon.dump.files.records import DUMP_FILE, FORWARD, PARTIAL_FILE, EntryRecord
 from trainermon.replay.dumped_calls import DumpedCall, rebuild
 
@@ -104,11 +104,11 @@ def check_dump(
     Raises:
         DumpError: There is no dump, or it is damaged.
     """
-    data = load_raw(directory).data
-    entries = [one for one in read_dump(directory).entries if one.direction == FORWARD and wanted(one.key)]
+    raw = load_raw(directory)
+    entries = [one for one in parse_dump(directory, raw).entries if one.direction == FORWARD and wanted(one.key)]
     calls = []
     for number, entry in enumerate(entries, 1):
-        calls.append(_checked(directory, data, entry))
+        calls.append(_checked(directory, raw.data, entry))
         report(number, len(entries), "calls")
     return DumpCheck(directory=directory, calls=tuple(calls))
 

@@ -14,6 +14,7 @@ from trainermon.analysis.check.checking import DumpCheck, check_dump, dumps_belo
 from trainermon.analysis.check.screen import render_text
 from trainermon.analysis.check.tables import document, write_files
 from trainermon.analysis.compare.progress import ProgressBar
+from trainermon.core.errors import DumpError
 
 FORMATS = ("csv", "json")
 WRONG = 3
@@ -42,16 +43,12 @@ def main(args: argparse.Namespace) -> int:
     """Judge the calls of a dump (`trainermon check run`), print the result, and return the exit status.
 
     Raises:
-        DumpError: There is no dump, it is damaged, or a file cannot be written.
+        DumpError: There is no dump, or a file cannot be written. Damaged dumps are named, and the status is then 1.
     """
     progress = ProgressBar(sys.stderr)
-
-    def wanted(key: str) -> bool:
-        chosen = not args.only or any(fnmatch.fnmatchcase(key, pattern) for pattern in args.only)
-        return chosen and not any(fnmatch.fnmatchcase(key, pattern) for pattern in args.skip)
-
+    paths = dumps_below(args.dump)
     try:
-        checks = [check_dump(path, wanted=wanted, report=progress) for path in dumps_below(args.dump)]
+        checks = [check for path in paths if (check := _check(path, args, progress)) is not None]
     finally:
         progress.close()
     if args.json:
@@ -60,7 +57,22 @@ def main(args: argparse.Namespace) -> int:
         sys.stdout.write(render_text(checks))
     if args.output is not None:
         _write(checks, args)
+    if len(checks) < len(paths):
+        return 1
     return WRONG if args.exit_code and _is_wrong(checks, strict=args.strict) else 0
+
+
+def _check(path: Path, args: argparse.Namespace, progress: ProgressBar) -> DumpCheck | None:
+    def wanted(key: str) -> bool:
+        chosen = not args.only or any(fnmatch.fnmatchcase(key, pattern) for pattern in args.only)
+        return chosen and not any(fnmatch.fnmatchcase(key, pattern) for pattern in args.skip)
+
+    try:
+        return check_dump(path, wanted=wanted, report=progress)
+    except DumpError as error:
+        progress.close()
+        sys.stderr.write(f"trainermon check: {error}\n")
+        return None
 
 
 def _write(checks: list[DumpCheck], args: argparse.Namespace) -> None:

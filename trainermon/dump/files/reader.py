@@ -77,7 +77,15 @@ def read_dump(directory: Path) -> Dump:
         DumpError: there is no dump, or it is damaged.
     """
     directory = Path(directory)
-    raw = load_raw(directory)
+    return parse_dump(directory, load_raw(directory))
+
+
+def parse_dump(directory: Path, raw: RawDump) -> Dump:
+    """Return the dump in the folder `directory` whose parsed JSON files are `raw`, as `load_raw` returns them.
+
+    Raises:
+        DumpError: It is damaged.
+    """
     with well_formed(directory):
         entries = list(_entries(raw, raw.data, directory))
         return Dump(
