@@ -117,7 +117,7 @@ def measure(options: argparse.Namespace, folder: Path) -> Iterator[tuple[str, fl
     spool = folder / "spool"
     spool.mkdir(mode=0o700)
     output = folder / "run"
-    settings = {"run_id": "bench", "output": str(output), "linger_s": 0, "flush_s": 5}
+    settings = {"run_id": "bench", "output": str(output), "agent": {"linger_s": 0, "flush_s": 5}}
     (spool / "agent.json").write_text(json.dumps(settings))
     ranks = [Rank(spool, number, world_size=options.ranks, series=options.series) for number in range(options.ranks)]
     for step in range(options.backlog):

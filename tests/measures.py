@@ -14,8 +14,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "trainermon"
 MAX_ATTRIBUTES, MAX_PARAMETERS, MAX_LINES = 12, 8, 50
-TEARDOWN = ["let_go", "remove", "release", "forget", "clear", "abandon", "give_up", "discard", "fall_silent", "finish"]
-"""Words beside detach, close, stop and reset that take something away."""
+TEARDOWN = ["let_go", "release", "forget", "clear", "abandon", "give_up", "discard", "fall_silent", "finish"]
+"""Words beside detach, close, stop and reset that take something away; `remove` is what torch calls it of a hook."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

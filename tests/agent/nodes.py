@@ -107,8 +107,9 @@ class Run:
 
     def write_settings(self, **settings):
         self.spool.mkdir(parents=True, mode=0o700, exist_ok=True)
-        plain = {"run_id": self.run_id, "output": str(self.output), "linger_s": 0, "flush_s": 0.2, **settings}
-        self.settings = json.dumps(plain)
+        given = {"linger_s": 0, "flush_s": 0.2} | settings
+        agent = {key: given.pop(key) for key in ("host", "port", "linger_s", "flush_s") if key in given}
+        self.settings = json.dumps({"run_id": self.run_id, "output": str(self.output), "agent": agent, **given})
         (self.spool / "agent.json").write_text(self.settings)
 
     def rank(self, number=0, **options):

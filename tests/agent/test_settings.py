@@ -9,6 +9,7 @@ import pytest
 
 from trainermon.agent.settings import load_settings
 from trainermon.core.config import (
+    AgentConfig,
     AlertConfig,
     AnomalyArguments,
     AnomalyRuleConfig,
@@ -29,7 +30,7 @@ def test_what_the_version_before_was_told_is_understood(tmp_path):
     settings = load_settings(tmp_path)
 
     assert (settings.run_id, settings.output, settings.rules) == ("run", "/output/run", "/etc/rules.yaml")
-    assert (settings.port, settings.linger_s, settings.world_size) == (9461, 5.0, 4)
+    assert (settings.agent, settings.world_size) == (AgentConfig(port=9461, linger_s=5.0), 4)
     assert settings.hang == HangConfig(step_s=30.0)
     assert settings.escalation == EscalationConfig(
         task=DumpTask.TENSOR, max_dump_mb=100.5, max_per_hour=7, num_steps=2, margin_steps=4
@@ -49,14 +50,14 @@ def test_what_the_version_before_was_told_is_understood(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"linger": 3}, "linger: unknown key; did you mean 'linger_s'?"),
-        ({"port": "80"}, "port: found '80', expected a whole number"),
-        ({"port": True}, "port: found True, expected a whole number"),
-        ({"port": 70000}, "port: found 70000, expected 0 to 65535"),
+        ({"world": 3}, "world: unknown key; did you mean 'world_size'?"),
+        ({"port": "80"}, "agent.port: found '80', expected a whole number"),
+        ({"port": True}, "agent.port: found True, expected a whole number"),
+        ({"port": 70000}, "agent.port: found 70000, expected 0 to 65535"),
         ({"output": "here"}, "output: found 'here', expected an absolute path"),
         ({"retention": {"hours": 3}}, "retention.hours: unknown key"),
         ({"retention": 3}, "retention: found 3, expected a mapping"),
-        ({"flush_s": 0}, "flush_s: found 0.0, expected a number of seconds above 0"),
+        ({"flush_s": 0}, "agent.flush_s: found 0.0, expected a number of seconds above 0"),
         ({"allowed_hosts": "x"}, "allowed_hosts: found 'x', expected a list"),
         ({"escalation": {"task": "all"}}, "escalation.task: found 'all', expected 'statistics' or 'tensor'"),
     ],

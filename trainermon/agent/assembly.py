@@ -234,7 +234,7 @@ def _pipeline(
         executor=executor,
         consumers=consumers,
         flush_bytes=settings.flush_bytes,
-        flush_s=settings.flush_s,
+        flush_s=settings.agent.flush_s,
     )
 
 

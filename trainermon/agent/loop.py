@@ -56,7 +56,7 @@ class NodeAgent:
         self._dumps = _dump_follow_up(parts, executor)
         self._looks = _looks(parts, hang=hang, rank_files=rank_files, dumps=self._dumps)
         self._turns = _record_turns(parts, self._dumps)
-        self._states = AgentStates(parts.place.spool, linger_s=parts.settings.linger_s, drain=self._turns.drain)
+        self._states = AgentStates(parts.place.spool, linger_s=parts.settings.agent.linger_s, drain=self._turns.drain)
         self._overview = RunOverview(parts, rank_files, host=host)
         self._node = RunNode(
             parts,

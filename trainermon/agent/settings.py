@@ -60,9 +60,6 @@ class AgentSettings(RunSettings):
     def __post_init__(self) -> None:
         require(bool(self.run_id), "run_id", self.run_id, "a name that is not empty")
         require(Path(self.output).is_absolute(), "output", self.output, "an absolute path")
-        require(0 <= self.port <= 65535, "port", self.port, "0 to 65535")
-        require(self.linger_s >= 0, "linger_s", self.linger_s, "a number of seconds, 0 or more")
-        require(self.flush_s > 0, "flush_s", self.flush_s, "a number of seconds above 0")
         require(self.flush_bytes > 0, "flush_bytes", self.flush_bytes, "1 or more")
 
     @property
@@ -95,8 +92,11 @@ def load_settings(spool: Path) -> AgentSettings:
 
 
 def _renewed(plain: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return `plain` by the keys of today: the rank may be of version 0.1.0, which wrote two of them otherwise."""
+    """Return `plain` by the keys of today: the rank may be of version 0.1.0, which wrote some of them otherwise."""
     match plain:
+        case {"host": host, "port": port, "linger_s": linger_s, "flush_s": flush_s, **others}:
+            agent = {"host": host, "port": port, "linger_s": linger_s, "flush_s": flush_s}
+            return _renewed({**others, "agent": agent})
         case {"anomalies": {"rules": [*rules], "dump": dump}, **others}:
             names = [{"rule_name": rule["rule_name"], "args": {"threshold": rule["threshold"]}} for rule in rules]
             return _renewed({**others, "alert": {"rules": names, "dump": dump}})

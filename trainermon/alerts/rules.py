@@ -37,7 +37,6 @@ from trainermon.core.values import Action, DumpTask, Kind, SeriesKey, Severity
 
 DEFAULT_RULES = Path(__file__).with_name("default_rules.yaml")
 RUNBOOK = Path(__file__).with_name("runbook.md")
-TASKS = tuple(task.value for task in DumpTask)
 SUMMARY_FIELDS = (
     "k",
     "n",
@@ -360,7 +359,7 @@ def _read_escalation(node: DocumentNode) -> RuleEscalation | None:
     inner.choice("action", (Action.DUMP.value,))
     return RuleEscalation(
         action=Action.DUMP,
-        task=DumpTask(inner.choice("task", TASKS)) if "task" in inner else None,
+        task=DumpTask(inner.choice("task", tuple(DumpTask))) if "task" in inner else None,
         steps=inner.whole("steps", at_least=1) if "steps" in inner else None,
     )
 

@@ -338,7 +338,7 @@ class Action(str, enum.Enum):
 
 
 class DumpTask(str, enum.Enum):
-    """How much a dump writes of each tensor: `statistics`, or `tensor` (all elements too)."""
+    """How much a dump writes of each tensor: `statistics`, or `tensor` (all elements too). What writes more is last."""
 
     STATISTICS = "statistics"
     TENSOR = "tensor"

@@ -13,7 +13,7 @@ from trainermon.core.strict import build, require
 from trainermon.core.values import DumpTask
 from trainermon.dump.seeds import MAX_SEED
 
-TASKS = (*(task.value for task in DumpTask), "structure", "overflow_check")
+TASKS = (*DumpTask, "structure", "overflow_check")
 LEVELS = ("L0", "L1", "mix", "debug")
 DATA_MODES = ("all", "forward", "backward", "input", "output")
 SUMMARY_MODES = ("statistics", "md5", "crc32", "xor")

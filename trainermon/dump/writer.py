@@ -37,7 +37,7 @@ from trainermon.dump.forms import json_text, quoted
 from trainermon.dump.statistics import TensorReadings
 from trainermon.dump.tensor_folder import TensorFolder
 
-TASKS = (*(task.value for task in DumpTask), "structure")
+TASKS = (*DumpTask, "structure")
 
 
 class DumpWriter:

@@ -9,10 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.agent.notifications import alert, notification
-from trainermon.agent.orders import webhook
 from trainermon.agent.orders.commands import parse_command
 from trainermon.agent.orders.webhook import make_requests, parse_notification
-from trainermon.alerts import rules
 from trainermon.core.errors import ConfigError
 
 NOW_S = 1_790_000_000.0
@@ -20,10 +18,6 @@ NOW_S = 1_790_000_000.0
 
 def parse(*alerts, **changes):
     return parse_notification(notification(*alerts, **changes), now_s=NOW_S)
-
-
-def test_the_kinds_of_dump_are_those_of_rules():
-    assert webhook.TASKS == rules.TASKS
 
 
 def fired(rule="Spike", **labels):

@@ -55,11 +55,13 @@ def overridden(settings: AgentSettings, args: argparse.Namespace) -> AgentSettin
     Raises:
         ConfigError: A value is impossible.
     """
-    wanted = {name: getattr(args, name) for name in ("host", "port", "allowed_hosts", "rules")}
-    given = {name: value for name, value in wanted.items() if value is not None}
-    if "allowed_hosts" in given:
-        given["allowed_hosts"] = (*settings.allowed_hosts, *given["allowed_hosts"])
-    return dataclasses.replace(settings, **given)
+    address = {name: value for name in ("host", "port") if (value := getattr(args, name)) is not None}
+    return dataclasses.replace(
+        settings,
+        agent=dataclasses.replace(settings.agent, **address),
+        allowed_hosts=(*settings.allowed_hosts, *(args.allowed_hosts or ())),
+        rules=settings.rules if args.rules is None else args.rules,
+    )
 
 
 def check_overrides(args: argparse.Namespace) -> None:
@@ -73,10 +75,10 @@ def check_overrides(args: argparse.Namespace) -> None:
     name = args.node_name
     if name is not None and (not name or name in (".", "..") or "/" in name or "\0" in name):
         raise ConfigError(f"--node-name: found {name!r}, expected the name of a folder")
-    settings = overridden(AgentSettings(run_id="any", output="/"), args)
+    agent = overridden(AgentSettings(run_id="any", output="/"), args).agent
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
-            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            agent.host, agent.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         with socket.socket(family, kind, protocol) as listener:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -84,7 +86,7 @@ def check_overrides(args: argparse.Namespace) -> None:
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
             reason = error.strerror or os.strerror(error.errno or 0)
-            raise ConfigError(f"nobody can listen at {settings.host} port {settings.port} here: {reason}") from error
+            raise ConfigError(f"nobody can listen at {agent.host} port {agent.port} here: {reason}") from error
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -21,7 +21,6 @@ from trainermon.core.strict import require
 from trainermon.core.values import DumpTask
 
 VERSION = "4"
-TASKS = tuple(task.value for task in DumpTask)  # the one that writes more last
 MAX_STEPS = 100
 MAX_REASON = 500
 MAX_AGE_S = 900.0
@@ -171,7 +170,7 @@ def _request(run: str, members: Sequence[FiredAlert], *, truncated: bool) -> Dum
         id=f"{name}-{uuid.uuid5(_NAMESPACE, ' '.join((run, *keys))).hex[:16]}",
         run=run,
         ranks=None if truncated or None in ranks else tuple(named),
-        task=max((member.task for member in members), key=TASKS.index),
+        task=max((member.task for member in members), key=list(DumpTask).index),
         num_steps=max(member.num_steps for member in members),
         reason=summary[:MAX_REASON] + others,
         alerts=keys,
@@ -214,7 +213,7 @@ def _objection(labels: Mapping[str, str], *, status: str, age_s: float, max_age_
         return f"it began {age_s:.0f} s ago, more than {max_age_s:g} s"
     steps = labels.get("escalate_steps", "1")
     checks = (
-        ("escalate", labels["escalate"] in TASKS, " or ".join(TASKS)),
+        ("escalate", labels["escalate"] in list(DumpTask), " or ".join(DumpTask)),
         ("rank", "rank" not in labels or _RANK.fullmatch(labels["rank"]), "a number"),
         ("escalate_steps", _RANK.fullmatch(steps) and 1 <= int(steps) <= MAX_STEPS, f"1 to {MAX_STEPS}"),
     )

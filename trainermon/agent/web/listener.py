@@ -60,10 +60,10 @@ class AgentListener:
             hosts = (*settings.allowed_hosts, self._host)
             application = build_application(node, access=gate, hosts=hosts, escalations=escalations)
             self._server = WebServer(
-                application, host=settings.host, port=settings.port, certificate=certificate_of(access)
+                application, host=settings.agent.host, port=settings.agent.port, certificate=certificate_of(access)
             )
         except (OSError, ConfigError) as error:
-            _log.error("no page and no metrics: cannot listen on %s: %s", settings.host, error)
+            _log.error("no page and no metrics: cannot listen on %s: %s", settings.agent.host, error)
             return
         _log.info("page %s", self._server.url)
         for path in self._targets:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from trainermon.core.config.outputs import OutputConfig
-from trainermon.core.config.schema import AlertConfig, EscalationConfig, HangConfig
+from trainermon.core.config.schema import AgentConfig, AlertConfig, EscalationConfig, HangConfig
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,10 +16,7 @@ class RunSettings:
         run_id: Name of the run.
         output: The run directory, `<output root>/<run_id>`; may be on a cluster file system.
         rules: File of alert rules, or None for the built-in ones.
-        host: Address to listen on.
-        port: Port to listen on; 0 lets the system choose.
-        linger_s: Seconds to wait for a restarted job after the last rank has gone.
-        flush_s: Longest time in seconds between two commits.
+        agent: Where it listens, and for how long it waits.
         escalation: What alerts may order.
         outputs: In which further forms the run is written.
         alert: Rules of msprobe's monitor that are evaluated too.
@@ -33,10 +30,7 @@ class RunSettings:
     run_id: str
     output: str
     rules: str | None = None
-    host: str = "127.0.0.1"
-    port: int = 0
-    linger_s: float = 60.0
-    flush_s: float = 30.0
+    agent: AgentConfig = dataclasses.field(default_factory=AgentConfig)
     escalation: EscalationConfig = dataclasses.field(default_factory=EscalationConfig)
     outputs: OutputConfig = dataclasses.field(default_factory=OutputConfig)
     alert: AlertConfig = dataclasses.field(default_factory=AlertConfig)

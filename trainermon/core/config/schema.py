@@ -54,8 +54,9 @@ class AgentConfig:
 
     def __post_init__(self) -> None:
         require(0 <= self.port <= 65535, "agent.port", self.port, "0 to 65535")
-        for key in ("linger_s", "wait_s", "flush_s"):
+        for key in ("linger_s", "wait_s"):
             require(getattr(self, key) >= 0, f"agent.{key}", getattr(self, key), "a number of seconds, 0 or more")
+        require(self.flush_s > 0, "agent.flush_s", self.flush_s, "a number of seconds above 0")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -199,7 +199,7 @@ class _LateHooks:
         return True
 
     def remove(self) -> None:
-        """Take all of them away."""
+        """Remove all of the hooks."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
