@@ -3,6 +3,7 @@
 import importlib.metadata
 import importlib.util
 import json
+import sys
 
 import pytest
 import yaml
@@ -10,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainermon.core.config import WITHOUT_EFFECT, AgentConfig, MonitorConfig, load_config, parse_config
+from trainermon.core.config.outputs import OutputConfig
 from trainermon.core.errors import ConfigError
+from trainermon.core.values import DumpTask
 
 REFUSED = [
     ({"wg_distribtion": True}, "wg_distribtion: unknown key; did you mean 'wg_distribution'?"),
@@ -170,6 +173,25 @@ def test_a_configuration_may_be_a_mapping_and_nothing_but_a_file_beside_that():
     assert load_config({"step_interval": 3}) == parse_config({"step_interval": 3})
     with pytest.raises(ConfigError, match="configuration: found list, expected the path of a file, a mapping, or None"):
         load_config([])  # type: ignore[arg-type]  # which is what is tested
+
+
+def test_yaml_without_its_package_says_what_else_may_be_written(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    path = tmp_path / "monitor.yaml"
+    path.write_text("step_interval: 3")
+
+    with pytest.raises(ConfigError, match=r"monitor.yaml: YAML needs the package pyyaml; .* write the file as JSON"):
+        load_config(path)
+
+
+def test_a_choice_is_given_by_its_name():
+    assert parse_config({"replay": {"task": "tensor"}})[0].replay.task is DumpTask.TENSOR
+
+
+def test_outputs_are_taken_out_of_the_whole_configuration():
+    config, _ = parse_config({"format": "csv", "ndigits": 4, "step_interval": 3})
+
+    assert OutputConfig(**config.output_fields()) == OutputConfig(format=("csv",), ndigits=4)
 
 
 def test_a_format_needs_its_package(monkeypatch):

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from trainermon.core import spool
 from trainermon.core.errors import SpoolError
-from trainermon.core.spool import RankLock, open_spool, rank_alive, remove_spool, try_enter
+from trainermon.core.spool import RankLock, open_spool, rank_alive, rank_pid, remove_spool, try_enter
 
 ROOT_MOUNT = "27 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw"
 HOLDER = """
@@ -291,8 +291,8 @@ def test_a_rank_is_alive_exactly_while_its_process_is(tmp_path):
     assert not rank_alive(tmp_path, 3)
     process = start_holder(tmp_path)
     try:
-        assert rank_alive(tmp_path, 3)
-        assert not rank_alive(tmp_path, 4)
+        assert (rank_alive(tmp_path, 3), rank_pid(tmp_path, 3)) == (True, process.pid)
+        assert (rank_alive(tmp_path, 4), rank_pid(tmp_path, 4)) == (False, 0)
     finally:
         end(process)
     assert not rank_alive(tmp_path, 3)
@@ -326,7 +326,7 @@ def test_attaching_twice_in_one_process_is_refused_and_keeps_the_first(tmp_path)
 
     with pytest.raises(SpoolError, match="already locked by this process"):
         RankLock(tmp_path, 3)
-    assert rank_alive(tmp_path, 3)
+    assert (rank_alive(tmp_path, 3), rank_pid(tmp_path, 3)) == (True, os.getpid())
     assert holder_seen_from_outside(tmp_path)
 
     first.close()

@@ -9,7 +9,7 @@ import pytest
 
 from trainermon.core import topology
 from trainermon.core.errors import AttachError, ConfigError
-from trainermon.core.topology import find_coordinates, name_run
+from trainermon.core.topology import RunIdentity, find_coordinates, name_run
 from trainermon.core.values import Coordinates
 
 
@@ -71,6 +71,23 @@ def test_a_foreign_run_file_is_refused(tmp_path):
 
     with pytest.raises(ConfigError, match="choose another run_id"):
         name_run(Coordinates(), run_id="r", output_dir=str(tmp_path), environ={})
+
+
+@pytest.mark.extras
+def test_several_ranks_agree_on_a_given_name_and_take_the_attempt_from_the_launcher(tmp_path):
+    environ = {"TRAINERMON_RUN_ID": "r", "TORCHELASTIC_RESTART_COUNT": "2"}
+
+    found = name_run(Coordinates(rank=1, world_size=2), output_dir=str(tmp_path), environ=environ)
+
+    assert found == RunIdentity(run_id="r", attempt=3, directory=tmp_path / "r")
+
+
+def test_a_run_file_that_others_may_write_is_not_believed(tmp_path):
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r" / "run.json").write_text(json.dumps({"attempt": 4}))
+    (tmp_path / "r").chmod(0o777)
+
+    assert name_run(Coordinates(), run_id="r", output_dir=str(tmp_path), environ={}).attempt == 1
 
 
 @pytest.mark.extras

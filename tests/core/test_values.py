@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainermon.core.values import Kind, SeriesKey
+from trainermon.core.values import Kind, SeriesKey, Severity, TextEnum
 
 WORDS = st.text("abc", min_size=1, max_size=3)
 KEYS = st.builds(
@@ -34,3 +34,8 @@ def test_series_of_one_kind_have_labels_of_their_own(one, other):
 )
 def test_a_label_leaves_out_what_goes_without_saying(key, label):
     assert key.label == label
+
+
+@pytest.mark.parametrize("member", [*Kind, *Severity])
+def test_a_name_of_a_closed_set_is_equal_to_its_text_and_shown_as_it(member: TextEnum):
+    assert [member, str(member), f"{member}", f"{member!s:>20}".strip()] == [member.value] * 4

@@ -7,16 +7,17 @@ A journal may be of another version, or damaged on purpose: reading never fails.
 from __future__ import annotations
 
 import dataclasses
-import enum
 import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar, TypeVar
 
+from trainermon.core.values import TextEnum
+
 _LARGEST = 1e300  # a whole number of JSON may have more digits than a float
 
 
-class EventType(str, enum.Enum):
+class EventType(TextEnum):
     """The kinds of events that a rank reports in its journal: the `type` in their JSON."""
 
     WARNING = "warning"
@@ -26,11 +27,8 @@ class EventType(str, enum.Enum):
     REPLAY = "replay"
     DUMP = "dump"
 
-    def __str__(self) -> str:
-        return self.value
 
-
-class DumpStatus(str, enum.Enum):
+class DumpStatus(TextEnum):
     """What became of a dump on one rank, ordered or of a replay; the most informative one first.
 
     `nonfinite`: a replay with NaN or Inf in it. `written`: an ordered dump. `clean`: a replay in which all was finite.
@@ -47,20 +45,14 @@ class DumpStatus(str, enum.Enum):
     FAILED = "failed"
     UNKNOWN = "unknown"
 
-    def __str__(self) -> str:
-        return self.value
 
-
-class ConfigurationStatus(str, enum.Enum):
+class ConfigurationStatus(TextEnum):
     """What became of an edited configuration on one rank: applied, too late for the rank, refused, or not known."""
 
     APPLIED = "applied"
     LATE = "late"
     REFUSED = "refused"
     UNKNOWN = "unknown"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

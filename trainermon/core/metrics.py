@@ -13,23 +13,19 @@ there is to say about a rank stands once in `trainermon_rank_info`, about the ru
 from __future__ import annotations
 
 import dataclasses
-import enum
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from trainermon.core.values import Kind
+from trainermon.core.values import Kind, TextEnum
 
 
-class MetricType(str, enum.Enum):
+class MetricType(TextEnum):
     """Type of a metric, in the words of OpenMetrics."""
 
     GAUGE = "gauge"
     COUNTER = "counter"
     HISTOGRAM = "histogram"
     INFO = "info"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

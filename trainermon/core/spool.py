@@ -283,30 +283,24 @@ def rank_alive(directory: Path, rank: int) -> bool:
 
     Takes no lock, so it never disturbs a start.
     """
-    path = rank_path(directory, rank, "lock")
-    if _held_here(path):
-        return True
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        return _lock_holder(descriptor) is not None
-    finally:
-        os.close(descriptor)
+    return _find_holder(rank_path(directory, rank, "lock")) is not None
 
 
 def rank_pid(directory: Path, rank: int) -> int:
     """Return the process that holds the lock of `rank`; 0 if nobody does, or somebody in another pid namespace."""
-    path = rank_path(directory, rank, "lock")
-    if _held_here(path):
+    return _find_holder(rank_path(directory, rank, "lock")) or 0
+
+
+def _find_holder(lock: Path) -> int | None:
+    """Return the process that holds `lock`, 0 for one in another pid namespace, None if nobody does."""
+    if _held_here(lock):
         return os.getpid()
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        descriptor = os.open(lock, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
-        return 0
+        return None
     try:
-        return _lock_holder(descriptor) or 0
+        return _lock_holder(descriptor)
     finally:
         os.close(descriptor)
 

@@ -14,7 +14,14 @@ from collections.abc import Mapping
 from typing import Any
 
 
-class Kind(str, enum.Enum):
+class TextEnum(str, enum.Enum):
+    """A closed set of names: each is equal to its text, and shown as it. For Python 3.10, which has no `StrEnum`."""
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+
+class Kind(TextEnum):
     """The kind of quantity that a series is a statistic of.
 
     The value is the name that users of msprobe's monitor know.
@@ -38,9 +45,6 @@ class Kind(str, enum.Enum):
     CHECKSUM = "checksum"
     FEATURE = "feature"
     STEP = "step"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -203,18 +207,15 @@ class StatBlock:
     values: Any
 
 
-class AlertState(str, enum.Enum):
+class AlertState(TextEnum):
     """Life of an alert: a condition holds (pending), has held long enough (firing), is over (resolved)."""
 
     PENDING = "pending"
     FIRING = "firing"
     RESOLVED = "resolved"
 
-    def __str__(self) -> str:
-        return self.value
 
-
-class Severity(str, enum.Enum):
+class Severity(TextEnum):
     """The urgency of an alert. `fatal`: the step itself is lost; the ranks replay it."""
 
     INFO = "info"
@@ -222,11 +223,8 @@ class Severity(str, enum.Enum):
     CRITICAL = "critical"
     FATAL = "fatal"
 
-    def __str__(self) -> str:
-        return self.value
 
-
-class AlertCondition(str, enum.Enum):
+class AlertCondition(TextEnum):
     """The kind of condition that an alert's rule looks for; `alerts/conditions/criteria.py` says what each means."""
 
     NONFINITE = "nonfinite"
@@ -248,11 +246,8 @@ class AlertCondition(str, enum.Enum):
     REPORTED = "reported"
     CUSTOM = "custom"
 
-    def __str__(self) -> str:
-        return self.value
 
-
-class AlertDirection(str, enum.Enum):
+class AlertDirection(TextEnum):
     """Whether an alert's worst value is above what is usual (`up`) or below it (`down`).
 
     `none`: the condition has no sides.
@@ -261,9 +256,6 @@ class AlertDirection(str, enum.Enum):
     UP = "up"
     DOWN = "down"
     NONE = "none"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -325,7 +317,7 @@ class Alert:
     direction: AlertDirection = AlertDirection.NONE
 
 
-class Action(str, enum.Enum):
+class Action(TextEnum):
     """What a command asks of a rank: collect statistics, dump, take a new configuration, or stop dumping."""
 
     COLLECT = "collect"
@@ -333,18 +325,12 @@ class Action(str, enum.Enum):
     CONFIGURE = "configure"
     STOP = "stop"
 
-    def __str__(self) -> str:
-        return self.value
 
-
-class DumpTask(str, enum.Enum):
+class DumpTask(TextEnum):
     """How much a dump writes of each tensor: `statistics`, or `tensor` (all elements too). What writes more is last."""
 
     STATISTICS = "statistics"
     TENSOR = "tensor"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,6 @@ it. An agent may have to be asked several times; in that time the fastest rank m
 from __future__ import annotations
 
 import dataclasses
-import enum
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
@@ -16,6 +15,7 @@ from trainermon.agent.controller.fleet import AgentHandle, living_ranks
 from trainermon.agent.controller.journal import EscalationPlan
 from trainermon.agent.orders.answers import OrderStatus
 from trainermon.agent.orders.webhook import DumpRequest
+from trainermon.core.values import TextEnum
 
 SPARE_STEPS = 2  # the step a rank is on may end at once, and it reads orders when the next one begins
 
@@ -23,7 +23,7 @@ WRITTEN = frozenset({"written", "nonfinite", "clean"})
 NO_REPORT = "no report"
 
 
-class OrderReceipt(str, enum.Enum):
+class OrderReceipt(TextEnum):
     """What became of an order that the controller sent to an agent.
 
     `ordered`: its ranks were told. `suppressed`: its limits forbid it. `late`: its ranks are past the step. `refused`:
@@ -35,9 +35,6 @@ class OrderReceipt(str, enum.Enum):
     LATE = "late"
     REFUSED = "refused"
     UNREACHABLE = "unreachable"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ gloo's, which it does not note), the stacks say who is in a communication call, 
 from __future__ import annotations
 
 import dataclasses
-import enum
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -28,6 +27,7 @@ from trainermon.agent.hang.wording import (
     where,
 )
 from trainermon.core.call_notes import SAME_SIZE
+from trainermon.core.values import TextEnum
 
 # Operands of these have the same number of elements on every rank.
 _SAME_SIZE = SAME_SIZE | {"allreduce_coalesced"}
@@ -35,7 +35,7 @@ _SAME_SIZE = SAME_SIZE | {"allreduce_coalesced"}
 _SILENT_SHARE = 0.5
 
 
-class StandstillKind(str, enum.Enum):
+class StandstillKind(TextEnum):
     """The kind of a standstill.
 
     `not-entered`: the culprits have not entered the collective that others wait in. `mismatch`: the ranks' calls do not
@@ -52,9 +52,6 @@ class StandstillKind(str, enum.Enum):
     ELSEWHERE = "elsewhere"
     DEAD = "dead"
     UNKNOWN = "unknown"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,24 +7,20 @@ How it is read from YAML is decided in `reading`, how it is computed in `conditi
 from __future__ import annotations
 
 import dataclasses
-import enum
 import math
 from collections.abc import Mapping
 from types import MappingProxyType
 
 from trainermon.alerts.extensions import CustomCondition
-from trainermon.core.values import AlertCondition, AlertDirection, Kind
+from trainermon.core.values import AlertCondition, AlertDirection, Kind, TextEnum
 
 
-class Direction(str, enum.Enum):
+class Direction(TextEnum):
     """The side of the usual range on which a value is bad: both, above it or below it."""
 
     BOTH = "both"
     UP = "up"
     DOWN = "down"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

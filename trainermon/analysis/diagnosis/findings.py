@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import enum
 from collections.abc import Mapping
 from typing import Any
 
 from trainermon.analysis.diagnosis.against.gradient_chain import GradientLink
 from trainermon.analysis.diagnosis.against.run_verdicts import RunVerdict
+from trainermon.core.values import TextEnum
 from trainermon.dump.files.verdicts import OperationVerdict, Reproducibility
 
 SCHEMA_VERSION = 2
 
 
-class DiagnosisVerdict(str, enum.Enum):
+class DiagnosisVerdict(TextEnum):
     """How far a diagnosis got.
 
     `located`: the origin is known. `consequence`: what is bad follows from an earlier step. `not_reproduced`: the
@@ -29,11 +29,8 @@ class DiagnosisVerdict(str, enum.Enum):
     EQUAL = "equal"
     NO_EVIDENCE = "no_evidence"
 
-    def __str__(self) -> str:
-        return self.value
 
-
-class Symptom(str, enum.Enum):
+class Symptom(TextEnum):
     """The kind of fault that came first.
 
     `nonfinite`: NaN or Inf. `exploded`: far larger than usual. `died`: zero, or far smaller than usual. `diverged`:
@@ -47,11 +44,8 @@ class Symptom(str, enum.Enum):
     DIVERGED = "diverged"
     DIFFERS = "differs"
 
-    def __str__(self) -> str:
-        return self.value
 
-
-class PlaceLevel(str, enum.Enum):
+class PlaceLevel(TextEnum):
     """The levels at which a fault's place can be known, from the coarsest, `step`, to the finest, `api` (a function).
 
     `domain` is a part of the job, as the ranks of one pipeline stage.
@@ -64,11 +58,8 @@ class PlaceLevel(str, enum.Enum):
     MODULE = "module"
     API = "api"
 
-    def __str__(self) -> str:
-        return self.value
 
-
-class FaultPhase(str, enum.Enum):
+class FaultPhase(TextEnum):
     """The part of the step in which the first bad value stood. `before_step`: between backward and optimizer."""
 
     PARAMETER = "parameter"
@@ -79,11 +70,8 @@ class FaultPhase(str, enum.Enum):
     OPTIMIZER = "optimizer"
     UNKNOWN = "unknown"
 
-    def __str__(self) -> str:
-        return self.value
 
-
-class RankRole(str, enum.Enum):
+class RankRole(TextEnum):
     """A rank's part in the fault.
 
     `origin`: the bad value arose there. `reached`: it came to the rank within the step's computation. `innocent`: only
@@ -94,9 +82,6 @@ class RankRole(str, enum.Enum):
     REACHED = "reached"
     INNOCENT = "innocent"
     UNKNOWN = "unknown"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import enum
+
+from trainermon.core.values import TextEnum
 
 
-class NonfiniteCause(str, enum.Enum):
+class NonfiniteCause(TextEnum):
     """Why an operation's result was NaN or Inf.
 
     `inherited`: an input was NaN or Inf already. `range`: the true result does not fit any type. `precision`: float32
@@ -20,11 +21,8 @@ class NonfiniteCause(str, enum.Enum):
     KERNEL = "kernel"
     UNKNOWN = "unknown"
 
-    def __str__(self) -> str:
-        return self.value
 
-
-class Reproducibility(str, enum.Enum):
+class Reproducibility(TextEnum):
     """Whether a step that was run again (a replay) gave, bit for bit, what it had given in training.
 
     `reproducible`: it did. `not_reproducible`: it gave something else, because of a race, a kernel that is not
@@ -36,9 +34,6 @@ class Reproducibility(str, enum.Enum):
     NOT_REPRODUCIBLE = "not_reproducible"
     STATEFUL = "stateful"
     UNKNOWN = "unknown"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
