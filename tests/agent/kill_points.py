@@ -2,9 +2,10 @@
 
 A killed process leaves nothing but its files. So of all points at which these are the same, one stands for all.
 
-Run as a program of its own: `kill_points.py WORKDIR VARIANT [NUM_RANDOM_KILLS]` prints one JSON object. Each attempt is
-a forked child of this process, which never starts a thread. `VARIANT` is `correct`, or one of the deliberately broken
-writers below, of which the count must find something wrong.
+Run as a program of its own: `kill_points.py WORKDIR VARIANT [NUM_RANDOM_KILLS [all]]` prints one JSON object. Each
+attempt is a forked child of this process, which never starts a thread. `VARIANT` is `correct`, or one of the
+deliberately broken writers below, of which the count must find something wrong. Without `all`, the correct writer is
+killed throughout its first commit, and later only where a file has just come or gone.
 
 Every step of every series holds a number of its own base, so that one sum tells how often each step is stored.
 """
@@ -213,10 +214,25 @@ def different_points(workdir, variant):
     return found
 
 
-def enumerate_kills(workdir, variant):
+def first_commit_and_changes(names, points):
+    first = range(names.index("open"), names.index("unlink"))
+    return [point for point in points if point // 2 in first or names[point // 2] in {"rename", "unlink"}]
+
+
+def nearest_to_its_fault(names, points, variant):
+    if variant == "merge_after_removal":
+        return points[::-1]  # merging comes last
+    return [point for point in points if point // 2 >= names.index("open")]
+
+
+def enumerate_kills(workdir, variant, *, everywhere=False):
     names, points = different_points(workdir, variant)
     wrong = []
-    for point in points if variant == "correct" else reversed(points):  # the faults are nearer to the end
+    if variant != "correct":
+        points = nearest_to_its_fault(names, points, variant)
+    elif not everywhere:
+        points = first_commit_and_changes(names, points)
+    for point in points:
         root = fresh(workdir)
         status, _ = in_child(lambda root=root, point=point: run_variant(root, variant, kill_at(point)))
         assert os.WIFSIGNALED(status), f"point {point} was not reached"
@@ -335,13 +351,13 @@ VARIANTS = {
 }
 
 
-def main(workdir, variant, num_kills=0):
+def main(workdir, variant, num_kills="0", where=""):
     (workdir / "spool").mkdir(mode=0o700)
     fill_spool(workdir / "spool")
-    report = enumerate_kills(workdir, variant)
-    report["random"] = kill_at_random(workdir, num_kills) if num_kills else {}
+    report = enumerate_kills(workdir, variant, everywhere=where == "all")
+    report["random"] = kill_at_random(workdir, int(num_kills)) if int(num_kills) else {}
     print(json.dumps(report))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]) if len(sys.argv) > 3 else 0)
+    main(Path(sys.argv[1]), *sys.argv[2:])

@@ -18,8 +18,9 @@ def run(workdir, *arguments):
     return json.loads(done.stdout)
 
 
-def test_no_kill_loses_a_record_or_stores_it_twice(tmp_path):
-    report = run(tmp_path, "correct", "15")
+@pytest.mark.parametrize("where", ["changes", pytest.param("all", marks=pytest.mark.slow)])
+def test_no_kill_loses_a_record_or_stores_it_twice(tmp_path, where):
+    report = run(tmp_path, "correct", "15", where)
 
     assert report["wrong"] == []
     assert set(report["calls"]) >= {"open", "fsync", "rename", "unlink"}
