@@ -4,16 +4,14 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 from tests.agent.nodes import is_agent, wait_for
+from tests.fork_server import ROOT, start_script
 from tests.ports import free_port
 from trainermon.agent.lifecycle.lock import read_status
 
 WORKER = Path(__file__).with_name("rank_worker.py")
-ROOT = Path(__file__).parents[3]
 DEADLINE_S = 900.0
 LIMITS = {"step_s": 1.5, "checkpoint_s": 30.0, "evaluation_s": 30.0, "setup_s": 60.0, "factor": 2.0, "max_s": 1.0}
 
@@ -42,11 +40,9 @@ class Job:
         self.ranks = []
         for rank in range(1 if forks else world_size):
             own = {name: str(value) for name, value in (common | {"RANK": rank, "LOCAL_RANK": rank}).items()}
-            with (folder / f"rank{rank}.txt").open("w") as said:
-                command = [sys.executable, str(WORKER), str(folder), json.dumps(settings), *faults]
-                self.ranks.append(
-                    subprocess.Popen(command, env=os.environ | own, stdout=said, stderr=subprocess.STDOUT)
-                )
+            arguments = [str(folder), json.dumps(settings), *faults]
+            said, environment = folder / f"rank{rank}.txt", os.environ | own
+            self.ranks.append(start_script(WORKER, *arguments, output=said, environment=environment))
 
     def reached(self, step):
         """Wait until a rank has its fault of this step."""
@@ -80,9 +76,8 @@ class Job:
     def close(self):
         self._note_agent()
         for rank in self.ranks:
-            rank.send_signal(signal.SIGCONT)
-            rank.kill()
-            rank.wait()
+            rank.kill_session()
+            rank.wait(DEADLINE_S)
         for pid in self._agents:
             if is_agent(pid):
                 os.kill(pid, signal.SIGKILL)
@@ -92,10 +87,19 @@ class Job:
         return "\n".join(f"--- {path.name}\n{path.read_text()}" for path in texts)
 
     def _wait_for(self, condition, what):
+        def look():
+            self._note_agent()
+            return condition() or self._could_not_start()
+
         try:
-            wait_for(lambda: self._note_agent() or condition(), what, deadline_s=DEADLINE_S)
+            wait_for(look, what, deadline_s=DEADLINE_S)
+            assert not self._could_not_start(), f"a rank ended before any fault, and there is not: {what}"
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.said()}") from None
+
+    def _could_not_start(self):
+        running = [rank for rank in self.ranks if rank.returncode is None]
+        return not any(self.folder.glob("reached*")) and any(rank.has_ended() for rank in running)
 
     def _note_agent(self):
         status = read_status(self.spool)
