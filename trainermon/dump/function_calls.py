@@ -40,6 +40,7 @@ class _FunctionCall:
     parent: str | None
     stack: tuple[str, ...]
     backward: BackwardEntry | None
+    how: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
 class FunctionCapture(TorchFunctionMode):
@@ -143,7 +144,7 @@ class FunctionCapture(TorchFunctionMode):
         call = _FunctionCall("", {}, None, (), None)
         if is_chosen:
             self.writer.record(f"{stem}.{FORWARD}", leaves)
-            call = _FunctionCall(stem, value, parent, call_stack(), None)
+            call = _FunctionCall(stem, value, parent, call_stack(), None, _how(named, leaves))
         if named.prefix == DISTRIBUTED:
             self.writer.flush_at_once()
         if watches and any(leaf.tensor.requires_grad for leaf in leaves):
@@ -162,7 +163,7 @@ class FunctionCapture(TorchFunctionMode):
         if call.stem:
             key = f"{call.stem}.{FORWARD}"
             self.writer.record(key, leaves if readable else [])
-            value = {**call.value, "output": outputs, EXTRA: {"order": self.writer.next_order()}}
+            value = {**call.value, "output": outputs, EXTRA: {"order": self.writer.next_order(), **call.how}}
             self.writer.add(key, value, parent=call.parent, stack=call.stack)
         if call.backward is not None:
             self._gradients.watch_outputs(call.backward, leaves)
@@ -215,6 +216,16 @@ def _taken(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, Any
         "input_kwargs": {name: encode(item, f"kwargs.{name}", leaves) for name, item in kwargs.items()},
     }
     return value, leaves
+
+
+def _how(named: FunctionName, leaves: Sequence[TensorLeaf]) -> dict[str, str]:
+    """Return what a reader needs to call the function again, and cannot tell from the call's key and arguments."""
+    how = {"function": named.origin} if named.origin else {}
+    if leaves and torch._C._is_any_autocast_enabled():
+        device = leaves[0].tensor.device.type
+        if torch.is_autocast_enabled(device):
+            how["autocast"] = str(torch.get_autocast_dtype(device))
+    return how
 
 
 def _nowhere(_key: str, _value: dict[str, Any]) -> None:

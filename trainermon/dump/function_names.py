@@ -277,11 +277,13 @@ class FunctionName(NamedTuple):
         name: The function's own name.
         by_operator: Whether an operator such as `a * b` may have made the call, in which case the caller's bytecode
             decides the name.
+        origin: Where torch has the function if prefix and name do not lead there, `torch.linalg.svd`; else "".
     """
 
     prefix: str
     name: str
     by_operator: bool = False
+    origin: str = ""
 
     @property
     def stem(self) -> str:
@@ -356,8 +358,12 @@ def _plain_name(function: Callable[..., Any]) -> FunctionName | None:
     if path[:2] == ["torch", "Tensor"]:
         return FunctionName("Tensor", _ALIASES.get(path[2], path[2]), path[2] in _OPERATORS)
     if path[:3] == ["torch", "nn", "functional"] or getattr(functional, name, None) is function:
-        return FunctionName("Functional", name.removeprefix("_"))
-    return FunctionName("Torch", path[-1]) if path[0] == "torch" and len(path) > 1 else None
+        shown = name.removeprefix("_")
+        return FunctionName("Functional", shown, origin="" if hasattr(functional, shown) else ".".join(path))
+    if path[0] != "torch" or len(path) == 1:
+        return None
+    is_found = len(path) == 2 or getattr(torch, path[-1], None) is function
+    return FunctionName("Torch", path[-1], origin="" if is_found else ".".join(path))
 
 
 def _inside_functional(caller: FrameType) -> bool:

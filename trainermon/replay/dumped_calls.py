@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+import typing
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from trainermon.replay.precise import OperationJudgement, judge
 # By the first part of a key; a function of torch's that nn.functional calls is Functional there too.
 _HOMES: Mapping[str, tuple[Any, ...]] = {
     "Functional": (functional, torch),
-    "Torch": (torch, functional),
+    "Torch": (torch, functional, torch.linalg, torch.special, torch.fft),
     "Tensor": (torch.Tensor,),
     "VF": (torch._VF,),
 }
@@ -66,8 +67,15 @@ _OPERATORS = frozenset(
         "xor",
     )
 )
-# Written in Python, and no operator of aten by that name.
-_COMPOSED = frozenset(["unique"])
+# Where torch has functions that a dump's key does not lead to, by the beginning of their dotted names.
+_NAMESPACES: Mapping[str, Any] = {
+    "torch.fft": torch.fft,
+    "torch.linalg": torch.linalg,
+    "torch.nn.functional": functional,
+    "torch.special": torch.special,
+}
+# Written in Python or of several operators, and no operator of aten by that name.
+_COMPOSED = frozenset(["unique", "spmm", "short", "cdouble", "vecdot"])
 _PURE_PYTHON = frozenset([functional.__name__, torch.functional.__name__])
 MAX_ELEMENTS = 1 << 24
 """What may be made of small tensors; of larger ones, `_MAX_RATIO` times as much as they are."""
@@ -135,23 +143,30 @@ def rebuild(directory: Path, data: Mapping[str, Any], entry: EntryRecord) -> Dum
         args = [*args[:1], *(weights[name] for name in ("weight", "bias") if name in weights)]
         return DumpedCall(function.__name__, OperationCall(function, args, {}), result)
     prefix, name = entry.class_name, split_key(entry.key)[0]
-    called = OperationCall(function_of(prefix, name), args, kwargs, prefix not in _HOMES)
+    function = function_of(prefix, name, origin=entry.function)
+    called = OperationCall(function, args, kwargs, prefix not in _HOMES)
     _refuse_large(called, result)
-    return DumpedCall(name, called, result)
+    return DumpedCall(entry.function.removeprefix("torch.") or name, called, result)
 
 
-def function_of(prefix: str, name: str) -> Callable[..., Any]:
+def function_of(prefix: str, name: str, *, origin: str = "") -> Callable[..., Any]:
     """Return the torch function with the dump name `prefix`.`name`, as `Functional.linear` or `Tensor.add`.
+
+    `origin` is the dotted name that the dump gives where its key does not lead to the function, `torch.linalg.svd`.
 
     Raises:
         DumpError: Torch has no such operation on tensors (the operators of a custom library must be imported first).
     """
+    if origin:
+        home, _, last = origin.rpartition(".")
+        found = getattr(_NAMESPACES.get(home), last, None)
+        if not (callable(found) and _is_operation(found)):
+            raise DumpError(f"torch has no function {origin} that could be run again")
+        return typing.cast("Callable[..., Any]", found)
     name = _ALIASES.get(name, name)
     if prefix in _HOMES:
         candidates = (getattr(home, name, None) for home in _HOMES[prefix])
-        found: Callable[..., Any] | None = next(
-            (one for one in candidates if callable(one) and _is_operation(one)), None
-        )
+        found = next((one for one in candidates if callable(one) and _is_operation(one)), None)
     else:
         found = _custom_operator(prefix, name)
     if found is None:
@@ -247,7 +262,8 @@ class _CallDecoder:
         name = form.get("data_name")
         if not name:
             if 0 in form["shape"]:
-                return torch.empty(form["shape"])
+                dtype = getattr(torch, str(form["dtype"]).removeprefix("torch."), None)
+                return torch.empty(form["shape"], dtype=dtype if isinstance(dtype, torch.dtype) else None)
             raise DumpError("its tensors were not dumped: expected a dump with task tensor")
         try:
             return load_tensor(self._folder / Path(name).name, str(form["dtype"]))

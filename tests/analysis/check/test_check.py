@@ -14,6 +14,7 @@ from trainermon.accuracy.judge import Status
 from trainermon.analysis.check.checking import check_dump, dumps_below
 from trainermon.cli import main
 from trainermon.core.errors import DumpError
+from trainermon.dump.files.reader import read_dump
 
 
 class Faulty(TorchDispatchMode):
@@ -72,6 +73,13 @@ def test_a_sound_step_has_no_error(tmp_path, dtype, autocast):
 
     assert [call.key for call in check.of(Status.PASS)][:1] == ["Functional.linear.0.forward"]
     assert check.of(Status.ERROR) == check.of(Status.WARNING) == []
+
+
+def test_a_dump_says_what_autocast_had(tmp_path):
+    entries = read_dump(dumped(tmp_path, autocast=True)).entries
+
+    assert {entry.autocast for entry in entries} == {"torch.bfloat16"}
+    assert {entry.autocast for entry in read_dump(dumped(tmp_path / "without")).entries} == {""}
 
 
 def plant_nan(values):

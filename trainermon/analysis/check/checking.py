@@ -23,6 +23,7 @@ from trainermon.replay.dumped_calls import DumpedCall, rebuild
 
 # Calls of modules consist of calls of functions, and what a collective gives depends on other ranks.
 _NOT_JUDGED = {"Module": "a module: its functions are judged", "Distributed": "it communicates"}
+_GOOD = (Status.PASS, Status.SKIP)
 _ORDER = (Status.ERROR, Status.WARNING, Status.PASS, Status.SKIP)
 
 
@@ -122,24 +123,31 @@ def _checked(directory: Path, data: dict[str, object], entry: EntryRecord) -> Ch
         dumped = rebuild(directory, data, entry)
     except DumpError as error:
         return CheckedCall(key=entry.key, skipped=str(error), line=line)
-    return CheckedCall(key=entry.key, judgements=tuple(_judged(dumped)), line=line)
+    return CheckedCall(key=entry.key, judgements=tuple(_judged(dumped, entry.autocast)), line=line)
 
 
-def _judged(dumped: DumpedCall) -> list[Judgement]:
-    """Return the better of two readings where a call may have run under autocast: dumps do not say whether it did."""
+def _judged(dumped: DumpedCall, autocast: str) -> list[Judgement]:
+    """Return the verdicts on a call; `autocast` is the type of it that the dump names.
+
+    Where it names none, which msprobe's and older dumps never do, the better of two readings counts.
+    """
+    narrow = _narrow_result(dumped)
+    if narrow is not None and autocast == str(narrow):
+        return judge_call(dumped.name, _rounded(dumped.call, narrow), dumped.result, inside=narrow)
     as_given = judge_call(dumped.name, dumped.call, dumped.result)
-    narrow = _autocast_type(dumped)
-    if narrow is None or all(one.status in (Status.PASS, Status.SKIP) for one in as_given):
+    if narrow is None or not _is_product(dumped.name) or all(one.status in _GOOD for one in as_given):
         return as_given
     rounded = judge_call(dumped.name, _rounded(dumped.call, narrow), dumped.result, inside=narrow)
     ranks = [sum(_ORDER.index(one.status) for one in judgements) for judgements in (as_given, rounded)]
     return rounded if ranks[1] > ranks[0] else as_given
 
 
-def _autocast_type(dumped: DumpedCall) -> torch.dtype | None:
-    """Return the type of the result of a product if all that it was given is finer, as autocast leaves it."""
-    if family_of(dumped.name) is not Family.CONTRACTION and dumped.name != "scaled_dot_product_attention":
-        return None
+def _is_product(name: str) -> bool:
+    return family_of(name) is Family.CONTRACTION or name == "scaled_dot_product_attention"
+
+
+def _narrow_result(dumped: DumpedCall) -> torch.dtype | None:
+    """Return the type of a call's result if some of what it was given is finer, as autocast leaves it; else None."""
     made = [leaf for leaf in pytree.tree_leaves(dumped.result) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
     given = [unit_roundoff(tensor.dtype) for tensor in dumped.call.tensors if tensor.is_floating_point()]
     if not made or not given or min(given) >= unit_roundoff(made[0].dtype):

@@ -139,9 +139,9 @@ def _load_raw(directory: Path) -> RawDump:
 
 
 def load_partial(path: Path) -> RawDump:
-    """Return what the final files of an unfinished dump would hold, from the file of lines `path` that its writer left.
+    """Return what the final files of a dump would hold, from the file of lines `path` that its writer left.
 
-    A last line that is cut off is left out.
+    What follows a line that is cut off or damaged is left out with it.
     """
     raw = RawDump()
     for line in path.read_bytes().splitlines():
@@ -266,6 +266,8 @@ def _entries(raw: RawDump, data: Mapping[str, Any], directory: Path) -> Iterator
             parameters=parameters,
             stack=stack_of.get(key, ()),
             parent=parent[0] if isinstance(parent, list) else parent,
+            function=str(extra.get("function", "")),
+            autocast=str(extra.get("autocast", "")),
         )
 
 

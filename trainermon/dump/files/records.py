@@ -89,6 +89,8 @@ class EntryRecord:
     as autograd sees it. In a `parameters_grad` entry the gradients are `outputs`. `order` is that of the newest value
     (see `TensorRecord`). `parent` is the key of the enclosing call, `stage` the number of the root below which the
     module is (a virtual pipeline stage), `stack` the lines of the script that made the call, innermost first.
+    `function` is where torch has the function that was called (`torch.linalg.svd`), if the key does not say so;
+    `autocast` the type of autocast that held (`torch.bfloat16`). Both are "" otherwise, and in msprobe's dumps.
     """
 
     key: str
@@ -104,6 +106,8 @@ class EntryRecord:
     parameters: tuple[TensorRecord, ...] = ()
     stack: tuple[str, ...] = ()
     parent: str | None = None
+    function: str = ""
+    autocast: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
