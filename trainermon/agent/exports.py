@@ -55,7 +55,7 @@ class ExportProcess:
 
     @property
     def num_dropped(self) -> int:
-        """Number of steps of ranks that exporters left out."""
+        """Number of steps of single ranks that exporters failed at and left out, since their process started."""
         return self._sum("trainermon_export_dropped_steps_total")
 
     def metrics(self) -> Mapping[str, Mapping[str, float]]:

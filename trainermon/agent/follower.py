@@ -83,7 +83,10 @@ class JournalFollower:
 
     @property
     def lost_records(self) -> dict[int, int]:
-        """By rank, the number of records that it skipped or that were gone, as far as later ones show it."""
+        """By rank, how many records the rank did not write, or were gone or damaged when they were to be read.
+
+        As far as later records show it; 0 for none.
+        """
         return {rank: reader.lost_records for rank, reader in self._readers.items()}
 
     def news(self) -> Iterator[FollowedRecord]:

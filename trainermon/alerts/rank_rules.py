@@ -52,7 +52,7 @@ class RowPlan(NamedTuple):
     """Which rows of a block all rules look at; the same for all steps that show the same series.
 
     Attributes:
-        looks: The rows of each rule.
+        looks: For each rule that looks at any row, the rule and its rows; other rules are left out.
         losses: The rows of the losses.
         skipped: The row that tells that the framework skipped the step; -1: there is none.
         loss_scale: The row of the loss scale; -1: there is none.

@@ -231,7 +231,7 @@ class ControlReader:
         return epoch
 
     def close(self) -> None:
-        """Close the page; the next call opens it again."""
+        """Close the page, and forget the last heartbeat read; the next call opens the page again."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
         self._descriptor = -1

@@ -59,7 +59,7 @@ class HeatMaps:
         return index
 
     def put(self, step: int, now: OpenStep) -> None:
-        """Add the values that all ranks have shown of a step."""
+        """Add the values of a step, merged over the ranks that have shown it; put twice, the larger stays."""
         for statistic, grid in self._grids.items():
             grid.put(step, self._values(now, statistic))
 

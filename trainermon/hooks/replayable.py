@@ -57,7 +57,7 @@ class Replayable:
         return False
 
     def gradients_vanished(self) -> bool:
-        """Return whether this rank's gradients hold no finite element but zeros. May wait for the device.
+        """Return whether this rank has gradients, and they hold no finite element but zeros. May wait for the device.
 
         Then, if they held others before, they were clipped by a norm that was not finite: NaN gives NaN everywhere,
         infinity zero and NaN. The norm is the same on all ranks. Only asked of a framework that tells no norm itself.

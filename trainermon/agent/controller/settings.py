@@ -72,7 +72,7 @@ class AgentAccess:
         server_name: Name in their certificate, where they are reached by address.
         poll_s: Seconds between two looks at each agent.
         timeout_s: Longest time for one request.
-        tries: How often a request is sent.
+        tries: How often at most an order is sent to an agent that does not answer.
     """
 
     token_file: str | None = None

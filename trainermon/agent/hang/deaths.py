@@ -102,7 +102,10 @@ class DeathWatch:
         self._told |= set(ranks)
 
     def is_dead(self, rank: int) -> bool:
-        """Return whether the rank's process has died, and has not come back."""
+        """Return whether the rank's process was gone at the last `note`, and the rank has not come back.
+
+        A rank that closed in good order is not dead.
+        """
         return rank in self._died_s
 
     def pid_of(self, rank: int) -> int:

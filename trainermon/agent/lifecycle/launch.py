@@ -173,7 +173,10 @@ class LaunchedAgent:
         return not (self.stored or self._seen) and time.monotonic() < self._appears_s
 
     def allow_end(self) -> None:
-        """Tell the agent, by a file in its spool, that it may end as soon as everything is stored."""
+        """Tell the agent, by a file in its spool, that it may end once everything is stored.
+
+        From now on `is_done` waits for its end, too. If the file cannot be written, nothing is raised.
+        """
         self._free = True
         with contextlib.suppress(OSError):
             replace_file(self.spool / LINGER_FILE, json.dumps({"hold_pid": None}).encode())

@@ -39,7 +39,9 @@ class RatioDivisors(NamedTuple):
 
 
 class RatioPartners:
-    """Finds, for the series of a ratio rule, the series of that rank that divide them: same name and virtual stage.
+    """Finds in the blocks of one rank the divisor of each series of a ratio rule: same name and virtual stage.
+
+    Series whose divisor is not in the block are left out.
 
     Args:
         ratio: The condition, which names the divisor's kind.

@@ -35,7 +35,9 @@ LADDER = (
 def alertmanager_configuration(
     rules: Sequence[AlertRule], *, controller: str = CONTROLLER, token_file: str = TOKEN_FILE
 ) -> str:
-    """Return the text of alertmanager.yml: how alerts are grouped and held back, and sent on to the controller.
+    """Return the text of an alertmanager.yml to start from: how alerts are grouped, held back, and sent on.
+
+    They go to the controller. Which people are told, and where the dead man's switch is, must be filled in.
 
     Args:
         rules: Those of the agents, the `reported` ones too.

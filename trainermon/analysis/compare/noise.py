@@ -196,7 +196,10 @@ def cancelled(call: DumpCall, unit: float, spread: float) -> float:
 
 
 def is_sparse(ours: DumpRow, theirs: DumpRow) -> bool:
-    """Return whether a difference is one of few elements: the extrema are the same bit for bit."""
+    """Return whether two floating tensors seem to differ in few elements only: their extrema are equal.
+
+    False for other types, and where the extrema are not known.
+    """
     return bool(roundoff((ours,))) and ours.max is not None and (ours.max, ours.min) == (theirs.max, theirs.min)
 
 

@@ -81,7 +81,10 @@ class RankHistograms:
         return len(self.step) if node.step is None else 0
 
     def observe(self, block: StatBlock, values: RankValues) -> None:
-        """Count the step's duration and the waiting times of its collectives; call it after `values` took the block."""
+        """Count the step's duration in the rank's histogram, and its waits in collectives in the node's.
+
+        Call it after `values` took the block. Large jobs share one histogram of durations.
+        """
         series, told, index = np.asarray(block.series), np.asarray(block.values), values.index
         labels = label_text({"rank": self._labels["rank"], "step": str(block.step)})
         if self.step is not None and np.isin(index.step_time, series).any():

@@ -51,7 +51,11 @@ class ScriptValues:
             self.recorder.file(name, value)
 
     def record(self, values: Mapping[str, Tensor | float]) -> None:
-        """Record `values` under the step they belong to, as learnt: the open one, or the one that has just ended."""
+        """Record `values` under the step they belong to: the open one, or the one that has just ended.
+
+        They belong to the step that has just ended if the script's first call came between two steps, and this one does
+        too. Otherwise that step is closed for good.
+        """
         has_ended_one = self._step.number > self._step.first
         if self._place is RecordPlace.UNKNOWN:
             is_after = has_ended_one and not self._steps.has_begun

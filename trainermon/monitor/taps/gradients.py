@@ -129,8 +129,9 @@ class GradientTaps:
     def complete(self) -> None:
         """Record the gradients now, unless that was done at the end of the step's last backward.
 
-        Of those that were, take the few again that the script wrote to since more or less often than to the others, as
-        clipping does not: whatever it did to them is in no other row.
+        Where gradients were read now because `grad_acc_steps` is wrong, warn once. A gradient that was read before and
+        that the script has written to since, more or less often than to the others (as clipping does not), gets a
+        second row: whatever was done to it is in no other. If there are more than `MAX_WRITTEN`, none does.
         """
         self._take_written()
         if self._is_taken or not self._take_reduced() or self._training.reads_at_entry:

@@ -80,12 +80,15 @@ class StateTaps:
         self._told: set[str] = set()
 
     def at_entry(self) -> None:
-        """Note which parameters have no gradient: the optimizer is about to pass them over."""
+        """Note which parameters have no gradient: the optimizer passes them over, and `take_updates` will, too."""
         gradients = self._training.reduced_gradients()
         self._idle = frozenset(index for index in self._indices if gradients[index] is None)
 
     def take_states(self) -> None:
-        """Record the statistics of every state tensor; call it at the exit of the optimizer step."""
+        """Record the statistics of the state tensors; call it at the exit of the optimizer step.
+
+        Scalars are left out, and states whose numbers need a scale that is kept elsewhere, as 8-bit ones.
+        """
         series, tensors = [], []
         for index, found in self._found():
             for name, tensor in found.state.items():

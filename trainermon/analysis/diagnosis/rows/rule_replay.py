@@ -72,6 +72,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(arguments: argparse.Namespace) -> int:
     """Apply alert rules to a stored run, print which alerts they would have raised; return 0 if none, else 3.
 
+    An agent of the run that still runs on this node is first asked to store what it holds.
+
     Raises:
         RuleError: The rules are wrong.
         QueryError: There is no such run.

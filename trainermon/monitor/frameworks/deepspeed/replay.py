@@ -74,9 +74,10 @@ class Stage3Replayable(DeepSpeedReplayable):
 
     @contextmanager
     def set_aside(self) -> Iterator[None]:
-        """Return a context for a replay.
+        """Return a context for a replay, which sets nothing aside.
 
-        At its end parameters that the replay left gathered are released, as by the step. Nothing is sent.
+        At its end, also after an error, parameters that the replay left gathered are released, as by the step. Nothing
+        is sent.
         """
         try:
             yield
