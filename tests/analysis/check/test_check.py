@@ -40,10 +40,10 @@ class Model(nn.Module):
         return self.down(nn.functional.gelu(self.norm(self.up(x)))).softmax(-1)
 
 
-def dumped(folder, *, task="tensor", dtype=torch.float32, alter=None, autocast=False):
+def dumped(folder, *, task="tensor", level="L1", dtype=torch.float32, alter=None, autocast=False):
     torch.manual_seed(0)
     model, x = Model().to(dtype), torch.randn(16, 32, dtype=dtype)
-    debugger = PrecisionDebugger(dump_path=str(folder), task=task, level="L1")
+    debugger = PrecisionDebugger(dump_path=str(folder), task=task, level=level)
     try:
         debugger.start(model)
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
@@ -129,6 +129,24 @@ def test_files_have_msprobes_columns_and_every_number(tmp_path, capsys):
     assert printed == json.loads(written.read_text())
     assert printed["calls"][0]["outputs"][0]["device_value"] == "NaN"
     assert printed["calls"][0]["outputs"][0]["device_nonfinite"] == 1
+
+
+def test_modules_are_left_to_their_functions(tmp_path):
+    check = check_dump(dumped(tmp_path, level="mix"))
+
+    assert {call.key.partition(".")[0] for call in check.of(Status.PASS)} == {"Functional", "Tensor"}
+    assert check.skipped == {"a module: its functions are judged": 3}  # the layers of the model
+
+
+def test_json_is_all_that_is_printed_where_files_are_written_too(tmp_path, capsys):
+    directory = dumped(tmp_path / "dump")
+
+    assert main(["check", "run", str(directory), "--json", "-f", "csv", "-o", str(tmp_path / "out")]) == 0
+
+    [found] = json.loads(capsys.readouterr().out)
+    [table] = (tmp_path / "out").iterdir()
+    with table.open(encoding="utf-8-sig", newline="") as file:
+        assert len(list(csv.DictReader(file))) == len(found["calls"]) == 5
 
 
 def test_only_chosen_calls_are_judged(tmp_path, capsys):

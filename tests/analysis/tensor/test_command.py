@@ -346,3 +346,116 @@ def test_what_cannot_be_converted_leaves_nothing_behind(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["a.pt"]
     with pytest.raises(DumpError):
         parse_index("x", (1,))
+
+
+@pytest.mark.parametrize("count", ["0", "-1", "many", "1.5", "100001"])
+def test_a_number_of_lines_that_is_none_is_refused(count, faulty, capsys):
+    with pytest.raises(SystemExit):
+        main(["tensor", "top", str(faulty[0]), f"-n={count}"])
+    assert f"{count!r} is not a number from 1 to 100000" in capsys.readouterr().err
+
+
+def test_what_lists_nothing_says_why(tmp_path, capsys):
+    (tmp_path / "dump").mkdir()
+    equal = save(tmp_path / "dump" / "a.npy", np.ones(2)), save(tmp_path / "dump" / "b.npy", np.ones(2))
+    empty = save(tmp_path / "c.npy", np.ones(0))
+    said = []
+    for words in (("show", tmp_path / "dump", "--nonfinite"), ("top", *equal), ("top", empty)):
+        tensor(*words)
+        said.append(capsys.readouterr().out)
+
+    assert said == ["every tensor is finite\n", "no element differs\n", "the tensor is empty\n"]
+
+
+def test_a_list_as_json_has_the_numbers_of_each(tmp_path, capsys):
+    save(tmp_path / "a.npy", np.array([3.0, 4.0]))
+    save(tmp_path / "b.npy", np.array([1.0, np.inf]))
+
+    found = as_json(capsys, "show", tmp_path)
+    bad = as_json(capsys, "show", tmp_path, "--nonfinite")
+
+    assert [(one["label"], one["norm"], one["positive_infs"]) for one in found] == [
+        ("a.npy", 5.0, 0),
+        ("b.npy", 1.0, 1),
+    ]
+    assert bad == found[1:]
+
+
+def test_a_file_and_a_folder_are_no_pair(tmp_path, faulty, capsys):
+    assert main(["tensor", "diff", str(faulty[0]), str(tmp_path)]) == 1
+    assert f"{faulty[0]} and {tmp_path}: expected two files or two folders" in capsys.readouterr().err
+
+
+def test_diff_of_folders_as_json_tells_pairs_and_what_has_none(tmp_path, capsys):
+    for folder, other in (("a", 3.0), ("b", 5.0)):
+        (tmp_path / folder).mkdir()
+        save(tmp_path / folder / "x.npy", np.array([1.0, other]))
+        save(tmp_path / folder / "shape.npy", np.ones(int(other)))
+        save(tmp_path / folder / f"{folder}.npy", np.ones(1))
+
+    found = as_json(capsys, "diff", tmp_path / "a", tmp_path / "b")
+
+    [pair] = found["pairs"]
+    assert (pair["differing"], pair["max_absolute"], pair["first"][0]["position"]) == (1, 2.0, [1])
+    assert found["unmatched"] == [f"only in {tmp_path / 'a'}: a.npy", f"only in {tmp_path / 'b'}: b.npy"]
+    assert found["shapes"] == ["shape.npy: [3] and [5]"]
+
+
+def test_diff_of_equal_folders_lists_no_tensor(tmp_path, capsys):
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        torch.save({"x": torch.ones(2), "y": torch.ones(1)}, tmp_path / folder / "state.pt")
+
+    tensor("diff", tmp_path / "a", tmp_path / "b")
+
+    assert capsys.readouterr().out == "0 of 2 tensors differ\n"
+
+
+@pytest.mark.parametrize("words", [("show", "a"), ("show", "a", "--nonfinite"), ("diff", "a", "a")])
+def test_an_index_into_many_tensors_is_refused(words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a").mkdir()
+    for name in ("x", "y"):
+        save(tmp_path / "a" / f"{name}.npy", np.ones(3))
+
+    assert main(["tensor", *words, "-i", "0"]) == 1
+    assert "an index chooses a part of one tensor, a is a list: name one, as PATH::NAME" in capsys.readouterr().err
+
+
+def test_hist_of_a_part_counts_that_part(faulty, capsys):
+    path, values = faulty
+
+    found = as_json(capsys, "hist", path, "-i", "2", "--bins", 4)
+
+    assert found["counts"] == np.histogram(values[2].astype(np.float64), 4)[0].tolist()
+
+
+def test_a_complex_element_is_a_list_of_two_in_json(tmp_path, capsys):
+    path = save(tmp_path / "a.npy", np.array([1 + 1j, 3 - 4j, complex(math.inf, 0)]))
+
+    found = as_json(capsys, "top", path)
+
+    assert [extreme["values"][0] for extreme in found] == [["Infinity", 0.0], [3.0, -4.0], [1.0, 1.0]]
+
+
+def test_a_name_that_fits_nothing_or_too_much_says_what_to_write(tmp_path, capsys):
+    torch.save({"q.weight": torch.ones(1), "k.weight": torch.ones(1)}, tmp_path / "a.pt")
+    statistics = dumped(tmp_path / "dump", "statistics")
+
+    for target, message in [
+        (f"{tmp_path / 'a.pt'}::bias", "holds no tensor named like 'bias'; without ::bias all are shown"),
+        (f"{tmp_path / 'a.pt'}::weight", "several tensors that fit, a.pt::q.weight and a.pt::k.weight among them"),
+        (statistics, "holds no tensor file: the dump has statistics only; dump with task tensor"),
+    ]:
+        assert main(["tensor", "hist", str(target)]) == 1
+        assert message in capsys.readouterr().err
+    assert as_json(capsys, "hist", f"{tmp_path / 'a.pt'}::q.w")["counts"]
+
+
+def test_a_file_that_its_dump_does_not_know_is_shown_without_a_line_of_code(tmp_path, capsys):
+    folder = dumped(tmp_path, "tensor") / "dump_tensor_data"
+    torch.save(torch.ones(2), folder / "stray.pt")
+
+    tensor("show", folder / "stray.pt")
+
+    assert "called in" not in capsys.readouterr().out

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import sys
 import zipfile
 
 import numpy as np
@@ -75,6 +76,69 @@ def test_rounding_counts_what_has_changed(tmp_path):
     assert written.changed == 2
     expected = torch.tensor([1.0, 1.5, 1.001, float("nan"), 1e30]).half()
     assert torch.equal(torch.load(tmp_path / "a.pt", weights_only=True).nan_to_num(7), expected.nan_to_num(7))
+
+
+@pytest.mark.parametrize("dtype", list(BITS))
+def test_rounding_to_what_numpy_does_not_know_is_that_of_torch(dtype, tmp_path):
+    original = torch.randn(200, generator=torch.Generator().manual_seed(0))
+    original[:4] = torch.tensor([1.0, 0.0, float("nan"), 2.0])
+    np.save(tmp_path / "a.npy", original.numpy())
+
+    written = convert(only(tmp_path / "a.npy"), tmp_path / "a.pt", dtype=dtype)
+
+    expected = original.to(getattr(torch, dtype))
+    found = torch.load(tmp_path / "a.pt", weights_only=True)
+    assert torch.equal(found.view(torch.uint8), expected.view(torch.uint8))
+    same = (expected.float() == original) | (expected.isnan() & original.isnan())
+    assert written.changed == int((~same).sum())
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("b.safetensors", {}, "safetensors cannot hold complex128: choose --dtype, or another format"),
+        ("none/b.npy", {}, "cannot write .*b.npy: .*No such file"),
+        ("b.npy", {"dtype": "bfloat16"}, "files of numpy cannot hold bfloat16: leave --dtype out"),
+    ],
+)
+def test_what_a_format_or_place_cannot_take_is_refused_and_leaves_nothing(name, options, message, tmp_path):
+    np.save(tmp_path / "a.npy", np.array([1j]))
+
+    with pytest.raises(DumpError, match=message):
+        convert(only(tmp_path / "a.npy"), tmp_path / name, **options)
+
+    assert [path.name for path in tmp_path.iterdir()] == ["a.npy"]
+
+
+def test_without_torch_its_files_are_refused_and_the_others_work(tmp_path, monkeypatch):
+    torch.save(torch.ones(2), tmp_path / "a.pt")
+    np.save(tmp_path / "a.npy", np.ones(2))
+    monkeypatch.setitem(sys.modules, "torch", None)
+
+    with pytest.raises(DumpError, match=r"a.pt is a file of torch, which is not installed: install it, or dump .npy"):
+        only(tmp_path / "a.pt")
+    with pytest.raises(DumpError, match=r"\.pt files need torch, which is not installed: choose npy or safetensors"):
+        convert(only(tmp_path / "a.npy"), tmp_path / "b.pt")
+    with pytest.raises(DumpError, match="rounding to bfloat16 needs torch: install it, or choose one of float64"):
+        convert(only(tmp_path / "a.npy"), tmp_path / "b.bin", dtype="bfloat16")
+    assert convert(only(tmp_path / "a.npy"), tmp_path / "b.safetensors", dtype="float16").changed == 0
+
+
+def test_a_sparse_tensor_is_read_as_the_dense_one(tmp_path):
+    dense = torch.diag(torch.arange(1.0, 5.0))
+    torch.save(dense.to_sparse(), tmp_path / "a.pt")
+
+    np.testing.assert_array_equal(values_of(only(tmp_path / "a.pt")), dense.numpy())
+
+
+def test_a_file_or_folder_that_holds_no_tensor_is_refused(tmp_path):
+    torch.save({"step": 3}, tmp_path / "a.pt")
+    (tmp_path / "b.npy").mkdir()
+
+    with pytest.raises(DumpError, match=r"a.pt holds a dict without a tensor"):
+        open_tensors(tmp_path / "a.pt")
+    with pytest.raises(DumpError, match=r"b.npy is not a file: expected a tensor in npy format"):
+        open_tensors(tmp_path / "b.npy")
 
 
 def test_a_file_is_not_overwritten_unasked(tmp_path):

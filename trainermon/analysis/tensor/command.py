@@ -122,6 +122,7 @@ def main(args: argparse.Namespace) -> int:
 def _show(args: argparse.Namespace) -> None:
     only = None if args.nonfinite or not any(args.tensor.files()) else list(islice(args.tensor.tensors(), 2))
     if only is None or len(only) > 1:
+        _refuse_index(args)
         _print_list(_list_rows(args.tensor, only_bad=args.nonfinite), args)
         return
     tensor = only[0]
@@ -131,6 +132,11 @@ def _show(args: argparse.Namespace) -> None:
         _print_json(found)
     else:
         _print(render_profile(tensor, found, part, colour=sys.stdout.isatty()))
+
+
+def _refuse_index(args: argparse.Namespace) -> None:
+    if args.index or getattr(args, "other_index", None):
+        raise DumpError(f"an index chooses a part of one tensor, {args.tensor.path} is a list: name one, as PATH::NAME")
 
 
 def _list_rows(target: TensorSelector, *, only_bad: bool) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -165,6 +171,7 @@ def _diff(args: argparse.Namespace) -> None:
     if args.tensor.path.is_dir() and any(
         len(list(islice(side.tensors(), 2))) > 1 for side in (args.tensor, args.other)
     ):
+        _refuse_index(args)
         _diff_folders(args)
         return
     diff = _diff_pair(args, *_pair(args))

@@ -147,7 +147,7 @@ def _write_torch(values: _DtypeConversion, path: Path) -> None:
     try:
         import torch
     except ImportError as error:
-        raise DumpError(f"{path.suffix} files need torch, which is not installed: choose npy or safetensors") from error
+        raise DumpError(".pt files need torch, which is not installed: choose npy or safetensors") from error
     tensor = torch.from_numpy(values.whole())
     torch.save(tensor.view(getattr(torch, values.dtype)) if values.dtype in BITS else tensor, path)
 

@@ -41,7 +41,7 @@ def position(place: Sequence[int]) -> str:
 
 
 def size(count_bytes: int) -> str:
-    """Return a number of bytes as text in a suitable unit, as `1.2 MB`."""
+    """Return a number of bytes as text in a suitable unit, as `1.2 MiB`."""
     value = float(count_bytes)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if value < 1024:
