@@ -4,6 +4,7 @@ Truth is torch on the CPU, and the fault that was planted.
 """
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -33,7 +34,7 @@ def product(dtype, *, rows=48, terms=96, columns=40):
     return call, call.function(*call.args)
 
 
-CALLS = {
+CALLS: dict[str, Any] = {
     "linear": (functional.linear, (48, 96), (40, 96)),
     "add": (torch.add, (48, 40), (48, 40)),
     "softmax": (lambda x: x.softmax(-1), (48, 96)),

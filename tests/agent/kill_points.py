@@ -24,22 +24,27 @@ import time
 import traceback
 from concurrent.futures import Executor, Future
 from pathlib import Path
+from typing import Any
 
 import duckdb  # noqa: F401  (imported before the fork, so that each child starts quickly)
 import numpy as np
 
-from trainermon.agent import commits as commits_module
-from trainermon.agent import pipeline as pipeline_module
+from trainermon.agent import commits, pipeline
 from trainermon.agent.follower import JournalFollower
 from trainermon.agent.pipeline import RecordPipeline
 from trainermon.core.journal import Cursor, Header, JournalWriter, remove_before
 from trainermon.core.values import Coordinates, Kind, SeriesKey, StatBlock
-from trainermon.exporters.store import retention as retention_module
-from trainermon.exporters.store import segments as segments_module
-from trainermon.exporters.store import store as store_module
+from trainermon.exporters.store import retention, segments, store
 from trainermon.exporters.store.retention import RetentionPolicy, compact
 from trainermon.exporters.store.segments import JournalPosition
 from trainermon.exporters.store.store import SegmentWriter, open_run
+
+# A broken writer has other functions in these modules.
+commits_module: Any = commits
+pipeline_module: Any = pipeline
+retention_module: Any = retention
+segments_module: Any = segments
+store_module: Any = store
 
 NUM_STEPS = 12
 RANKS = (0, 1)
@@ -79,7 +84,7 @@ class SlowFollower(JournalFollower):
 class InlineExecutor(Executor):
     """Runs the job at once, so that the system calls always come in the same order."""
 
-    def submit(self, function, /, *arguments):
+    def submit(self, function, /, *arguments, **options):
         future = Future()
         future.set_result(function(*arguments))
         return future

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import subprocess
@@ -63,9 +64,8 @@ def test_a_full_disk_costs_nothing_once_there_is_space_again(small_output, monke
     rank.steps(0, 5)
     wait_for(lambda: len(run.stored()) == 5, "the first five steps stored")
     filler = run.output / "filler"
-    with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
-        while True:  # until there is no space left
-            file.write(b"x" * 4096)
+    with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):  # until there is no space left
+        file.writelines(itertools.repeat(b"x" * 4096))
 
     steps_are_watched(run, rank, 5)
     problem = wait_for(lambda: run.status()["problem"], "the problem in the status")

@@ -91,7 +91,7 @@ class LaterExecutor(Executor):
     def __init__(self):
         self.jobs = []
 
-    def submit(self, function, /, *arguments):
+    def submit(self, function, /, *arguments, **options):
         future = Future()
         self.jobs.append((future, function, arguments))
         return future

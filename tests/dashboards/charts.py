@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from playwright.sync_api import Locator, Page
+from playwright.sync_api import Locator, Page, Position
 
 from tests.dashboards.fake_run import Run
 
@@ -35,4 +35,4 @@ def pixel(page: Page, place: int, at: dict[str, float]) -> list[int]:
 
 
 def hover(page: Page, place: int, at: dict[str, float]) -> None:
-    chart(page, place).hover(position=at)
+    chart(page, place).hover(position=Position(x=at["x"], y=at["y"]))

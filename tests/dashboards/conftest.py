@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect, sync_playwright
 
 from tests.dashboards.fake_agent import FakeAgent, serving
 from tests.server_programs import find_program
@@ -52,13 +53,22 @@ def open_page(browser: Browser, serve: Serve) -> Iterator[OpenPage]:
     complaints: list[str] = []
     pages: list[Page] = []
 
-    def open_(agent: FakeAgent, fragment: str = "", *, may_lose: bool = False, **context: object) -> Page:
-        page = browser.new_page(**{"viewport": {"width": 1320, "height": 1060}, **context})
+    def open_(agent: FakeAgent, fragment: str = "", *, may_lose: bool = False, **context: Any) -> Page:
+        def note_message(message: ConsoleMessage) -> None:
+            if message.type == "error" and not may_lose:
+                complaints.append(message.text)
+
+        def note_request(request: Request) -> None:
+            if not request.url.startswith(agent.url):
+                complaints.append(request.url)
+
+        context.setdefault("viewport", {"width": 1320, "height": 1060})
+        page = browser.new_page(**context)
         pages.append(page)
         page.set_default_timeout(READY_MS)
         page.on("pageerror", lambda error: complaints.append(f"uncaught: {error}"))
-        page.on("console", lambda message: may_lose or message.type != "error" or complaints.append(message.text))
-        page.on("request", lambda request: request.url.startswith(agent.url) or complaints.append(request.url))
+        page.on("console", note_message)
+        page.on("request", note_request)
         page.goto(agent.url + fragment)
         page.locator("html[data-ready]").wait_for()
         return page

@@ -117,7 +117,8 @@ class FakeAgent:
         self._loop.close()
 
     async def _serve(self) -> None:
-        application = self._recorded(build_application(self._node, access=TokenAccess("unused")))
+        node: Any = self._node
+        application = self._recorded(build_application(node, access=TokenAccess("unused")))
         server = WebServer(application, host="127.0.0.1", port=self._port)
         self.url = server.url
         self._begun.set()

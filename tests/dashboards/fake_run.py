@@ -224,8 +224,8 @@ def past_alerts() -> list[dict[str, Any]]:
         Finding(series=SeriesKey(Kind.GRAD_REDUCED, name), value=0.0121 - place * 1e-3, baseline=0.00081)
         for place, name in enumerate(names)
     )
-    over = {"severity": Severity.WARNING, "state": AlertState.RESOLVED}
-    spike = {"value": 0.0121, "baseline": 0.00081, "num_series": 86, "findings": findings}
+    over: dict[str, Any] = {"severity": Severity.WARNING, "state": AlertState.RESOLVED}
+    spike: dict[str, Any] = {"value": 0.0121, "baseline": 0.00081, "num_series": 86, "findings": findings}
     left = "gradient-spike: 86 of 196 gradients left their usual range"
     slow = "step-time-slow: rank 5 is 1.33 times slower than the median rank"
     time_ = single(Kind.STEP, "duration_seconds", 0.548, 0.412)
@@ -240,9 +240,9 @@ def past_alerts() -> list[dict[str, Any]]:
 def fault_alerts() -> list[dict[str, Any]]:
     """Return what fires after the fault: on every rank, and on the one where it began."""
     begun = "gradient-nonfinite-local: rank 3 is an origin: NaN or Inf in 98 of 196 gradients before they were reduced"
-    local = {"rule": "gradient-nonfinite-local", "kind": Kind.GRAD_UNREDUCED, "message": begun}
+    local: dict[str, Any] = {"rule": "gradient-nonfinite-local", "kind": Kind.GRAD_UNREDUCED, "message": begun}
     lost = "loss-nonfinite: the loss is NaN or Inf at step 1641 on rank 0"
-    loss = {"rule": "loss-nonfinite", "message": lost, **single(Kind.LOSS, "loss", 1.0, 0.0)}
+    loss: dict[str, Any] = {"rule": "loss-nonfinite", "message": lost, **single(Kind.LOSS, "loss", 1.0, 0.0)}
     return [
         *(alert(id=f"alert-{rank}", rank=rank, diagnosis=DIAGNOSIS_URL) for rank in range(8)),
         alert(id="alert-local", severity=Severity.CRITICAL, diagnosis=DIAGNOSIS_URL, **local),
@@ -255,9 +255,9 @@ def _chain() -> tuple[PathLink, ...]:
 
     def link(module: str, class_name: str, shape: tuple[int, ...], *, nans: int = 0, infs: int = 0) -> PathLink:
         count = math.prod(shape)
-        ends = {"max": 11.52, "min": -9.87} if nans else {}
-        known = {"dtype": "torch.float32", "shape": shape, "count": count, "nans": nans or count, "infs": infs, **ends}
-        tensor = BadTensor(slot="output.0", **known)
+        largest, smallest = (11.52, -9.87) if nans else (None, None)
+        numbers = {"count": count, "nans": nans or count, "infs": infs}
+        tensor = BadTensor(slot="output.0", dtype="torch.float32", shape=shape, max=largest, min=smallest, **numbers)
         return PathLink(module=module, class_name=class_name, direction="forward", call=0, tensor=tensor)
 
     return (
@@ -278,7 +278,7 @@ def _rank(rank: int, *, origin: bool) -> RankFinding:
 
 def fault_diagnosis() -> dict[str, Any]:
     """Return the report of a weight that went to Inf."""
-    weight = {"dtype": "torch.float32", "shape": (3072, 768), "count": 2_359_296, "nans": 0, "infs": 1}
+    weight: dict[str, Any] = {"dtype": "torch.float32", "shape": (3072, 768), "count": 2_359_296, "nans": 0, "infs": 1}
     report = Diagnosis(
         verdict=DiagnosisVerdict.LOCATED,
         run_id="gpt-124m-byte",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 from playwright.sync_api import expect
@@ -81,7 +82,7 @@ def test_only_times_are_written_in_seconds(serve: Serve, open_page: OpenPage) ->
     run = small_run()
     for name, value in (("loss_scale", 2048.0), ("duration_seconds", 0.5)):
         finding = Finding(series=SeriesKey(Kind.STEP, name), value=value, baseline=4 * value)
-        values = {"kind": Kind.STEP, "value": value, "baseline": 4 * value, "findings": (finding,)}
+        values: dict[str, Any] = {"kind": Kind.STEP, "value": value, "baseline": 4 * value, "findings": (finding,)}
         run.alerts.append({**alert(id=name, rule=name.replace("_", "-"), num_series=1, **values), "statistic": "rms"})
 
     agent = serve(run)

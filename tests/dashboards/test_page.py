@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -382,7 +383,7 @@ def test_untrusted_text_stays_text(serve: Serve, open_page: OpenPage) -> None:
     report = run.diagnoses["gradient-nonfinite-1-1640"]
     report["headline"] = report["module"] = report["chain"][0]["module"] = evil
     finding = Finding(series=SeriesKey(Kind.GRAD_REDUCED, evil), value=1.0, baseline=2.0)
-    texts = {"rule": evil, "message": evil, "findings": (finding,), "id": evil}
+    texts: dict[str, Any] = {"rule": evil, "message": evil, "findings": (finding,), "id": evil}
     run.alerts = [{**alert(**texts), "diagnosis": "javascript:alert(1)"}, *run.alerts]
 
     agent = serve(run)

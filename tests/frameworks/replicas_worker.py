@@ -38,6 +38,7 @@ class Net(nn.Module):
 def train_torch(name, *, dtype=torch.float32, zero=False, flipped=False, skipped_sync=False):
     torch.manual_seed(0)
     model = DistributedDataParallel(Net().to(dtype))
+    optimizer: torch.optim.Optimizer
     if zero:
         from torch.distributed.optim import ZeroRedundancyOptimizer  # warns of its own use of torch.jit
 
@@ -58,10 +59,10 @@ def train_torch(name, *, dtype=torch.float32, zero=False, flipped=False, skipped
                 flip(model.module.first.weight)
 
 
-def train_megatron(name, *, flipped=None, main=False, apart=False, activations=False, **layout):
+def train_megatron(name, *, flipped=None, main=False, apart=False, activations=False, **options):
     from tests.frameworks.megatron import gpt  # takes seconds, so only where it is asked for
 
-    layout = gpt.Layout(dropout=0.1, **layout)
+    layout = gpt.Layout(dropout=0.1, **options)
     gpt.initialise(layout)
     chunks, optimizer = gpt.build(layout)
     with TrainerMon(CONFIG | {"run_id": name, "xy_distribution": activations}) as monitor:

@@ -4,6 +4,7 @@ import csv
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ COLUMNS = ["vpp_stage", "name", "step", "norm", "min", "max", "shape", "dtype"]
     [("megatron", "decoder.layers.1.mlp.linear_fc1.weight"), ("deepspeed", "inner.up.weight")],
 )
 def test_the_manuals_monitor_writes_the_manuals_files(tmp_path, framework, name):
-    places = {"MONITOR_OUTPUT_DIR": str(tmp_path / "output"), "TRAINERMON_SPOOL": str(tmp_path / "spool")}
+    places: Any = {"MONITOR_OUTPUT_DIR": str(tmp_path / "output"), "TRAINERMON_SPOOL": str(tmp_path / "spool")}
 
     # the agent ends with the job, and not a minute after it
     given = json.loads((HERE / "manual_monitor_config.json").read_text())

@@ -5,7 +5,7 @@ import threading
 import time
 
 import pytest
-import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 
 from trainermon.replay.agreement import ReplayAgreement, ReplayAnswer
 
@@ -14,7 +14,7 @@ STEPS = ((4, 4),)
 
 def ask(num_ranks, asking, *, wait_s=5.0, store=None):
     """Let each of `asking` (rank, kept, reason, delay) ask from a thread of its own; return the answers."""
-    store = store or dist.HashStore()
+    store = store or HashStore()
     answers = {}
 
     def run(rank, kept, reason, delay_s):
@@ -51,7 +51,7 @@ def test_a_rank_that_never_asks_makes_the_others_stop_waiting():
 
 
 def test_a_rank_that_asks_too_late_gets_the_answer_that_was_given():
-    store = dist.HashStore()
+    store = HashStore()
     early = ask(2, [(0, STEPS, "", 0)], wait_s=0.05, store=store)
 
     late = ask(2, [(1, STEPS, "", 0)], wait_s=0.05, store=store)

@@ -6,6 +6,7 @@ import dataclasses
 import queue
 import random
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -123,7 +124,7 @@ def test_parameters_submodules_and_hooks_are_left_alone():
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors", "ignore:torch.quantize_per_tensor")
 def test_tensors_that_cannot_be_copied_are_left_alone():
-    holder = nn.Module()
+    holder: Any = nn.Module()
     holder.odd = [
         torch.zeros(1).expand(1 << 50),
         torch.eye(2).to_sparse(),
@@ -145,7 +146,7 @@ def test_one_that_cannot_be_put_back_does_not_keep_the_others_from_it():
         def clear(self):
             raise TypeError("fixed")
 
-    holder = nn.Module()
+    holder: Any = nn.Module()
     holder.before, holder.stubborn, holder.behind = [1], Stubborn(), [2]
     attributes = ModuleAttributes(holder)
     holder.before.append(3)
@@ -198,6 +199,8 @@ def test_a_run_with_state_in_attributes_goes_on_bit_for_bit_after_replays(tmp_pa
 
 
 class Counter:
+    name: str
+
     def __init__(self):
         self.calls = 0
 
@@ -206,11 +209,12 @@ def counting_hook():
     calls = [0]
     number = 0
 
-    def hook(module, args, output):
+    def count(module, args, output):
         nonlocal number
         number += 1
         calls[0] += 1
 
+    hook: Any = count
     hook.state = lambda: (number, calls[0])
     return hook
 
@@ -236,7 +240,7 @@ class Busy(nn.Linear):
 
     def state(self):
         states = [g.get_state().tolist() for g in (self.own, GENERATOR)]
-        more = self.numpy.bit_generator.state, self.old_numpy.get_state()[1].tolist()
+        more = self.numpy.bit_generator.state, self.old_numpy.get_state(legacy=False)["state"]["key"].tolist()
         return states, more, self.array.tolist(), vars(self.counter)
 
 
@@ -254,7 +258,7 @@ def test_generators_arrays_objects_and_hooks_are_put_back():
 
 
 def test_what_was_given_is_put_back():
-    given = [torch.Generator().manual_seed(3), Counter(), torch.ones(2)]
+    given: list[Any] = [torch.Generator().manual_seed(3), Counter(), torch.ones(2)]
     before = given[0].get_state()
 
     attributes = ModuleAttributes(nn.Linear(1, 1), given)
@@ -276,7 +280,7 @@ def test_an_iterator_is_refused(given):
 
 def test_more_than_a_budget_is_refused(monkeypatch):
     monkeypatch.setattr("trainermon.replay.attributes.MAX_COPY_BYTES", 100)
-    model = nn.Linear(1, 1)
+    model: Any = nn.Linear(1, 1)
     model.cache = {"keys": [torch.ones(100)]}
 
     with pytest.raises(NotCoveredError, match="outside of parameters and buffers"):
@@ -289,7 +293,7 @@ class Prefetcher:
 
 
 def test_what_another_thread_may_be_filling_is_left_alone():
-    model = nn.Linear(1, 1)
+    model: Any = nn.Linear(1, 1)
     model.prefetcher, model.queue = Prefetcher(), queue.Queue()
 
     attributes = ModuleAttributes(model)
@@ -302,7 +306,7 @@ def test_what_another_thread_may_be_filling_is_left_alone():
 
 
 def test_what_cannot_be_written_needs_no_copy():
-    model = nn.Linear(1, 1)
+    model: Any = nn.Linear(1, 1)
     model.table, model.source = np.arange(3), random.SystemRandom()
     model.table.flags.writeable = False
 
@@ -310,7 +314,7 @@ def test_what_cannot_be_written_needs_no_copy():
 
 
 def test_what_frameworks_keep_is_left_alone():
-    model = nn.Linear(1, 1)
+    model: Any = nn.Linear(1, 1)
     model.optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     attributes = ModuleAttributes(model)

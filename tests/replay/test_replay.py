@@ -1,6 +1,7 @@
 """The replay of a step: what it finds, what it leaves untouched, and what it refuses."""
 
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,9 @@ NAN = float("nan")
 
 
 class Net(nn.Module):
+    table: torch.Tensor
+    count: torch.Tensor
+
     def __init__(self):
         super().__init__()
         self.first, self.norm, self.last = nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)
@@ -61,7 +65,7 @@ def snapshot(model):
         "training": [module.training for module in model.modules()],
         "torch": torch.get_rng_state(),
         "python": random.getstate(),
-        "numpy": np.random.get_state()[1].copy(),
+        "numpy": np.random.get_state(legacy=False)["state"]["key"].copy(),
         "hooks": [(len(m._forward_hooks), len(m._forward_pre_hooks)) for m in model.modules()],
         "tensor hooks": [bool(p._backward_hooks) for p in model.parameters()],
     }
@@ -173,7 +177,7 @@ def test_recurrent_modules_and_their_flat_weights(tmp_path):
 
 
 def test_autocast_is_as_it_was(tmp_path):
-    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
+    model: Any = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
     keeper = StepKeeper(model)
     keeper.attach()
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -363,6 +367,9 @@ def test_constant_buffers_are_not_copied_again():
 
 class OwnStatistics(nn.Module):
     """Writes running statistics without counting a version, in a module that torch does not know."""
+
+    mean: torch.Tensor
+    variance: torch.Tensor
 
     def __init__(self, channels):
         super().__init__()

@@ -23,17 +23,19 @@ import time
 import traceback
 import uuid
 from pathlib import Path
+from typing import Any
 
 from tests.agent.notifications import alert, notification
-from trainermon.agent.controller import controller as controller_module
-from trainermon.agent.controller import dispatch as dispatch_module
+from trainermon.agent.controller import client, controller, dispatch, journal
 from trainermon.agent.controller import http as _http  # noqa: F401  (imported before the fork: each child starts quickly)
-from trainermon.agent.controller import journal as journal_module
-from trainermon.agent.controller.client import AgentClient
 from trainermon.agent.controller.command import serve
-from trainermon.agent.controller.controller import Controller
-from trainermon.agent.controller.journal import EscalationJournal
 from trainermon.agent.controller.settings import load_settings
+
+# A broken controller has other functions in these modules.
+client_module: Any = client
+controller_module: Any = controller
+dispatch_module: Any = dispatch
+journal_module: Any = journal
 
 NUM_AGENTS = 3
 TOKEN = "t"
@@ -70,8 +72,10 @@ class Points:
         self._one_by_one = asyncio.Lock()  # so that a kill comes between one agent's order and the next one's
         for name in ("write", "fsync", "replace", "rename"):
             setattr(os, name, functools.partial(self._call, name, getattr(os, name)))
-        AgentClient.post = self._around("post", AgentClient.post)
-        Controller.take_alerts = self._around("answer", Controller.take_alerts)
+        agent_client = client_module.AgentClient
+        agent_client.post = self._around("post", agent_client.post)
+        whole = controller_module.Controller
+        whole.take_alerts = self._around("answer", whole.take_alerts)
 
     def _call(self, name, call, *arguments, **options):
         self._pass(f"before {name}")
@@ -130,14 +134,15 @@ def start_controller(root, addresses, variant, kill_at=-1):
 def _publish_url(path):
     from trainermon.agent.web import server
 
-    original = server.WebServer.__init__
+    web_server: Any = server.WebServer
+    original = web_server.__init__
 
     def init(self, *arguments, **options):
         original(self, *arguments, **options)
         path.with_suffix(".new").write_text(self.url)
         os.link(path.with_suffix(".new"), path)
 
-    server.WebServer.__init__ = init
+    web_server.__init__ = init
 
 
 def request(root, method, path, body=None):
@@ -228,7 +233,7 @@ def correct():
 
 
 def answers_before_it_is_on_disk():
-    accept = EscalationJournal.accept
+    accept = journal_module.EscalationJournal.accept
 
     async def lazy(self, requests):
         now_s = time.time()
@@ -245,14 +250,14 @@ def answers_before_it_is_on_disk():
         self.later = asyncio.ensure_future(later())
         return ["accepted"] * len(requests)
 
-    Controller._accept = lazy
+    controller_module.Controller._accept = lazy
 
 
 def keeps_its_plan_in_memory():
     def plan(self, escalation, plan):
         self._apply({"planned": {**journal_module.as_plain(plan), "escalation": escalation.request.id}})
 
-    EscalationJournal.plan = plan
+    journal_module.EscalationJournal.plan = plan
     make_plan = dispatch_module.make_plan
 
     def other_step(*arguments, **options):  # as when training has gone on meanwhile
@@ -270,11 +275,11 @@ def names_each_plan_anew():
         return plan and journal_module.dataclasses.replace(plan, id=f"x-{uuid.uuid4().hex}")
 
     dispatch_module.make_plan = renamed
-    EscalationJournal.plan = lambda self, escalation, plan: setattr(escalation, "plan", plan)
+    journal_module.EscalationJournal.plan = lambda self, escalation, plan: setattr(escalation, "plan", plan)
 
 
 def forgets_what_it_followed():
-    EscalationJournal.knows = lambda self, key: False
+    journal_module.EscalationJournal.knows = lambda self, key: False
     make_requests = controller_module.make_requests
 
     def renamed(*arguments, **options):

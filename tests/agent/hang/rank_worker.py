@@ -18,6 +18,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -130,6 +131,8 @@ KINDS = {
 class Plain:
     """A model on each rank, whose gradient the script reduces itself."""
 
+    model: Any
+
     def __init__(self):
         self.model = nn.Linear(4, 1, bias=False)
 
@@ -157,8 +160,9 @@ class Fsdp(Ddp):
     def __init__(self):
         from torch.distributed.fsdp import fully_shard
 
-        self.model = nn.Sequential(fully_shard(nn.Linear(4, 4)), fully_shard(nn.Linear(4, 1)))
-        fully_shard(self.model)
+        self.model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+        for module in (*self.model, self.model):
+            fully_shard(module)
 
     def compute(self, x, go_wrong):
         go_wrong()

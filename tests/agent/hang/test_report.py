@@ -3,6 +3,7 @@
 import array
 import json
 import math
+from typing import Any
 
 from trainermon.agent.hang.evidence import (
     ChildProcess,
@@ -45,7 +46,7 @@ RANKS = (
 
 
 def post_mortem(**changes):
-    known = {
+    known: dict[str, Any] = {
         "rule": "hang",
         "run_id": "run",
         "host": "node",

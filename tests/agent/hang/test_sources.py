@@ -1,6 +1,7 @@
 """Whose count of a group's collectives is believed: the recorder's, the rank's own, or neither."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -41,7 +42,7 @@ def state(entered, *calls, name="world"):
 
 def rank(number, recorded=None, noted=None, *, frames=(TRAIN,), **options):
     stacks = (ThreadStack(thread="MainThread", is_main=True, frames=frames),)
-    known = {"silent_s": 60.0, "process_state": "S", "world_size": 2, "stacks": stacks}
+    known: dict[str, Any] = {"silent_s": 60.0, "process_state": "S", "world_size": 2, "stacks": stacks}
     return RankEvidence(rank=number, groups=recorded, noted=noted, **(known | options))
 
 

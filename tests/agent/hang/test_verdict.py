@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import time
+from typing import Any
 
 import pytest
 from hypothesis import assume, given
@@ -41,7 +42,7 @@ def call(op="all_reduce", sequence=5, **options):
 
 
 def rank(number, *groups, frames=(), **options):
-    known = {"silent_s": 60.0, "process_state": "S", "stacks": stack(*frames) if frames else ()}
+    known: dict[str, Any] = {"silent_s": 60.0, "process_state": "S", "stacks": stack(*frames) if frames else ()}
     return RankEvidence(rank=number, groups=groups, **(known | options))
 
 

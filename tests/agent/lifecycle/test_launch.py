@@ -10,6 +10,7 @@ import sys
 import textwrap
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -125,10 +126,11 @@ def test_the_summary_says_where_everything_is_and_what_went_wrong(make_run):
 def test_equal_alerts_of_several_ranks_are_one_line():
     def nan(rank, *, step=5, count=1):
         message = f"gradient-nonfinite: NaN or Inf in {count} of 4 gradients at step {step} on rank {rank}, worst h.2"
-        values = {"kind": Kind.GRAD_REDUCED, "value": 3.0, "baseline": 0.0, "num_series": 1, "findings": ()}
+        finding = {"kind": Kind.GRAD_REDUCED, "value": 3.0, "baseline": 0.0, "num_series": 1, "findings": ()}
         where = {"rank": rank, "attempt": 1, "step": step, "first_step": step, "time_s": 0.0}
         what = {"id": f"{rank}-{step}", "severity": Severity.FATAL, "state": AlertState.FIRING}
-        return Alert(rule="gradient-nonfinite", message=message, **what, **where, **values)
+        values: dict[str, Any] = finding | where | what
+        return Alert(rule="gradient-nonfinite", message=message, **values)
 
     assert merge_ranks([nan(0), nan(1), nan(10), nan(2, count=2), nan(0, step=6)]) == [
         "gradient-nonfinite on ranks 0, 1, 10: NaN or Inf in 1 of 4 gradients at step 5, worst h.2",

@@ -31,13 +31,13 @@ def test_a_dump_that_cannot_be_delivered_is_told_once_and_tried_again(tmp_path, 
 
     async def main():
         delivered = DumpDeliveries(spool, run_dir)
-        assert not delivered.idle
+        idle_at_first = delivered.idle
         delivered.poll()
         await until(lambda: delivered.problem)
         problem = delivered.problem
         run_dir.chmod(0o700)
         await asyncio.wait_for(delivered.done(), DEADLINE_S)
-        assert delivered.idle
+        assert (idle_at_first, delivered.idle) == (False, True)
         assert delivered.problem == ""
         await delivered.close()
         return problem

@@ -10,16 +10,22 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from trainermon.agent.orders.dumps import DumpDiagnoser, DumpKey, RunDumps
-from trainermon.core.events import decode
+from trainermon.core.events import ReplayEvent, decode
 
 REPLAY = {"type": "replay", "step": 7, "status": "nonfinite", "reason": "", "seconds": 0.1, "micro_steps": 1}
 FOLDER = "dumps/a1/attempt1/step7/rank"
 
 
+def replayed(plain):
+    event = decode(plain)
+    assert isinstance(event, ReplayEvent)
+    return event
+
+
 def test_dumps_are_known_by_what_ranks_report():
     dumps = RunDumps()
-    dumps.record(decode({**REPLAY, "dump": f"{FOLDER}0", "status": "clean"}))
-    entry = dumps.record(decode({**REPLAY, "dump": f"{FOLDER}1"}))
+    dumps.record(replayed({**REPLAY, "dump": f"{FOLDER}0", "status": "clean"}))
+    entry = dumps.record(replayed({**REPLAY, "dump": f"{FOLDER}1"}))
 
     assert entry.key == DumpKey("a1", 1, 7)
     assert entry.as_plain() == {
@@ -35,7 +41,7 @@ def test_dumps_are_known_by_what_ranks_report():
 
 @pytest.mark.parametrize("path", [None, "", "/etc", "dumps/../x/attempt1/step7/rank0", f"{FOLDER}0/../../..", 3])
 def test_a_path_that_is_no_dump_is_left_out(path):
-    assert RunDumps().record(decode({**REPLAY, "dump": path})) is None
+    assert RunDumps().record(replayed({**REPLAY, "dump": path})) is None
 
 
 def test_dumps_and_reports_are_found_again_on_disk(tmp_path):
@@ -48,8 +54,8 @@ def test_dumps_and_reports_are_found_again_on_disk(tmp_path):
     (tmp_path / "reports/a1-attempt1-step7.json").write_text("{}")
     dumps.scan(tmp_path)
     assert dumps.entries[DumpKey("a1", 1, 7)].diagnosed
-    assert dumps.record(decode({**REPLAY, "dump": f"{FOLDER}0"})).diagnosed
-    assert not dumps.record(decode({**REPLAY, "dump": f"{FOLDER}1"})).diagnosed  # one more rank may change the verdict
+    assert dumps.record(replayed({**REPLAY, "dump": f"{FOLDER}0"})).diagnosed
+    assert not dumps.record(replayed({**REPLAY, "dump": f"{FOLDER}1"})).diagnosed  # another rank may change it
 
 
 def diagnose(tmp_path, script, *, num=1):
@@ -70,7 +76,7 @@ def diagnose(tmp_path, script, *, num=1):
                 command=(sys.executable, "-c", script),
             )
             for step in range(num):
-                entry = dumps.record(decode({**REPLAY, "dump": f"dumps/a1/attempt1/step{step}/rank0"}))
+                entry = dumps.record(replayed({**REPLAY, "dump": f"dumps/a1/attempt1/step{step}/rank0"}))
                 diagnoser.schedule(entry, settle_s=0.01)
             while not diagnoser.idle:
                 diagnoser.poll()

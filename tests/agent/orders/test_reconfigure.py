@@ -2,6 +2,7 @@
 
 import json
 from concurrent.futures import Future
+from typing import Any
 
 import pytest
 
@@ -37,12 +38,13 @@ class Node:
     """A `ConfigWatch` and what it has ordered."""
 
     def __init__(self, path, run_dir, ranks, world_size=2):
+        executor: Any = Immediately()
         self.orders, self.problems = [], []
         self.now_s = 0.0
         self.watch = ConfigWatch(
             ConfigFile(path=path, mtime_ns=path.stat().st_mtime_ns, run_dir=run_dir),
             StepPlan(watch=ranks, world_size=world_size, margin_steps=2),
-            executor=Immediately(),
+            executor=executor,
             submit=self.orders.append,
             count_problem=lambda: self.problems.append(1),
         )

@@ -12,7 +12,7 @@ import urllib.request
 import httpx
 import pytest
 
-from tests.agent.web.test_http import FakeNode
+from tests.agent.web.test_http import fake_node
 from tests.certificates import make_certificate
 from trainermon.agent.web.access import AccessSettings, TokenAccess, open_access
 from trainermon.agent.web.http import build_application
@@ -28,7 +28,7 @@ def basic(user, password):
 
 def ask(access, method, path, authorization=None, host="127.0.0.1:1"):
     async def send():
-        application = build_application(FakeNode(), access=access, hosts=("*.training.svc",))
+        application = build_application(fake_node(), access=access, hosts=("*.training.svc",))
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app=application), base_url="http://x") as client:
             headers = {"host": host} | ({"authorization": authorization} if authorization else {})
             return await client.request(method, path, headers=headers)
@@ -159,7 +159,7 @@ def test_over_tls_the_page_is_served_to_whoever_trusts_the_certificate(tmp_path,
             return answer.status
 
     async def scenario():
-        application = build_application(FakeNode(), access=TokenAccess("t"))
+        application = build_application(fake_node(), access=TokenAccess("t"))
         server = WebServer(application, host="127.0.0.1", port=0, certificate=certificate)
         try:
             assert server.url.startswith("https://127.0.0.1:")
@@ -181,7 +181,7 @@ def test_a_certificate_that_cannot_be_used_is_an_error_at_the_start(tmp_path):
 
     async def scenario():
         WebServer(
-            build_application(FakeNode(), access=TokenAccess("t")), host="127.0.0.1", port=0, certificate=certificate
+            build_application(fake_node(), access=TokenAccess("t")), host="127.0.0.1", port=0, certificate=certificate
         )
 
     with pytest.raises(OSError, match=r"."):
@@ -190,7 +190,7 @@ def test_a_certificate_that_cannot_be_used_is_an_error_at_the_start(tmp_path):
 
 def test_a_server_that_listens_everywhere_is_told_to_others_by_its_name():
     async def scenario():
-        server = WebServer(build_application(FakeNode(), access=TokenAccess("t")), host="0.0.0.0", port=0)
+        server = WebServer(build_application(fake_node(), access=TokenAccess("t")), host="0.0.0.0", port=0)
         try:
             return server.url, server.target
         finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+from typing import Any
 
 import httpx
 import pytest
@@ -18,7 +19,7 @@ from trainermon.agent.web.guard import MAX_BODY_BYTES, MAX_REQUESTS_OF_PEER, MAX
 from trainermon.agent.web.http import build_application
 from trainermon.agent.web.server import MAX_CONNECTIONS, WebServer
 from trainermon.core.errors import QueryError
-from trainermon.core.values import Action, Command
+from trainermon.core.values import Action, Command, DumpTask
 
 TOKEN = "correct-horse"
 AUTHORISED = {"authorization": f"Bearer {TOKEN}"}
@@ -74,9 +75,14 @@ class FakeNode:
         self.stopped = True
 
 
+def fake_node() -> Any:
+    """Return a node that has no more than the web asks for."""
+    return FakeNode()
+
+
 @pytest.fixture
 def node():
-    return FakeNode()
+    return fake_node()
 
 
 def request(node, method, path, **options):
@@ -195,7 +201,9 @@ def test_a_command_is_checked_and_handed_on(node):
     body = {"id": "manual-1", "action": "dump", "num_steps": 2, "scope": ["h.3"], "task": "tensor"}
     answer = request(node, "POST", "/api/commands", headers=AUTHORISED, json=body)
     assert answer.status_code == 202
-    expected = Command(id="manual-1", action=Action.DUMP, first_step=12, num_steps=2, scope=("h.3",), task="tensor")
+    expected = Command(
+        id="manual-1", action=Action.DUMP, first_step=12, num_steps=2, scope=("h.3",), task=DumpTask.TENSOR
+    )
     assert node.orders == [expected]
 
 
@@ -406,7 +414,7 @@ def test_requests_under_way_are_bounded_but_for_probes_and_whoever_may_order():
 def test_a_slow_page_loses_the_oldest_events_and_they_are_counted():
     async def scenario():
         feed = EventFeed()
-        stream = feed.subscribe()
+        stream: Any = feed.subscribe()
         await stream.__anext__()
         for step in range(MAX_PENDING + 10):
             feed.publish("step", {"step": step})
@@ -424,7 +432,7 @@ def test_a_slow_page_loses_the_oldest_events_and_they_are_counted():
 def test_the_number_of_open_pages_is_bounded():
     async def scenario():
         feed = EventFeed()
-        streams = [feed.subscribe() for _ in range(MAX_CLIENTS)]
+        streams: list[Any] = [feed.subscribe() for _ in range(MAX_CLIENTS)]
         for stream in streams:
             await stream.__anext__()
         assert feed.subscribe() is None

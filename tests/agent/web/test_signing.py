@@ -10,7 +10,7 @@ import httpx
 import pytest
 from aiohttp import web
 
-from tests.agent.web.test_http import FakeNode
+from tests.agent.web.test_http import fake_node
 from trainermon.agent.controller.client import AgentAddress, AgentClient
 from trainermon.agent.controller.settings import AgentAccess
 from trainermon.agent.web.access import TokenAccess
@@ -24,7 +24,7 @@ BODY = b'{"id": "m1", "action": "dump"}'
 
 def ask(method, path, authorization, body=b"", *, access=None):
     async def send():
-        application = build_application(FakeNode(), access=access or TokenAccess(TOKEN, read_token="reads"))
+        application = build_application(fake_node(), access=access or TokenAccess(TOKEN, read_token="reads"))
         async with httpx.AsyncClient(
             transport=httpx.ASGITransport(app=application), base_url="http://127.0.0.1"
         ) as client:

@@ -27,9 +27,10 @@ from trainermon.core.values import (
     Severity,
     StatBlock,
 )
-from trainermon.exporters.influxdb.points import RankPoints, StoredSeries
+from trainermon.exporters.influxdb.points import RankPoints
 from trainermon.exporters.prometheus.budget import SeriesBudget
 from trainermon.exporters.prometheus.exposition import Exposition
+from trainermon.exporters.store.segment_follower import StoredSeries
 
 RUN_ID = "gpt-7b-2026-11-21"
 SCRAPE_S = 15.0

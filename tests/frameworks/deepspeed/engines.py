@@ -5,7 +5,7 @@ import copy
 import gc
 import importlib
 import itertools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import deepspeed
 import torch
@@ -48,9 +48,11 @@ class Model(nn.Module):
 def start():
     """Join the job without compiling anything, and with float16, which DeepSpeed does not offer on a CPU."""
     gc.freeze()  # DeepSpeed collects garbage several times per engine
-    importlib.import_module("deepspeed.comm.torch").build_shm_op = lambda: None
+    backend: Any = importlib.import_module("deepspeed.comm.torch")
+    backend.build_shm_op = lambda: None
     if deepspeed.__version__ < "0.19":  # they put uninitialised padding into the norm
-        torch.empty, torch.empty_like = torch.zeros, torch.zeros_like
+        factories: Any = torch
+        factories.empty, factories.empty_like = torch.zeros, torch.zeros_like
     deepspeed.init_distributed("gloo", verbose=False)
     accelerator = get_accelerator()
     supported = [*accelerator.supported_dtypes(), torch.float16]
@@ -79,7 +81,7 @@ def make_engine(case: Case):
     zero = {"stage": case.stage, "stage3_param_persistence_threshold": 8, "reduce_bucket_size": 4096} | dict(case.zero)
     if case.offload:
         zero["offload_optimizer"] = {"device": "cpu"}
-    config = {
+    config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": BATCH,
         "gradient_accumulation_steps": case.gas,
         "gradient_clipping": CLIP,
@@ -103,7 +105,7 @@ def make_engine(case: Case):
 @contextlib.contextmanager
 def as_fused_adam(optimizer_class):
     """Have DeepSpeed take a class for its FusedAdam, which would have to be compiled, and so choose FP16_Optimizer."""
-    runtime = importlib.import_module("deepspeed.runtime.engine")
+    runtime: Any = importlib.import_module("deepspeed.runtime.engine")
     kept, runtime.FusedAdam = runtime.FusedAdam, optimizer_class
     yield
     runtime.FusedAdam = kept

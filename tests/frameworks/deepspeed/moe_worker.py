@@ -3,6 +3,7 @@
 import math
 import os
 import sys
+from typing import Any
 
 import deepspeed
 import torch
@@ -60,7 +61,7 @@ def make_engine(dtype, stage):
 def whole_weights(engine, training):
     """Return all weights by global names, in float64; a collective of the test's."""
     own = {p.name: p.tensor.detach().double().clone() for p in training.parameters}
-    everywhere = [None] * dist.get_world_size()
+    everywhere: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everywhere, own)
     return {name: weight for weights in everywhere for name, weight in weights.items()}
 

@@ -4,6 +4,7 @@ import itertools
 import math
 import os
 import sys
+from typing import Any
 
 import deepspeed
 import torch
@@ -72,7 +73,7 @@ def make_engine(dtype, stage):
 def whole_weights(engine):
     """Return all stages' weights by their global names, in float64; a collective of the test's."""
     own = {name: p.detach().double().clone() for name, p in engine.module.named_parameters()}
-    everywhere = [None] * dist.get_world_size()
+    everywhere: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everywhere, own)
     return {name: weight for weights in everywhere for name, weight in weights.items()}
 

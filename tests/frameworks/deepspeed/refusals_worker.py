@@ -27,7 +27,7 @@ def show_muon():
     """Print which gradients there are where DeepSpeed puts Muon's update into the place of some."""
     model = Model()
     for parameter in model.parameters():
-        parameter.use_muon = parameter.dim() > 1
+        vars(parameter)["use_muon"] = parameter.dim() > 1
     config = {
         "train_micro_batch_size_per_gpu": 2,
         "zero_optimization": {"stage": 1, "reduce_bucket_size": 4096},

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import sys
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -89,7 +90,7 @@ class Check:
 
     def assembled(self, taken):
         """Return what the pieces of all ranks make: stands in for accessors that are wrong."""
-        everywhere = [None] * dist.get_world_size()
+        everywhere: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(everywhere, list(self.pieces(taken)))
         wholes = {p.name: torch.full((math.prod(p.owned.shape),), math.nan) for p in self.parameters}
         for name, part, piece in (entry for rank in everywhere for entry in rank):

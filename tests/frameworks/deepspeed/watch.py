@@ -1,6 +1,7 @@
 """What the taps would see of an engine: copies of all that `DeepSpeedTraining` hands out, and their statistics."""
 
 import collections
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -84,7 +85,7 @@ class Watch:
             for p, found in zip(self.training.parameters, taken, strict=True)
             if found is not None
         ]
-        everywhere = [None] * dist.get_world_size()
+        everywhere: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(everywhere, shown)
         merged = collections.defaultdict(lambda: NO_ELEMENTS)
         for name, counts, found in (entry for rank in everywhere for entry in rank):

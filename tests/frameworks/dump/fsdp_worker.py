@@ -6,7 +6,7 @@ import itertools
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
 from tests.frameworks.dump.grid import Case, main
 from tests.frameworks.replay.fsdp_worker import BF16, TOKENS, Net, build, fsdp1, fsdp2, local
@@ -25,7 +25,7 @@ WRAPS = {
 def build_parallel(checkpointing):
     """Return a job whose linear layers are split over the ranks."""
     net = Net(checkpointing)
-    plan = {f"blocks.{number}.up": ColwiseParallel() for number in range(2)}
+    plan: dict[str, ParallelStyle] = {f"blocks.{number}.up": ColwiseParallel() for number in range(2)}
     plan |= {f"blocks.{number}.down": RowwiseParallel() for number in range(2)}
     parallelize_module(net, init_device_mesh("cpu", (dist.get_world_size(),)), plan)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, foreach=False)

@@ -54,7 +54,7 @@ def traces(model):
         [len(module._forward_pre_hooks) + len(module._forward_hooks) for module in model.modules()],
         [len(leaf._backward_hooks or {}) + len(leaf._post_accumulate_grad_hooks or {}) for leaf in leaves],
         [sorted(vars(group)) for group in groups],
-        _fsdp_param_group.foreach_reduce,
+        vars(_fsdp_param_group)["foreach_reduce"],
     ]
 
 

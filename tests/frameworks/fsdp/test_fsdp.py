@@ -11,7 +11,7 @@ from tests.frameworks.launches import Launches, jobs
 pytestmark = pytest.mark.distributed
 
 FP32, BF16 = 1e-5, 0.05
-SLOW = ("fsdp2-bf16-reduce", "fsdp2-compiled", "fsdp1-none", "fsdp1-checkpoint")
+SLOW: tuple[str, ...] = ("fsdp2-bf16-reduce", "fsdp2-compiled", "fsdp1-none", "fsdp1-checkpoint")
 SLOW += ("fsdp1-bf16", "fsdp1-grad-op", "fsdp1-hybrid-flat")  # each option of theirs is in another variant as well
 QUICK = {
     1: ["fsdp2-bf16", "fsdp1-full", "fsdp1-full-flat"],

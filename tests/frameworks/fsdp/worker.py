@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -53,7 +54,7 @@ def sync2(model, is_last):
 
 def fsdp2(*, mesh=None, policy=None, no_sync=True, compiled=False, shards=None, **options):
     def wrap(net):
-        common = {"mesh": mesh() if mesh else init_device_mesh("cpu", (dist.get_world_size(),))}
+        common: dict[str, Any] = {"mesh": mesh() if mesh else init_device_mesh("cpu", (dist.get_world_size(),))}
         common |= {"mp_policy": MixedPrecisionPolicy(**(policy or {}))} | (shards or {})
         for block in net.blocks:
             if compiled:
@@ -62,7 +63,9 @@ def fsdp2(*, mesh=None, policy=None, no_sync=True, compiled=False, shards=None, 
         fully_shard(net, **common)
         return net, adamw(net)
 
-    return Variant(wrap=wrap, whole=whole2, **({"sync": sync2} if no_sync else {}), **options)
+    if no_sync:
+        options["sync"] = sync2
+    return Variant(wrap=wrap, whole=whole2, **options)
 
 
 def hybrid_mesh(shards):
@@ -99,7 +102,7 @@ def tensor_parallel():
         return net, adamw(net)
 
     groups = {"tp_group": mesh["tp"].get_group(), "dp_group": mesh["dp"].get_group()}
-    place = {"data_rank": mesh["dp"].get_local_rank(), "data_size": mesh["dp"].size()}
+    place: dict[str, Any] = {"data_rank": mesh["dp"].get_local_rank(), "data_size": mesh["dp"].size()}
     return Variant(wrap=wrap, whole=whole2, sync=sync2, clip=clip_by_hand, groups=groups, model=EVEN, **place)
 
 
@@ -113,7 +116,7 @@ def tensor_parallel_only():
         return net, adamw(net)
 
     groups = {"tp_group": mesh.get_group()}
-    place = {"data_rank": 0, "data_size": 1}
+    place: dict[str, Any] = {"data_rank": 0, "data_size": 1}
     return Variant(wrap=wrap, whole=whole2, clip=clip_by_hand, groups=groups, model=EVEN, **place)
 
 

@@ -4,6 +4,7 @@ import itertools
 import os
 import sys
 import types
+from typing import Any
 
 import pytest
 import torch
@@ -83,7 +84,8 @@ def test_outside_of_what_a_rank_owns_nothing_is_reduced():
 
 def check_rest_is_not_reduced(layout):
     chunks, optimizer, training = built(layout)
-    watch, whole = Watch(training), []
+    watch = Watch(training)
+    whole: list[torch.Tensor] = []
     patched = optimizer.step
     optimizer.step = lambda: whole.extend(p.tensor.main_grad.clone() for p in training.parameters) or patched()
     (_, norm, _), _ = gpt.train_step(layout, chunks, optimizer, 0)
@@ -121,7 +123,7 @@ def test_without_a_loss_scale_a_norm_that_is_not_finite_decides_before_anything_
     layout = Layout(dtype=BF16, distributed_optimizer=True)
     chunks, optimizer, training = built(layout)
     before = [value.clone() for value in training.values() if value is not None]
-    seen = []
+    seen: list[Any] = []
 
     def decide(nonfinite):
         seen.append((nonfinite, all(map(torch.equal, before, (v for v in training.values() if v is not None)))))

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch import nn, optim
@@ -15,7 +16,7 @@ from trainermon.monitor.frameworks import detect
 
 HERE = Path(__file__).parent
 TRUTH, BEHAVIOUR = HERE / "truth_worker.py", HERE / "behaviour_worker.py"
-QUIET = {"PYTHONWARNINGS": "ignore"}  # Megatron warns of every package that it could use and does not find
+QUIET: Any = {"PYTHONWARNINGS": "ignore"}  # Megatron warns of every package that it could use and does not find
 VERSIONS = ("0.12.3", "0.13.1", "0.14.0", "0.15.3", "0.16.1")
 
 

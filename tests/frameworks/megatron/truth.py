@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -28,7 +29,7 @@ class Step:
     decisions: list = dataclasses.field(default_factory=list)
     reached: set = dataclasses.field(default_factory=set)
     micro: dict = dataclasses.field(default_factory=dict)
-    outcome: object = None
+    outcome: Any = None
     result: object = None
 
 
@@ -176,7 +177,7 @@ class WholeModel:
             factor = 1.0 / sum(float(gpt.loss_mask_of(number, *pair).sum()) for pair in pairs)
         for name, weight in self.weights.items():
             weight.grad = sum(gradients[name] for gradients in own) * factor
-        found = {Kind.GRAD_UNREDUCED: own}
+        found: dict[Kind, Any] = {Kind.GRAD_UNREDUCED: own}
         found[Kind.GRAD_REDUCED] = {name: weight.grad for name, weight in self.weights.items()}
         self.optimizer.step()
         for kind in (Kind.EXP_AVG, Kind.EXP_AVG_SQ):
@@ -186,9 +187,11 @@ class WholeModel:
 
     def _gradients(self, number, replica):
         """Return what the backwards of one replica accumulate, before any reduction."""
-        layout, total = self.layout, 0.0
+        layout = self.layout
+        total: Any = 0.0
         for i in range(gpt.MICRO_BATCHES):
-            losses = token_losses(self.weights, *gpt.tokens_of(number, replica, i), layout.layers, layout.experts)
+            tokens, labels = gpt.tokens_of(number, replica, i)
+            losses = token_losses(self.weights, tokens, labels, layout.layers, layout.experts)
             if layout.per_token_loss:
                 total = total + (losses * gpt.loss_mask_of(number, replica, i)).sum()
             else:
@@ -200,7 +203,7 @@ class WholeModel:
 
 def check_merged(layout, step, truth):
     """Check the rows of all ranks, merged by their placements, against the unsharded tensors."""
-    gathered = [None] * dist.get_world_size()
+    gathered: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, step.rows)
     rows = [row for rank_rows in gathered for row in rank_rows]
     tolerance, errors = TOLERANCE[layout.dtype], {}

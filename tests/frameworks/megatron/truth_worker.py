@@ -4,6 +4,7 @@ import importlib.util
 import itertools
 import os
 import sys
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -67,12 +68,21 @@ REST = {
 }
 
 
-SPREAD = {2: [{}, {"tp": 2}, {"tp": 2, "sp": True}, {"pp": 2}, {"pp": 2, "vpp": 2, "layers": 4}, {"cp": 2}]}
+Options = dict[str, Any]
+SPREAD: dict[int, list[Options]] = {
+    2: [{}, {"tp": 2}, {"tp": 2, "sp": True}, {"pp": 2}, {"pp": 2, "vpp": 2, "layers": 4}, {"cp": 2}]
+}
 SPREAD[4] = [*SPREAD[2], {"tp": 2, "pp": 2}, {"tp": 4}, {"pp": 4, "layers": 4}, {"cp": 2, "pp": 2}]
-DISTRIBUTED = {"distributed_optimizer": True}
-OVERLAP = {"overlap": True, "bucket": 1000}
-OPTIMIZERS = [{}, OVERLAP, DISTRIBUTED, DISTRIBUTED | OVERLAP, DISTRIBUTED | OVERLAP | {"overlap_gather": True}]
-MODELS = [{}, {"tied": False}, {"per_token_loss": True}]
+DISTRIBUTED: Options = {"distributed_optimizer": True}
+OVERLAP: Options = {"overlap": True, "bucket": 1000}
+OPTIMIZERS = [
+    {},
+    OVERLAP,
+    DISTRIBUTED,
+    DISTRIBUTED | OVERLAP,
+    DISTRIBUTED | OVERLAP | {"overlap_gather": True},
+]
+MODELS: list[Options] = [{}, {"tied": False}, {"per_token_loss": True}]
 
 
 def wide_grid(world_size):

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -32,7 +33,7 @@ def whole_of_owners(model, optimizer, what):
         for name, p in model.named_parameters()
         if p in optimizer.optim.state
     }
-    parts = [None] * dist.get_world_size()
+    parts: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(parts, mine)
     assert sum(map(len, parts)) == len(list(model.parameters()))
     return {name: part for part in parts for name, part in part.items()}

@@ -51,7 +51,7 @@ def cases(quick: list[str], slow: list[str]) -> list[Any]:
 def chosen(request: pytest.FixtureRequest) -> list[str]:
     """Return the names of the cases for which tests of this file have been chosen."""
     items = [item for item in request.session.items if item.path == request.path]
-    return sorted({item.callspec.params["name"] for item in items if isinstance(item, pytest.Function)})
+    return sorted({str(item.callspec.params["name"]) for item in items if isinstance(item, pytest.Function)})
 
 
 def assert_located(results: Results, name: str) -> None:

@@ -31,6 +31,8 @@ class Block(nn.Module):
 class Net(nn.Module):
     """Returns loss and logits, as models of the transformers library do, of which only the loss is used."""
 
+    calls: torch.Tensor
+
     def __init__(self, checkpointing=None):
         super().__init__()
         self.embed, self.head = nn.Embedding(TOKENS, WIDTH), nn.Linear(WIDTH, TOKENS)

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from tests.journal_rows import RankJournal, only_spool
 from trainermon import TrainerMon
 from trainermon.core.control import ControlReader
-from trainermon.core.values import Action, Command, Kind
+from trainermon.core.values import Action, Command, DumpTask, Kind
 from trainermon.dump.files.reader import read_dump
 from trainermon.dump.files.records import PARAMETERS_GRAD
 from trainermon.monitor.session.gradient_check import FiniteGradientCheck
@@ -124,7 +124,7 @@ def train(case: Case, monitor: TrainerMon | None, folder: Path) -> list[torch.Te
     found = []
     for step in range(STEPS):
         if case.dump and monitor is not None and step == 1:
-            order = Command(id=case.dump, action=Action.DUMP, first_step=FAULT_STEP, task="tensor")
+            order = Command(id=case.dump, action=Action.DUMP, first_step=FAULT_STEP, task=DumpTask.TENSOR)
             ControlReader(only_spool(spool_of(case, folder)), dist.get_rank()).send([order])
         remove = inject(job, case.fault) if step == FAULT_STEP else lambda: None
         found += [tensor.detach().clone() for tensor in job.step(step)]
@@ -147,13 +147,14 @@ def spool_of(case: Case, folder: Path) -> Path:
 @contextlib.contextmanager
 def forced(case: Case):
     """Have step 2 taken for one whose gradients are not finite."""
-    real = FiniteGradientCheck.replay_if
+    checks: Any = FiniteGradientCheck
+    real = checks.replay_if
     if case.forced:
-        FiniteGradientCheck.replay_if = lambda check, nonfinite: real(check, nonfinite or check.step == FAULT_STEP)
+        checks.replay_if = lambda check, nonfinite: real(check, nonfinite or check.step == FAULT_STEP)
     try:
         yield
     finally:
-        FiniteGradientCheck.replay_if = real
+        checks.replay_if = real
 
 
 def compare_gradients(case: Case, folder: Path, journal: RankJournal) -> dict[str, float]:

@@ -1,5 +1,7 @@
 """Where one rank cannot replay, or does not know that it should, none does, and none waits for ever."""
 
+from typing import Any
+
 import pytest
 
 from tests.frameworks.replay.checks import FAULT_STEP, Results
@@ -11,7 +13,7 @@ MISSING = "1 of 2 ranks did not ask for it within 3 s"
 CLEAN, BAD = ("clean", ""), ("nonfinite", "")
 SHORT = "another rank had not kept 1 of the micro steps that this one had"
 # By case: status and reason on each rank; None where nothing was tried.
-EXPECTED = {
+EXPECTED: dict[str, Any] = {
     "no-writer": [("refused", f"rank 1: {PLANTED}"), ("failed", PLANTED)],
     "no-capture": [("refused", f"rank 1: {PLANTED}"), ("failed", PLANTED)],
     "late-fault": [("refused", MISSING), None],

@@ -1,6 +1,7 @@
 """accelerate's wrappers: the optimizer steps in the last micro step only, whatever the loop calls."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -60,7 +61,8 @@ def test_what_accelerate_says_of_the_last_micro_step_counts(tmp_path, monkeypatc
     monkeypatch.setenv("TRAINERMON_OUTPUT", str(tmp_path / "output"))
     accelerator = accelerate.Accelerator(gradient_accumulation_steps=MICRO_STEPS, cpu=True)
     model = nn.Linear(4, 2)
-    loader = torch.utils.data.DataLoader(torch.randn(5, 4), batch_size=1)
+    batches: Any = torch.randn(5, 4)
+    loader = torch.utils.data.DataLoader(batches, batch_size=1)
     model, optimizer, loader = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=0.01), loader)
     norms = []
     with TrainerMon({"run_id": "accelerate", "agent": {"start": False}}) as monitor:

@@ -1,6 +1,7 @@
 """How `TrainerMon` is called, and what it refuses before training starts."""
 
 import json
+from typing import Any
 
 import pytest
 import torch
@@ -93,8 +94,9 @@ def test_a_second_set_monitor_is_refused(places):
 
 def test_activations_of_a_compiled_model_are_refused(places):
     model, optimizer = parts()
+    compiled: Any = torch.compile(model, backend="eager")
     with pytest.raises(ConfigError, match="lie in compiled code"):
-        TrainerMon(QUIET | {"xy_distribution": True}).set_monitor(torch.compile(model, backend="eager"), optimizer)
+        TrainerMon(QUIET | {"xy_distribution": True}).set_monitor(compiled, optimizer)
 
 
 def test_targets_choose_parameters_and_modules(places):

@@ -1,6 +1,7 @@
 """Unreduced and reduced gradients in DistributedDataParallel, held against a copy of the model outside it."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ pytestmark = pytest.mark.distributed
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ddp")
-    places = {"TRAINERMON_SPOOL": str(folder / "spool"), "TRAINERMON_OUTPUT": str(folder / "output")}
+    places: Any = {"TRAINERMON_SPOOL": str(folder / "spool"), "TRAINERMON_OUTPUT": str(folder / "output")}
     run_ranks(Path(__file__).with_name("ddp_worker.py"), str(folder), *VARIANTS, **places)
     return folder
 

@@ -11,7 +11,7 @@ from tests.journal_rows import RankJournal, only_spool
 from tests.monitor.session.test_containment import EVERYTHING, STEPS, assert_nothing_left, assert_same_run, train
 from trainermon import TrainerMon
 from trainermon.core.control import ControlReader
-from trainermon.core.values import Action, Command, Kind
+from trainermon.core.values import Action, Command, DumpTask, Kind
 from trainermon.dump.capture import ModuleCapture
 from trainermon.dump.files.reader import read_dump
 from trainermon.dump.files.verdicts import Reproducibility
@@ -147,7 +147,7 @@ def test_orders_for_the_same_step_are_all_carried_out(places):
         if step == 1:
             commands = [
                 Command(id="alone", action=Action.DUMP, first_step=3),
-                Command(id="alert-1", action=Action.DUMP, first_step=2, num_steps=2, task="tensor"),
+                Command(id="alert-1", action=Action.DUMP, first_step=2, num_steps=2, task=DumpTask.TENSOR),
             ]
             ControlReader(only_spool(places[0]), 0).send(commands)
 

@@ -10,6 +10,7 @@ import os
 import threading
 import warnings
 import weakref
+from typing import Any
 
 import numpy as np
 import pytest
@@ -381,7 +382,7 @@ class Deep(nn.Module):
 
 
 def test_thirteen_monitors_one_after_the_other_leave_no_wrapper(places):
-    model = nn.Sequential(Deep(), nn.Linear(4, 1))
+    model: Any = nn.Sequential(Deep(), nn.Linear(4, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     objects = (*model.modules(), *model.parameters(), optimizer)
     classes, left = [dict(vars(owner)) for owner in OWNERS], []

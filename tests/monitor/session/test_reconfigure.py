@@ -4,6 +4,7 @@ import json
 import logging
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -93,7 +94,7 @@ def test_what_is_invalid_changes_nothing_and_is_reported(places, config, reason)
 def test_an_edited_file_comes_into_force_on_the_same_step_of_both_ranks(tmp_path):
     path = tmp_path / "config.json"
     path.write_text(json.dumps({"dynamic_on": True, "agent": {"wait_s": 20, "linger_s": 0}}))
-    places = {"TRAINERMON_SPOOL": str(tmp_path / "spool"), "TRAINERMON_OUTPUT": str(tmp_path / "output")}
+    places: Any = {"TRAINERMON_SPOOL": str(tmp_path / "spool"), "TRAINERMON_OUTPUT": str(tmp_path / "output")}
     texts = run_ranks(Path(__file__).with_name("reconfigure_worker.py"), str(path), **places)
 
     (run,) = (tmp_path / "output").glob("*/run.json")

@@ -18,6 +18,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import HashStore
 
 from tests.agent.nodes import wait_for
 from tests.journal_rows import only_spool
@@ -48,7 +49,7 @@ def witness(tmp_path):
 
 @pytest.fixture
 def one_rank():
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
 
@@ -114,7 +115,7 @@ def test_process_without_groups_has_no_socket_until_there_is_one(tmp_path):
     one = RankWitness(tmp_path, 3, HangConfig(), {})
     try:
         assert not (tmp_path / "rank00003.sock").exists()
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
         one.notice_groups()
         assert ask(tmp_path)["version"]
     finally:
@@ -407,16 +408,19 @@ def test_marked_phase_holds_whatever_happens_in_it(loop):
         loop.forward()
         assert loop.phase is Phase.CHECKPOINT
         with loop.monitor.phase("evaluation"):
-            assert loop.phase is Phase.EVALUATION
-        assert loop.phase is Phase.CHECKPOINT
+            inner = loop.phase
+        assert (inner, loop.phase) == (Phase.EVALUATION, Phase.CHECKPOINT)
     assert loop.phase is Phase.STEP
 
 
 def test_phase_ends_with_the_exception_that_leaves_it(loop):
+    def save():
+        raise ValueError("disk")
+
     loop.step()
 
     with pytest.raises(ValueError, match="disk"), loop.monitor.phase("checkpoint"):
-        raise ValueError("disk")
+        save()
     assert loop.phase is Phase.STEP
 
 

@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch.distributed import all_reduce as early_all_reduce  # bound before anything is wrapped
+from torch.distributed.distributed_c10d import _coalescing_manager
 
 # torch 2.13 has other names for some; what was there before is still there.
 all_gather_into = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
@@ -99,13 +100,13 @@ class Forms:
         gathered = [torch.cat(self.both), torch.cat(self.both[::-1])]
 
         def reduce_in_block():
-            with dist._coalescing_manager(group=group, async_ops=True) as block:
+            with _coalescing_manager(group=group, async_ops=True) as block:
                 for tensor in read:
                     dist.all_reduce(tensor.clone(), group=group)
             block.wait()
 
         def gather_in_block():
-            with dist._coalescing_manager(group=group):
+            with _coalescing_manager(group=group):
                 for tensor in read:
                     all_gather_into(sevens(12), tensor.clone(), group=group)
 

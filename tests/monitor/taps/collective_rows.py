@@ -1,5 +1,7 @@
 """A step under `CollectiveTaps`, and its rows by name; for tests in one process and in several."""
 
+from typing import Any
+
 import numpy as np
 import torch
 
@@ -18,8 +20,9 @@ class Steps:
     def __init__(self, config=EVERYTHING, purposes=None):
         self.faults = []
         self.keys = []
-        self.block = None
-        self.collector = Collector(torch.device("cpu"), self)
+        self.block: Any = None
+        writer: Any = self
+        self.collector = Collector(torch.device("cpu"), writer)
         self.taps = CollectiveTaps(
             self.collector, FaultGuard(self.faults.append), purposes=purposes or {}, config=config
         )
@@ -80,7 +83,7 @@ def moments(values):
     if not flat.size:
         return NO_ELEMENTS
     return Moments(
-        flat.size, flat.min(), flat.max(), flat.sum(), np.dot(flat, flat), np.count_nonzero(flat == 0), 0.0, 0.0
+        flat.size, flat.min(), flat.max(), flat.sum(), np.dot(flat, flat), int(np.count_nonzero(flat == 0)), 0.0, 0.0
     )
 
 

@@ -6,6 +6,7 @@ import threading
 import time
 import weakref
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -163,7 +164,7 @@ class Worker:
 
         def step():
             model(values(self.rank, 4, 8)).sum().backward()
-            norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            norm: Any = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             norm.full_tensor()
 
         with profile() as profiler:

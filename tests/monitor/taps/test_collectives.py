@@ -5,6 +5,7 @@ import logging
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import _coalescing_manager
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tests.monitor.taps.collective_rows import EVERYTHING, Steps
@@ -40,7 +41,7 @@ def test_calls_of_a_coalesced_block_are_taken_when_the_block_was_waited_for(worl
     steps = Steps()
 
     def step():
-        with dist._coalescing_manager(group=world, device=CPU, async_ops=True) as block:
+        with _coalescing_manager(group=world, device=CPU, async_ops=True) as block:
             dist.isend(torch.full((2,), 3.0), 1)
             dist.irecv(torch.full((2,), 4.0), 1)
             dist.isend(torch.full((2,), 5.0), 1)
@@ -60,7 +61,7 @@ def test_block_that_fails_does_not_swallow_what_comes_after_it(world):
     steps = Steps()
 
     def fail():
-        with dist._coalescing_manager(group=world, device=CPU):
+        with _coalescing_manager(group=world, device=CPU):
             raise KeyError
 
     def step():

@@ -3,6 +3,7 @@
 import copy
 import math
 import pickle
+from typing import Any
 
 import pytest
 import torch
@@ -274,8 +275,9 @@ def test_to_prepare_what_is_compiled_already_is_refused():
 
 
 def test_copies_of_a_prepared_model_are_not_prepared():
-    model = compile_friendly(Net())
+    model: Any = compile_friendly(Net())
 
+    other: Any
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert site_of(other.head) is None
         other(torch.arange(6).reshape(1, 6)).backward()

@@ -1,6 +1,7 @@
 """What the hooks on modules make of tensors and gradients that are not the usual ones."""
 
 import logging
+from typing import Any
 
 import pytest
 import torch
@@ -201,7 +202,7 @@ def test_a_tensor_that_was_given_other_data_is_read_again(places):
         return inner(hidden)
 
     torch.manual_seed(0)
-    model = nn.Sequential(Calling(halved))
+    model: Any = nn.Sequential(Calling(halved))
     with torch.no_grad():
         expected = (model[0].inner(torch.ones(3, 4)) / 2).double().sum()
 

@@ -4,10 +4,12 @@ import gc
 import os
 import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 
 from trainermon.core.call_notes import MAX_NOTES, OPERATIONS, check_sum, parse_notes
 from trainermon.monitor.taps.noted_calls import NotedCalls
@@ -16,7 +18,7 @@ from trainermon.monitor.taps.operands import METHODS
 
 @pytest.fixture
 def world():
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
 
@@ -62,10 +64,10 @@ def test_calls_are_counted_by_group_and_none_is_in_flight_once_it_was_waited_for
 
 
 def test_call_is_told_while_it_runs_and_while_it_is_waited_for(world, monkeypatch):
+    noted = NotedCalls()
     look = lambda: parse_notes(Path(f"/proc/self/fd/{noted.descriptor}").read_bytes())  # noqa: E731
     in_call = during(monkeypatch, dist.ProcessGroup, "allreduce", look)
     in_wait = during(monkeypatch, dist.Work, "wait", look)
-    noted = NotedCalls()
     noted.attach()
     try:
         dist.all_reduce(torch.ones(2, 3))
@@ -84,8 +86,9 @@ def test_call_is_told_while_it_runs_and_while_it_is_waited_for(world, monkeypatc
 
 
 def test_call_that_fails_is_over(world, noted, notes):
+    no_tensor: Any = "no tensor"
     with pytest.raises(TypeError, match="incompatible function arguments"):
-        dist.group.WORLD.allreduce("no tensor")
+        dist.group.WORLD.allreduce(no_tensor)
 
     assert [(note.collectives, note.operation) for note in notes()] == [(1, "")]
 

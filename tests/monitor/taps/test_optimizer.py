@@ -5,6 +5,7 @@ import dataclasses
 import logging
 import math
 import types
+from typing import Any
 
 import pytest
 import torch
@@ -30,7 +31,7 @@ class Run:
 
     def __init__(self, make, *, dtype=torch.float32, steps=STEPS):
         torch.manual_seed(0)
-        self.model = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 3)).to(dtype)
+        self.model: Any = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 3)).to(dtype)
         self.optimizer = make(self.model.parameters())
         self.training = plain.describe([self.model], self.optimizer, Coordinates())
         self.rows = Rows()
@@ -165,7 +166,7 @@ def test_element_wise_state_of_any_optimizer_is_taken_after_the_step_under_its_o
     run = Run(make, steps=2)
 
     for step, kept in enumerate(run.kept):
-        found = {
+        found: dict[Any, Any] = {
             **{(label, "exp_avg"): row for label, row in run.rows.of(step, Kind.EXP_AVG).items()},
             **{(label, "exp_avg_sq"): row for label, row in run.rows.of(step, Kind.EXP_AVG_SQ).items()},
             **{tuple(label.rsplit(".", 1)): row for label, row in run.rows.of(step, Kind.STATE).items()},
@@ -262,7 +263,7 @@ class Quantized(torch.optim.Optimizer):
     def __init__(self, parameters):
         super().__init__(parameters, {"lr": LR, "betas": (0.9, 0.99), "eps": 1e-8})
 
-    def step(self):
+    def step(self, closure=None):
         for parameter in self.param_groups[0]["params"]:
             state = self.state[parameter]
             state["step"] = 1
@@ -322,7 +323,7 @@ class Kept(torch.optim.Optimizer):
         super().__init__(parameters, {"lr": LR})
         self.dtype = dtype
 
-    def step(self):
+    def step(self, closure=None):
         for parameter in self.param_groups[0]["params"]:
             self.state[parameter]["exp_avg"] = torch.ones_like(parameter, dtype=self.dtype)
 

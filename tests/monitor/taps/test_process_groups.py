@@ -4,7 +4,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from trainermon.monitor.taps import process_groups
 from trainermon.monitor.taps.process_groups import GroupPurposes, purpose_from
 
 
@@ -14,7 +13,7 @@ def group(name, description="undefined", size=2):
 
 @pytest.fixture(autouse=True)
 def _world_of_four(monkeypatch):
-    monkeypatch.setattr(process_groups.dist, "get_world_size", lambda: 4)
+    monkeypatch.setattr("torch.distributed.get_world_size", lambda: 4)
 
 
 @pytest.mark.parametrize(

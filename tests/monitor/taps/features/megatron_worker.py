@@ -4,6 +4,7 @@ import os
 import sys
 import types
 import warnings
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,10 +18,11 @@ from trainermon.monitor.taps.training import WatchedModule
 
 warnings.filterwarnings("ignore")
 # what Megatron asks of CUDA even where its tensors are on a CPU
-torch.cuda.current_device = lambda: torch.device("cpu")
-torch.cuda.get_device_capability = lambda *_: (8, 0)
-torch.cuda.get_rng_state = lambda *_: torch.get_rng_state()
-torch.cuda.manual_seed = torch.manual_seed
+cuda: Any = torch.cuda
+cuda.current_device = lambda: torch.device("cpu")
+cuda.get_device_capability = lambda *_: (8, 0)
+cuda.get_rng_state = lambda *_: torch.get_rng_state()
+cuda.manual_seed = torch.manual_seed
 
 import megatron.core.tensor_parallel.random as random_state  # noqa: E402  # after the replacement above
 from megatron.core import parallel_state  # noqa: E402
@@ -57,7 +59,7 @@ def config(**options):
 
 def taps(rows, modules, **targets):
     wanted, _ = load_config({"recording_l2_features": True, "l2_targets": targets})
-    steps = types.SimpleNamespace(counting=True)
+    steps: Any = types.SimpleNamespace(counting=True)
     return FeatureTaps(
         [WatchedModule(*item) for item in modules.items()], rows.collector, steps, FaultGuard(sys.exit), wanted
     )

@@ -5,6 +5,7 @@ import logging
 import math
 import types
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -46,7 +47,9 @@ class Watched:
     def __init__(self, model, order="s,b,h,d", **targets):
         self.modules = [WatchedModule(name, module) for name, module in model.named_modules() if name]
         self.config, _ = load_config({"recording_l2_features": True, "sa_order": order, "l2_targets": targets})
-        self.rows, self.steps, self.faults = Rows(), Steps(), []
+        self.rows, self.faults = Rows(), []
+        steps: Any = Steps()
+        self.steps = steps
         self.guard = FaultGuard(self._let_go)
         self.taps = FeatureTaps(self.modules, self.rows.collector, self.steps, self.guard, self.config)
         self.taps.attach()
@@ -240,7 +243,7 @@ def test_a_router_of_transformers_is_seen():
     from transformers.models.mixtral import modeling_mixtral as modeling
 
     config = types.SimpleNamespace(num_experts_per_tok=2, num_local_experts=6, hidden_size=16)
-    model = nn.ModuleDict({"gate": modeling.MixtralTopKRouter(config)})
+    model: Any = nn.ModuleDict({"gate": modeling.MixtralTopKRouter(config)})
     nn.init.normal_(model["gate"].weight, generator=torch.Generator().manual_seed(0))
     watched = Watched(model, moe_router_logit_hook=["gate"], moe_router_weight_hook=["gate"])
     inputs = [batch(20, 16, seed=seed) for seed in range(3)]
@@ -301,6 +304,7 @@ def test_a_gate_of_deepspeed_is_seen(monkeypatch):
 
 def test_spectral_norm_and_stable_rank_are_taken_once_per_step_and_converge():
     model = nn.Sequential(nn.Linear(24, 16), nn.Linear(16, 8))
+    layer: Any
     for layer in model:
         nn.init.normal_(layer.weight, generator=torch.Generator().manual_seed(0))
     watched = Watched(model, linear_hook=[])
@@ -341,7 +345,7 @@ class Quantizing(nn.Module):
     ("fp8_format", "dtype"), [(Format.HYBRID, torch.float8_e4m3fn), (Format.E5M2, torch.float8_e5m2)]
 )
 def test_scales_amaxes_and_underflows_of_fp8_are_taken(fp8_format, dtype):
-    model = nn.ModuleDict({"fc": Quantizing(fp8_format), "new": Quantizing(fp8_format)})
+    model: Any = nn.ModuleDict({"fc": Quantizing(fp8_format), "new": Quantizing(fp8_format)})
     model["new"].fp8_meta = {}  # as before its first forward in FP8
     watched = Watched(model)
     x = batch(50, 20) * torch.logspace(-7, 1, 20)

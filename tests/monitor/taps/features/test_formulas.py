@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -47,7 +48,7 @@ def tensors(*shapes, seed=0):
     return [torch.randn(shape, generator=generator) for shape in shapes]
 
 
-CALLS = {
+CALLS: dict[str, Any] = {
     "plain": {},
     "causal": {"last": 0},
     "window": {"first": -2, "last": 0},
