@@ -77,7 +77,7 @@ class _ForkServer:
     def __init__(self, variables: Mapping[str, str]) -> None:
         self._process = subprocess.Popen(
             [sys.executable, __file__],
-            env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)} | variables,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **variables},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -1,6 +1,7 @@
 """One launch of a worker per number of ranks, with exactly the variants that the chosen tests ask for."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,7 +37,7 @@ class Launches:
         """Return the folder in which the ranks of the launch of `size` left what they found."""
         if size not in self._launched:
             folder = self._launched[size] = self._folders.mktemp(f"{self._worker.parent.name}{size}")
-            places = {"TRAINERMON_SPOOL": f"{folder}/spool", "TRAINERMON_OUTPUT": f"{folder}/output"}
+            places: Any = {"TRAINERMON_SPOOL": f"{folder}/spool", "TRAINERMON_OUTPUT": f"{folder}/output"}
             names = dict.fromkeys(name for chosen, name in self._chosen if chosen == size)
             run_ranks(self._worker, str(folder), *names, world_size=size, timeout_s=900, **places)
         return self._launched[size]

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -53,7 +54,7 @@ QUICK_OVERFLOWS = {1: [], 2: [*({"stage": stage, "dtype": "fp16"} for stage in S
 
 def launch(folder, worker, *arguments, size, **variables):
     """Run a worker on CPU ranks; what DeepSpeed may compile on the way stays in `folder`."""
-    places = {"DS_ACCELERATOR": "cpu", "TORCH_EXTENSIONS_DIR": str(folder), "PYTHONWARNINGS": "ignore"}
+    places: Any = {"DS_ACCELERATOR": "cpu", "TORCH_EXTENSIONS_DIR": str(folder), "PYTHONWARNINGS": "ignore"}
     return run_ranks(HERE / worker, *arguments, world_size=size, timeout_s=900, **places, **variables)
 
 
