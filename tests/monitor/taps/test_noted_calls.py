@@ -64,11 +64,13 @@ def test_calls_are_counted_by_group_and_none_is_in_flight_once_it_was_waited_for
 
 
 def test_call_is_told_while_it_runs_and_while_it_is_waited_for(world, monkeypatch):
-    noted = NotedCalls()
-    look = lambda: parse_notes(Path(f"/proc/self/fd/{noted.descriptor}").read_bytes())  # noqa: E731
+    def look():
+        return parse_notes(Path(f"/proc/self/fd/{told.descriptor}").read_bytes())
+
     in_call = during(monkeypatch, dist.ProcessGroup, "allreduce", look)
     in_wait = during(monkeypatch, dist.Work, "wait", look)
-    noted.attach()
+    told = NotedCalls()
+    told.attach()
     try:
         dist.all_reduce(torch.ones(2, 3))
         at_once = [*in_call, *in_wait]
@@ -76,7 +78,7 @@ def test_call_is_told_while_it_runs_and_while_it_is_waited_for(world, monkeypatc
         between = look()
         handle.wait()
     finally:
-        noted.detach()
+        told.detach()
 
     assert [[(note.operation, note.number, note.elements) for note in notes] for notes in at_once] == [
         [("all_reduce", 1, 6)]
