@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from typing import Any
 
 import numpy as np
@@ -169,3 +170,42 @@ def test_a_pickle_is_not_loaded(tmp_path, capsys):
 
     assert main(["compare", str(a), str(b)]) == 1
     assert "is not a tensor file" in capsys.readouterr().err
+
+
+def with_torch_files(folder, tensors):
+    """Replace the files of a dump made by `dump` by those of torch."""
+    text = (folder / "dump.json").read_text().replace(".npy", ".pt")
+    (folder / "dump.json").write_text(text)
+    for index, values in enumerate(tensors):
+        torch.save(values, folder / "dump_tensor_data" / f"Functional.gelu.0.forward.output.{index}.pt")
+    return folder
+
+
+def test_a_conjugate_is_compared_by_its_own_elements(tmp_path):
+    values = np.array([1 + 2j, 3 - 1j], np.complex64)
+    golden = dump(tmp_path / "b", [values.conj(), values])
+    lazy = torch.from_numpy(values).conj()
+    target = with_torch_files(dump(tmp_path / "a", [values, values]), [lazy, lazy])
+
+    (comparison,) = compare(target, golden)
+
+    same, other = comparison.rows()
+    assert lazy.is_conj()
+    assert (same.result, same.difference.relative) == ("pass", 0.0)
+    distance = np.linalg.norm(values.conj() - values)
+    assert other.difference.columns[1] == pytest.approx(distance)
+
+
+def test_positions_of_integers_differ_or_do_not(tmp_path):
+    row, columns = columns_of(tmp_path, np.array([1, 2, 4]), np.array([1, 2, 3]))
+
+    assert (row.difference.relative, columns[2]) == (math.inf, 1.0)
+
+
+def test_without_torch_its_files_say_how_to_compare(tmp_path, monkeypatch, capsys):
+    values = torch.ones(3)
+    sides = [with_torch_files(dump(tmp_path / name, [values.numpy()]), [values]) for name in ("a", "b")]
+    monkeypatch.setitem(sys.modules, "torch", None)
+
+    assert main(["compare", *map(str, sides)]) == 1
+    assert "0.pt needs torch: install it, or compare with --mode statistics" in capsys.readouterr().err

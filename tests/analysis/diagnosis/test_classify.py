@@ -9,7 +9,11 @@ from torch import nn
 
 from tests.analysis.stored_run import dump as hand_made
 from trainermon.analysis.diagnosis.bounds import proven_cause
+from trainermon.analysis.diagnosis.classify import classified
 from trainermon.analysis.diagnosis.diagnose import diagnose
+from trainermon.analysis.diagnosis.evidence import RankDump
+from trainermon.analysis.diagnosis.findings import BadParameter, BadTensor, Diagnosis, DiagnosisVerdict, FaultPhase
+from trainermon.analysis.diagnosis.origin import INPUT, LOSS
 from trainermon.analysis.diagnosis.report import render_text
 from trainermon.core.errors import DumpError
 from trainermon.dump.capture import ModuleCapture
@@ -294,3 +298,140 @@ def test_a_dump_cannot_have_a_pickle_loaded(tmp_path):
 )
 def test_operations_are_found_by_their_names(prefix, name):
     assert callable(function_of(prefix, name))
+
+
+def form(**numbers):
+    counts = {"Max": 2.0, "Min": -1.0, "Mean": 0.0, "Norm": 1.0, "nans": 0, "infs": 0, "zeros": 0}
+    return {
+        "type": "torch.Tensor",
+        "dtype": "torch.float32",
+        "shape": [2, 2],
+        "requires_grad": True,
+        **counts,
+        **numbers,
+    }
+
+
+def bad_form():
+    return form(infs=1)
+
+
+def verdict_on(folder, calls, *, parents=(), verdict=DiagnosisVerdict.LOCATED, place=None, **info):
+    """Dump calls (key, value), with (key, key of the call around it), and return why what `place` names was bad."""
+    writer = DumpWriter(folder, DumpInfo(step=5, attempt=1, rank=0, **info))
+    for key, value in calls:
+        writer.add(key, {"input_args": [], "input_kwargs": {}, **value})
+    writer.close()
+    (folder / "construct.json").write_text(json.dumps(dict(parents)))
+    found = {"run_id": "run", "headline": "", "reason": "", "rank": 0, "module": "fc", "phase": FaultPhase.FORWARD}
+    diagnosis = Diagnosis(verdict=verdict, **(found | (place or {})))
+    return classified(diagnosis, [RankDump(rank=0, path="", dump=read_dump(folder))]).classification
+
+
+ODD = ("Module.fc.Odd.forward.0", {"input_args": [form()], "output": [bad_form()]})
+MIX = "a dump of the same step with level mix and task tensor"
+
+
+@pytest.mark.parametrize(
+    ("place", "reason"),
+    [
+        ({"module": INPUT}, "the batch was not finite before anything was computed with it"),
+        ({"phase": FaultPhase.OPTIMIZER}, "the parameter was not finite before anything was computed with it"),
+        (
+            {"phase": FaultPhase.PARAMETER, "tensor": BadTensor(slot="parameters.weight", count=4, nans=0, infs=0)},
+            "the parameter was far too large before anything was computed with it",
+        ),
+    ],
+)
+def test_what_was_bad_before_the_forward_is_inherited(tmp_path, place, reason):
+    verdict = verdict_on(tmp_path, [ODD], place=place)
+
+    assert (verdict.cause, verdict.reason) == (NonfiniteCause.INHERITED, reason)
+
+
+@pytest.mark.parametrize(
+    ("reproducibility", "cause", "words"),
+    [
+        (Reproducibility.STATEFUL, NonfiniteCause.UNKNOWN, "the replay does not show the fault: a buffer changed"),
+        (Reproducibility.UNKNOWN, NonfiniteCause.UNKNOWN, "the replay does not show the fault: a buffer changed"),
+        (
+            Reproducibility.NOT_REPRODUCIBLE,
+            NonfiniteCause.KERNEL,
+            "gave finite values: the device, a kernel, or a race",
+        ),
+    ],
+)
+def test_a_fault_that_did_not_come_back_is_the_devices_unless_the_model_changed(
+    tmp_path, reproducibility, cause, words
+):
+    verdict = verdict_on(
+        tmp_path, [ODD], verdict=DiagnosisVerdict.NOT_REPRODUCED,
+        reproducibility=reproducibility, reproducibility_reason="a buffer changed",
+    )  # fmt: skip
+
+    assert verdict.cause is cause
+    assert words in verdict.reason
+    assert verdict.collect == (MIX if cause is NonfiniteCause.UNKNOWN else "")
+
+
+@pytest.mark.parametrize(("is_finite", "words"), [(True, "finite"), (False, "not finite either")])
+def test_what_float64_gave_is_told_beside_the_cause(tmp_path, is_finite, words):
+    exp = OperationVerdict(
+        operation="aten.exp.default", cause=NonfiniteCause.RANGE, reason="too large", call=ODD[0], direction="forward"
+    )
+    sent = dataclasses.replace(exp, operation="aten.mul.Tensor", cause=NonfiniteCause.INHERITED)
+    elsewhere = dataclasses.replace(exp, operation="aten.log.default", call="Module.head.Linear.forward.0")
+
+    verdict = verdict_on(
+        tmp_path, [ODD], operations=(elsewhere, sent, exp), float64_finite=is_finite, float64_modules=("fc", "head")
+    )
+
+    assert verdict.operation == "aten.exp.default"
+    assert verdict.reason == f"too large; with fc, head in float64 the step is {words}"
+
+
+def test_a_function_deep_within_the_module_is_judged_by_its_statistics(tmp_path):
+    inner = {"input_args": [form(Max=1000.0)], "output": [bad_form()]}
+    calls = [("Torch.log.0.forward", inner), ("Torch.exp.0.forward", inner), ("Functional.odd.0.forward", ODD[1]), ODD]
+    parents = {
+        "Torch.log.0.forward": "Module.head.Odd.forward.0",  # bad too, but elsewhere
+        "Torch.exp.0.forward": "Functional.odd.0.forward",
+        "Functional.odd.0.forward": ODD[0],
+        ODD[0]: None,
+    }
+
+    verdict = verdict_on(tmp_path, calls, parents=parents)
+
+    assert (verdict.operation, verdict.cause) == ("Torch.exp.0.forward", NonfiniteCause.RANGE)
+    assert verdict.evidence == "statistics of its inputs"
+
+
+@pytest.mark.parametrize(
+    ("options", "reason", "collect"),
+    [
+        (
+            {},
+            "the statistics of its inputs do not tell",
+            f"a replay of the step (replay.enabled, replay.classify), or {MIX}",
+        ),
+        ({"replay": True}, "no operation of the replay made it from finite values in that module", MIX),
+        (
+            {"place": {"module": LOSS}},
+            "what follows the model is not part of a replay, and no function calls were dumped",
+            MIX,
+        ),
+    ],
+)
+def test_a_cause_that_is_not_known_says_what_to_collect(tmp_path, options, reason, collect):
+    verdict = verdict_on(tmp_path, [ODD], **options)
+
+    assert (verdict.cause, verdict.reason, verdict.collect) == (NonfiniteCause.UNKNOWN, reason, collect)
+
+
+def test_a_parameter_of_the_module_that_was_bad_is_the_cause(tmp_path):
+    other, bad = (BadParameter(name=name, count=4, nans=1, infs=0) for name in ("fc2.weight", "fc.weight"))
+
+    verdict = verdict_on(tmp_path, [ODD], place={"parameters": (other, bad)})
+
+    assert verdict.cause is NonfiniteCause.INHERITED
+    assert verdict.reason == "fc.weight was not finite before anything was computed with it"

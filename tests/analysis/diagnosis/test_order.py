@@ -129,3 +129,48 @@ def test_roots_partners_and_groups_are_read_from_what_a_call_was_given():
         ("send", (), 6),
         ("reduce", (4, 6), 6),
     ]
+
+
+def message(op, peer):
+    tensor = {"type": "torch.Tensor", "dtype": "torch.float32", "shape": [2]}
+    return {
+        "class_type": "torch.distributed.P2POp",
+        "tensor": tensor,
+        "op": op,
+        "peer": peer,
+        "tag": 0,
+        "group_id": "x",
+    }
+
+
+def batch(rank, *messages, by_name=False):
+    operations = [message(op, peer) for op, peer in messages]
+    given = {"input_args": [], "input_kwargs": {"p2p_op_list": operations}} if by_name else {"input_args": [operations]}
+    return communications(RawDump(data={"Distributed.batch_isend_irecv.0.forward": given}), rank)
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_messages_of_a_batch_go_both_ways(by_name):
+    calls = {rank: batch(rank, ("isend", 1 - rank), ("irecv", 1 - rank), by_name=by_name) for rank in range(2)}
+
+    assert [(one.operation, one.peer) for one in calls[0]] == [("isend", 1), ("irecv", 1)]
+    assert earliest([bad(0, -1), bad(1, 5)], calls) == (bad(0, -1),)
+    assert earliest([bad(0, 5), bad(1, -1)], calls) == (bad(1, -1),)
+    assert earliest([bad(0, 5), bad(1, 5)], calls) == (bad(0, 5), bad(1, 5))
+
+
+def test_a_batch_that_only_sends_brings_nothing_back():
+    calls = {0: batch(0, ("isend", 1)), 1: batch(1, ("irecv", 0))}
+
+    assert earliest([bad(0, 5), bad(1, -1)], calls) == (bad(0, 5), bad(1, -1))
+
+
+@pytest.mark.parametrize("given", [{}, {"input_args": [7]}, {"input_args": [[7, {"peer": 1}]]}])
+def test_a_batch_that_is_laid_out_otherwise_ties_nobody(given):
+    assert communications(RawDump(data={"Distributed.batch_isend_irecv.0.forward": given}), 0) == []
+
+
+def test_messages_without_a_known_partner_tie_nobody():
+    calls = {0: [call(0, 10, "send")], 1: [call(1, 10, "recv")]}
+
+    assert earliest([bad(0, 5), bad(1, 20)], calls) == (bad(0, 5), bad(1, 20))

@@ -256,7 +256,8 @@ def _load(path: Path) -> Any:
             return np.load(path, mmap_mode="r", allow_pickle=False)
         import torch
 
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=True).detach()
+        tensor = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        return tensor.detach().resolve_conj().resolve_neg()  # msprobe saves a conjugate as the tensor and a flag
     except ImportError as error:
         raise DumpError(f"{path} needs torch: install it, or compare with --mode statistics") from error
     except Exception as error:  # readers of files raise anything on a damaged one: there is no common type

@@ -164,7 +164,8 @@ def _run_again(dump: Dump, entry: EntryRecord) -> OperationVerdict | None:
 
 
 def _unknown(diagnosis: Diagnosis, dump: Dump) -> OperationVerdict:
-    bad = next((parameter for parameter in diagnosis.parameters if parameter.name.startswith(diagnosis.module)), None)
+    within = f"{diagnosis.module}." if diagnosis.module else ""
+    bad = next((parameter for parameter in diagnosis.parameters if parameter.name.startswith(within)), None)
     if bad is not None:
         reason = f"{bad.name} was not finite before anything was computed with it"
         return OperationVerdict(operation="", cause=NonfiniteCause.INHERITED, reason=reason, evidence="the dump")

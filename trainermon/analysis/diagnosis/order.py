@@ -108,11 +108,9 @@ def _of_call(event: CallEvent, operation: str, value: Mapping[str, Any]) -> Iter
 def _of_batch(event: CallEvent, args: Sequence[Any], named: Mapping[str, Any]) -> Iterator[CommunicationCall]:
     operations = named.get("p2p_op_list", args[0] if args else None)
     for form in operations if isinstance(operations, list) else ():
-        parts = form.get("value", form) if isinstance(form, dict) else None
-        if isinstance(parts, dict) and "op" in parts:
-            peer = parts.get("peer")
-            name = parts["op"].get("value") if isinstance(parts["op"], dict) else parts["op"]
-            yield CommunicationCall(event, str(name), (), peer.get("value") if isinstance(peer, dict) else peer)
+        if isinstance(form, dict) and "op" in form:
+            peer = form.get("peer")
+            yield CommunicationCall(event, str(form["op"]), (), peer if isinstance(peer, int) else None)
 
 
 def _ranks(form: Any) -> Sequence[int] | None:

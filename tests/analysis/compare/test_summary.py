@@ -1,0 +1,117 @@
+"""A comparison in words: what is to blame, how much, and what the screen has no room for."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.analysis.compare.dumps import forward, tensor, write_dump
+from trainermon.analysis.compare import compare
+from trainermon.analysis.compare.summary import RESULTS, ComparisonOutcome, failed, render_text, summarise
+
+LINEAR = "Module.fc.Linear.forward.0"
+
+
+def compared(tmp_path, ours, theirs):
+    sides = (write_dump(tmp_path / name, data) for name, data in (("a", ours), ("b", theirs)))
+    (comparison,) = compare(*sides)
+    return summarise(comparison)
+
+
+def outcome(label, **options):
+    counts = dict.fromkeys(RESULTS, 0)
+    made: dict[str, Any] = {
+        "target": "a",
+        "golden": "b",
+        "mode": "statistics",
+        "headline": f"All of {label}.",
+        "rows": counts,
+    }
+    made |= {"calls": counts, "only_target": 0, "only_golden": 0, "blamed": (), "within": (), "called_in": ""}
+    return ComparisonOutcome(label=label, **(made | options))
+
+
+def linear(weight=1.0, given=1.0, result=1.0):
+    return {
+        LINEAR: forward(tensor(value=given), output=tensor(value=result), parameters={"weight": tensor(value=weight)})
+    }
+
+
+def test_a_parameter_that_differed_before_is_where_it_came_in(tmp_path):
+    found = compared(tmp_path, linear(weight=1.5, result=1.5), linear())
+
+    words = "the parameter differs by 0.33 before that call, and no call before it made that"  # 0.5 of 1.5
+    assert found.headline == f"The first difference came in with {LINEAR}.parameters.weight: {words}."
+    assert found.blamed == ((LINEAR, words),)
+    assert found.differs
+
+
+@pytest.mark.parametrize(("result", "words"), [(1.0, "which was given other inputs"), (4.0, "by what it was given")])
+def test_where_inputs_explain_the_difference_no_call_is_to_blame(result, words, tmp_path):
+    found = compared(tmp_path, linear(given=4.0, result=result), linear())
+
+    assert found.headline == f"No call is to blame: the dumps differ from {LINEAR} on, {words}."
+    assert found.differs
+
+
+def test_a_result_that_inputs_do_not_explain_is_to_blame(tmp_path):
+    found = compared(tmp_path, linear(result=2.0), linear())
+
+    assert found.headline == (
+        f"The first difference arose in {LINEAR}: its results differ by 0.5, its inputs not at all."
+    )
+
+
+def test_dumps_without_a_call_in_common_are_not_said_to_agree(tmp_path):
+    found = compared(tmp_path, linear(), {"Module.other.Conv.forward.0": forward(output=tensor())})
+
+    assert found.headline == "Nothing could be compared: no call of the target is in the golden dump."
+    assert (found.only_target, found.only_golden) == (1, 1)
+    assert not found.differs
+
+
+def test_a_dump_without_calls_is_named(tmp_path):
+    found = compared(tmp_path, linear(), {})
+
+    assert found.headline == f"Nothing could be compared: no call was dumped in {tmp_path / 'b'}."
+
+
+def test_a_screen_tells_how_much_it_leaves_out():
+    blamed = tuple((f"Functional.gelu.{number}.forward", "odd") for number in range(11))
+    notes = tuple(f"note {number}" for number in range(9))
+
+    lines = render_text([outcome("step0", blamed=blamed, notes=notes)]).splitlines()
+
+    assert [text for text in lines if "odd" in text][:2] == [
+        "to blame  Functional.gelu.0.forward: odd",
+        "          Functional.gelu.1.forward: odd",
+    ]
+    assert sum("odd" in text for text in lines) == 8
+    assert sum("note " in text for text in lines) == 6
+    assert [text.strip() for text in lines if "more" in text] == ["and 3 more", "and 3 more"]
+
+
+def test_of_many_dumps_those_to_blame_come_first_and_the_rest_are_counted():
+    blamed = (("Module.fc.Linear.forward.0", "odd"),)
+    several = [outcome(f"step{number}") for number in range(13)] + [outcome("step13", blamed=blamed)]
+
+    lines = render_text(several).splitlines()
+
+    assert lines[0].split() == ["dump", "error", "warning", "pass", "unmatched", "first", "to", "blame"]
+    assert lines[1].split() == ["step13", "0", "0", "0", "0", LINEAR]
+    assert lines[2].split() == ["step0", "0", "0", "0", "0", "–"]
+    assert lines[13:16] == ["and 2 more, in the files", "", "All of step13."]
+    assert len(lines) <= 40
+
+
+@pytest.mark.parametrize("colour", [False, True])
+def test_what_could_not_be_compared_is_said_instead_of_a_result(colour):
+    one = failed(Path("a"), Path("b"), "step3", "a/dump.json is damaged")
+
+    lines = render_text([outcome("step2"), one], colour=colour).splitlines()
+
+    assert lines[2].split()[-2:] == ["not", "compared"]
+    shown = lines[lines.index("") + 1]
+    assert shown == (
+        "\033[1mNot compared: a/dump.json is damaged\033[0m" if colour else "Not compared: a/dump.json is damaged"
+    )
