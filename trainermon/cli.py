@@ -20,7 +20,7 @@ COMMANDS = {
     "diagnose": ("trainermon.analysis.diagnosis.command", "find the first bad module of a step, and explain it"),
     "replay": ("trainermon.analysis.diagnosis.replay_command", "re-run a step that was saved to disk, in this process"),
     "compare": ("trainermon.analysis.compare.command", "compare two dumps, and report the operation at fault"),
-    "check": ("trainermon.analysis.check.command", "judge every recorded operation of a dump against float64"),
+    "check": ("trainermon.analysis.check.command", "judge the operations of a dump, or of a device, against float64"),
     "restore": ("trainermon.dump.files.restore", "finish dump files left behind by a killed process"),
     "tensor": ("trainermon.analysis.tensor.command", "inspect dumped tensors: show, diff, top, hist, convert"),
     "anomalies": ("trainermon.msprobe.anomaly_order", "list the anomalies of all ranks in training order"),

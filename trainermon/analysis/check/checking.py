@@ -61,15 +61,15 @@ class CheckedCall:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class DumpCheck:
-    """The verdicts on all forward calls of one dump.
+class CallsCheck:
+    """The verdicts on all forward calls of one dump, or on those that a device was given.
 
     Attributes:
-        directory: The dump.
+        source: The folder of the dump, or the device.
         calls: In the order in which they ran.
     """
 
-    directory: Path
+    source: str
     calls: tuple[CheckedCall, ...]
 
     def of(self, status: Status) -> list[CheckedCall]:
@@ -96,7 +96,7 @@ def dumps_below(path: Path) -> list[Path]:
 
 def check_dump(
     directory: Path, *, wanted: Callable[[str], bool] = lambda _: True, report: Report = no_report
-) -> DumpCheck:
+) -> CallsCheck:
     """Return the verdicts on the forward calls of the dump in `directory` whose keys are `wanted`.
 
     Cost: one to six runs of each call in float64 on one core. `report` is told after each call how many are done, and
@@ -111,7 +111,7 @@ def check_dump(
     for number, entry in enumerate(entries, 1):
         calls.append(_checked(directory, raw.data, entry))
         report(number, len(entries), "calls")
-    return DumpCheck(directory=directory, calls=tuple(calls))
+    return CallsCheck(source=str(directory), calls=tuple(calls))
 
 
 def _checked(directory: Path, data: dict[str, object], entry: EntryRecord) -> CheckedCall:

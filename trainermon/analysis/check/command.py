@@ -7,16 +7,21 @@ import fnmatch
 import json
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+
 from trainermon.accuracy.judge import Status
-from trainermon.analysis.check.checking import DumpCheck, check_dump, dumps_below
+from trainermon.analysis.check.checking import CallsCheck, check_dump, dumps_below
+from trainermon.analysis.check.ops import DEFAULT_DTYPES, check_device
 from trainermon.analysis.check.screen import render_text
 from trainermon.analysis.check.tables import document, write_files
 from trainermon.analysis.compare.progress import ProgressBar
-from trainermon.core.errors import DumpError
+from trainermon.core.errors import ConfigError, DumpError
 
 FORMATS = ("csv", "json")
+DTYPES = ("float32", "bfloat16", "float16", "float64", "complex64")
 WRONG = 3
 """With --exit-code; 1 and 2 stand for what could not be done, as in every command."""
 
@@ -26,29 +31,56 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     run = actions.add_parser("run", help="judge every forward call of a dump against float64")
     run.add_argument("dump", type=Path, help="a dump with tensors (level L1 or mix), or a folder of steps and ranks")
-    run.add_argument("-o", "--output", type=Path, metavar="DIR", help="write files into this folder")
-    run.add_argument(
+    run.set_defaults(judge=_judge_dumps)
+    ops = actions.add_parser("ops", help="judge what a device gives for the operations of torch; needs no dump")
+    ops.add_argument("--device", default="cpu", help="the device, cuda:0 (default: %(default)s)")
+    ops.add_argument(
+        "--dtype",
+        action="append",
+        choices=DTYPES,
+        help="type of the numbers, may be repeated (default: the first three)",
+    )
+    ops.add_argument(
+        "--samples", type=int, default=1, metavar="N", help="calls of each operation and type (default: %(default)s)"
+    )
+    ops.add_argument(
+        "--exhaustive",
+        action="store_true",
+        help="give operations of one argument all 65 536 numbers of a type of 16 bits, and run no others",
+    )
+    ops.set_defaults(judge=_judge_device)
+    for action, example in ((run, "*.linear.*"), (ops, "linalg.*")):
+        _add_common(action, example)
+
+
+def _add_common(parser: argparse.ArgumentParser, example: str) -> None:
+    parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="write files into this folder")
+    parser.add_argument(
         "-f", "--format", action="append", choices=FORMATS, help="what to write, may be repeated (default: both)"
     )
-    run.add_argument(
-        "--only", action="append", default=[], metavar="PATTERN", help="only calls whose keys match, as *.linear.*"
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="PATTERN", help=f"only calls whose keys match, as {example}"
     )
-    run.add_argument("--skip", action="append", default=[], metavar="PATTERN", help="leave out calls whose keys match")
-    run.add_argument("--exit-code", action="store_true", help=f"end with status {WRONG} if a call is wrong")
-    run.add_argument("--strict", action="store_true", help="with --exit-code, count warnings as wrong")
-    run.add_argument("--json", action="store_true", help="print the verdicts as JSON, see docs/check.md")
+    parser.add_argument(
+        "--skip", action="append", default=[], metavar="PATTERN", help="leave out calls whose keys match"
+    )
+    parser.add_argument("--exit-code", action="store_true", help=f"end with status {WRONG} if a call is wrong")
+    parser.add_argument("--strict", action="store_true", help="with --exit-code, count warnings as wrong")
+    parser.add_argument("--json", action="store_true", help="print the verdicts as JSON, see docs/check.md")
 
 
 def main(args: argparse.Namespace) -> int:
-    """Judge the calls of a dump (`trainermon check run`), print the result, and return the exit status.
+    """Judge the calls of a dump or those that a device is given, print the result, and return the exit status.
+
+    Damaged dumps are named on standard error; the status is then 1.
 
     Raises:
-        DumpError: There is no dump, or a file cannot be written. Damaged dumps are named, and the status is then 1.
+        DumpError: There is no dump, or a file cannot be written.
+        ConfigError: There is no such device, or torch has no operator database here.
     """
     progress = ProgressBar(sys.stderr)
-    paths = dumps_below(args.dump)
     try:
-        checks = [check for path in paths if (check := _check(path, args, progress)) is not None]
+        checks, is_whole = args.judge(args, progress)
     finally:
         progress.close()
     if args.json:
@@ -57,33 +89,54 @@ def main(args: argparse.Namespace) -> int:
         sys.stdout.write(render_text(checks))
     if args.output is not None:
         _write(checks, args)
-    if len(checks) < len(paths):
+    if not is_whole:
         return 1
     return WRONG if args.exit_code and _is_wrong(checks, strict=args.strict) else 0
 
 
-def _check(path: Path, args: argparse.Namespace, progress: ProgressBar) -> DumpCheck | None:
-    def wanted(key: str) -> bool:
-        chosen = not args.only or any(fnmatch.fnmatchcase(key, pattern) for pattern in args.only)
-        return chosen and not any(fnmatch.fnmatchcase(key, pattern) for pattern in args.skip)
+def _judge_dumps(args: argparse.Namespace, progress: ProgressBar) -> tuple[list[CallsCheck], bool]:
+    paths = dumps_below(args.dump)
+    checks = [check for path in paths if (check := _check(path, args, progress)) is not None]
+    return checks, len(checks) == len(paths)
 
+
+def _check(path: Path, args: argparse.Namespace, progress: ProgressBar) -> CallsCheck | None:
     try:
-        return check_dump(path, wanted=wanted, report=progress)
+        return check_dump(path, wanted=lambda key: _is_wanted(key, args), report=progress)
     except DumpError as error:
         progress.close()
         sys.stderr.write(f"trainermon check: {error}\n")
         return None
 
 
-def _write(checks: list[DumpCheck], args: argparse.Namespace) -> None:
+def _judge_device(args: argparse.Namespace, progress: ProgressBar) -> tuple[list[CallsCheck], bool]:
+    if args.samples < 1:
+        raise ConfigError(f"--samples: found {args.samples}, expected 1 or more")
+    dtypes = [getattr(torch, name) for name in args.dtype] if args.dtype else DEFAULT_DTYPES
+    check = check_device(
+        args.device,
+        dtypes=dtypes,
+        samples=None if args.exhaustive else args.samples,
+        wanted=lambda key: _is_wanted(key, args),
+        report=progress,
+    )
+    return [check], True
+
+
+def _is_wanted(key: str, args: argparse.Namespace) -> bool:
+    chosen = not args.only or any(fnmatch.fnmatchcase(key, pattern) for pattern in args.only)
+    return chosen and not any(fnmatch.fnmatchcase(key, pattern) for pattern in args.skip)
+
+
+def _write(checks: Sequence[CallsCheck], args: argparse.Namespace) -> None:
     stamp = time.strftime("%Y%m%d%H%M%S")
     for check in checks:
-        place = check.directory.relative_to(args.dump) if check.directory != args.dump else Path()
-        for path in write_files(check, args.output / place, args.format or FORMATS, stamp):
+        below = Path(check.source).relative_to(args.dump) if args.action == "run" else Path()
+        for path in write_files(check, args.output / below, args.format or FORMATS, stamp):
             if not args.json:
                 sys.stdout.write(f"wrote {path}\n")
 
 
-def _is_wrong(checks: list[DumpCheck], *, strict: bool) -> bool:
+def _is_wrong(checks: Sequence[CallsCheck], *, strict: bool) -> bool:
     counted = (Status.ERROR, Status.WARNING) if strict else (Status.ERROR,)
     return any(check.of(status) for check in checks for status in counted)

@@ -6,18 +6,18 @@ import math
 from collections.abc import Iterator, Sequence
 
 from trainermon.accuracy.judge import Judgement, Status
-from trainermon.analysis.check.checking import CheckedCall, DumpCheck
+from trainermon.analysis.check.checking import CallsCheck, CheckedCall
 
 MAX_BLAMED = 10
 MAX_REASONS = 6
 
 
-def render_text(checks: Sequence[DumpCheck]) -> str:
+def render_text(checks: Sequence[CallsCheck]) -> str:
     """Return what `trainermon check run` prints: for each dump a headline, wrong calls in order, skipped ones."""
     return "\n".join(line for check in checks for line in _lines(check)) + "\n"
 
 
-def headline(check: DumpCheck) -> str:
+def headline(check: CallsCheck) -> str:
     """Return the result in one line: `3 of 120 calls are wrong; first: Functional.linear.17.forward, train.py:88`."""
     judged = len(check.calls) - len(check.of(Status.SKIP))
     errors, warnings = check.of(Status.ERROR), check.of(Status.WARNING)
@@ -31,8 +31,8 @@ def headline(check: DumpCheck) -> str:
     return f"all {judged} calls are right{tail}"
 
 
-def _lines(check: DumpCheck) -> Iterator[str]:
-    yield f"{check.directory}"
+def _lines(check: CallsCheck) -> Iterator[str]:
+    yield check.source
     yield f"  {headline(check)}"
     for status in (Status.ERROR, Status.WARNING):
         calls = check.of(status)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trainermon.accuracy.judge import Judgement
-from trainermon.analysis.check.checking import CheckedCall, DumpCheck
+from trainermon.analysis.check.checking import CallsCheck, CheckedCall
 from trainermon.core.errors import DumpError
 from trainermon.core.values import as_plain
 
@@ -19,7 +19,7 @@ RESULT_COLUMNS = ("API name", "Forward Test Success", "Backward Test Success", "
 _FORMULA = ("=", "+", "-", "@")
 
 
-def document(check: DumpCheck) -> dict[str, Any]:
+def document(check: CallsCheck) -> dict[str, Any]:
     """Return the verdicts as JSON values; numbers that are not finite are texts: `NaN`, `Infinity`, `-Infinity`.
 
     Complex ones are lists of two.
@@ -34,10 +34,10 @@ def document(check: DumpCheck) -> dict[str, Any]:
         }
         for call in check.calls
     ]
-    return {"schema": SCHEMA_VERSION, "dump": str(check.directory), "calls": calls}
+    return {"schema": SCHEMA_VERSION, "source": check.source, "calls": calls}
 
 
-def write_files(check: DumpCheck, folder: Path, formats: Sequence[str], stamp: str) -> list[Path]:
+def write_files(check: CallsCheck, folder: Path, formats: Sequence[str], stamp: str) -> list[Path]:
     """Write the verdicts into `folder` as `csv` and `json`, and return the paths.
 
     `accuracy_checking_result_<stamp>.csv` has a row for each call, as msprobe's has.
@@ -56,7 +56,7 @@ def write_files(check: DumpCheck, folder: Path, formats: Sequence[str], stamp: s
     return paths
 
 
-def _write_csv(check: DumpCheck, path: Path) -> None:
+def _write_csv(check: CallsCheck, path: Path) -> None:
     with path.open("w", encoding="utf-8-sig", newline="") as file:
         rows = csv.writer(file)
         rows.writerow(RESULT_COLUMNS)
@@ -67,7 +67,7 @@ def _cells(call: CheckedCall) -> tuple[str, ...]:
     return call.key.removesuffix(".forward"), call.status.value, "", call.reason, call.line
 
 
-def _write_json(check: DumpCheck, path: Path) -> None:
+def _write_json(check: CallsCheck, path: Path) -> None:
     path.write_text(json.dumps(document(check), indent=1) + "\n", encoding="utf-8")
 
 

@@ -1,0 +1,154 @@
+"""Is this device sound? Torch's own operator database, run on it and judged against float64 on the CPU."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from trainermon.accuracy.calls import OperationCall
+from trainermon.accuracy.judge import Judgement, Status, judge_call
+from trainermon.analysis.check.checking import CallsCheck, CheckedCall
+from trainermon.analysis.compare.progress import Report, no_report
+from trainermon.core.errors import ConfigError
+
+DEFAULT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_DATABASE = "torch.testing._internal.common_methods_invocations"
+_PEER = 3.0
+"""A result so many times as far off as the CPU's own kernel in the same type is torch's, not the device's fault."""
+_HALF_BITS = 16
+_AS_CPU = "about as far off as on the CPU"
+
+
+class _Sample(NamedTuple):
+    """A call of an operation of the database, on the device."""
+
+    name: str
+    call: OperationCall
+
+
+def check_device(
+    device: str,
+    *,
+    dtypes: Sequence[torch.dtype] = DEFAULT_DTYPES,
+    samples: int | None = 1,
+    wanted: Callable[[str], bool] = lambda _: True,
+    report: Report = no_report,
+) -> CallsCheck:
+    """Return the verdicts on what `device` (`cpu`, `cuda:0`) gives for the operations of torch's operator database.
+
+    `samples` calls of each operation in each of `dtypes`; None: one of each operation of one argument, with every
+    number of a type of 16 bits. `wanted` chooses by key, `nn.functional.gelu.bfloat16.0`. An operation that raises is
+    an error. A result that is off no more than three times as far as that of the CPU in the same type is a warning at
+    most. `report` is told after each operation.
+
+    Cost: about 10 s of one core for each type on a CPU; several minutes with every number.
+
+    Raises:
+        ConfigError: There is no such device, or this build of torch has no database.
+    """
+    _require_device(device)
+    database = [
+        (op, dtype)
+        for dtype in dtypes
+        for op in _database()
+        if dtype in op.supported_dtypes(torch.device(device).type) and not op.name.startswith("jiterator")
+    ]
+    calls = []
+    for number, (op, dtype) in enumerate(database, 1):
+        keys = [f"{_title(op, dtype)}.{end}" for end in (["all"] if samples is None else range(samples))]
+        if any(map(wanted, keys)):
+            chosen = _every_number(op, dtype, device) if samples is None else _samples(op, dtype, device, samples)
+            calls += [_checked(key, sample, device) for key, sample in zip(keys, chosen, strict=False) if wanted(key)]
+        report(number, len(database), "operations")
+    return CallsCheck(source=device, calls=tuple(calls))
+
+
+def _require_device(device: str) -> None:
+    try:
+        torch.ones(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        why = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ConfigError(f"--device {device}: torch cannot use it here: {why}") from error
+
+
+def _database() -> list[Any]:
+    """Return the entries of the operator database, whose import freezes torch's switches: that is undone."""
+    try:
+        with torch.backends.__allow_nonbracketed_mutation():
+            return list(importlib.import_module(_DATABASE).op_db)
+    except ImportError as error:
+        missing = f"the package {error.name}: pip install {error.name}" if error.name else str(error)
+        raise ConfigError(f"torch {torch.__version__} cannot load its operator database: it needs {missing}") from error
+
+
+def _samples(op: Any, dtype: torch.dtype, device: str, most: int) -> Iterator[_Sample]:
+    torch.manual_seed(0)
+    try:
+        samples = list(itertools.islice(op.sample_inputs(device, dtype, requires_grad=False), most))
+    except Exception:  # noqa: BLE001  # samples of operations that need a library that is not here
+        return
+    for sample in samples:
+        kwargs = {name: torch.device(value) if name == "device" else value for name, value in sample.kwargs.items()}
+        call = OperationCall(op.op, [sample.input, *sample.args], kwargs)
+        yield _Sample(op.name, call)
+
+
+def _every_number(op: Any, dtype: torch.dtype, device: str) -> Iterator[_Sample]:
+    """Yield the call of an operation of one argument with all 65 536 numbers; nothing of other operations or types."""
+    database = importlib.import_module(_DATABASE)
+    if isinstance(op, database.UnaryUfuncInfo) and dtype.is_floating_point and dtype.itemsize * 8 == _HALF_BITS:
+        numbers = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int16).view(dtype).to(device)
+        kwargs = op.sample_kwargs(device, dtype, numbers)[0]
+        yield _Sample(op.name, OperationCall(op.op, [numbers], kwargs))
+
+
+def _title(op: Any, dtype: torch.dtype) -> str:
+    variant = f".{op.variant_test_name}" if op.variant_test_name else ""
+    return f"{op.name}{variant}.{str(dtype).removeprefix('torch.')}"
+
+
+def _checked(key: str, sample: _Sample, device: str) -> CheckedCall:
+    try:
+        result = _called(sample.call, device)
+    except Exception as error:  # noqa: BLE001  # whatever a kernel raises: the database says that it can be called so
+        why = (str(error).splitlines() or [""])[0][:160]
+        failed = Judgement(status=Status.ERROR, reason=f"raises {type(error).__name__}: {why}")
+        return CheckedCall(key=key, judgements=(failed,))
+    found = judge_call(sample.name, sample.call, result)
+    if torch.device(device).type != "cpu" and any(one.status is Status.ERROR for one in found):
+        found = _beside_cpu(sample, found)
+    return CheckedCall(key=key, judgements=tuple(found))
+
+
+def _called(call: OperationCall, device: str) -> Any:
+    """Return what the operation gives for copies of its arguments, which are on `device` or are moved there."""
+
+    def given(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return value.detach().to(device, copy=True)
+        return torch.device(device) if isinstance(value, torch.device) else value
+
+    args, kwargs = pytree.tree_map(given, (list(call.args), dict(call.kwargs)))
+    with torch.no_grad():
+        return call.function(*args, **kwargs)
+
+
+def _beside_cpu(sample: _Sample, found: list[Judgement]) -> list[Judgement]:
+    """Return the verdicts with errors lowered to warnings where the CPU's own kernel is about as far off."""
+    try:
+        peers = judge_call(sample.name, sample.call, _called(sample.call, "cpu"))
+    except Exception:  # noqa: BLE001  # the CPU has no kernel for the type: there is no peer
+        return found
+    return [_excused(one, peer) for one, peer in zip(found, peers, strict=False)]
+
+
+def _excused(one: Judgement, peer: Judgement) -> Judgement:
+    is_excused = one.status is Status.ERROR is peer.status and one.worst <= _PEER * peer.worst
+    return dataclasses.replace(one, status=Status.WARNING, reason=_AS_CPU) if is_excused else one
