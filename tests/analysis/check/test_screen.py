@@ -3,13 +3,12 @@
 import csv
 import json
 import math
-from pathlib import Path
 
 import pytest
 
 from trainermon.accuracy.judge import Judgement, Status
 from trainermon.accuracy.places import Place
-from trainermon.analysis.check.checking import CheckedCall, DumpCheck
+from trainermon.analysis.check.checking import CallsCheck, CheckedCall
 from trainermon.analysis.check.screen import described, headline, render_text
 from trainermon.analysis.check.tables import write_files
 from trainermon.core.errors import DumpError
@@ -25,7 +24,7 @@ def skipped(number, reason):
 
 
 def check_of(*calls):
-    return DumpCheck(directory=Path("step0/rank0"), calls=calls)
+    return CallsCheck(source="step0/rank0", calls=calls)
 
 
 @pytest.mark.parametrize(
