@@ -195,6 +195,19 @@ def call(name, *inputs, dtype="float32"):
         (call("softmax", record("input.0", 9.0, bad=True)), NonfiniteCause.INHERITED),
         (call("add", record("input.0", 60000.0), record("input.1", 6000.0), dtype="float16"), NonfiniteCause.PRECISION),
         (call("fft", record("input.0", 1.0)), None),
+        (call("exp", record("input.0", 100.0), dtype="float64"), NonfiniteCause.KERNEL),  # e^100 is 2.7e43
+        (call("relu", record("input.0", 9.0)), NonfiniteCause.KERNEL),
+        (call("sqrt", record("input.0", 1.0, -1.0)), NonfiniteCause.RANGE),
+        (call("sqrt", record("input.0", 1.0)), None),
+        # 5 + 8 terms of 100 * 100; without the second factor nothing bounds it
+        (
+            call("addmm", record("input.0", 5.0), record("input.1", 100.0), record("input.2", 100.0), dtype="float16"),
+            NonfiniteCause.PRECISION,
+        ),
+        (call("addmm", record("input.0", 5.0), record("input.1", 100.0)), None),
+        (call("softmax", record("input.0", 0.0, -9.0, bad=True)), None),  # it may be a mask
+        (call("relu"), None),
+        (call("relu", record("input.0", 9.0), dtype="int64"), None),
     ],
 )  # fmt: skip
 def test_statistics_prove_what_they_can_and_nothing_more(entry, cause):

@@ -181,3 +181,11 @@ def test_what_is_not_kept_says_why(tmp_path, script, keep_bytes, given, reason):
     assert reason in read_dump(run / DUMPS).info.kept
     with pytest.raises(DumpError, match=r"has no kept step: expected dumps/.*not kept on disk: "):
         find_kept(run)
+
+
+def test_json_tells_of_the_replayed_step_what_the_text_does(run, capsys):
+    assert cli.main(["replay", str(run), "--model", "kept_model:build", "--json"]) == 0
+
+    found = json.loads(capsys.readouterr().out)
+
+    assert (found["step"], found["rank"], found["verdict"]) == (8, 0, "located")

@@ -115,7 +115,7 @@ def _of_exponential(inputs: Sequence[TensorRecord], output: TensorRecord) -> tup
     given = f"its input reaches {largest:.5g}"
     if largest > ends["torch.float64"]:
         return NonfiniteCause.RANGE, f"{given}: float64 overflows too, beyond {ends['torch.float64']:.5g}"
-    if largest > ends["torch.float32"]:
+    if largest > ends["torch.float32"] and output.dtype != "torch.float64":
         return NonfiniteCause.RANGE, f"{given}: float32 overflows beyond {ends['torch.float32']:.4g}, float64 holds it"
     if largest > ends[output.dtype]:
         return NonfiniteCause.PRECISION, f"{given}: {output.dtype.removeprefix('torch.')} overflows, float32 holds it"
