@@ -84,8 +84,9 @@ test: $(READY) ## run the test suite, two files side by side; `make test WORKERS
 test-light: $(LIGHT_READY) ## only tests that need no more than the base dependencies; two minutes, no torch
 	$(LIGHT_VENV)/bin/pytest -q -m "not extras and not server and not slow" -n 2 --dist loadfile $(LIGHT_TESTS) $(WITH_EXTRAS:%=--ignore=%)
 
-test-random: $(READY) ## core, hooks, msprobe and statistics in random order; the seed is printed
-	$(BIN)/pytest -q --random-order -m "not server and not slow and not gpu" tests/core tests/hooks tests/msprobe tests/statistics
+# What starts ranks or servers has processes of its own, which know of no order.
+test-random: $(READY) ## all tests of one process in random order; the seed is printed; `make test-random TESTS=tests/core` runs some
+	$(BIN)/pytest -q --random-order -m "not distributed and not server and not slow and not gpu" $(TESTS)
 
 test-slow: $(READY) $(BENCH_READY) ## run the widest grids, and every supported version of the frameworks
 	$(BIN)/pytest -m slow --timeout 1800
