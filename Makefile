@@ -78,8 +78,9 @@ SERVE := $(if $(serve),--serve,)
 demo: $(DEMO_READY) ## train a small GPT on two ranks, break it, and see it explained; `make demo serve=1` keeps the page up
 	$(DEMO_VENV)/bin/trainermon run $(SERVE) -- $(DEMO_VENV)/bin/torchrun --nproc-per-node 2 examples/ddp_gpt.py --fault weight $(DEMO_ARGS)
 
+# Bytecode is kept, whatever the environment says: the hundreds of processes of the tests would each compile the package.
 test: $(READY) ## run the test suite, two files side by side; `make test WORKERS=4` runs four
-	$(BIN)/pytest -m "not slow" -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 25
+	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -m "not slow" -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 25
 
 test-light: $(LIGHT_READY) ## only tests that need no more than the base dependencies; two minutes, no torch
 	$(LIGHT_VENV)/bin/pytest -q -m "not extras and not server and not slow" -n 2 --dist loadfile $(LIGHT_TESTS) $(WITH_EXTRAS:%=--ignore=%)

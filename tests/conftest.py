@@ -1,5 +1,6 @@
 """What holds for every test: its turn, the same search for properties everywhere, and a process left as found."""
 
+import gc
 import logging
 
 import pytest
@@ -47,6 +48,11 @@ def module_leaves_no_change():
     yield
     left = changes(before, process_state())
     assert left == []
+
+
+def pytest_collection_finish():
+    """Have no collection of garbage look at what stays to the end: thousands of tests, and all that they import."""
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

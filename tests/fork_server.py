@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import gc
 import importlib
 import json
 import os
@@ -129,6 +130,7 @@ def _become(request: dict) -> None:
 
 def main() -> None:
     importlib.import_module("torch._dynamo")  # which every optimizer imports with its first step
+    gc.freeze()
     request = _serve()
     _become(request)
     runpy.run_path(sys.argv[0], run_name="__main__")

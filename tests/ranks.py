@@ -4,6 +4,7 @@ The ranks are forked from one process that has imported what their script import
 bring take as long as many a test, and each rank would do it again.
 """
 
+import gc
 import os
 import runpy
 import signal
@@ -84,6 +85,7 @@ def main() -> None:
     sys.argv[:] = sys.argv[4:]
     sys.path[0] = str(Path(script).parent)
     runpy.run_path(script, run_name="imported")
+    gc.freeze()  # a collection need not look at what was imported, which is a million objects
     rank = str(_fork_ranks([folder / f"rank{rank}.txt" for rank in range(world_size)], patience_s))
     os.environ |= {"RANK": rank, "LOCAL_RANK": rank}
     runpy.run_path(script, run_name="__main__")

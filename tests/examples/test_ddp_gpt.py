@@ -43,7 +43,7 @@ def alerts(places):
     [
         ("weight", 1, "h.0.attn.k", "parameter"),
         pytest.param("activation", 0, "h.1.mlp.0", "forward", marks=pytest.mark.slow),
-        ("gradient", 1, "h.1.mlp.2", "backward"),
+        pytest.param("gradient", 1, "h.1.mlp.2", "backward", marks=pytest.mark.slow),
     ],
 )
 def test_a_fault_is_found_replayed_and_explained(places, fault, rank, layer, phase):

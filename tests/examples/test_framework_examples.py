@@ -9,20 +9,38 @@ from pathlib import Path
 import pytest
 
 from tests.journal_rows import RankJournal
+from tests.ranks import run_ranks
 from trainermon.core.values import Kind
 
 pytestmark = pytest.mark.distributed
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
 SMALL_GPT = ["--steps", "3", "--layers", "1", "--width", "32", "--context", "16", "--batch", "2"]
 
 
-def run(folder, *arguments):
-    """Run an example without an agent, so that its journals stay, and return one per rank."""
+def places_of(folder):
+    """Return where an example has its files; by `config.json` it runs without an agent, so that its journals stay."""
     config = json.loads((EXAMPLES / "monitor_config.json").read_text()) | {"run_id": "run", "agent": {"start": False}}
     (folder / "config.json").write_text(json.dumps(config))
-    places = {"TRAINERMON_SPOOL": str(folder / "spool"), "TRAINERMON_OUTPUT": str(folder / "output")}
+    return {"TRAINERMON_SPOOL": str(folder / "spool"), "TRAINERMON_OUTPUT": str(folder / "output")}
+
+
+def journals_of(folder):
+    ranks = len(list((folder / "spool" / "run").glob("rank*.page")))
+    return [RankJournal(folder / "spool" / "run", rank) for rank in range(ranks)]
+
+
+def run_on_ranks(folder, example, *arguments):
+    """Run an example on two ranks, with the variables that torchrun sets, and return the journal of each."""
+    config = ("--config", str(folder / "config.json"))
+    texts = run_ranks(EXAMPLES / example, *arguments, *config, **places_of(folder))
+    assert not any("Traceback" in text for text in texts)
+    return journals_of(folder)
+
+
+def run(folder, *arguments):
+    """Run an example as it stands, and return the journal of each rank."""
+    places = places_of(folder)
     done = subprocess.run(
         [sys.executable, *arguments, "--config", str(folder / "config.json")],
         cwd=EXAMPLES.parent,
@@ -34,12 +52,11 @@ def run(folder, *arguments):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
-    ranks = len(list((folder / "spool" / "run").glob("rank*.page")))
-    return [RankJournal(folder / "spool" / "run", rank) for rank in range(ranks)]
+    return journals_of(folder)
 
 
 def test_fsdp2(tmp_path):
-    journals = run(tmp_path, *TORCHRUN, "examples/fsdp2.py", *SMALL_GPT)
+    journals = run_on_ranks(tmp_path, "fsdp2.py", *SMALL_GPT)
 
     assert [sorted(journal.rows) for journal in journals] == [[0, 1, 2]] * 2
     counts = [journal.of(1, Kind.GRAD_REDUCED)["head.weight"].count for journal in journals]
@@ -56,7 +73,7 @@ def test_fsdp2_in_one_process(tmp_path):
 
 
 def test_transformers_trainer(tmp_path):
-    journals = run(tmp_path, *TORCHRUN, "examples/transformers_trainer.py", "--steps", "2")
+    journals = run_on_ranks(tmp_path, "transformers_trainer.py", "--steps", "2")
 
     reduced, unreduced = (
         [journal.of(1, kind) for journal in journals] for kind in (Kind.GRAD_REDUCED, Kind.GRAD_UNREDUCED)

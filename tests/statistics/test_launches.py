@@ -21,11 +21,17 @@ MAX_LAUNCHES = 12
 MIB = 1 << 20
 
 
-def test_the_kernels_compute_the_moments_when_interpreted():
+@pytest.mark.parametrize("wide", ["", pytest.param("1", marks=pytest.mark.slow)])
+def test_the_kernels_compute_the_moments_when_interpreted(wide):
     inner = Path(__file__).with_name("interpreted.py")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(inner)]
 
-    done = subprocess.run(command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True)
+    done = subprocess.run(
+        command,
+        env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "WIDE": wide},
+        capture_output=True,
+        text=True,
+    )
 
     assert done.returncode == 0, done.stdout[-4000:]
 

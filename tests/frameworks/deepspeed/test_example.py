@@ -1,20 +1,17 @@
 """The example runs as its first lines say, and what it leaves behind is what it trained."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.journal_rows import RankJournal
+from tests.ranks import run_ranks
 from trainermon.core.values import Kind
 
 pytestmark = pytest.mark.distributed
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
 SMALL_GPT = ["--steps", "2", "--layers", "1", "--width", "32", "--context", "16", "--batch", "2"]
 
 
@@ -24,19 +21,17 @@ SMALL_GPT = ["--steps", "2", "--layers", "1", "--width", "32", "--context", "16"
 def test_it_trains_and_leaves_rows_of_each_ranks_part(tmp_path, options):
     config = json.loads((EXAMPLES / "monitor_config.json").read_text()) | {"run_id": "run", "agent": {"start": False}}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    places = {"TRAINERMON_SPOOL": str(tmp_path / "spool"), "TRAINERMON_OUTPUT": str(tmp_path / "output")}
 
-    done = subprocess.run(
-        [*TORCHRUN, "examples/deepspeed_zero.py", *SMALL_GPT, *options, "--config", str(tmp_path / "config.json")],
-        cwd=EXAMPLES.parent,
-        env=os.environ | places | {"OMP_NUM_THREADS": "1", "TORCH_EXTENSIONS_DIR": str(tmp_path / "extensions")},
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
+    run_ranks(
+        EXAMPLES / "deepspeed_zero.py",
+        *SMALL_GPT,
+        *options,
+        *("--config", str(tmp_path / "config.json")),
+        TRAINERMON_SPOOL=str(tmp_path / "spool"),
+        TRAINERMON_OUTPUT=str(tmp_path / "output"),
+        TORCH_EXTENSIONS_DIR=str(tmp_path / "extensions"),
     )
 
-    assert done.returncode == 0, done.stdout + done.stderr
     rows = [RankJournal(tmp_path / "spool" / "run", rank) for rank in (0, 1)]
     assert [sorted(journal.rows) for journal in rows] == [[0, 1]] * 2
     held = [journal.of(1, Kind.PARAM_UPDATED) for journal in rows]

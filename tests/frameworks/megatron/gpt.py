@@ -78,8 +78,23 @@ class Layout:
         return " ".join(f"{f.name}={getattr(self, f.name)}" for f in changed) or "plain"
 
 
+_sizes = None
+
+
 def initialise(layout):
-    release()
+    """Have Megatron's groups be those of a layout; they stay if the layout before had the same."""
+    global _sizes
+    sizes = (layout.tp, layout.pp, layout.vpp, layout.cp, layout.ep, layout.etp, layout.instances)
+    if sizes != _sizes:
+        release()
+        form_groups(layout)
+        _sizes = sizes
+    if layout.vpp > 1:
+        parallel_state.set_virtual_pipeline_model_parallel_rank(0)  # as at the beginning
+    model_parallel_cuda_manual_seed(123)
+
+
+def form_groups(layout):
     parallel_state._POSITION_EMBEDDING_GLOBAL_RANKS = None  # 0.12 forgets to
     parallel_state.initialize_model_parallel(
         layout.tp,
@@ -90,7 +105,6 @@ def initialise(layout):
         expert_tensor_parallel_size=layout.etp or None,
         **({"num_distributed_optimizer_instances": layout.instances} if layout.instances > 1 else {}),
     )
-    model_parallel_cuda_manual_seed(123)
 
 
 def release():

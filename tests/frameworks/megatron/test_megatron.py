@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from torch import nn, optim
 
-from tests.ranks import ROOT, run_ranks
+from tests.fork_server import ROOT, start_script
+from tests.ranks import run_ranks
 from trainermon.core.values import Coordinates
 from trainermon.monitor.frameworks import detect
 
@@ -58,7 +59,7 @@ def test_versions(version, tmp_path):
             assert f"megatron-core {version}" in texts[0]
 
 
-def test_plain_training_is_recognised_whether_or_not_megatron_is_imported():
+def test_plain_training_is_recognised_whether_or_not_megatron_is_imported(tmp_path):
     script = (
         "import sys, torch;"
         "from trainermon.monitor.frameworks import detect;"
@@ -72,15 +73,12 @@ def test_plain_training_is_recognised_whether_or_not_megatron_is_imported():
         "print(first.framework, second.framework, second.reduces)"
     )
 
-    ran = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", script],
-        check=True,
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-    )
+    path, output = tmp_path / "script.py", tmp_path / "output.txt"
+    path.write_text(script)
 
-    assert ran.stdout.split() == ["plain", "plain", "False"]
+    start_script(path, output=output, environment=os.environ | QUIET | {"PYTHONPATH": str(ROOT)}).wait(900)
+
+    assert output.read_text().split() == ["plain", "plain", "False"]
 
 
 def test_a_model_named_like_megatrons_is_not_megatrons():

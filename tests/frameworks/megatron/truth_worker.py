@@ -24,35 +24,31 @@ GRID = {
         Layout(fused=True),
     ],
     2: [
-        Layout(),
         Layout(average_in_collective=True, tied=False),
         Layout(distributed_optimizer=True, overlap=True, overlap_gather=True, bucket=2000),
         Layout(distributed_optimizer=True, per_token_loss=True),
+        Layout(distributed_optimizer=True, overlap=True, dtype=BF16, fused=True),
+        Layout(distributed_optimizer=True, dtype=BF16, offload=True),
+        Layout(layer_wise=True, dtype=BF16),
         Layout(tp=2, sp=True, distributed_optimizer=True),
-        Layout(tp=2, dtype=BF16),
         Layout(pp=2, tied=False, distributed_optimizer=True),
         Layout(pp=2, vpp=2, layers=4, overlap=True),
         Layout(cp=2, distributed_optimizer=True),
         Layout(ep=2, experts=4),
-        Layout(tp=2, sp=True, ep=2, etp=1, experts=4),
-        Layout(distributed_optimizer=True, overlap=True, dtype=BF16, fused=True),
-        Layout(distributed_optimizer=True, dtype=BF16, offload=True),
-        Layout(layer_wise=True, dtype=BF16),
         Layout(layer_wise=True, ep=2, experts=4),
+        Layout(tp=2, sp=True, ep=2, etp=1, experts=4),
     ],
     4: [
         Layout(distributed_optimizer=True, instances=2, overlap=False),
-        Layout(tp=2, sp=True, distributed_optimizer=True, overlap=True, bucket=1000),
-        Layout(pp=2, vpp=2, layers=4, distributed_optimizer=True, overlap=True, overlap_gather=True, bucket=2000),
         Layout(tp=2, pp=2, sp=True, dtype=BF16),
-        Layout(ep=2, experts=4, distributed_optimizer=True),
-        Layout(cp=2, tp=2, distributed_optimizer=True),
         Layout(tp=2, sp=True, ep=2, experts=4, dispatcher="allgather"),  # gloo gathers equal sizes only
     ],
 }
 # Each option of these is in a layout above, together with others.
 REST = {
     2: [
+        Layout(),
+        Layout(tp=2, dtype=BF16),
         Layout(overlap=True, bucket=2000),
         Layout(distributed_optimizer=True),
         Layout(distributed_optimizer=True, dtype=BF16, overlap=True, bucket=1000),
@@ -64,7 +60,12 @@ REST = {
         Layout(ep=2, experts=4, distributed_optimizer=True),
         Layout(layer_wise=True),
     ],
-    4: [],
+    4: [
+        Layout(tp=2, sp=True, distributed_optimizer=True, overlap=True, bucket=1000),
+        Layout(pp=2, vpp=2, layers=4, distributed_optimizer=True, overlap=True, overlap_gather=True, bucket=2000),
+        Layout(ep=2, experts=4, distributed_optimizer=True),
+        Layout(cp=2, tp=2, distributed_optimizer=True),
+    ],
 }
 
 

@@ -25,7 +25,7 @@ from trainermon.dump.files.records import PARAMETERS_GRAD
 from trainermon.monitor.session.gradient_check import FiniteGradientCheck
 from trainermon.replay import agreement
 
-FAULT_STEP, STEPS = 2, 5
+FAULT_STEP, STEPS = 2, 4
 INF, NAN = float("inf"), float("nan")
 
 

@@ -7,8 +7,9 @@ from tests.frameworks.replay.checks import Results, assert_gradients, assert_loc
 pytestmark = pytest.mark.distributed
 
 QUICK = ["stage0-fp32-backward", "stage1-bf16-transient", "stage2-bf16-backward"]
-QUICK += ["stage3-fp32-weight", "stage3-bf16-transient", "stage3-checkpoint", "pipeline-first"]
-SLOW = ["stage0-bf16-weight", "stage1-fp32-weight", "stage2-fp32-transient", "stage3-fp32-backward", "pipeline-last"]
+QUICK += ["stage3-fp32-weight", "stage3-checkpoint", "pipeline-first"]
+SLOW = ["stage0-bf16-weight", "stage1-fp32-weight", "stage2-fp32-transient", "stage3-fp32-backward"]
+SLOW += ["stage3-bf16-transient", "pipeline-last"]
 NAMES = cases(QUICK, SLOW)
 
 

@@ -6,9 +6,9 @@ from tests.frameworks.replay.checks import Results, assert_gradients, assert_loc
 
 pytestmark = pytest.mark.distributed
 
-QUICK = ["fsdp2-weight", "fsdp2-backward", "fsdp2-bf16", "fsdp2-reentrant", "fsdp2-checkpoint"]
+QUICK = ["fsdp2-backward", "fsdp2-bf16", "fsdp2-reentrant", "fsdp2-checkpoint"]
 QUICK += ["fsdp1-original-transient", "fsdp1-flat-weight"]
-NAMES = cases(QUICK, slow=["fsdp2-transient", "fsdp1-original-backward", "fsdp1-flat-transient"])
+NAMES = cases(QUICK, slow=["fsdp2-weight", "fsdp2-transient", "fsdp1-original-backward", "fsdp1-flat-transient"])
 
 
 @pytest.fixture(scope="module")

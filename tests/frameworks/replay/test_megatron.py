@@ -6,8 +6,8 @@ from tests.frameworks.replay.checks import Results, assert_gradients, assert_loc
 
 pytestmark = pytest.mark.distributed
 
-QUICK = ["tp-weight", "sp-backward", "tp-recompute", "pp-last", "vpp", "cp", "dp", "ep"]
-NAMES = cases(QUICK, slow=["tp-transient", "pp-first"])
+QUICK = ["sp-backward", "tp-recompute", "pp-last", "vpp", "cp", "dp", "ep"]
+NAMES = cases(QUICK, slow=["tp-weight", "tp-transient", "pp-first"])
 
 
 @pytest.fixture(scope="module")
