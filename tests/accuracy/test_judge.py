@@ -142,6 +142,23 @@ def test_rounding_always_down_is_biased():
     assert verdict("mul", call_of(torch.mul, a, b), truncated).reason == "biased"
 
 
+def test_many_results_that_round_to_one_are_no_bias():
+    tiny = torch.linspace(1e-6, 1e-4, 20000)
+
+    assert verdict("acos", call_of(torch.acos, tiny.bfloat16()), torch.acos(tiny.bfloat16())).status is Status.PASS
+    assert verdict("cos", call_of(torch.cos, tiny), torch.cos(tiny)).status is Status.PASS
+
+
+def test_a_device_may_flush_what_is_below_its_smallest_normal_number():
+    numbers = torch.linspace(-95, -85, 100)
+    kept = torch.exp(numbers.double()).float()
+    flushed = torch.where(kept < torch.finfo(torch.float32).tiny, 0.0, kept)
+
+    assert bool((flushed != kept).any())
+    assert verdict("exp", call_of(torch.exp, numbers), flushed).status is Status.PASS
+    assert verdict("exp", call_of(torch.exp, numbers), torch.where(kept < 1e-37, 0.0, kept)).status is Status.ERROR
+
+
 @pytest.mark.parametrize(
     ("kind", "where"),
     [("row", (3, slice(None))), ("column", (slice(None), 5)), ("tile", (slice(8, 24), slice(8, 24)))],
