@@ -21,6 +21,7 @@ COMMANDS = {
     "replay": ("trainermon.analysis.diagnosis.replay_command", "re-run a step that was saved to disk, in this process"),
     "compare": ("trainermon.analysis.compare.command", "compare two dumps, and report the operation at fault"),
     "check": ("trainermon.analysis.check.command", "judge the operations of a dump, or of a device, against float64"),
+    "script": ("trainermon.analysis.script.command", "write a script that reproduces one recorded call"),
     "restore": ("trainermon.dump.files.restore", "finish dump files left behind by a killed process"),
     "tensor": ("trainermon.analysis.tensor.command", "inspect dumped tensors: show, diff, top, hist, convert"),
     "anomalies": ("trainermon.msprobe.anomaly_order", "list the anomalies of all ranks in training order"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -91,7 +92,7 @@ def judge_call(name: str, call: OperationCall, output: Any, *, inside: torch.dty
     runs in float64 on the CPU. A call that cannot be run there has judgements SKIP.
     """
     recorded = [plain(leaf) for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
-    family = Family.GENERIC if _computes_more(name, call) else family_of(name)
+    family = family_of_call(name, call)
     if family in (Family.RANDOM, Family.UNDEFINED):
         return [_skip(tensor, family.value, family) for tensor in recorded]
     try:
@@ -104,9 +105,18 @@ def judge_call(name: str, call: OperationCall, output: Any, *, inside: torch.dty
     if len(reference.results) != len(recorded):
         found = f"{len(recorded)} results, {len(reference.results)} in float64"
         return [_of(tensor, Status.ERROR, f"outputs: {found}", family) for tensor in recorded]
-    coarsest = max([unit_roundoff(tensor.dtype) for tensor in [*call.tensors, *recorded]], default=0.0)
-    coarsest = max(coarsest, unit_roundoff(inside) if inside else 0.0)
+    coarsest = max(coarsest_roundoff([*call.tensors, *recorded]), unit_roundoff(inside) if inside else 0.0)
     return [_judge(tensor, reference, number, coarsest, family) for number, tensor in enumerate(recorded)]
+
+
+def family_of_call(name: str, call: OperationCall) -> Family:
+    """Return the family by which a call of the operation `name` is judged; its arguments may make it GENERIC."""
+    return Family.GENERIC if _computes_more(name, call) else family_of(name)
+
+
+def coarsest_roundoff(tensors: Sequence[Tensor]) -> float:
+    """Return the largest unit roundoff of the types of `tensors`; 0 if none is floating."""
+    return max((unit_roundoff(tensor.dtype) for tensor in tensors), default=0.0)
 
 
 def _judge(given: Tensor, reference: Reference, number: int, coarsest: float, family: Family) -> Judgement:

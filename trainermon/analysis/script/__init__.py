@@ -1,0 +1,1 @@
+"""A folder that reproduces one recorded call with torch alone: see README.md."""
