@@ -181,6 +181,19 @@ def with_torch_files(folder, tensors):
     return folder
 
 
+def test_a_sparse_tensor_is_compared_with_all_its_elements(tmp_path):
+    values = np.array([[0, 1.5], [0, 0], [-2, 0]], np.float32)
+    golden = dump(tmp_path / "b", [values, values + 1])
+    sparse = torch.from_numpy(values).to_sparse()
+    target = with_torch_files(dump(tmp_path / "a", [values, values]), [sparse, sparse])
+
+    (comparison,) = compare(target, golden)
+
+    same, other = comparison.rows()
+    assert (same.result, same.difference.relative) == ("pass", 0.0)
+    assert other.difference.columns[1] == pytest.approx(math.sqrt(6))
+
+
 def test_a_conjugate_is_compared_by_its_own_elements(tmp_path):
     values = np.array([1 + 2j, 3 - 1j], np.complex64)
     golden = dump(tmp_path / "b", [values.conj(), values])

@@ -256,8 +256,9 @@ def _load(path: Path) -> Any:
             return np.load(path, mmap_mode="r", allow_pickle=False)
         import torch
 
-        tensor = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        return tensor.detach().resolve_conj().resolve_neg()  # msprobe saves a conjugate as the tensor and a flag
+        tensor = torch.load(path, map_location="cpu", weights_only=True, mmap=True).detach()
+        dense = tensor if tensor.layout is torch.strided else tensor.to_dense()
+        return dense.resolve_conj().resolve_neg()  # msprobe saves a conjugate as the tensor and a flag
     except ImportError as error:
         raise DumpError(f"{path} needs torch: install it, or compare with --mode statistics") from error
     except Exception as error:  # readers of files raise anything on a damaged one: there is no common type
