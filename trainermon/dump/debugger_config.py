@@ -22,14 +22,14 @@ FILE_FORMATS = ("pt", "npy")
 MAX_NUMBER = 1_000_000
 MIB = 1 << 20
 
-_IN_FLOAT64 = "dump the step twice, the second time with the model in float64, and use `trainermon compare`"
+_JUDGED = "dump with task tensor; `trainermon check run DUMP` then judges every call against float64"
 OTHER_TASKS: Mapping[str, str] = {
-    "acc_check": _IN_FLOAT64,
-    "run_ut": _IN_FLOAT64,
+    "acc_check": _JUDGED,
+    "run_ut": _JUDGED,
     "diff_check": "dump both runs with summary_mode md5, and use `trainermon compare`",
     "nan_check": "task statistics counts NaN and Inf of every tensor; `trainermon diagnose` names the first",
     "grad_probe": "TrainerMon records every gradient; `trainermon diagnose RUN --against REFERENCE` compares two runs",
-    "free_benchmark": _IN_FLOAT64,
+    "free_benchmark": _JUDGED,
 }
 """Tasks of msprobe that are none here, and what to do instead."""
 

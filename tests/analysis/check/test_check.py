@@ -75,6 +75,17 @@ def test_a_sound_step_has_no_error(tmp_path, dtype, autocast):
     assert check.of(Status.ERROR) == check.of(Status.WARNING) == []
 
 
+def test_msprobes_options_are_understood(tmp_path, capsys):
+    directory = dumped(tmp_path / "dump")
+    words = ["-api_info", str(directory / "dump.json"), "--out_path", str(tmp_path / "out"), "-j", "5", "-d", "0", "1"]
+
+    assert main(["check", "run", *words]) == 0
+    assert "-j and -d have no effect" in capsys.readouterr().err
+    assert sorted(path.suffix for path in (tmp_path / "out").iterdir()) == [".csv", ".json"]
+    assert main(["check", "run"]) == 1
+    assert "expected a dump" in capsys.readouterr().err
+
+
 def test_a_dump_says_what_autocast_had(tmp_path):
     entries = read_dump(dumped(tmp_path, autocast=True)).entries
 

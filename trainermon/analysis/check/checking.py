@@ -83,11 +83,13 @@ class CallsCheck:
 
 
 def dumps_below(path: Path) -> list[Path]:
-    """Return the folders at and below `path` that hold a dump of one rank and step, sorted.
+    """Return the folders at and below `path` that hold a dump of one rank and step, sorted; or that of a dump.json.
 
     Raises:
         DumpError: There is none.
     """
+    if path.name == DUMP_FILE and path.is_file():
+        return [path.parent]
     found = sorted({file.parent for name in (DUMP_FILE, PARTIAL_FILE) for file in path.rglob(name)})
     if not found:
         raise DumpError(f"{path} holds no dump: expected a {DUMP_FILE} in it, or in a folder of steps and ranks")

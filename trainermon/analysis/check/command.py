@@ -30,7 +30,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `trainermon check`."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     run = actions.add_parser("run", help="judge every forward call of a dump against float64")
-    run.add_argument("dump", type=Path, help="a dump with tensors (level L1 or mix), or a folder of steps and ranks")
+    run.add_argument(
+        "dump", type=Path, nargs="?", help="a dump with tensors (level L1 or mix), or a folder of steps and ranks"
+    )
+    run.add_argument(
+        "-api_info", "--api_info_file", type=Path, dest="api_info", metavar="FILE", help="the same (msprobe)"
+    )
+    run.add_argument("-j", "-d", nargs="+", dest="without_effect", help=argparse.SUPPRESS)
     run.set_defaults(judge=_judge_dumps)
     ops = actions.add_parser("ops", help="judge what a device gives for the operations of torch; needs no dump")
     ops.add_argument("--device", default="cpu", help="the device, cuda:0 (default: %(default)s)")
@@ -54,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_common(parser: argparse.ArgumentParser, example: str) -> None:
-    parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="write files into this folder")
+    parser.add_argument("-o", "--output", "--out_path", type=Path, metavar="DIR", help="write files into this folder")
     parser.add_argument(
         "-f", "--format", action="append", choices=FORMATS, help="what to write, may be repeated (default: both)"
     )
@@ -95,6 +101,13 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _judge_dumps(args: argparse.Namespace, progress: ProgressBar) -> tuple[list[CallsCheck], bool]:
+    args.dump = args.api_info if args.dump is None else args.dump
+    if args.dump is None:
+        raise ConfigError("expected a dump: `trainermon check run DUMP`")
+    if args.without_effect:
+        sys.stderr.write(
+            "trainermon check: -j and -d have no effect: no device is needed, its results are in the dump\n"
+        )
     paths = dumps_below(args.dump)
     checks = [check for path in paths if (check := _check(path, args, progress)) is not None]
     return checks, len(checks) == len(paths)
@@ -131,7 +144,8 @@ def _is_wanted(key: str, args: argparse.Namespace) -> bool:
 def _write(checks: Sequence[CallsCheck], args: argparse.Namespace) -> None:
     stamp = time.strftime("%Y%m%d%H%M%S")
     for check in checks:
-        below = Path(check.source).relative_to(args.dump) if args.action == "run" else Path()
+        is_below = args.action == "run" and args.dump.is_dir()
+        below = Path(check.source).relative_to(args.dump) if is_below else Path()
         for path in write_files(check, args.output / below, args.format or FORMATS, stamp):
             if not args.json:
                 sys.stdout.write(f"wrote {path}\n")
