@@ -63,12 +63,17 @@ class ForkedProcess:
         return bool(select.select([self._descriptor], [], [], timeout_s)[0])
 
 
-def start_script(script: Path, *arguments: str, output: Path, environment: Mapping[str, str]) -> ForkedProcess:
-    """Start `script` with exactly the variables of `environment`; what it writes goes to the file `output`."""
+def start_script(
+    script: Path, *arguments: str, output: Path, environment: Mapping[str, str], folder: Path | None = None
+) -> ForkedProcess:
+    """Start `script` with exactly the variables of `environment`; what it writes goes to the file `output`.
+
+    It runs in `folder`, otherwise where this process does.
+    """
     server = _server(*((name, environment[name]) for name in READ_BY_IMPORTS if name in environment))
     argv = [str(script), *arguments]
     return ForkedProcess(
-        server, server.ask(argv=argv, output=str(output), folder=str(Path.cwd()), environment={**environment})
+        server, server.ask(argv=argv, output=str(output), folder=str(folder or Path.cwd()), environment={**environment})
     )
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
+from tests.operators import operator_database
 from trainermon import PrecisionDebugger
 from trainermon.accuracy.families import Family, family_of
 from trainermon.core.errors import DumpError
@@ -15,16 +16,12 @@ from trainermon.dump.files.reader import load_raw, read_dump
 from trainermon.dump.files.records import FORWARD
 from trainermon.replay.dumped_calls import rebuild
 
-# The import freezes the switches of torch.backends for the whole process, so for every test after it.
-with torch.backends.__allow_nonbracketed_mutation():
-    from torch.testing._internal.common_methods_invocations import op_db
-
 
 @pytest.fixture(scope="module")
 def dump(tmp_path_factory):
     folder = tmp_path_factory.mktemp("dump")
     samples = []
-    for op in op_db:
+    for op in operator_database():
         if torch.float32 in op.supported_dtypes("cpu") and not op.name.startswith("jiterator"):
             torch.manual_seed(0)
             samples.append((op, next(iter(op.sample_inputs("cpu", torch.float32)))))

@@ -4,7 +4,7 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import psutil
@@ -465,8 +465,9 @@ def test_what_has_more_elements_is_shown_in_more_detail():
 
 
 @pytest.mark.server
-@pytest.mark.parametrize("exposition", [Exposition("run", rules=RULES), large_exposition()], ids=["small", "full"])
-def test_promtool_finds_nothing_to_complain_about(exposition: Exposition):
+@pytest.mark.parametrize("make", [lambda: Exposition("run", rules=RULES), large_exposition], ids=["small", "full"])
+def test_promtool_finds_nothing_to_complain_about(make: Callable[[], Exposition]):
+    exposition = make()
     exposition.render()
     body, _ = exposition.render()
 
