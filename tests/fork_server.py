@@ -129,6 +129,9 @@ def _become(request: dict) -> None:
     sys.path[0] = str(Path(sys.argv[0]).parent)
     added = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     sys.path[1:1] = [folder for folder in added if folder not in ("", *sys.path)]
+    if any(Path(folder, "sitecustomize.py").exists() for folder in added if folder):
+        sys.modules.pop("sitecustomize", None)
+        importlib.import_module("sitecustomize")
     if os.environ.get("PYTHONWARNINGS") == "ignore":
         importlib.import_module("warnings").simplefilter("ignore")
 

@@ -24,12 +24,12 @@ import pytest
 
 from tests.agent.controller.controllers import TOKEN, ControllerProcess
 from tests.alerts.servers import Server, alertmanager, prometheus
+from tests.fork_server import ROOT, ForkedProcess, start_script
 from tests.ports import free_port
 from tests.server_programs import wait_until
 
 pytestmark = [pytest.mark.server, pytest.mark.distributed]
 
-ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "tests" / "alerts" / "training_with_a_fault.py"
 GENERATED = ROOT / "trainermon" / "alerts" / "generated"
 RUN = "loss-apart"
@@ -87,7 +87,7 @@ def variables(folder: Path, rank: int, port: int) -> dict[str, object]:
 
 
 @contextlib.contextmanager
-def training(folder: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
+def training(folder: Path) -> Iterator[list[ForkedProcess]]:
     """Start all ranks, the first half on node a and the others on node b; on leaving they are told to stop."""
     (folder / "rules.yaml").write_text(AGENT_RULES)
     for node in NODES:
@@ -95,23 +95,21 @@ def training(folder: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
         (folder / node / "sitecustomize.py").write_text(HOST_NAME.format(node))
     port = free_port()
     ranks, statuses = [], []
-    with contextlib.ExitStack() as files:
-        for rank in range(WORLD_SIZE):
-            log = files.enter_context((folder / f"rank{rank}.log").open("wb"))
-            command = [sys.executable, str(SCRIPT), str(folder), str(folder / "rules.yaml")]
-            environment = os.environ | {name: str(value) for name, value in variables(folder, rank, port).items()}
-            ranks.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
-        try:
-            yield ranks
-        finally:
-            (folder / "stop").touch()
-            for process in ranks:
-                try:
-                    statuses.append(process.wait(30))
-                except subprocess.TimeoutExpired:
-                    process.kill()
-                    statuses.append(process.wait())
-            assert statuses == [0] * WORLD_SIZE, [(folder / f"rank{r}.log").read_text() for r in range(WORLD_SIZE)]
+    for rank in range(WORLD_SIZE):
+        arguments = [str(folder), str(folder / "rules.yaml")]
+        environment = os.environ | {name: str(value) for name, value in variables(folder, rank, port).items()}
+        ranks.append(start_script(SCRIPT, *arguments, output=folder / f"rank{rank}.log", environment=environment))
+    try:
+        yield ranks
+    finally:
+        (folder / "stop").touch()
+        for process in ranks:
+            try:
+                statuses.append(process.wait(30))
+            except subprocess.TimeoutExpired:
+                process.kill_session()
+                statuses.append(process.wait(30))
+        assert statuses == [0] * WORLD_SIZE, [(folder / f"rank{r}.log").read_text() for r in range(WORLD_SIZE)]
 
 
 class DeadMansSwitch:
@@ -181,7 +179,7 @@ def written(folder: Path, identity: str) -> float:
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Iterator[tuple[list[subprocess.Popen[bytes]], Server, ControllerProcess, DeadMansSwitch]]:
+def job(tmp_path: Path) -> Iterator[tuple[list[ForkedProcess], Server, ControllerProcess, DeadMansSwitch]]:
     """The training with everything around it, once Prometheus has a loss of every rank."""
     discovery = tmp_path / "output" / "prometheus_sd"
     discovery.mkdir(parents=True)
@@ -207,7 +205,7 @@ def job(tmp_path: Path) -> Iterator[tuple[list[subprocess.Popen[bytes]], Server,
 
 
 def test_a_fault_is_scraped_judged_and_dumped_on_the_right_ranks_at_one_step(
-    job: tuple[list[subprocess.Popen[bytes]], Server, ControllerProcess, DeadMansSwitch],
+    job: tuple[list[ForkedProcess], Server, ControllerProcess, DeadMansSwitch],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -229,7 +227,7 @@ def test_a_fault_is_scraped_judged_and_dumped_on_the_right_ranks_at_one_step(
     assert (everybody["task"], everybody["coverage"]) == ("tensor", dict.fromkeys("0123", "written"))
     both = {rank: {first, first + 1} for rank in range(WORLD_SIZE)}
     wait_until(lambda: dumped(tmp_path, everybody["id"]) == both, what="the dumps of all ranks are delivered")
-    assert [process.poll() for process in ranks] == [None] * WORLD_SIZE, "training goes on"
+    assert not any(process.has_ended() for process in ranks), "training goes on"
     legs = measure(server, tmp_path, one, done_s)
     with capsys.disabled():
         report(legs)

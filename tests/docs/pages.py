@@ -78,11 +78,7 @@ def _printed(script, folder, environment):
 def _printed_forked(command, folder, environment):
     command, _, behind = command.partition(" | ")
     program, *arguments = shlex.split(string.Template(command).substitute(environment))
-    if program == "python":
-        script, *arguments = arguments
-        script = folder / script
-    else:
-        script = PROGRAMS / program
+    script = folder / arguments.pop(0) if program == "python" else PROGRAMS / program
     output = folder / "printed.txt"
     status = start_script(script, *arguments, output=output, environment=environment, folder=folder).wait(1500)
     assert status == 0, output.read_text()
