@@ -20,12 +20,12 @@ class Wrapped(nn.Module):
         return self.module(*args, **kwargs)
 
 
-def losses_of(family, seed, wrap=lambda model: model):
+def losses_of(family, seed, steps=STEPS, wrap=lambda model: model):
     torch.manual_seed(seed)
     model = wrap(family.build())
     optimizer = torch.optim.AdamW(model.parameters(), lr=family.rate)
     generator, losses = torch.Generator().manual_seed(seed), []
-    for _ in range(STEPS):
+    for _ in range(steps):
         batch = family.draw(generator)
         loss = family.loss(model, batch)
         loss.backward()
@@ -41,4 +41,4 @@ def test_family_learns_the_same_from_the_same_seed_within_a_wrapper_too(family):
     losses = losses_of(family, seed=3)
 
     assert sum(losses[-10:]) < sum(losses[:10])
-    assert losses_of(family, seed=3, wrap=Wrapped) == losses
+    assert losses_of(family, seed=3, steps=10, wrap=Wrapped) == losses[:10]
