@@ -10,8 +10,8 @@ from types import ModuleType
 
 State = dict[str, object]
 
-# Set by pytest for every test, and by imports of torch's compiler and of DeepSpeed.
-BY_OTHERS = {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "PYTORCH_NVML_BASED_CUDA_CHECK"}
+# Variables that our code or torch's jobs read; libraries set others of their own on import (Ray, DeepSpeed, inductor).
+OURS = ("TRAINERMON_", "MSPROBE_", "MASTER_", "RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "PYTHONHASHSEED", "CUBLAS_")
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # As right after its import: so the first test file that imports torch is held to it like every other.
 FRESH_TORCH: State = {
@@ -43,12 +43,11 @@ def torch_state(torch: ModuleType) -> State:
 
 def process_state() -> State:
     """Return the switches by name, 65 µs; those of torch are read only where it was imported."""
-    state: State = {f"${name}": value for name, value in os.environ.items() if name not in BY_OTHERS}
+    state: State = {f"${name}": value for name, value in os.environ.items() if name.startswith(OURS)}
     state |= {f"handler of {number.name}": signal.getsignal(number) for number in SIGNALS}
     state |= torch_state(sys.modules["torch"]) if "torch" in sys.modules else FRESH_TORCH
     return state | {
         "working directory": os.getcwd(),
-        "first of sys.path": sys.path[0],
         "level of the root logger": logging.root.level,
         "disabled logging": logging.root.manager.disable,
     }

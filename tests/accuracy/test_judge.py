@@ -142,6 +142,67 @@ def test_rounding_always_down_is_biased():
     assert verdict("mul", call_of(torch.mul, a, b), truncated).reason == "biased"
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_long_sum_in_16_bits_that_lost_terms_is_no_warning(dtype):
+    """Rounding to 16 bits after each of 4 096 terms is excused; half of the terms, or all, are not rounding."""
+    torch.manual_seed(0)
+    a, b = torch.randn(16, 4096).to(dtype), torch.randn(4096, 16).to(dtype)
+    rounded = torch.zeros(16, 16, dtype=dtype)
+    for k in range(4096):
+        rounded += a[:, k : k + 1] * b[k : k + 1]
+    call = call_of(torch.mm, a, b)
+
+    assert verdict("mm", call, rounded).status is Status.WARNING
+    assert verdict("mm", call, a[:, :2048] @ b[:2048]).status is Status.ERROR
+    assert verdict("mm", call, torch.zeros_like(rounded)).status is Status.ERROR
+    mean = call_of(torch.mean, a.abs(), 1)
+    assert verdict("mean", mean, torch.zeros(16, dtype=dtype)).status is Status.ERROR
+
+
+@pytest.mark.parametrize("name", ["fmod", "frac", "remainder"])
+def test_a_remainder_of_zeros_is_wrong(name):
+    torch.manual_seed(0)
+    x = (3 * torch.randn(500)).bfloat16()
+    function = getattr(torch, name)
+    call = call_of(function, x) if name == "frac" else call_of(function, x, 1.5)
+
+    assert verdict(name, call, function(*call.args)).status is Status.PASS
+    assert verdict(name, call, torch.zeros_like(x)).status is Status.ERROR
+
+
+@pytest.mark.parametrize(
+    ("name", "spoil"),
+    [
+        ("svd", lambda left, values, right: (left, 2 * values, right / 2)),
+        ("svd", lambda left, values, right: (2 * left, values / 2, right)),
+        ("svd", lambda left, values, right: (left, values, torch.zeros_like(right))),
+        ("qr", lambda q, r: (2 * q, r / 2)),
+        ("qr", lambda q, r: (q @ q, q.mT @ r)),
+        ("eig", lambda values, vectors: (values, torch.zeros_like(vectors))),
+    ],
+)
+def test_factors_that_make_up_the_matrix_must_have_their_form(name, spoil):
+    torch.manual_seed(0)
+    matrix = torch.randn(6, 6)
+    function = getattr(torch.linalg, name)
+
+    assert {one.status for one in judge_call(f"linalg.{name}", call_of(function, matrix), list(function(matrix)))} == {
+        Status.PASS
+    }
+    wrong = list(spoil(*function(matrix)))
+    assert {one.status for one in judge_call(f"linalg.{name}", call_of(function, matrix), wrong)} == {Status.ERROR}
+
+
+def test_singular_values_alone_are_judged():
+    matrix = torch.randn(5, 4)
+    call = OperationCall(torch.svd, (matrix,), {"compute_uv": False})
+
+    found = list(torch.svd(matrix, compute_uv=False))
+
+    assert {one.status for one in judge_call("svd", call, found)} == {Status.PASS}
+    assert {one.status for one in judge_call("svd", call, [found[0], 2 * found[1], found[2]])} == {Status.ERROR}
+
+
 def test_many_results_that_round_to_one_are_no_bias():
     tiny = torch.linspace(1e-6, 1e-4, 20000)
 

@@ -25,6 +25,9 @@ def built(tmp_path_factory):
     checkout, products = tmp_path_factory.mktemp("checkout"), tmp_path_factory.mktemp("dist")
     clone = ["git", "-c", "core.symlinks=false", "clone", "--quiet", "--depth=1", f"file://{ROOT}", checkout]
     subprocess.run(clone, check=True)
+    run = checkout / "trainermon_output" / "run-1"  # as a run leaves it
+    run.mkdir(parents=True)
+    (run / "run.json").write_text("{}")
     build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", products, checkout]
     done = subprocess.run(build, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -46,6 +49,15 @@ def test_the_wheel_has_every_module_and_file_of_the_package(built):
     assert needed - packed == set()
 
 
+def test_nothing_of_a_run_is_packed(built):
+    (wheel,), (archive,) = built.glob("*.whl"), built.glob("*.tar.gz")
+    with tarfile.open(archive) as opened:
+        packed = [*opened.getnames(), *zipfile.ZipFile(wheel).namelist()]
+
+    assert {name.partition("/")[0].partition("-")[0] for name in zipfile.ZipFile(wheel).namelist()} == {"trainermon"}
+    assert [name for name in packed if "trainermon_output" in name] == []
+
+
 def test_one_wheel_serves_every_version_of_python(built):
     (wheel,) = built.glob("*.whl")
     libraries = [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".so")]
@@ -60,5 +72,5 @@ def test_the_source_distribution_has_tests_docs_and_examples(built):
     with tarfile.open(archive) as opened:
         packed = {name.partition("/")[2] for name in opened.getnames()}
 
-    for folder in ("tests", "docs", "examples", "helm", "requirements"):
+    for folder in ("trainermon", "tests", "docs", "examples", "helm", "requirements", ".github", ".ci", "SECURITY.md"):
         assert {name for name in committed(folder) if name not in packed} == set()

@@ -47,36 +47,35 @@ class Family(enum.Enum):
 _MEMBERS = {
     Family.EXACT: """
         H T abs absolute adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d alias alias_copy all amax amin
-        aminmax any argmax argmin argsort argwhere as_strided as_strided_copy as_strided_scatter atleast_1d
-        atleast_2d atleast_3d bfloat16 bincount bitwise_and bitwise_left_shift bitwise_not bitwise_or
-        bitwise_right_shift bitwise_xor block_diag bool broadcast_shapes broadcast_tensors broadcast_to bucketize
-        byte cartesian_prod cat cdouble ceil cfloat chalf channel_shuffle char chunk clamp clamp_max clamp_min clip
-        clone column_stack combinations complex concat concatenate conj conj_physical constant_pad_nd contiguous
-        copy copysign count_nonzero cummax cummin detach diag diag_embed diagflat diagonal diagonal_copy
-        diagonal_scatter double dsplit dstack embedding eq equal expand expand_as expand_copy eye fftshift fill
-        fill_diagonal flatten flip fliplr flipud float floor fmax fmin frexp full full_like gather gcd ge greater
-        greater_equal gt half hardshrink hardtanh hash_tensor heaviside hsplit hstack identity ifftshift imag
-        index_copy index_fill index_put index_select int isfinite isin isinf isnan isneginf isposinf isreal item
-        kthvalue lcm le less less_equal logical_and logical_not logical_or logical_xor long lt lu_unpack mH mT
-        masked_fill masked_scatter masked_select max max_pool1d max_pool2d max_pool3d max_unpool1d max_unpool2d
-        max_unpool3d maximum median meshgrid min minimum mode moveaxis movedim msort nan_to_num nanmedian narrow
-        narrow_copy ne neg negative new_full new_ones new_tensor new_zeros nextafter nonzero nonzero_static
-        not_equal numpy one_hot ones ones_like pad permute permute_copy pixel_shuffle pixel_unshuffle positive put
-        ravel real relu relu6 repeat repeat_interleave reshape reshape_as resolve_conj resolve_neg roll rot90 round
-        scalar_tensor scatter searchsorted select select_scatter sgn short sign signbit slice slice_scatter sort
-        split split_with_sizes split_with_sizes_copy squeeze squeeze_copy stack swapaxes swapdims t t_copy take
-        take_along_dim tensor tensor_split threshold tile to to_sparse topk trace_copy transpose transpose_copy tril
-        tril_indices triu triu_indices trunc type type_as unbind unbind_copy unflatten unfold unfold_copy unique
-        unique_consecutive unravel_index unsafe_chunk unsafe_split unsafe_split_with_sizes unsqueeze unsqueeze_copy
-        upsample_nearest view view_as view_as_complex view_as_real view_copy vsplit vstack where zero zeros
-        zeros_like __abs__ __and__ __contains__ __eq__ __ge__ __getitem__ __gt__ __invert__ __le__ __lshift__ __lt__
-        __ne__ __neg__ __or__ __pos__ __rand__ __ror__ __rshift__ __rxor__ __setitem__ __xor__ _chunk_cat
-        _unsafe_masked_index
+        aminmax any argmax argmin argsort argwhere as_strided as_strided_copy as_strided_scatter atleast_1d atleast_2d
+        atleast_3d bfloat16 bincount bitwise_and bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift
+        bitwise_xor block_diag bool broadcast_shapes broadcast_tensors broadcast_to bucketize byte cartesian_prod cat
+        cdouble ceil cfloat chalf channel_shuffle char chunk clamp clamp_max clamp_min clip clone column_stack
+        combinations complex concat concatenate conj conj_physical constant_pad_nd contiguous copy copysign
+        count_nonzero cummax cummin detach diag diag_embed diagflat diagonal diagonal_copy diagonal_scatter double
+        dsplit dstack embedding eq equal expand expand_as expand_copy eye fftshift fill fill_diagonal flatten flip
+        fliplr flipud float floor fmax fmin fmod frac frexp full full_like gather gcd ge greater greater_equal gt half
+        hardshrink hardtanh hash_tensor heaviside hsplit hstack identity ifftshift imag index_copy index_fill index_put
+        index_select int isfinite isin isinf isnan isneginf isposinf isreal item kthvalue lcm le less less_equal
+        logical_and logical_not logical_or logical_xor long lt lu_unpack mH mT masked_fill masked_scatter masked_select
+        max max_pool1d max_pool2d max_pool3d max_unpool1d max_unpool2d max_unpool3d maximum median meshgrid min minimum
+        mode moveaxis movedim msort nan_to_num nanmedian narrow narrow_copy ne neg negative new_full new_ones
+        new_tensor new_zeros nextafter nonzero nonzero_static not_equal numpy one_hot ones ones_like pad permute
+        permute_copy pixel_shuffle pixel_unshuffle positive put ravel real relu relu6 repeat repeat_interleave reshape
+        reshape_as resolve_conj resolve_neg roll rot90 round scalar_tensor scatter searchsorted select select_scatter
+        sgn short sign signbit slice slice_scatter sort split split_with_sizes split_with_sizes_copy squeeze
+        squeeze_copy stack swapaxes swapdims t t_copy take take_along_dim tensor tensor_split threshold tile to
+        to_sparse topk trace_copy transpose transpose_copy tril tril_indices triu triu_indices trunc type type_as
+        unbind unbind_copy unflatten unfold unfold_copy unique unique_consecutive unravel_index unsafe_chunk
+        unsafe_split unsafe_split_with_sizes unsqueeze unsqueeze_copy upsample_nearest view view_as view_as_complex
+        view_as_real view_copy vsplit vstack where zero zeros zeros_like __abs__ __and__ __contains__ __eq__ __ge__
+        __getitem__ __gt__ __invert__ __le__ __lshift__ __lt__ __ne__ __neg__ __or__ __pos__ __rand__ __ror__
+        __rshift__ __rxor__ __setitem__ __xor__ _chunk_cat _unsafe_masked_index
     """,
     Family.ROUNDED: """
-        add arange deg2rad div divide fma leaky_relu mul multiply prelu rad2deg reciprocal rsub sqrt square sub
-        subtract true_divide __add__ __div__ __iadd__ __imul__ __isub__ __itruediv__ __mul__ __radd__ __rdiv__
-        __rmul__ __rsub__ __rtruediv__ __sub__ __truediv__
+        add arange deg2rad div divide fma leaky_relu mul multiply prelu rad2deg reciprocal remainder rsub sqrt square
+        sub subtract true_divide __add__ __div__ __iadd__ __imod__ __imul__ __isub__ __itruediv__ __mod__ __mul__
+        __radd__ __rdiv__ __rmod__ __rmul__ __rsub__ __rtruediv__ __sub__ __truediv__
     """,
     Family.FUNCTION: """
         acos acosh angle arccos arccosh arcsin arcsinh arctan arctan2 arctanh asin asinh atan atan2 atanh celu
@@ -122,12 +121,12 @@ _MEMBERS = {
     """,
     Family.GENERIC: """
         addcdiv addcmul allclose cholesky cholesky_ex cholesky_inverse cholesky_solve cond cross
-        cumulative_trapezoid det diff eigvals eigvalsh fft fft2 fftn floor_divide fmod frac gradient hfft hfft2
+        cumulative_trapezoid det diff eigvals eigvalsh fft fft2 fftn floor_divide gradient hfft hfft2
         hfftn histc histogram histogramdd householder_product ifft ifft2 ifftn ihfft ihfft2 ihfftn inv inv_ex
         inverse irfft irfft2 irfftn isclose istft ldl_solve logdet lstsq lu_solve matrix_exp matrix_power
         matrix_rank max_pool2d_with_indices_backward nanquantile native_dropout_backward ormqr pinv pinverse
-        quantile remainder rfft rfft2 rfftn slogdet solve solve_ex solve_triangular stft svdvals tensorinv
-        tensorsolve trapezoid trapz triangular_solve __floordiv__ __imod__ __mod__ __rfloordiv__ __rmod__
+        quantile rfft rfft2 rfftn slogdet solve solve_ex solve_triangular stft svdvals tensorinv
+        tensorsolve trapezoid trapz triangular_solve __floordiv__ __rfloordiv__
         _unsafe_masked_index_put_accumulate
     """,
     Family.RANDOM: """

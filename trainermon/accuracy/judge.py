@@ -175,7 +175,8 @@ class _FloatingResult:
             return self._result(Status.PASS, "", torch.where(above, 1.0, fine), torch.zeros_like(above), ends)
         if coarsest > _SINGLE and self._family is not Family.EXACT:
             rough = self._ratios(error, reference.allowed(number, self._given.dtype, coarsest), wrong)
-            if not bool((rough > 1).any()) and not _is_isolated(fine):
+            is_small = float(error.norm()) <= reference.allowed_norm(number, coarsest)
+            if not bool((rough > 1).any()) and is_small and not _is_isolated(fine):
                 return self._result(Status.WARNING, "coarse", fine, above, ends)
         return self._result(
             Status.ERROR, "inexact" if self._family is not Family.EXACT else "differs", fine, above, ends
@@ -290,10 +291,10 @@ def _judge_whole(given: Tensor, exact: Tensor, alternatives: list[Tensor], famil
 
 
 def _judge_gauge(name: str, call: OperationCall, recorded: list[Tensor]) -> list[Judgement]:
-    residual = RESIDUALS.get(name.rpartition(".")[2])
-    if residual is None or not all(part.numel() for part in recorded):
+    residuals = RESIDUALS.get(name.rpartition(".")[2])
+    if residuals is None or not all(part.numel() for part in recorded):
         return [_skip(tensor, "its result is not unique", Family.GAUGE) for tensor in recorded]
-    ratio = residual_error(residual, call, recorded)
+    ratio = residual_error(residuals, call, recorded)
     status = Status.PASS if ratio <= 1 else Status.ERROR
     reason = "" if ratio <= 1 else "what it returns does not make up its input"
     return [dataclasses.replace(_of(tensor, status, reason, Family.GAUGE), worst=ratio) for tensor in recorded]

@@ -88,6 +88,18 @@ class Reference:
             allowed = allowed + share.probes * moved.clamp(min=floor if math.isfinite(floor) else 0.0)
         return allowed
 
+    def allowed_norm(self, number: int, unit: float) -> float:
+        """Return the norm that the errors of the result `number` together may have; infinite if it is no sum.
+
+        A sum that is rounded to `unit` after each term is off by that share of what it has come to so far. With signs
+        at random that is the root of the sum of squares of its terms, which the call gives for its squared inputs.
+        """
+        if self._family not in (Family.CONTRACTION, Family.SUM):
+            return math.inf
+        squares = self._again.run(torch.float64, _squared)[number].abs()
+        walk = max(float(squares.sum().sqrt()), float(self.results[number].abs().norm()))
+        return 2 * math.sqrt(self._num_terms(number)) * unit * walk
+
     def alternatives(self, number: int) -> list[Tensor]:
         """Return the result `number` of runs with slightly moved inputs, for results that jump; [] if it is exact."""
         return [] if self._family is Family.EXACT else [probe[number] for probe in self._probed()]
@@ -152,6 +164,12 @@ def _magnitude(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.abs() if value.is_floating_point() or value.is_complex() else value
     return abs(value) if isinstance(value, float | complex) else value
+
+
+def _squared(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.abs().square() if value.is_floating_point() or value.is_complex() else value
+    return abs(value) ** 2 if isinstance(value, float | complex) else value
 
 
 def _smallest(dtype: torch.dtype) -> float:

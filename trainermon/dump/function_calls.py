@@ -221,10 +221,10 @@ def _taken(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, Any
 def _how(named: FunctionName, leaves: Sequence[TensorLeaf]) -> dict[str, str]:
     """Return what a reader needs to call the function again, and cannot tell from the call's key and arguments."""
     how = {"function": named.origin} if named.origin else {}
-    if leaves and torch._C._is_any_autocast_enabled():
-        device = leaves[0].tensor.device.type
-        if torch.is_autocast_enabled(device):
-            how["autocast"] = str(torch.get_autocast_dtype(device))
+    if torch._C._is_any_autocast_enabled():
+        for device in {leaf.tensor.device.type for leaf in leaves}:
+            if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+                how["autocast"] = str(torch.get_autocast_dtype(device))
     return how
 
 

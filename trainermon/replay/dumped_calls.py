@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 
 from trainermon.accuracy.calls import OperationCall
 from trainermon.core.errors import DumpError
+from trainermon.dump.encode import MAX_ITEMS
 from trainermon.dump.files.reader import load_raw, split_key
 from trainermon.dump.files.records import FORWARD, TENSOR_FOLDER, EntryRecord
 from trainermon.dump.files.tensor_files import load_tensor
@@ -75,7 +76,26 @@ _NAMESPACES: Mapping[str, Any] = {
     "torch.special": torch.special,
 }
 # Written in Python or of several operators, and no operator of aten by that name.
-_COMPOSED = frozenset(["unique", "spmm", "short", "cdouble", "vecdot"])
+_COMPOSED = frozenset(
+    [
+        "bfloat16",
+        "bool",
+        "byte",
+        "cdouble",
+        "cfloat",
+        "chalf",
+        "char",
+        "double",
+        "float",
+        "half",
+        "int",
+        "long",
+        "short",
+        "spmm",
+        "unique",
+        "vecdot",
+    ]
+)
 _PURE_PYTHON = frozenset([functional.__name__, torch.functional.__name__])
 MAX_ELEMENTS = 1 << 24
 """What may be made of small tensors; of larger ones, `_MAX_RATIO` times as much as they are."""
@@ -248,6 +268,8 @@ class _CallDecoder:
 
     def __call__(self, form: Any) -> Any:
         if isinstance(form, list):
+            if len(form) == MAX_ITEMS:
+                raise DumpError(f"a list has {MAX_ITEMS} items, at which dumps cut it")
             return [self(item) for item in form]
         if not isinstance(form, dict):
             return form
@@ -278,7 +300,8 @@ def _plain(kind: str, value: Any) -> Any:
         case "torch.Size":
             return torch.Size(value)
         case "torch.dtype" | "torch.memory_format":
-            return getattr(torch, str(value).removeprefix("torch."), None)
+            found = getattr(torch, str(value).removeprefix("torch."), None)
+            return found if isinstance(found, torch.dtype | torch.memory_format) else None
         case "torch.device":
             return torch.device("cpu")
         case "int" | "float" | "bool" | "str" | "complex":

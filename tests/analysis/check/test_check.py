@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import os
 
 import pytest
 import torch
@@ -75,6 +76,85 @@ def test_a_sound_step_has_no_error(tmp_path, dtype, autocast):
     assert check.of(Status.ERROR) == check.of(Status.WARNING) == []
 
 
+def recorded(folder, step):
+    config = folder / "config.json"
+    task = {"task": "tensor", "level": "L1", "dump_path": str(folder / "dump"), "tensor": {"risk_level": "ALL"}}
+    config.write_text(json.dumps(task))
+    debugger = PrecisionDebugger(str(config))
+    try:
+        debugger.start()
+        step()
+        debugger.stop()
+        debugger.step()
+    finally:
+        PrecisionDebugger.close()
+    [directory] = dumps_below(folder)
+    return directory
+
+
+def test_a_number_is_compared_as_the_kernel_does(tmp_path):
+    def step():
+        tenths = torch.full((3,), 0.1)
+        assert bool((tenths == 0.1).all())
+        torch.gt(tenths.bfloat16(), 0.1)
+        nn.functional.hardshrink(tenths.bfloat16(), 0.1)
+
+    assert check_dump(recorded(tmp_path, step)).of(Status.ERROR) == []
+
+
+def test_a_list_that_the_dump_cut_is_not_judged(tmp_path):
+    [call] = [
+        call
+        for call in check_dump(recorded(tmp_path, lambda: torch.stack([torch.zeros(1)] * 1100))).calls
+        if "stack" in call.key
+    ]
+
+    assert (call.status, call.reason) == (Status.SKIP, "a list has 1024 items, at which dumps cut it")
+
+
+def test_autocast_of_another_device_costs_no_entry(tmp_path):
+    def step():
+        with torch.autocast("cpu", torch.bfloat16):
+            torch.relu(torch.empty(3, device="meta"))
+
+    [entry] = [one for one in read_dump(recorded(tmp_path, step)).entries if "relu" in one.key]
+
+    assert entry.autocast == ""
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"input_args": None},
+        {"input_kwargs": [1]},
+        {"input_args": [{"type": "slice", "value": 5}]},
+        {"input_args": [{"type": "torch.Size", "value": None}]},
+        {"input_args": [{"type": "torch.Tensor", "dtype": "torch.float32", "shape": None}]},
+        {"input_args": [{"type": "torch.dtype", "value": "torch.load"}]},
+    ],
+)
+def test_a_damaged_entry_costs_no_other(tmp_path, change):
+    directory = dumped(tmp_path)
+    path = directory / "dump.json"
+    whole = json.loads(path.read_text())
+    whole["data"]["Functional.gelu.0.forward"] |= change
+    path.write_text(json.dumps(whole))
+
+    found = {call.key: call for call in check_dump(directory).calls}
+
+    assert found.pop("Functional.gelu.0.forward").status is Status.SKIP
+    assert {call.status for call in found.values()} == {Status.PASS}
+
+
+def test_a_pipe_in_place_of_a_tensor_file_is_not_waited_for(tmp_path):
+    directory = dumped(tmp_path)
+    taken = min((directory / "dump_tensor_data").glob("Functional.gelu.0.forward.output*"))
+    taken.unlink()
+    os.mkfifo(taken)
+
+    assert {call.key for call in check_dump(directory).of(Status.SKIP)} >= {"Functional.gelu.0.forward"}
+
+
 def test_msprobes_options_are_understood(tmp_path, capsys):
     directory = dumped(tmp_path / "dump")
     words = ["-api_info", str(directory / "dump.json"), "--out_path", str(tmp_path / "out"), "-j", "5", "-d", "0", "1"]
@@ -109,9 +189,9 @@ def double(values):
 @pytest.mark.parametrize(
     ("alter", "headline"),
     [
-        (plant_nan, "1 of 5 calls is wrong"),  # in what comes after, the NaN is the right result of a NaN
-        (lose_the_tail, "2 of 5 calls are wrong"),
-        (double, "2 of 5 calls are wrong"),
+        (plant_nan, "1 of 5 forward calls is wrong"),  # in what comes after, the NaN is the right result of a NaN
+        (lose_the_tail, "2 of 5 forward calls are wrong"),
+        (double, "2 of 5 forward calls are wrong"),
     ],
 )
 def test_a_fault_of_the_device_is_named_with_the_call_that_had_it_first(tmp_path, capsys, dtype, alter, headline):
@@ -204,5 +284,5 @@ def test_a_damaged_dump_costs_none_of_the_others(tmp_path, capsys):
     assert main(["check", "run", str(tmp_path)]) == 1
 
     said = capsys.readouterr()
-    assert "all 5 calls are right" in said.out
+    assert "all 5 forward calls are right" in said.out
     assert str(broken) in said.err

@@ -32,15 +32,15 @@ def check_of(*calls):
     [
         ((), "no call could be judged"),
         ((skipped(0, "it draws random numbers"),), "no call could be judged"),
-        ((call(0), call(1), skipped(0, "x")), "all 2 calls are right"),
-        ((call(0), call(1, Status.WARNING)), "all 2 calls are right, 1 of them only as good as its type allows inside"),
+        ((call(0), call(1), skipped(0, "x")), "all 2 forward calls are right"),
+        ((call(0), call(1, Status.WARNING)), "none of 2 forward calls is wrong; 1 has a warning"),
         (
             (call(0), call(1, Status.ERROR), call(2, Status.WARNING)),
-            "1 of 3 calls is wrong; first: Functional.linear.1.forward",
+            "1 of 3 forward calls is wrong; first: Functional.linear.1.forward",
         ),
         (
             (call(3, Status.ERROR, line="train.py:88"), call(1, Status.ERROR)),
-            "2 of 2 calls are wrong; first: Functional.linear.3.forward, train.py:88",
+            "2 of 2 forward calls are wrong; first: Functional.linear.3.forward, train.py:88",
         ),
     ],
 )
@@ -72,7 +72,7 @@ def test_errors_come_before_warnings_and_long_lists_are_cut_with_their_number():
 
     assert lines[:2] == [
         "step0/rank0",
-        "  12 of 14 calls are wrong; first: Functional.linear.0.forward",
+        "  12 of 14 forward calls are wrong; first: Functional.linear.0.forward",
     ]
     assert [text.split()[0] for text in lines[2:12]] == ["error"] * 10
     assert lines[12] == "          and 2 more"

@@ -1,7 +1,7 @@
 """What the condition of an alert rule may say: one value per condition.
 
-How it is read from YAML is decided in `reading`, how it is computed in `conditions`, `limits`, `spikes`, `drifts`,
-`trends`, `comparisons` and `shards`.
+How it is read from YAML is decided in `reading`, how it is computed in `limits`, `spikes`, `drifts` and `trends`, and
+in the folder `across_ranks`.
 """
 
 from __future__ import annotations

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -23,6 +24,7 @@ from trainermon.replay.dumped_calls import DumpedCall, rebuild
 
 # Calls of modules consist of calls of functions, and what a collective gives depends on other ranks.
 _NOT_JUDGED = {"Module": "a module: its functions are judged", "Distributed": "it communicates"}
+_FRAME = re.compile(r"File (.+), line (\d+)")
 _GOOD = (Status.PASS, Status.SKIP)
 _ORDER = (Status.ERROR, Status.WARNING, Status.PASS, Status.SKIP)
 
@@ -117,31 +119,68 @@ def check_dump(
 
 
 def _checked(directory: Path, data: dict[str, object], entry: EntryRecord) -> CheckedCall:
-    line = entry.stack[0].strip() if entry.stack else ""
+    line = _place(entry.stack[0]) if entry.stack else ""
     reason = _NOT_JUDGED.get(entry.key.partition(".")[0])
     if reason:
         return CheckedCall(key=entry.key, skipped=reason, line=line)
+    if entry.function.startswith("torch.nn.init."):
+        return CheckedCall(key=entry.key, skipped="random", line=line)
     try:
-        dumped = rebuild(directory, data, entry)
+        judgements = _judged(rebuild(directory, data, entry), entry.autocast)
     except DumpError as error:
         return CheckedCall(key=entry.key, skipped=str(error), line=line)
-    return CheckedCall(key=entry.key, judgements=tuple(_judged(dumped, entry.autocast)), line=line)
+    except Exception as error:  # noqa: BLE001  # a damaged entry, or a type that this torch cannot compute with
+        why = (str(error).splitlines() or [""])[0][:160]
+        return CheckedCall(key=entry.key, skipped=f"cannot be judged: {type(error).__name__}: {why}", line=line)
+    return CheckedCall(key=entry.key, judgements=tuple(judgements), line=line)
+
+
+def _place(frame: object) -> str:
+    """Return file and line of a frame of stack.json, `train.py:88`; the frame itself if it has another form."""
+    found = _FRAME.match(str(frame))
+    return f"{Path(found[1]).name}:{found[2]}" if found else str(frame).strip()
 
 
 def _judged(dumped: DumpedCall, autocast: str) -> list[Judgement]:
     """Return the verdicts on a call; `autocast` is the type of it that the dump names.
 
-    Where it names none, which msprobe's and older dumps never do, the better of two readings counts.
+    Where it names none, which msprobe's and older dumps never do, or the kernel may have rounded a number among the
+    arguments, the best of several readings counts.
     """
     narrow = _narrow_result(dumped)
     if narrow is not None and autocast == str(narrow):
         return judge_call(dumped.name, _rounded(dumped.call, narrow), dumped.result, inside=narrow)
-    as_given = judge_call(dumped.name, dumped.call, dumped.result)
-    if narrow is None or not _is_product(dumped.name) or all(one.status in _GOOD for one in as_given):
-        return as_given
-    rounded = judge_call(dumped.name, _rounded(dumped.call, narrow), dumped.result, inside=narrow)
-    ranks = [sum(_ORDER.index(one.status) for one in judgements) for judgements in (as_given, rounded)]
-    return rounded if ranks[1] > ranks[0] else as_given
+    best = judge_call(dumped.name, dumped.call, dumped.result)
+    for call, inside in _other_readings(dumped, narrow, autocast):
+        if all(one.status in _GOOD for one in best):
+            break
+        found = judge_call(dumped.name, call, dumped.result, inside=inside)
+        best = max(best, found, key=lambda each: sum(_ORDER.index(one.status) for one in each))
+    return best
+
+
+def _other_readings(
+    dumped: DumpedCall, narrow: torch.dtype | None, autocast: str
+) -> Iterator[tuple[OperationCall, torch.dtype | None]]:
+    """Yield the call as the kernel may have seen it, and the type that it may have computed in."""
+    said = getattr(torch, autocast.removeprefix("torch."), None) if autocast else narrow
+    if said is not None and _is_product(dumped.name):
+        yield _rounded(dumped.call, said), said
+    numbers = pytree.tree_leaves((list(dumped.call.args), dict(dumped.call.kwargs)))
+    if any(type(number) is float for number in numbers):
+        types = {tensor.dtype for tensor in dumped.call.tensors if tensor.is_floating_point()}
+        for dtype in (*types, torch.float32):
+            yield _with_rounded_numbers(dumped.call, dtype), None
+
+
+def _with_rounded_numbers(call: OperationCall, dtype: torch.dtype) -> OperationCall:
+    """Return the call with its Python numbers rounded to a type, as comparisons round them to their tensor's."""
+
+    def rounded(value: object) -> object:
+        return torch.tensor(value, dtype=dtype).item() if type(value) is float else value
+
+    args, kwargs = pytree.tree_map(rounded, (list(call.args), dict(call.kwargs)))
+    return call._replace(args=args, kwargs=kwargs)
 
 
 def _is_product(name: str) -> bool:

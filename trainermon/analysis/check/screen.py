@@ -18,17 +18,20 @@ def render_text(checks: Sequence[CallsCheck]) -> str:
 
 
 def headline(check: CallsCheck) -> str:
-    """Return the result in one line: `3 of 120 calls are wrong; first: Functional.linear.17.forward, train.py:88`."""
+    """Return the result in a line: `3 of 120 forward calls are wrong; first: Functional.linear.17.forward, t.py:88`."""
     judged = len(check.calls) - len(check.of(Status.SKIP))
     errors, warnings = check.of(Status.ERROR), check.of(Status.WARNING)
     if errors:
         first = errors[0]
         at = f", {first.line}" if first.line else ""
-        return f"{len(errors)} of {judged} calls {'is' if len(errors) == 1 else 'are'} wrong; first: {first.key}{at}"
+        verb = "is" if len(errors) == 1 else "are"
+        return f"{len(errors)} of {judged} forward calls {verb} wrong; first: {first.key}{at}"
     if not judged:
         return "no call could be judged"
-    tail = f", {len(warnings)} of them only as good as its type allows inside" if warnings else ""
-    return f"all {judged} calls are right{tail}"
+    if warnings:
+        verb = "has" if len(warnings) == 1 else "have"
+        return f"none of {judged} forward calls is wrong; {len(warnings)} {verb} a warning"
+    return f"all {judged} forward calls are right"
 
 
 def _lines(check: CallsCheck) -> Iterator[str]:
@@ -52,7 +55,7 @@ def described(call: CheckedCall) -> str:
     judgement = call.worst
     if judgement is None or judgement.index is None:
         return call.reason
-    place = f"; {judgement.place.text()}" if judgement.place else ""
+    place = f"; {judgement.place.text()}" if judgement.place and judgement.place.number > 1 else ""
     return f"{call.reason}: {_excess(judgement)}at {list(judgement.index)}: {_values(judgement)}{place}"
 
 

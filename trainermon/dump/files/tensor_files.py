@@ -85,8 +85,10 @@ def load_tensor(path: Path, dtype: str = "") -> Tensor:
     `dtype` (`bfloat16`) is what a .npy file's array is converted to; "": it keeps its own.
 
     Raises:
-        OSError, RuntimeError, ValueError, …: The file is missing, damaged, or holds more than a tensor.
+        OSError, RuntimeError, ValueError, …: The file is missing, no regular one, damaged, or holds more than a tensor.
     """
+    if not path.is_file():
+        raise FileNotFoundError(f"{path.name} is no file")
     if path.suffix == ".npy":
         found = torch.from_numpy(np.load(path, allow_pickle=False))
         known = getattr(torch, dtype.removeprefix("torch."), None)
