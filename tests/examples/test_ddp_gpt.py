@@ -85,4 +85,4 @@ def test_the_example_runs_by_itself_in_one_process(places):
 
     assert done.stdout.count("loss") == 3
     # which of the two hangs on how busy the machine is
-    assert "page http://127.0.0.1:" in done.stderr or "has not started within" in done.stderr
+    assert "page http://127.0.0.1:" in done.stderr or "the agent is not up after" in done.stderr

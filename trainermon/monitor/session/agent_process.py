@@ -74,7 +74,9 @@ class AgentProcess:
         else:
             log = self._run.directory / "nodes" / "*" / "agent.log"
             logger.warning(
-                "the agent has not started within %.0f s; `grep page %s` tells where its page is", PAGE_WAIT_S, log
+                "the agent is not up after %.0f s; if it is only slow, `grep page %s` tells later where its page is",
+                PAGE_WAIT_S,
+                log,
             )
 
     def wait(self, config: AgentConfig) -> None:
