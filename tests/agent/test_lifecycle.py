@@ -71,7 +71,7 @@ def test_the_agent_is_no_part_of_the_rank_that_started_it(run):
 def test_the_agent_of_a_pinned_rank_may_use_every_cpu(run):
     every = os.sched_getaffinity(0)
     if len(every) < 2:
-        pytest.skip("one CPU")
+        pytest.skip("on one CPU there is none that a pinned rank may not use")
     os.sched_setaffinity(0, {min(every)})
     try:
         run.rank(start_agent=True)

@@ -254,7 +254,7 @@ def test_a_beat_for_which_there_is_no_space_ends_nothing_and_is_told_once(page, 
 
 
 def test_a_page_that_cannot_be_written_is_refused(tmp_path):
-    code = (
+    code = (  # the child prints whatever it is that is raised: which it must be is asked below
         "import resource, sys; from pathlib import Path; from trainermon.core.control import ControlPage\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
         "try: ControlPage(Path(sys.argv[1]), 0)\n"

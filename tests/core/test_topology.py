@@ -128,7 +128,7 @@ def test_the_rank_and_its_place_on_each_axis_come_from_the_process_groups(monkey
 @pytest.fixture
 def shared_store(monkeypatch):
     """Give every rank of a test the one store of a job."""
-    dist = pytest.importorskip("torch.distributed")
+    dist = pytest.importorskip("torch.distributed", reason="the light tests run without torch")
     store = dist.HashStore()
     with_process_group(monkeypatch, distributed_c10d=types.SimpleNamespace(_get_default_store=lambda: store))
     monkeypatch.setattr(topology, "STORE_TIMEOUT", datetime.timedelta(milliseconds=10))

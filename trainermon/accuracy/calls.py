@@ -62,6 +62,23 @@ class RepeatableCall:
         return [plain(leaf) for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
 
 
+def call_on(call: OperationCall, device: str) -> Any:
+    """Return what the operation gives on `device`, without autograd, for copies of its arguments there.
+
+    Raises:
+        Exception: Whatever the operation raises.
+    """
+
+    def given(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return value.detach().to(device, copy=True)
+        return torch.device(device) if isinstance(value, torch.device) else value
+
+    args, kwargs = pytree.tree_map(given, (list(call.args), dict(call.kwargs)))
+    with torch.no_grad():
+        return call.function(*args, **kwargs)
+
+
 def plain(tensor: Tensor) -> Tensor:
     """Return a tensor of the CPU with the same elements, without gradient; a sparse one becomes dense."""
     tensor = tensor.detach()

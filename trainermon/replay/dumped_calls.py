@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 from trainermon.accuracy.calls import OperationCall
 from trainermon.core.errors import DumpError
 from trainermon.dump.encode import MAX_ITEMS
-from trainermon.dump.files.reader import load_raw, split_key
+from trainermon.dump.files.reader import load_raw, split_key, well_formed
 from trainermon.dump.files.records import FORWARD, TENSOR_FOLDER, EntryRecord
 from trainermon.dump.files.tensor_files import load_tensor
 from trainermon.replay.precise import OperationJudgement, judge
@@ -93,7 +93,6 @@ _COMPOSED = frozenset(
         "short",
         "spmm",
         "unique",
-        "vecdot",
     ]
 )
 _PURE_PYTHON = frozenset([functional.__name__, torch.functional.__name__])
@@ -155,8 +154,9 @@ def rebuild(directory: Path, data: Mapping[str, Any], entry: EntryRecord) -> Dum
     if not isinstance(value, dict):
         raise DumpError(f"{directory} has no entry {entry.key}")
     decode = _CallDecoder(directory / TENSOR_FOLDER)
-    args, kwargs = decode(value.get("input_args", [])), decode(value.get("input_kwargs", {}))
-    result = decode(value.get("output"))
+    with well_formed(directory):
+        args, kwargs = list(decode(value.get("input_args", []))), dict(decode(value.get("input_kwargs", {})))
+        result = decode(value.get("output"))
     if entry.key.startswith("Module."):
         function = _module_function(entry.class_name)
         weights = decode(value.get("parameters", {}))

@@ -14,6 +14,7 @@ from torch import nn
 from tests.analysis.check.test_ops import Spoiled
 from trainermon import PrecisionDebugger
 from trainermon.accuracy.calls import OperationCall
+from trainermon.analysis.script.emit import ReproducedCall, write_folder
 from trainermon.analysis.script.literals import literal
 from trainermon.analysis.script.shrink import shrink
 from trainermon.cli import main
@@ -110,6 +111,31 @@ def test_a_script_finds_the_fault_of_the_device_it_runs_on(dump, tmp_path):
         [sys.executable, "-m", "pytest", "-q", str(script)], cwd=tmp_path, capture_output=True, text=True
     )
     assert "1 passed" in tested.stdout
+
+
+def test_a_script_excuses_no_more_than_the_judge(tmp_path, capsys):
+    """A product in bfloat16 that is zero has no element beyond what rounding after each term may do."""
+    torch.manual_seed(0)
+    call = OperationCall(torch.mm, [torch.randn(16, 4096).bfloat16(), torch.randn(4096, 16).bfloat16()], {})
+    zeros = ReproducedCall(
+        key="Torch.mm.0", name="mm", operator="", call=call, recorded=(torch.zeros(16, 16).bfloat16(),)
+    )
+    script = write_folder(zeros, tmp_path)
+
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
+
+    assert "recorded, result 0: wrong" in done.stdout
+    assert "again on cpu, result 0: right" in done.stdout
+    assert done.returncode == 0
+
+
+def test_a_damaged_call_is_refused(dump, tmp_path, capsys):
+    whole = json.loads((dump / "dump.json").read_text())
+    whole["data"]["Functional.linear.0.forward"]["input_args"] = 3
+    (tmp_path / "dump.json").write_text(json.dumps(whole))
+
+    assert main(["script", str(tmp_path), "Functional.linear.0"]) == 1
+    assert "is not laid out as a dump" in capsys.readouterr().err
 
 
 def test_files_are_the_users_own(dump, tmp_path):

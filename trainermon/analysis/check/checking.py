@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -155,8 +155,13 @@ def _judged(dumped: DumpedCall, autocast: str) -> list[Judgement]:
         if all(one.status in _GOOD for one in best):
             break
         found = judge_call(dumped.name, call, dumped.result, inside=inside)
-        best = max(best, found, key=lambda each: sum(_ORDER.index(one.status) for one in each))
+        best = max(best, found, key=_grade)  # the first one where they are equal
     return best
+
+
+def _grade(judgements: Sequence[Judgement]) -> int:
+    """Return how good the verdicts on a call are together; a reading that cannot be judged excuses nothing."""
+    return sum(2 * (one.status is Status.PASS) + (one.status is Status.WARNING) for one in judgements)
 
 
 def _other_readings(
@@ -177,7 +182,7 @@ def _with_rounded_numbers(call: OperationCall, dtype: torch.dtype) -> OperationC
     """Return the call with its Python numbers rounded to a type, as comparisons round them to their tensor's."""
 
     def rounded(value: object) -> object:
-        return torch.tensor(value, dtype=dtype).item() if type(value) is float else value
+        return torch.tensor(value, dtype=torch.float64).to(dtype).item() if type(value) is float else value
 
     args, kwargs = pytree.tree_map(rounded, (list(call.args), dict(call.kwargs)))
     return call._replace(args=args, kwargs=kwargs)

@@ -9,10 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
-from torch.utils import _pytree as pytree
 
-from trainermon.accuracy.calls import OperationCall
+from trainermon.accuracy.calls import OperationCall, call_on
 from trainermon.accuracy.judge import Judgement, Status, judge_call
 from trainermon.analysis.check.checking import CallsCheck, CheckedCall
 from trainermon.analysis.compare.progress import Report, no_report
@@ -64,10 +62,21 @@ def check_device(
     for number, (op, dtype) in enumerate(database, 1):
         keys = [f"{_title(op, dtype)}.{end}" for end in (["all"] if samples is None else range(samples))]
         if any(map(wanted, keys)):
-            chosen = _every_number(op, dtype, device) if samples is None else _samples(op, dtype, device, samples)
-            calls += [_checked(key, sample, device) for key, sample in zip(keys, chosen, strict=False) if wanted(key)]
+            calls += _of_operation(op, dtype, device, [key for key in keys if wanted(key)], samples)
         report(number, len(database), "operations")
     return CallsCheck(source=device, calls=tuple(calls))
+
+
+def _of_operation(
+    op: Any, dtype: torch.dtype, device: str, keys: Sequence[str], samples: int | None
+) -> list[CheckedCall]:
+    """Return the verdicts on the calls of one operation that have these keys."""
+    try:
+        made = _every_number(op, dtype, device) if samples is None else _samples(op, dtype, device, samples)
+        chosen = [(f"{_title(op, dtype)}.{'all' if samples is None else n}", one) for n, one in enumerate(made)]
+    except Exception as error:  # noqa: BLE001  # whatever the database raises where a library of it is not here
+        return [CheckedCall(key=keys[0], skipped=f"it has no sample here: {type(error).__name__}")]
+    return [_checked(key, sample, device) for key, sample in chosen if key in keys]
 
 
 def _require_device(device: str) -> None:
@@ -90,12 +99,8 @@ def _database() -> list[Any]:
 
 def _samples(op: Any, dtype: torch.dtype, device: str, most: int) -> Iterator[_Sample]:
     torch.manual_seed(0)
-    try:
-        # `op.sample_inputs` looks through the whole stack, with its sources, for every sample
-        samples = list(itertools.islice(op.sample_inputs_func(op, device, dtype, requires_grad=False), most))
-    except Exception:  # noqa: BLE001  # samples of operations that need a library that is not here
-        return
-    for sample in samples:
+    # `op.sample_inputs` looks through the whole stack, with its sources, for every sample
+    for sample in itertools.islice(op.sample_inputs_func(op, device, dtype, requires_grad=False), most):
         kwargs = {name: torch.device(value) if name == "device" else value for name, value in sample.kwargs.items()}
         call = OperationCall(op.op, [sample.input, *sample.args], kwargs)
         yield _Sample(op.name, call)
@@ -119,7 +124,7 @@ def _title(op: Any, dtype: torch.dtype) -> str:
 
 def _checked(key: str, sample: _Sample, device: str) -> CheckedCall:
     try:
-        result = _called(sample.call, device)
+        result = call_on(sample.call, device)
     except Exception as error:  # noqa: BLE001  # whatever a kernel raises: the database says that it can be called so
         why = (str(error).splitlines() or [""])[0][:160]
         failed = Judgement(status=Status.ERROR, reason=f"raises {type(error).__name__}: {why}")
@@ -130,23 +135,10 @@ def _checked(key: str, sample: _Sample, device: str) -> CheckedCall:
     return CheckedCall(key=key, judgements=tuple(found))
 
 
-def _called(call: OperationCall, device: str) -> Any:
-    """Return what the operation gives for copies of its arguments, which are on `device` or are moved there."""
-
-    def given(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            return value.detach().to(device, copy=True)
-        return torch.device(device) if isinstance(value, torch.device) else value
-
-    args, kwargs = pytree.tree_map(given, (list(call.args), dict(call.kwargs)))
-    with torch.no_grad():
-        return call.function(*args, **kwargs)
-
-
 def _beside_cpu(sample: _Sample, found: list[Judgement]) -> list[Judgement]:
     """Return the verdicts with errors lowered to warnings where the CPU's own kernel is about as far off."""
     try:
-        peers = judge_call(sample.name, sample.call, _called(sample.call, "cpu"))
+        peers = judge_call(sample.name, sample.call, call_on(sample.call, "cpu"))
     except Exception:  # noqa: BLE001  # the CPU has no kernel for the type: there is no peer
         return found
     return [_excused(one, peer) for one, peer in zip(found, peers, strict=False)]

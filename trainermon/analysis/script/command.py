@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import difflib
 import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-import torch
-from torch import Tensor
-from torch.utils import _pytree as pytree
-
-from trainermon.accuracy.calls import OperationCall
+from trainermon.accuracy.calls import OperationCall, call_on
 from trainermon.accuracy.judge import Judgement, Status, judge_call
 from trainermon.analysis.script.emit import ReproducedCall, tensors_of, write_folder
 from trainermon.analysis.script.shrink import shrink
 from trainermon.core.errors import ConfigError, DumpError
 from trainermon.dump.files.reader import load_raw, parse_dump
-from trainermon.dump.files.records import DUMP_FILE, FORWARD, EntryRecord
+from trainermon.dump.files.records import DUMP_FILE, FORWARD
 from trainermon.replay.dumped_calls import rebuild
 
 # Of msprobe's op_generate; what it asks for beyond this is refused by name.
@@ -74,26 +70,16 @@ def _recorded(directory: Path, key: str) -> ReproducedCall:
         advice = f"did you mean {near[0]}?" if near else "`trainermon check run` lists its calls"
         raise DumpError(f"{directory} has no forward call {key}; {advice}")
     dumped = rebuild(directory, raw.data, entry)
-    operator = _operator(entry) if dumped.call.is_custom else ""
+    operator = f"{entry.class_name}.{entry.module}" if dumped.call.is_custom else ""
     return ReproducedCall(
         key=entry.key, name=dumped.name, operator=operator, call=dumped.call, recorded=tensors_of(dumped.result)
     )
 
 
-def _operator(entry: EntryRecord) -> str:
-    return f"{entry.class_name}.{entry.module}"
-
-
 def _judged(name: str, call: OperationCall, device: str) -> list[Judgement]:
     """Return the verdicts on what `device` gives for the call now."""
-
-    def given(value: Any) -> Any:
-        return value.detach().to(device, copy=True) if isinstance(value, Tensor) else value
-
     try:
-        args, kwargs = pytree.tree_map(given, (list(call.args), dict(call.kwargs)))
-        with torch.no_grad():
-            return judge_call(name, call, call.function(*args, **kwargs))
+        return judge_call(name, call, call_on(call, device))
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         why = (str(error).splitlines() or [type(error).__name__])[0]
         raise ConfigError(f"the call cannot be made on {device}: {why}") from error
@@ -118,12 +104,7 @@ def _shrunk(reproduced: ReproducedCall, device: str) -> ReproducedCall:
     before, after = (sum(tensor.numel() for tensor in each.tensors) for each in (reproduced.call, call))
     shapes = ", ".join(str(tuple(tensor.shape)) for tensor in call.tensors)
     sys.stdout.write(f"still wrong with {after:,} of {before:,} numbers: {shapes}\n")
-    with torch.no_grad():
-        args, kwargs = pytree.tree_map_only(Tensor, lambda leaf: leaf.to(device, copy=True), (call.args, call.kwargs))
-        given = tensors_of(call.function(*args, **kwargs))
-    return ReproducedCall(
-        key=reproduced.key, name=reproduced.name, operator=reproduced.operator, call=call, recorded=given
-    )
+    return dataclasses.replace(reproduced, call=call, recorded=tensors_of(call_on(call, device)))
 
 
 def _of_config(path: Path) -> tuple[Path, str]:
