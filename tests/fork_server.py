@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import functools
 import gc
 import importlib
 import json
@@ -91,6 +90,9 @@ class _ForkServer:
         )
         atexit.register(self._process.communicate)
 
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
+
     def ask(self, **request: object) -> int:
         assert self._process.stdin
         assert self._process.stdout
@@ -99,9 +101,14 @@ class _ForkServer:
         return int(self._process.stdout.readline())
 
 
-@functools.cache
+_servers: dict[tuple[tuple[str, str], ...], _ForkServer] = {}
+
+
 def _server(*variables: tuple[str, str]) -> _ForkServer:
-    return _ForkServer(dict(variables))
+    """Return the process to fork; another one where somebody has ended it, which must not cost every later test."""
+    if variables not in _servers or _servers[variables].has_ended():
+        _servers[variables] = _ForkServer(dict(variables))
+    return _servers[variables]
 
 
 def _serve() -> dict:
