@@ -343,3 +343,13 @@ def test_nothing_that_is_given_changes():
 
     assert all(torch.equal(one, other) for one, other in zip(before, (*call.args, result), strict=True))
     assert torch.equal(state, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("given", [{}, {"eps": None}], ids=["left out", "None"])
+def test_without_eps_a_norm_takes_that_of_its_own_type(given):
+    call = call_of(functional.rms_norm, torch.full((4, 32), 1e-4), (32,), **given)
+
+    found = verdict("rms_norm", call, call.function(*call.args, **given))
+
+    assert found.status is Status.PASS, found  # float64's own would make every element 1
+    assert found.golden_value == pytest.approx(1e-4 / math.sqrt(1e-8 + torch.finfo(torch.float32).eps), rel=1e-5)

@@ -108,3 +108,20 @@ def test_an_empty_tensor_keeps_its_type(dump):
     [result] = rebuild(dump, load_raw(dump).data, entry).result
 
     assert (result.dtype, result.numel()) == (torch.int64, 0)
+
+
+def test_an_ellipsis_is_given_again(tmp_path):
+    debugger = PrecisionDebugger(dump_path=str(tmp_path), task="tensor", level="L1")
+    try:
+        debugger.start()
+        chosen = torch.arange(24.0).view(2, 3, 4)[..., 1]
+        debugger.stop()
+        debugger.step()
+    finally:
+        PrecisionDebugger.close()
+    [path] = tmp_path.rglob("dump.json")
+    [entry] = [one for one in read_dump(path.parent).entries if one.module == "__getitem__"]
+
+    _, result = called_again(path.parent, load_raw(path.parent).data, entry)
+
+    assert torch.equal(result, chosen)

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils import _pytree as pytree
 
+_EPS = 3  # its place among the arguments of RMS norm
 _WITH_IMAGINARY = {torch.float64: torch.complex128, torch.float32: torch.complex64}
 
 
@@ -112,8 +113,13 @@ def cast_dtype(own: torch.dtype, dtype: torch.dtype | None) -> torch.dtype:
 def _portable(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
-    """Return a call that the CPU has too: fused attention has a kernel of its own on every device."""
+    """Return a call that the CPU has too, and that means the same in every type.
+
+    Fused attention has a kernel of its own on every device.
+    """
     name = str(getattr(function, "_opname", ""))
+    if getattr(function, "__name__", name) == "rms_norm":
+        return function, args, kwargs | _eps_of(args, kwargs)
     if not name.startswith("_scaled_dot_product") or name.endswith("backward"):
         return function, args, kwargs
     names = [argument.name for argument in function._schema.arguments]  # type: ignore[attr-defined]
@@ -121,3 +127,11 @@ def _portable(
     mask = given.get("attn_mask", given.get("attn_bias"))
     chosen = {"attn_mask": mask, "is_causal": given.get("is_causal", False), "scale": given.get("scale")}
     return functional.scaled_dot_product_attention, (given["query"], given["key"], given["value"]), chosen
+
+
+def _eps_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return the `eps` that RMS norm takes if it is given none: that of the type in which it sums."""
+    if len(args) > _EPS or kwargs.get("eps") is not None:
+        return {}
+    given = args[0] if args else kwargs["input"]
+    return {"eps": torch.finfo(torch.promote_types(given.dtype, torch.float32)).eps}

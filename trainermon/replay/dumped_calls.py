@@ -306,5 +306,7 @@ def _plain(kind: str, value: Any) -> Any:
             return torch.device("cpu")
         case "int" | "float" | "bool" | "str" | "complex":
             return value
+        case "ellipsis":
+            return ...
         case _:
             raise DumpError(f"an argument of type {kind} cannot be given again")

@@ -1,0 +1,1 @@
+"""Calls, devices and models on which `trainermon check` is judged."""
