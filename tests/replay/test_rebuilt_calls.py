@@ -124,4 +124,4 @@ def test_an_ellipsis_is_given_again(tmp_path):
 
     _, index, value = rebuild(path.parent, load_raw(path.parent).data, entry).call.args
 
-    assert (list(index), value) == ([..., 1], 5.0)
+    assert (index, value) == ((..., 1), 5.0)

@@ -12,6 +12,7 @@ import re
 import typing
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import EllipsisType
 from typing import Any
 
 import torch
@@ -95,6 +96,7 @@ _COMPOSED = frozenset(
         "unique",
     ]
 )
+_INDEXING = frozenset(["__getitem__", "__setitem__"])
 _PURE_PYTHON = frozenset([functional.__name__, torch.functional.__name__])
 MAX_ELEMENTS = 1 << 24
 """What may be made of small tensors; of larger ones, `_MAX_RATIO` times as much as they are."""
@@ -164,9 +166,17 @@ def rebuild(directory: Path, data: Mapping[str, Any], entry: EntryRecord) -> Dum
         return DumpedCall(function.__name__, OperationCall(function, args, {}), result)
     prefix, name = entry.class_name, split_key(entry.key)[0]
     function = function_of(prefix, name, origin=entry.function)
+    if name in _INDEXING and len(args) > 1:
+        args[1] = _index(args[1])
     called = OperationCall(function, args, kwargs, prefix not in _HOMES)
     _refuse_large(called, result)
     return DumpedCall(entry.function.removeprefix("torch.") or name, called, result)
+
+
+def _index(value: Any) -> Any:
+    """Return an index as it was written: JSON has one word for lists and tuples, and only a tuple has slices in it."""
+    is_tuple = isinstance(value, list) and any(one is None or isinstance(one, slice | EllipsisType) for one in value)
+    return tuple(value) if is_tuple else value
 
 
 def function_of(prefix: str, name: str, *, origin: str = "") -> Callable[..., Any]:
