@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 from trainermon.accuracy.calls import OperationCall, plain
 from trainermon.accuracy.families import Family, family_of
 from trainermon.accuracy.gauge import RESIDUALS, residual_error
+from trainermon.accuracy.legacy_metrics import LegacyVerdict
 from trainermon.accuracy.places import Place, place_of
 from trainermon.accuracy.reference import Reference, unit_roundoff
 
@@ -65,6 +66,7 @@ class Judgement:
         bias: Share of elements above the float64 result among those that differ from it; NaN below 1 000 of them.
         place: Where the elements beyond their allowance are.
         standard: The family by which it was judged.
+        legacy: msprobe's measures and verdict, where they were asked for.
     """
 
     status: Status
@@ -82,14 +84,27 @@ class Judgement:
     bias: float = math.nan
     place: Place | None = None
     standard: str = ""
+    legacy: LegacyVerdict | None = None
 
 
-def judge_call(name: str, call: OperationCall, output: Any, *, inside: torch.dtype | None = None) -> list[Judgement]:
+Review = Callable[[Judgement, Tensor, Tensor], Judgement]
+"""Is given the judgement on a result, the result, and what float64 gives; returns the judgement that counts."""
+
+
+def judge_call(
+    name: str,
+    call: OperationCall,
+    output: Any,
+    *,
+    inside: torch.dtype | None = None,
+    review: Review | None = None,
+) -> list[Judgement]:
     """Return a judgement of every tensor in `output`, what the call was recorded to return.
 
     `name` is the operation's, `linalg.svd` or `linear`. `inside` is the type it computed in where that is coarser than
-    float32 by intention (autocast, TF32 stated as bfloat16 or float16). Nothing given is written to. Cost: one to six
-    runs in float64 on the CPU. A call that cannot be run there has judgements SKIP.
+    float32 by intention (autocast, TF32 stated as bfloat16 or float16). `review` has the last word on each result that
+    float64 gives too. Nothing given is written to. Cost: one to six runs in float64 on the CPU. A call that cannot be
+    run there has judgements SKIP.
     """
     recorded = [plain(leaf) for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
     family = family_of_call(name, call)
@@ -100,13 +115,17 @@ def judge_call(name: str, call: OperationCall, output: Any, *, inside: torch.dty
     except Exception as error:  # noqa: BLE001  # whatever a foreign kernel raises: there is no such kernel
         why = (str(error).splitlines() or [type(error).__name__])[0][:160]
         return [_skip(tensor, f"cannot be run in float64: {why}", family) for tensor in recorded]
-    if family is Family.GAUGE:
-        return _judge_gauge(name, call, recorded)
     if len(reference.results) != len(recorded):
-        found = f"{len(recorded)} results, {len(reference.results)} in float64"
-        return [_of(tensor, Status.ERROR, f"outputs: {found}", family) for tensor in recorded]
-    coarsest = max(coarsest_roundoff([*call.tensors, *recorded]), unit_roundoff(inside) if inside else 0.0)
-    return [_judge(tensor, reference, number, coarsest, family) for number, tensor in enumerate(recorded)]
+        numbers = f"{len(recorded)} results, {len(reference.results)} in float64"
+        return [_of(tensor, Status.ERROR, f"outputs: {numbers}", family) for tensor in recorded]
+    if family is Family.GAUGE:
+        found = _judge_gauge(name, call, recorded)
+    else:
+        coarsest = max(coarsest_roundoff([*call.tensors, *recorded]), unit_roundoff(inside) if inside else 0.0)
+        found = [_judge(tensor, reference, number, coarsest, family) for number, tensor in enumerate(recorded)]
+    if review is None:
+        return found
+    return [review(*each) for each in zip(found, recorded, reference.results, strict=True)]
 
 
 def family_of_call(name: str, call: OperationCall) -> Family:
