@@ -1,4 +1,4 @@
-"""Results with their golden ones, as both tools are given them: msprobe when its numbers are recorded, ours in the tests.
+"""Results with their golden ones, as both tools get them: msprobe when its numbers are recorded, ours in the tests.
 
 numpy's old generator gives the same numbers in every version.
 """

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.accuracy.legacy_cases import cases
 
+from tests.accuracy.legacy_cases import cases
 from trainermon.accuracy.legacy_metrics import LegacyCall, legacy_verdict, ulp_errors
 from trainermon.accuracy.legacy_standards import Edition, Standard, operation_of, ratio_limits, standard_of
 

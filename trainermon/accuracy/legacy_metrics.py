@@ -298,7 +298,8 @@ class _Measures:
 def ulp_errors(given: Array, golden: Array, dtype: str) -> Array:
     """Return the difference of each element in units of the last place that `dtype` has at the golden value.
 
-    Of the types of 8 bits msprobe keeps the sign, so that what is too small is never too far off, and gives equal zeros an error of 978; neither is done here.
+    Of the types of 8 bits msprobe keeps the sign, so that what is too small is never too far off, and has equal zeros
+    978 units apart. Neither is done here.
     """
     if dtype in FLOAT8:
         return _float8_ulp_errors(given.astype(np.float64), golden.astype(np.float64))
