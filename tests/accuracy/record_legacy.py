@@ -48,11 +48,11 @@ def float8_errors():
 
 def main():
     is_v8 = version("mindstudio-probe").startswith("8.")
-    document = {"version": version("mindstudio-probe"), "rows": dict(rows(is_v8))}
+    document: dict[str, object] = {"version": version("mindstudio-probe")}
     if not is_v8:
         document["float8"] = {"numbers": FLOAT8, "errors": float8_errors()}
     path = HERE / "recorded" / f"legacy_{'8' if is_v8 else '26'}.json"
-    lines = [f"{json.dumps(name)}: {json.dumps(row)}" for name, row in document.pop("rows").items()]
+    lines = [f"{json.dumps(name)}: {json.dumps(row)}" for name, row in rows(is_v8)]
     head = json.dumps(document)[1:-1]
     path.write_text("{" + head + ', "rows": {\n' + ",\n".join(lines) + "\n}}\n", encoding="utf-8")
     sys.stdout.write(f"wrote {path}\n")
