@@ -353,3 +353,22 @@ def test_without_eps_a_norm_takes_that_of_its_own_type(given):
 
     assert found.status is Status.PASS, found  # float64's own would make every element 1
     assert found.golden_value == pytest.approx(1e-4 / math.sqrt(1e-8 + torch.finfo(torch.float32).eps), rel=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:The reduce argument")
+@pytest.mark.parametrize("name", ["index_put", "put", "scatter"])
+def test_writing_to_one_place_twice_adds_up_with_rounding_where_the_call_says_so(name):
+    torch.manual_seed(1)
+    to, added = torch.randn(64), torch.randn(512)
+    places = torch.arange(512) % 64
+    adding: dict[str, Any] = {
+        "index_put": call_of(torch.index_put, to, (places,), added, accumulate=True),
+        "put": call_of(torch.Tensor.put, to, places, added, True),
+        "scatter": call_of(torch.scatter, to, 0, places, added, reduce="add"),
+    }
+    call = adding[name]
+    sound = call.function(*call.args, **call.kwargs)
+    last_lost = sound - 0.5
+
+    assert verdict(name, call, sound).status is Status.PASS
+    assert verdict(name, call, last_lost).status is Status.ERROR

@@ -27,7 +27,14 @@ _MANY, _FEW, _FAR_OFF = 32, 1e-3, 8.0
 # Of complex numbers they are, or divide by, square roots of sums.
 _MODULI = frozenset(["abs", "absolute", "sgn"])
 # By operation the argument, and its place, with which it is no longer of its family.
-_WITH_MORE = {"embedding": ("max_norm", 3), "div": ("rounding_mode", None), "divide": ("rounding_mode", None)}
+_WITH_MORE = {
+    "embedding": ("max_norm", 3),
+    "div": ("rounding_mode", None),
+    "divide": ("rounding_mode", None),
+    "index_put": ("accumulate", 3),
+    "put": ("accumulate", 3),
+    "scatter": ("reduce", 4),
+}
 
 
 class Status(enum.Enum):
@@ -153,13 +160,13 @@ def _judge(given: Tensor, reference: Reference, number: int, coarsest: float, fa
 
 
 def _computes_more(name: str, call: OperationCall) -> bool:
-    """Return whether an argument makes the operation do more than its family says: round a quotient, scale rows."""
+    """Return whether an argument makes the operation do more than its family says: round a quotient, scale rows, add up."""
     last = name.rpartition(".")[2].strip("_")
     if last in _MODULI and any(tensor.is_complex() for tensor in call.tensors):
         return True
     keyword, place = _WITH_MORE.get(last, ("", None))
     given = call.args[place] if place is not None and len(call.args) > place else None
-    return call.kwargs.get(keyword, given) is not None
+    return call.kwargs.get(keyword, given) not in (None, False)
 
 
 class _FloatingResult:
