@@ -77,7 +77,7 @@ def _scaled(roundoffs: int) -> Callable[[Tensor, Generator], Tensor]:
 
 def _noisy(roundoffs: int) -> Callable[[Tensor, Generator], Tensor]:
     def change(given: Tensor, draws: Generator) -> Tensor:
-        noise = torch.randn(given.shape, generator=draws, dtype=torch.float64)
+        noise = 2.0 * torch.randint(2, given.shape, generator=draws) - 1
         return _as(given, 1 + roundoffs * unit_roundoff(given.dtype) * noise)
 
     return change

@@ -372,3 +372,26 @@ def test_writing_to_one_place_twice_adds_up_with_rounding_where_the_call_says_so
 
     assert verdict(name, call, sound).status is Status.PASS
     assert verdict(name, call, last_lost).status is Status.ERROR
+
+
+@pytest.mark.parametrize("name", ["cosine_embedding_loss", "hinge_embedding_loss"])
+def test_labels_that_a_loss_compares_with_one_are_not_moved(name):
+    torch.manual_seed(2)
+    labels = torch.randint(0, 2, (32,)).float() * 2 - 1
+    values = torch.randn(32, 8), torch.randn(32, 8)
+    inputs = (*values, labels) if name.startswith("cosine") else (values[0][:, 0], labels)
+    call = call_of(getattr(functional, name), *inputs)
+    sound = call.function(*call.args)
+
+    assert verdict(name, call, sound).status is Status.PASS
+    assert verdict(name, call, sound * 1.001).status is Status.ERROR
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_one_of_a_few_elements_that_is_far_off_is_no_coarse_computation(dtype):
+    torch.manual_seed(3)
+    call = call_of(functional.linear, torch.randn(2, 16, dtype=dtype), torch.randn(5, 16, dtype=dtype))
+    result = call.function(*call.args)
+    result[1, 2] *= 1.5
+
+    assert verdict("linear", call, result).status is Status.ERROR

@@ -37,7 +37,7 @@ ALLOWANCES: Mapping[Family, Allowance] = MappingProxyType(
         Family.EXACT: Allowance(),
         Family.ROUNDED: Allowance(ulps=0.5, probes=2.0),
         Family.FUNCTION: Allowance(ulps=4.0, probes=4.0),
-        Family.SPECIAL: Allowance(ulps=48.0, probes=16.0),
+        Family.SPECIAL: Allowance(ulps=16.0, probes=16.0),
         Family.CONTRACTION: Allowance(sums=4.0),
         Family.SUM: Allowance(ulps=1.0, sums=4.0),
         Family.REDUCTION: Allowance(ulps=4.0, sums=1.0, probes=8.0, floor=1.0),

@@ -23,7 +23,7 @@ _SINGLE = 2.0**-24
 _SIGNS_TESTED = 1000
 _SIGN_Z = 8.0
 # A computation that rounds on the way is off in many elements: so few, so far off, are something else.
-_MANY, _FEW, _FAR_OFF = 32, 1e-3, 8.0
+_MANY, _FEW, _FAR_OFF = 8, 1e-3, 8.0
 # Of complex numbers they are, or divide by, square roots of sums.
 _MODULI = frozenset(["abs", "absolute", "sgn"])
 # By operation the argument, and its place, with which it is no longer of its family.

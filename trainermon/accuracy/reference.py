@@ -54,6 +54,7 @@ class Reference:
     def __init__(self, call: OperationCall, family: Family, name: str = "") -> None:
         self._again = RepeatableCall(call)
         self._family = family
+        self._is_sparse = any(tensor.layout is not torch.strided for tensor in call.tensors)
         self._sizes = [tensor.numel() for tensor in call.tensors]
         first = next((tensor for tensor in call.tensors if tensor.is_floating_point()), None)
         self._first = None if first is None else plain(first).double().abs()
@@ -94,7 +95,7 @@ class Reference:
         A sum that is rounded to `unit` after each term is off by that share of what it has come to so far. With signs
         at random that is the root of the sum of squares of its terms, which the call gives for its squared inputs.
         """
-        if self._family not in (Family.CONTRACTION, Family.SUM):
+        if self._family not in (Family.CONTRACTION, Family.SUM) or self._is_sparse:
             return math.inf
         squares = self._again.run(torch.float64, _squared)[number].abs()
         walk = max(float(squares.sum().sqrt()), float(self.results[number].abs().norm()))
@@ -139,7 +140,7 @@ class Reference:
     def _probe(self, generator: torch.Generator) -> list[Tensor] | None:
         """Return the results of a run with every number moved by a roundoff up or down; None if it has other shapes."""
         try:
-            results = self._again.run(torch.float64, lambda value: _move(value, generator))
+            results = self._again.run(torch.float64, _Mover(generator))
         except Exception:  # noqa: BLE001  # whatever torch raises for an input that is out of range by a roundoff
             return None
         same = len(results) == len(self.results) and all(
@@ -148,16 +149,26 @@ class Reference:
         return results if same else None
 
 
-def _move(value: Any, generator: torch.Generator) -> Any:
-    match value:
-        case Tensor() if value.is_floating_point() or value.is_complex():
-            signs = torch.randint(0, 2, value.shape, generator=generator, dtype=torch.int8)
-            return value * (1 + (2 * signs - 1) * _SINGLE)
-        case float() if math.isfinite(value) and not value.is_integer():
-            sign = int(torch.randint(0, 2, (), generator=generator))
-            return value * (1 + (2 * sign - 1) * _SINGLE)
-        case _:
-            return value
+class _Mover:
+    """Moves every number of a call by a roundoff of float32, up or down, but for signs: labels are compared with one."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        self._generator = generator
+        self._is_first = True
+
+    def __call__(self, value: Any) -> Any:
+        match value:
+            case Tensor() if value.is_floating_point() or value.is_complex():
+                is_first, self._is_first = self._is_first, False
+                if not is_first and bool((value.abs() == 1).all()):
+                    return value
+                signs = torch.randint(0, 2, value.shape, generator=self._generator, dtype=torch.int8)
+                return value * (1 + (2 * signs - 1) * _SINGLE)
+            case float() if math.isfinite(value) and not value.is_integer():
+                sign = int(torch.randint(0, 2, (), generator=self._generator))
+                return value * (1 + (2 * sign - 1) * _SINGLE)
+            case _:
+                return value
 
 
 def _magnitude(value: Any) -> Any:
