@@ -1,4 +1,4 @@
-"""Calls of torch's operator database, each in one of two halves: constants are fitted on one, and judged on the other."""
+"""Calls of torch's operator database in two halves: constants may be fitted on one, and are judged on the other."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class DatabaseCall(NamedTuple):
 
 
 def database_calls(dtype: torch.dtype, samples: int, every: int = 1) -> Iterator[DatabaseCall]:
-    """Yield up to `samples` calls of every `every`-th operation in one type; those that are random or undefined are left out."""
+    """Yield up to `samples` calls of every `every`-th operation in one type, without random and undefined ones."""
     for op in _operations()[::every]:
         if dtype not in op.supported_dtypes("cpu") or op.name.startswith("jiterator"):
             continue

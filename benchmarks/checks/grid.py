@@ -102,7 +102,7 @@ def _broken(each: DatabaseCall) -> Iterator[Verdict]:
         if bool(moved.any()):
             result = pytree.tree_unflatten([*leaves[:at], changed, *leaves[at + 1 :]], form)
             found = judge_call(each.name, each.call, result)
-            yield _verdict(each, fault.name, fault.kind, fault.roundoffs, found, _is_placed(found, moved))
+            yield _verdict(each, fault.name, fault.kind, fault.roundoffs, found, is_placed=_is_placed(found, moved))
 
 
 def _is_judged(leaf: Any) -> bool:
@@ -133,7 +133,7 @@ def _worst(found: list[Judgement]) -> Judgement:
 
 
 def _verdict(
-    each: DatabaseCall, what: str, kind: str, roundoffs: int, found: list[Judgement], is_placed: bool | None = None
+    each: DatabaseCall, what: str, kind: str, roundoffs: int, found: list[Judgement], *, is_placed: bool | None = None
 ) -> Verdict:
     worst = _worst(found)
     return Verdict(

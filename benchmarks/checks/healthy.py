@@ -25,7 +25,7 @@ def eager(call: OperationCall) -> Any:
 
 
 def decomposed(call: OperationCall) -> Any:
-    """Return the same by torch's own decompositions into simpler operations, as a compiler without kernels for it does."""
+    """Return the same by torch's own decompositions into simpler operations, as compilers take them."""
     args, kwargs = _copied(call)
     with torch.no_grad(), _Decomposed():
         return call.function(*args, **kwargs)

@@ -160,7 +160,7 @@ def _judge(given: Tensor, reference: Reference, number: int, coarsest: float, fa
 
 
 def _computes_more(name: str, call: OperationCall) -> bool:
-    """Return whether an argument makes the operation do more than its family says: round a quotient, scale rows, add up."""
+    """Return whether an argument makes the operation do more than its family says: round, scale rows, add up."""
     last = name.rpartition(".")[2].strip("_")
     if last in _MODULI and any(tensor.is_complex() for tensor in call.tensors):
         return True

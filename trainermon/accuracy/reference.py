@@ -150,7 +150,10 @@ class Reference:
 
 
 class _Mover:
-    """Moves every number of a call by a roundoff of float32, up or down, but for signs: labels are compared with one."""
+    """Moves every number of a call by a roundoff of float32, up or down.
+
+    Tensors of signs stay, other than the first: labels are compared with one.
+    """
 
     def __init__(self, generator: torch.Generator) -> None:
         self._generator = generator
