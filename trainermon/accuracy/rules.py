@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from torch.testing import assert_close
 
 from trainermon.accuracy.judge import Judgement, Status
 from trainermon.accuracy.legacy_metrics import LegacyCall, LegacyVerdict, legacy_verdict
-from trainermon.accuracy.legacy_standards import FLOAT8, Edition
+from trainermon.accuracy.legacy_standards import FLOAT8, Edition, operation_of
 
 # The vendor's limits for new kernels: the mean of relative differences; the largest may be ten times that.
 CANN_LIMITS = {
@@ -88,6 +88,25 @@ class RuledVerdict:
                 return _by_torch(given, exact)
             case _:
                 return judgement.status, judgement.reason
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ChosenRules:
+    """The rules for a whole dump.
+
+    Attributes:
+        rules: Whose rules.
+        quantised: Operations whose integer results may differ by one.
+    """
+
+    rules: Rules = Rules.TRAINERMON
+    quantised: Collection[str] = ()
+
+    def of_call(self, key: str, tensors: Iterable[Tensor]) -> RuledVerdict:
+        """Return the review of the call with this key in a dump, `Functional.linear.0.forward`, of these arguments."""
+        operation = operation_of(key.removesuffix(".forward").removesuffix(".backward"))
+        has_float8 = any(str(tensor.dtype).removeprefix("torch.") in FLOAT8 for tensor in tensors)
+        return RuledVerdict(self.rules, operation, has_float8, self.quantised)
 
 
 def _by_cann(given: Tensor, exact: Tensor) -> tuple[Status, str]:

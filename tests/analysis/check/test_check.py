@@ -161,7 +161,7 @@ def test_msprobes_options_are_understood(tmp_path, capsys):
 
     assert main(["check", "run", *words]) == 0
     assert "-j and -d have no effect" in capsys.readouterr().err
-    assert sorted(path.suffix for path in (tmp_path / "out").iterdir()) == [".csv", ".json"]
+    assert sorted(path.suffix for path in (tmp_path / "out").iterdir()) == [".csv", ".csv", ".json"]
     assert main(["check", "run"]) == 1
     assert "expected a dump" in capsys.readouterr().err
 
@@ -235,7 +235,7 @@ def test_json_is_all_that_is_printed_where_files_are_written_too(tmp_path, capsy
     assert main(["check", "run", str(directory), "--json", "-f", "csv", "-o", str(tmp_path / "out")]) == 0
 
     [found] = json.loads(capsys.readouterr().out)
-    [table] = (tmp_path / "out").iterdir()
+    [table] = (tmp_path / "out").glob("accuracy_checking_result_*")
     with table.open(encoding="utf-8-sig", newline="") as file:
         assert len(list(csv.DictReader(file))) == len(found["calls"]) == 5
 

@@ -95,7 +95,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
 def test_a_reason_cannot_command_a_spreadsheet_and_a_complex_value_is_a_pair_in_json(tmp_path):
     wrong = call(0, Status.ERROR, "=cmd()", device_value=complex(math.nan, 2), golden_value=-math.inf)
 
-    table, document = write_files(check_of(wrong), tmp_path, ["csv", "json"], "now")
+    table, _details, document = write_files(check_of(wrong), tmp_path, ["csv", "json"], "now")
 
     with table.open(encoding="utf-8-sig", newline="") as file:
         assert list(csv.reader(file))[1] == ["Functional.linear.0", "error", "", "'=cmd()", ""]

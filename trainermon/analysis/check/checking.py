@@ -14,8 +14,9 @@ from torch.utils import _pytree as pytree
 
 from trainermon.accuracy.calls import OperationCall
 from trainermon.accuracy.families import Family, family_of
-from trainermon.accuracy.judge import Judgement, Status, judge_call
+from trainermon.accuracy.judge import Judgement, Review, Status, judge_call
 from trainermon.accuracy.reference import unit_roundoff
+from trainermon.accuracy.rules import ChosenRules
 from trainermon.analysis.compare.progress import Report, no_report
 from trainermon.core.errors import DumpError
 from trainermon.dump.files.reader import load_raw, parse_dump
@@ -99,12 +100,16 @@ def dumps_below(path: Path) -> list[Path]:
 
 
 def check_dump(
-    directory: Path, *, wanted: Callable[[str], bool] = lambda _: True, report: Report = no_report
+    directory: Path,
+    *,
+    wanted: Callable[[str], bool] = lambda _: True,
+    rules: ChosenRules | None = None,
+    report: Report = no_report,
 ) -> CallsCheck:
     """Return the verdicts on the forward calls of the dump in `directory` whose keys are `wanted`.
 
-    Cost: one to six runs of each call in float64 on one core. `report` is told after each call how many are done, and
-    of how many.
+    They are by `rules`, with msprobe's measures; None: by ours, without these. Cost: one to six runs of each call in
+    float64 on one core. `report` is told after each call how many are done, and of how many.
 
     Raises:
         DumpError: There is no dump, or it is damaged.
@@ -113,12 +118,12 @@ def check_dump(
     entries = [one for one in parse_dump(directory, raw).entries if one.direction == FORWARD and wanted(one.key)]
     calls = []
     for number, entry in enumerate(entries, 1):
-        calls.append(_checked(directory, raw.data, entry))
+        calls.append(_checked(directory, raw.data, entry, rules))
         report(number, len(entries), "calls")
     return CallsCheck(source=str(directory), calls=tuple(calls))
 
 
-def _checked(directory: Path, data: dict[str, object], entry: EntryRecord) -> CheckedCall:
+def _checked(directory: Path, data: dict[str, object], entry: EntryRecord, rules: ChosenRules | None) -> CheckedCall:
     line = _place(entry.stack[0]) if entry.stack else ""
     reason = _NOT_JUDGED.get(entry.key.partition(".")[0])
     if reason:
@@ -126,7 +131,9 @@ def _checked(directory: Path, data: dict[str, object], entry: EntryRecord) -> Ch
     if entry.function.startswith("torch.nn.init."):
         return CheckedCall(key=entry.key, skipped="random", line=line)
     try:
-        judgements = _judged(rebuild(directory, data, entry), entry.autocast)
+        dumped = rebuild(directory, data, entry)
+        review = rules.of_call(entry.key, dumped.call.tensors) if rules else None
+        judgements = _judged(dumped, entry.autocast, review)
     except DumpError as error:
         return CheckedCall(key=entry.key, skipped=str(error), line=line)
     except Exception as error:  # noqa: BLE001  # a damaged entry, or a type that this torch cannot compute with
@@ -141,7 +148,7 @@ def _place(frame: object) -> str:
     return f"{Path(found[1]).name}:{found[2]}" if found else str(frame).strip()
 
 
-def _judged(dumped: DumpedCall, autocast: str) -> list[Judgement]:
+def _judged(dumped: DumpedCall, autocast: str, review: Review | None = None) -> list[Judgement]:
     """Return the verdicts on a call; `autocast` is the type of it that the dump names.
 
     Where it names none, which msprobe's and older dumps never do, or the kernel may have rounded a number among the
@@ -149,12 +156,12 @@ def _judged(dumped: DumpedCall, autocast: str) -> list[Judgement]:
     """
     narrow = _narrow_result(dumped)
     if narrow is not None and autocast == str(narrow):
-        return judge_call(dumped.name, _rounded(dumped.call, narrow), dumped.result, inside=narrow)
-    best = judge_call(dumped.name, dumped.call, dumped.result)
+        return judge_call(dumped.name, _rounded(dumped.call, narrow), dumped.result, inside=narrow, review=review)
+    best = judge_call(dumped.name, dumped.call, dumped.result, review=review)
     for call, inside in _other_readings(dumped, narrow, autocast):
         if all(one.status in _GOOD for one in best):
             break
-        found = judge_call(dumped.name, call, dumped.result, inside=inside)
+        found = judge_call(dumped.name, call, dumped.result, inside=inside, review=review)
         best = max(best, found, key=_grade)  # the first one where they are equal
     return best
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from trainermon.accuracy.judge import Status
+from trainermon.accuracy.rules import ChosenRules, Rules
 from trainermon.analysis.check.checking import CallsCheck, check_dump, dumps_below
 from trainermon.analysis.check.ops import DEFAULT_DTYPES, check_device
 from trainermon.analysis.check.screen import render_text
@@ -36,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     run.add_argument(
         "-api_info", "--api_info_file", type=Path, dest="api_info", metavar="FILE", help="the same (msprobe)"
     )
+    _add_rules(run, [rules.value for rules in Rules])
     run.add_argument("-j", "-d", nargs="+", dest="without_effect", help=argparse.SUPPRESS)
     run.set_defaults(judge=_judge_dumps)
     ops = actions.add_parser("ops", help="judge what a device gives for the operations of torch; needs no dump")
@@ -57,6 +59,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     ops.set_defaults(judge=_judge_device)
     for action, example in ((run, "*.linear.*"), (ops, "linalg.*")):
         _add_common(action, example)
+
+
+def _add_rules(parser: argparse.ArgumentParser, names: Sequence[str]) -> None:
+    parser.add_argument(
+        "--rules", choices=names, default=Rules.TRAINERMON.value, help="whose rules give the verdict (default: ours)"
+    )
 
 
 def _add_common(parser: argparse.ArgumentParser, example: str) -> None:
@@ -115,11 +123,17 @@ def _judge_dumps(args: argparse.Namespace, progress: ProgressBar) -> tuple[list[
 
 def _check(path: Path, args: argparse.Namespace, progress: ProgressBar) -> CallsCheck | None:
     try:
-        return check_dump(path, wanted=lambda key: _is_wanted(key, args), report=progress)
+        return check_dump(path, wanted=lambda key: _is_wanted(key, args), rules=_chosen_rules(args), report=progress)
     except DumpError as error:
         progress.close()
         sys.stderr.write(f"trainermon check: {error}\n")
         return None
+
+
+def _chosen_rules(args: argparse.Namespace) -> ChosenRules | None:
+    """Return the rules, or None where neither they nor msprobe's measures are asked for: these cost time."""
+    rules = Rules(args.rules)
+    return None if rules is Rules.TRAINERMON and args.output is None and not args.json else ChosenRules(rules)
 
 
 def _judge_device(args: argparse.Namespace, progress: ProgressBar) -> tuple[list[CallsCheck], bool]:

@@ -10,13 +10,13 @@ from typing import Any
 
 from trainermon.accuracy.judge import Judgement
 from trainermon.analysis.check.checking import CallsCheck, CheckedCall
+from trainermon.analysis.check.details import DECIMALS, safe_cell, write_details
 from trainermon.core.errors import DumpError
 from trainermon.core.values import as_plain
 
 SCHEMA_VERSION = 1
 # The first four are msprobe's.
 RESULT_COLUMNS = ("API name", "Forward Test Success", "Backward Test Success", "Message", "Origin")
-_FORMULA = ("=", "+", "-", "@")
 
 
 def document(check: CallsCheck) -> dict[str, Any]:
@@ -37,20 +37,27 @@ def document(check: CallsCheck) -> dict[str, Any]:
     return {"schema": SCHEMA_VERSION, "source": check.source, "calls": calls}
 
 
-def write_files(check: CallsCheck, folder: Path, formats: Sequence[str], stamp: str) -> list[Path]:
+def write_files(
+    check: CallsCheck, folder: Path, formats: Sequence[str], stamp: str, decimals: int = DECIMALS
+) -> list[Path]:
     """Write the verdicts into `folder` as `csv` and `json`, and return the paths.
 
-    `accuracy_checking_result_<stamp>.csv` has a row for each call, as msprobe's has.
+    `accuracy_checking_result_<stamp>.csv` has a row for each call, as msprobe's has, and `accuracy_checking_details_…`
+    a row for each of its results, with measures of so many `decimals`.
 
     Raises:
         DumpError: The folder cannot be written.
     """
     writers = {"csv": _write_csv, "json": _write_json}
+    details = folder / f"accuracy_checking_details_{stamp}.csv"
     paths = [folder / f"accuracy_checking_result_{stamp}.{name}" for name in formats]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, path in zip(formats, paths, strict=True):
             writers[name](check, path)
+        if "csv" in formats:
+            write_details(check, details, decimals)
+            paths.insert(1 + formats.index("csv"), details)
     except OSError as error:
         raise DumpError(f"cannot write into {folder}: {error}") from error
     return paths
@@ -60,7 +67,7 @@ def _write_csv(check: CallsCheck, path: Path) -> None:
     with path.open("w", encoding="utf-8-sig", newline="") as file:
         rows = csv.writer(file)
         rows.writerow(RESULT_COLUMNS)
-        rows.writerows([_safe(cell) for cell in _cells(call)] for call in check.calls)
+        rows.writerows([safe_cell(cell) for cell in _cells(call)] for call in check.calls)
 
 
 def _cells(call: CheckedCall) -> tuple[str, ...]:
@@ -74,7 +81,3 @@ def _write_json(check: CallsCheck, path: Path) -> None:
 def _plain(judgement: Judgement) -> dict[str, Any]:
     values: dict[str, Any] = as_plain(judgement)
     return {name: as_plain([one.real, one.imag]) if isinstance(one, complex) else one for name, one in values.items()}
-
-
-def _safe(text: str) -> str:
-    return f"'{text}" if text.startswith(_FORMULA) else text  # a spreadsheet would run it

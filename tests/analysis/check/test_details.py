@@ -1,0 +1,74 @@
+"""The csv file of details: msprobe's columns as it writes them, and ours behind."""
+
+import csv
+
+import torch
+
+from tests.analysis.check.test_check import dumped
+from trainermon.analysis.check.checking import CallsCheck, CheckedCall
+from trainermon.analysis.check.details import BLANK, LEGACY_COLUMNS, OWN_COLUMNS, safe_cell, write_details
+from trainermon.cli import main
+
+
+def written(folder):
+    [path] = folder.glob("accuracy_checking_details_*.csv")
+    assert path.read_bytes().startswith(b"\xef\xbb\xbf")
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def one_nan(numbers):
+    numbers[5] = torch.nan
+
+
+def test_a_run_writes_a_row_for_each_result(tmp_path):
+    folder, out = dumped(tmp_path / "dump", alter=one_nan), tmp_path / "out"
+
+    assert main(["check", "run", str(folder), "-o", str(out)]) == 0
+    rows = written(out)
+
+    assert list(rows[0]) == [*LEGACY_COLUMNS, *OWN_COLUMNS]
+    first = rows[0]
+    assert (first["API Name"], first["Bench Dtype"]) == ("Functional.linear.0.forward.output.0", "torch.float64")
+    assert (first["DEVICE Dtype"], first["Shape"]) == ("torch.float32", "(16, 64)")
+    assert (first["Status"], first["Reason"], first["NaN/Inf Device"]) == ("error", "not finite", "1")
+    assert (first["余弦相似度"], first["双百指标"], first["相对误差错误率"]) == ("nan", BLANK, BLANK)
+    assert first["Worst Index"] == "[0, 5]"
+    assert first["Origin"].startswith("test_check.py:")
+    assert len(rows[1]["均方根误差"].partition(".")[2]) == 14
+
+
+def test_the_rules_of_msprobe_pass_what_ours_do_not(tmp_path):
+    def double_small(numbers):
+        numbers.mul_(1.0004)
+
+    folder = dumped(tmp_path / "dump", alter=double_small)
+
+    assert main(["check", "run", str(folder), "--exit-code"]) == 3
+    assert main(["check", "run", str(folder), "--exit-code", "--rules", "msprobe"]) == 0
+    assert main(["check", "run", str(folder), "-o", str(tmp_path / "out"), "--rules", "msprobe8"]) == 0
+    assert written(tmp_path / "out")[0]["ULP误差平均值"] != BLANK
+
+
+def test_a_call_that_was_not_judged_has_a_row_of_blanks(tmp_path):
+    call = CheckedCall(key="Functional.dropout.0.forward", skipped="=random", line="=1+1")
+
+    write_details(CallsCheck(source="", calls=(call,)), tmp_path / "details.csv")
+    header, row = csv.reader((tmp_path / "details.csv").read_text(encoding="utf-8-sig").splitlines())
+    cells = dict(zip(header, row, strict=True))
+
+    assert cells["API Name"] == "Functional.dropout.0.forward.output.0"
+    assert (cells["Status"], cells["Message"], cells["Origin"]) == ("SKIP", "'=random", "'=1+1")
+    assert (cells["DEVICE Dtype"], cells["msprobe Status"]) == (BLANK, BLANK)
+
+
+def test_a_cell_that_a_spreadsheet_would_run_is_quoted_and_a_number_is_not():
+    assert [safe_cell(text) for text in ("=1", "-inf", "-0.5", "-x", "@a", "nan", "(-1+2j)")] == [
+        "'=1",
+        "-inf",
+        "-0.5",
+        "'-x",
+        "'@a",
+        "nan",
+        "(-1+2j)",
+    ]
