@@ -17,9 +17,11 @@ from trainermon.core.config.reading import read_mapping
 from trainermon.core.errors import AttachError, ConfigError
 from trainermon.core.log import make_log_visible
 from trainermon.core.values import well_formed
-from trainermon.dump.debugger_config import DebuggerConfig, default_file, read_debugger_config
+from trainermon.dump.debugger_config import FREE_BENCHMARK, DebuggerConfig, default_file, read_debugger_config
 from trainermon.dump.files.layout import layout_of
 from trainermon.dump.files.records import DumpInfo, RankLayout
+from trainermon.dump.online.session import FreeBenchmarkStep
+from trainermon.dump.online.turns import Turns
 from trainermon.dump.recording import CustomFunction, DumpRecording, Models, named_models
 from trainermon.dump.seeds import DEFAULT_SEED, seed_all
 from trainermon.hooks.guard import FaultGuard
@@ -111,7 +113,8 @@ class PrecisionDebugger:
             logger.log(logging.INFO if _rank() else logging.WARNING, "%s", note)  # once in a job of many ranks
         self._step = self._num_overflows = 0
         self._pid = os.getpid()
-        self._recording: DumpRecording | None = None
+        self._recording: DumpRecording | FreeBenchmarkStep | None = None
+        self._turns = Turns(every=self._config.free_benchmark.every, budget_ms=self._config.free_benchmark.budget_ms)
         self._custom: list[CustomFunction] = []
         self._is_interrupted = self._is_only_inside = False
         self._guard = FaultGuard(lambda _message: self._abandon())
@@ -277,7 +280,10 @@ class PrecisionDebugger:
             info = DumpInfo(
                 step=self._step, rank=rank, reason="ordered by the script", notes=self._notes, layout=layout
             )
-            self._recording = self._guard.wrap(DumpRecording)(directory, config, info)
+            if config.task == FREE_BENCHMARK:
+                self._recording = self._guard.wrap(FreeBenchmarkStep)(directory, config, info, self._turns)
+            else:
+                self._recording = self._guard.wrap(DumpRecording)(directory, config, info)
         if self._recording is not None:
             self._is_only_inside = only_inside
             self._guard.wrap(functools.partial(self._recording.begin, only_inside=only_inside))(model, self._custom)

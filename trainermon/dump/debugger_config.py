@@ -11,9 +11,11 @@ from typing import Any
 from trainermon.core.errors import ConfigError
 from trainermon.core.strict import build, require
 from trainermon.core.values import DumpTask
+from trainermon.dump.online.options import FreeBenchmarkConfig
 from trainermon.dump.seeds import MAX_SEED
 
-TASKS = (*DumpTask, "structure", "overflow_check")
+FREE_BENCHMARK = "free_benchmark"
+TASKS = (*DumpTask, "structure", "overflow_check", FREE_BENCHMARK)
 LEVELS = ("L0", "L1", "mix", "debug")
 DATA_MODES = ("all", "forward", "backward", "input", "output")
 SUMMARY_MODES = ("statistics", "md5", "crc32", "xor")
@@ -29,7 +31,6 @@ OTHER_TASKS: Mapping[str, str] = {
     "diff_check": "dump both runs with summary_mode md5, and use `trainermon compare`",
     "nan_check": "task statistics counts NaN and Inf of every tensor; `trainermon diagnose` names the first",
     "grad_probe": "TrainerMon records every gradient; `trainermon diagnose RUN --against REFERENCE` compares two runs",
-    "free_benchmark": _JUDGED,
 }
 """Tasks of msprobe that are none here, and what to do instead."""
 
@@ -66,8 +67,9 @@ class DebuggerConfig:
     """The configuration of a dump: what is recorded, when, and where it is written.
 
     Attributes:
-        task: `statistics`, `tensor` (the tensors too), `structure` (names, stacks and nesting alone), or
-            `overflow_check` (the statistics of steps in which a call gives NaN or Inf).
+        task: `statistics`, `tensor` (the tensors too), `structure` (names, stacks and nesting alone),
+            `overflow_check` (the statistics of steps in which a call gives NaN or Inf), or `free_benchmark` (nothing is
+            recorded; calls are tried while they run).
         dump_path: Folder of `step<N>/rank<R>`.
         level: `L0` modules, `L1` calls of torch functions, `mix` both, `debug` what `save` is given.
         rank: Ranks that dump; none: all. Numbers, or `"a-b"` for a range with both ends.
@@ -92,6 +94,7 @@ class DebuggerConfig:
             more is recorded; -1: no end.
         seed: Given to `seed_all` when the debugger is made.
         is_deterministic: Likewise, as its `mode`; without either nothing is seeded.
+        free_benchmark: What task free_benchmark does with the calls that `scope` and `list` choose.
         flush_s: How long entries may wait to be written, and so what a killed process may lose; 0: nothing (on an
             accelerator: what the device has not reported yet).
     """
@@ -119,6 +122,7 @@ class DebuggerConfig:
     max_mb: float = 4096.0
     max_async_mb: float = 1024.0
     flush_s: float = 0.25
+    free_benchmark: FreeBenchmarkConfig = dataclasses.field(default_factory=FreeBenchmarkConfig)
 
     def __post_init__(self) -> None:
         """Refuse what cannot be met.
@@ -145,6 +149,9 @@ class DebuggerConfig:
             require(mode in DATA_MODES, "data_mode", mode, f"some of {', '.join(DATA_MODES)}")
         alone = "all" not in self.data_mode or len(self.data_mode) == 1
         require(alone, "data_mode", list(self.data_mode), "all alone, or some of the others")
+        if self.task == FREE_BENCHMARK:
+            named = self.list or self.free_benchmark.fuzz_stage != "backward"
+            require(named, "free_benchmark.list", [], "names of functions, with fuzz_stage backward")
         require(self.flush_s >= 0, "flush_s", self.flush_s, "0 or more seconds")
         require(self.max_mb >= 0 and self.max_async_mb >= 0, "max_mb", self.max_mb, "0 or more")
 
@@ -180,7 +187,7 @@ def read_debugger_config(source: Mapping[str, Any], **arguments: Any) -> tuple[D
     block = top.get(task, {})
     require(isinstance(block, Mapping), str(task), block, "a mapping")
     wanted = {key: value for key, value in top.items() if key not in {*TASKS, *OTHER_TASKS}}
-    wanted |= {key: value for key, value in block.items() if value is not None}
+    wanted |= _keys_of(task, block)
     notes = [f"{key} has no effect: {reason}" for key, reason in WITHOUT_EFFECT.items() if key in wanted]
     wanted = {key: value for key, value in wanted.items() if key not in WITHOUT_EFFECT}
     if wanted.get("file_format") == "bin":
@@ -193,12 +200,24 @@ def read_debugger_config(source: Mapping[str, Any], **arguments: Any) -> tuple[D
     if task == "structure" and wanted.get("level") not in ("L0", "mix"):
         wanted["level"] = "mix"
         notes.append("level is mix: task structure is about modules and the functions in them")
+    if task == FREE_BENCHMARK and wanted.get("level", "L1") != "L1":
+        wanted["level"] = "L1"
+        notes.append("level is L1: task free_benchmark is about functions")
     if task == "overflow_check":
         notes.append(OVERFLOW_NOTE)
     if wanted.get("summary_mode") in ("md5", "xor"):
         notes.append(f"summary_mode {wanted['summary_mode']}: the CRC-32 of the bytes in order, as `md5` and `crc32`")
     wanted["level"] = wanted.get("level") or "L1"
     return build(DebuggerConfig, wanted, ""), tuple(notes)
+
+
+def _keys_of(task: str, block: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of a task's block; what a free benchmark has besides `scope` and `list` is a block of its own."""
+    given = {key: value for key, value in block.items() if value is not None}
+    if task != FREE_BENCHMARK:
+        return given
+    chosen: dict[str, Any] = {key: given.pop(key) for key in ("scope", "list") if key in given}
+    return {**chosen, FREE_BENCHMARK: given}
 
 
 def numbers(values: Any, key: str) -> tuple[int, ...]:

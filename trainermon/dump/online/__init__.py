@@ -1,0 +1,1 @@
+"""Checks and repairs single operations while training runs: `task: free_benchmark`, `AccuracyDispatch`."""

@@ -1,0 +1,149 @@
+"""`task: free_benchmark`: tries the calls of functions while training runs, without a reference run to compare with."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from trainermon.accuracy.calls import OperationCall
+from trainermon.dump.debugger_config import DebuggerConfig
+from trainermon.dump.files.records import FORWARD
+from trainermon.dump.function_modes import ModeSwitch
+from trainermon.dump.function_names import FunctionName, name_of, unreplaced
+from trainermon.dump.online.findings import CallFinding, FindingsFile
+from trainermon.dump.online.observed_calls import RANDOM, ObservedCall, reason_to_skip
+from trainermon.dump.online.trials import Trials
+from trainermon.dump.online.turns import Turns
+from trainermon.dump.selection import NameSelection
+from trainermon.dump.stacks import innermost_line
+from trainermon.hooks.guard import ContainedCall
+
+
+class FreeBenchmark(TorchFunctionMode):
+    """Tries each call of a torch function that its configuration chooses, after the call, and writes what is wrong.
+
+    Only the outermost call counts, numbered as in a dump; calls in a backward, which repeat others, are not tried.
+    Training keeps every bit. What goes wrong in here is counted, and training goes on.
+
+    Args:
+        config: The debugger's configuration.
+        turns: Which calls are tried; it outlives a step.
+        findings: Where rows go.
+    """
+
+    def __init__(self, config: DebuggerConfig, turns: Turns, findings: FindingsFile) -> None:
+        super().__init__()
+        self.tripped = False
+        self._options = config.free_benchmark
+        self._turns, self._findings = turns, findings
+        self._selection = NameSelection(config)
+        self._trials = Trials(self._options)
+        self._calls: Counter[str] = Counter()
+        self._written: set[Any] = set()
+        self._begins, self._ends = self._contain(self._begin), self._contain(self._end)
+        self._switch = ModeSwitch(self, self._contain)
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Call `func` once, with what it was called with, and return what it returns."""
+        kwargs = kwargs or {}
+        caller = sys._getframe(1)
+        func = unreplaced(func, caller)
+        observed = self._begins(func, args, kwargs, caller)
+        result = func(*args, **kwargs)
+        if observed is not None:
+            self._ends(observed, result)
+        return result
+
+    def attach(self) -> None:
+        """Start to try calls of torch functions."""
+        self._switch.attach()
+
+    def detach(self) -> None:
+        """Stop."""
+        self._switch.detach()
+
+    def stop_in_child(self) -> None:
+        """Try nothing in a forked child process: the files belong to the parent."""
+        self.tripped = True
+
+    def trip(self, error: BaseException) -> None:
+        """Count a call that could not be tried because of `error`; called in place of raising into training."""
+        self._findings.skipped[f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:120]}"] += 1
+
+    def _begin(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], caller: Any
+    ) -> ObservedCall | None:
+        named = name_of(function, args, caller)
+        if named is None or torch._C._current_graph_task_id() != -1:
+            return None
+        key = f"{named.stem}.{self._calls[named.stem]}.{FORWARD}"
+        self._calls[named.stem] += 1
+        if not self._is_chosen(key):
+            return None
+        begun = time.perf_counter()
+        try:
+            return self._observed(key, named, OperationCall(function, args, kwargs, not named.is_torchs))
+        finally:
+            self._spend(begun)
+
+    def _is_chosen(self, key: str) -> bool:
+        chosen = self._selection.begins(key)
+        self._selection.ends(key)
+        return chosen and self._turns.next()
+
+    def _observed(self, key: str, named: FunctionName, call: OperationCall) -> ObservedCall | None:
+        leaves = pytree.tree_leaves((call.args, call.kwargs))
+        reason = reason_to_skip(named.name, call.function, leaves, self._options.max_elements)
+        if reason:
+            self._findings.skipped[reason] += 1
+            return None
+        return ObservedCall.begin(key, named.name, call, is_written=call.function in self._written)
+
+    def _end(self, observed: ObservedCall, result: Any) -> None:
+        begun = time.perf_counter()
+        try:
+            self._try(observed, result)
+        finally:
+            self._spend(begun)
+
+    def _try(self, observed: ObservedCall, result: Any) -> None:
+        if not observed.is_intact:
+            self._written.add(observed.call.function)
+            self._findings.skipped["it wrote to its arguments, which are copied from now on"] += 1
+            return
+        if observed.generators.have_moved:
+            self._findings.skipped[RANDOM] += 1
+            return
+        self._findings.num_calls += 1
+        line = _place(innermost_line())
+        for finding in self._trials.of_result(observed, result):
+            self._note(finding, line)
+
+    def _note(self, finding: CallFinding, line: str) -> None:
+        self._findings.add(dataclasses.replace(finding, line=line))
+
+    def _spend(self, begun: float) -> None:
+        duration_s = time.perf_counter() - begun
+        self._findings.duration_s += duration_s
+        self._turns.spend(duration_s)
+
+    def _contain(self, function: Callable[..., Any], *bound: Any) -> ContainedCall:
+        return ContainedCall(self, function, bound)
+
+
+def _place(frame: str) -> str:
+    """Return file and line of a frame, `train.py:88`."""
+    found = re.match(r"File (.+), line (\d+)", frame)
+    return f"{Path(found[1]).name}:{found[2]}" if found else frame

@@ -1,0 +1,166 @@
+"""A call of a function while training runs: kept so that it can be run again, changed or not, without a trace."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
+
+from trainermon.accuracy.calls import OperationCall
+from trainermon.accuracy.families import Family, family_of
+from trainermon.accuracy.reference import unit_roundoff
+from trainermon.dump.online.generators import GeneratorStates
+from trainermon.dump.statistics import has_elements
+
+RANDOM = "random or undefined"
+# They write to arguments without saying so in their name.
+_WRITE = frozenset(["batch_norm", "instance_norm", "__setitem__"])
+_OPERATORS_IN_PLACE = ("__iadd__", "__isub__", "__imul__", "__itruediv__", "__imod__", "__ipow__", "__ifloordiv__")
+# They talk to other ranks: a repetition would wait for them for ever.
+_COLLECTIVE = ("c10d", "_c10d_functional", "c10d_functional", "symm_mem", "fsdp")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ObservedCall:
+    """A call with its inputs as they were before it.
+
+    Attributes:
+        key: The call's key in a dump, `Functional.linear.0.forward`.
+        name: The function's name, by which its family is found: `linear`.
+        call: The call; tensors that the function may write to are copies, the others the training's own.
+        generators: The state of the generators before the call.
+        versions: How often each tensor that is the training's own had been written to.
+    """
+
+    key: str
+    name: str
+    call: OperationCall
+    generators: GeneratorStates
+    versions: tuple[tuple[Tensor, int], ...]
+
+    @classmethod
+    def begin(cls, key: str, name: str, call: OperationCall, *, is_written: bool = False) -> ObservedCall:
+        """Keep `call`, which has not run yet; copies its inputs if it is known or said to write to some of them."""
+        leaves = pytree.tree_leaves((call.args, call.kwargs))
+        generators = GeneratorStates.current(leaves)
+        if is_written or writes(name, call.kwargs):
+            args, kwargs = pytree.tree_map(_cloned, (tuple(call.args), dict(call.kwargs)))
+            return cls(key, name, call._replace(args=args, kwargs=kwargs), generators, ())
+        versions = tuple((leaf, leaf._version) for leaf in leaves if isinstance(leaf, Tensor))
+        return cls(key, name, call, generators, versions)
+
+    @property
+    def is_intact(self) -> bool:
+        """Whether the inputs are still what the call was given."""
+        return all(tensor._version == version for tensor, version in self.versions)
+
+    def again(self, change: Callable[[Any], Any] | None = None) -> Any:
+        """Return what the function gives for copies of its inputs, with `change` applied to each leaf of them.
+
+        It draws the same random numbers; generators and everything of the training stay as they are.
+
+        Raises:
+            Exception: Whatever the function raises.
+        """
+        args, kwargs = self.copied(change)
+        with self.generators.repeated(), torch.no_grad():
+            return self.call.function(*args, **kwargs)
+
+    def copied(self, change: Callable[[Any], Any] | None = None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return copies of the call's arguments, with `change` applied to each leaf."""
+        copies = pytree.tree_map(_cloned, (tuple(self.call.args), dict(self.call.kwargs)))
+        changed: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_map(change, copies) if change else copies
+        return changed
+
+
+def writes(name: str, kwargs: Mapping[str, Any]) -> bool:
+    """Return whether the function `name`, called so, may write to its arguments, as far as can be told beforehand."""
+    is_method = name.endswith("_") and not name.endswith("__")
+    return (
+        is_method
+        or name in _WRITE
+        or name in _OPERATORS_IN_PLACE
+        or kwargs.get("out") is not None
+        or bool(kwargs.get("inplace"))
+    )
+
+
+def reason_to_skip(name: str, function: Any, leaves: Sequence[Any], max_elements: int) -> str:
+    """Return why a call cannot be tried; "" if it can. `leaves` are those of its arguments."""
+    namespace = getattr(function, "namespace", "")
+    if namespace in _COLLECTIVE:
+        return "it communicates"
+    if getattr(function, "__module__", "") == "torch.nn.init" or family_of(name) in (Family.RANDOM, Family.UNDEFINED):
+        return RANDOM
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    if not any(tensor.is_floating_point() for tensor in tensors):
+        return "no number of a floating type"
+    if not all(map(_is_plain, tensors)) or torch._C._functorch.peek_interpreter_stack() is not None:
+        return "a tensor that is not plain"
+    if sum(tensor.numel() for tensor in tensors) > max_elements:
+        return "more than max_elements"
+    return ""
+
+
+def as_seen(call: OperationCall, result: Any) -> tuple[OperationCall, torch.dtype | None]:
+    """Return a call as its kernel saw it, and the type it computed in where that is coarser than its inputs.
+
+    Under autocast inputs are rounded first: then the result is narrower than some of them.
+    """
+    made = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    given = [unit_roundoff(tensor.dtype) for tensor in call.tensors if tensor.is_floating_point()]
+    if not made or not given or min(given) >= unit_roundoff(made[0].dtype):
+        return call, None
+    if not _autocasts_to(made[0]):
+        return call, None
+    narrow = made[0].dtype
+    args, kwargs = pytree.tree_map(lambda value: _rounded(value, narrow), (tuple(call.args), dict(call.kwargs)))
+    return call._replace(args=args, kwargs=kwargs), narrow
+
+
+@contextlib.contextmanager
+def unobserved(device: str) -> Iterator[None]:
+    """Compute in a block in the types that are given, on the CPU and on `device`, and past all dispatch modes.
+
+    What counts or changes the training's operations is to see nothing of those that only judge them.
+    """
+    with contextlib.ExitStack() as stack:
+        if torch._C._len_torch_dispatch_stack():
+            stack.enter_context(_disable_current_modes())
+        for kind in {"cpu", device}:
+            if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+                stack.enter_context(torch.autocast(kind, enabled=False))
+        yield
+
+
+def _autocasts_to(result: Tensor) -> bool:
+    device = result.device.type
+    return (
+        torch.amp.is_autocast_available(device)
+        and torch.is_autocast_enabled(device)
+        and torch.get_autocast_dtype(device) == result.dtype
+    )
+
+
+def _rounded(value: Any, dtype: torch.dtype) -> Any:
+    return value.detach().to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
+def _cloned(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, Tensor) else value
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    kind = type(tensor)
+    return (
+        has_elements(tensor)
+        and kind.__torch_dispatch__ is torch._C._disabled_torch_dispatch_impl
+        and not tensor.is_inference()
+        and tensor.layout is torch.strided
+    )

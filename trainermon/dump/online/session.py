@@ -1,0 +1,79 @@
+"""A free benchmark of one rank in one step, with the methods of a dump's recording, so that a debugger can start it."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainermon.dump.debugger_config import DebuggerConfig
+from trainermon.dump.files.records import DumpInfo
+from trainermon.dump.online.findings import CSV_FILE, FindingsFile
+from trainermon.dump.online.free_benchmark import FreeBenchmark
+from trainermon.dump.online.turns import Turns
+
+logger = logging.getLogger("trainermon")
+
+
+class FreeBenchmarkStep:
+    """Tries calls between `begin` and `end`, and writes what it finds into `directory`.
+
+    `config` says what is tried, `info` has step and rank, `turns` go on from step to step.
+    """
+
+    num_overflows = 0
+
+    def __init__(self, directory: Path, config: DebuggerConfig, info: DumpInfo, turns: Turns) -> None:
+        self._config, self._turns = config, turns
+        takes_all = config.free_benchmark.report == "all"
+        self._findings = FindingsFile(directory, rank=info.rank or 0, step=info.step or 0, takes_all=takes_all)
+        self._mode = FreeBenchmark(config, turns, self._findings)
+        self._directory = directory
+        self._stance: Any = None
+        self._is_on = False
+        turns.begin_step()
+
+    @property
+    def is_on(self) -> bool:
+        """Whether calls are tried now."""
+        return self._is_on
+
+    def begin(self, _models: Any = None, _custom: Sequence[Any] = (), **_how: Any) -> None:
+        """Start to try calls, whichever module makes them."""
+        if self._is_on:
+            return
+        self._is_on = True
+        if "torch._dynamo" in sys.modules:  # compiled code runs past function modes, or with a mode compiled in
+            self._stance = torch.compiler.set_stance("force_eager")
+        self._mode.attach()
+
+    def end(self) -> None:
+        """Stop, and write the summary."""
+        if not self._is_on:
+            return
+        self._is_on = False
+        self._mode.detach()
+        if self._stance is not None:
+            self._stance.__exit__(None, None, None)
+            self._stance = None
+        self._findings.close()
+
+    def close(self) -> None:
+        """Stop for good; say in the log if something is wrong."""
+        self.end()
+        counts = self._findings.counts
+        if counts["error"]:
+            place = self._directory / CSV_FILE
+            logger.warning("free_benchmark: %d wrong results, %d calls tried; see %s",
+                           counts["error"], self._findings.num_calls, place)  # fmt: skip
+
+    def stop_in_child(self) -> None:
+        """Try nothing in a forked child, and write nothing there: the files belong to another process."""
+        self._mode.stop_in_child()
+
+    def save(self, variable: Any, name: str, with_gradient: bool) -> None:  # noqa: FBT001  # as a recording has it
+        """Do nothing: variables belong to level debug."""
