@@ -6,30 +6,25 @@ import dataclasses
 import re
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from trainermon.accuracy.calls import OperationCall
 from trainermon.dump.debugger_config import DebuggerConfig
-from trainermon.dump.files.records import FORWARD
-from trainermon.dump.function_modes import ModeSwitch
-from trainermon.dump.function_names import FunctionName, name_of, unreplaced
-from trainermon.dump.online.findings import CallFinding, FindingsFile
+from trainermon.dump.function_names import unreplaced
+from trainermon.dump.online.chosen_calls import ChosenCalls
+from trainermon.dump.online.findings import FindingsFile
 from trainermon.dump.online.observed_calls import RANDOM, ObservedCall, reason_to_skip
 from trainermon.dump.online.trials import Trials
 from trainermon.dump.online.turns import Turns
-from trainermon.dump.selection import NameSelection
 from trainermon.dump.stacks import innermost_line
-from trainermon.hooks.guard import ContainedCall
 
 
-class FreeBenchmark(TorchFunctionMode):
+class FreeBenchmark(ChosenCalls):
     """Tries each call of a torch function that its configuration chooses, after the call, and writes what is wrong.
 
     Only the outermost call counts, numbered as in a dump; calls in a backward, which repeat others, are not tried.
@@ -42,16 +37,12 @@ class FreeBenchmark(TorchFunctionMode):
     """
 
     def __init__(self, config: DebuggerConfig, turns: Turns, findings: FindingsFile) -> None:
-        super().__init__()
-        self.tripped = False
-        self._options = config.free_benchmark
-        self._turns, self._findings = turns, findings
-        self._selection = NameSelection(config)
-        self._trials = Trials(self._options)
-        self._calls: Counter[str] = Counter()
+        super().__init__(config, findings)
+        self._max_elements = config.free_benchmark.max_elements
+        self._turns = turns
+        self._trials = Trials(config.free_benchmark)
         self._written: set[Any] = set()
-        self._begins, self._ends = self._contain(self._begin), self._contain(self._end)
-        self._switch = ModeSwitch(self, self._contain)
+        self._begins, self._ends = self.contain(self._begin), self.contain(self._end)
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -66,50 +57,28 @@ class FreeBenchmark(TorchFunctionMode):
             self._ends(observed, result)
         return result
 
-    def attach(self) -> None:
-        """Start to try calls of torch functions."""
-        self._switch.attach()
-
-    def detach(self) -> None:
-        """Stop."""
-        self._switch.detach()
-
-    def stop_in_child(self) -> None:
-        """Try nothing in a forked child process: the files belong to the parent."""
-        self.tripped = True
-
-    def trip(self, error: BaseException) -> None:
-        """Count a call that could not be tried because of `error`; called in place of raising into training."""
-        self._findings.skipped[f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:120]}"] += 1
-
     def _begin(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], caller: Any
     ) -> ObservedCall | None:
-        named = name_of(function, args, caller)
-        if named is None or torch._C._current_graph_task_id() != -1:
+        if torch._C._current_graph_task_id() != -1:
             return None
-        key = f"{named.stem}.{self._calls[named.stem]}.{FORWARD}"
-        self._calls[named.stem] += 1
-        if not self._is_chosen(key):
+        chosen = self.chosen(function, args, caller)
+        if chosen is None or not self._turns.next():
             return None
         begun = time.perf_counter()
+        key, named = chosen
         try:
-            return self._observed(key, named, OperationCall(function, args, kwargs, not named.is_torchs))
+            return self._observed(key, named.name, OperationCall(function, args, kwargs, not named.is_torchs))
         finally:
             self._spend(begun)
 
-    def _is_chosen(self, key: str) -> bool:
-        chosen = self._selection.begins(key)
-        self._selection.ends(key)
-        return chosen and self._turns.next()
-
-    def _observed(self, key: str, named: FunctionName, call: OperationCall) -> ObservedCall | None:
+    def _observed(self, key: str, name: str, call: OperationCall) -> ObservedCall | None:
         leaves = pytree.tree_leaves((call.args, call.kwargs))
-        reason = reason_to_skip(named.name, call.function, leaves, self._options.max_elements)
+        reason = reason_to_skip(name, call.function, leaves, self._max_elements)
         if reason:
             self._findings.skipped[reason] += 1
             return None
-        return ObservedCall.begin(key, named.name, call, is_written=call.function in self._written)
+        return ObservedCall.begin(key, name, call, is_written=call.function in self._written)
 
     def _end(self, observed: ObservedCall, result: Any) -> None:
         begun = time.perf_counter()
@@ -129,18 +98,12 @@ class FreeBenchmark(TorchFunctionMode):
         self._findings.num_calls += 1
         line = _place(innermost_line())
         for finding in self._trials.of_result(observed, result):
-            self._note(finding, line)
-
-    def _note(self, finding: CallFinding, line: str) -> None:
-        self._findings.add(dataclasses.replace(finding, line=line))
+            self._findings.add(dataclasses.replace(finding, line=line))
 
     def _spend(self, begun: float) -> None:
         duration_s = time.perf_counter() - begun
         self._findings.duration_s += duration_s
         self._turns.spend(duration_s)
-
-    def _contain(self, function: Callable[..., Any], *bound: Any) -> ContainedCall:
-        return ContainedCall(self, function, bound)
 
 
 def _place(frame: str) -> str:

@@ -19,9 +19,18 @@ from trainermon.dump.online.generators import GeneratorStates
 from trainermon.dump.statistics import has_elements
 
 RANDOM = "random or undefined"
-# They write to arguments without saying so in their name.
-_WRITE = frozenset(["batch_norm", "instance_norm", "__setitem__"])
-_OPERATORS_IN_PLACE = ("__iadd__", "__isub__", "__imul__", "__itruediv__", "__imod__", "__ipow__", "__ifloordiv__")
+# They write to arguments, and torch does not count that as a write.
+UNNOTICED = frozenset(["batch_norm", "instance_norm"])
+_OPERATORS_IN_PLACE = (
+    "__setitem__",
+    "__iadd__",
+    "__isub__",
+    "__imul__",
+    "__itruediv__",
+    "__imod__",
+    "__ipow__",
+    "__ifloordiv__",
+)
 # They talk to other ranks: a repetition would wait for them for ever.
 _COLLECTIVE = ("c10d", "_c10d_functional", "c10d_functional", "symm_mem", "fsdp")
 
@@ -84,7 +93,7 @@ def writes(name: str, kwargs: Mapping[str, Any]) -> bool:
     is_method = name.endswith("_") and not name.endswith("__")
     return (
         is_method
-        or name in _WRITE
+        or name in UNNOTICED
         or name in _OPERATORS_IN_PLACE
         or kwargs.get("out") is not None
         or bool(kwargs.get("inplace"))
@@ -133,6 +142,14 @@ def unobserved(device: str) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         if torch._C._len_torch_dispatch_stack():
             stack.enter_context(_disable_current_modes())
+        stack.enter_context(unautocast(device))
+        yield
+
+
+@contextlib.contextmanager
+def unautocast(device: str) -> Iterator[None]:
+    """Compute in a block in the types that are given, on the CPU and on `device`."""
+    with contextlib.ExitStack() as stack:
         for kind in {"cpu", device}:
             if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
                 stack.enter_context(torch.autocast(kind, enabled=False))

@@ -13,6 +13,7 @@ import torch
 from trainermon.dump.debugger_config import DebuggerConfig
 from trainermon.dump.files.records import DumpInfo
 from trainermon.dump.online.findings import CSV_FILE, FindingsFile
+from trainermon.dump.online.fixed_calls import FixedCalls
 from trainermon.dump.online.free_benchmark import FreeBenchmark
 from trainermon.dump.online.turns import Turns
 
@@ -31,7 +32,8 @@ class FreeBenchmarkStep:
         self._config, self._turns = config, turns
         takes_all = config.free_benchmark.report == "all"
         self._findings = FindingsFile(directory, rank=info.rank or 0, step=info.step or 0, takes_all=takes_all)
-        self._mode = FreeBenchmark(config, turns, self._findings)
+        fixes = config.free_benchmark.fixes
+        self._mode = FixedCalls(config, self._findings) if fixes else FreeBenchmark(config, turns, self._findings)
         self._directory = directory
         self._stance: Any = None
         self._is_on = False
