@@ -14,6 +14,7 @@ import torch
 
 from trainermon.accuracy.judge import Status
 from trainermon.accuracy.rules import ChosenRules, Rules
+from trainermon.analysis.check.against_command import add_against
 from trainermon.analysis.check.checking import CallsCheck, check_dump, dumps_below
 from trainermon.analysis.check.ops import DEFAULT_DTYPES, check_device
 from trainermon.analysis.check.screen import render_text
@@ -57,6 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="give operations of one argument all 65 536 numbers of a type of 16 bits, and run no others",
     )
     ops.set_defaults(judge=_judge_device)
+    add_against(actions)
     for action, example in ((run, "*.linear.*"), (ops, "linalg.*")):
         _add_common(action, example)
 
@@ -92,6 +94,8 @@ def main(args: argparse.Namespace) -> int:
         DumpError: There is no dump, or a file cannot be written.
         ConfigError: There is no such device, or torch has no operator database here.
     """
+    if args.action == "against":
+        return int(args.run(args))
     progress = ProgressBar(sys.stderr)
     try:
         checks, is_whole = args.judge(args, progress)
