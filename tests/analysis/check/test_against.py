@@ -68,7 +68,8 @@ def test_our_file_of_details_has_msprobes_columns_and_numbers(tmp_path, folder):
     for mine, other in zip(ours[1:], theirs[1:], strict=True):
         for title, one, two in zip(LEGACY_COLUMNS, mine, other[:-1], strict=False):
             if is_number(two):
-                assert float(one) == pytest.approx(float(two), rel=1e-7, abs=1e-9), (mine[0], title)  # it prints float32
+                # it prints the digits of float32
+                assert float(one) == pytest.approx(float(two), rel=1e-7, abs=1e-9), (mine[0], title)
             else:
                 assert one.lower() == two.lower(), (mine[0], title)
 
