@@ -13,10 +13,17 @@ from pathlib import Path
 import torch
 
 from trainermon.accuracy.judge import Status
-from trainermon.accuracy.rules import ChosenRules, Rules
 from trainermon.analysis.check.against_command import add_against
 from trainermon.analysis.check.checking import CallsCheck, check_dump, dumps_below
+from trainermon.analysis.check.details import DECIMALS
 from trainermon.analysis.check.ops import DEFAULT_DTYPES, check_device
+from trainermon.analysis.check.run_options import (
+    add_run_options,
+    checker_config_of,
+    chosen_rules,
+    left_out,
+    save_wrong,
+)
 from trainermon.analysis.check.screen import render_text
 from trainermon.analysis.check.tables import document, write_files
 from trainermon.analysis.compare.progress import ProgressBar
@@ -38,8 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     run.add_argument(
         "-api_info", "--api_info_file", type=Path, dest="api_info", metavar="FILE", help="the same (msprobe)"
     )
-    _add_rules(run, [rules.value for rules in Rules])
-    run.add_argument("-j", "-d", nargs="+", dest="without_effect", help=argparse.SUPPRESS)
+    add_run_options(run)
+    run.add_argument("-d", nargs="+", dest="without_effect", help=argparse.SUPPRESS)
+    run.add_argument("-j", "--jit_compile", action="store_true", help=argparse.SUPPRESS)
     run.set_defaults(judge=_judge_dumps)
     ops = actions.add_parser("ops", help="judge what a device gives for the operations of torch; needs no dump")
     ops.add_argument("--device", default="cpu", help="the device, cuda:0 (default: %(default)s)")
@@ -61,12 +69,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_against(actions)
     for action, example in ((run, "*.linear.*"), (ops, "linalg.*")):
         _add_common(action, example)
-
-
-def _add_rules(parser: argparse.ArgumentParser, names: Sequence[str]) -> None:
-    parser.add_argument(
-        "--rules", choices=names, default=Rules.TRAINERMON.value, help="whose rules give the verdict (default: ours)"
-    )
 
 
 def _add_common(parser: argparse.ArgumentParser, example: str) -> None:
@@ -105,8 +107,7 @@ def main(args: argparse.Namespace) -> int:
         sys.stdout.write(json.dumps([document(check) for check in checks], indent=1) + "\n")
     else:
         sys.stdout.write(render_text(checks))
-    if args.output is not None:
-        _write(checks, args)
+    _write(checks, args)
     if not is_whole:
         return 1
     return WRONG if args.exit_code and _is_wrong(checks, strict=args.strict) else 0
@@ -116,10 +117,11 @@ def _judge_dumps(args: argparse.Namespace, progress: ProgressBar) -> tuple[list[
     args.dump = args.api_info if args.dump is None else args.dump
     if args.dump is None:
         raise ConfigError("expected a dump: `trainermon check run DUMP`")
-    if args.without_effect:
+    if args.without_effect or args.jit_compile:
         sys.stderr.write(
             "trainermon check: -j and -d have no effect: no device is needed, its results are in the dump\n"
         )
+    args.checker = checker_config_of(args)
     paths = dumps_below(args.dump)
     checks = [check for path in paths if (check := _check(path, args, progress)) is not None]
     return checks, len(checks) == len(paths)
@@ -127,17 +129,19 @@ def _judge_dumps(args: argparse.Namespace, progress: ProgressBar) -> tuple[list[
 
 def _check(path: Path, args: argparse.Namespace, progress: ProgressBar) -> CallsCheck | None:
     try:
-        return check_dump(path, wanted=lambda key: _is_wanted(key, args), rules=_chosen_rules(args), report=progress)
+        repeated = left_out(args, path)
+        return check_dump(
+            path,
+            wanted=lambda key: (
+                _is_wanted(key, args) and args.checker.allows(key) and key.rpartition(".")[0] not in repeated
+            ),
+            rules=chosen_rules(args, args.checker),
+            report=progress,
+        )
     except DumpError as error:
         progress.close()
         sys.stderr.write(f"trainermon check: {error}\n")
         return None
-
-
-def _chosen_rules(args: argparse.Namespace) -> ChosenRules | None:
-    """Return the rules, or None where neither they nor msprobe's measures are asked for: these cost time."""
-    rules = Rules(args.rules)
-    return None if rules is Rules.TRAINERMON and args.output is None and not args.json else ChosenRules(rules)
 
 
 def _judge_device(args: argparse.Namespace, progress: ProgressBar) -> tuple[list[CallsCheck], bool]:
@@ -161,12 +165,16 @@ def _is_wanted(key: str, args: argparse.Namespace) -> bool:
 
 def _write(checks: Sequence[CallsCheck], args: argparse.Namespace) -> None:
     stamp = time.strftime("%Y%m%d%H%M%S")
+    is_run = args.action == "run"
     for check in checks:
-        is_below = args.action == "run" and args.dump.is_dir()
-        below = Path(check.source).relative_to(args.dump) if is_below else Path()
-        for path in write_files(check, args.output / below, args.format or FORMATS, stamp):
-            if not args.json:
-                sys.stdout.write(f"wrote {path}\n")
+        below = Path(check.source).relative_to(args.dump) if is_run and args.dump.is_dir() else Path()
+        if is_run:
+            save_wrong(check, args, args.checker, f"ut_error_data{stamp}" / below)
+        if args.output is not None:
+            decimals = args.checker.precision if is_run else DECIMALS
+            for path in write_files(check, args.output / below, args.format or FORMATS, stamp, decimals):
+                if not args.json:
+                    sys.stdout.write(f"wrote {path}\n")
 
 
 def _is_wrong(checks: Sequence[CallsCheck], *, strict: bool) -> bool:

@@ -1,0 +1,148 @@
+"""Options and configuration that msprobe's checker has: what they choose, what they refuse, what they write."""
+
+import json
+
+import pytest
+import torch
+
+from tests.analysis.check.test_check import dumped
+from trainermon.analysis.check.checker_config import CheckerConfig, read_checker_config
+from trainermon.analysis.check.repeats import repeated_calls
+from trainermon.cli import main
+from trainermon.core.errors import ConfigError
+
+
+def written(tmp_path, document, name="config.json"):
+    path = tmp_path / name
+    path.write_text(document if isinstance(document, str) else json.dumps(document), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def wrong_dump(tmp_path_factory):
+    def one_off(numbers):
+        numbers[3] += 1
+
+    return dumped(tmp_path_factory.mktemp("dump"), alter=one_off)
+
+
+def judged_by(capsys, dump, *options):
+    assert main(["check", "run", str(dump), "--json", *map(str, options)]) == 0
+    return [call["key"] for call in json.loads(capsys.readouterr().out)[0]["calls"]]
+
+
+@pytest.mark.parametrize("block", ["acc_check", "run_ut"])
+def test_lists_choose_by_the_name_of_the_operation(tmp_path, capsys, wrong_dump, block):
+    lists = {"white_list": ["linear", "gelu"], "black_list": ["gelu"]}
+    path = written(tmp_path, {"task": block, "step": [], block: {**lists, "error_data_path": str(tmp_path)}})
+
+    assert judged_by(capsys, wrong_dump, "-config", path) == [
+        "Functional.linear.0.forward",
+        "Functional.linear.1.forward",
+    ]
+
+
+def test_the_yaml_file_has_five_keys(tmp_path):
+    text = f"""
+white_list: []
+black_list: [conv2d, linalg.svd, npu_fusion_attention]
+error_data_path: '{tmp_path}'
+precision: 5
+quantization_api_list: ["npu_dynamic_quant"]
+"""
+    config = read_checker_config(written(tmp_path, text, "config.yaml"))
+
+    assert config == CheckerConfig(
+        black_list=("conv2d", "linalg.svd", "npu_fusion_attention"),
+        error_data_path=tmp_path,
+        precision=5,
+        quantization_api_list=("npu_dynamic_quant",),
+    )
+    assert not config.allows("Torch.linalg.svd.3.forward")
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        (
+            {"acc_check": {"white_list": ["conv2"]}},
+            "white_list: unknown operation 'conv2'; did you mean 'conv",
+        ),
+        ({"acc_check": {"white_lst": []}}, "unknown key 'white_lst'; did you mean 'white_list'?"),
+        ({"acc_check": {"black_list": "relu"}}, "black_list: found 'relu', expected list"),
+        ({"acc_check": {"black_list": [1]}}, "black_list: found 1, expected the name of an operation"),
+        ({"acc_check": {"error_data_path": "/nowhere/at/all"}}, "there is no folder /nowhere/at/all"),
+        ({"acc_check": {}, "run_ut": {"white_list": ["relu"]}}, "found the blocks acc_check and run_ut, which differ"),
+        ({"run_ut": {"is_online": True, "port": 1}}, "is_online: calls are not checked over a network"),
+        ({"precision": 21}, "precision: found 21, expected 0 to 20"),
+        ({"precision": True}, "precision: found True, expected int"),
+        ({"acc_check": []}, "expected keys such as white_list"),
+        ("[]", "found list, expected keys and their values"),
+        ("{", "cannot read"),
+    ],
+)
+def test_what_is_wrong_in_it_is_said_in_a_line(tmp_path, document, message):
+    with pytest.raises(ConfigError) as caught:
+        read_checker_config(written(tmp_path, document))
+
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_with_blocks_of_other_tasks_only_means_the_defaults(tmp_path):
+    path = written(tmp_path, {"task": "tensor", "tensor": {"scope": []}, "run_ut": {"is_online": False, "port": 9}})
+
+    assert (
+        read_checker_config(path) == read_checker_config(written(tmp_path, {"task": "x"}, "b.json")) == CheckerConfig()
+    )
+
+
+def test_decimals_are_those_of_the_configuration(tmp_path, wrong_dump):
+    config, out = written(tmp_path, "precision: 3", "config.yaml"), tmp_path / "out"
+
+    assert main(["check", "run", str(wrong_dump), "-o", str(out), "-config", str(config)]) == 0
+
+    [details] = out.glob("accuracy_checking_details_*.csv")
+    cells = details.read_text(encoding="utf-8-sig").splitlines()[1].split(",")
+    assert "1.000" in cells
+
+
+def test_wrong_calls_are_saved_with_what_they_took_and_gave(tmp_path, wrong_dump):
+    config = written(tmp_path, {"acc_check": {"error_data_path": str(tmp_path)}})
+
+    assert main(["check", "run", str(wrong_dump), "-config", str(config), "-save_error_data"]) == 0
+
+    [folder] = tmp_path.glob("ut_error_data*")
+    names = sorted(path.name for path in folder.glob("Functional.linear.0.*"))
+    assert names == [f"Functional.linear.0.forward.input.{n}.pt" for n in range(3)] + [
+        "Functional.linear.0.forward.output.bench.0.pt",
+        "Functional.linear.0.forward.output.device.0.pt",
+    ]
+    x, weight, bias = (torch.load(folder / name, weights_only=True) for name in names[:3])
+    bench, device = (torch.load(folder / name, weights_only=True) for name in names[3:])
+    torch.testing.assert_close(bench, x.double() @ weight.double().T + bias.double())
+    assert (device.double() - bench).abs().view(-1).argmax() == 3
+    assert not list(folder.glob("*gelu*"))
+
+
+def test_unique_keeps_the_first_call_of_arguments_of_the_same_kinds():
+    def entry(shape, value, alpha=1):
+        tensor = {"type": "torch.Tensor", "dtype": "torch.float32", "shape": shape, "Max": value, "data_name": "x"}
+        return {"input_args": [tensor], "input_kwargs": {"alpha": {"type": "int", "value": alpha}}}
+
+    data = {
+        "Torch.add.0.forward": entry([2], 1.0),
+        "Torch.add.1.forward": entry([2], 5.0),
+        "Torch.add.2.forward": entry([3], 1.0),
+        "Torch.add.3.forward": entry([2], 1.0, alpha=2),
+        "Torch.sub.0.forward": entry([2], 1.0),
+        "Torch.add.1.backward": {"input": []},
+    }
+
+    assert repeated_calls(data) == {"Torch.add.1"}
+
+
+def test_unique_is_understood_by_msprobes_name_too(capsys, wrong_dump):
+    every = judged_by(capsys, wrong_dump)
+
+    assert judged_by(capsys, wrong_dump, "--filter_api") == judged_by(capsys, wrong_dump, "--unique") == every
