@@ -48,6 +48,9 @@ ALLOWANCES: Mapping[Family, Allowance] = MappingProxyType(
 )
 """By family; those that are not judged element by element are missing."""
 
+GRADIENTS = Allowance(ulps=4.0, sums=1.0, probes=16.0, floor=1.0)
+"""Of gradients, but for those of contractions, which are contractions."""
+
 BY_NAME: Mapping[str, Allowance] = MappingProxyType(
     {
         # with one plus an error function, which cancel one another
@@ -55,6 +58,9 @@ BY_NAME: Mapping[str, Allowance] = MappingProxyType(
         "gelu": Allowance(ulps=4.0, probes=4.0, inputs=4.0),
         # the logarithm of a quotient, which is about one in the middle
         "logit": Allowance(ulps=4.0, probes=4.0, ones=4.0),
+        # the logarithm of a sum, which is about one where one probability is nearly all
+        "log_softmax": Allowance(ulps=4.0, sums=1.0, probes=8.0, floor=1.0, ones=1.0),
+        "cross_entropy": Allowance(ulps=4.0, sums=1.0, probes=8.0, floor=1.0, ones=1.0),
         # the hyperbolic tangent is taken from the input, which it nearly equals
         "tanhshrink": Allowance(ulps=4.0, probes=4.0, inputs=4.0),
     }

@@ -27,6 +27,7 @@ class Family(enum.Enum):
         RANDOM: It draws random numbers.
         GAUGE: Its result is not unique, as the signs of singular vectors.
         UNDEFINED: It returns memory that was never written.
+        GRADIENT: No operation's: what its backward gives.
     """
 
     EXACT = "exact"
@@ -42,6 +43,7 @@ class Family(enum.Enum):
     RANDOM = "random"
     GAUGE = "gauge"
     UNDEFINED = "undefined"
+    GRADIENT = "gradient"
 
 
 _MEMBERS = {

@@ -17,6 +17,7 @@ from trainermon.accuracy.families import Family, family_of
 from trainermon.accuracy.gauge import RESIDUALS, residual_error
 from trainermon.accuracy.legacy_metrics import LegacyVerdict
 from trainermon.accuracy.places import Place, place_of
+from trainermon.accuracy.products import GradientSum
 from trainermon.accuracy.reference import Reference, unit_roundoff
 
 _SINGLE = 2.0**-24
@@ -135,6 +136,22 @@ def judge_call(
     return [review(*each) for each in zip(found, recorded, reference.results, strict=True)]
 
 
+def judge_gradient(given: Tensor, gradient: GradientSum, coarsest: float, review: Review | None = None) -> Judgement:
+    """Return a judgement of `given`, the recorded gradient of a tensor.
+
+    `coarsest` is the largest unit roundoff of the types of the calls whose products make it up; `review` has the last
+    word.
+    """
+    given, exact = plain(given), gradient.results[0]
+    if given.shape != exact.shape:
+        return _of(given, Status.ERROR, f"shape: {tuple(exact.shape)} in float64", Family.GRADIENT)
+    if not given.numel():
+        return _of(given, Status.PASS, "", Family.GRADIENT)
+    coarsest = max(coarsest, unit_roundoff(given.dtype))
+    found = _FloatingResult(given, exact, Family.GRADIENT).judgement(gradient, 0, coarsest)
+    return found if review is None else review(found, given, exact)
+
+
 def family_of_call(name: str, call: OperationCall) -> Family:
     """Return the family by which a call of the operation `name` is judged; its arguments may make it GENERIC."""
     return Family.GENERIC if _computes_more(name, call) else family_of(name)
@@ -178,7 +195,7 @@ class _FloatingResult:
         self._wide = given.to(exact.dtype)
         self._error = (self._wide - self._rounded.to(exact.dtype)).abs()
 
-    def judgement(self, reference: Reference, number: int, coarsest: float) -> Judgement:
+    def judgement(self, reference: Reference | GradientSum, number: int, coarsest: float) -> Judgement:
         ends = self._range_ends()
         wrong = self._nonfinite_mismatch() & ~ends
         same = (
@@ -280,7 +297,7 @@ class _FloatingResult:
 
         A result that is rounded to the nearest may lie on one side all the time: the sine of small numbers does.
         """
-        if self._given.is_complex() or self._family in (Family.EXACT, Family.GENERIC):
+        if self._given.is_complex() or self._family in (Family.EXACT, Family.GENERIC, Family.GRADIENT):
             return math.nan, 0
         differs = self._wide.isfinite() & self._exact.isfinite() & (self._error != 0)
         off = (self._wide.abs() - self._exact.abs())[differs]

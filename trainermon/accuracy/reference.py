@@ -74,7 +74,7 @@ class Reference:
         """
         exact = self.results[number].abs()
         share = self._share
-        allowed = 2 * unit_roundoff(output) * exact + _smallest(output)
+        allowed = 2 * unit_roundoff(output) * exact + smallest_number(output)
         if share.ulps:
             allowed = allowed + 2 * share.ulps * unit * exact
         if share.inputs and self._first is not None and self._first.shape == exact.shape:
@@ -118,7 +118,7 @@ class Reference:
         if self._family not in (Family.CONTRACTION, Family.SUM):
             return self.results[number].abs()
         if self._magnitudes is None:
-            self._magnitudes = [result.abs() for result in self._again.run(torch.float64, _magnitude)]
+            self._magnitudes = [result.abs() for result in self._again.run(torch.float64, magnitude_of)]
         return self._magnitudes[number]
 
     def _moved(self, number: int) -> Tensor:
@@ -140,7 +140,7 @@ class Reference:
     def _probe(self, generator: torch.Generator) -> list[Tensor] | None:
         """Return the results of a run with every number moved by a roundoff up or down; None if it has other shapes."""
         try:
-            results = self._again.run(torch.float64, _Mover(generator))
+            results = self._again.run(torch.float64, RoundoffMove(generator))
         except Exception:  # noqa: BLE001  # whatever torch raises for an input that is out of range by a roundoff
             return None
         same = len(results) == len(self.results) and all(
@@ -149,7 +149,7 @@ class Reference:
         return results if same else None
 
 
-class _Mover:
+class RoundoffMove:
     """Moves every number of a call by a roundoff of float32, up or down.
 
     Tensors of signs stay, other than the first: labels are compared with one.
@@ -160,6 +160,7 @@ class _Mover:
         self._is_first = True
 
     def __call__(self, value: Any) -> Any:
+        """Return an argument moved; integers and whole numbers stay."""
         match value:
             case Tensor() if value.is_floating_point() or value.is_complex():
                 is_first, self._is_first = self._is_first, False
@@ -174,7 +175,8 @@ class _Mover:
                 return value
 
 
-def _magnitude(value: Any) -> Any:
+def magnitude_of(value: Any) -> Any:
+    """Return an argument with the magnitudes of its numbers; integers stay."""
     if isinstance(value, Tensor):
         return value.abs() if value.is_floating_point() or value.is_complex() else value
     return abs(value) if isinstance(value, float | complex) else value
@@ -186,7 +188,7 @@ def _squared(value: Any) -> Any:
     return abs(value) ** 2 if isinstance(value, float | complex) else value
 
 
-def _smallest(dtype: torch.dtype) -> float:
+def smallest_number(dtype: torch.dtype) -> float:
     """Return the smallest number above zero of a floating type, 0 of others."""
     if not (dtype.is_floating_point or dtype.is_complex):
         return 0.0

@@ -25,6 +25,7 @@ from trainermon.dump.gradients import BackwardEntry, GradientHooks
 from trainermon.dump.recomputed_calls import RecomputedCalls
 from trainermon.dump.stacks import call_stack
 from trainermon.dump.writer import DumpWriter
+from trainermon.hooks.consumers import TensorConsumers
 from trainermon.hooks.guard import ContainedCall
 
 
@@ -70,7 +71,7 @@ class FunctionCapture(TorchFunctionMode):
         self._modules = modules
         self._namespaces = frozenset(namespaces)
         self._calls: Counter[str] = Counter()
-        self._gradients = GradientHooks(writer, self._contain)
+        self._gradients = GradientHooks(writer, self._contain, consumers=TensorConsumers())
         self._begins = self._contain(self._begin)
         self._ends = self._contain(self.end)
         self._followed = FollowedCalls(self, self._contain)

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 from torch._C import DisableTorchFunction
 
@@ -20,6 +21,7 @@ from trainermon.dump.files.records import EXTRA
 from trainermon.dump.forms import TensorForm, tensor_form
 from trainermon.dump.statistics import TensorMemory
 from trainermon.dump.writer import DumpWriter
+from trainermon.hooks.consumers import ConsumedTensor, TensorConsumers
 from trainermon.hooks.guard import ContainedCall
 
 Sink = Callable[[str, dict[str, Any]], None]
@@ -54,9 +56,12 @@ class BackwardEntry:
         kwargs: Forms of the gradients of keyword arguments, by keyword.
         extra: Further items of the entry, such as the micro step.
         missing: Gradients that have not arrived yet.
-        received: Gradients that have arrived.
+        arrived: Where gradients have arrived; a later backward pass brings more, which are not taken.
+        received: Gradients that have arrived, and are some.
         written: Whether the entry was written.
         settle: Called before the first gradient is stored; None: nothing is to be found out.
+        taken: The tensors that the call takes, where their consumers are followed.
+        backward_pass: That of the gradients so far, by autograd's number; -1: none has arrived.
     """
 
     key: str
@@ -66,9 +71,18 @@ class BackwardEntry:
     kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
     extra: dict[str, Any] = dataclasses.field(default_factory=dict)
     missing: int = 0
+    arrived: set[GradientSlot] = dataclasses.field(default_factory=set)
     received: int = 0
     written: bool = False
     settle: Callable[[], None] | None = None
+    taken: list[ConsumedTensor] = dataclasses.field(default_factory=list)
+    backward_pass: int = -1
+
+    def arrive(self, backward_pass: int, *, is_alone: bool) -> None:
+        """Note the pass that a gradient arrives in; an entry of several passes, or one not `is_alone`, is `mixed`."""
+        if self.backward_pass not in (-1, backward_pass) or not is_alone:
+            self.extra["mixed"] = True
+        self.backward_pass = backward_pass
 
     def place(self, slot: GradientSlot, form: TensorForm | None) -> None:
         """Store the gradient that arrived for `slot` (None: there is none).
@@ -76,6 +90,7 @@ class BackwardEntry:
         Write the entry if it was the last one missing.
         """
         self.missing -= 1
+        self.arrived.add(slot)
         if form is not None:
             if isinstance(slot.place, int):
                 (self.inputs if slot.side == "input" else self.outputs)[slot.place] = form
@@ -110,6 +125,7 @@ class _WatchedTensor:
     num_hooks: int
     hooked: bool
     is_leaf: bool
+    consumed: ConsumedTensor | None = None
 
     def due(self) -> list[_GradientPlace]:
         """Return the places that a gradient which arrives now belongs to.
@@ -142,6 +158,7 @@ class GradientHooks:
         writer: Takes the entries.
         contain: Makes, of a function and its first arguments, a hook that never raises into training.
         extra: Given an entry's key, returns what is said of the entry beside its tensors.
+        consumers: Follows who takes the tensors, if that is to be written; None: it is not.
     """
 
     def __init__(
@@ -149,10 +166,13 @@ class GradientHooks:
         writer: DumpWriter,
         contain: Callable[..., ContainedCall],
         extra: Callable[[str], dict[str, Any]] = lambda _key: {},
+        consumers: TensorConsumers | None = None,
     ) -> None:
         self._writer = writer
         self._contain = contain
         self._extra = extra
+        self._consumers = consumers
+        self._differentiable_pass: int | None = None
         self._memory: TensorMemory[_WatchedTensor] = TensorMemory()
         self._leaf_handles: list[Any] = []
         self._watched_parameters: dict[int, weakref.ref[Tensor]] = {}
@@ -168,6 +188,10 @@ class GradientHooks:
     def watch_outputs(self, backward: BackwardEntry, leaves: Sequence[TensorLeaf]) -> None:
         """Hook the tensors in `leaves`, which a call returned: their gradients are the inputs of its backward entry."""
         backward.inputs = self._watch(backward, "input", leaves)
+        if self._consumers is not None and backward.inputs:
+            given = [leaf.tensor for leaf in leaves if leaf.tensor.requires_grad]
+            if self._consumers.given(given, backward.taken):
+                backward.extra["entangled"] = True
 
     def watch_inputs(self, backward: BackwardEntry, leaves: Sequence[TensorLeaf]) -> None:
         """Hook the tensors in `leaves`, which a call took: their gradients are the outputs of its backward entry."""
@@ -230,33 +254,55 @@ class GradientHooks:
         is_leaf = tensor.grad_fn is None
         hooks: dict[int, Any] | None = tensor._backward_hooks
         place.backward.missing += 1
+        consumed = self._consumed(tensor, place)
         if hooks:
             watched = self._memory.recall(tensor)
             if watched is not None and watched.num_hooks == len(hooks):
                 watched.places.append(place)
                 return
-            watched = _WatchedTensor([place], len(hooks) + 1, any(map(is_foreign, hooks.values())), is_leaf)
+            hooked = any(map(is_foreign, hooks.values()))
+            if hooked and consumed is not None:
+                consumed.hooked = True
+            watched = _WatchedTensor([place], len(hooks) + 1, hooked, is_leaf, consumed)
         else:
-            watched = _WatchedTensor([place], 1, hooked=False, is_leaf=is_leaf)
+            watched = _WatchedTensor([place], 1, hooked=False, is_leaf=is_leaf, consumed=consumed)
         hook = self._contain(self._gradient, watched)
         handle = tensor.register_hook(hook)  # type: ignore[no-untyped-call]
         self._memory.remember(tensor, watched)
         if is_leaf:  # the hook of any other tensor goes with its graph
             self._leaf_handles.append(handle)
 
+    def _consumed(self, tensor: Tensor, place: _GradientPlace) -> ConsumedTensor | None:
+        if self._consumers is None:
+            return None
+        if place.slot.side == "input":
+            return self._consumers.of(tensor)
+        consumed = self._consumers.taken(tensor)
+        place.backward.taken.append(consumed)
+        return consumed
+
     def _gradient(self, watched: _WatchedTensor, gradient: Tensor | None) -> None:
+        backward_pass = self._begin_pass()
         for backward, slot in watched.due():
             if backward.settle is not None:
                 backward.settle()
-            if backward.written:
+            if backward.written or slot in backward.arrived:
                 continue
+            if self._consumers is not None:
+                backward.arrive(backward_pass, is_alone=self._differentiable_pass in (None, backward_pass))
             if gradient is None:  # another output of the same node was used, not this one
                 backward.place(slot, None)
                 continue
             form = self._record(backward.key, slot.name, gradient)
-            if watched.hooked:
-                form.extras["hooked"] = True
+            _note_tensor(form, watched, slot, backward_pass)
             backward.place(slot, form)
+
+    def _begin_pass(self) -> int:
+        """Return the number of the backward pass; note one that is differentiated: it adds to the graph unseen."""
+        backward_pass = torch._C._current_graph_task_id()
+        if self._differentiable_pass is None and torch.is_grad_enabled():
+            self._differentiable_pass = backward_pass
+        return backward_pass
 
     def _parameter_gradient(self, owned: _OwnedParameter, gradient: Tensor | None) -> None:
         call = self._parameter_calls[owned.places[0]]
@@ -282,6 +328,16 @@ class GradientHooks:
             form = tensor_form(gradient)
             self._writer.record(key, [TensorLeaf(slot, gradient, form)])
         return form
+
+
+def _note_tensor(form: TensorForm, watched: _WatchedTensor, slot: GradientSlot, backward_pass: int) -> None:
+    consumed = watched.consumed
+    if watched.hooked or (consumed is not None and consumed.hooked):
+        form.extras["hooked"] = True
+    if consumed is not None:
+        form.extras["tensor"] = consumed.number
+        if slot.side != "input":
+            form.extras["consumers"] = consumed.consumers(backward_pass)
 
 
 def is_foreign(hook: Any) -> bool:

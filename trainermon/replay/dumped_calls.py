@@ -179,6 +179,19 @@ def _index(value: Any) -> Any:
     return tuple(value) if is_tuple else value
 
 
+def load_form(directory: Path, form: Mapping[str, Any]) -> Tensor:
+    """Return the tensor that the JSON form of it in the dump in `directory` stands for, on the CPU.
+
+    Raises:
+        DumpError: It was not dumped, or its file cannot be read.
+    """
+    with well_formed(directory):
+        found = _CallDecoder(directory / TENSOR_FOLDER)(form)
+    if not isinstance(found, Tensor):
+        raise DumpError("expected a tensor, found something else: the dump is damaged")
+    return found
+
+
 def function_of(prefix: str, name: str, *, origin: str = "") -> Callable[..., Any]:
     """Return the torch function with the dump name `prefix`.`name`, as `Functional.linear` or `Tensor.add`.
 

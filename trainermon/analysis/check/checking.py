@@ -1,4 +1,4 @@
-"""Every forward call of a dump, judged against float64."""
+"""Every call of a dump, forward and backward, judged against float64."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
-from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from trainermon.accuracy.calls import OperationCall
-from trainermon.accuracy.families import Family, family_of
 from trainermon.accuracy.judge import Judgement, Review, Status, judge_call
-from trainermon.accuracy.reference import unit_roundoff
 from trainermon.accuracy.rules import ChosenRules
+from trainermon.analysis.check.backward import GradientChecker
+from trainermon.analysis.check.readings import is_product, narrow_result, rounded
 from trainermon.analysis.compare.progress import Report, no_report
 from trainermon.core.errors import DumpError
 from trainermon.dump.files.reader import load_raw, parse_dump
-from trainermon.dump.files.records import DUMP_FILE, FORWARD, PARTIAL_FILE, EntryRecord
+from trainermon.dump.files.records import BACKWARD, DUMP_FILE, FORWARD, PARTIAL_FILE, EntryRecord
 from trainermon.replay.dumped_calls import DumpedCall, rebuild
 
 # Calls of modules consist of calls of functions, and what a collective gives depends on other ranks.
@@ -32,12 +31,13 @@ _ORDER = (Status.ERROR, Status.WARNING, Status.PASS, Status.SKIP)
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedCall:
-    """The verdict on one forward call of a dump.
+    """The verdict on the forward or the backward of one call of a dump.
 
     Attributes:
-        key: The call's key in the dump, `Functional.linear.0.forward`.
-        judgements: One for each tensor it returned, in order.
+        key: The key in the dump, `Functional.linear.0.forward`.
+        judgements: One for each tensor it returned, in order; of a backward for each gradient of what the call took.
         skipped: Why it was not judged at all; "" if it was.
+        slots: Of a backward what each judgement is of, `input.0` or `weight`; else none.
         line: The line of the user's code that called it, as in stack.json; "" if the dump has no stacks.
     """
 
@@ -45,12 +45,23 @@ class CheckedCall:
     judgements: tuple[Judgement, ...] = ()
     skipped: str = ""
     line: str = ""
+    slots: tuple[str, ...] = ()
 
     @property
     def status(self) -> Status:
         """The worst verdict of its tensors; SKIP if none was judged."""
         found = {judgement.status for judgement in self.judgements}
         return next((status for status in _ORDER if status in found), Status.SKIP)
+
+    @property
+    def is_backward(self) -> bool:
+        """Whether it is the backward of a call."""
+        return self.key.endswith(f".{BACKWARD}")
+
+    @property
+    def stem(self) -> str:
+        """The call's key without direction, `Functional.linear.0`."""
+        return self.key.removesuffix(f".{FORWARD}").removesuffix(f".{BACKWARD}")
 
     @property
     def worst(self) -> Judgement | None:
@@ -65,11 +76,11 @@ class CheckedCall:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CallsCheck:
-    """The verdicts on all forward calls of one dump, or on those that a device was given.
+    """The verdicts on all calls of one dump, or on those that a device was given.
 
     Attributes:
         source: The folder of the dump, or the device.
-        calls: In the order in which they ran.
+        calls: In the order in which they ran; the backwards behind all forwards.
     """
 
     source: str
@@ -106,40 +117,59 @@ def check_dump(
     rules: ChosenRules | None = None,
     report: Report = no_report,
 ) -> CallsCheck:
-    """Return the verdicts on the forward calls of the dump in `directory` whose keys are `wanted`.
+    """Return the verdicts on the calls of the dump in `directory` whose keys are `wanted`.
 
-    They are by `rules`, with msprobe's measures; None: by ours, without these. Cost: one to six runs of each call in
-    float64 on one core. `report` is told after each call how many are done, and of how many.
+    They are by `rules`, with msprobe's measures; None: by ours, without these. Cost: one to six runs of each forward
+    and backward in float64 on one core. `report` is told after each call how many are done, and of how many.
 
     Raises:
         DumpError: There is no dump, or it is damaged.
     """
     raw = load_raw(directory)
-    entries = [one for one in parse_dump(directory, raw).entries if one.direction == FORWARD and wanted(one.key)]
+    entries = parse_dump(directory, raw).entries
+    forwards = [entry for entry in entries if entry.direction == FORWARD]
+    chosen = [one for one in forwards if wanted(one.key)]
+    chosen += [one for one in entries if one.direction == BACKWARD and wanted(one.key)]
     calls = []
-    for number, entry in enumerate(entries, 1):
-        calls.append(_checked(directory, raw.data, entry, rules))
-        report(number, len(entries), "calls")
+    checker = _DumpChecker(directory, raw.data, forwards, rules)
+    for number, entry in enumerate(chosen, 1):
+        calls.append(checker.checked(entry))
+        report(number, len(chosen), "calls")
     return CallsCheck(source=str(directory), calls=tuple(calls))
 
 
-def _checked(directory: Path, data: dict[str, object], entry: EntryRecord, rules: ChosenRules | None) -> CheckedCall:
-    line = _place(entry.stack[0]) if entry.stack else ""
-    reason = _NOT_JUDGED.get(entry.key.partition(".")[0])
-    if reason:
-        return CheckedCall(key=entry.key, skipped=reason, line=line)
-    if entry.function.startswith("torch.nn.init."):
-        return CheckedCall(key=entry.key, skipped="random", line=line)
-    try:
-        dumped = rebuild(directory, data, entry)
-        review = rules.of_call(entry.key, dumped.call.tensors) if rules else None
-        judgements = _judged(dumped, entry.autocast, review)
-    except DumpError as error:
-        return CheckedCall(key=entry.key, skipped=str(error), line=line)
-    except Exception as error:  # noqa: BLE001  # a damaged entry, or a type that this torch cannot compute with
-        why = (str(error).splitlines() or [""])[0][:160]
-        return CheckedCall(key=entry.key, skipped=f"cannot be judged: {type(error).__name__}: {why}", line=line)
-    return CheckedCall(key=entry.key, judgements=tuple(judgements), line=line)
+class _DumpChecker:
+    """Judges the calls of one dump, each on its own."""
+
+    def __init__(
+        self, directory: Path, data: dict[str, object], forwards: Sequence[EntryRecord], rules: ChosenRules | None
+    ) -> None:
+        self._directory, self._data, self._rules = directory, data, rules
+        self._gradients = GradientChecker(directory, data, forwards, rules)
+
+    def checked(self, entry: EntryRecord) -> CheckedCall:
+        line = _place(entry.stack[0]) if entry.stack else ""
+        reason = _NOT_JUDGED.get(entry.key.partition(".")[0])
+        if entry.function.startswith("torch.nn.init."):
+            reason = "random"
+        if reason:
+            return CheckedCall(key=entry.key, skipped=reason, line=line)
+        try:
+            judgements = self._judgements(entry)
+        except DumpError as error:
+            return CheckedCall(key=entry.key, skipped=str(error), line=line)
+        except Exception as error:  # noqa: BLE001  # a damaged entry, or a type that this torch cannot compute with
+            why = (str(error).splitlines() or [""])[0][:160]
+            return CheckedCall(key=entry.key, skipped=f"cannot be judged: {type(error).__name__}: {why}", line=line)
+        slots = tuple(judgements) if entry.direction == BACKWARD else ()
+        return CheckedCall(key=entry.key, judgements=tuple(judgements.values()), line=line, slots=slots)
+
+    def _judgements(self, entry: EntryRecord) -> dict[str, Judgement]:
+        if entry.direction == BACKWARD:
+            return self._gradients.judgements(entry.key.removesuffix(f".{BACKWARD}"))
+        dumped = rebuild(self._directory, self._data, entry)
+        review = self._rules.of_call(entry.key, dumped.call.tensors) if self._rules else None
+        return {str(number): one for number, one in enumerate(_judged(dumped, entry.autocast, review))}
 
 
 def _place(frame: object) -> str:
@@ -154,9 +184,9 @@ def _judged(dumped: DumpedCall, autocast: str, review: Review | None = None) -> 
     Where it names none, which msprobe's and older dumps never do, or the kernel may have rounded a number among the
     arguments, the best of several readings counts.
     """
-    narrow = _narrow_result(dumped)
+    narrow = narrow_result(dumped)
     if narrow is not None and autocast == str(narrow):
-        return judge_call(dumped.name, _rounded(dumped.call, narrow), dumped.result, inside=narrow, review=review)
+        return judge_call(dumped.name, rounded(dumped.call, narrow), dumped.result, inside=narrow, review=review)
     best = judge_call(dumped.name, dumped.call, dumped.result, review=review)
     for call, inside in _other_readings(dumped, narrow, autocast):
         if all(one.status in _GOOD for one in best):
@@ -176,8 +206,8 @@ def _other_readings(
 ) -> Iterator[tuple[OperationCall, torch.dtype | None]]:
     """Yield the call as the kernel may have seen it, and the type that it may have computed in."""
     said = getattr(torch, autocast.removeprefix("torch."), None) if autocast else narrow
-    if said is not None and _is_product(dumped.name):
-        yield _rounded(dumped.call, said), said
+    if said is not None and is_product(dumped.name):
+        yield rounded(dumped.call, said), said
     numbers = pytree.tree_leaves((list(dumped.call.args), dict(dumped.call.kwargs)))
     if any(type(number) is float for number in numbers):
         types = {tensor.dtype for tensor in dumped.call.tensors if tensor.is_floating_point()}
@@ -192,25 +222,4 @@ def _with_rounded_numbers(call: OperationCall, dtype: torch.dtype) -> OperationC
         return torch.tensor(value, dtype=torch.float64).to(dtype).item() if type(value) is float else value
 
     args, kwargs = pytree.tree_map(rounded, (list(call.args), dict(call.kwargs)))
-    return call._replace(args=args, kwargs=kwargs)
-
-
-def _is_product(name: str) -> bool:
-    return family_of(name) is Family.CONTRACTION or name == "scaled_dot_product_attention"
-
-
-def _narrow_result(dumped: DumpedCall) -> torch.dtype | None:
-    """Return the type of a call's result if some of what it was given is finer, as autocast leaves it; else None."""
-    made = [leaf for leaf in pytree.tree_leaves(dumped.result) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
-    given = [unit_roundoff(tensor.dtype) for tensor in dumped.call.tensors if tensor.is_floating_point()]
-    if not made or not given or min(given) >= unit_roundoff(made[0].dtype):
-        return None
-    return made[0].dtype
-
-
-def _rounded(call: OperationCall, dtype: torch.dtype) -> OperationCall:
-    def narrowed(value: object) -> object:
-        return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
-
-    args, kwargs = pytree.tree_map(narrowed, (list(call.args), dict(call.kwargs)))
     return call._replace(args=args, kwargs=kwargs)

@@ -38,7 +38,7 @@ WRONG = 3
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `trainermon check`."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    run = actions.add_parser("run", help="judge every forward call of a dump against float64")
+    run = actions.add_parser("run", help="judge every call of a dump against float64, forward and backward")
     run.add_argument(
         "dump", type=Path, nargs="?", help="a dump with tensors (level L1 or mix), or a folder of steps and ranks"
     )

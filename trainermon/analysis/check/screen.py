@@ -18,20 +18,31 @@ def render_text(checks: Sequence[CallsCheck]) -> str:
 
 
 def headline(check: CallsCheck) -> str:
-    """Return the result in a line: `3 of 120 forward calls are wrong; first: Functional.linear.17.forward, t.py:88`."""
-    judged = len(check.calls) - len(check.of(Status.SKIP))
+    """Return the result in a line: `3 of 120 forward calls are wrong; first: Functional.linear.17.forward, t.py:88`.
+
+    Where backwards were judged, it counts both: `3 of 230 calls (120 forward, 110 backward) are wrong; …`.
+    """
+    judged = [call for call in check.calls if call.status is not Status.SKIP]
     errors, warnings = check.of(Status.ERROR), check.of(Status.WARNING)
+    calls = _counted(judged)
     if errors:
         first = errors[0]
         at = f", {first.line}" if first.line else ""
         verb = "is" if len(errors) == 1 else "are"
-        return f"{len(errors)} of {judged} forward calls {verb} wrong; first: {first.key}{at}"
+        return f"{len(errors)} of {calls} {verb} wrong; first: {first.key}{at}"
     if not judged:
         return "no call could be judged"
     if warnings:
         verb = "has" if len(warnings) == 1 else "have"
-        return f"none of {judged} forward calls is wrong; {len(warnings)} {verb} a warning"
-    return f"all {judged} forward calls are right"
+        return f"none of {calls} is wrong; {len(warnings)} {verb} a warning"
+    return f"all {calls} are right"
+
+
+def _counted(calls: Sequence[CheckedCall]) -> str:
+    backward = sum(call.is_backward for call in calls)
+    if not backward:
+        return f"{len(calls)} forward calls"
+    return f"{len(calls)} calls ({len(calls) - backward} forward, {backward} backward)"
 
 
 def _lines(check: CallsCheck) -> Iterator[str]:
@@ -55,8 +66,9 @@ def described(call: CheckedCall) -> str:
     judgement = call.worst
     if judgement is None or judgement.index is None:
         return call.reason
+    of = f" in the gradient of {call.slots[call.judgements.index(judgement)]}" if call.slots else ""
     place = f"; {judgement.place.text()}" if judgement.place and judgement.place.number > 1 else ""
-    return f"{call.reason}: {_excess(judgement)}at {list(judgement.index)}: {_values(judgement)}{place}"
+    return f"{call.reason}{of}: {_excess(judgement)}at {list(judgement.index)}: {_values(judgement)}{place}"
 
 
 def _excess(judgement: Judgement) -> str:

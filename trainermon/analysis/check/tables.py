@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ def document(check: CallsCheck) -> dict[str, Any]:
             "reason": call.reason,
             "line": call.line,
             "outputs": [_plain(judgement) for judgement in call.judgements],
+            **({"slots": list(call.slots)} if call.slots else {}),
         }
         for call in check.calls
     ]
@@ -67,11 +68,19 @@ def _write_csv(check: CallsCheck, path: Path) -> None:
     with path.open("w", encoding="utf-8-sig", newline="") as file:
         rows = csv.writer(file)
         rows.writerow(RESULT_COLUMNS)
-        rows.writerows([safe_cell(cell) for cell in _cells(call)] for call in check.calls)
+        rows.writerows([safe_cell(cell) for cell in row] for row in _rows(check))
 
 
-def _cells(call: CheckedCall) -> tuple[str, ...]:
-    return call.key.removesuffix(".forward"), call.status.value, "", call.reason, call.line
+def _rows(check: CallsCheck) -> Iterator[tuple[str, ...]]:
+    """Yield a row for each call, with both directions in it; the backward's reason stands behind the forward's."""
+    sides: dict[str, list[CheckedCall | None]] = {}
+    for call in check.calls:
+        sides.setdefault(call.stem, [None, None])[call.is_backward] = call
+    for stem, (forward, backward) in sides.items():
+        found = [call for call in (forward, backward) if call is not None]
+        reasons = [f"backward: {call.reason}" if call is backward else call.reason for call in found if call.reason]
+        verdicts = [call.status.value if call is not None else "" for call in (forward, backward)]
+        yield stem, *verdicts, "; ".join(reasons), next((call.line for call in found if call.line), "")
 
 
 def _write_json(check: CallsCheck, path: Path) -> None:
