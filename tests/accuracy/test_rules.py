@@ -87,3 +87,16 @@ def test_a_wrong_shape_is_an_error_by_every_rule():
     for rules in Rules:
         found = judged(rules, functional.relu, torch.ones(4, 4), alter=lambda y: y[:2])
         assert found.status is Status.ERROR, rules
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+def test_all_256_numbers_of_eight_bits_are_read_without_loss(dtype):
+    codes = torch.arange(256).to(torch.uint8).view(dtype)
+
+    def to_float(x):
+        return x.to(torch.float32)
+
+    assert judged(Rules.TRAINERMON, to_float, codes).status is Status.PASS
+    assert judged(Rules.TRAINERMON, to_float, codes, alter=lambda y: y.nan_to_num(0.0, 0.0)).status is Status.ERROR
+    subnormal = judged(Rules.TRAINERMON, to_float, codes, alter=lambda y: y.where(y.abs() > 2.0**-15, 1e-39))
+    assert subnormal.status is Status.ERROR

@@ -2,15 +2,18 @@
 
 import csv
 import json
+import math
 from pathlib import Path
 
 import pytest
 
 from tests.analysis.check.against_cases import TARGET, check_of, write_ours
+from trainermon.accuracy.legacy_metrics import LegacyMetrics
 from trainermon.accuracy.rules import Rules
 from trainermon.analysis.check.against import DETAIL_COLUMNS, RESULT_COLUMNS, compare_details
 from trainermon.analysis.check.details import LEGACY_COLUMNS, write_details
-from trainermon.analysis.check.details_rows import read_details
+from trainermon.analysis.check.details_rows import DetailsRow, read_details
+from trainermon.analysis.check.pairs import pair_verdict
 from trainermon.cli import main
 from trainermon.core.errors import DumpError
 
@@ -116,6 +119,42 @@ def test_the_vendors_rule_judges_the_target_alone():
     assert (words["Functional.softmax.0"], words["Functional.softmax.1"]) == ("pass", "error")
     assert words["Functional.softmax.3"] == words["Torch.argmax.1"] == "error"
     assert words["Torch.argmax.0"] == "pass"
+
+
+def row(status, *, worst=math.nan, dtype="float32", rmse=None, message=""):
+    return DetailsRow(
+        name="Functional.dropout.0.forward.output.0",
+        dtype=dtype,
+        shape="(4, 4)",
+        metrics=LegacyMetrics(rmse=rmse),
+        status=status,
+        message=message,
+        worst=worst,
+        is_ours=True,
+    )
+
+
+def test_our_own_verdict_is_kept_where_msprobe_measures_nothing():
+    for dtype in ("", "float64", "complex64"):
+        error = row("error", dtype=dtype, message="kept values are not x / (1 - p)")
+        verdict = pair_verdict(error, row("pass", dtype=dtype), Rules.TRAINERMON)
+
+        assert (verdict.status, verdict.message) == ("error", "kept values are not x / (1 - p)")
+        assert pair_verdict(error, row("pass", dtype=dtype), Rules.MSPROBE).status == "SKIP"
+
+
+@pytest.mark.parametrize(
+    ("target", "golden", "status"),
+    [
+        (row("error", worst=6.0, rmse=0.3), row("error", worst=2.1, rmse=0.11), "warning"),
+        (row("error", worst=6.0, rmse=0.3), row("error", worst=1.9, rmse=0.11), "error"),
+        (row("error", worst=6.0, rmse=0.3), row("error", worst=2.1, rmse=0.09), "error"),
+        (row("error", worst=math.inf, rmse=0.3), row("error", worst=math.inf, rmse=0.3), "error"),
+        (row("warning", worst=1.5, rmse=0.3), row("pass", worst=0.5, rmse=0.1), "warning"),
+    ],
+)
+def test_an_error_is_a_warning_where_the_golden_device_is_a_third_as_far_off(target, golden, status):
+    assert pair_verdict(target, golden, Rules.TRAINERMON).status == status
 
 
 def changed(tmp_path, change):

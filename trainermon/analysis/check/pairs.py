@@ -65,6 +65,8 @@ def pair_verdict(target: DetailsRow, golden: DetailsRow, rules: Rules) -> PairVe
     MSPROBE8: msprobe's standards. CANN: the target's relative differences, of numbers that are not small.
     """
     if _is_skipped(target):
+        if rules is Rules.TRAINERMON and target.is_ours:
+            return _without_ratios(target, golden)
         return PairVerdict(status=Status.SKIP.value, message=target.message)
     try:
         match rules:
@@ -171,18 +173,25 @@ def _by_ours(target: DetailsRow, golden: DetailsRow) -> PairVerdict:
         if target.status == Status.ERROR.value and blank:  # another shape or type: there is nothing to compare
             return dataclasses.replace(ratios, status=Status.ERROR.value, algorithm=OWN, message=target.message)
         return ratios
-    status, message = target.status, target.message
-    if status == Status.ERROR.value and _is_peer(target, golden):
-        status, message = Status.WARNING.value, "about as far off as on the golden device"
-    return dataclasses.replace(ratios, status=status, algorithm=OWN, message=message)
+    own = _without_ratios(target, golden)
+    return dataclasses.replace(own, numbers=ratios.numbers)
+
+
+def _without_ratios(target: DetailsRow, golden: DetailsRow) -> PairVerdict:
+    """Return our own verdict on the target, with an error a warning where the golden device is about as far off."""
+    if target.status == Status.ERROR.value and _is_peer(target, golden):
+        found = "about as far off as on the golden device"
+        return PairVerdict(status=Status.WARNING.value, algorithm=OWN, message=found)
+    algorithm = "" if target.status == Status.SKIP.value else OWN
+    return PairVerdict(status=target.status, algorithm=algorithm, message=target.message)
 
 
 def _is_peer(target: DetailsRow, golden: DetailsRow) -> bool:
     """Return whether the golden device's result is at least a third as far off, by error and by allowance."""
     ours, theirs = target.metrics.rmse, golden.metrics.rmse
-    if ours is None or theirs is None or not golden.is_ours:
+    if ours is not None and theirs is not None and not ours <= _PEER * theirs:
         return False
-    return ours <= _PEER * theirs and math.isfinite(target.worst) and target.worst <= _PEER * golden.worst
+    return golden.is_ours and math.isfinite(target.worst) and target.worst <= _PEER * golden.worst
 
 
 def _is_finite_on_one_side(target: DetailsRow, golden: DetailsRow) -> bool:
