@@ -125,29 +125,62 @@ def check_dump(
     Raises:
         DumpError: There is no dump, or it is damaged.
     """
-    raw = load_raw(directory)
-    entries = parse_dump(directory, raw).entries
-    forwards = [entry for entry in entries if entry.direction == FORWARD]
-    chosen = [one for one in forwards if wanted(one.key)]
-    chosen += [one for one in entries if one.direction == BACKWARD and wanted(one.key)]
+    checker = DumpChecker(directory, wanted=wanted, rules=rules)
     calls = []
-    checker = _DumpChecker(directory, raw.data, forwards, rules)
-    for number, entry in enumerate(chosen, 1):
-        calls.append(checker.checked(entry))
-        report(number, len(chosen), "calls")
+    for number in range(len(checker.keys)):
+        calls.append(checker.check(number))
+        report(number + 1, len(checker.keys), "calls")
     return CallsCheck(source=str(directory), calls=tuple(calls))
 
 
-class _DumpChecker:
-    """Judges the calls of one dump, each on its own."""
+class DumpChecker:
+    """Judges the calls of one dump, each on its own, in any order.
+
+    Args:
+        directory: The folder of the dump.
+        wanted: Chooses calls by key.
+        rules: Whose rules give the verdict, see `check_dump`.
+        max_elements: A call whose tensors have more elements together is not judged; None: no limit.
+
+    Attributes:
+        keys: Keys of the chosen calls, in the order of `CallsCheck.calls`.
+
+    Raises:
+        DumpError: There is no dump, or it is damaged.
+    """
 
     def __init__(
-        self, directory: Path, data: dict[str, object], forwards: Sequence[EntryRecord], rules: ChosenRules | None
+        self,
+        directory: Path,
+        *,
+        wanted: Callable[[str], bool] = lambda _: True,
+        rules: ChosenRules | None = None,
+        max_elements: int | None = None,
     ) -> None:
-        self._directory, self._data, self._rules = directory, data, rules
-        self._gradients = GradientChecker(directory, data, forwards, rules)
+        raw = load_raw(directory)
+        entries = parse_dump(directory, raw).entries
+        forwards = [entry for entry in entries if entry.direction == FORWARD]
+        chosen = [one for one in forwards if wanted(one.key)]
+        chosen += [one for one in entries if one.direction == BACKWARD and wanted(one.key)]
+        self._directory, self._data, self._entries = directory, raw.data, chosen
+        self._rules, self._max_elements = rules, max_elements
+        self._gradients = GradientChecker(directory, raw.data, forwards, rules)
+        self.keys = tuple(entry.key for entry in chosen)
 
-    def checked(self, entry: EntryRecord) -> CheckedCall:
+    def check(self, number: int) -> CheckedCall:
+        """Return the verdict on the call `number` of `keys`."""
+        entry = self._entries[number]
+        size = sum(tensor.count for tensor in (*entry.inputs, *entry.outputs))
+        if self._max_elements is not None and size > self._max_elements:
+            return self.lost(number, f"more than {self._max_elements:,} elements")
+        return self._checked(entry)
+
+    def lost(self, number: int, reason: str) -> CheckedCall:
+        """Return the row of the call `number`, which is not judged for this reason."""
+        entry = self._entries[number]
+        return CheckedCall(key=entry.key, skipped=reason, line=_place(entry.stack[0]) if entry.stack else "")
+
+    def _checked(self, entry: EntryRecord) -> CheckedCall:
         line = _place(entry.stack[0]) if entry.stack else ""
         reason = _NOT_JUDGED.get(entry.key.partition(".")[0])
         if entry.function.startswith("torch.nn.init."):

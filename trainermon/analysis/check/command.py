@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import fnmatch
 import json
 import sys
 import time
@@ -14,18 +13,24 @@ import torch
 
 from trainermon.accuracy.judge import Status
 from trainermon.analysis.check.against_command import add_against
-from trainermon.analysis.check.checking import CallsCheck, check_dump, dumps_below
+from trainermon.analysis.check.checking import CallsCheck, dumps_below
 from trainermon.analysis.check.details import DECIMALS
+from trainermon.analysis.check.dumps import CallChoice, CheckOptions, check_dumps
 from trainermon.analysis.check.ops import DEFAULT_DTYPES, check_device
 from trainermon.analysis.check.run_options import (
     add_run_options,
     checker_config_of,
     chosen_rules,
-    left_out,
     save_wrong,
 )
 from trainermon.analysis.check.screen import render_text
 from trainermon.analysis.check.tables import document, write_files
+from trainermon.analysis.check.worker_options import (
+    add_worker_options,
+    chosen_workers,
+    opened_journal,
+    stamp_to_resume,
+)
 from trainermon.analysis.compare.progress import ProgressBar
 from trainermon.core.errors import ConfigError, DumpError
 
@@ -33,6 +38,7 @@ FORMATS = ("csv", "json")
 DTYPES = ("float32", "bfloat16", "float16", "float64", "complex64")
 WRONG = 3
 """With --exit-code; 1 and 2 stand for what could not be done, as in every command."""
+INTERRUPTED = 130
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,6 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-api_info", "--api_info_file", type=Path, dest="api_info", metavar="FILE", help="the same (msprobe)"
     )
     add_run_options(run)
+    add_worker_options(run)
     run.add_argument("-d", nargs="+", dest="without_effect", help=argparse.SUPPRESS)
     run.add_argument("-j", "--jit_compile", action="store_true", help=argparse.SUPPRESS)
     run.set_defaults(judge=_judge_dumps)
@@ -90,14 +97,27 @@ def _add_common(parser: argparse.ArgumentParser, example: str) -> None:
 def main(args: argparse.Namespace) -> int:
     """Judge the calls of a dump or those that a device is given, print the result, and return the exit status.
 
-    Damaged dumps are named on standard error; the status is then 1.
+    Damaged dumps are named on standard error; the status is then 1. It is 130 after an interrupt.
 
     Raises:
-        DumpError: There is no dump, or a file cannot be written.
+        DumpError: There is no dump, nothing to resume, or a file cannot be written.
         ConfigError: There is no such device, or torch has no operator database here.
     """
     if args.action == "against":
         return int(args.run(args))
+    args.journal = None
+    try:
+        return _check(args)
+    except KeyboardInterrupt:
+        goes_on = "; --resume goes on" if args.journal is not None else ""
+        sys.stderr.write(f"trainermon check: interrupted{goes_on}\n")
+        return INTERRUPTED
+    finally:
+        if args.journal is not None:
+            args.journal.close()
+
+
+def _check(args: argparse.Namespace) -> int:
     progress = ProgressBar(sys.stderr)
     try:
         checks, is_whole = args.judge(args, progress)
@@ -122,26 +142,23 @@ def _judge_dumps(args: argparse.Namespace, progress: ProgressBar) -> tuple[list[
             "trainermon check: -j and -d have no effect: no device is needed, its results are in the dump\n"
         )
     args.checker = checker_config_of(args)
+    stamp = stamp_to_resume(args)
+    options = CheckOptions(
+        choice=CallChoice(tuple(args.only), tuple(args.skip), args.checker),
+        unique=args.unique,
+        rules=chosen_rules(args, args.checker),
+        max_elements=args.max_elements,
+        workers=chosen_workers(args),
+    )
     paths = dumps_below(args.dump)
-    checks = [check for path in paths if (check := _check(path, args, progress)) is not None]
-    return checks, len(checks) == len(paths)
+    args.journal = opened_journal(args, options.about(args.dump, paths), stamp)
 
-
-def _check(path: Path, args: argparse.Namespace, progress: ProgressBar) -> CallsCheck | None:
-    try:
-        repeated = left_out(args, path)
-        return check_dump(
-            path,
-            wanted=lambda key: (
-                _is_wanted(key, args) and args.checker.allows(key) and key.rpartition(".")[0] not in repeated
-            ),
-            rules=chosen_rules(args, args.checker),
-            report=progress,
-        )
-    except DumpError as error:
+    def complain(error: DumpError) -> None:
         progress.close()
         sys.stderr.write(f"trainermon check: {error}\n")
-        return None
+
+    checks = list(check_dumps(paths, options, journal=args.journal, complain=complain, report=progress))
+    return checks, len(checks) == len(paths)
 
 
 def _judge_device(args: argparse.Namespace, progress: ProgressBar) -> tuple[list[CallsCheck], bool]:
@@ -152,19 +169,14 @@ def _judge_device(args: argparse.Namespace, progress: ProgressBar) -> tuple[list
         args.device,
         dtypes=dtypes,
         samples=None if args.exhaustive else args.samples,
-        wanted=lambda key: _is_wanted(key, args),
+        wanted=CallChoice(tuple(args.only), tuple(args.skip)),
         report=progress,
     )
     return [check], True
 
 
-def _is_wanted(key: str, args: argparse.Namespace) -> bool:
-    chosen = not args.only or any(fnmatch.fnmatchcase(key, pattern) for pattern in args.only)
-    return chosen and not any(fnmatch.fnmatchcase(key, pattern) for pattern in args.skip)
-
-
 def _write(checks: Sequence[CallsCheck], args: argparse.Namespace) -> None:
-    stamp = time.strftime("%Y%m%d%H%M%S")
+    stamp = args.journal.stamp if args.journal is not None else time.strftime("%Y%m%d%H%M%S")
     is_run = args.action == "run"
     for check in checks:
         below = Path(check.source).relative_to(args.dump) if is_run and args.dump.is_dir() else Path()
@@ -175,6 +187,8 @@ def _write(checks: Sequence[CallsCheck], args: argparse.Namespace) -> None:
             for path in write_files(check, args.output / below, args.format or FORMATS, stamp, decimals):
                 if not args.json:
                     sys.stdout.write(f"wrote {path}\n")
+    if args.journal is not None:
+        args.journal.remove()
 
 
 def _is_wrong(checks: Sequence[CallsCheck], *, strict: bool) -> bool:

@@ -9,9 +9,7 @@ from pathlib import Path
 from trainermon.accuracy.rules import ChosenRules, Rules
 from trainermon.analysis.check.checker_config import CheckerConfig, read_checker_config
 from trainermon.analysis.check.checking import CallsCheck
-from trainermon.analysis.check.repeats import repeated_calls
 from trainermon.analysis.check.saved_errors import save_errors
-from trainermon.dump.files.reader import load_raw
 
 
 def add_run_options(parser: argparse.ArgumentParser) -> None:
@@ -57,15 +55,6 @@ def chosen_rules(args: argparse.Namespace, config: CheckerConfig) -> ChosenRules
     if rules is Rules.TRAINERMON and args.output is None and not args.json and args.config is None:
         return None
     return ChosenRules(rules, config.quantization_api_list)
-
-
-def left_out(args: argparse.Namespace, directory: Path) -> set[str]:
-    """Return the names of the calls of a dump that `--unique` leaves out.
-
-    Raises:
-        DumpError: There is no dump, or it is damaged.
-    """
-    return repeated_calls(load_raw(directory).data) if args.unique else set()
 
 
 def save_wrong(check: CallsCheck, args: argparse.Namespace, config: CheckerConfig, place: Path) -> None:

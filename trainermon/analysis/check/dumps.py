@@ -1,0 +1,166 @@
+"""The dumps of a check, one after the other: here or in workers, from the beginning or from where it stopped."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import trainermon
+from trainermon.accuracy.rules import ChosenRules
+from trainermon.analysis.check.checker_config import CheckerConfig
+from trainermon.analysis.check.checking import CallsCheck, CheckedCall, DumpChecker
+from trainermon.analysis.check.journal import CheckJournal
+from trainermon.analysis.check.repeats import repeated_calls
+from trainermon.analysis.check.runner import Workers, run_calls
+from trainermon.analysis.compare.progress import Report, no_report
+from trainermon.core.errors import DumpError
+from trainermon.dump.files.reader import load_raw
+from trainermon.dump.files.records import DUMP_FILE, PARTIAL_FILE
+
+_CHUNK = 1 << 20
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CallChoice:
+    """Chooses calls by key.
+
+    Attributes:
+        only: Patterns of which a key must match one; (): any key.
+        skip: Patterns of which it may match none.
+        config: msprobe's lists of operations.
+        left_out: Names of calls that are not wanted, `Functional.linear.3`.
+    """
+
+    only: tuple[str, ...] = ()
+    skip: tuple[str, ...] = ()
+    config: CheckerConfig = dataclasses.field(default_factory=CheckerConfig)
+    left_out: frozenset[str] = frozenset()
+
+    def __call__(self, key: str) -> bool:
+        """Return whether the call with this key is wanted."""
+        if not self.config.allows(key) or key.rpartition(".")[0] in self.left_out:
+            return False
+        chosen = not self.only or any(fnmatchcase(key, pattern) for pattern in self.only)
+        return chosen and not any(fnmatchcase(key, pattern) for pattern in self.skip)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CheckOptions:
+    """How the calls of dumps are judged.
+
+    Attributes:
+        choice: Which of them.
+        unique: Leave out calls that repeat an earlier one.
+        rules: Whose rules give the verdict, see `check_dump`.
+        max_elements: A call whose tensors have more elements together is not judged; None: no limit.
+        workers: The worker processes; None: none, it happens here.
+    """
+
+    choice: CallChoice = CallChoice()
+    unique: bool = False
+    rules: ChosenRules | None = None
+    max_elements: int | None = None
+    workers: Workers | None = None
+
+    def choice_in(self, directory: Path) -> CallChoice:
+        """Return the choice of calls for the dump in `directory`.
+
+        Raises:
+            DumpError: There is no dump, or it is damaged.
+        """
+        if not self.unique:
+            return self.choice
+        return dataclasses.replace(self.choice, left_out=frozenset(repeated_calls(load_raw(directory).data)))
+
+    def about(self, dump: Path, directories: Iterable[Path]) -> dict[str, Any]:
+        """Return what a check must have in common with the one that it resumes, in JSON values.
+
+        Raises:
+            DumpError: A dump cannot be read.
+        """
+        return {
+            "version of trainermon": trainermon.__version__,
+            "version of torch": torch.__version__,
+            "dump": str(dump.resolve()),
+            "content of the dump": _digest(directories),
+            "choice of calls": {
+                **dataclasses.asdict(self.choice),
+                "left_out": self.unique,
+                "config": str(self.choice.config),
+            },
+            "rules": self.rules.rules.value if self.rules is not None else None,
+            "limit of elements": self.max_elements,
+        }
+
+
+def check_dumps(
+    directories: Iterable[Path],
+    options: CheckOptions = CheckOptions(),
+    *,
+    journal: CheckJournal | None = None,
+    complain: Callable[[DumpError], None],
+    report: Report = no_report,
+) -> Iterator[CallsCheck]:
+    """Yield the verdicts on the calls of each dump; one that is damaged is only given to `complain`.
+
+    What `journal` holds is not judged again, the rest is written into it.
+
+    Raises:
+        DumpError: The journal cannot be written, or a worker cannot start.
+    """
+    for directory in directories:
+        try:
+            opener = functools.partial(
+                DumpChecker,
+                directory,
+                wanted=options.choice_in(directory),
+                rules=options.rules,
+                max_elements=options.max_elements,
+            )
+            checker = opener()
+        except DumpError as error:
+            complain(error)
+            continue
+        calls = _known(directory, checker, journal)
+        for number, call in _judged(checker, opener, [n for n in range(len(checker.keys)) if n not in calls], options):
+            calls[number] = call
+            if journal is not None:
+                journal.add(str(directory), number, call)
+            report(len(calls), len(checker.keys), "calls")
+        yield CallsCheck(source=str(directory), calls=tuple(call for _, call in sorted(calls.items())))
+
+
+def _known(directory: Path, checker: DumpChecker, journal: CheckJournal | None) -> dict[int, CheckedCall]:
+    known = journal.known.items() if journal is not None else ()
+    return {number: call for (source, number), call in known if source == str(directory) and number < len(checker.keys)}
+
+
+def _judged(
+    checker: DumpChecker, opener: Callable[[], DumpChecker], numbers: Sequence[int], options: CheckOptions
+) -> Iterator[tuple[int, CheckedCall]]:
+    if options.workers is None:
+        yield from ((number, checker.check(number)) for number in numbers)
+        return
+    for number, found in run_calls([opener], numbers, options.workers):
+        yield number, checker.lost(number, found) if isinstance(found, str) else found
+
+
+def _digest(directories: Iterable[Path]) -> str:
+    """Return a checksum of the files that list the calls; not of their tensors."""
+    digest = hashlib.sha256()
+    paths = [directory / name for directory in directories for name in (DUMP_FILE, PARTIAL_FILE)]
+    try:
+        for path in filter(Path.is_file, paths):
+            with path.open("rb") as file:
+                while chunk := file.read(_CHUNK):
+                    digest.update(chunk)
+    except OSError as error:
+        raise DumpError(f"the dump cannot be read: {error}") from error
+    return digest.hexdigest()[:16]
