@@ -1,0 +1,107 @@
+"""Steps of whole models, sound and with one wrong call: what `trainermon check run` says of each call."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks.dump_pairs.cases import WITHOUT_AUTOCAST, Fault, Variant
+from benchmarks.dump_pairs.faults import broken
+from benchmarks.dump_pairs.models import prepare, step
+from trainermon import PrecisionDebugger
+from trainermon.accuracy.judge import Status
+from trainermon.analysis.check.checking import CallsCheck, check_dump, dumps_below
+
+PRECISIONS = ("fp32", "bf16", "autocast")
+FAULTS = (
+    Fault(kind="operation", place=0.3, size=1e-3, is_noise=True),
+    Fault(kind="operation", place=0.6, size=0.1, is_noise=True),
+    Fault(kind="operation", place=0.8, size=1.0),
+)
+
+
+class CheckedModel(NamedTuple):
+    """What was said of the calls of one step.
+
+    Attributes:
+        family: The model.
+        variant: How the step was run, `bf16_operation-0.6-0.1-noise`.
+        precision: `fp32`, `bf16` or `autocast`.
+        truth: The function that is wrong; "" if none is.
+        judged: Calls with a verdict.
+        skipped: Calls without.
+        warnings: Calls with a warning.
+        errors: Keys of the calls that are said to be wrong, in order.
+        is_noticed: Whether a call of the wrong function has at least a warning.
+    """
+
+    family: str
+    variant: str
+    precision: str
+    truth: str
+    judged: int
+    skipped: int
+    warnings: int
+    errors: tuple[str, ...]
+    is_noticed: bool
+
+    @property
+    def is_right(self) -> bool:
+        """Whether the wrong call, and no other, is an error."""
+        if not self.truth:
+            return not self.errors
+        return len(self.errors) == 1 and _function(self.errors[0]) == self.truth
+
+
+def checked_models(family: str) -> Iterator[CheckedModel]:
+    """Yield the result of every step of a family: in each precision a sound one, and one for each fault."""
+    for precision in PRECISIONS:
+        if precision == "autocast" and family in WITHOUT_AUTOCAST:
+            continue
+        for fault in (None, *FAULTS):
+            yield _checked(family, Variant(precision=precision, fault=fault))
+
+
+def _checked(family: str, variant: Variant) -> CheckedModel:
+    with tempfile.TemporaryDirectory() as folder:
+        truth = _dump(family, variant, Path(folder))
+        [found] = [check_dump(path) for path in dumps_below(Path(folder))]
+    noticed = [call for status in (Status.ERROR, Status.WARNING) for call in found.of(status)]
+    return CheckedModel(
+        family,
+        variant.name,
+        variant.precision,
+        truth,
+        _judged(found),
+        len(found.of(Status.SKIP)),
+        len(found.of(Status.WARNING)),
+        tuple(call.key for call in found.of(Status.ERROR)),
+        any(_function(call.key) == truth for call in noticed),
+    )
+
+
+def _dump(family: str, variant: Variant, folder: Path) -> str:
+    """Dump one step with tensors; return the name of the function that is wrong."""
+    prepared = prepare(family, variant)
+    debugger = PrecisionDebugger(dump_path=str(folder), level="L1", task="tensor", step=[0])
+    run = partial(step, family, variant, prepared)
+    with (
+        contextlib.closing(debugger),
+        broken(prepared, variant.fault, run, partial(debugger.start, prepared.model)) as truth,
+    ):
+        run()
+        debugger.stop()
+        debugger.step()
+    return truth.name
+
+
+def _judged(found: CallsCheck) -> int:
+    return len(found.calls) - len(found.of(Status.SKIP))
+
+
+def _function(key: str) -> str:
+    return key.split(".")[1].strip("_")
