@@ -139,6 +139,9 @@ bench-hangs: $(READY) $(CUDA_READY) ## let small jobs hang and die, and count wh
 bench-compare-quality: $(READY) ## compare labelled pairs of dumps, and write docs/compare_quality.md
 	OMP_NUM_THREADS=1 nice -n 10 $(BIN)/python -W ignore -m benchmarks.bench_compare_quality --write
 
+bench-check: $(READY) ## judge sound and broken results of operations and models, and write docs/check_quality.md
+	OMP_NUM_THREADS=1 nice -n 10 $(BIN)/python -W ignore -m benchmarks.bench_check --write
+
 bench-gpu: $(READY) ## measure the statistics kernels on a CUDA device
 	$(BIN)/python benchmarks/bench_statistics.py --device cuda
 

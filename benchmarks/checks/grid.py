@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 from benchmarks.checks.database import DatabaseCall, database_calls
 from benchmarks.checks.faults import ResultFault, result_faults
 from benchmarks.checks.healthy import IMPLEMENTATIONS, compiled, eager
+from benchmarks.checks.wrong_kernels import wrong_kernels
 from trainermon.accuracy.judge import Judgement, Status, judge_call
 
 _ORDER = (Status.ERROR, Status.WARNING, Status.PASS, Status.SKIP)
@@ -72,6 +73,18 @@ def compiled_verdicts(dtype: torch.dtype, every: int) -> list[Verdict]:
 def faulty_verdicts(dtype: torch.dtype) -> list[Verdict]:
     """Return the verdicts on broken results in one type, one call of each operation, all faults."""
     return [verdict for each in database_calls(dtype, 1) for verdict in _broken(each)]
+
+
+def wrong_kernel_verdicts(dtype: torch.dtype, seeds: int) -> list[Verdict]:
+    """Return the verdicts on kernels that compute something else; their kind is `right` or `wrong`, as the verdict."""
+    found = []
+    for seed in range(seeds):
+        for each in wrong_kernels(dtype, seed):
+            worst = _worst(judge_call(each.name, each.call, each.result))
+            kind = "right" if worst.status.value in each.expected else "wrong"
+            case = DatabaseCall(each.name, f"{each.name}||{str(dtype).removeprefix('torch.')}|{seed}", each.call)
+            found.append(_verdict(case, each.what, kind, 0, [worst]))
+    return found
 
 
 def _judged(each: DatabaseCall, what: str, compute: Any) -> Iterator[Verdict]:

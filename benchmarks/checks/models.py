@@ -17,11 +17,8 @@ from trainermon.accuracy.judge import Status
 from trainermon.analysis.check.checking import CallsCheck, check_dump, dumps_below
 
 PRECISIONS = ("fp32", "bf16", "autocast")
-FAULTS = (
-    Fault(kind="operation", place=0.3, size=1e-3, is_noise=True),
-    Fault(kind="operation", place=0.6, size=0.1, is_noise=True),
-    Fault(kind="operation", place=0.8, size=1.0),
-)
+_SMALLEST = {"fp32": 1e-3, "bf16": 0.03, "autocast": 0.03}
+"""The size of the smallest fault: some roundoffs of 16 bits, where there are any."""
 
 
 class CheckedModel(NamedTuple):
@@ -62,8 +59,13 @@ def checked_models(family: str) -> Iterator[CheckedModel]:
     for precision in PRECISIONS:
         if precision == "autocast" and family in WITHOUT_AUTOCAST:
             continue
-        for fault in (None, *FAULTS):
+        for fault in (None, *_faults(_SMALLEST[precision])):
             yield _checked(family, Variant(precision=precision, fault=fault))
+
+
+def _faults(smallest: float) -> Iterator[Fault]:
+    for place, size in ((0.3, smallest), (0.6, 0.1), (0.8, 1.0)):
+        yield Fault(kind="operation", place=place, size=size, is_noise=True)
 
 
 def _checked(family: str, variant: Variant) -> CheckedModel:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -119,13 +120,13 @@ def _functions(dtype: torch.dtype) -> Iterator[WrongKernel]:
 def _attention(dtype: torch.dtype) -> Iterator[WrongKernel]:
     query, key, value = (torch.randn(2, 2, 12, 16, dtype=dtype) for _ in range(3))
     seen = torch.ones(12, 12, dtype=torch.bool)
-    attend = functional.scaled_dot_product_attention
-    given = (query, key, value, None, 0.0, True)
-    shifted = attend(query, key, value, seen.tril(1))
+    attend = partial(functional.scaled_dot_product_attention, is_causal=True)
+    given = (query, key, value)
+    shifted = functional.scaled_dot_product_attention(query, key, value, seen.tril(1))
     yield _case("a mask is shifted by one", "scaled_dot_product_attention", attend, given, shifted)
-    unscaled = attend(query, key, value, None, 0.0, True, scale=1.0)
+    unscaled = attend(query, key, value, scale=1.0)
     yield _case("scores are not scaled", "scaled_dot_product_attention", attend, given, unscaled)
-    swapped = attend(query, key.flip(1), value, None, 0.0, True)
+    swapped = attend(query, key.flip(1), value)
     yield _case("keys of another head", "scaled_dot_product_attention", attend, given, swapped)
 
 

@@ -1,0 +1,226 @@
+"""How often `trainermon check` takes a sound result for a wrong one, and which faults it finds.
+
+python -m benchmarks.bench_check                   # the operator database, wrong kernels and models; print
+python -m benchmarks.bench_check --write           # and write docs/check_quality.md
+python -m benchmarks.bench_check --part kernels    # one part: healthy, faults, kernels, models or compiled
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from benchmarks.checks.database import DTYPES
+from benchmarks.checks.grid import Verdict, compiled_verdicts, faulty_verdicts, healthy_verdicts, wrong_kernel_verdicts
+from benchmarks.checks.models import CheckedModel, checked_models
+from benchmarks.families.catalogue import COMPARED
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "check_quality.md"
+MARK = "<!-- The rest is written by `make bench-check`. -->\n"
+SAMPLES = 3
+SEEDS = 5
+EVERY = 16
+_Key = TypeVar("_Key")
+_Item = TypeVar("_Item")
+PARTS = ("healthy", "faults", "kernels", "models", "compiled")
+
+
+def main() -> None:
+    arguments = _parse()
+    lines = []
+    with ProcessPoolExecutor(arguments.jobs, initializer=_prepare) as pool:
+        for part in arguments.part or PARTS:
+            started_s = time.monotonic()
+            lines += [*_REPORTS[part](pool), ""]
+            print(f"{part}: {time.monotonic() - started_s:.0f} s", flush=True)
+    print("\n".join(lines))
+    if arguments.write:
+        before = PAGE.read_text(encoding="utf-8").partition(MARK)[0]
+        PAGE.write_text(before + MARK + "\n" + "\n".join(lines).rstrip() + "\n", encoding="utf-8")
+
+
+def healthy_report(pool: ProcessPoolExecutor) -> Iterator[str]:
+    """Yield how many sound results of the operator database are errors and warnings."""
+    verdicts = _joined(pool.map(_healthy, DTYPES))
+    yield "## Sound results of the operator database"
+    yield ""
+    yield "| type | way to compute | half | judged | errors | warnings |"
+    yield "|---|---|---|---|---|---|"
+    for (dtype, what, half), found in _grouped(verdicts, lambda one: (one.dtype, one.what, _half(one))).items():
+        wrong, coarse = (_of(_count(found, status), len(found)) for status in ("error", "warning"))
+        yield f"| {dtype} | {what} | {half} | {len(found)} | {wrong} | {coarse} |"
+    yield ""
+    yield "Errors:"
+    yield ""
+    for one in verdicts:
+        if one.status == "error":
+            way = f"by {one.what} ({_half(one)})"
+            yield f"* `{one.name}` in {one.dtype} {way}: {one.reason}, {one.worst:.3g} × what is allowed"
+
+
+def faults_report(pool: ProcessPoolExecutor) -> Iterator[str]:
+    """Yield how many faults in results of the operator database are found."""
+    verdicts = _joined(pool.map(_faulty, DTYPES[:3]))
+    yield "## Faults in results of the operator database"
+    yield ""
+    yield "| fault | type | half | results | error | error or warning |"
+    yield "|---|---|---|---|---|---|"
+    gross = [one for one in verdicts if one.kind == "gross"]
+    yield from _found(gross, lambda _: "all of the following")
+    yield from _found(gross, lambda one: one.what)
+    yield ""
+    placed = [one for one in gross if one.is_placed is not None]
+    yield f"The worst element is one that the fault changed: {_of(sum(map(_is_placed, placed)), len(placed))}."
+    yield ""
+    yield "Every element is off by so many roundoffs of the type (at random up or down, or all by the same factor):"
+    yield ""
+    yield "| roundoffs | type | half | results | error | error or warning |"
+    yield "|---|---|---|---|---|---|"
+    small = [one for one in verdicts if one.kind != "gross"]
+    yield from _found(small, lambda one: f"{one.roundoffs}, {'factor' if one.kind == 'scale' else 'at random'}")
+
+
+def kernels_report(pool: ProcessPoolExecutor) -> Iterator[str]:
+    """Yield what is said of kernels that compute something else."""
+    verdicts = _joined(pool.map(_kernels, DTYPES[:3]))
+    yield f"## Kernels that compute something else, {SEEDS} times each"
+    yield ""
+    yield "| type | right verdict | noticed |"
+    yield "|---|---|---|"
+    for dtype, found in _grouped(verdicts, lambda one: one.dtype).items():
+        noticed = sum(one.kind == "right" or one.status != "pass" for one in found)
+        yield f"| {dtype} | {_of(sum(one.kind == 'right' for one in found), len(found))} | {_of(noticed, len(found))} |"
+    yield ""
+    wrong = [one for one in verdicts if one.kind != "right"]
+    for (what, name, dtype), found in _grouped(wrong, lambda one: (one.what, one.name, one.dtype)).items():
+        yield f"* {what} (`{name}`, {dtype}): {found[0].status} {found[0].reason}, {len(found)} of {SEEDS}"
+
+
+def models_report(pool: ProcessPoolExecutor) -> Iterator[str]:
+    """Yield what is said of whole models, sound and with one wrong call."""
+    found = [each for models in pool.map(_models, COMPARED) for each in models]
+    yield "## Steps of whole models"
+    yield ""
+    yield f"{len(COMPARED)} models. None was looked at when an allowance was chosen."
+    yield ""
+    yield "| precision | sound steps | calls judged | skipped | errors | warnings | only the fault is found | noticed |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for precision, models in _grouped(found, lambda one: one.precision).items():
+        sound, faulty = ([one for one in models if bool(one.truth) is wanted] for wanted in (False, True))
+        numbers = (sum(one.judged for one in sound), sum(one.skipped for one in sound))
+        said = (sum(len(one.errors) for one in sound), sum(one.warnings for one in sound))
+        right = _of(sum(one.is_right for one in faulty), len(faulty))
+        noticed = _of(sum(one.is_noticed for one in faulty), len(faulty))
+        cells = (precision, len(sound), *numbers, *said, right, noticed)
+        yield f"| {' | '.join(map(str, cells))} |"
+    yield ""
+    for one in found:
+        if not one.is_right:
+            said = ", ".join(one.errors) or "nothing"
+            yield f"* {one.family}, {one.variant}: `{one.truth or 'nothing'}` is wrong, errors: {said}"
+
+
+def compiled_report(pool: ProcessPoolExecutor) -> Iterator[str]:
+    """Yield how many results of compiled operations are errors and warnings."""
+    verdicts = _joined(pool.map(_compiled, DTYPES[:2]))
+    yield f"## Compiled for the CPU: every {EVERY}th operation"
+    yield ""
+    yield "| type | judged | errors | warnings |"
+    yield "|---|---|---|---|"
+    for dtype, found in _grouped(verdicts, lambda one: one.dtype).items():
+        yield f"| {dtype} | {len(found)} | {_count(found, 'error')} | {_count(found, 'warning')} |"
+    yield ""
+    for one in verdicts:
+        if one.status == "error":
+            yield f"* `{one.name}` in {one.dtype}: {one.reason}, {one.worst:.3g} × what is allowed"
+
+
+_REPORTS = {
+    "healthy": healthy_report,
+    "faults": faults_report,
+    "kernels": kernels_report,
+    "models": models_report,
+    "compiled": compiled_report,
+}
+
+
+def _found(verdicts: Sequence[Verdict], title: Callable[[Verdict], str]) -> Iterator[str]:
+    for (name, dtype, half), found in _grouped(verdicts, lambda one: (title(one), one.dtype, _half(one))).items():
+        wrong = _count(found, "error")
+        noticed = _of(wrong + _count(found, "warning"), len(found))
+        yield f"| {name} | {dtype} | {half} | {len(found)} | {_of(wrong, len(found))} | {noticed} |"
+
+
+def _grouped(items: Iterable[_Item], key: Callable[[_Item], _Key]) -> dict[_Key, list[_Item]]:
+    groups: dict[_Key, list[_Item]] = defaultdict(list)
+    for item in items:
+        groups[key(item)].append(item)
+    return groups
+
+
+def _joined(parts: Iterable[list[Verdict]]) -> list[Verdict]:
+    return [verdict for part in parts for verdict in part]
+
+
+def _half(one: Verdict) -> str:
+    return "held out" if one.is_held_out else "fitted on"
+
+
+def _is_placed(one: Verdict) -> bool:
+    return bool(one.is_placed)
+
+
+def _count(verdicts: Sequence[Verdict], status: str) -> int:
+    return sum(one.status == status for one in verdicts)
+
+
+def _of(number: int, total: int) -> str:
+    return f"{number} of {total}, {number / total:.1%}" if total else "–"
+
+
+def _prepare() -> None:
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+
+
+def _healthy(dtype: torch.dtype) -> list[Verdict]:
+    return healthy_verdicts(dtype, SAMPLES)
+
+
+def _faulty(dtype: torch.dtype) -> list[Verdict]:
+    return faulty_verdicts(dtype)
+
+
+def _kernels(dtype: torch.dtype) -> list[Verdict]:
+    return wrong_kernel_verdicts(dtype, SEEDS)
+
+
+def _compiled(dtype: torch.dtype) -> list[Verdict]:
+    return compiled_verdicts(dtype, EVERY)
+
+
+def _models(family: str) -> list[CheckedModel]:
+    return list(checked_models(family))
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", action="append", choices=PARTS, help="only this one; may be repeated")
+    parser.add_argument("--jobs", type=int, default=2, help="processes (default: 2)")
+    parser.add_argument("--write", action="store_true", help=f"write the result to {PAGE.relative_to(ROOT)}")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
