@@ -1,4 +1,4 @@
-"""What `make bench-check` judges: faults change something, halves are halves, and what was found once is found again."""
+"""What `make bench-check` judges: faults change something, halves are halves, and its first findings hold."""
 
 import pytest
 import torch
