@@ -82,7 +82,7 @@ def faults_report(pool: ProcessPoolExecutor) -> Iterator[str]:
     placed = [one for one in gross if one.is_placed is not None]
     yield f"The worst element is one that the fault changed: {_of(sum(map(_is_placed, placed)), len(placed))}."
     yield ""
-    yield "Every element is off by this number of roundoffs of the type, up or down at random, or all by the same factor:"
+    yield "Every element is off by this number of roundoffs of its type, up or down at random, or all by one factor:"
     yield ""
     yield "| roundoffs | type | half | results | error | error or warning |"
     yield "|---|---|---|---|---|---|"
