@@ -41,10 +41,11 @@ class OperationCall(NamedTuple):
 class RepeatableCall:
     """An operation that can be run once more on the CPU in any floating type, on copies of its inputs.
 
-    No generator is given: it is for operations that draw nothing.
+    No generator is given: it is for operations that draw nothing. On another `device` it is run there.
     """
 
-    def __init__(self, called: OperationCall) -> None:
+    def __init__(self, called: OperationCall, device: torch.device | str = "cpu") -> None:
+        self._device = torch.device(device)
         self._function, self._args, self._kwargs = _portable(called.function, tuple(called.args), dict(called.kwargs))
 
     def run(self, dtype: torch.dtype | None, change: Callable[[Any], Any] | None = None) -> list[Tensor]:
@@ -56,11 +57,12 @@ class RepeatableCall:
         Raises:
             Exception: Whatever the operation raises, if it cannot be run in that type.
         """
-        given = pytree.tree_map(lambda value: cast(value, dtype), (self._args, self._kwargs))
+        given = pytree.tree_map(lambda value: cast(value, dtype, self._device), (self._args, self._kwargs))
         args, kwargs = pytree.tree_map(change, given) if change is not None else given
         with torch.no_grad(), torch._C.DisableTorchFunction():
             result = self._function(*args, **kwargs)
-        return [plain(leaf) for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
+        leaves = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
+        return [plain(leaf) if self._device.type == "cpu" else leaf for leaf in leaves]
 
 
 def call_on(call: OperationCall, device: str) -> Any:
@@ -86,15 +88,15 @@ def plain(tensor: Tensor) -> Tensor:
     return (tensor if tensor.layout is torch.strided else tensor.to_dense()).to("cpu")
 
 
-def cast(value: Any, dtype: torch.dtype | None) -> Any:
-    """Return an argument for a call on the CPU in the floating type `dtype` (None: its own); tensors are copies."""
+def cast(value: Any, dtype: torch.dtype | None, device: torch.device | str = "cpu") -> Any:
+    """Return an argument for a call on `device` in the floating type `dtype` (None: its own); tensors are copies."""
     match value:
         case Tensor():
-            return value.detach().to("cpu", cast_dtype(value.dtype, dtype), copy=True)
+            return value.detach().to(device, cast_dtype(value.dtype, dtype), copy=True)
         case torch.dtype():
             return cast_dtype(value, dtype)
         case torch.device():
-            return torch.device("cpu")
+            return torch.device(device)
         case torch.Generator():
             return None
         case _:

@@ -69,17 +69,21 @@ class ObservedCall:
         """Whether the inputs are still what the call was given."""
         return all(tensor._version == version for tensor, version in self.versions)
 
-    def again(self, change: Callable[[Any], Any] | None = None) -> Any:
-        """Return what the function gives for copies of its inputs, with `change` applied to each leaf of them.
+    def again(self) -> Any:
+        """Return what the function gives for copies of its inputs.
 
         It draws the same random numbers; generators and everything of the training stay as they are.
 
         Raises:
             Exception: Whatever the function raises.
         """
-        args, kwargs = self.copied(change)
+        return self.of(self.call)
+
+    def of(self, call: OperationCall) -> Any:
+        """Return what the function gives for the inputs of `call`, copies of which it takes; likewise."""
+        args, kwargs = pytree.tree_map(_cloned, (tuple(call.args), dict(call.kwargs)))
         with self.generators.repeated(), torch.no_grad():
-            return self.call.function(*args, **kwargs)
+            return call.function(*args, **kwargs)
 
     def copied(self, change: Callable[[Any], Any] | None = None) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return copies of the call's arguments, with `change` applied to each leaf."""

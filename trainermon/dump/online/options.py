@@ -20,6 +20,8 @@ class Perturbation(TextEnum):
     RELATIONS = "relations"
 
 
+NOISY = (Perturbation.ADD_NOISE, Perturbation.BIT_NOISE)
+"""The modes that `probes` repeats."""
 JUDGING = (Perturbation.IMPROVE_PRECISION, Perturbation.TO_CPU)
 """The modes that compare with a result of higher precision, which a call can therefore be replaced by."""
 

@@ -1,0 +1,190 @@
+"""Whether a result moved as mathematics says when its inputs were moved: the observed change beside the predicted one.
+
+Rounding that both runs share cancels, so a call need not be right to pass; it must react rightly. A function that is
+itself unstable moves far, as predicted: that is no fault of the kernel, and told apart by its condition.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from trainermon.accuracy.calls import OperationCall, plain
+from trainermon.accuracy.families import Family
+from trainermon.accuracy.judge import Judgement, Status, coarsest_roundoff, family_of_call
+from trainermon.accuracy.places import place_of
+from trainermon.accuracy.reference import Reference, unit_roundoff
+from trainermon.accuracy.screen import QuickReference
+
+_SINGLE = 2.0**-24
+_UNJUDGED = (Family.RANDOM, Family.UNDEFINED, Family.GAUGE)
+
+
+class CallPair(NamedTuple):
+    """A call and the same one with moved inputs, and what the device gave for both.
+
+    Attributes:
+        name: The operation's name.
+        call: The call with its inputs as the kernel saw them.
+        moved: The same with moved inputs.
+        given: What the device gave for `call`.
+        observed: What it gave for `moved`.
+    """
+
+    name: str
+    call: OperationCall
+    moved: OperationCall
+    given: Any
+    observed: Any
+
+
+class JudgedChange(NamedTuple):
+    """The verdict on how one tensor of a result moved.
+
+    Attributes:
+        judgement: `device_value` is the observed change of the worst element, `golden_value` the predicted one.
+        condition: The predicted relative change of the result over that of the inputs, by norms; NaN: not measured.
+    """
+
+    judgement: Judgement
+    condition: float = math.nan
+
+
+def judge_change(pair: CallPair, *, inside: torch.dtype | None = None) -> list[JudgedChange]:
+    """Return a verdict for every tensor of the results of `pair`.
+
+    `inside` is the type it computed in where that is coarser than float32 by intention. Nothing given is written to.
+    Cost: two runs in a finer type where the result is; up to ten more in float64 on the CPU if they do not settle it.
+
+    Raises:
+        Exception: Whatever the operation raises in a finer type.
+    """
+    given, observed = _tensors(pair.given), _tensors(pair.observed)
+    family = family_of_call(pair.name, pair.call)
+    if family in _UNJUDGED:
+        return [JudgedChange(_of(tensor, Status.SKIP, family.value)) for tensor in given]
+    if [tensor.shape for tensor in given] != [tensor.shape for tensor in observed]:
+        return [JudgedChange(_of(tensor, Status.SKIP, "its shape depends on its input")) for tensor in given]
+    quick = [QuickReference(pair.name, call, pair.given) for call in (pair.call, pair.moved)]
+    relative = _relative_change(pair)
+    found = [_quick(number, given[number], observed[number], quick, relative) for number in range(len(given))]
+    if all(found):
+        return [one for one in found if one is not None]
+    exact = [Reference(call, family, pair.name) for call in (pair.call, pair.moved)]
+    coarsest = max(coarsest_roundoff([*pair.call.tensors, *given]), unit_roundoff(inside) if inside else 0.0)
+    return [
+        found[number] or _PreciseChange(given[number], observed[number], exact, number).judged(coarsest, relative)
+        for number in range(len(given))
+    ]
+
+
+def _quick(
+    number: int, given: Tensor, observed: Tensor, quick: list[QuickReference], relative: float
+) -> JudgedChange | None:
+    """Return a pass if the change is what the finer runs predict within their bounds, None if that is not sure."""
+    before, after = (reference.results[number] for reference in quick)
+    if before.shape != given.shape or given.is_complex():
+        return None
+    if not given.is_floating_point():
+        return JudgedChange(_of(given, Status.PASS, "")) if torch.equal(observed.to(after.dtype), after) else None
+    predicted = after - before
+    off = (observed.to(after.dtype) - given.to(after.dtype)).sub_(predicted).abs_()
+    allowed = sum(reference.bound(number, given.dtype) for reference in quick)
+    if not bool((off <= allowed).all()):
+        return None
+    return JudgedChange(_of(given, Status.PASS, ""), _condition(predicted, before, relative))
+
+
+class _PreciseChange:
+    """One floating result before and after, beside what float64 gives for both."""
+
+    def __init__(self, given: Tensor, observed: Tensor, references: list[Reference], number: int) -> None:
+        self._given, self._observed, self._number = plain(given), plain(observed), number
+        self._references = references
+        self._before, self._after = (reference.results[number] for reference in references)
+
+    def judged(self, coarsest: float, relative: float) -> JudgedChange:
+        given = self._given
+        if given.shape != self._before.shape:
+            return JudgedChange(_of(given, Status.SKIP, "of another shape in float64"))
+        if not (given.is_floating_point() or given.is_complex()):
+            differs = self._observed.to(self._after.dtype) != self._after
+            jumps = differs & (given.to(self._before.dtype) == self._before)
+            return JudgedChange(self._verdict(jumps.double() * math.inf if bool(jumps.any()) else jumps.double(), 0.0))
+        predicted = self._after - self._before
+        seen = self._observed.to(predicted.dtype) - given.to(predicted.dtype)
+        off = torch.where(self._same(), 0.0, (seen - predicted).abs())
+        fine = self._ratios(off, _SINGLE)
+        rough = self._ratios(off, coarsest) if coarsest > _SINGLE else fine
+        worst = float(rough.max()) if rough.numel() else 0.0
+        judgement = self._verdict(fine, worst, (seen, predicted))
+        return JudgedChange(judgement, _condition(predicted, self._before, relative))
+
+    def _same(self) -> Tensor:
+        """Return where neither run can be compared, since float64 leaves the range of the type, and both did so."""
+        pairs = ((self._given, self._before), (self._observed, self._after))
+        same = torch.ones(self._given.shape, dtype=torch.bool)
+        for value, exact in pairs:
+            rounded = exact.to(value.dtype)
+            same &= (value == rounded) | (value.isnan() & rounded.isnan())
+        return same
+
+    def _ratios(self, off: Tensor, unit: float) -> Tensor:
+        allowed = sum(reference.allowed(self._number, self._given.dtype, unit) for reference in self._references)
+        ratio = torch.where(off == 0, 0.0, off / allowed)
+        return torch.where(ratio.isnan(), math.inf, ratio)
+
+    def _verdict(self, ratios: Tensor, rough: float, changes: tuple[Tensor, Tensor] | None = None) -> Judgement:
+        above = ratios > 1
+        if not bool(above.any()):
+            return dataclasses.replace(_of(self._given, Status.PASS, ""), worst=float(ratios.max()))
+        at = int(ratios.argmax())
+        place = torch.unravel_index(torch.tensor(at), self._given.shape) if self._given.dim() else ()
+        seen, predicted = changes or (self._observed, self._after)
+        is_coarse = changes is not None and rough <= 1
+        finite = bool(self._observed.isfinite().all()) or not bool(self._after.isfinite().all())
+        reason = "coarse" if is_coarse else "unexplained change" if finite else "not finite"
+        return dataclasses.replace(
+            _of(self._given, Status.WARNING if is_coarse else Status.ERROR, reason),
+            worst=float(ratios.max()),
+            index=tuple(int(i) for i in place),
+            device_value=seen.flatten()[at].item(),
+            golden_value=predicted.flatten()[at].item(),
+            share_above=float(above.double().mean()),
+            place=place_of(above),
+        )
+
+
+def _condition(predicted: Tensor, before: Tensor, relative: float) -> float:
+    size = float(before.abs().double().norm())
+    change = float(predicted.abs().double().norm())
+    if not (size and relative and math.isfinite(size) and math.isfinite(change)):
+        return math.nan
+    return change / size / relative
+
+
+def _relative_change(pair: CallPair) -> float:
+    """Return the relative change of all inputs together, by norms."""
+    size = change = 0.0
+    for one, other in zip(pair.call.tensors, pair.moved.tensors, strict=True):
+        if one.is_floating_point() and one.shape == other.shape:
+            wide = one.detach().double()
+            norm = float(wide.norm())
+            if math.isfinite(norm) and norm:
+                change = max(change, float((other.detach().double() - wide).norm()) / norm)
+                size = 1.0
+    return change if size else 0.0
+
+
+def _tensors(output: Any) -> list[Tensor]:
+    return [leaf.detach() for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
+
+
+def _of(tensor: Tensor, status: Status, reason: str) -> Judgement:
+    name = str(tensor.dtype).removeprefix("torch.")
+    return Judgement(status=status, reason=reason, dtype=name, shape=tuple(tensor.shape))
