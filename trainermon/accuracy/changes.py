@@ -25,7 +25,7 @@ _SINGLE = 2.0**-24
 _UNJUDGED = (Family.RANDOM, Family.UNDEFINED, Family.GAUGE)
 
 
-class CallPair(NamedTuple):
+class MovedCall(NamedTuple):
     """A call and the same one with moved inputs, and what the device gave for both.
 
     Attributes:
@@ -55,7 +55,7 @@ class JudgedChange(NamedTuple):
     condition: float = math.nan
 
 
-def judge_change(pair: CallPair, *, inside: torch.dtype | None = None) -> list[JudgedChange]:
+def judge_change(pair: MovedCall, *, inside: torch.dtype | None = None) -> list[JudgedChange]:
     """Return a verdict for every tensor of the results of `pair`.
 
     `inside` is the type it computed in where that is coarser than float32 by intention. Nothing given is written to.
@@ -168,7 +168,7 @@ def _condition(predicted: Tensor, before: Tensor, relative: float) -> float:
     return change / size / relative
 
 
-def _relative_change(pair: CallPair) -> float:
+def _relative_change(pair: MovedCall) -> float:
     """Return the relative change of all inputs together, by norms."""
     size = change = 0.0
     for one, other in zip(pair.call.tensors, pair.moved.tensors, strict=True):

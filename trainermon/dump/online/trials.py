@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from trainermon.accuracy.calls import OperationCall
-from trainermon.accuracy.changes import CallPair, judge_change
+from trainermon.accuracy.changes import MovedCall, judge_change
 from trainermon.accuracy.judge import Judgement, Status, judge_call
 from trainermon.accuracy.screen import QuickReference
 from trainermon.dump.online.differences import Apart, passed, ratio_of, repetition
@@ -75,7 +75,7 @@ class Trials:
         again = observed.of(moved)
         with unobserved(_device_of(observed.call)), observed.generators.repeated(), torch.no_grad():
             (call, inside), (other, _) = (as_seen(one, result) for one in (observed.call, moved))
-            changes = judge_change(CallPair(observed.name, call, other, result, again), inside=inside)
+            changes = judge_change(MovedCall(observed.name, call, other, result, again), inside=inside)
         pairs = zip(_tensors(result), _tensors(again), strict=True)
         for number, (change, pair) in enumerate(zip(changes, pairs, strict=True)):
             with unobserved(_device_of(call)):
