@@ -60,6 +60,15 @@ def test_the_vendors_rule_has_its_limit_on_the_mean(share, status):
     assert judged(Rules.CANN, torch.neg, x, alter=lambda y: y * (1 + share)).status is status
 
 
+@pytest.mark.parametrize(("share", "status"), [(9 * 2.0**-13, Status.PASS), (11 * 2.0**-13, Status.ERROR)])
+def test_the_vendors_rule_allows_one_element_ten_times_as_much(share, status):
+    def one_off(result):
+        result[3, 3] *= 1 + share
+        return result
+
+    assert judged(Rules.CANN, torch.neg, torch.rand(64, 64) + 1, alter=one_off).status is status
+
+
 @pytest.mark.parametrize(("share", "status"), [(1e-6, Status.PASS), (2e-5, Status.ERROR)])
 def test_torchs_rule_is_that_of_assert_close(share, status):
     x = torch.rand(64, 64) + 1

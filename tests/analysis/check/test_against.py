@@ -1,6 +1,7 @@
 """`trainermon check against`: msprobe's own files and verdicts, recorded by `record_against.py`, and what it loses."""
 
 import csv
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -155,6 +156,37 @@ def test_our_own_verdict_is_kept_where_msprobe_measures_nothing():
 )
 def test_an_error_is_a_warning_where_the_golden_device_is_a_third_as_far_off(target, golden, status):
     assert pair_verdict(target, golden, Rules.TRAINERMON).status == status
+
+
+def measured(operation, **metrics):
+    name = f"Functional.{operation}.0.forward.output.0"
+    return dataclasses.replace(row("pass"), name=name, metrics=LegacyMetrics(**metrics), is_ours=False)
+
+
+@pytest.mark.parametrize(("share", "status"), [(0.9989, "error"), (0.999, "pass")])
+def test_a_convolution_of_version_8_needs_999_elements_in_1000(share, status):
+    target = measured("conv2d", within_thousandth=share)
+
+    assert pair_verdict(target, target, Rules.MSPROBE8).status == status
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "status"),
+    [
+        (math.nan, math.nan, "pass"),
+        (math.inf, math.inf, "pass"),
+        (math.inf, -math.inf, "error"),
+        (math.nan, math.inf, "error"),
+        (math.nan, 1.0, "error"),
+        (1.0, math.nan, "error"),
+    ],
+)
+def test_measures_that_are_not_finite_must_be_so_on_both_sides(one, other, status):
+    rest = dict.fromkeys(("small_share", "max_relative", "mean_relative", "balance"), 0.0)
+
+    found = pair_verdict(measured("exp", rmse=one, **rest), measured("exp", rmse=other, **rest), Rules.MSPROBE)
+
+    assert found.status == status
 
 
 def changed(tmp_path, change):
