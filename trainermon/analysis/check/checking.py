@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
@@ -15,6 +16,7 @@ from trainermon.accuracy.calls import OperationCall
 from trainermon.accuracy.judge import Judgement, Review, Status, judge_call
 from trainermon.accuracy.rules import ChosenRules
 from trainermon.analysis.check.backward import GradientChecker
+from trainermon.analysis.check.devices import run_again
 from trainermon.analysis.check.readings import is_product, narrow_result, rounded
 from trainermon.analysis.compare.progress import Report, no_report
 from trainermon.core.errors import DumpError
@@ -39,6 +41,8 @@ class CheckedCall:
         skipped: Why it was not judged at all; "" if it was.
         slots: Of a backward what each judgement is of, `input.0` or `weight`; else none.
         line: The line of the user's code that called it, as in stack.json; "" if the dump has no stacks.
+        rerun: Where the call was run again on a device: one judgement for each tensor that it returned there.
+        cause: Why a result is wrong, as far as running it again tells; "" if none is or it was not run again.
     """
 
     key: str
@@ -46,11 +50,13 @@ class CheckedCall:
     skipped: str = ""
     line: str = ""
     slots: tuple[str, ...] = ()
+    rerun: tuple[Judgement, ...] = ()
+    cause: str = ""
 
     @property
     def status(self) -> Status:
-        """The worst verdict of its tensors; SKIP if none was judged."""
-        found = {judgement.status for judgement in self.judgements}
+        """The worst verdict of its tensors, then and again; SKIP if none was judged."""
+        found = {judgement.status for judgement in (*self.judgements, *self.rerun)}
         return next((status for status in _ORDER if status in found), Status.SKIP)
 
     @property
@@ -66,12 +72,14 @@ class CheckedCall:
     @property
     def worst(self) -> Judgement | None:
         """The first judgement that has the call's status; None if it was skipped as a whole."""
-        return next((judgement for judgement in self.judgements if judgement.status is self.status), None)
+        every = (*self.judgements, *self.rerun)
+        return next((judgement for judgement in every if judgement.status is self.status), None)
 
     @property
     def reason(self) -> str:
         """Why it is not a pass, in a word or a sentence; "" of a pass."""
-        return self.skipped or (self.worst.reason if self.worst else "it returned no tensor")
+        found = self.skipped or (self.worst.reason if self.worst else "it returned no tensor")
+        return "; ".join(filter(None, [found, self.cause]))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +149,7 @@ class DumpChecker:
         wanted: Chooses calls by key.
         rules: Whose rules give the verdict, see `check_dump`.
         max_elements: A call whose tensors have more elements together is not judged; None: no limit.
+        device: Where forward calls are run again, and judged, too; "": nowhere.
 
     Attributes:
         keys: Keys of the chosen calls, in the order of `CallsCheck.calls`.
@@ -156,6 +165,7 @@ class DumpChecker:
         wanted: Callable[[str], bool] = lambda _: True,
         rules: ChosenRules | None = None,
         max_elements: int | None = None,
+        device: str = "",
     ) -> None:
         raw = load_raw(directory)
         entries = parse_dump(directory, raw).entries
@@ -163,7 +173,7 @@ class DumpChecker:
         chosen = [one for one in forwards if wanted(one.key)]
         chosen += [one for one in entries if one.direction == BACKWARD and wanted(one.key)]
         self._directory, self._data, self._entries = directory, raw.data, chosen
-        self._rules, self._max_elements = rules, max_elements
+        self._rules, self._max_elements, self._device = rules, max_elements, device
         self._gradients = GradientChecker(directory, raw.data, forwards, rules)
         self.keys = tuple(entry.key for entry in chosen)
 
@@ -188,21 +198,30 @@ class DumpChecker:
         if reason:
             return CheckedCall(key=entry.key, skipped=reason, line=line)
         try:
-            judgements = self._judgements(entry)
+            found = self._backward(entry) if entry.direction == BACKWARD else self._forward(entry)
         except DumpError as error:
             return CheckedCall(key=entry.key, skipped=str(error), line=line)
         except Exception as error:  # noqa: BLE001  # a damaged entry, or a type that this torch cannot compute with
             why = (str(error).splitlines() or [""])[0][:160]
             return CheckedCall(key=entry.key, skipped=f"cannot be judged: {type(error).__name__}: {why}", line=line)
-        slots = tuple(judgements) if entry.direction == BACKWARD else ()
-        return CheckedCall(key=entry.key, judgements=tuple(judgements.values()), line=line, slots=slots)
+        return dataclasses.replace(found, line=line)
 
-    def _judgements(self, entry: EntryRecord) -> dict[str, Judgement]:
-        if entry.direction == BACKWARD:
-            return self._gradients.judgements(entry.key.removesuffix(f".{BACKWARD}"))
+    def _backward(self, entry: EntryRecord) -> CheckedCall:
+        named = self._gradients.judgements(entry.key.removesuffix(f".{BACKWARD}"))
+        return CheckedCall(key=entry.key, judgements=tuple(named.values()), slots=tuple(named))
+
+    def _forward(self, entry: EntryRecord) -> CheckedCall:
         dumped = rebuild(self._directory, self._data, entry)
         review = self._rules.of_call(entry.key, dumped.call.tensors) if self._rules else None
-        return {str(number): one for number, one in enumerate(_judged(dumped, entry.autocast, review))}
+
+        def judged(result: Any) -> list[Judgement]:
+            return _judged(dataclasses.replace(dumped, result=result), entry.autocast, review)
+
+        found = judged(dumped.result)
+        if not self._device:
+            return CheckedCall(key=entry.key, judgements=tuple(found))
+        again = run_again(dumped.call, self._device, entry.autocast, found, judged)
+        return CheckedCall(key=entry.key, judgements=tuple(found), rerun=again.judgements, cause=again.cause)
 
 
 def _place(frame: object) -> str:

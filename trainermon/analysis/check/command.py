@@ -15,6 +15,7 @@ from trainermon.accuracy.judge import Status
 from trainermon.analysis.check.against_command import add_against
 from trainermon.analysis.check.checking import CallsCheck, dumps_below
 from trainermon.analysis.check.details import DECIMALS
+from trainermon.analysis.check.devices import chosen_devices
 from trainermon.analysis.check.dumps import CallChoice, CheckOptions, check_dumps
 from trainermon.analysis.check.ops import DEFAULT_DTYPES, check_device
 from trainermon.analysis.check.run_options import (
@@ -53,7 +54,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_run_options(run)
     add_worker_options(run)
-    run.add_argument("-d", nargs="+", dest="without_effect", help=argparse.SUPPRESS)
     run.add_argument("-j", "--jit_compile", action="store_true", help=argparse.SUPPRESS)
     run.set_defaults(judge=_judge_dumps)
     ops = actions.add_parser("ops", help="judge what a device gives for the operations of torch; needs no dump")
@@ -137,7 +137,8 @@ def _judge_dumps(args: argparse.Namespace, progress: ProgressBar) -> tuple[list[
     args.dump = args.api_info if args.dump is None else args.dump
     if args.dump is None:
         raise ConfigError("expected a dump: `trainermon check run DUMP`")
-    if args.without_effect or args.jit_compile:
+    devices = chosen_devices(args.device, args.device_ids)
+    if args.jit_compile or (args.device_ids and not devices):
         sys.stderr.write(
             "trainermon check: -j and -d have no effect: no device is needed, its results are in the dump\n"
         )
@@ -148,7 +149,8 @@ def _judge_dumps(args: argparse.Namespace, progress: ProgressBar) -> tuple[list[
         unique=args.unique,
         rules=chosen_rules(args, args.checker),
         max_elements=args.max_elements,
-        workers=chosen_workers(args),
+        workers=chosen_workers(args, len(devices)),
+        devices=devices,
     )
     paths = dumps_below(args.dump)
     args.journal = opened_journal(args, options.about(args.dump, paths), stamp)

@@ -61,6 +61,7 @@ class CheckOptions:
         rules: Whose rules give the verdict, see `check_dump`.
         max_elements: A call whose tensors have more elements together is not judged; None: no limit.
         workers: The worker processes; None: none, it happens here.
+        devices: Where forward calls are run again, each call on one of them; (): nowhere.
     """
 
     choice: CallChoice = CallChoice()
@@ -68,6 +69,7 @@ class CheckOptions:
     rules: ChosenRules | None = None
     max_elements: int | None = None
     workers: Workers | None = None
+    devices: tuple[str, ...] = ()
 
     def choice_in(self, directory: Path) -> CallChoice:
         """Return the choice of calls for the dump in `directory`.
@@ -96,6 +98,7 @@ class CheckOptions:
                 "config": str(self.choice.config),
             },
             "rules": self.rules.rules.value if self.rules is not None else None,
+            "devices": list(self.devices),
             "limit of elements": self.max_elements,
         }
 
@@ -117,24 +120,34 @@ def check_dumps(
     """
     for directory in directories:
         try:
-            opener = functools.partial(
-                DumpChecker,
-                directory,
-                wanted=options.choice_in(directory),
-                rules=options.rules,
-                max_elements=options.max_elements,
-            )
-            checker = opener()
+            openers = _openers(directory, options)
+            checker = openers[0]()
         except DumpError as error:
             complain(error)
             continue
         calls = _known(directory, checker, journal)
-        for number, call in _judged(checker, opener, [n for n in range(len(checker.keys)) if n not in calls], options):
+        for number, call in _judged(checker, openers, [n for n in range(len(checker.keys)) if n not in calls], options):
             calls[number] = call
             if journal is not None:
                 journal.add(str(directory), number, call)
             report(len(calls), len(checker.keys), "calls")
         yield CallsCheck(source=str(directory), calls=tuple(call for _, call in sorted(calls.items())))
+
+
+def _openers(directory: Path, options: CheckOptions) -> list[Callable[[], DumpChecker]]:
+    """Return what opens the dump, for each device."""
+    choice = options.choice_in(directory)
+    return [
+        functools.partial(
+            DumpChecker,
+            directory,
+            wanted=choice,
+            rules=options.rules,
+            max_elements=options.max_elements,
+            device=device,
+        )
+        for device in options.devices or ("",)
+    ]
 
 
 def _known(directory: Path, checker: DumpChecker, journal: CheckJournal | None) -> dict[int, CheckedCall]:
@@ -143,12 +156,12 @@ def _known(directory: Path, checker: DumpChecker, journal: CheckJournal | None) 
 
 
 def _judged(
-    checker: DumpChecker, opener: Callable[[], DumpChecker], numbers: Sequence[int], options: CheckOptions
+    checker: DumpChecker, openers: Sequence[Callable[[], DumpChecker]], numbers: Sequence[int], options: CheckOptions
 ) -> Iterator[tuple[int, CheckedCall]]:
     if options.workers is None:
         yield from ((number, checker.check(number)) for number in numbers)
         return
-    for number, found in run_calls([opener], numbers, options.workers):
+    for number, found in run_calls(openers, numbers, options.workers):
         yield number, checker.lost(number, found) if isinstance(found, str) else found
 
 

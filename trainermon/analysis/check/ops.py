@@ -13,6 +13,7 @@ import torch
 from trainermon.accuracy.calls import OperationCall, call_on
 from trainermon.accuracy.judge import Judgement, Status, judge_call
 from trainermon.analysis.check.checking import CallsCheck, CheckedCall
+from trainermon.analysis.check.devices import require_device
 from trainermon.analysis.compare.progress import Report, no_report
 from trainermon.core.errors import ConfigError
 
@@ -51,7 +52,7 @@ def check_device(
     Raises:
         ConfigError: There is no such device, or this build of torch has no database.
     """
-    _require_device(device)
+    require_device(device)
     database = [
         (op, dtype)
         for dtype in dtypes
@@ -77,14 +78,6 @@ def _of_operation(
     except Exception as error:  # noqa: BLE001  # whatever the database raises where a library of it is not here
         return [CheckedCall(key=keys[0], skipped=f"it has no sample here: {type(error).__name__}")]
     return [_checked(key, sample, device) for key, sample in chosen if key in keys]
-
-
-def _require_device(device: str) -> None:
-    try:
-        torch.ones(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        why = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ConfigError(f"--device {device}: torch cannot use it here: {why}") from error
 
 
 def _database() -> list[Any]:

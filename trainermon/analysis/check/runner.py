@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import multiprocessing
 import signal
 import time
@@ -50,27 +51,33 @@ def run_calls(
 ) -> Generator[tuple[int, CheckedCall | str]]:
     """Yield the number and the verdict of each of the calls `numbers`, in the order in which they are done.
 
-    The workers take the `openers` in turn, one for each device. A call that ends its process, or takes too long, yields
+    There is an opener for each device, and a worker at least for each. The calls go to them in turn by number, so that
+    which device a call is given does not depend on the workers. A call that ends its process, or takes too long, yields
     a text instead, its reason, and another process takes the place of its own.
 
     Raises:
         DumpError: A worker cannot start.
     """
-    waiting = deque(numbers)
-    pool = [_Worker(openers[index % len(openers)]) for index in range(min(workers.number, len(waiting)))]
+    queues = [
+        _Queue(opener, deque(number for number in numbers if number % len(openers) == place))
+        for place, opener in enumerate(openers)
+    ]
+    number_of_workers = max(len(openers), min(workers.number, len(numbers)))
+    pool = [_Worker(queue) for _, queue in zip(range(number_of_workers), itertools.cycle(queues)) if queue.waiting]
     try:
         while pool:
             for worker in _heard(pool, workers.timeout_s):
                 number, found = worker.number, worker.answer(workers.timeout_s)
                 if number is not None and found is not None:
                     yield number, found
-                if waiting and not worker.is_lost:
-                    worker.give(waiting.popleft())
+                queue = worker.queue
+                if queue.waiting and not worker.is_lost:
+                    worker.give(queue.waiting.popleft())
                     continue
                 worker.end()
                 pool.remove(worker)
-                if waiting:
-                    pool.append(_Worker(worker.opener))
+                if queue.waiting:
+                    pool.append(_Worker(queue))
     finally:
         for worker in pool:
             worker.end()
@@ -84,21 +91,28 @@ def _heard(pool: Sequence[_Worker], timeout_s: float | None) -> list[_Worker]:
     return [worker for worker in pool if worker.connection in said or worker.is_late(timeout_s)]
 
 
+class _Queue(NamedTuple):
+    """Calls that are not judged yet, and what opens their judge."""
+
+    opener: Opener
+    waiting: deque[int]
+
+
 class _Worker:
     """A process that judges one call at a time.
 
     Attributes:
-        opener: Makes what judges.
+        queue: The calls that it takes from.
         connection: To the process.
         number: The call that it was given; None: none yet.
         since: When it was given that, by the monotonic clock.
         is_lost: It has ended, or must be.
     """
 
-    def __init__(self, opener: Opener) -> None:
-        self.opener = opener
+    def __init__(self, queue: _Queue) -> None:
+        self.queue = queue
         self.connection, theirs = _PROCESSES.Pipe()
-        self._process = _PROCESSES.Process(target=_serve, args=(theirs, opener), daemon=True)
+        self._process = _PROCESSES.Process(target=_serve, args=(theirs, queue.opener), daemon=True)
         self._process.start()
         theirs.close()
         self.number: int | None = None

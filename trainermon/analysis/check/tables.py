@@ -32,6 +32,8 @@ def document(check: CallsCheck) -> dict[str, Any]:
             "line": call.line,
             "outputs": [_plain(judgement) for judgement in call.judgements],
             **({"slots": list(call.slots)} if call.slots else {}),
+            **({"rerun": [_plain(judgement) for judgement in call.rerun]} if call.rerun else {}),
+            **({"cause": call.cause} if call.cause else {}),
         }
         for call in check.calls
     ]

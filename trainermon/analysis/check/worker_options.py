@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from trainermon.analysis.check.devices import RECORDED
 from trainermon.analysis.check.journal import CheckJournal
 from trainermon.analysis.check.runner import Workers
 from trainermon.core.errors import ConfigError
@@ -27,12 +28,19 @@ def add_worker_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-elements", type=int, metavar="N", help="pass over calls whose tensors have more elements together"
     )
+    parser.add_argument(
+        "--device",
+        default=RECORDED,
+        metavar="NAMES",
+        help="run each call again there and judge that, too: cpu, cuda:0,cuda:1 or npu:0 (default: %(default)s only)",
+    )
+    parser.add_argument("-d", nargs="+", dest="device_ids", help=argparse.SUPPRESS)
     parser.add_argument("--resume", action="store_true", help="go on with the check in -o DIR that was interrupted")
     parser.add_argument("-csv_path", "--result_csv_path", type=Path, dest="csv_path", help=argparse.SUPPRESS)
 
 
-def chosen_workers(args: argparse.Namespace) -> Workers | None:
-    """Return the worker processes that are asked for; None: none.
+def chosen_workers(args: argparse.Namespace, num_devices: int = 0) -> Workers | None:
+    """Return the worker processes that are asked for, or that so many devices need; None: none.
 
     Raises:
         ConfigError: A number is too small.
@@ -43,7 +51,9 @@ def chosen_workers(args: argparse.Namespace) -> Workers | None:
             raise ConfigError(f"--{name.replace('_', '-')}: found {found}, expected 1 or more")
     if args.timeout is not None and not args.timeout > 0:
         raise ConfigError(f"--timeout: found {args.timeout:g}, expected seconds, more than 0")
-    return None if args.jobs is None and args.timeout is None else Workers(args.jobs or 1, args.timeout)
+    if args.jobs is None and args.timeout is None and num_devices < 2:
+        return None
+    return Workers(args.jobs or max(1, num_devices), args.timeout)
 
 
 def stamp_to_resume(args: argparse.Namespace) -> str:

@@ -1,0 +1,121 @@
+"""Recorded calls once more on a device: is a wrong result the kernel's doing, or did it come and go?"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from trainermon.accuracy.calls import OperationCall, call_on, plain
+from trainermon.accuracy.judge import Judgement, Status
+from trainermon.core.errors import ConfigError
+
+RECORDED = "recorded"
+TRANSIENT, KERNEL, NONDETERMINISTIC, DEVICE = "transient", "kernel", "nondeterministic", "device"
+"""What the cause of a wrong result begins with."""
+
+
+class CallRerun(NamedTuple):
+    """A call that was run again on a device.
+
+    Attributes:
+        judgements: One for each tensor that it returned there; () if it could not be run.
+        cause: Why a result is wrong, in a word and a sentence; "" if none is.
+    """
+
+    judgements: tuple[Judgement, ...]
+    cause: str
+
+
+def chosen_devices(text: str, ids: Sequence[str] | None = None) -> tuple[str, ...]:
+    """Return the devices in `text` (`cuda:0,cuda:1`) or of msprobe's `ids` (`0 1`); () for what is recorded only.
+
+    Raises:
+        ConfigError: A device is not there, or is named twice.
+    """
+    names = [f"{_accelerator()}:{number}" for number in ids] if ids and _accelerator() else text.split(",")
+    devices = tuple(name.strip() for name in names if name.strip() != RECORDED)
+    for device in devices:
+        require_device(device)
+    if len(set(devices)) < len(devices):
+        raise ConfigError(f"--device: found {','.join(devices)}, expected each device once")
+    return devices
+
+
+def _accelerator() -> str:
+    """Return what msprobe takes device numbers for: `npu` where torch_npu is, or `cuda`; "" if there is neither."""
+    if importlib.util.find_spec("torch_npu") is not None:
+        return "npu"
+    return "cuda" if torch.cuda.is_available() else ""
+
+
+def require_device(device: str) -> None:
+    """Raise a ConfigError unless torch can use the device."""
+    try:
+        torch.ones(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        why = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ConfigError(f"--device {device}: torch cannot use it here: {why}") from error
+
+
+def run_again(
+    call: OperationCall,
+    device: str,
+    autocast: str,
+    recorded: Sequence[Judgement],
+    judged: Callable[[object], Sequence[Judgement]],
+) -> CallRerun:
+    """Return what `device` gives for a recorded call now, under `autocast` (`torch.bfloat16` or "").
+
+    `judged` gives the verdicts on a result, `recorded` are those on the one in the dump.
+    """
+    if all(one.status is Status.SKIP for one in recorded):
+        return CallRerun((), "")
+    try:
+        result = _result(call, device, autocast)
+        found = tuple(judged(result))
+        was_wrong, is_wrong = _has_error(recorded), _has_error(found)
+        if not was_wrong and not is_wrong:
+            return CallRerun(found, "")
+        is_steady = _same_bits(result, _result(call, device, autocast))
+    except Exception as error:  # noqa: BLE001  # whatever a device raises: it has no such kernel, or no memory
+        why = (str(error).splitlines() or [""])[0][:160]
+        return CallRerun((), f"not run again on {device}: {type(error).__name__}: {why}")
+    return CallRerun(found, _cause(device, was_wrong=was_wrong, is_wrong=is_wrong, is_steady=is_steady))
+
+
+def _cause(device: str, *, was_wrong: bool, is_wrong: bool, is_steady: bool) -> str:
+    if not is_steady:
+        return f"{NONDETERMINISTIC}: {device} gives another result each time"
+    if not is_wrong:
+        return f"{TRANSIENT}: {device} gives the right result now"
+    if not was_wrong:
+        return f"{DEVICE}: what was recorded is right, {device} gives something else"
+    return f"{KERNEL}: {device} gives a wrong result again"
+
+
+def _result(call: OperationCall, device: str, autocast: str) -> object:
+    with ExitStack() as contexts:
+        contexts.enter_context(torch.device(device))
+        if autocast:
+            dtype = getattr(torch, autocast.removeprefix("torch."))
+            contexts.enter_context(torch.autocast(torch.device(device).type, dtype))
+        return call_on(call, device)
+
+
+def _has_error(judgements: Sequence[Judgement]) -> bool:
+    return any(one.status is Status.ERROR for one in judgements)
+
+
+def _same_bits(one: object, other: object) -> bool:
+    """Return whether two results have equal tensors; a NaN equals a NaN."""
+    sides = [[plain(leaf) for leaf in pytree.tree_leaves(side) if isinstance(leaf, Tensor)] for side in (one, other)]
+    return all(
+        first.shape == second.shape and bool(((first == second) | (first.isnan() & second.isnan())).all())
+        for first, second in zip(*sides, strict=True)
+    )
