@@ -62,6 +62,16 @@ def test_a_call_that_was_not_judged_has_a_row_of_blanks(tmp_path):
     assert (cells["DEVICE Dtype"], cells["msprobe Status"]) == (BLANK, BLANK)
 
 
+def test_rows_of_a_backward_stand_behind_those_of_its_forward(tmp_path):
+    keys = [f"Functional.relu.{n}.{direction}" for direction in ("forward", "backward") for n in (0, 1)]
+    calls = tuple(CheckedCall(key=key, skipped="random") for key in keys)
+
+    write_details(CallsCheck(source="", calls=calls), tmp_path / "details.csv")
+    rows = list(csv.reader((tmp_path / "details.csv").read_text(encoding="utf-8-sig").splitlines()))[1:]
+
+    assert [row[0].removesuffix(".output.0") for row in rows] == [keys[0], keys[2], keys[1], keys[3]]
+
+
 def test_a_cell_that_a_spreadsheet_would_run_is_quoted_and_a_number_is_not():
     assert [safe_cell(text) for text in ("=1", "-inf", "-0.5", "-x", "@a", "nan", "(-1+2j)")] == [
         "'=1",

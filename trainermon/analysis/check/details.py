@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from trainermon.accuracy.judge import Judgement
@@ -73,13 +73,22 @@ def write_details(check: CallsCheck, path: Path, decimals: int = DECIMALS) -> No
     with path.open("w", encoding="utf-8-sig", newline="") as file:
         rows = csv.writer(file)
         rows.writerow([*LEGACY_COLUMNS, *OWN_COLUMNS])
-        for call in check.calls:
+        for call in _by_call(check.calls):
             rows.writerows([safe_cell(cell) for cell in row] for row in _rows(call, decimals))
 
 
 def safe_cell(text: str) -> str:
     """Return a cell's text so that no spreadsheet runs it: an apostrophe goes before a sign that starts no number."""
     return f"'{text}" if text.startswith(_FORMULA) and not _is_number(text) else text
+
+
+def _by_call(calls: Sequence[CheckedCall]) -> Iterator[CheckedCall]:
+    """Yield each forward with its backward behind it: msprobe takes neighbouring rows for those of one call."""
+    directions: dict[str, list[CheckedCall]] = {}
+    for call in calls:
+        directions.setdefault(call.stem, []).append(call)
+    for found in directions.values():
+        yield from found
 
 
 def _rows(call: CheckedCall, decimals: int) -> Iterator[list[str]]:
