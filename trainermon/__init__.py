@@ -17,9 +17,19 @@ from trainermon.core.log import set_level
 if TYPE_CHECKING:
     from trainermon.analysis.compare import compare, compare_distributed
     from trainermon.dump.debugger import PrecisionDebugger
+    from trainermon.dump.online.dispatch import AccuracyDispatch, PtdbgDispatch
     from trainermon.monitor.session import TrainerMon, compile_friendly
 
-__all__ = ["PrecisionDebugger", "TrainerMon", "__version__", "compare", "compare_distributed", "compile_friendly"]
+__all__ = [
+    "AccuracyDispatch",
+    "PrecisionDebugger",
+    "PtdbgDispatch",
+    "TrainerMon",
+    "__version__",
+    "compare",
+    "compare_distributed",
+    "compile_friendly",
+]
 __version__ = "0.1.0"
 
 set_level()
@@ -34,6 +44,10 @@ def __getattr__(name: str) -> Any:
         from trainermon.dump import debugger
 
         return debugger.PrecisionDebugger
+    if name in ("AccuracyDispatch", "PtdbgDispatch"):
+        from trainermon.dump.online import dispatch
+
+        return getattr(dispatch, name)
     if name in ("compare", "compare_distributed"):
         from trainermon.analysis import compare
 

@@ -45,7 +45,9 @@ def test_every_public_name_resolves_and_has_a_docstring(module_name):
 
 def test_the_public_names_of_the_package_are_frozen():
     assert sorted(trainermon.__all__) == [
+        "AccuracyDispatch",
         "PrecisionDebugger",
+        "PtdbgDispatch",
         "TrainerMon",
         "__version__",
         "compare",

@@ -70,6 +70,7 @@ class FindingsFile:
         rank: This rank.
         step: The step's number.
         takes_all: Whether calls that passed are written too.
+        names: Of the csv file, which rows are added to if it is there, and of the summary.
 
     Attributes:
         counts: How many tensors had which status.
@@ -77,13 +78,22 @@ class FindingsFile:
         fixed: How many calls were replaced, by name and type.
     """
 
-    def __init__(self, folder: Path, *, rank: int, step: int, takes_all: bool) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        rank: int,
+        step: int,
+        takes_all: bool,
+        names: tuple[str, str] = (CSV_FILE, SUMMARY_FILE),
+    ) -> None:
         self.counts: Counter[str] = Counter()
         self.skipped: Counter[str] = Counter()
         self.fixed: Counter[str] = Counter()
         self.num_calls = 0
         self.duration_s = 0.0
         self._folder, self._rank, self._step, self._takes_all = folder, rank, step, takes_all
+        self._csv, self._summary = names
         self._has_header = False
 
     def add(self, finding: CallFinding) -> None:
@@ -104,16 +114,17 @@ class FindingsFile:
             "fixed": dict(self.fixed),
             "duration_s": round(self.duration_s, 6),
         }
-        self._write(SUMMARY_FILE, json.dumps(summary, indent=1) + "\n", os.O_TRUNC)
+        self._write(self._summary, json.dumps(summary, indent=1) + "\n", os.O_TRUNC)
 
     def _append(self, rows: list[list[Any]]) -> None:
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         if not self._has_header:
             self._has_header = True
-            writer.writerow(COLUMNS)
+            if not (self._folder / self._csv).exists():
+                writer.writerow(COLUMNS)
         writer.writerows([_safe(cell) for cell in row] for row in rows)
-        self._write(CSV_FILE, text.getvalue(), os.O_APPEND)
+        self._write(self._csv, text.getvalue(), os.O_APPEND)
 
     def _write(self, name: str, text: str, how: int) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,9 +17,9 @@ from trainermon.dump.function_names import unreplaced
 from trainermon.dump.online.chosen_calls import ChosenCalls
 from trainermon.dump.online.findings import FindingsFile
 from trainermon.dump.online.observed_calls import RANDOM, ObservedCall, reason_to_skip
+from trainermon.dump.online.places import innermost_place
 from trainermon.dump.online.trials import Trials
 from trainermon.dump.online.turns import Turns
-from trainermon.dump.stacks import innermost_line
 
 
 class FreeBenchmark(ChosenCalls):
@@ -96,7 +94,7 @@ class FreeBenchmark(ChosenCalls):
             self._findings.skipped[RANDOM] += 1
             return
         self._findings.num_calls += 1
-        line = _place(innermost_line())
+        line = innermost_place()
         for finding in self._trials.of_result(observed, result):
             self._findings.add(dataclasses.replace(finding, line=line))
 
@@ -104,9 +102,3 @@ class FreeBenchmark(ChosenCalls):
         duration_s = time.perf_counter() - begun
         self._findings.duration_s += duration_s
         self._turns.spend(duration_s)
-
-
-def _place(frame: str) -> str:
-    """Return file and line of a frame, `train.py:88`."""
-    found = re.match(r"File (.+), line (\d+)", frame)
-    return f"{Path(found[1]).name}:{found[2]}" if found else frame

@@ -65,6 +65,11 @@ class ObservedCall:
         return cls(key, name, call, generators, versions)
 
     @property
+    def device(self) -> str:
+        """The kind of the device of its first tensor."""
+        return device_of(self.call)
+
+    @property
     def is_intact(self) -> bool:
         """Whether the inputs are still what the call was given."""
         return all(tensor._version == version for tensor, version in self.versions)
@@ -119,6 +124,11 @@ def reason_to_skip(name: str, function: Any, leaves: Sequence[Any], max_elements
     if sum(tensor.numel() for tensor in tensors) > max_elements:
         return "more than max_elements"
     return ""
+
+
+def device_of(call: OperationCall) -> str:
+    """Return the kind of the device of a call's first tensor; `cpu` if it has none."""
+    return next((tensor.device.type for tensor in call.tensors), "cpu")
 
 
 def as_seen(call: OperationCall, result: Any) -> tuple[OperationCall, torch.dtype | None]:

@@ -47,7 +47,7 @@ class Trials:
 
     def _against_precise(self, observed: ObservedCall, result: Any) -> Iterator[CallFinding]:
         call, inside = as_seen(observed.call, result)
-        with unobserved(_device_of(call)), observed.generators.repeated():
+        with unobserved(observed.device), observed.generators.repeated():
             if self._config.report == "failed" and is_surely_right(observed.name, call, result):
                 judgements = [passed(leaf) for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
             else:
@@ -69,16 +69,16 @@ class Trials:
 
     def _moved(self, observed: ObservedCall, result: Any, move: Callable[[Any], Any]) -> Iterator[CallFinding]:
         """Yield whether the result moves with the inputs as it should."""
-        with unobserved(_device_of(observed.call)), observed.generators.repeated(), torch.no_grad():
+        with unobserved(observed.device), observed.generators.repeated(), torch.no_grad():
             args, kwargs = observed.copied(move)
             moved = observed.call._replace(args=args, kwargs=kwargs)
         again = observed.of(moved)
-        with unobserved(_device_of(observed.call)), observed.generators.repeated(), torch.no_grad():
+        with unobserved(observed.device), observed.generators.repeated(), torch.no_grad():
             (call, inside), (other, _) = (as_seen(one, result) for one in (observed.call, moved))
             changes = judge_change(MovedCall(observed.name, call, other, result, again), inside=inside)
         pairs = zip(_tensors(result), _tensors(again), strict=True)
         for number, (change, pair) in enumerate(zip(changes, pairs, strict=True)):
-            with unobserved(_device_of(call)):
+            with unobserved(observed.device):
                 apart = ratio_of(*pair) if self._shows(change.judgement) else Apart()
             yield self._finding(observed, number, change.judgement, apart, change.condition)
 
@@ -107,10 +107,6 @@ def is_surely_right(name: str, call: OperationCall, result: Any) -> bool:
 
 def _tensors(result: Any) -> list[Tensor]:
     return [leaf.detach() for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
-
-
-def _device_of(call: OperationCall) -> str:
-    return next((tensor.device.type for tensor in call.tensors), "cpu")
 
 
 def _relative(judgement: Judgement) -> float:
