@@ -87,7 +87,7 @@ class AccuracyDispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         require(reference in REFERENCES, "reference", reference, " or ".join(REFERENCES))
         require(dump in DUMPS, "dump", dump, ", ".join(DUMPS))
         require(report in ("failed", "all"), "report", report, "failed or all")
-        require(isinstance(sample, int) and sample > 0, "sample", sample, "a whole number above 0")
+        require(sample > 0, "sample", sample, "a whole number above 0")
         require(budget_ms >= 0, "budget_ms", budget_ms, "0 (no limit) or more milliseconds")
         self.failed: list[CallFinding] = []
         self.tripped = False
@@ -106,12 +106,12 @@ class AccuracyDispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Begin a block; several may follow one another."""
         self._turns.begin_step()
         self._findings = self._new_findings()
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: object) -> None:
         """End the block, write the summary, and say in the log if something was wrong."""
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
         ContainedCall(self, self._close)()
         self._num_blocks += 1
 
@@ -279,7 +279,7 @@ def _plain_leaf(value: Any) -> Any:
     return plain(value) if isinstance(value, Tensor) else value
 
 
-class PtdbgDispatch(AccuracyDispatch):
+class PtdbgDispatch(AccuracyDispatch):  # type: ignore[no-untyped-call]
     """`AccuracyDispatch` with msprobe's arguments.
 
     Args:
@@ -304,12 +304,13 @@ class PtdbgDispatch(AccuracyDispatch):
         process_num: int = 0,
     ) -> None:
         require(dump_mode in ("off", "all", "list", "auto"), "dump_mode", dump_mode, "off, all, list or auto")
-        listed = api_list if api_list is not None else []
+        listed: Any = api_list if api_list is not None else []
+        number: Any = process_num
         texts = isinstance(listed, list) and all(isinstance(one, str) for one in listed)
         require(texts, "api_list", listed, "a list of operators' names")
         require(isinstance(debug, bool), "debug", debug, "True or False")
         require(tag is None or (isinstance(tag, str) and tag.replace("_", "").isalnum()), "tag", tag, "a plain text")
-        is_number = isinstance(process_num, int) and not isinstance(process_num, bool) and process_num >= 0
+        is_number = isinstance(number, int) and not isinstance(number, bool) and number >= 0
         require(is_number, "process_num", process_num, "0 or more")
         if dump_path is None or not Path(dump_path).is_dir():
             raise ConfigError(f"dump_path: found {dump_path!r}, expected a folder that exists")
