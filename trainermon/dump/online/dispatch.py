@@ -306,10 +306,11 @@ class PtdbgDispatch(AccuracyDispatch):  # type: ignore[no-untyped-call]
         require(dump_mode in ("off", "all", "list", "auto"), "dump_mode", dump_mode, "off, all, list or auto")
         listed: Any = api_list if api_list is not None else []
         number: Any = process_num
+        text: Any = tag
         texts = isinstance(listed, list) and all(isinstance(one, str) for one in listed)
         require(texts, "api_list", listed, "a list of operators' names")
         require(isinstance(debug, bool), "debug", debug, "True or False")
-        require(tag is None or (isinstance(tag, str) and tag.replace("_", "").isalnum()), "tag", tag, "a plain text")
+        require(text is None or (isinstance(text, str) and text.replace("_", "").isalnum()), "tag", tag, "a plain text")
         is_number = isinstance(number, int) and not isinstance(number, bool) and number >= 0
         require(is_number, "process_num", process_num, "0 or more")
         if dump_path is None or not Path(dump_path).is_dir():
