@@ -48,8 +48,9 @@ ALLOWANCES: Mapping[Family, Allowance] = MappingProxyType(
 )
 """By family; those that are not judged element by element are missing."""
 
-GRADIENTS = Allowance(ulps=4.0, sums=1.0, probes=16.0, floor=1.0)
-"""Of gradients, but for those of contractions, which are contractions."""
+_GRADIENTS = Allowance(ulps=4.0, sums=1.0, probes=4.0, floor=1.0)
+_HARD_GRADIENTS = Allowance(ulps=4.0, sums=1.0, probes=16.0, floor=1.0)
+_HARD = (Family.GENERIC, Family.SPECIAL, Family.REDUCTION, Family.RESAMPLING)
 
 BY_NAME: Mapping[str, Allowance] = MappingProxyType(
     {
@@ -71,3 +72,10 @@ BY_NAME: Mapping[str, Allowance] = MappingProxyType(
 def allowance_of(name: str, family: Family) -> Allowance:
     """Return the factors for the operation `name` (`nn.functional.gelu`) of `family`."""
     return BY_NAME.get(name.rpartition(".")[2].rstrip("_"), ALLOWANCES.get(family, Allowance()))
+
+
+def gradient_allowance(family: Family) -> Allowance:
+    """Return the factors for gradients that an operation of `family` gives back; those of contractions are sums."""
+    if family is Family.CONTRACTION:
+        return ALLOWANCES[family]
+    return _HARD_GRADIENTS if family in _HARD else _GRADIENTS

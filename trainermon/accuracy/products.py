@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from trainermon.accuracy.allowances import GRADIENTS
+from trainermon.accuracy.allowances import gradient_allowance
 from trainermon.accuracy.calls import OperationCall, cast, plain
 from trainermon.accuracy.families import Family
 from trainermon.accuracy.reference import RoundoffMove, magnitude_of, smallest_number, unit_roundoff
@@ -80,16 +80,19 @@ class VectorProduct:
 
     def allowed(self, number: int, unit: float) -> Tensor:
         """Return the allowed error of the gradient of the tensor `number`, before it is rounded to its own type."""
+        share = gradient_allowance(self.backward.family)
         exact = _of(self.results, number).abs()
         inside = self.backward.inside
-        allowed = 2 * (GRADIENTS.ulps * unit + (unit_roundoff(inside) if inside else 0.0)) * exact
+        allowed = 2 * (share.ulps * unit + (unit_roundoff(inside) if inside else 0.0)) * exact
+        terms = exact
         if self.backward.family is Family.CONTRACTION:
             self._magnitudes = self._magnitudes or self._run(lambda: magnitude_of)
-            sums = 4 * math.sqrt(self._num_terms(number)) * unit
-            return allowed + sums * _of(self._magnitudes, number).abs()
-        allowed = allowed + GRADIENTS.sums * math.sqrt(self._num_terms(number)) * unit * exact
-        moved = _floored(self._moved(number), GRADIENTS.floor) * (unit / _SINGLE)
-        return allowed + GRADIENTS.probes * moved + 2 * _floored(self._saved(number), 1.0)
+            terms = _of(self._magnitudes, number).abs()
+        allowed = allowed + share.sums * math.sqrt(self._num_terms(number)) * unit * terms
+        if share.probes:
+            moved = _floored(self._moved(number), share.floor) * (unit / _SINGLE)
+            allowed = allowed + share.probes * moved + 2 * _floored(self._saved(number), 1.0)
+        return allowed
 
     def alternatives(self, number: int) -> list[Tensor]:
         """Return the gradient of the tensor `number` in runs with slightly moved inputs, for results that jump."""
@@ -121,8 +124,18 @@ class VectorProduct:
         if self._probes is None:
             generator = torch.Generator().manual_seed(0)
             with torch.autograd.graph.saved_tensors_hooks(lambda one: _blurred(one, generator), lambda one: one):
-                self._probes = [self._run(lambda: RoundoffMove(generator)) for _ in range(NUM_PROBES)]
+                found = [self._probe(generator) for _ in range(NUM_PROBES)]
+            self._probes = [probe for probe in found if probe is not None]
         return self._probes
+
+    def _probe(self, generator: torch.Generator) -> list[Tensor | None] | None:
+        """Return the product with every number moved by a roundoff; None if it cannot be, or has other shapes."""
+        try:
+            moved = self._run(lambda: RoundoffMove(generator))
+        except Exception:  # noqa: BLE001  # whatever torch raises for an input that is out of range by a roundoff
+            return None
+        pairs = [(one, two) for one, two in zip(moved, self.results, strict=True) if one is not None]
+        return moved if all(two is not None and one.shape == two.shape for one, two in pairs) else None
 
     def _run(self, changes: Callable[[], _Change] = lambda: _same) -> list[Tensor | None]:
         """Return the product of changed arguments and gradients, each by one of `changes`."""
@@ -184,7 +197,7 @@ class GradientSum:
     def alternatives(self, _number: int) -> list[Tensor]:
         """Return the gradient for slightly moved inputs of the calls, several times."""
         found = [product.alternatives(place) for product, place in self._parts]
-        return [self._sum(one) for one in zip(*found, strict=True)]
+        return [self._sum(one) for one in zip(*found, strict=False)]
 
     def _sum(self, parts: Sequence[Tensor]) -> Tensor:
         return sum(parts, self._zero)
@@ -227,7 +240,9 @@ def _blurred(tensor: Tensor, generator: torch.Generator) -> Tensor:
 
     Where elements cancel, as one less a probability near 1, the forward has an error that does not shrink with them.
     """
-    size = float(tensor.detach().abs().square().mean().sqrt()) if tensor.is_floating_point() and tensor.numel() else 0.0
+    if not (tensor.is_floating_point() and tensor.layout is torch.strided and tensor.numel()):
+        return tensor
+    size = float(tensor.detach().square().mean().sqrt())
     if not size or not math.isfinite(size):
         return tensor
     signs = torch.randint(0, 2, tensor.shape, generator=generator, dtype=torch.int8)
