@@ -18,6 +18,7 @@ from trainermon.accuracy.gauge import RESIDUALS, residual_error
 from trainermon.accuracy.legacy_metrics import LegacyVerdict
 from trainermon.accuracy.places import Place, place_of
 from trainermon.accuracy.products import GradientSum
+from trainermon.accuracy.randomness import is_drawn, is_idle, odds_against
 from trainermon.accuracy.reference import Reference, unit_roundoff
 
 _SINGLE = 2.0**-24
@@ -116,7 +117,9 @@ def judge_call(
     """
     recorded = [plain(leaf) for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
     family = family_of_call(name, call)
-    if family in (Family.RANDOM, Family.UNDEFINED):
+    if family is Family.RANDOM:
+        return [_judge_random(name, call, tensor) for tensor in recorded]
+    if family is Family.UNDEFINED:
         return [_skip(tensor, family.value, family) for tensor in recorded]
     try:
         reference = Reference(call, family, name)
@@ -154,6 +157,10 @@ def judge_gradient(given: Tensor, gradient: GradientSum, coarsest: float, review
 
 def family_of_call(name: str, call: OperationCall) -> Family:
     """Return the family by which a call of the operation `name` is judged; its arguments may make it GENERIC."""
+    if is_drawn(name, call):
+        return Family.RANDOM
+    if is_idle(name, call):
+        return Family.EXACT
     return Family.GENERIC if _computes_more(name, call) else family_of(name)
 
 
@@ -331,6 +338,13 @@ def _judge_whole(given: Tensor, exact: Tensor, alternatives: list[Tensor], famil
         digits=0.0,
         place=place_of(differs),
     )
+
+
+def _judge_random(name: str, call: OperationCall, given: Tensor) -> Judgement:
+    wrong = odds_against(name, call, given)
+    if wrong is None:
+        return _skip(given, "random", Family.RANDOM)
+    return _of(given, Status.ERROR if wrong else Status.PASS, wrong, Family.RANDOM)
 
 
 def _judge_gauge(name: str, call: OperationCall, recorded: list[Tensor]) -> list[Judgement]:

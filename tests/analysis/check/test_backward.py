@@ -338,3 +338,18 @@ def test_an_older_dump_is_judged_as_far_as_it_allows(tmp_path):
 
     assert found["Tensor.cos.0.backward"].reason == "the dump does not say what else took the same tensor"
     assert found["Tensor.sin.0.backward"].status is Status.PASS
+
+
+@pytest.mark.parametrize(
+    ("alter", "status"), [(lambda result, *_: result, Status.PASS), (lambda result, *_: result.roll(1), Status.ERROR)]
+)
+def test_a_dropout_gives_back_what_its_forward_kept(tmp_path, alter, status):
+    torch.manual_seed(0)
+    x = torch.randn(40, 40, requires_grad=True)
+
+    def step():
+        loss = functional.dropout(x.relu(), 0.3).sum()
+        with FaultyBackward(aten.mul, alter):
+            loss.backward()
+
+    assert backwards(tmp_path, step)["Functional.dropout.0"].status is status

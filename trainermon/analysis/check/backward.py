@@ -11,14 +11,16 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from trainermon.accuracy.calls import OperationCall
 from trainermon.accuracy.families import Family
 from trainermon.accuracy.judge import Judgement, Status, family_of_call, judge_gradient
 from trainermon.accuracy.products import BackwardCall, GradientSum, VectorProduct
+from trainermon.accuracy.randomness import determined
 from trainermon.accuracy.rules import ChosenRules
 from trainermon.analysis.check.readings import computed_in, rounded
 from trainermon.core.errors import DumpError
 from trainermon.dump.files.records import BACKWARD, EXTRA, FORWARD, EntryRecord
-from trainermon.replay.dumped_calls import load_form, rebuild
+from trainermon.replay.dumped_calls import DumpedCall, load_form, rebuild
 
 _KEPT_PRODUCTS = 8
 _NOT_JUDGED = {
@@ -172,7 +174,7 @@ class GradientChecker:
     def _run(self, stem: str) -> VectorProduct:
         entry, backward = self._forwards[stem], self._recorded(stem)
         dumped = rebuild(self._directory, self._data, entry)
-        family = family_of_call(dumped.name, dumped.call)
+        call, family = self._repeatable(dumped, backward)
         if family in _NOT_JUDGED:
             raise DumpError(_NOT_JUDGED[family])
         made = [leaf for leaf in pytree.tree_leaves(dumped.result) if isinstance(leaf, Tensor)]
@@ -181,7 +183,7 @@ class GradientChecker:
         gradients = [load_form(self._directory, form) if form else None for form in backward.results]
         gradients += [None] * (len(made) - len(gradients))
         inside = computed_in(dumped, entry.autocast)
-        call = rounded(dumped.call, inside) if inside is not None else dumped.call
+        call = rounded(call, inside) if inside is not None else call
         try:
             product = VectorProduct(BackwardCall(call, gradients, family, backward.arguments, inside))
         except Exception as error:
@@ -190,6 +192,17 @@ class GradientChecker:
         if not product.chooses_as(made):
             raise DumpError("of equal elements it chose others")
         return product
+
+    def _repeatable(self, dumped: DumpedCall, backward: _RecordedBackward) -> tuple[OperationCall, Family]:
+        """Return the call, or what a dropout came to in the forward, and its family."""
+        family = family_of_call(dumped.name, dumped.call)
+        if family is not Family.RANDOM or len(backward.arguments) != 1:
+            return dumped.call, family
+        [(number, form)] = backward.arguments.items()
+        is_alone = form.get("consumers", 1) == 1
+        gradient = load_form(self._directory, form) if is_alone and number == 0 else None
+        call = determined(dumped.name, dumped.call, dumped.result[0] if dumped.result else None, gradient)
+        return (call, Family.ROUNDED) if call is not None else (dumped.call, family)
 
     def _recorded(self, stem: str) -> _RecordedBackward:
         value, forward = self._data[f"{stem}.{BACKWARD}"], self._data[f"{stem}.{FORWARD}"]

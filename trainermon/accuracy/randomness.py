@@ -1,0 +1,185 @@
+"""Whether what a random call gave can be what it should have drawn, and what it gives back to its argument.
+
+Without the state of the generator only the distribution can be judged, at five standard deviations: of sound calls one
+in a million fails. What a dropout keeps is exact.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from trainermon.accuracy.calls import OperationCall, plain
+from trainermon.accuracy.reference import unit_roundoff
+
+_SIGMAS = 5.0
+# What the statistic of Kolmogorov and Smirnov times the root of the number exceeds with the probability of five sigmas.
+_DISTANCE = 2.75
+_DROPOUTS = {"dropout": 0, "dropout1d": 2, "dropout2d": 2, "dropout3d": 2, "feature_dropout": 2}
+# By operation the places of the share that is dropped and of whether it is training, with what they are by default.
+_INNER: Mapping[str, tuple[int, str, int | None, str]] = {
+    "scaled_dot_product_attention": (4, "dropout_p", None, ""),
+    "multi_head_attention_forward": (10, "dropout_p", 13, "training"),
+    "lstm": (5, "dropout", 6, "train"),
+    "gru": (5, "dropout", 6, "train"),
+    "rnn_tanh": (5, "dropout", 6, "train"),
+    "rnn_relu": (5, "dropout", 6, "train"),
+}
+
+_PARAMETERS = {
+    "uniform": (("from", 0.0), ("to", 1.0)),
+    "normal": (("mean", 0.0), ("std", 1.0)),
+    "exponential": (("lambd", 1.0),),
+}
+
+
+class _Dropout(NamedTuple):
+    taken: Tensor
+    share: float
+
+
+def is_drawn(name: str, call: OperationCall) -> bool:
+    """Return whether a call that need not be random drops something inside, as attention with dropout does."""
+    places = _INNER.get(_last(name))
+    if places is None:
+        return False
+    share = _argument(call, places[0], places[1], 0.0)
+    is_training = places[2] is None or bool(_argument(call, places[2], places[3], default=True))
+    return bool(share) and is_training
+
+
+def is_idle(name: str, call: OperationCall) -> bool:
+    """Return whether a dropout drops nothing: it is not training, or its share is zero."""
+    found = _dropout_of(name, call)
+    return found is not None and found.share == 0
+
+
+def odds_against(name: str, call: OperationCall, given: Tensor) -> str | None:
+    """Return what is wrong with the result of a random call; "" if nothing is, None if that cannot be said."""
+    given = plain(given)
+    dropout = _dropout_of(name, call)
+    if dropout is not None:
+        return _wrong_dropout(dropout, given, _DROPOUTS[_last(name)])
+    distribution = _cumulated(_last(name), call, given)
+    if distribution is None:
+        return None
+    return "another distribution" if _distance(distribution, given) > 1 else ""
+
+
+def determined(name: str, call: OperationCall, given: Any, gradient: Tensor | None) -> OperationCall | None:
+    """Return a call that is no dropout, and keeps what a dropout was seen to keep; None if that is not known.
+
+    Where the argument is zero, whether it was kept shows in its `gradient` alone.
+    """
+    dropout = _dropout_of(name, call)
+    if dropout is None or not isinstance(given, Tensor):
+        return None
+    kept = plain(given) != 0
+    unknown = dropout.taken == 0
+    if bool(unknown.any()):
+        if gradient is None:
+            return None
+        kept = torch.where(unknown, plain(gradient) != 0, kept)
+    factors = kept.double() / max(1 - dropout.share, torch.finfo(torch.float64).tiny)
+    argument = next(value for value in (*call.args, *call.kwargs.values()) if isinstance(value, Tensor))
+    return OperationCall(lambda taken: taken * factors, [argument], {})
+
+
+def _dropout_of(name: str, call: OperationCall) -> _Dropout | None:
+    if _last(name) not in _DROPOUTS:
+        return None
+    taken = _argument(call, 0, "input", None)
+    share = _argument(call, 1, "p", 0.5)
+    is_training = bool(_argument(call, 2, "training", _argument(call, 2, "train", default=True)))
+    if not isinstance(taken, Tensor) or not isinstance(share, int | float) or not 0 <= share <= 1:
+        return None
+    return _Dropout(plain(taken).double(), float(share) if is_training else 0.0)
+
+
+def _wrong_dropout(dropout: _Dropout, given: Tensor, dims_of_draw: int) -> str:
+    """Return what is wrong with the result of a dropout; with `dims_of_draw` it drops all that lies behind these."""
+    taken, share = dropout
+    if given.shape != taken.shape:
+        return f"shape: {tuple(taken.shape)} in float64"
+    exact = taken / (1 - share) if share < 1 else torch.zeros_like(taken)
+    error = (given.double() - exact).abs()
+    kept = (error <= 4 * unit_roundoff(given.dtype) * exact.abs()) | (given.isnan() & exact.isnan())
+    dropped = given == 0
+    if not bool((kept | dropped).all()):
+        return "what it kept is not what it took, scaled"
+    seen = (taken != 0) & taken.isfinite()
+    drops = (dropped & seen).double()
+    if dims_of_draw and taken.dim() > dims_of_draw:
+        drops, seen = drops.flatten(dims_of_draw).amax(-1), seen.flatten(dims_of_draw).any(-1)
+    drops = drops[seen]
+    if _is_unlikely(drops, share):
+        return f"a share of {float(drops.mean()):.3g} is dropped"
+    if drops.numel() > 1 and _is_unlikely(drops[1:] * drops[:-1], share * share, correlated=True):
+        return "what is dropped depends on its neighbour"
+    return ""
+
+
+def _is_unlikely(events: Tensor, chance: float, *, correlated: bool = False) -> bool:
+    """Return whether the number of true events is too far from what `chance` makes of them."""
+    number = events.numel()
+    if not number:
+        return False
+    variance = chance * (1 - chance) * (3 if correlated else 1)  # of neighbours each one counts in two pairs
+    return abs(float(events.sum()) - number * chance) > _SIGMAS * math.sqrt(number * variance) + (0 < chance < 1)
+
+
+def _cumulated(last: str, call: OperationCall, given: Tensor) -> Tensor | None:
+    """Return for each element of the sorted result the share that should lie below it; None if that is not known."""
+    if not given.is_floating_point() or not given.numel():
+        return None
+    values = given.double().flatten().sort().values
+    found: Tensor | None = None
+    if last in ("rand", "rand_like"):
+        found = values.clamp(0, 1)
+    elif last in ("randn", "randn_like"):
+        found = torch.special.ndtr(values)
+    elif len(_floats(call)) == 1:  # what it writes to: the parameters are numbers
+        low, high = _numbers(call, *_PARAMETERS.get(last, ()))
+        if last == "uniform" and high > low:
+            found = ((values - low) / (high - low)).clamp(0, 1)
+        elif last == "normal" and high > 0:
+            found = torch.special.ndtr((values - low) / high)
+        elif last == "exponential":
+            found = 1 - (-low * values).exp()
+    return found
+
+
+def _distance(cumulated: Tensor, given: Tensor) -> float:
+    """Return how far the elements are from a distribution, in what is allowed (Kolmogorov and Smirnov).
+
+    A type of few digits moves each by some roundoffs.
+    """
+    if not bool(cumulated.isfinite().all()):
+        return math.inf
+    number = cumulated.numel()
+    below = torch.arange(number, dtype=torch.float64) / number
+    distance = torch.maximum((cumulated - below).abs(), (cumulated - below - 1 / number).abs()).max()
+    return float(distance) / (_DISTANCE / math.sqrt(number) + 4 * unit_roundoff(given.dtype))
+
+
+def _numbers(call: OperationCall, *named: tuple[str, float]) -> tuple[float, float]:
+    """Return the two numbers that follow the tensor which a call writes to, by place and name; 0 where one lacks."""
+    found = [float(_argument(call, place, name, default)) for place, (name, default) in enumerate(named, 1)]
+    first, second, *_ = [*found, 0.0, 0.0]
+    return first, second
+
+
+def _floats(call: OperationCall) -> list[Tensor]:
+    return [tensor for tensor in call.tensors if tensor.is_floating_point()]
+
+
+def _argument(call: OperationCall, place: int, name: str, default: Any) -> Any:
+    return call.args[place] if len(call.args) > place else call.kwargs.get(name, default)
+
+
+def _last(name: str) -> str:
+    return name.rpartition(".")[2].rstrip("_")
