@@ -18,6 +18,7 @@ from trainermon.analysis.check.details import DECIMALS
 from trainermon.analysis.check.devices import chosen_devices
 from trainermon.analysis.check.dumps import CallChoice, CheckOptions, check_dumps
 from trainermon.analysis.check.ops import DEFAULT_DTYPES, check_device
+from trainermon.analysis.check.overflow import add_overflow
 from trainermon.analysis.check.run_options import (
     add_run_options,
     checker_config_of,
@@ -74,6 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     ops.set_defaults(judge=_judge_device)
     add_against(actions)
+    add_overflow(actions)
     for action, example in ((run, "*.linear.*"), (ops, "linalg.*")):
         _add_common(action, example)
 
@@ -103,7 +105,7 @@ def main(args: argparse.Namespace) -> int:
         DumpError: There is no dump, nothing to resume, or a file cannot be written.
         ConfigError: There is no such device, or torch has no operator database here.
     """
-    if args.action == "against":
+    if args.action in ("against", "overflow"):
         return int(args.run(args))
     args.journal = None
     try:

@@ -1,0 +1,177 @@
+"""`trainermon check overflow`: why results of a dump are not finite, or stand at the end of their type's range."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainermon.accuracy.calls import RepeatableCall
+from trainermon.analysis.check.checking import dumps_below
+from trainermon.core.errors import ConfigError, DumpError
+from trainermon.core.values import TextEnum, as_plain
+from trainermon.dump.files.reader import load_raw, parse_dump
+from trainermon.dump.files.records import FORWARD, EntryRecord, TensorRecord
+from trainermon.dump.files.verdicts import NonfiniteCause
+from trainermon.replay.dumped_calls import DumpedCall, rebuild
+from trainermon.replay.precise import floating, judge
+
+KERNEL_STATUS = 3
+"""With --exit-code, if a kernel is to blame."""
+
+
+class OverflowClass(TextEnum):
+    """Why a result is not finite, or stands at the end of its type's range.
+
+    Attributes:
+        KERNEL: Exactly it fits the type: the device or its kernel is to blame.
+        PRECISION: The type cannot hold it, or what is computed on the way; float32 can.
+        RANGE: Not even float32 can; float64 can.
+        MATHEMATICS: In float64 it is not finite either.
+        INHERITED: What it was given was not finite.
+        UNKNOWN: The call cannot be run again.
+    """
+
+    KERNEL = "kernel"
+    PRECISION = "precision"
+    RANGE = "range"
+    MATHEMATICS = "mathematics"
+    INHERITED = "inherited"
+    UNKNOWN = "unknown"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CallOverflow:
+    """A forward call with a result that is not finite, or at the end of its type's range.
+
+    Attributes:
+        key: The call's key in the dump.
+        cause: Why.
+        reason: The same in a sentence.
+    """
+
+    key: str
+    cause: OverflowClass
+    reason: str
+
+
+def add_overflow(actions: Any) -> None:
+    """Add the action to the parsers of `trainermon check`."""
+    parser = actions.add_parser(
+        "overflow", help="say why results of a dump are NaN or infinite, or at their type's end"
+    )
+    parser.add_argument("dump", type=Path, nargs="?", help="a dump with tensors, or a folder of steps and ranks")
+    parser.add_argument(
+        "-api_info", "--api_info_file", type=Path, dest="api_info", metavar="FILE", help="the same (msprobe)"
+    )
+    parser.add_argument("-j", "--jit_compile", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("-d", nargs="+", dest="device_ids", help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--exit-code", action="store_true", help=f"end with status {KERNEL_STATUS} if a kernel is to blame"
+    )
+    parser.add_argument("--json", action="store_true", help="print the classes as JSON")
+    parser.set_defaults(run=_run)
+
+
+def overflows_of(directory: Path) -> list[CallOverflow]:
+    """Return the forward calls of the dump in `directory` whose results overflowed, in the order in which they ran.
+
+    Calls of modules consist of calls of functions, and are left out. Cost: up to four runs of each of those calls.
+
+    Raises:
+        DumpError: There is no dump, or it is damaged.
+    """
+    raw = load_raw(directory)
+    found = []
+    for entry in parse_dump(directory, raw).entries:
+        if entry.direction != FORWARD or entry.key.startswith("Module."):
+            continue
+        if any(map(_may_overflow, entry.outputs)):
+            found.append(_classified(directory, raw.data, entry))
+    return [one for one in found if one is not None]
+
+
+def _may_overflow(record: TensorRecord) -> bool:
+    dtype = getattr(torch, record.dtype.removeprefix("torch."), None)
+    if record.nonfinite:
+        return True
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        return False
+    return max(abs(record.max or 0.0), abs(record.min or 0.0)) >= torch.finfo(dtype).max
+
+
+def _classified(directory: Path, data: Mapping[str, Any], entry: EntryRecord) -> CallOverflow | None:
+    try:
+        found = _cause(rebuild(directory, data, entry))
+    except DumpError as error:
+        found = OverflowClass.UNKNOWN, str(error)
+    except Exception as error:  # noqa: BLE001  # a damaged entry, or what a foreign kernel raises
+        found = OverflowClass.UNKNOWN, f"it cannot be run again: {(str(error).splitlines() or [''])[0][:160]}"
+    return CallOverflow(key=entry.key, cause=found[0], reason=found[1]) if found is not None else None
+
+
+def _cause(dumped: DumpedCall) -> tuple[OverflowClass, str] | None:
+    """Return the class and the reason; None if the result stands at the end of the range because it belongs there."""
+    recorded = list(floating(dumped.result))
+    if all(bool(tensor.isfinite().all()) for tensor in recorded):
+        exact = [tensor for tensor in RepeatableCall(dumped.call).run(torch.float64) if tensor.is_floating_point()]
+        marked = [_with_infinities(*pair) for pair in zip(recorded, exact, strict=True)]
+        if all(bool(tensor.isfinite().all()) for tensor in marked):
+            return None
+        found = judge(dumped.call, marked)
+        return OverflowClass(found.cause.value), f"it stands at the type's end: {found.reason}"
+    found = judge(dumped.call, dumped.result)
+    if found.cause is NonfiniteCause.RANGE and not _fits_float64(dumped, recorded):
+        return OverflowClass.MATHEMATICS, found.reason
+    return OverflowClass(found.cause.value), found.reason
+
+
+def _with_infinities(given: Tensor, exact: Tensor) -> Tensor:
+    """Return a result with an infinity wherever it has the largest number of its type in place of a larger one."""
+    largest = torch.finfo(given.dtype).max
+    return given.masked_fill((given.abs() >= largest) & (exact.abs() > largest), float("inf"))
+
+
+def _fits_float64(dumped: DumpedCall, recorded: Sequence[Tensor]) -> bool:
+    exact = list(floating(RepeatableCall(dumped.call).run(torch.float64)))
+    return any(
+        bool((~given.isfinite() & wide.isfinite()).any())
+        for given, wide in zip(recorded, exact, strict=False)
+        if given.shape == wide.shape
+    )
+
+
+def _run(args: argparse.Namespace) -> int:
+    dump = args.dump if args.dump is not None else args.api_info
+    if dump is None:
+        raise ConfigError("expected a dump: `trainermon check overflow DUMP`")
+    if args.jit_compile or args.device_ids:
+        sys.stderr.write("trainermon check: -j and -d have no effect: no device is needed\n")
+    found = {str(directory): overflows_of(directory) for directory in dumps_below(dump)}
+    if args.json:
+        documents = [{"source": source, "calls": as_plain(calls)} for source, calls in found.items()]
+        sys.stdout.write(json.dumps(documents, indent=1) + "\n")
+    else:
+        sys.stdout.writelines(f"{line}\n" for source, calls in found.items() for line in _lines(source, calls))
+    is_kernel = any(call.cause is OverflowClass.KERNEL for calls in found.values() for call in calls)
+    return KERNEL_STATUS if args.exit_code and is_kernel else 0
+
+
+def _lines(source: str, calls: Sequence[CallOverflow]) -> Iterator[str]:
+    yield source
+    if not calls:
+        yield "  no call overflowed"
+        return
+    counts = Counter(call.cause for call in calls)
+    parts = ", ".join(f"{counts[cause]} {cause}" for cause in OverflowClass if counts[cause])
+    verb = "call" if len(calls) == 1 else "calls"
+    yield f"  {len(calls)} {verb} overflowed: {parts}; first: {calls[0].key}"
+    yield from (f"  {call.cause:<12}{call.key:<44} {call.reason}" for call in calls)
