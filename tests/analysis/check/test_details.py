@@ -3,9 +3,13 @@
 import csv
 
 import torch
+from torch import nn
 
 from tests.analysis.check.test_check import dumped
-from trainermon.analysis.check.checking import CallsCheck, CheckedCall
+from trainermon import PrecisionDebugger
+from trainermon.accuracy.judge import Status
+from trainermon.accuracy.rules import ChosenRules, Rules
+from trainermon.analysis.check.checking import CallsCheck, CheckedCall, check_dump, dumps_below
 from trainermon.analysis.check.details import BLANK, LEGACY_COLUMNS, OWN_COLUMNS, safe_cell, write_details
 from trainermon.cli import main
 
@@ -48,6 +52,27 @@ def test_the_rules_of_msprobe_pass_what_ours_do_not(tmp_path):
     assert main(["check", "run", str(folder), "--exit-code", "--rules", "msprobe"]) == 0
     assert main(["check", "run", str(folder), "-o", str(tmp_path / "out"), "--rules", "msprobe8"]) == 0
     assert written(tmp_path / "out")[0]["ULP误差平均值"] != BLANK
+
+
+def test_msprobes_golden_result_is_of_the_numbers_as_written(tmp_path):
+    """26.2.0 has a warning for this call: -1e9 is 1 755 648 off the next number of bfloat16."""
+    debugger = PrecisionDebugger(dump_path=str(tmp_path), task="tensor", level="L1")
+    debugger.start(nn.Linear(1, 1))
+    torch.randn(16, 16).bfloat16().masked_fill(torch.ones(16, 16, dtype=torch.bool).triu(1), -1e9)
+    debugger.stop()
+    debugger.step()
+    PrecisionDebugger.close()
+    [folder] = dumps_below(tmp_path)
+
+    words = {}
+    for rules in (Rules.TRAINERMON, Rules.MSPROBE):
+        check = check_dump(folder, wanted=lambda key: "masked_fill" in key, rules=ChosenRules(rules))
+        [words[rules]] = check.calls[0].judgements
+    legacy = words[Rules.MSPROBE].legacy
+
+    assert (words[Rules.TRAINERMON].status, words[Rules.MSPROBE].status) == (Status.PASS, Status.WARNING)
+    assert legacy is not None
+    assert legacy.metrics.max_absolute == 1755648
 
 
 def test_a_call_that_was_not_judged_has_a_row_of_blanks(tmp_path):

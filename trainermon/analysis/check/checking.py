@@ -13,8 +13,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from trainermon.accuracy.calls import OperationCall
-from trainermon.accuracy.judge import Judgement, Review, Status, judge_call
-from trainermon.accuracy.rules import ChosenRules
+from trainermon.accuracy.judge import Judgement, Status, judge_call
+from trainermon.accuracy.rules import ChosenRules, RuledVerdict
 from trainermon.analysis.check.backward import GradientChecker
 from trainermon.analysis.check.devices import run_again
 from trainermon.analysis.check.readings import is_product, narrow_result, rounded
@@ -230,12 +230,14 @@ def _place(frame: object) -> str:
     return f"{Path(found[1]).name}:{found[2]}" if found else str(frame).strip()
 
 
-def _judged(dumped: DumpedCall, autocast: str, review: Review | None = None) -> list[Judgement]:
+def _judged(dumped: DumpedCall, autocast: str, review: RuledVerdict | None = None) -> list[Judgement]:
     """Return the verdicts on a call; `autocast` is the type of it that the dump names.
 
     Where it names none, which msprobe's and older dumps never do, or the kernel may have rounded a number among the
-    arguments, the best of several readings counts.
+    arguments, the best of several readings counts; msprobe has one.
     """
+    if review is not None and review.is_literal:
+        return judge_call(dumped.name, dumped.call, dumped.result, review=review)
     narrow = narrow_result(dumped)
     if narrow is not None and autocast == str(narrow):
         return judge_call(dumped.name, rounded(dumped.call, narrow), dumped.result, inside=narrow, review=review)
