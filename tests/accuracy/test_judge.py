@@ -262,7 +262,7 @@ def test_indices_of_equal_values_and_of_other_ones():
 def test_random_calls_and_memory_never_written_are_skipped_with_the_reason():
     x = torch.randn(8)
 
-    assert verdict("dropout", call_of(functional.dropout, x), x).reason == "random"
+    assert verdict("poisson", call_of(torch.poisson, x.abs()), x).reason == "random"
     assert verdict("empty_like", call_of(torch.empty_like, x), x).reason == "undefined"
 
 
