@@ -11,7 +11,7 @@ from torch.nn import functional
 from tests.dump.workbench import BATCH, LENGTH, VOCABULARY, Network
 from trainermon import PrecisionDebugger
 
-MODES = ("improve_precision", "add_noise", "bit_noise", "change_value", "no_change")
+MODES = ("improve_precision", "add_noise", "bit_noise", "change_value", "no_change", "relations")
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +62,7 @@ def test_trying_every_call_changes_no_bit(tmp_path, mode, dtype, checkpointing):
     assert same(trained(dtype=dtype, checkpointing=checkpointing), trained(tmp_path, dtype, checkpointing, **block))
     summary = json.loads((tmp_path / "dump" / "step1" / "rank0" / "free_benchmark.json").read_text())
     assert summary["calls"] > 30
-    assert summary["results"] == {"pass": summary["calls"]}
+    assert set(summary["results"]) == {"pass"}
 
 
 def test_what_draws_random_numbers_or_goes_wrong_leaves_the_training_alone(tmp_path):

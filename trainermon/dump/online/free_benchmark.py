@@ -13,7 +13,9 @@ from torch.utils import _pytree as pytree
 
 from trainermon.accuracy.calls import OperationCall
 from trainermon.dump.debugger_config import DebuggerConfig
+from trainermon.dump.files.records import BACKWARD
 from trainermon.dump.function_names import unreplaced
+from trainermon.dump.online.backward_calls import follow
 from trainermon.dump.online.chosen_calls import ChosenCalls
 from trainermon.dump.online.findings import FindingsFile
 from trainermon.dump.online.observed_calls import RANDOM, ObservedCall, reason_to_skip
@@ -37,6 +39,7 @@ class FreeBenchmark(ChosenCalls):
     def __init__(self, config: DebuggerConfig, turns: Turns, findings: FindingsFile) -> None:
         super().__init__(config, findings)
         self._max_elements = config.free_benchmark.max_elements
+        self._is_backward = config.free_benchmark.fuzz_stage == BACKWARD
         self._turns = turns
         self._trials = Trials(config.free_benchmark)
         self._written: set[Any] = set()
@@ -93,8 +96,24 @@ class FreeBenchmark(ChosenCalls):
         if observed.generators.have_moved:
             self._findings.skipped[RANDOM] += 1
             return
-        self._findings.num_calls += 1
         line = innermost_place()
+        if not self._is_backward:
+            self._judge(observed, result, line)
+        elif not follow(observed, result, self.contain(self._judge_backward, line)):
+            self._findings.skipped["no gradient, or autocast"] += 1
+
+    def _judge_backward(self, line: str, backward: ObservedCall) -> None:
+        begun = time.perf_counter()
+        try:
+            if not backward.is_intact:
+                self._findings.skipped["its inputs were overwritten before the backward"] += 1
+                return
+            self._judge(backward, backward.again(), line)
+        finally:
+            self._spend(begun)
+
+    def _judge(self, observed: ObservedCall, result: Any, line: str) -> None:
+        self._findings.num_calls += 1
         for finding in self._trials.of_result(observed, result):
             self._findings.add(dataclasses.replace(finding, line=line))
 

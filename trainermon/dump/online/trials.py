@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,11 +15,13 @@ from trainermon.accuracy.calls import OperationCall
 from trainermon.accuracy.changes import MovedCall, judge_change
 from trainermon.accuracy.judge import Judgement, Status, judge_call
 from trainermon.accuracy.screen import QuickReference
+from trainermon.dump.files.records import BACKWARD, FORWARD
 from trainermon.dump.online.differences import Apart, passed, ratio_of, repetition
 from trainermon.dump.online.findings import CallFinding
 from trainermon.dump.online.observed_calls import ObservedCall, as_seen, unobserved
 from trainermon.dump.online.options import JUDGING, NOISY, FreeBenchmarkConfig, Perturbation
 from trainermon.dump.online.perturbation import mover_of
+from trainermon.dump.online.relations import judge_relation, relations_of
 
 
 class Trials:
@@ -41,7 +44,9 @@ class Trials:
             yield from self._against_precise(observed, result)
         elif mode is Perturbation.NO_CHANGE:
             yield from self._repeated(observed, result)
-        elif mode is not Perturbation.RELATIONS:
+        elif mode is Perturbation.RELATIONS:
+            yield from self._related(observed, result)
+        else:
             for seed in range(self._config.probes if mode in NOISY else 1):
                 yield from self._moved(observed, result, mover_of(mode, seed))
 
@@ -63,6 +68,19 @@ class Trials:
                 judgement = repetition(one, other)
                 apart = ratio_of(one, other) if self._shows(judgement) else Apart(0.0)
             yield self._finding(observed, number, judgement, apart)
+
+    def _related(self, observed: ObservedCall, result: Any) -> Iterator[CallFinding]:
+        """Yield whether the relations of a call hold, one finding for each."""
+        with unobserved(observed.device), torch.no_grad():
+            call, _ = as_seen(observed.call, result)
+            relations = list(relations_of(observed.name, call))
+        for relation in relations:
+            [given], [again] = _tensors(result), _tensors(observed.of(relation.call))
+            with unobserved(observed.device), torch.no_grad(), observed.generators.repeated():
+                judgement = judge_relation(relation, observed.name, call, (given, again))
+                apart = ratio_of(relation.expected(given), again) if self._shows(judgement) else Apart()
+            finding = self._finding(observed, 0, judgement, apart)
+            yield dataclasses.replace(finding, mode=f"{finding.mode}:{relation.name}")
 
     def _shows(self, judgement: Judgement) -> bool:
         return self._config.report == "all" or judgement.status is not Status.PASS
@@ -88,7 +106,7 @@ class Trials:
         return CallFinding(
             key=observed.key,
             mode=self._config.pert_mode.value,
-            stage="forward",
+            stage=BACKWARD if observed.key.endswith(BACKWARD) else FORWARD,
             number=number,
             judgement=judgement,
             max_rel=apart.max_rel,
