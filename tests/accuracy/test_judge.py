@@ -395,3 +395,13 @@ def test_one_of_a_few_elements_that_is_far_off_is_no_coarse_computation(dtype):
     result[1, 2] *= 1.5
 
     assert verdict("linear", call, result).status is Status.ERROR
+
+
+def test_what_cancels_between_arguments_is_allowed_the_rounding_of_each():
+    torch.manual_seed(6)
+    one = torch.randn(20000)
+    other = -9 * one * (1 + 1e-4 * torch.randn(20000))
+    call = call_of(torch.lerp, one, other, 0.1)
+
+    assert verdict("lerp", call, torch.lerp(one, other, 0.1)).status is Status.PASS
+    assert verdict("lerp", call, torch.lerp(one, other, 0.1) + 3e-6 * one).status is Status.ERROR

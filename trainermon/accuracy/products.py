@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -124,14 +125,14 @@ class VectorProduct:
         if self._probes is None:
             generator = torch.Generator().manual_seed(0)
             with torch.autograd.graph.saved_tensors_hooks(lambda one: _blurred(one, generator), lambda one: one):
-                found = [self._probe(generator) for _ in range(NUM_PROBES)]
+                found = [self._probe(partial(RoundoffMove, generator, probe)) for probe in range(NUM_PROBES)]
             self._probes = [probe for probe in found if probe is not None]
         return self._probes
 
-    def _probe(self, generator: torch.Generator) -> list[Tensor | None] | None:
+    def _probe(self, moves: Callable[[], _Change]) -> list[Tensor | None] | None:
         """Return the product with every number moved by a roundoff; None if it cannot be, or has other shapes."""
         try:
-            moved = self._run(lambda: RoundoffMove(generator))
+            moved = self._run(moves)
         except Exception:  # noqa: BLE001  # whatever torch raises for an input that is out of range by a roundoff
             return None
         pairs = [(one, two) for one, two in zip(moved, self.results, strict=True) if one is not None]

@@ -9,6 +9,7 @@ count, and by how much, is decided by family in `allowances`.
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -20,6 +21,8 @@ from trainermon.accuracy.calls import OperationCall, RepeatableCall, plain
 from trainermon.accuracy.families import Family
 
 NUM_PROBES = 4
+# Each pair of columns agrees in half of the rows: up to four arguments have every sign relative to the first.
+_TURNS = ((1, 1, 1, 1), (1, -1, 1, -1), (1, 1, -1, -1), (1, -1, -1, 1))
 _SINGLE = 2.0**-24
 # What they give depends on the type that they are given, not only on the numbers in it.
 OF_OWN_TYPE = frozenset(
@@ -133,14 +136,14 @@ class Reference:
     def _probed(self) -> list[list[Tensor]]:
         if self._probes is None:
             generator = torch.Generator().manual_seed(0)
-            found = [self._probe(generator) for _ in range(NUM_PROBES)]
+            found = [self._probe(RoundoffMove(generator, number)) for number in range(NUM_PROBES)]
             self._probes = [probe for probe in found if probe is not None]
         return self._probes
 
-    def _probe(self, generator: torch.Generator) -> list[Tensor] | None:
+    def _probe(self, move: RoundoffMove) -> list[Tensor] | None:
         """Return the results of a run with every number moved by a roundoff up or down; None if it has other shapes."""
         try:
-            results = self._again.run(torch.float64, RoundoffMove(generator))
+            results = self._again.run(torch.float64, move)
         except Exception:  # noqa: BLE001  # whatever torch raises for an input that is out of range by a roundoff
             return None
         same = len(results) == len(self.results) and all(
@@ -152,27 +155,33 @@ class Reference:
 class RoundoffMove:
     """Moves every number of a call by a roundoff of float32, up or down.
 
-    Tensors of signs stay, other than the first: labels are compared with one.
+    Up or down is drawn for each element of a shape; from one number of arguments to the next it is turned round, in
+    another way in each of the four probes. So at each element of an operation with up to three arguments, one probe
+    has all three effects in the same direction. Tensors of signs stay, other than the first: labels are compared with
+    one.
     """
 
-    def __init__(self, generator: torch.Generator) -> None:
+    def __init__(self, generator: torch.Generator, probe: int) -> None:
         self._generator = generator
-        self._is_first = True
+        self._turns = itertools.cycle(_TURNS[probe % NUM_PROBES])
+        self._signs: dict[torch.Size, Tensor] = {}
 
     def __call__(self, value: Any) -> Any:
         """Return an argument moved; integers and whole numbers stay."""
         match value:
             case Tensor() if value.is_floating_point() or value.is_complex():
-                is_first, self._is_first = self._is_first, False
-                if not is_first and bool((value.abs() == 1).all()):
+                if self._signs and bool((value.abs() == 1).all()):
                     return value
-                signs = torch.randint(0, 2, value.shape, generator=self._generator, dtype=torch.int8)
-                return value * (1 + (2 * signs - 1) * _SINGLE)
+                return value * (1 + next(self._turns) * _SINGLE * self._signs_of(value.shape))
             case float() if math.isfinite(value) and not value.is_integer():
-                sign = int(torch.randint(0, 2, (), generator=self._generator))
-                return value * (1 + (2 * sign - 1) * _SINGLE)
+                return value * (1 + next(self._turns) * _SINGLE)
             case _:
                 return value
+
+    def _signs_of(self, shape: torch.Size) -> Tensor:
+        if shape not in self._signs:
+            self._signs[shape] = 2 * torch.randint(0, 2, shape, generator=self._generator, dtype=torch.int8) - 1
+        return self._signs[shape]
 
 
 def magnitude_of(value: Any) -> Any:
