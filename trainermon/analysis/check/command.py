@@ -36,7 +36,8 @@ from trainermon.analysis.check.worker_options import (
 from trainermon.analysis.compare.progress import ProgressBar
 from trainermon.core.errors import ConfigError, DumpError
 
-FORMATS = ("csv", "json")
+FORMATS = ("csv", "json", "html", "md")
+DEFAULT_FORMATS = ("csv", "json")
 DTYPES = ("float32", "bfloat16", "float16", "float64", "complex64")
 WRONG = 3
 """With --exit-code; 1 and 2 stand for what could not be done, as in every command."""
@@ -83,7 +84,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_common(parser: argparse.ArgumentParser, example: str) -> None:
     parser.add_argument("-o", "--output", "--out_path", type=Path, metavar="DIR", help="write files into this folder")
     parser.add_argument(
-        "-f", "--format", action="append", choices=FORMATS, help="what to write, may be repeated (default: both)"
+        "-f",
+        "--format",
+        action="append",
+        choices=FORMATS,
+        help="what to write, may be repeated (default: the first two)",
     )
     parser.add_argument(
         "--only", action="append", default=[], metavar="PATTERN", help=f"only calls whose keys match, as {example}"
@@ -188,7 +193,7 @@ def _write(checks: Sequence[CallsCheck], args: argparse.Namespace) -> None:
             save_wrong(check, args, args.checker, f"ut_error_data{stamp}" / below)
         if args.output is not None:
             decimals = args.checker.precision if is_run else DECIMALS
-            for path in write_files(check, args.output / below, args.format or FORMATS, stamp, decimals):
+            for path in write_files(check, args.output / below, args.format or DEFAULT_FORMATS, stamp, decimals):
                 if not args.json:
                     sys.stdout.write(f"wrote {path}\n")
     if args.journal is not None:

@@ -11,6 +11,7 @@ from typing import Any
 from trainermon.accuracy.judge import Judgement
 from trainermon.analysis.check.checking import CallsCheck, CheckedCall
 from trainermon.analysis.check.details import DECIMALS, safe_cell, write_details
+from trainermon.analysis.check.page.page import write_html, write_markdown
 from trainermon.core.errors import DumpError
 from trainermon.core.values import as_plain
 
@@ -43,7 +44,7 @@ def document(check: CallsCheck) -> dict[str, Any]:
 def write_files(
     check: CallsCheck, folder: Path, formats: Sequence[str], stamp: str, decimals: int = DECIMALS
 ) -> list[Path]:
-    """Write the verdicts into `folder` as `csv` and `json`, and return the paths.
+    """Write the verdicts into `folder` as `csv`, `json`, `html` and `md`, and return the paths.
 
     `accuracy_checking_result_<stamp>.csv` has a row for each call, as msprobe's has, and `accuracy_checking_details_…`
     a row for each of its results, with measures of so many `decimals`.
@@ -51,7 +52,7 @@ def write_files(
     Raises:
         DumpError: The folder cannot be written.
     """
-    writers = {"csv": _write_csv, "json": _write_json}
+    writers = {"csv": _write_csv, "json": _write_json, "html": write_html, "md": write_markdown}
     details = folder / f"accuracy_checking_details_{stamp}.csv"
     paths = [folder / f"accuracy_checking_result_{stamp}.{name}" for name in formats]
     try:

@@ -1,0 +1,1 @@
+"""One HTML page, and Markdown, for the verdicts of a check."""
