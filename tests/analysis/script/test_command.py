@@ -152,7 +152,7 @@ def test_files_are_the_users_own(dump, tmp_path):
     assert json.loads((folder / "environment.json").read_text())["torch"] == torch.__version__
 
 
-def test_msprobes_configuration_names_dump_and_call(dump, tmp_path, monkeypatch):
+def test_msprobes_configuration_names_dump_and_call(dump, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     config = tmp_path / "config_op.json"
     given = {"dump_json_path": str(dump / "dump.json"), "api_name": "Functional.linear.0", "extract_api_path": "",
@@ -161,6 +161,8 @@ def test_msprobes_configuration_names_dump_and_call(dump, tmp_path, monkeypatch)
 
     assert main(["script", "-i", str(config)]) == 0
     assert os.listdir("Functional.linear.0.forward")
+    said = capsys.readouterr().err
+    assert "config_op.json: passed over: random_seed, iter_times; the recorded tensors are used" in said
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,9 @@ _THEIR_KEYS = frozenset(
     ["dump_json_path", "api_name", "extract_api_path", "propagation", "data_mode", "random_seed", "iter_times"]
 )
 
+_WITHOUT_EFFECT = ("extract_api_path", "random_seed", "iter_times")
+_ADVICE = "the recorded tensors are used, and --iters of the script repeats the call"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `trainermon script`."""
@@ -122,6 +125,9 @@ def _of_config(path: Path) -> tuple[Path, str]:
     for key, words in wanted.items():
         if given.get(key, "") not in words:
             raise ConfigError(f"{path}: {key}: found {given[key]!r}, expected {words[0]!r}; no other is supported")
+    passed_over = [key for key in _WITHOUT_EFFECT if given.get(key)]
+    if passed_over:
+        sys.stderr.write(f"trainermon script: {path}: passed over: {', '.join(passed_over)}; {_ADVICE}\n")
     if not isinstance(given.get("api_name"), str):
         raise ConfigError(f"{path}: api_name: expected the key of a call, as Functional.linear.0")
     return Path(given["dump_json_path"]), given["api_name"]
