@@ -17,7 +17,7 @@ from trainermon.accuracy.families import Family, family_of
 from trainermon.accuracy.gauge import RESIDUALS, residual_error
 from trainermon.accuracy.legacy_metrics import LegacyVerdict
 from trainermon.accuracy.places import Place, place_of
-from trainermon.accuracy.products import GradientSum
+from trainermon.accuracy.products import GradientSum, RankSum
 from trainermon.accuracy.randomness import is_drawn, is_idle, odds_against
 from trainermon.accuracy.reference import Reference, unit_roundoff
 
@@ -139,19 +139,25 @@ def judge_call(
     return [review(*each) for each in zip(found, recorded, reference.results, strict=True)]
 
 
-def judge_gradient(given: Tensor, gradient: GradientSum, coarsest: float, review: Review | None = None) -> Judgement:
-    """Return a judgement of `given`, the recorded gradient of a tensor.
+def judge_gradient(
+    given: Tensor,
+    gradient: GradientSum | RankSum,
+    coarsest: float,
+    review: Review | None = None,
+    family: Family = Family.GRADIENT,
+) -> Judgement:
+    """Return a judgement of `given`, the recorded gradient of a tensor, or what ranks summed.
 
     `coarsest` is the largest unit roundoff of the types of the calls whose products make it up; `review` has the last
     word.
     """
     given, exact = plain(given), gradient.results[0]
     if given.shape != exact.shape:
-        return _of(given, Status.ERROR, f"shape: {tuple(exact.shape)} in float64", Family.GRADIENT)
+        return _of(given, Status.ERROR, f"shape: {tuple(exact.shape)} in float64", family)
     if not given.numel():
-        return _of(given, Status.PASS, "", Family.GRADIENT)
+        return _of(given, Status.PASS, "", family)
     coarsest = max(coarsest, unit_roundoff(given.dtype))
-    found = _FloatingResult(given, exact, Family.GRADIENT).judgement(gradient, 0, coarsest)
+    found = _FloatingResult(given, exact, family).judgement(gradient, 0, coarsest)
     return found if review is None else review(found, given, exact)
 
 
@@ -202,7 +208,7 @@ class _FloatingResult:
         self._wide = given.to(exact.dtype)
         self._error = (self._wide - self._rounded.to(exact.dtype)).abs()
 
-    def judgement(self, reference: Reference | GradientSum, number: int, coarsest: float) -> Judgement:
+    def judgement(self, reference: Reference | GradientSum | RankSum, number: int, coarsest: float) -> Judgement:
         ends = self._range_ends()
         wrong = self._nonfinite_mismatch() & ~ends
         same = (

@@ -204,6 +204,37 @@ class GradientSum:
         return sum(parts, self._zero)
 
 
+class RankSum:
+    """The sum of what ranks give, in float64; has what the judge asks of a reference.
+
+    Args:
+        parts: What each rank gives, of one shape and type.
+        factor: Of the sum: one over their number where the mean is taken.
+
+    Attributes:
+        results: The sum.
+    """
+
+    def __init__(self, parts: Sequence[Tensor], factor: float = 1.0) -> None:
+        wide = [plain(part).to(torch.complex128 if part.is_complex() else torch.float64) for part in parts]
+        self.results = [torch.stack(wide).sum(0) * factor]
+        self._magnitude = torch.stack(wide).abs().sum(0) * factor
+        self._number = len(parts)
+
+    def allowed(self, number: int, output: torch.dtype, _unit: float) -> Tensor:
+        """Return the allowed error of each element: each addition, in any order, may round to that type."""
+        sums = self._number * unit_roundoff(output) * self._magnitude
+        return sums + 2 * unit_roundoff(output) * self.results[number].abs() + smallest_number(output)
+
+    def allowed_norm(self, _number: int, _unit: float) -> float:
+        """Return infinity: errors are not limited as a whole."""
+        return math.inf
+
+    def alternatives(self, _number: int) -> list[Tensor]:
+        """Return nothing: a sum does not jump."""
+        return []
+
+
 def _same(value: Any) -> Any:
     return value
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.overrides import TorchFunctionMode
 
 from trainermon.dump.capture import ModuleCapture
@@ -41,7 +42,7 @@ class _FunctionCall:
     parent: str | None
     stack: tuple[str, ...]
     backward: BackwardEntry | None
-    how: dict[str, str] = dataclasses.field(default_factory=dict)
+    how: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 class FunctionCapture(TorchFunctionMode):
@@ -219,9 +220,11 @@ def _taken(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, Any
     return value, leaves
 
 
-def _how(named: FunctionName, leaves: Sequence[TensorLeaf]) -> dict[str, str]:
+def _how(named: FunctionName, leaves: Sequence[TensorLeaf]) -> dict[str, Any]:
     """Return what a reader needs to call the function again, and cannot tell from the call's key and arguments."""
-    how = {"function": named.origin} if named.origin else {}
+    how: dict[str, Any] = {"function": named.origin} if named.origin else {}
+    if named.prefix == DISTRIBUTED:
+        how["world_size"] = dist.get_world_size()
     if torch._C._is_any_autocast_enabled():
         for device in {leaf.tensor.device.type for leaf in leaves}:
             if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):

@@ -185,11 +185,20 @@ def load_form(directory: Path, form: Mapping[str, Any]) -> Tensor:
     Raises:
         DumpError: It was not dumped, or its file cannot be read.
     """
-    with well_formed(directory):
-        found = _CallDecoder(directory / TENSOR_FOLDER)(form)
+    found = load_value(directory, form)
     if not isinstance(found, Tensor):
         raise DumpError("expected a tensor, found something else: the dump is damaged")
     return found
+
+
+def load_value(directory: Path, form: Any) -> Any:
+    """Return the value that a JSON form in the dump in `directory` stands for, with its tensors on the CPU.
+
+    Raises:
+        DumpError: A tensor was not dumped, or cannot be read; or it is of a type that cannot be given again.
+    """
+    with well_formed(directory):
+        return _CallDecoder(directory / TENSOR_FOLDER)(form)
 
 
 def function_of(prefix: str, name: str, *, origin: str = "") -> Callable[..., Any]:

@@ -16,6 +16,7 @@ from trainermon.accuracy.calls import OperationCall
 from trainermon.accuracy.judge import Judgement, Status, judge_call
 from trainermon.accuracy.rules import ChosenRules, RuledVerdict
 from trainermon.analysis.check.backward import GradientChecker
+from trainermon.analysis.check.collectives import COLLECTIVE, CollectiveChecker
 from trainermon.analysis.check.devices import run_again
 from trainermon.analysis.check.readings import is_product, narrow_result, rounded
 from trainermon.analysis.compare.progress import Report, no_report
@@ -24,8 +25,8 @@ from trainermon.dump.files.reader import load_raw, parse_dump
 from trainermon.dump.files.records import BACKWARD, DUMP_FILE, FORWARD, PARTIAL_FILE, EntryRecord
 from trainermon.replay.dumped_calls import DumpedCall, rebuild
 
-# Calls of modules consist of calls of functions, and what a collective gives depends on other ranks.
-_NOT_JUDGED = {"Module": "a module: its functions are judged", "Distributed": "it communicates"}
+# Calls of modules consist of calls of functions.
+_NOT_JUDGED = {"Module": "a module: its functions are judged"}
 _FRAME = re.compile(r"File (.+), line (\d+)")
 _GOOD = (Status.PASS, Status.SKIP)
 _ORDER = (Status.ERROR, Status.WARNING, Status.PASS, Status.SKIP)
@@ -175,6 +176,7 @@ class DumpChecker:
         self._directory, self._data, self._entries = directory, raw.data, chosen
         self._rules, self._max_elements, self._device = rules, max_elements, device
         self._gradients = GradientChecker(directory, raw.data, forwards, rules)
+        self._collectives = CollectiveChecker(directory, raw.data)
         self.keys = tuple(entry.key for entry in chosen)
 
     def check(self, number: int) -> CheckedCall:
@@ -207,10 +209,14 @@ class DumpChecker:
         return dataclasses.replace(found, line=line)
 
     def _backward(self, entry: EntryRecord) -> CheckedCall:
+        if entry.key.startswith(COLLECTIVE):
+            raise DumpError("it communicates")
         named = self._gradients.judgements(entry.key.removesuffix(f".{BACKWARD}"))
         return CheckedCall(key=entry.key, judgements=tuple(named.values()), slots=tuple(named))
 
     def _forward(self, entry: EntryRecord) -> CheckedCall:
+        if entry.key.startswith(COLLECTIVE):
+            return CheckedCall(key=entry.key, judgements=tuple(self._collectives.judgements(entry.key)))
         dumped = rebuild(self._directory, self._data, entry)
         review = self._rules.of_call(entry.key, dumped.call.tensors) if self._rules else None
 
