@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from trainermon.core.log import set_level
 
 if TYPE_CHECKING:
+    from trainermon.analysis.check.dumps import check
     from trainermon.analysis.compare import compare, compare_distributed
     from trainermon.dump.debugger import PrecisionDebugger
     from trainermon.dump.online.dispatch import AccuracyDispatch, PtdbgDispatch
@@ -26,6 +27,7 @@ __all__ = [
     "PtdbgDispatch",
     "TrainerMon",
     "__version__",
+    "check",
     "compare",
     "compare_distributed",
     "compile_friendly",
@@ -52,4 +54,8 @@ def __getattr__(name: str) -> Any:
         from trainermon.analysis import compare
 
         return getattr(compare, name)
+    if name == "check":
+        from trainermon.analysis.check import dumps
+
+        return dumps.check
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -50,6 +50,7 @@ def test_the_public_names_of_the_package_are_frozen():
         "PtdbgDispatch",
         "TrainerMon",
         "__version__",
+        "check",
         "compare",
         "compare_distributed",
         "compile_friendly",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -13,12 +14,15 @@ from typing import Any
 import torch
 
 import trainermon
+from trainermon.accuracy.judge import Status
 from trainermon.accuracy.rules import ChosenRules
 from trainermon.analysis.check.checker_config import CheckerConfig
-from trainermon.analysis.check.checking import CallsCheck, CheckedCall, DumpChecker
+from trainermon.analysis.check.checking import CallsCheck, CheckedCall, DumpChecker, dumps_below
+from trainermon.analysis.check.devices import require_device
 from trainermon.analysis.check.journal import CheckJournal
 from trainermon.analysis.check.repeats import repeated_calls
 from trainermon.analysis.check.runner import Workers, run_calls
+from trainermon.analysis.check.tables import write_files
 from trainermon.analysis.compare.progress import Report, no_report
 from trainermon.core.errors import DumpError
 from trainermon.dump.files.reader import load_raw
@@ -101,6 +105,77 @@ class CheckOptions:
             "devices": list(self.devices),
             "limit of elements": self.max_elements,
         }
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CheckReport:
+    """The verdicts on the calls of a dump, or of all dumps below a folder.
+
+    Attributes:
+        dump: The folder, or the dump.json.
+        checks: One for each step and rank.
+    """
+
+    dump: Path
+    checks: tuple[CallsCheck, ...]
+
+    @property
+    def calls(self) -> tuple[CheckedCall, ...]:
+        """Every call, one dump after the other."""
+        return tuple(call for found in self.checks for call in found.calls)
+
+    def of(self, status: Status) -> list[CheckedCall]:
+        """Return the calls with this verdict."""
+        return [call for call in self.calls if call.status is status]
+
+    def save(self, folder: str | Path, formats: Sequence[str] = ("csv", "json")) -> list[Path]:
+        """Write the files of `trainermon check run -o` into `folder`, and return their paths.
+
+        `formats` are of csv, json, html and md.
+
+        Raises:
+            DumpError: The folder cannot be written.
+        """
+        stamp = time.strftime("%Y%m%d%H%M%S")
+        paths = []
+        for found in self.checks:
+            below = Path(found.source).relative_to(self.dump) if self.dump.is_dir() else Path()
+            paths += write_files(found, Path(folder) / below, formats, stamp)
+        return paths
+
+
+def check(
+    dump: str | Path,
+    *,
+    only: Sequence[str] = (),
+    skip: Sequence[str] = (),
+    devices: Sequence[str] = (),
+    jobs: int | None = None,
+) -> CheckReport:
+    """Return the verdicts on every call of a dump with tensors, or of all dumps below a folder, against float64.
+
+    `only` and `skip` are patterns of keys, `Functional.linear.*`; on `devices` (`cuda:0`) each call is run again and
+    judged, too. With `jobs` the calls are judged in so many processes, which need `if __name__ == "__main__"` in a
+    script. Cost: one to six runs of each call in float64.
+
+    Raises:
+        DumpError: There is no dump, or one is damaged.
+        ConfigError: A device is not there.
+    """
+    for device in devices:
+        require_device(device)
+    needs_workers = jobs is not None or len(devices) > 1
+    options = CheckOptions(
+        choice=CallChoice(tuple(only), tuple(skip)),
+        rules=ChosenRules(),
+        workers=Workers(jobs or 1) if needs_workers else None,
+        devices=tuple(devices),
+    )
+
+    def refuse(error: DumpError) -> None:
+        raise error
+
+    return CheckReport(Path(dump), tuple(check_dumps(dumps_below(Path(dump)), options, complain=refuse)))
 
 
 def check_dumps(
