@@ -21,7 +21,7 @@ from trainermon.accuracy.reference import OF_OWN_TYPE, unit_roundoff
 
 _SINGLE = 2.0**-24
 # What a result moves by when its inputs move by a roundoff, at least, in roundoffs of its root mean square.
-_MOVED = 0.5
+_MOVED = 1.0
 _UNJUDGED = (Family.RANDOM, Family.UNDEFINED, Family.GAUGE)
 
 

@@ -203,6 +203,8 @@ def read_debugger_config(source: Mapping[str, Any], **arguments: Any) -> tuple[D
     if task == FREE_BENCHMARK and wanted.get("level", "L1") != "L1":
         wanted["level"] = "L1"
         notes.append("level is L1: task free_benchmark is about functions")
+    if task == FREE_BENCHMARK and wanted[FREE_BENCHMARK].get("if_preheat"):
+        notes.append("if_preheat has no effect: what a result may be off by is computed for each call, not learned")
     if task == "overflow_check":
         notes.append(OVERFLOW_NOTE)
     if wanted.get("summary_mode") in ("md5", "xor"):

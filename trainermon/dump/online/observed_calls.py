@@ -90,11 +90,13 @@ class ObservedCall:
         with self.generators.repeated(), torch.no_grad():
             return call.function(*args, **kwargs)
 
-    def copied(self, change: Callable[[Any], Any] | None = None) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return copies of the call's arguments, with `change` applied to each leaf."""
-        copies = pytree.tree_map(_cloned, (tuple(self.call.args), dict(self.call.kwargs)))
-        changed: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_map(change, copies) if change else copies
-        return changed
+    def moved(self, move: Callable[[Any], Any]) -> OperationCall:
+        """Return the call with `move`, which writes to nothing, applied to each leaf of its arguments."""
+        args, kwargs = pytree.tree_map(
+            lambda leaf: move(leaf.detach() if isinstance(leaf, Tensor) else leaf),
+            (tuple(self.call.args), dict(self.call.kwargs)),
+        )
+        return self.call._replace(args=args, kwargs=kwargs)
 
 
 def writes(name: str, kwargs: Mapping[str, Any]) -> bool:

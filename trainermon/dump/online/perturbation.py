@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -13,22 +14,22 @@ from trainermon.dump.online.options import Perturbation
 # Of the inputs' size; msprobe's values. float64 is left alone: nothing finer could predict what follows.
 _NOISE = {torch.bfloat16: 1e-4, torch.float16: 1e-6, torch.float32: 1e-8}
 _BITS = {torch.bfloat16: torch.int16, torch.float16: torch.int16, torch.float32: torch.int32}
+_PERIOD = 65_521
 _UNITS = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-24}
 
 
 def mover_of(mode: Perturbation, seed: int) -> Callable[[Any], Any]:
     """Return what moves a leaf of a call's arguments in `mode`; `seed` chooses the signs of the noise.
 
-    A leaf that is no tensor of 16 or 32 bits stays as it is. Tensors are copies that may be written to.
+    A leaf that is no tensor of 16 or 32 bits stays as it is. Nothing is written to.
     """
-    generator = torch.Generator().manual_seed(seed)
 
     def move(value: Any) -> Any:
         if not isinstance(value, Tensor) or value.dtype not in _NOISE or not value.numel():
             return value
         match mode:
             case Perturbation.ADD_NOISE:
-                return _with_noise(value, generator)
+                return _with_noise(value, seed)
             case Perturbation.BIT_NOISE:
                 return _with_flipped_bit(value)
             case Perturbation.CHANGE_VALUE:
@@ -39,12 +40,19 @@ def mover_of(mode: Perturbation, seed: int) -> Callable[[Any], Any]:
     return move
 
 
-def _with_noise(value: Tensor, generator: torch.Generator) -> Tensor:
+def _with_noise(value: Tensor, seed: int) -> Tensor:
     """Move each element by a relative noise of either sign, of two roundoffs at least: less would be rounded away."""
     size = max(_NOISE[value.dtype], 4 * _UNITS[value.dtype])
-    signs = torch.randint(0, 2, (value.numel(),), generator=generator, dtype=torch.int8).view(value.shape)
-    moved = value.addcmul(value, (2 * signs - 1).to(value.device, value.dtype), value=size)
-    return torch.where(value.isfinite(), moved, value)
+    factors = _factors(value.dtype, value.device, size, seed)
+    repeated = factors.repeat(-(-value.numel() // factors.numel()))[: value.numel()]
+    return value * repeated.view(value.shape)
+
+
+@functools.lru_cache(maxsize=16)
+def _factors(dtype: torch.dtype, device: torch.device, size: float, seed: int) -> Tensor:
+    """Return a row of factors 1 ± `size`; its length is a prime, so that rows of a tensor get different signs."""
+    signs = torch.randint(0, 2, (_PERIOD,), generator=torch.Generator().manual_seed(seed))
+    return (1 + (2 * signs - 1) * size).to(device, dtype)
 
 
 def _with_flipped_bit(value: Tensor) -> Tensor:

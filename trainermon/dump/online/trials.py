@@ -88,8 +88,7 @@ class Trials:
     def _moved(self, observed: ObservedCall, result: Any, move: Callable[[Any], Any]) -> Iterator[CallFinding]:
         """Yield whether the result moves with the inputs as it should."""
         with unobserved(observed.device), observed.generators.repeated(), torch.no_grad():
-            args, kwargs = observed.copied(move)
-            moved = observed.call._replace(args=args, kwargs=kwargs)
+            moved = observed.moved(move)
         again = observed.of(moved)
         with unobserved(observed.device), observed.generators.repeated(), torch.no_grad():
             (call, inside), (other, _) = (as_seen(one, result) for one in (observed.call, moved))
