@@ -13,7 +13,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from trainermon.accuracy.calls import OperationCall
-from trainermon.accuracy.judge import Judgement, Status, judge_call
+from trainermon.accuracy.judge import Judgement, Status
+from trainermon.accuracy.large import judge_any_call
 from trainermon.accuracy.rules import ChosenRules, RuledVerdict
 from trainermon.analysis.check.backward import GradientChecker
 from trainermon.analysis.check.collectives import COLLECTIVE, CollectiveChecker
@@ -243,15 +244,15 @@ def _judged(dumped: DumpedCall, autocast: str, review: RuledVerdict | None = Non
     arguments, the best of several readings counts; msprobe has one.
     """
     if review is not None and review.is_literal:
-        return judge_call(dumped.name, dumped.call, dumped.result, review=review)
+        return judge_any_call(dumped.name, dumped.call, dumped.result, review=review)
     narrow = narrow_result(dumped)
     if narrow is not None and autocast == str(narrow):
-        return judge_call(dumped.name, rounded(dumped.call, narrow), dumped.result, inside=narrow, review=review)
-    best = judge_call(dumped.name, dumped.call, dumped.result, review=review)
+        return judge_any_call(dumped.name, rounded(dumped.call, narrow), dumped.result, inside=narrow, review=review)
+    best = judge_any_call(dumped.name, dumped.call, dumped.result, review=review)
     for call, inside in _other_readings(dumped, narrow, autocast):
         if all(one.status in _GOOD for one in best):
             break
-        found = judge_call(dumped.name, call, dumped.result, inside=inside, review=review)
+        found = judge_any_call(dumped.name, call, dumped.result, inside=inside, review=review)
         best = max(best, found, key=_grade)  # the first one where they are equal
     return best
 
