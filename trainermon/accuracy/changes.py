@@ -92,8 +92,8 @@ def _is_near(given: Tensor, after: QuickReference, number: int) -> bool:
     finer = after.results[number]
     if not given.is_floating_point():
         return torch.equal(given, finer)
-    off = given.to(finer.dtype).sub(finer).abs_()
-    return bool((off <= after.bound(number, given.dtype).mul_(_NEAR)).all())
+    off = given.to(finer.dtype).sub(finer).abs_().mul_(1 / _NEAR)
+    return bool((off <= after.bound(number, given.dtype)).all())
 
 
 def _quick(

@@ -56,6 +56,7 @@ class QuickReference:
         self._width = max((max(tensor.shape, default=1) for tensor in tensors), default=1)
         device = tensors[0].device if tensors else torch.device("cpu")
         self.results = RepeatableCall(call, device).run(self.wide)
+        self._bounds: dict[tuple[int, torch.dtype], Tensor] = {}
 
     def accepts(self, output: Any) -> bool:
         """Return whether every element of `output` is within its bound."""
@@ -65,7 +66,15 @@ class QuickReference:
         )
 
     def bound(self, number: int, output: torch.dtype) -> Tensor:
-        """Return how far each element of the result `number`, of type `output`, may be off without a closer look."""
+        """Return how far each element of the result `number`, of type `output`, may be off without a closer look.
+
+        It is not to be written to.
+        """
+        if (number, output) not in self._bounds:
+            self._bounds[number, output] = self._new_bound(number, output)
+        return self._bounds[number, output]
+
+    def _new_bound(self, number: int, output: torch.dtype) -> Tensor:
         exact, share = self.results[number], self._share
         size = exact.abs()
         relative = 2 * unit_roundoff(output) + 2 * share.ulps * _SINGLE

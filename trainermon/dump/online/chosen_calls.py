@@ -27,6 +27,7 @@ class ChosenCalls(TorchFunctionMode):
         self._findings = findings
         self._selection = NameSelection(config)
         self._calls: Counter[str] = Counter()
+        self._functions: dict[FunctionName, bool] = {}
         self._switch = ModeSwitch(self, self.contain)
 
     def attach(self) -> None:
@@ -59,11 +60,22 @@ class ChosenCalls(TorchFunctionMode):
         named = name_of(function, args, caller)
         if named is None:
             return None
+        if self._selection.is_by_function and not self._is_chosen_function(named):
+            return None
         if torch._C._current_graph_task_id() != -1:
             key = f"{named.stem}.{FORWARD}"
         else:
             key = f"{named.stem}.{self._calls[named.stem]}.{FORWARD}"
             self._calls[named.stem] += 1
+        if self._selection.is_by_function:
+            return key, named
         is_chosen = self._selection.begins(key)
         self._selection.ends(key)
         return (key, named) if is_chosen else None
+
+    def _is_chosen_function(self, named: FunctionName) -> bool:
+        """Return whether calls of a function are chosen, where only its name decides."""
+        known = self._functions.get(named)
+        if known is None:
+            known = self._functions[named] = self._selection.begins(f"{named.stem}.0.{FORWARD}")
+        return known
