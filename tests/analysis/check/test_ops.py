@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import warnings
 
 import pytest
 import torch
@@ -43,6 +44,14 @@ def test_a_sound_device_has_no_error():
     assert len(check.of(Status.PASS)) > 50
     assert check.of(Status.ERROR) == []
     assert (check.source, torch.backends.flags_frozen()) == ("cpu", False)
+
+
+def test_functions_that_are_deprecated_are_called_without_a_word():
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        [call] = check_device("cpu", dtypes=[torch.float32], wanted=some("upsample_nearest")).calls
+
+    assert (call.status, said) == (Status.PASS, [])
 
 
 def test_a_spoiled_kernel_is_named_and_no_other():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import itertools
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -63,7 +64,9 @@ def check_device(
     for number, (op, dtype) in enumerate(database, 1):
         keys = [f"{_title(op, dtype)}.{end}" for end in (["all"] if samples is None else range(samples))]
         if any(map(wanted, keys)):
-            calls += _of_operation(op, dtype, device, [key for key in keys if wanted(key)], samples)
+            with warnings.catch_warnings():  # of functions that are deprecated: they are in the database all the same
+                warnings.simplefilter("ignore")
+                calls += _of_operation(op, dtype, device, [key for key in keys if wanted(key)], samples)
         report(number, len(database), "operations")
     return CallsCheck(source=device, calls=tuple(calls))
 
