@@ -25,7 +25,7 @@ _SINGLE = 2.0**-24
 _SIGNS_TESTED = 1000
 _SIGN_Z = 8.0
 # A computation that rounds on the way is off in many elements: so few, so far off, are something else.
-_MANY, _FEW, _FAR_OFF = 8, 1e-3, 8.0
+_MANY, _FEW, _FAR_OFF, _USUAL = 8, 1e-3, 8.0, 4.0
 # Of complex numbers they are, or divide by, square roots of sums.
 _MODULI = frozenset(["abs", "absolute", "sgn"])
 # By operation the argument, and its place, with which it is no longer of its family.
@@ -232,7 +232,7 @@ class _FloatingResult:
         if coarsest > _SINGLE and self._family is not Family.EXACT:
             rough = self._ratios(error, reference.allowed(number, self._given.dtype, coarsest), wrong)
             is_small = float(error.norm()) <= reference.allowed_norm(number, coarsest)
-            if not bool((rough > 1).any()) and is_small and not _is_isolated(fine):
+            if not bool((rough > 1).any()) and is_small and not _is_isolated(fine, error):
                 return self._result(Status.WARNING, "coarse", fine, above, ends)
         return self._result(
             Status.ERROR, "inexact" if self._family is not Family.EXACT else "differs", fine, above, ends
@@ -319,11 +319,17 @@ class _FloatingResult:
         return float((off > 0).double().mean()), off.numel()
 
 
-def _is_isolated(ratios: Tensor) -> bool:
-    """Return whether a few elements are far off among many that are as good as float32 makes them."""
-    number = int((ratios > 1).sum())
-    few = number <= max(1, int(_FEW * ratios.numel()))
-    return few and ratios.numel() >= _MANY and bool(ratios.max() > _FAR_OFF)
+def _is_isolated(ratios: Tensor, error: Tensor) -> bool:
+    """Return whether a few elements are far off among many that are as good as float32 makes them.
+
+    An error like those of the others is not far off: where a result cancels, least is allowed.
+    """
+    above = ratios > 1
+    number = int(above.sum())
+    if number > max(1, int(_FEW * ratios.numel())) or ratios.numel() < _MANY:
+        return False
+    usual = error[~above].max()
+    return bool(ratios.max() > _FAR_OFF) and bool(error[above].max() > _USUAL * usual)
 
 
 def _judge_whole(given: Tensor, exact: Tensor, alternatives: list[Tensor], family: Family) -> Judgement:

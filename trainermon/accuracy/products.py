@@ -16,13 +16,14 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from trainermon.accuracy.allowances import gradient_allowance
+from trainermon.accuracy.allowances import HARD_TO_DIFFERENTIATE, gradient_allowance
 from trainermon.accuracy.calls import OperationCall, cast, plain
 from trainermon.accuracy.families import Family
 from trainermon.accuracy.reference import RoundoffMove, magnitude_of, smallest_number, unit_roundoff
 
 NUM_PROBES = 4
 _SINGLE = 2.0**-24
+_MASKS = 2.0**30
 _Change = Callable[[Any], Any]
 
 
@@ -71,6 +72,7 @@ class VectorProduct:
         self._probes: list[list[Tensor | None]] | None = None
         self._magnitudes: list[Tensor | None] | None = None
         self._from_saved: list[Tensor | None] | None = None
+        self._turned: list[list[Tensor | None]] | None = None
 
     def chooses_as(self, made: Sequence[Tensor]) -> bool:
         """Return whether the call gave the same integers as in `made`: of equal elements it may choose either."""
@@ -81,14 +83,15 @@ class VectorProduct:
 
     def allowed(self, number: int, unit: float) -> Tensor:
         """Return the allowed error of the gradient of the tensor `number`, before it is rounded to its own type."""
-        share = gradient_allowance(self.backward.family)
+        share = gradient_allowance(getattr(self.backward.call.function, "__name__", ""), self.backward.family)
         exact = _of(self.results, number).abs()
         inside = self.backward.inside
         allowed = 2 * (share.ulps * unit + (unit_roundoff(inside) if inside else 0.0)) * exact
-        terms = exact
         if self.backward.family is Family.CONTRACTION:
             self._magnitudes = self._magnitudes or self._run(lambda: magnitude_of)
             terms = _of(self._magnitudes, number).abs()
+        else:
+            terms = math.sqrt(self._num_terms(number)) * self._spread(number)
         allowed = allowed + share.sums * math.sqrt(self._num_terms(number)) * unit * terms
         if share.probes:
             moved = _floored(self._moved(number), share.floor) * (unit / _SINGLE)
@@ -108,10 +111,26 @@ class VectorProduct:
             others = [tensor.numel() for place, tensor in enumerate(tensors) if place != number]
             return max(1.0, given / made, math.sqrt(given * max(others, default=1) / made))
         picked = [tensor.numel() for tensor in tensors if not (tensor.is_floating_point() or tensor.is_complex())]
-        return max(1.0, given / made, max(picked, default=1), max(_of(self.results, number).shape, default=1))
+        summed = max(1.0, given / made, max(picked, default=1))
+        if self.backward.family in HARD_TO_DIFFERENTIATE:
+            return max(summed, float(max(_of(self.results, number).shape, default=1)))
+        return summed
 
     def _moved(self, number: int) -> Tensor:
         return _largest(self.alternatives(number), _of(self.results, number))
+
+    def _spread(self, number: int) -> Tensor:
+        """Return about the root of the sum of squares of the terms of each element.
+
+        That is what the product comes to for gradients whose signs are drawn at random, where nothing cancels as a
+        rule; of a product that sums nothing it is the magnitude.
+        """
+        if self._turned is None:
+            generator = torch.Generator().manual_seed(1)
+            turn = partial(_turned, generator=generator)
+            self._turned = [self._run(turn=turn) for _ in range(NUM_PROBES)]
+        found = [_of(one, number).abs() for one in (self.results, *self._turned)]
+        return torch.stack(found).amax(0)
 
     def _saved(self, number: int) -> Tensor:
         """Return by how much it changes if the forward's results are kept in their own type for the backward."""
@@ -138,8 +157,8 @@ class VectorProduct:
         pairs = [(one, two) for one, two in zip(moved, self.results, strict=True) if one is not None]
         return moved if all(two is not None and one.shape == two.shape for one, two in pairs) else None
 
-    def _run(self, changes: Callable[[], _Change] = lambda: _same) -> list[Tensor | None]:
-        """Return the product of changed arguments and gradients, each by one of `changes`."""
+    def _run(self, changes: Callable[[], _Change] = lambda: _same, turn: _Change | None = None) -> list[Tensor | None]:
+        """Return the product of changed arguments and gradients, each by one of `changes`; gradients by `turn`, too."""
         call, change = self.backward.call, changes()
         args, kwargs = pytree.tree_map(
             lambda value: change(cast(value, torch.float64)), (list(call.args), dict(call.kwargs))
@@ -154,7 +173,7 @@ class VectorProduct:
             made = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
             self._choices = self._choices or [_choice(one) for one in made]
             pairs = [
-                (one, changes()(plain(gradient).to(one.dtype)))
+                (one, (turn or _same)(changes()(plain(gradient).to(one.dtype))))
                 for one, gradient in zip(made, self.backward.gradients, strict=True)
                 if gradient is not None and one.requires_grad
             ]
@@ -235,6 +254,10 @@ class RankSum:
         return []
 
 
+def _turned(gradient: Tensor, generator: torch.Generator) -> Tensor:
+    return gradient * (2 * torch.randint(0, 2, gradient.shape, generator=generator, dtype=torch.int8) - 1)
+
+
 def _same(value: Any) -> Any:
     return value
 
@@ -271,11 +294,12 @@ def _blurred(tensor: Tensor, generator: torch.Generator) -> Tensor:
     """Return a saved tensor with every element moved by a quarter of a roundoff of what its elements are on average.
 
     Where elements cancel, as one less a probability near 1, the forward has an error that does not shrink with them.
+    Masks with the largest number of their type stay: their average says nothing of an element.
     """
     if not (tensor.is_floating_point() and tensor.layout is torch.strided and tensor.numel()):
         return tensor
     size = float(tensor.detach().square().mean().sqrt())
-    if not size or not math.isfinite(size):
+    if not 0 < size < _MASKS:
         return tensor
     signs = torch.randint(0, 2, tensor.shape, generator=generator, dtype=torch.int8)
     return tensor.detach() + (2 * signs - 1) * (_SINGLE / 4 * size)
